@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Blocked tasks, and the locks or other things that they wait for."""
+"""Finds blocked tasks, and the locks or other things that they wait for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,19 +37,20 @@ class Blocked:
 
     row: int
     requests: tuple[Request, ...]
-    """The locks that it waits for, any one of them: mostly one, at times none."""
+    """The locks that it waits for: usually one; several if any one ends the wait; none
+    if it waits for no lock, or that is unknown."""
 
     external: External | None = None
-    """What it waits for outside of all tasks, such as a device."""
+    """The thing outside of all tasks that it waits for, such as a device."""
 
     what: str | None = None
-    """What a lock without an owner stands for, such as work to be done."""
+    """Description of the wait for a lock without an owner, such as work."""
 
     on: WaitTarget | None = None
-    """What it waits on, if that is no lock."""
+    """The wait target, if it waits for no known lock."""
 
     why: str | None = None
-    """Why the lock is unknown, if it waits for one."""
+    """The reason why its lock is unknown."""
 
     caller: str | None = None
     """The calling function, for a task that spins."""
@@ -78,10 +79,10 @@ def _asks_server(now: TaskState) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 def find_blocked(
     context: LockContext, now: TaskState, rows: Rows, stack_size: int
 ) -> Iterator[Blocked]:
-    """Yield what each of some blocked tasks waits for."""
+    """Yield blocked tasks with the things that they wait for."""
     found: list[int] = []
     if not context.alone:
-        # Most waiters are on futexes: the hash tables have them, no stack is needed.
+        # Most waiters are on futexes: they are in the hash tables, no stack is needed.
         for each in _on_futexes(context, rows[now.classes[rows] == TaskClass.LCK]):
             found.append(each.row)
             yield each
@@ -138,7 +139,7 @@ def _blocked(
 def stands_for(
     context: LockContext, case: BlockedTask, requests: Sequence[Request]
 ) -> str | None:
-    """Describe what a lock without an owner stands for; note a part that is lost."""
+    """Describe what a waiter of a lock without an owner waits for; log losses."""
     try:
         return what_of(context, case, requests)
     except (drgn.FaultError, LookupError) as error:

@@ -21,11 +21,11 @@ def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
     if options.asks_for_all:
         return report
     types = {lock.id: lock.type for lock in report.locks}
-    fits = {wait.pid for wait in report.waits if _fits(wait, options, types)}
-    pids = _with_ways(report.waits, fits)
+    matching = {wait.pid for wait in report.waits if _matches(wait, options, types)}
+    pids = _with_chains(report.waits, matching)
     waits = tuple(wait for wait in report.waits if wait.pid in pids)
-    locks = {name for wait in waits for name in _names(wait)}
-    asked = {name for w in report.waits if w.pid in fits for name in _names(w)}
+    locks = {id_ for wait in waits for id_ in _lock_ids(wait)}
+    asked = {id_ for w in report.waits if w.pid in matching for id_ in _lock_ids(w)}
     return replace(
         report,
         waits=waits,
@@ -45,7 +45,7 @@ def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
 
 
 def has_stacks(report: LocksReport) -> bool:
-    """Return whether stacks were asked for, as far as there are any waits."""
+    """Return whether stacks are included, or there are no waits at all."""
     return not report.waits or any(wait.stack is not None for wait in report.waits)
 
 
@@ -57,30 +57,30 @@ def _without_stacks(report: LocksReport) -> LocksReport:
     )
 
 
-def _names(wait: Wait) -> tuple[str, ...]:
+def _lock_ids(wait: Wait) -> tuple[str, ...]:
     """Return the IDs of the locks that a task waits for."""
     return (wait.any_of or ()) if wait.lock is None else (wait.lock,)
 
 
-def _fits(wait: Wait, options: LocksOptions, types: dict[str, LockTypeName]) -> bool:
+def _matches(wait: Wait, options: LocksOptions, types: dict[str, LockTypeName]) -> bool:
     if options.pids is not None and wait.pid not in options.pids:
         return False
     if options.states is not None and wait.state not in options.states:
         return False
     if options.types is not None:
-        theirs = {types.get(name) for name in _names(wait)}
-        if theirs.isdisjoint(options.types):
+        lock_types = {types.get(id_) for id_ in _lock_ids(wait)}
+        if lock_types.isdisjoint(options.types):
             return False
     return wait.age_ns >= options.min_wait_ns
 
 
-def _with_ways(waits: Iterable[Wait], fits: Collection[int]) -> set[int]:
+def _with_chains(waits: Iterable[Wait], pids: Collection[int]) -> set[int]:
     """Return tasks, and all blocked tasks on the chains from them to the roots."""
-    behind = {wait.pid: wait.owners for wait in waits}
-    chosen, todo = {*fits}, list(fits)
+    owners = {wait.pid: wait.owners for wait in waits}
+    chosen, todo = {*pids}, list(pids)
     while todo:
-        for owner in behind[todo.pop()]:
-            if owner in behind and owner not in chosen:
+        for owner in owners[todo.pop()]:
+            if owner in owners and owner not in chosen:
                 chosen.add(owner)
                 todo.append(owner)
     return chosen
@@ -92,8 +92,8 @@ def _changes(
     """Return the changes without waits that were not asked for; all ended ones stay."""
     gone = {wait.pid for wait in waits if wait.pid not in pids}
 
-    def left(numbers: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(number for number in numbers if number not in gone)
+    def left(pids: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(pid for pid in pids if pid not in gone)
 
     return LockChanges(
         begun=left(changes.begun),

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Keep only the waits that did not change while a running kernel was read.
+"""Keeps only the waits that did not change while a running kernel was read.
 
 A snapshot takes many reads, and tasks run meanwhile. Two rules make it consistent:
 
 - A task that slept from the first read until after the last one waited for one lock
-  all the time, so what was read of its wait in between is right. It has neither taken
-  nor released a lock: what it was seen to own, it owned all the time. So tasks that
-  wait for each other and did not wake up are a deadlock, however long the reads took.
+  all the time, so the data of its wait is right. It has neither taken nor released a
+  lock, so it owned the same locks all the time. So tasks that wait for each other and
+  did not wake up are a deadlock, however long the reads took.
 - An owner may run. It owned the lock at the moment the lock was read, if the same task
   is still in the table, and its memory is not another task's by now.
 
@@ -33,7 +33,7 @@ _SWITCHED = (
     *_IDENTITY,
     *("state", "on_cpu", "nvcsw", "nivcsw", "sp", "last_arrival_ns"),
 )
-"""What changes when a task is switched.
+"""Columns of which some change when a task is switched.
 
 The counters alone are not enough: a task that was woken up counts no switch until it
 sleeps again, and sets the state of that sleep before.
@@ -41,7 +41,7 @@ sleeps again, and sets the state of that sleep before.
 
 
 def concerned(snapshot: WaitSnapshot) -> list[int]:
-    """Return the addresses of the tasks that :func:`held` needs read again."""
+    """Return the addresses of the tasks that have to be read again for :func:`held`."""
     of_table: list[int] = snapshot.tasks["address"].tolist()
     rows = set(snapshot.blocked)
     for want in snapshot.wanted.values():
@@ -53,11 +53,11 @@ def concerned(snapshot: WaitSnapshot) -> list[int]:
 
 def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapshot:
     """
-    Return the snapshot without tasks that ran meanwhile and owners that ended.
+    Return the snapshot without tasks that ran while it was read and owners that exited.
 
-    :param again: The tasks of :func:`concerned`, read after all else.
-    :param alone: Whether the table has only some tasks. Others in a queue are kept, as
-        nothing is known of them.
+    :param again: The tasks of :func:`concerned`, read last.
+    :param alone: Whether the table has only some tasks. Unknown tasks in a queue are
+        kept then.
     """
     rested = _in_both(_off_cpu(snapshot.tasks), _off_cpu(again), _SWITCHED)
     there = _in_both(snapshot.tasks, again, _IDENTITY)
@@ -148,7 +148,7 @@ def without_edges(snapshot: WaitSnapshot, edges: Iterable[Edge]) -> WaitSnapshot
 
 
 def _link(snapshot: WaitSnapshot, edge: Edge) -> tuple[int, Lock, int]:
-    """Return a key of an edge that holds in both tables: by the addresses of tasks."""
+    """Return a key of an edge that is valid in both tables, by addresses of tasks."""
     addresses = snapshot.tasks["address"]
     return int(addresses[edge.waiter]), edge.lock, int(addresses[edge.owner])
 
@@ -165,8 +165,8 @@ def _in_both(
     if not len(after):
         return frozenset()
     order = np.argsort(after["address"])
-    places = np.searchsorted(after["address"][order], addresses)
-    other = order[np.minimum(places, len(order) - 1)]
+    indexes = np.searchsorted(after["address"][order], addresses)
+    other = order[np.minimum(indexes, len(order) - 1)]
     same = np.ones(len(before), np.bool_)
     for column in columns:
         if before.has(column):

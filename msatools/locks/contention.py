@@ -3,10 +3,10 @@
 """
 Contention of locks, by samples within an interval.
 
-A wait that is shorter than a snapshot takes is in no report of waits, as what changed
-while it was read is left out. But each waiter in a sample did wait at some moment. With
-many samples their number says as much as lockstat does: by Little's law, the time that
-tasks wait for a lock in each second is the mean number of waiters.
+A wait that is shorter than a snapshot takes is in no report of waits, as waits that
+change while they are read are left out. But each waiter in a sample did wait at some
+moment. With many samples their number is as good as lockstat: by Little's law, the time
+per second that tasks wait for a lock is the mean number of waiters.
 """
 
 import math
@@ -21,7 +21,7 @@ from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 
 MAX_OWNERS = 8
-"""Owners of one lock that are reported, those first that were seen most often."""
+"""Maximum number of owners of one lock to report, the most frequent first."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Contention:
 
     @property
     def looks(self) -> int:
-        """How many samples were added."""
+        """Number of samples that were added."""
         return self._looks
 
     def ranked(self) -> list[Lock]:

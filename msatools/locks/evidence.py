@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks with a lock's address on their stacks: they took it, or tried to."""
+"""Finds tasks with a lock's address on their stacks: they took it, or tried to."""
 
 from collections.abc import Collection
 
@@ -15,7 +15,7 @@ from msatools.tasks.stackmemory import Rows, read_stacks
 from msatools.tasks.table import TaskTable
 
 _AT_ONCE = 1024
-"""Stacks in memory at a time."""
+"""Number of stacks in memory at a time."""
 
 
 def seen_on_stacks(
@@ -29,12 +29,12 @@ def seen_on_stacks(
     """
     Find the tasks that have certain addresses in the used part of their stacks.
 
-    The stack pointer of a running task is in the registers of a dump. A live kernel
-    has none to read, so its running tasks are left out.
+    The stack pointer of a running task is in the registers of a dump. On a running
+    kernel registers cannot be read, so its running tasks are left out.
 
-    :param rows: The tasks whose stacks are searched.
+    :param rows: Rows of the tasks whose stacks are searched.
     :param stack_size: Bytes of a kernel stack.
-    :return: By address the rows that have it, ascending.
+    :return: Maps each address to the rows of tasks that have it, ascending.
     """
     wanted = np.array(sorted(addresses), np.uint64)
     found: dict[int, set[int]] = {int(address): set() for address in wanted.tolist()}
@@ -48,10 +48,10 @@ def seen_on_stacks(
         memory = read_stacks(
             reader, stacks[part], pointers[part], stack_size, LossLog()
         )
-        places = np.flatnonzero(_isin(memory.words, wanted))
-        owners = part[np.searchsorted(memory.first, places, side="right") - 1]
+        indexes = np.flatnonzero(_isin(memory.words, wanted))
+        owners = part[np.searchsorted(memory.first, indexes, side="right") - 1]
         for address, row in zip(
-            memory.words[places].tolist(), owners.tolist(), strict=True
+            memory.words[indexes].tolist(), owners.tolist(), strict=True
         ):
             found[address].add(row)
     searched = int(np.count_nonzero(stacks[rows]))
@@ -67,7 +67,7 @@ def _isin(words: Addresses, ascending: Addresses) -> npt.NDArray[np.bool_]:
 
 
 def _pointers(prog: drgn.Program, tasks: TaskTable) -> Addresses:
-    """Return each task's stack pointer; 0 where it is unknown."""
+    """Return the stack pointer of each task; 0 if unknown."""
     saved = tasks["sp"] if tasks.has("sp") else np.zeros(len(tasks), np.uint64)
     stopped = (tasks["on_cpu"] == 0) & (tasks["exit_state"] == 0)
     pointers = np.where(stopped, saved, 0).astype(np.uint64)
@@ -85,7 +85,7 @@ def _running_pointer(prog: drgn.Program, task: int) -> int:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
         for frame in trace:
             if frame.sp >= KERNEL_HALF:
-                # Of a CPU that was in user mode, the kernel's stack is empty.
+                # If the CPU was in user mode, the kernel stack is empty.
                 return int(frame.sp)
     except (ValueError, LookupError, drgn.FaultError):
         pass

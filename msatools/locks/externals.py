@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""External waits: for devices, servers and frozen file systems, not for a task."""
+"""External waits: for devices, servers and frozen file systems."""
 
 import re
 from collections.abc import Hashable, Sequence
@@ -23,7 +23,7 @@ ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
 _OF_NOBODY: frozenset[LockTypeName] = frozenset(
     {"folio", "bit_wait", "wait_queue", "completion"}
 )
-"""Types of locks that something outside of all tasks may end."""
+"""Lock types whose waits may be ended by something outside of all tasks."""
 
 _DATA = {
     TaskClass.DSK: data.disk,
@@ -39,7 +39,7 @@ _NETWORK = {
     "9p": "9P",
     "afs": "AFS",
 }
-"""By the type of the file system."""
+"""Maps types of file systems to protocols."""
 
 _CLIENTS = {
     "NFS": ("rpc_", "__rpc_", "nfs_", "nfs3_", "nfs4_"),
@@ -59,17 +59,17 @@ class External:
 
     kind: ExternalKind
     identity: Hashable
-    """Equal for two tasks that wait for the same thing: the numbers of a device, the
-    address of a connection or a super block."""
+    """The numbers of a device, or the address of a connection or super block; equal for
+    tasks that wait for the same thing."""
 
     text: str
-    """What it is, in a few words."""
+    """Description in a few words."""
 
     pid: int | None = None
-    """The server, if that is one thread, or threads of one process."""
+    """ID of the server, if it is one thread, or several threads of one process."""
 
     servers: tuple[Holder, ...] = ()
-    """The threads that serve it, or probably do."""
+    """The threads that serve it, or probably serve it."""
 
     path: str | None = None
     device: str | None = None
@@ -80,11 +80,11 @@ def external(
     context: LockContext, case: BlockedTask, requests: Sequence[Request]
 ) -> External | None:
     """
-    Return what a task waits for that is outside of all tasks; ``None`` if nothing is.
+    Return the external thing that a task waits for; ``None`` if there is no such thing.
 
-    :param requests: The locks that it waits for. If tasks have such locks, it waits
-        for those tasks.
-    :raises drgn.FaultError: if it cannot be read
+    :param requests: The locks that the task waits for. If tasks own locks of that type,
+        it waits for these tasks.
+    :raises drgn.FaultError: if a structure that leads to it cannot be read
     :raises LookupError: if the types are unknown
     """
     lock = requests[0].lock if requests else None
@@ -102,7 +102,7 @@ def external(
 
 
 def _super_block(context: LockContext, lock: Lock) -> int:
-    """Find the file system of the page that is waited for; 0 if it is of none."""
+    """Return the super block of a page's file; 0 if there is no such file."""
     if lock.type != "folio" or not lock.address:
         return 0
     inode = context.storage.host_of_folio(lock.address)
@@ -110,14 +110,14 @@ def _super_block(context: LockContext, lock: Lock) -> int:
 
 
 def _path(context: LockContext, super_block: int) -> str | None:
-    """Return where a file system is mounted; ``None`` if nowhere."""
+    """Return the mount point of a file system; ``None`` if it is not mounted."""
     mount = context.paths.mount_of(super_block)
     root = context.layout.member(super_block, "super_block", "s_root")
     return context.path_at((mount, root)) if mount else None
 
 
 def _frozen(context: LockContext, lock: Lock) -> External | None:
-    """Return the frozen file system that keeps writers out by a lock.
+    """Return the frozen file system whose writers a lock blocks.
 
     The kernel does not record who froze it: FIFREEZE leaves no trace of its caller.
     """
@@ -154,7 +154,7 @@ def _served(context: LockContext, mount: FuseMount) -> External:
 
 
 def _one(context: LockContext, servers: tuple[Holder, ...]) -> int | None:
-    """Return the one task that serves, or the first of the process if several do."""
+    """Return the only server, or the group leader if all servers are of one process."""
     if len(servers) == 1:
         return servers[0].task
     name = "group_leader"
@@ -174,7 +174,7 @@ def _server_text(
     if mount.type == "virtiofs":
         return f"virtiofs ({where}): the host serves it"
     if not servers:
-        # For a single task, who has the device open is not read.
+        # For a single task, the tasks that have the device open are not read.
         asleep = "" if context.alone else ": nobody reads its requests"
         return f"FUSE {where}{asleep}"
     exact = all(server.confidence == "exact" for server in servers)
@@ -190,7 +190,7 @@ def _server_text(
 def _network(
     context: LockContext, case: BlockedTask, super_block: int
 ) -> External | None:
-    """Return the server of a file system that is on another machine."""
+    """Return the server of a network file system."""
     name = next((name for name in _CLIENTS if _asks(case, _CLIENTS[name])), None)
     if name is not None and not super_block and case.file is not None:
         super_block = context.storage.inode(case.file.inode).super_block
@@ -206,7 +206,7 @@ def _network(
         )
     if name is None:
         return None
-    # Only types of modules show which server: each task is taken to have its own.
+    # Only types in modules identify the server: assume one for each task.
     return External("network", ("task", case.address), f"{name} server")
 
 
@@ -215,7 +215,7 @@ def _asks(case: BlockedTask, prefixes: tuple[str, ...]) -> bool:
 
 
 def _device(context: LockContext, case: BlockedTask) -> External | None:
-    """Return the block device that is to read or write."""
+    """Return the block device whose I/O a task waits for."""
     find = _DATA.get(case.task_class)
     on = find(context, case) if find else None
     if on is not None and on.kind in ("disk", "page"):
@@ -236,12 +236,12 @@ def _device(context: LockContext, case: BlockedTask) -> External | None:
 
 
 def _device_of_journal(context: LockContext, case: BlockedTask) -> str | None:
-    """Name the device of the journal that a thread commits, if it waits for I/O."""
+    """Return the device of a journal whose thread waits for I/O of a commit."""
     if not (
         case.is_in("jbd2_journal_commit_transaction") and case.is_in("io_schedule")
     ):
         return None
-    # Its buffers are on no page's list: they are copies, made for the journal.
+    # Its buffers are copies made for the journal, and are not in the list of a page.
     journal = kernel_threads(context).data_of(case.address)
     if journal is None:
         return None

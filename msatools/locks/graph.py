@@ -19,7 +19,7 @@ from graphlib import TopologicalSorter
 from msatools.locks.base.lock import Lock, OwnerConfidence
 
 Thing = Hashable
-"""What tasks wait for that is not a task, or whose owner is unknown."""
+"""Something that tasks wait for: no task, or a lock with no known owner."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Edge:
     confidence: OwnerConfidence
 
     firm: bool = True
-    """Whether it may be part of a deadlock: other edges never close one."""
+    """Whether it may be part of a deadlock."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,15 @@ class Cycle:
     """Tasks that wait for each other."""
 
     edges: tuple[Edge, ...]
-    """Each one's owner is the waiter of the next, the last one's that of the first."""
+    """The edges in order: the owner of each is the waiter of the next, and the owner of
+    the last is the waiter of the first."""
 
     tasks: frozenset[int]
-    """All that wait for each other; a cycle through some may be shorter."""
+    """All tasks that wait for each other; the edges may be of only some of them."""
 
     @property
     def exact(self) -> bool:
-        """Whether there is no doubt of it."""
+        """Whether all of its edges are certain."""
         return all(edge.confidence == "exact" for edge in self.edges)
 
 
@@ -56,22 +57,22 @@ class GraphRoot:
     """A root: the end of a chain of waits."""
 
     tasks: frozenset[int]
-    """One, or those of a cycle; none if it is a thing."""
+    """A single task, or those of a cycle; empty for a thing."""
 
     thing: Thing | None
 
     direct: tuple[int, ...]
-    """Tasks that wait for it directly; those of a cycle are not among them."""
+    """Tasks that wait for the root directly, without those of a cycle."""
 
     blocked: frozenset[int]
-    """All that wait behind it; not its own tasks."""
+    """Tasks that wait for the root directly or indirectly, without its own tasks."""
 
     chain: tuple[int, ...]
-    """The longest way to it: the task at its end first, the root's own last."""
+    """The longest chain of waits, the root's own task last."""
 
 
 class Graph:
-    """A graph of waits; tasks by number, such as their row in a table."""
+    """A graph of waits; tasks are numbers, such as rows of a table."""
 
     def __init__(
         self,
@@ -80,10 +81,10 @@ class Graph:
         age_ns: Callable[[int], int],
     ) -> None:
         """
-        :param things: What each task waits for that is not a task, or has no known
-            owner. For a task that has edges, it counts if none of them is left.
-        :param age_ns: How long a task has waited; of chains of one length the oldest
-            is returned.
+        :param things: Maps tasks to things that they wait for. The thing of a task that
+            has edges is used only if all of these are dropped.
+        :param age_ns: Returns how long a task has waited; of several chains with the
+            same length, the oldest is returned.
         """
         self._age_ns = age_ns
         self.edges = _without_loose_cycles(list(edges))
@@ -99,7 +100,7 @@ class Graph:
         self._things = things
 
     def edges_of(self, task: int) -> Sequence[Edge]:
-        """Return the edges that lead on from a task."""
+        """Return the edges from a task to owners."""
         return self._after.get(task, ())
 
     @cached_property
@@ -114,10 +115,9 @@ class Graph:
 
     @cached_property
     def cycles(self) -> tuple[Cycle, ...]:
-        """All sets of tasks that wait for each other, those without a doubt first.
+        """All sets of tasks that wait for each other, certain ones first.
 
-        If some tasks of a set certainly wait for each other, and others perhaps, only
-        the certain cycle is returned: nothing can end that.
+        If only a part of a set is certain, only the cycle of that part is returned.
         """
         exact = [edge for edge in self.edges if edge.confidence == "exact"]
         sure = list(_cycles(exact))
@@ -233,7 +233,7 @@ class Graph:
 
     @cached_property
     def _heights(self) -> dict[frozenset[int], int]:
-        """How many wait in a row behind each component."""
+        """Length of the longest chain of waits that ends in each component."""
         of = self._component_of
         behind: dict[frozenset[int], set[frozenset[int]]] = {
             component: set() for component in of.values()
@@ -287,7 +287,7 @@ def _cycles(edges: Iterable[Edge]) -> Iterator[Cycle]:
 def _shortest(
     after: Mapping[int, Sequence[Edge]], start: int, within: frozenset[int]
 ) -> tuple[Edge, ...]:
-    """Find a shortest way from a task back to itself."""
+    """Find a shortest path from a task back to itself."""
     came: dict[int, Edge] = {}
     todo = deque([start])
     while start not in came:

@@ -7,7 +7,7 @@ A kernel does not record who woke whom. But one dump shows it, as a wake-up of a
 leaves three traces in the tasks that wait on one thing:
 
 - They all went to sleep within a short time, however long ago. Each needs a turn on a
-  CPU, and mostly a lock, before it sleeps again. So the time allowed grows with their
+  CPU, and usually a lock, before it sleeps again. So the time allowed grows with their
   number: :data:`TURN_NS` each, for all but a twentieth, which came later or are slow.
   Or they fell asleep in two such times that are far apart, if some waited for a CPU.
 - They lived for longer than that time before they went to sleep. Threads that were
@@ -44,32 +44,32 @@ MIN_SWITCHES = 3
 
 _STRAGGLERS = 0.05
 _LOOKS, _PAUSE_SECONDS = 8, 0.02
-"""How often one crowd is read again, and the longest pause in between."""
+"""Number of times that one crowd is read again, and the maximum pause in between."""
 
 _MOST_CROWDS, _MOST_THREADS = 4, 256
-"""How many crowds are read again for one report, the largest first, and how many
-threads of each: a machine may have hundreds of them."""
+"""Maximum number of crowds to read again for one report, the largest first, and of
+threads of each: a machine may have hundreds of crowds."""
 
 _RECENT_NS = 5_000_000_000
-"""Tasks that slept for longer are in no round that is under way."""
+"""Tasks that slept for longer are not in a current round of wake-ups."""
 
-# What one process numbers for itself.
+# Kinds of things that are identified by a file descriptor of one process.
 _OF_PROCESS = frozenset({"epoll", "io_uring", "poll", "eventfd", "timerfd", "inotify"})
 
 
 @dataclass(frozen=True)
 class _Thing:
-    """What tasks may wait on together."""
+    """A thing that several tasks may wait on."""
 
     kind: str
     number: int
-    """An address, an inode's number, an ID or a file descriptor."""
+    """An address, an inode number, an ID or a file descriptor."""
 
     process: int | None
-    """Whose; ``None`` if the number is not of a process."""
+    """ID of the process in which the number is valid; ``None`` if in all."""
 
     whole: str | None = None
-    """What it is in, if that has to be named, too."""
+    """Name of the device or inode in which the number is valid."""
 
     def __str__(self) -> str:
         shape = f"{self.number:#x}" if self.kind in ("futex", "lock") else self.number
@@ -83,14 +83,14 @@ class _Thing:
 
 @dataclass(frozen=True)
 class Watched:
-    """What else is known of threads that are read repeatedly."""
+    """Data of threads that are read repeatedly."""
 
     slept: npt.NDArray[np.int64] | None = None
-    """How often each thread has gone to sleep within an interval."""
+    """Number of times that each thread has gone to sleep within an interval."""
 
     again: Callable[[Rows], Iterator[TaskTable]] | None = None
-    """Reads some threads again, a few times, each time all at once: on a kernel that
-    runs, the first table has as many moments as threads."""
+    """Reads some threads again a few times, each time all at once: on a running kernel
+    the threads of the first table were read at different moments."""
 
 
 def read_again(
@@ -124,9 +124,9 @@ def find_herds(
     """
     Find herds among some threads, the largest first.
 
-    :param ons: What each thread waits on, as far as that was asked for; of who is just
-        being woken, what it has waited on.
-    :param gone: The rows of those that are just being woken.
+    :param ons: The wait target of each thread, if known; for threads that are just
+        being woken, the last one.
+    :param gone: Rows of threads that are just being woken.
     """
     crowds: dict[tuple[_Thing, int], list[int]] = {}
     woken: dict[_Thing, list[int]] = {}
@@ -135,7 +135,7 @@ def find_herds(
         thing = None if on is None else _thing(on, int(tasks["tgid"][row]))
         if thing is None:
             continue
-        # On one queue: who waits in another way does not wait for the same.
+        # Tasks on one wait queue with different stacks wait for different events.
         way = int(now.stacks.index[row]) if thing.kind not in _ALL_WAYS else 0
         members = crowds.setdefault((thing, way), [])
         (woken.setdefault(thing, []) if row in left else members).append(row)
@@ -160,11 +160,11 @@ def crowd_of(
     watched: Watched = Watched(),
 ) -> Herd:
     """
-    Return the tasks that wait for one lock as a herd, or as just many.
+    Return the tasks that wait for one lock as a herd, which may have no confidence.
 
-    :param lock: What the report calls it.
-    :param on: What they wait on.
-    :param woken: Those that have waited for it, and are just being woken.
+    :param lock: ID of the lock in the report.
+    :param on: The wait target of the tasks.
+    :param woken: Rows of tasks that have waited for it, and are just being woken.
     """
     crowd = _Crowd(tasks, now, clocks, rows, woken, watched)
     herd = crowd.as_herd(lock, on.kind, on)
@@ -175,11 +175,11 @@ def crowd_of(
 
 def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
     """
-    Return whether a herd thundered within an interval.
+    Return a herd as confirmed if it thundered within an interval.
 
-    It did if all but a few of those that wait have gone to sleep meanwhile.
+    It did if all but a few of its waiters have gone to sleep in the interval.
 
-    :param slept: How often each of its waiters did (by ``nvcsw``).
+    :param slept: Number of times that each waiter did (by ``nvcsw``).
     """
     woken = np.count_nonzero(slept)
     if len(slept) and woken >= (1 - _STRAGGLERS) * len(slept):
@@ -193,7 +193,7 @@ _ALL_WAYS = frozenset({"futex", "lock"})
 
 
 def _thing(on: WaitTarget, process: int) -> _Thing | None:
-    """Return what a task waits on, equal for two tasks that wait on the same."""
+    """Return the thing that a task waits on; ``None`` if it cannot be identified."""
     if on.kind in ("futex", "lock"):
         if on.address is None:
             return None
@@ -201,7 +201,7 @@ def _thing(on: WaitTarget, process: int) -> _Thing | None:
             return _Thing(on.kind, int(on.address), None)
         if on.inode is None:
             return _Thing(on.kind, int(on.address), process)
-        # Of a file that several have mapped: mostly, as they were forked, alike.
+        # In a shared file: processes usually map it at the same address (fork()).
         return _Thing(on.kind, int(on.address), None, f"inode {on.inode}")
     if on.kind in _OF_PROCESS:
         # Threads share descriptors; processes may have the same one by other numbers.
@@ -234,7 +234,7 @@ class _Crowd:
         self._watched = watched
 
     def thunders(self) -> bool:
-        """Return whether they have been woken together: see above."""
+        """Return whether the threads were woken together: see the module."""
         if float(np.median(self._tasks["nvcsw"][self._all])) < MIN_SWITCHES:
             return False
         if len(self._woken) >= MIN_WAITERS // 2:
@@ -308,23 +308,22 @@ class _Crowd:
         return herd if slept is None else confirm(herd, slept[rows])
 
     def _waker(self, kind: str) -> Waker | None:
-        """Find who wakes most others of their processes, and is none of them.
+        """Find the thread that most likely wakes the crowd, and is not a part of it.
 
-        The kernel keeps of each task whom it woke last, and how often that was another
-        one than before, which it halves after a second (record_wakee()): that is how it
-        knows who wakes many. What an interrupt wakes counts for the task that it came
-        upon, so whom one woke last may be anybody.
+        The kernel records for each task its last wakee, and the number of times that
+        this changed, which it halves after a second (record_wakee()). Wake-ups by an
+        interrupt count for the interrupted task, so its last wakee may be any task.
         """
         tasks = self._tasks
         if not tasks.has("last_wakee"):
             return None
         processes = np.unique(tasks["tgid"][self._all])
         own = np.isin(tasks["tgid"], processes)
-        # One of them may have woken the next by releasing a lock.
+        # A thread of the crowd may have woken the next by releasing a lock.
         wakes = 2 * tasks["wakee_flips"].astype(np.int64) >= len(self._all)
         wakes &= (tasks["flags"] & PF_KTHREAD) == 0
         wakes[self._all] = False
-        # Of a futex it is a thread that shares the memory.
+        # The waker of a futex is a thread of the same process.
         if kind == "futex" or (wakes & own).any():
             wakes &= own
         else:
@@ -347,17 +346,17 @@ def _apart(times: npt.NDArray[np.int64]) -> float:
 
 
 def _parts(times: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Cut times in two where they are farthest apart."""
+    """Split times in two at the largest gap."""
     times = np.sort(times)
     cut = int(np.diff(times).argmax()) + 1
     return [times[:cut], times[cut:]]
 
 
 def _in_two_parts(times: npt.NDArray[np.int64]) -> bool:
-    """Return whether they went to sleep in two parts, each at once, and not one by one.
+    """Return whether threads went to sleep in two parts, each of them at once.
 
-    Each has a share of the time that is allowed, however small, and they are farther
-    apart than both took.
+    Each part takes at most its share of the allowed time, and less than the gap between
+    the parts.
     """
     first, second = _parts(times)
     gap = second[0] - first[-1]

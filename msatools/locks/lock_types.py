@@ -12,7 +12,7 @@ from msatools.locks.events import bitwaits, completions, folios, waitqueues
 from msatools.locks.sleeping import percpurwsems, sleeplocks, spinlocks
 from msatools.locks.user import filelocks, userlocks
 
-# A task waits for the first of them that finds what it waits for.
+# The first type that finds a request of a task is used.
 LOCK_TYPES: tuple[LockType, ...] = (
     userlocks.FUTEX,
     filelocks.FILE_LOCK,
@@ -31,9 +31,9 @@ _OWN_CLASSES = {lock_type.task_class for lock_type in LOCK_TYPES} - {None}
 
 def requests_of(context: LockContext, case: BlockedTask) -> Sequence[Request]:
     """
-    Return the locks that a task waits for: mostly one, several if any of them will do.
+    Return the locks that a task waits for: one, or several if any one ends the wait.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if a structure that leads to them cannot be read
     :raises LookupError: if the types are unknown
     """
     own = case.task_class if case.task_class in _OWN_CLASSES else None
@@ -46,18 +46,19 @@ def requests_of(context: LockContext, case: BlockedTask) -> Sequence[Request]:
 
 def queue_of(context: LockContext, lock: Lock) -> Sequence[QueuedWaiter] | None:
     """
-    Return the waiters of a lock, in order; ``None`` if it keeps none, or they are lost.
+    Return the waiters of a lock, in order.
 
-    :raises drgn.FaultError: if it cannot be read
+    :return: ``None`` if it has no list of them, or that could not be read.
+    :raises drgn.FaultError: if the lock cannot be read
     """
     return _BY_NAME[lock.type].queue(context, lock)
 
 
 def holders_of(context: LockContext, lock: Lock) -> Sequence[Holder]:
     """
-    Return the owners of a lock, as far as the lock itself records it.
+    Return the holders that a lock records.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the lock cannot be read
     """
     return _BY_NAME[lock.type].holders(context, lock)
 
@@ -66,7 +67,7 @@ def readers_of(context: LockContext, lock: Lock) -> int | None:
     """
     Return the number of readers of a lock; ``None`` if it does not count them.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the lock cannot be read
     """
     return _BY_NAME[lock.type].readers(context, lock)
 
@@ -75,9 +76,9 @@ def what_of(
     context: LockContext, case: BlockedTask, requests: Sequence[Request]
 ) -> str | None:
     """
-    Describe what a lock without an owner stands for, such as work to be done.
+    Describe what a waiter of a lock without an owner waits for, such as work.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
     if len(requests) != 1:
         return None

@@ -31,7 +31,7 @@ from msatools.locks.options import LocksOptions
 from msatools.locks.owners import BY_STACK
 from msatools.locks.report import Contended, LocksReport, changes
 from msatools.locks.report_builder import ReportBuilder
-from msatools.locks.sleeping.spinlocks import ANY, ANY_ID, ANY_NAME, SpinQueues
+from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
 from msatools.locks.wait_snapshot import (
     WaitSnapshot,
     Wanted,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What can be asked of msa-locks."""
+"""Options of a report of msa-locks."""
 
 from dataclasses import dataclass
 
@@ -10,38 +10,38 @@ from msatools.tasks.membership import ANY, Membership
 
 @dataclass(frozen=True, kw_only=True)
 class LocksOptions:
-    """What a report is to have; ``None`` is all.
+    """The waits that a report includes; ``None`` for all.
 
-    Who waits for whom is found out of all tasks (with *pids* of these and what they
-    wait for). Then those waits are kept that fit, with what is on their ways to the
+    The graph of waits is made of all tasks, or, with *pids*, of these and all tasks
+    they wait for. Then the matching waits are kept, with the chains from them to the
     roots.
     """
 
     pids: tuple[int, ...] | None = None
-    """These threads, looked up directly, and all that they wait for."""
+    """IDs of threads, which are looked up directly."""
 
     types: frozenset[LockTypeName] | None = None
-    """Waits for such locks."""
+    """Types of the locks."""
 
     states: frozenset[str] | None = None
-    """Letters, as in /proc."""
+    """Letters of task states, as in /proc."""
 
     min_wait_ns: int = 0
-    """Waits that are at least as long."""
+    """Minimum duration of the waits."""
 
     membership: Membership = ANY
-    """Waits of threads in these control groups, containers or namespaces."""
+    """Control groups, containers or namespaces of the threads."""
 
     share: float | None = None
-    """Of one CPU, which looks within an interval may take; ``None`` for what is
-    usual."""
+    """Maximum share of one CPU for samples within an interval; ``None`` for the
+    default."""
 
     stack: bool = False
-    """Whether to tell the stacks of tasks that wait, and of roots."""
+    """Whether to include the stacks of waiters and of roots."""
 
     @property
     def asks_for_all(self) -> bool:
-        """Whether no waits are left out."""
+        """Whether all waits are included."""
         chosen = (self.pids, self.types, self.states)
         any_wait = self.membership.is_any and not self.min_wait_ns
         return any_wait and all(each is None for each in chosen)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Owners of locks and how certain they are, by the lock itself and by stacks. Pure."""
+"""Owners of locks, by the lock itself and by stacks, with their confidence. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from msatools.locks.base.lock import Lock, OwnerConfidence
 
 BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem"})
-"""Types of locks that do not record all owners: stacks are searched."""
+"""Lock types that do not record all owners: stacks are searched."""
 
 MAX_BY_STACK = 32
-"""Owners of one lock that are reported by their stacks."""
+"""Maximum number of owners of one lock to report by their stacks."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ def owners(
     """
     Return the owners of a lock.
 
-    The kernel records no reader of a lock and no owner of a semaphore, or only the last
-    one. But an owner mostly has the lock's address on its stack. So has each waiter,
-    and at times a task that has released the lock. So stacks prove nothing if more of
-    them have the address than the lock has readers. And the last reader has left if as
-    many other stacks have the address as there are readers.
+    The kernel records at most the last reader of a lock and the last owner of a
+    semaphore. But an owner usually has the lock's address on its stack. So has each
+    waiter, and sometimes a task that has released the lock. So stacks prove nothing if
+    more of them have the address than the lock has readers. And the last reader has
+    left if as many other stacks have the address as there are readers.
 
-    :param named: Rows of tasks that the lock itself names.
+    :param named: Rows of tasks that the lock itself records, with the confidence.
     :param readers: The number of readers; ``None`` if the lock does not count them.
     :param seen: Rows of tasks whose stacks have its address.
-    :param waiting: Rows of tasks that wait for it.
+    :param waiting: Rows of tasks that wait for the lock.
     :param searched: Whether all stacks were searched, not just those of named tasks.
     """
     recorded = [
@@ -59,7 +59,7 @@ def owners(
             firm=confidence == "exact" or not readers,
         )
         for row, confidence in named
-        # A writer may keep out others while it waits for readers to leave.
+        # A writer may be recorded while it waits for readers to leave.
         if not (readers and row in waiting)
     ]
     if lock.type not in BY_STACK or any(own.confidence == "exact" for own in recorded):
@@ -70,13 +70,13 @@ def owners(
     known = {own.row for own in recorded}
     others = sorted(set(seen) - set(waiting) - known)
     if lock.type == "semaphore":
-        # It does not count its owners.
+        # A semaphore does not count its owners.
         alone = not recorded and len(others) == 1
         found = [Owned(row, "evidence", True, alone) for row in others]
         return (*recorded, *found[:MAX_BY_STACK])
     most = 1 if readers is None else readers
     if lock.type == "percpu_rwsem" and not readers:
-        most = 1  # a writer is in
+        most = 1  # a writer owns the lock
     last = [own for own in recorded if own.seen]
     if len(others) + len(last) > most:
         # There are more candidates than owners.

@@ -28,7 +28,7 @@ _FREEZER_V2 = ("do_freezer_trap", "cgroup_enter_frozen")
 _FREEZER = "__refrigerator"
 
 _OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
-"""Classes for which the owner of the data says more than the lock."""
+"""Classes for which the owner of the data is described rather than the lock."""
 
 
 def reason(
@@ -43,7 +43,7 @@ def reason(
     Describe what a task is doing, without for how long.
 
     :param case: Of the task, if it sleeps.
-    :param on: What it waits on, as far as that is known.
+    :param on: Its wait target, if known.
     :param what: What the lock that it waits for stands for, if the lock has no owner.
     """
     task_class = TaskClass(int(now.classes[row]))

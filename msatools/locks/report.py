@@ -23,22 +23,22 @@ class Wait:
     """A task that is blocked: in uninterruptible sleep, or on a lock."""
 
     pid: int
-    """Of the thread."""
+    """ID of the thread."""
 
     tgid: int
     comm: str
     state: str
-    """As in /proc."""
+    """Letter of the task state, as in /proc."""
 
     age_ns: int
     age_bound: str
     """``exact``, ``upper`` or ``estimate``."""
 
     mode: Mode | None
-    """How it wants the lock; ``None`` if there is only one way."""
+    """Mode of the request; ``None`` if the lock has only one."""
 
     lock: str | None
-    """The ID of the lock; ``None`` if it waits for none, or the lock was not found."""
+    """ID of the lock; ``None`` if it waits for no lock, or that was not found."""
 
     task_class: str = field(metadata={"key": "class"})
 
@@ -46,25 +46,25 @@ class Wait:
     """The calling function."""
 
     call: str | None
-    """The system call that it is in."""
+    """The current system call."""
 
     start_ns: int = field(default=0, metadata=UNLISTED)
-    """When the thread was started, in CLOCK_MONOTONIC."""
+    """Start time of the thread, in CLOCK_MONOTONIC."""
 
     switches: int = field(default=0, metadata=UNLISTED)
-    """How often it has been switched."""
+    """Number of context switches."""
 
     owners: tuple[int, ...] = field(default=(), metadata=UNLISTED)
-    """The threads that it waits for."""
+    """IDs of the threads that it waits for."""
 
     any_of: tuple[str, ...] | None = field(default=None, metadata=ADDED)
-    """The IDs of locks of which any one will do."""
+    """IDs of several locks, any one of which ends the wait."""
 
     on: WaitTarget | None = field(default=None, metadata=ADDED)
-    """What it waits on where that is no lock."""
+    """The wait target, if it is no lock."""
 
     why: str | None = field(default=None, metadata=ADDED)
-    """Why the lock is unknown, if there is one."""
+    """The reason why its lock is unknown."""
 
     stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """Functions, innermost first, if asked for."""
@@ -86,18 +86,18 @@ class LockRow:
     """A lock that tasks wait for."""
 
     id: str
-    """Unique within the report: its type and where it is, with the process of a private
-    futex: ``mutex 0xffff888003b4e0c0``, ``futex 150:0x4c1608``."""
+    """Type and address, with the process of a private futex; unique within the report:
+    ``mutex 0xffff888003b4e0c0``, ``futex 150:0x4c1608``."""
 
     type: LockTypeName
     address: Address | None
     name: str | None
-    """Its name, and what it lies in: ``i_rwsem of /mnt/d``,
+    """Name of the lock, with the object that contains it: ``i_rwsem of /mnt/d``,
     ``mm_struct(486 mmap-P).mmap_lock``, ``kmalloc-64+0x10``."""
 
     owners: tuple[Owner, ...]
     waiters: tuple[int, ...]
-    """In the order of its queue, where it has one."""
+    """IDs of the waiters, in the order of the queue, if there is one."""
 
     max_age_ns: int
     """The longest wait."""
@@ -109,13 +109,14 @@ class LockRow:
     inode: int | None = field(default=None, metadata=ADDED)
     device: str | None = field(default=None, metadata=ADDED)
     pid: int | None = field(default=None, metadata=ADDED)
-    """The process whose memory it is in, or whose address space it guards."""
+    """ID of the process whose memory contains the lock, or whose address space it
+    protects."""
 
     cache: str | None = field(default=None, metadata=ADDED)
-    """The slab cache that it lies in."""
+    """Slab cache of the object that contains the lock."""
 
     delta_waiters: int | None = field(default=None, metadata=ADDED)
-    """More waiters than when the interval began."""
+    """Change of the number of waiters within the interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,42 +124,43 @@ class Root:
     """A root: the end of a chain of waits."""
 
     kind: RootKind
-    """A task that owns what others wait for; something outside of all tasks (a device,
-    a server, a frozen file system, a lock with no known owner); or a cycle."""
+    """A task that owns locks of others; something outside of all tasks (a device, a
+    server, a frozen file system, a lock with no known owner); or a cycle."""
 
     pid: int | None
-    """The task; of something external the task that serves it, if one is known."""
+    """ID of the task; for an external root, of its server, if known."""
 
     reason: str
-    """What it is doing instead of releasing what others wait for."""
+    """Description of what it is doing instead of releasing locks."""
 
     blocked_d: int
-    """How many wait behind it, directly or not, in uninterruptible sleep."""
+    """Number of tasks in uninterruptible sleep that wait for it, directly or
+    indirectly."""
 
     blocked_s: int
 
     comm: str | None
     state: str | None
     age_ns: int | None
-    """How long the task has been as it is."""
+    """Time since the task entered its state."""
 
     waiters: tuple[int, ...]
-    """Those that wait for it directly; the tasks of a cycle."""
+    """IDs of the tasks that wait for it directly; for a cycle, of its tasks."""
 
     chain: tuple[int, ...]
-    """The longest way to it: the task at its end first, the root's own task last."""
+    """The longest chain of waits, the root's own task last."""
 
     max_age_ns: int
-    """The longest wait behind it."""
+    """The longest wait for it, direct or indirect."""
 
     behind: tuple[int, ...] = field(default=(), metadata=UNLISTED)
-    """All tasks that wait behind it, and itself."""
+    """IDs of all tasks that wait for it, directly or indirectly, and its own."""
 
     lock: str | None = field(default=None, metadata=ADDED)
-    """The ID of a lock with no known owner."""
+    """ID of a lock with no known owner."""
 
     stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
-    """The task's functions, innermost first, if asked for."""
+    """Functions on the task's stack, innermost first, if asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,13 +168,13 @@ class Deadlock:
     """Tasks that wait for each other."""
 
     confidence: DeadlockConfidence
-    """``exact`` only if every lock's owner is."""
+    """``exact`` only if the owners of all locks are."""
 
     pids: tuple[int, ...]
-    """In the order of the waits: each waits for the next, the last for the first."""
+    """IDs of the tasks: each waits for the next, the last for the first."""
 
     locks: tuple[str, ...]
-    """The IDs: what the first waits for, what the second waits for, and so on."""
+    """IDs of the locks that these tasks wait for, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,30 +192,30 @@ class Inversion:
 
 @dataclass(frozen=True, kw_only=True)
 class LockChanges:
-    """What has changed within an interval, by thread ID."""
+    """Changes within an interval, as IDs of threads."""
 
     begun: tuple[int, ...]
-    """Blocked now, and not when it began."""
+    """Threads that are blocked at its end, but were not at its start."""
 
     ended: tuple[int, ...]
     moved: tuple[int, ...]
-    """Blocked at both ends, but has been awake in between."""
+    """Threads that are blocked at both ends, but were awake in between."""
 
     stuck: tuple[int, ...]
-    """In the same wait all the time."""
+    """Threads that were in the same wait all the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerSeen:
-    """A task that samples within an interval saw as a lock's owner."""
+    """A task that owned a lock in samples within an interval."""
 
     pid: int
     comm: str
     looks: int
-    """How many."""
+    """Number of such samples."""
 
     where: str
-    """What it was doing then."""
+    """Class of the task and the function that it slept in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,26 +223,26 @@ class Contended:
     """A lock for which tasks waited within an interval, by samples."""
 
     lock: str
-    """Its ID."""
+    """ID of the lock."""
 
     type: LockTypeName
     name: str | None
     looks: int
-    """The number of samples."""
+    """Number of samples."""
 
     share: float
-    """The share of samples with waiters."""
+    """Share of samples with waiters."""
 
     mean_queue: float
     max_queue: int
     wait_ns: int
-    """For how long tasks waited, all together: the mean number times the interval."""
+    """Total time that tasks waited: the mean number of waiters times the interval."""
 
     error_ns: int
-    """The standard error of that."""
+    """Standard error of that."""
 
     owners: tuple[OwnerSeen, ...]
-    """The owner that was seen most often first."""
+    """The owners, the most frequent first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,23 +252,23 @@ class LocksReport(Report):
     schema: ClassVar[str] = "msatools.locks/1"
 
     waits: tuple[Wait, ...]
-    """The longest first."""
+    """The waits, the longest first."""
 
     locks: tuple[LockRow, ...]
-    """The one with the most waiters first."""
+    """The locks, those with the most waiters first."""
 
     roots: tuple[Root, ...]
-    """What blocks most first."""
+    """The roots, those that block most tasks first."""
 
     deadlocks: tuple[Deadlock, ...]
     herds: tuple[Herd, ...]
     inversions: tuple[Inversion, ...]
     changes: LockChanges | None = field(default=None, metadata=ADDED)
     contention: tuple[Contended, ...] | None = field(default=None, metadata=ADDED)
-    """Of an interval: the locks for which tasks waited longest, first."""
+    """Contention of locks in an interval, those with the longest waits first."""
 
     pids: tuple[int, ...] = field(default=(), metadata=UNLISTED)
-    """All threads that were read."""
+    """IDs of all threads that were read."""
 
 
 _Thread = tuple[int, int]
@@ -296,7 +298,7 @@ def changes(before: LocksReport, after: LocksReport) -> LocksReport:
 
 
 def _thread(wait: Wait) -> _Thread:
-    """Return a key of a thread, as IDs are used again."""
+    """Return a unique key of a thread, as IDs are reused."""
     return wait.pid, wait.start_ns
 
 

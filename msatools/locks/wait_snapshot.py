@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waits, locks and owners at one moment: what a report is made of."""
+"""Snapshots of waits, locks and owners, from which reports are made."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,12 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
 BRIEF_NS = 1_000_000_000
-"""A wait for a contended lock is mostly much shorter."""
+"""Waits for contended locks are usually much shorter."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Uninterruptible sleep for something that is no lock, by the calling function."""
+    """Uninterruptible sleep for something else than a lock, by the calling function."""
 
     text: str
 
@@ -43,7 +43,7 @@ class Wanted:
 
     lock: Lock
     rows: list[int] = field(default_factory=list)
-    """Of the waiters, in the order in which they were found."""
+    """Rows of the waiters, in the order in which they were found."""
 
     queue: tuple[QueuedWaiter, ...] | None = None
     holders: tuple[Holder, ...] = ()
@@ -60,12 +60,12 @@ class WaitSnapshot:
     now: TaskState
     clocks: Clocks
     blocked: dict[int, Blocked]
-    """By row."""
+    """Maps the row of a task to its wait."""
 
     wanted: dict[Lock, Wanted]
 
     moved: frozenset[int] = frozenset()
-    """Rows of owners that ran meanwhile: their stacks were read at two moments."""
+    """Rows of owners that ran while the snapshot was read."""
 
     def without(self, rows: set[int]) -> "WaitSnapshot":
         """Return the snapshot without the waits of some tasks."""
@@ -79,7 +79,7 @@ class WaitSnapshot:
 
     @cached_property
     def graph(self) -> Graph:
-        """Who waits for whom."""
+        """The graph of waits."""
         edges = [
             Edge(row, each.lock, own.row, own.confidence, self._is_firm(row, own))
             for each in self.wanted.values()
@@ -103,7 +103,10 @@ class WaitSnapshot:
         return own.firm and brief >= BRIEF_NS
 
     def _thing(self, blocked: Blocked) -> Thing | None:
-        """Return what a task waits for if no task owns it; not of several locks."""
+        """Return the thing that a task waits for if it has no owner.
+
+        :return: ``None`` for a wait for any of several locks.
+        """
         if blocked.external is not None:
             return blocked.external.kind, blocked.external.identity
         if len(blocked.requests) == 1:
@@ -135,14 +138,14 @@ class WaitSnapshot:
         for row, each in self.blocked.items():
             on = each.on
             if on is not None and on.kind == "futex" and on.address is not None:
-                place = self.place_of(row, int(on.address))
-                found.setdefault(place, []).append(row)
+                futex = self.place_of(row, int(on.address))
+                found.setdefault(futex, []).append(row)
         return found
 
     def place_of(self, row: int, address: int) -> tuple[int, int]:
-        """Return the process of a task, and the address that a futex of it is known by.
+        """Return the process of a task, and the address that identifies a futex.
 
-        Futexes of a condition variable are known by its start.
+        For a futex of a condition variable that is the address of its start.
         """
         start = condition_at(self.context, int(self.tasks["mm"][row]), address)
         return int(self.tasks["tgid"][row]), address if start is None else start
@@ -151,7 +154,7 @@ class WaitSnapshot:
     def crowds(self) -> list[Wanted]:
         """The waiters of each lock, and the tasks that have just left its queue.
 
-        Both know a futex by its process and address.
+        A futex is identified by its process and address.
         """
         found = dict(self.wanted)
         for want in self.wanted.values():
@@ -173,7 +176,7 @@ class WaitSnapshot:
 
     @cached_property
     def rows(self) -> dict[int, int]:
-        """The rows of tasks by their address."""
+        """Maps the address of a task to its row."""
         addresses: list[int] = self.tasks["address"].tolist()
         return {address: row for row, address in enumerate(addresses)}
 
@@ -187,7 +190,7 @@ def futex_at(place: tuple[int, int], type_: LockTypeName = "futex") -> Lock:
 def read_snapshot(
     context: LockContext, now: TaskState, clocks: Clocks, stack_size: int
 ) -> WaitSnapshot:
-    """Read which tasks are blocked, what they wait for and who owns it."""
+    """Read the blocked tasks, the locks they wait for, and their holders."""
     tasks = context.tasks
     rows = blocked_rows(tasks, now)
     blocked = {each.row: each for each in find_blocked(context, now, rows, stack_size)}
@@ -208,7 +211,7 @@ def read_snapshot(
 
 
 def _read_lock(context: LockContext, want: Wanted) -> None:
-    """Read the waiters of a lock, and the owners that it records."""
+    """Read the waiters of a lock, and the holders that it records."""
     try:
         queue = queue_of(context, want.lock)
         want.queue = None if queue is None else tuple(queue)
@@ -236,7 +239,7 @@ def find_owners(
         lock: [
             (rows[holder.task], holder.confidence)
             for holder in want.holders
-            # A task that is no more has left a pointer behind.
+            # A lock may still point at a task that has exited.
             if holder.task in rows
         ]
         for lock, want in snapshot.wanted.items()
@@ -248,9 +251,9 @@ def find_owners(
     }
     unsure = any(lock.type in BY_STACK for lock in of_kernel)
     known = {row for lock in of_kernel for row, _ in named[lock]}
-    looked = np.arange(len(snapshot.tasks)) if search and unsure else _array(known)
+    searched = np.arange(len(snapshot.tasks)) if search and unsure else _array(known)
     seen = seen_on_stacks(
-        reader, snapshot.tasks, looked, set(of_kernel.values()), stack_size, losses
+        reader, snapshot.tasks, searched, set(of_kernel.values()), stack_size, losses
     )
     for lock, want in snapshot.wanted.items():
         queued = {rows[each.task] for each in want.queue or () if each.task in rows}
@@ -268,21 +271,16 @@ def find_owners(
 def _servers(snapshot: WaitSnapshot, want: Wanted) -> Iterator[Owned]:
     """Yield the servers of a wait that are blocked themselves.
 
-    Other servers are named by the wait itself.
+    Other servers are reported with the wait.
     """
     known: set[int] = {own.row for own in want.owners}
     for row in want.rows:
         external = snapshot.blocked[row].external
         for server in external.servers if external else ():
-            at = snapshot.rows.get(server.task)
-            if (
-                at is not None
-                and at in snapshot.blocked
-                and at not in known
-                and at != row
-            ):
-                known.add(at)
-                yield Owned(at, server.confidence, seen=False, firm=True)
+            owner = snapshot.rows.get(server.task)
+            if owner in snapshot.blocked and owner not in known and owner != row:
+                known.add(owner)
+                yield Owned(owner, server.confidence, seen=False, firm=True)
 
 
 def _array(rows: set[int]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks with their stacks and system calls, read in batches."""
+"""Reads the stacks and system calls of tasks in batches."""
 
 import stat
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
 _AT_ONCE = 256
-"""Tasks whose stacks are in memory at a time."""
+"""Number of tasks whose stacks are in memory at a time."""
 
 _FD_CALLS = """
     read write pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 ioctl
@@ -30,6 +30,7 @@ _FD_CALLS = """
     mq_timedsend mq_timedreceive readahead splice tee copy_file_range syncfs
 """
 _FIRST_IS_FD = frozenset(_FD_CALLS.split())
+"""System calls whose first argument is a file descriptor."""
 
 _ABOUT_FILES = frozenset(
     {
@@ -47,7 +48,7 @@ class OpenFile:
     address: int
     inode: int
     mapping: int
-    """The ``struct address_space`` of its data."""
+    """Address of the ``struct address_space`` with its data."""
 
     private: int
     place: Place
@@ -55,33 +56,33 @@ class OpenFile:
 
 @dataclass
 class BlockedTask:
-    """A task, with what shows what it waits on: its stack and its system call."""
+    """A task with its stack and its system call."""
 
     row: int
-    """In the table of tasks."""
+    """Row in the table of tasks."""
 
     address: int
     mm: int
     task_class: TaskClass
     names: tuple[str, ...]
-    """The functions on its stack, innermost first, as the compiler named them."""
+    """The functions on its stack, innermost first, with suffixes of the compiler."""
 
     call: str | None
-    """Its system call, if its arguments are known."""
+    """The system call, if its arguments are known."""
 
     arguments: list[int]
-    """Of the call; all zero where they are not known."""
+    """Arguments of the call; all 0 if unknown."""
 
     plain: bool
-    """Whether the arguments are in the order of the call's manual page. A number that
-    32-bit code calls by may stand for several calls."""
+    """Whether the arguments are in the order of the call's manual page. 32-bit code may
+    use one system call number for several calls."""
 
     stack: OwnStack
     file: OpenFile | None = None
-    """The file of the call, if its first argument is a file descriptor."""
+    """The open file, if the first argument of the call is a file descriptor."""
 
     def is_in(self, *functions: str) -> bool:
-        """Return whether one of some functions is on the stack, whatever its suffix."""
+        """Return whether any of some functions is on the stack, with any suffix."""
         return any(name.partition(".")[0] in functions for name in self.names)
 
     @property
@@ -95,7 +96,7 @@ def read_cases(
 ) -> Iterator[BlockedTask]:
     """Read stacks, system calls and files of some tasks, in order, a batch at a time.
 
-    :param now: What ``context.tasks`` are doing.
+    :param now: State of ``context.tasks``.
     :param stack_size: Bytes of a kernel stack.
     """
     for start in range(0, len(rows), _AT_ONCE):
@@ -131,10 +132,10 @@ def _cases(
         strict=True,
     )
     cases = []
-    for place, column in enumerate(columns):
+    for position, column in enumerate(columns):
         row, address, mm, task_class, index, arguments, compat, base = column
-        stack = OwnStack(context.layout, address, base, memory.stack(place))
-        call = _call(calls, place, now.waits[index].call)
+        stack = OwnStack(context.layout, address, base, memory.stack(position))
+        call = _call(calls, position, now.waits[index].call)
         case = BlockedTask(
             row=row,
             address=address,
@@ -143,22 +144,22 @@ def _cases(
             names=names[index],
             call=call,
             arguments=arguments,
-            plain=bool(calls.known[place]) and not compat,
+            plain=bool(calls.known[position]) and not compat,
             stack=stack,
         )
         cases.append(case)
     return cases
 
 
-def _call(calls: Syscalls, place: int, on_stack: str | None) -> str | None:
-    """Return the name of a task's call, if its arguments are known."""
-    if not calls.known[place] or calls.number[place] < 0:
+def _call(calls: Syscalls, position: int, on_stack: str | None) -> str | None:
+    """Return the name of a system call, if its arguments are known."""
+    if not calls.known[position] or calls.number[position] < 0:
         return None
-    return calls.name(place) or on_stack
+    return calls.name(position) or on_stack
 
 
 def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:
-    """Read the files of the system calls of some tasks, all at once."""
+    """Read the files of the system calls of some tasks at once."""
     chosen = [
         case
         for case in cases
@@ -166,14 +167,14 @@ def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:
     ]
     if not chosen:
         return
-    numbers = np.array([case.fd for case in chosen], np.int64)
+    fds = np.array([case.fd for case in chosen], np.int64)
     tasks = np.array([case.address for case in chosen], np.uint64)
-    files = context.descriptors.lookup(context.descriptors.tables(tasks), numbers)
+    files = context.descriptors.lookup(context.descriptors.tables(tasks), fds)
     found = context.descriptors.read_files(files)
     for row, case in enumerate(chosen):
         if found.readable[row]:
             case.file = OpenFile(
-                fd=int(numbers[row]),
+                fd=int(fds[row]),
                 address=int(files[row]),
                 inode=int(found["inode"][row]),
                 mapping=int(found["mapping"][row]),
@@ -189,8 +190,8 @@ def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:
 
 
 def _has_path(context: LockContext, case: BlockedTask) -> bool:
-    """Return whether a file's path will be needed."""
-    # For kernel locks the path comes from the lock itself.
+    """Return whether the path of a task's file will be needed."""
+    # The path of a kernel lock is found by the lock itself.
     if case.file is None or case.task_class is TaskClass.KLK:
         return False
     mode = _mode(context, case.file)

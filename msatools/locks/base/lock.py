@@ -25,13 +25,13 @@ LockTypeName = Literal[
     "posix_lock",
     "flock",
 ]
-"""The names of types in reports. :data:`msatools.locks.lock_types.LOCK_TYPES` has their
-readers."""
+"""Names of lock types in reports. :data:`msatools.locks.lock_types.LOCK_TYPES` has the
+functions that read them."""
 
 OwnerConfidence = Literal["exact", "likely", "evidence"]
 """``exact``: recorded by the lock, in a field that is right whenever it is set;
-``likely``: recorded in a field that may be old (the last reader, the C library's word);
-``evidence``: the task's stack has the lock's address, and it does not wait for it."""
+``likely``: recorded in a field that may be old (last reader, owner in user memory);
+``evidence``: the lock's address is on the stack of a task that does not wait for it."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Lock:
     type: LockTypeName
 
     address: int | None
-    """Of the kernel's structure; of a folio wait the ``struct folio``, of a bit wait
-    the word that has the bit, of a lock on a file the ``struct file_lock`` that is in
-    the way. Of a futex where it is in the address space; ``None`` for one in a file."""
+    """Address of the kernel's structure: for a folio wait the ``struct folio``, for a
+    bit wait the word with the bit, for a lock on a file the conflicting
+    ``struct file_lock``. For a futex the user address; ``None`` if it is in a file."""
 
     key: FutexKey | int | None = None
-    """What else identifies it: a futex's key, a bit's number."""
+    """Second part of the identity: the key of a futex, or the number of a bit."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A lock that a task waits for, and how it wants it."""
+    """A lock that a task waits for, and the mode."""
 
     lock: Lock
     mode: Mode | None = None
@@ -59,19 +59,19 @@ class Request:
 
 @dataclass(frozen=True)
 class QueuedWaiter:
-    """A task in a lock's queue."""
+    """A task in the queue of a lock."""
 
     task: int
-    """The address of its ``struct task_struct``."""
+    """Address of its ``struct task_struct``."""
 
     mode: Mode | None = None
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A task that has a lock, or probably has it."""
+    """A task that holds a lock, or probably holds it."""
 
     task: int
-    """The address of its ``struct task_struct``, which was that of a task when read."""
+    """Address of its ``struct task_struct``; checked when the lock was read."""
 
     confidence: OwnerConfidence

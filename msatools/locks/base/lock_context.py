@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The context of a snapshot: what readers of locks share, made once for some tasks."""
+"""The context of a snapshot: the tasks and the readers that lock types share."""
 
 from collections.abc import Callable
 from functools import cached_property, wraps
@@ -20,13 +20,13 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.text import KernelText
 
 FEW_READS = 12
-"""Other waiters, children or the like that are read for a single task."""
+"""Maximum number of other waiters, children or the like to read for a single task."""
 
 MAX_CANDIDATES = 24
-"""Words of a stack that are tried, where only trying tells what they point at."""
+"""Maximum number of words of a stack to try as the address of a structure."""
 
 MAX_WAITERS = 1 << 22
-"""Waiters that are read of one queue: as many as there can be tasks."""
+"""Maximum number of waiters to read of one queue: as many as there can be tasks."""
 
 Made = TypeVar("Made")
 
@@ -34,8 +34,7 @@ Made = TypeVar("Made")
 class LockContext:
     """Tasks that are examined together, and the readers that they share.
 
-    A reader that only one module needs is made there, by a function with the decorator
-    :func:`per_context`.
+    A module that needs a reader of its own makes it with :func:`per_context`.
     """
 
     def __init__(
@@ -52,31 +51,31 @@ class LockContext:
         self.tasks = tasks
         self.losses = losses
         self.alone = alone
-        """Whether it is a single task: only a few others are read then."""
+        """Whether only a few tasks are examined, so few others may be read for them."""
 
         self.live = layout.reader.is_live
-        """Whether the kernel runs: then each read is of another moment."""
+        """Whether the kernel runs, and may change between two reads."""
 
         self.limit = limit or (FEW_READS if alone else MAX_WAITERS)
-        """How many waiters of one queue are read."""
+        """Maximum number of waiters to read of one queue."""
 
         self.storage = Storage(layout, losses)
         self.descriptors = Descriptors(self.reader, losses)
         self.paths = Paths(self.reader, losses)
         self.endpoints: dict[int, Endpoints | None] = {}
-        """By ``struct socket``."""
+        """Maps the address of a ``struct socket`` to its endpoints."""
 
         self.monotonic_ns = clocks.monotonic_ns
         """CLOCK_MONOTONIC at the snapshot; ``None`` if unknown."""
 
         self.made: dict[Callable[[LockContext], object], object] = {}
-        """Results by function: see :func:`per_context`."""
+        """Maps a function to its result: see :func:`per_context`."""
 
         self._file_paths: dict[int, str | None] = {}
 
     @cached_property
     def text(self) -> KernelText:
-        """The names of functions."""
+        """Maps addresses to names of functions."""
         return KernelText(self.reader, self.losses)
 
     @cached_property
@@ -85,9 +84,11 @@ class LockContext:
         return {address: row for row, address in enumerate(addresses)}
 
     def pid(self, task: int, leader: bool = False) -> int | None:
-        """Return the ID of the thread at an address, or of its process.
+        """Return the ID of a thread, or of its process.
 
-        :raises drgn.FaultError: if it cannot be read
+        :param task: Address of a ``struct task_struct``.
+        :param leader: Whether to return the ID of the process.
+        :raises drgn.FaultError: if the task cannot be read
         """
         name = "tgid" if leader else "pid"
         row = self._rows.get(task)
@@ -98,30 +99,32 @@ class LockContext:
         return self.layout.member(task, "task_struct", name)
 
     def function(self, frame: drgn.StackFrame) -> str | None:
-        """Return the name of a frame's function, as the compiler gave it.
+        """Return the name of a frame's function, with suffixes of the compiler.
 
-        drgn has no names for a module without debug info if the kernel has debug info.
+        drgn itself has no names of a module without debug info if the kernel has debug
+        info.
         """
-        # A call may be the last instruction of its function.
+        # The return address may be past the end of the function if it ends with a call.
         return self.text.name(frame.pc if frame.interrupted else frame.pc - 1)
 
     def path_at(self, place: Place) -> str | None:
-        """Return the path of a place."""
+        """Return the path of a mount and a dentry."""
         return self.paths.tell([place])[0]
 
     def path_of_file(self, file: int) -> str | None:
-        """Return the path of the ``struct file`` at an address.
+        """Return the path of a ``struct file``.
 
         :raises drgn.FaultError: if it cannot be read
         """
         if file not in self._file_paths:
-            names = ("f_path.mnt", "f_path.dentry")
-            mount, dentry = self.layout.members(file, "file", *names)
+            mount, dentry = self.layout.members(
+                file, "file", "f_path.mnt", "f_path.dentry"
+            )
             self._file_paths[file] = self.path_at((mount, dentry))
         return self._file_paths[file]
 
     def path_of(self, inode: Inode) -> str | None:
-        """Return a path of an inode: its first name, below the first mount.
+        """Return a path of an inode: of its first dentry, under the first mount.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -134,9 +137,9 @@ class LockContext:
 
 
 def per_context(make: Callable[[LockContext], Made]) -> Callable[[LockContext], Made]:
-    """Decorate a function of a context so that it is called once for each context.
+    """Decorate a function so that it is called once per context.
 
-    Its result is kept as long as the context.
+    The context keeps the result.
     """
 
     @wraps(make)
@@ -149,5 +152,5 @@ def per_context(make: Callable[[LockContext], Made]) -> Callable[[LockContext], 
 
 
 def signals_of(mask: int) -> tuple[int, ...]:
-    """Return the numbers of the signals in a set."""
+    """Return the numbers of the signals in a ``sigset_t``."""
     return tuple(number for number in range(1, 65) if mask >> (number - 1) & 1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The protocol of a type of locks; :mod:`msatools.locks.lock_types` lists them all."""
+"""The description of a lock type; :mod:`msatools.locks.lock_types` has all of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,9 @@ def _no_readers(context: LockContext, lock: Lock) -> int | None:
     return None
 
 
-def _no_words(context: LockContext, case: BlockedTask, request: Request) -> str | None:
+def _no_description(
+    context: LockContext, case: BlockedTask, request: Request
+) -> str | None:
     return None
 
 
@@ -32,43 +34,43 @@ Finder = Callable[[LockContext, BlockedTask], Request | None]
 
 @dataclass(frozen=True, kw_only=True)
 class LockType:
-    """A type of locks, or several that are read alike.
+    """A type of locks, or several types that are read the same way.
 
-    All of its functions may raise ``drgn.FaultError`` where the dump is damaged.
+    All functions may raise ``drgn.FaultError`` if the dump is damaged.
     """
 
     names: frozenset[LockTypeName]
     """The values of :attr:`Lock.type`."""
 
     requests: Callable[[LockContext, BlockedTask], Sequence[Request]]
-    """Find the locks that a task waits for, if it sleeps in a function of theirs;
-    several if any one of them will do. Raises ``LookupError`` if a type is missing."""
+    """Return the locks of this type that a task waits for: one, or several if any one
+    of them ends the wait. Raises ``LookupError`` if a type is missing."""
 
     queue: Callable[[LockContext, Lock], Sequence[QueuedWaiter] | None] = _no_queue
-    """Read who waits for a lock, in its order; ``None`` if it keeps none, or it is
-    lost."""
+    """Return the waiters of a lock, in its order; ``None`` if it has no list of them,
+    or that could not be read."""
 
     holders: Callable[[LockContext, Lock], Sequence[Holder]] = _no_holders
-    """Read who has a lock, as far as the lock itself records it."""
+    """Return the holders that a lock records."""
 
     readers: Callable[[LockContext, Lock], int | None] = _no_readers
-    """Count who has a lock for reading; ``None`` if it does not count them."""
+    """Return the number of readers of a lock; ``None`` if it does not count them."""
 
-    what: Callable[[LockContext, BlockedTask, Request], str | None] = _no_words
-    """Describe what a lock without an owner stands for, such as work to be done."""
+    what: Callable[[LockContext, BlockedTask, Request], str | None] = _no_description
+    """Describe what a waiter of a lock without an owner waits for, such as work."""
 
     task_class: TaskClass | None = None
-    """The class of all tasks that wait for such a lock; ``None`` if they are of several
-    classes. Who is of a class that one type has, waits for no other."""
+    """The class of all tasks that wait for such a lock; ``None`` if they have various
+    classes. A task of a lock type's class waits for no other type."""
 
 
 def at_most_one(
     find: Finder,
 ) -> Callable[[LockContext, BlockedTask], Sequence[Request]]:
-    """Make what finds one lock or none fit for :attr:`LockType.requests`."""
+    """Wrap a function that finds at most one lock as :attr:`LockType.requests`."""
 
     def requests(context: LockContext, case: BlockedTask) -> Sequence[Request]:
-        found = find(context, case)
-        return () if found is None else (found,)
+        request = find(context, case)
+        return () if request is None else (request,)
 
     return requests

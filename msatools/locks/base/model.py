@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task waits on, and crowds that wait on one thing.
-
-Plain data: a renderer prints it, JSON serialises it.
-"""
+"""Wait targets and herds: plain data for renderers and JSON."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,96 +10,98 @@ from msatools.target.model import UNLISTED, Address
 
 Mode = Literal["read", "write"]
 Confidence = Literal["none", "one dump", "confirmed"]
-"""That they are woken together: nothing tells so, one dump does, an interval does."""
+"""Evidence that the waiters are woken together: none, from one dump, from an
+interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WaitTarget:
-    """What a task waits on. A field that is ``None`` does not apply, or is unknown."""
+    """The thing that a task waits on. ``None`` marks unknown or inapplicable fields."""
 
     kind: str
-    """``cpu`` (of who runs or could), ``futex``, ``lock`` (of the kernel), ``file``,
-    ``disk`` (a file's or device's data), ``page`` (the same, on a page fault or from
-    swap), ``device``, ``journal``, ``socket``, ``pipe``, ``eventfd``, ``timerfd``,
-    ``inotify`` and the like,
+    """``cpu`` (for a running or runnable task), ``futex``, ``lock`` (of the kernel),
+    ``file``, ``disk`` (data of a file or device), ``page`` (the same, on a page fault
+    or from swap), ``device``, ``journal``, ``socket``, ``pipe``, ``eventfd``,
+    ``timerfd``, ``inotify`` and the like,
     ``signals``, ``poll``, ``epoll``, ``child``, ``timer``, ``tracer``, ``stop``,
     ``flock``, ``posix_lock``, ``msgqueue``, ``semaphore``, ``mqueue``, ``tty``,
     ``io_uring``, ``aio``, ``userfaultfd`` or ``cgroup``."""
 
     type: str | None = field(default=None, metadata=ADDED)
-    """Of a lock: a lock type of contract ``locks``; of a futex that inherits priority
-    ``pi_futex``; of a socket ``tcp``, ``unix stream`` and the like."""
+    """For a lock: a lock type of contract ``locks``; for a PI futex ``pi_futex``; for a
+    socket ``tcp``, ``unix stream`` and the like."""
 
     address: Address | None = field(default=None, metadata=ADDED)
-    """Of a futex or a fault in the task's memory; of a lock in the kernel's."""
+    """Address of a futex or a fault in the task's memory, of a lock in the kernel's."""
 
     addresses: tuple[Address, ...] | None = field(default=None, metadata=ADDED)
-    """Of several futexes that are waited for at once."""
+    """Addresses of the futexes of a futex_waitv()."""
 
     waiters: int | None = field(default=None, metadata=ADDED)
-    """How many wait for the same futex or lock, this task included."""
+    """Number of waiters for the same futex or lock, this task included."""
 
     shared: bool | None = field(default=None, metadata=ADDED)
     """Whether other processes may use the futex."""
 
     owner: int | None = field(default=None, metadata=ADDED)
-    """The thread or process that holds it; only where the kernel knows exactly."""
+    """ID of the thread or process that holds it, only if the kernel records it."""
 
     mode: Mode | None = field(default=None, metadata=ADDED)
-    """How a lock is wanted."""
+    """Mode in which a lock is requested."""
 
     name: str | None = field(default=None, metadata=ADDED)
-    """Of a lock: the member or variable that it is."""
+    """Name of the member or variable that is the lock."""
 
     path: str | None = field(default=None, metadata=ADDED)
-    """Of a file, or of a control group."""
+    """Path of a file or a control group."""
 
     device: str | None = field(default=None, metadata=ADDED)
     """Name and numbers of the block device, as ``vda 254:0``."""
 
     fs: str | None = field(default=None, metadata=ADDED)
-    """Of a file system without a block device, its type and what else the kernel calls
-    it: ``tmpfs``, ``nfs4 0:45``, ``btrfs sda1``."""
+    """Type of a file system without a block device, with the kernel's name for it if it
+    has another: ``tmpfs``, ``nfs4 0:45``, ``btrfs sda1``."""
 
     inode: int | None = field(default=None, metadata=ADDED)
     fd: int | None = field(default=None, metadata=ADDED)
 
     fds: tuple[int, ...] | None = field(default=None, metadata=ADDED)
-    """Of a poll, if there are few."""
+    """Descriptors that are polled, if there are few."""
 
     count: int | None = field(default=None, metadata=ADDED)
-    """How many files are polled."""
+    """Number of files that are polled."""
 
     text: bool | None = field(default=None, metadata=ADDED)
-    """Of a page: whether it is of code."""
+    """Whether a page is of code."""
 
     pid: int | None = field(default=None, metadata=ADDED)
-    """A child (none given: any), a tracer, who commits a journal, whose memory."""
+    """ID of a child (``None``: any), a tracer, the task that commits a journal, or the
+    process that owns the memory."""
 
     pgid: int | None = field(default=None, metadata=ADDED)
-    """A group of children."""
+    """Process group of the children."""
 
     signals: tuple[int, ...] | None = field(default=None, metadata=ADDED)
-    """What ends the wait; of a stop, what began it."""
+    """Numbers of the signals that end the wait; for a stop, the one that began it."""
 
     cpu: int | None = field(default=None, metadata=ADDED)
-    """Of who runs or could: on which, or for which it waits."""
+    """CPU that a task runs on or waits for."""
 
     id: int | None = field(default=None, metadata=ADDED)
-    """Of a System V queue or set of semaphores."""
+    """ID of a System V queue or set of semaphores."""
 
     local: str | None = field(default=None, metadata=ADDED)
     peer: str | None = field(default=None, metadata=ADDED)
 
     expires_ns: int | None = field(default=None, metadata=ADDED)
-    """When the wait ends by itself, in CLOCK_MONOTONIC."""
+    """Time at which the wait ends by itself, in CLOCK_MONOTONIC."""
 
     left_ns: int | None = field(default=None, metadata=ADDED)
-    """How long that is from now; below zero if it is overdue."""
+    """Time until then; negative if overdue."""
 
 
 CONDITION = "condition variable"
-"""What both futexes of a ``pthread_cond_t`` are called, by the address of its start."""
+"""Name of both futexes of a ``pthread_cond_t``, which has the address of its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,70 +109,70 @@ class UserFrame:
     """A frame of a thread's stack in user space."""
 
     function: str | None
-    """``None`` if its name is not in the dump."""
+    """Name of the function; ``None`` if not in the dump."""
 
     offset: int
-    """From the start of the function; where there is none, of the module's file."""
+    """Offset in the function; in the file of the module if the function is unknown."""
 
     module: str | None
-    """The program or library: its file's name."""
+    """File name of the program or library."""
 
     guess: bool
-    """Whether it may be left from a call that has ended."""
+    """Whether the return address may be left over from a call that has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waker:
-    """Who has woken a herd, most likely: it wakes many, and is of its process."""
+    """The thread that most likely woke a herd: of the same process, and waking many."""
 
     pid: int
-    """Of the thread."""
+    """ID of the thread."""
 
     tgid: int
     comm: str
     frames: tuple[UserFrame, ...] | None = field(default=None, metadata=ADDED)
-    """The first ones in user space, the innermost first; ``None`` if unknown."""
+    """First frames of the user stack, the innermost first; ``None`` if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Herd:
-    """Many tasks that wait on one thing and are woken together, mostly in vain."""
+    """Many tasks that wait on one thing and are woken together, mostly needlessly."""
 
     lock: str
-    """What they wait on, unique within the report: ``futex 150:0x4c1608``, with the
-    process, or ``socket:[1480]``."""
+    """ID of the thing they wait on, unique within the report: ``futex 150:0x4c1608``
+    (with the process) or ``socket:[1480]``."""
 
     waiters: int
 
     owner: int | None
-    """Only where the kernel knows it."""
+    """ID of the owner, only if the kernel records it."""
 
     kind: str
     address: Address | None
     pids: tuple[int, ...]
-    """The processes of the waiters, ascending."""
+    """IDs of the waiters' processes, ascending."""
 
     min_age_ns: int
     max_age_ns: int
 
     nvcsw_median: int
-    """Of how often each waiter has gone to sleep."""
+    """Median of the waiters' voluntary context switches."""
 
     confidence: Confidence
 
     woken: int = 0
-    """Of the waiters, those that are just being woken: they wait for a CPU by now."""
+    """Number of waiters that are just being woken: they already wait for a CPU."""
 
     waker: Waker | None = None
 
     name: str | None = field(default=None, metadata=ADDED)
-    """What they wait on, if that can be known: :data:`CONDITION`."""
+    """Name of the thing they wait on, if known: :data:`CONDITION`."""
 
     wakeups: int | None = field(default=None, metadata=ADDED)
-    """How often its waiters were woken within an interval, all together."""
+    """Number of wake-ups of its waiters within an interval."""
 
     in_vain: float | None = field(default=None, metadata=ADDED)
-    """Which share of that was in vain, if each time one of them would have done."""
+    """Share of needless wake-ups, if each time a single one would have been enough."""
 
     members: tuple[int, ...] = field(default=(), metadata=UNLISTED)
-    """The threads that wait, or are just being woken."""
+    """IDs of the threads that wait, or are just being woken."""

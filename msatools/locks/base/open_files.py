@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The open files of tasks, and their descriptors."""
+"""Open files of tasks, by file descriptor."""
 
 from functools import cached_property
 
@@ -16,13 +16,13 @@ from msatools.target.addresses import KERNEL_HALF
 
 
 class TaskFiles:
-    """The open files of one table, and the descriptors that they have."""
+    """The open files of one table of file descriptors."""
 
     def __init__(self, descriptors: Descriptors, table: Addresses) -> None:
         self._descriptors = descriptors
-        numbers = np.flatnonzero(table)
-        self._numbers: list[int] = numbers.tolist()
-        self._files: Addresses = table[numbers]
+        fds = np.flatnonzero(table)
+        self._fds: list[int] = fds.tolist()
+        self._files: Addresses = table[fds]
 
     @cached_property
     def _read(self) -> Structs:
@@ -30,30 +30,33 @@ class TaskFiles:
 
     @cached_property
     def numbers(self) -> dict[int, list[int]]:
-        """The descriptors by ``struct file``."""
-        found: dict[int, list[int]] = {}
-        for number, file in zip(self._numbers, self._files.tolist(), strict=True):
-            found.setdefault(file, []).append(number)
-        return found
+        """Maps the address of each ``struct file`` to its descriptors."""
+        fds: dict[int, list[int]] = {}
+        for fd, file in zip(self._fds, self._files.tolist(), strict=True):
+            fds.setdefault(file, []).append(fd)
+        return fds
 
     @cached_property
     def by_private(self) -> dict[int, int]:
-        """The first descriptor by what its file stands for."""
+        """Maps ``private_data`` of each file to its first descriptor."""
         values = self._read["private"].tolist()
-        pairs = zip(values, self._numbers, strict=True)
+        pairs = zip(values, self._fds, strict=True)
         return dict(reversed(list(pairs)))
 
     def with_operations(self, operations: int | None) -> list[tuple[int, int]]:
-        """Return descriptor and ``private_data`` of files with some operations."""
-        fits = np.flatnonzero(self._read["operations"] == np.uint64(operations or 0))
+        """Return descriptor and ``private_data`` of the files of one kind.
+
+        :param operations: Address of its ``struct file_operations``.
+        """
+        rows = np.flatnonzero(self._read["operations"] == np.uint64(operations or 0))
         private = self._read["private"]
-        return [(self._numbers[row], int(private[row])) for row in fits.tolist()]
+        return [(self._fds[row], int(private[row])) for row in rows.tolist()]
 
 
 def open_files(context: LockContext, case: BlockedTask) -> TaskFiles:
-    """Read all open files of a task; those that tasks share are read once.
+    """Return the open files of a task; a table that tasks share is read once.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the task cannot be read
     """
     tables = _tables(context)
     shared = context.layout.member(case.address, "task_struct", "files")
@@ -66,14 +69,14 @@ def open_files(context: LockContext, case: BlockedTask) -> TaskFiles:
 
 @per_context
 def _tables(context: LockContext) -> dict[int, TaskFiles]:
-    """By ``struct files_struct``."""
+    """Maps the address of a ``struct files_struct`` to its open files."""
     return {}
 
 
 def is_data_of(context: LockContext, file: OpenFile | None, inode: Inode) -> bool:
-    """Return whether the data of an open file is that of an inode.
+    """Return whether an open file has the data of an inode.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the mapping of the file cannot be read
     """
     if file is None or file.mapping < KERNEL_HALF:
         return False

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a sleeping task has left on its own stack: waiters, timers, polls, faults.
+"""Finds structures on the stack of a sleeping task: waiters, timers, polls, faults.
 
-Each is told by its shape: it names the task, or a function that stands for it, and what
-it points at has to fit. Types tell where its members are; nothing tells where on the
-stack it is, but a stack has some hundred words.
+The offset of such a structure on the stack is unknown, so the whole stack, some hundred
+words, is searched. A structure is recognized by its pointer to the task, or to a
+function that identifies its type. Its other members have to be consistent with that.
 """
 
 import struct
@@ -18,9 +18,11 @@ from msatools.kernel.reader import Addresses
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 
-_WORD = struct.Struct("<Q")
+_U64 = struct.Struct("<Q")
+_U32 = struct.Struct("<I")
+
 _MAX_ENTRIES = 64
-"""More than a poll keeps on the stack."""
+"""More entries than ``struct poll_wqueues`` has inline."""
 
 _MAX_USER = 1 << 56
 _ENQUEUED = 1
@@ -28,14 +30,14 @@ _ENQUEUED = 1
 
 @dataclass(frozen=True)
 class WaitEntry:
-    """A ``struct wait_queue_entry``: it is on a queue of waiters."""
+    """A ``struct wait_queue_entry`` that is on a wait queue."""
 
     address: int
     function: int
-    """What is called to wake it up; it tells kinds of entries apart."""
+    """The wake function, which identifies the kind of entry."""
 
     next: int
-    """The list node that follows it: another's, or the queue's head."""
+    """Address of the next list node: of another entry, or of the list head."""
 
     previous: int
 
@@ -46,23 +48,23 @@ class Timer:
 
     expires_ns: int
     base: int
-    """Its ``struct hrtimer_clock_base``: the clock that it goes by."""
+    """Address of its ``struct hrtimer_clock_base``, which identifies the clock."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A ``struct vm_fault``: what a page fault is about."""
+    """A page fault, from its ``struct vm_fault``."""
 
     vma: int
     address: int
-    """Its page's."""
+    """Address of the page."""
 
     page: int
-    """The page's number in the file that is mapped."""
+    """Index of the page in the mapped file."""
 
 
 class OwnStack:
-    """The words that a sleeping task has on its stack, from its stack pointer on."""
+    """The words on the stack of a sleeping task, from its stack pointer on."""
 
     def __init__(self, layout: Layout, task: int, base: int, words: Addresses) -> None:
         self.task = task
@@ -78,73 +80,78 @@ class OwnStack:
 
     @property
     def pointers(self) -> frozenset[int]:
-        """All words that may be addresses of the kernel's data."""
+        """The words that may be addresses of kernel data."""
         if self._pointers is None:
             self._pointers = frozenset(self.data_pointers())
         return self._pointers
 
     def data_pointers(self) -> list[int]:
-        """Return those words, innermost first, each once; none that is on the stack."""
-        chosen = self._layout.data_pointers(self.words)
-        return [word for word in chosen if word not in self]
+        """Return the words that may be addresses of kernel data, innermost first.
+
+        There are no duplicates, and no addresses on the stack itself.
+        """
+        pointers = self._layout.data_pointers(self.words)
+        return [pointer for pointer in pointers if pointer not in self]
 
     def word(self, address: int) -> int | None:
-        """Return a word; ``None`` if it is not on the stack."""
-        place = address - self.base
-        if not 0 <= place <= len(self._data) - 8:
+        """Return the word at an address; ``None`` if that is not on the stack."""
+        offset = address - self.base
+        if not 0 <= offset <= len(self._data) - 8:
             return None
-        value: int = _WORD.unpack_from(self._data, place)[0]
+        value: int = _U64.unpack_from(self._data, offset)[0]
         return value
 
     def half(self, address: int) -> int | None:
-        """Return 32 bits; ``None`` if they are not on the stack."""
-        place = address - self.base
-        if not 0 <= place <= len(self._data) - 4:
+        """Return the u32 at an address; ``None`` if that is not on the stack."""
+        offset = address - self.base
+        if not 0 <= offset <= len(self._data) - 4:
             return None
-        value: int = struct.unpack_from("<I", self._data, place)[0]
+        value: int = _U32.unpack_from(self._data, offset)[0]
         return value
 
     def places(self, word: int) -> list[int]:
-        """Find where a word is on the stack, innermost first."""
-        places = np.flatnonzero(self.words == np.uint64(word)).tolist()
-        return [self.base + 8 * place for place in places]
+        """Return the addresses on the stack that hold a word, innermost first."""
+        rows = np.flatnonzero(self.words == np.uint64(word)).tolist()
+        return [self.base + 8 * row for row in rows]
 
     def own(self, type_name: str, member: str) -> Iterator[int]:
-        """Find structures of which a member names this task: where they would be."""
+        """Yield the addresses of structures whose *member* may point at this task."""
         offset = self._layout.offset(type_name, member)
-        for place in self.places(self.task):
-            if place - offset >= self.base:
-                yield place - offset
+        for address in self.places(self.task):
+            if address - offset >= self.base:
+                yield address - offset
 
     def wait_entries(self) -> Iterator[WaitEntry]:
         """Find entries of wait queues, innermost first."""
         function = self._layout.offset("wait_queue_entry", "func")
         node = self._layout.offset("wait_queue_entry", "entry")
         for address in self.own("wait_queue_entry", "private"):
-            called = self.word(address + function)
+            wake = self.word(address + function)
             following = self.word(address + node)
-            before = self.word(address + node + 8)
-            if called is None or following is None or before is None:
+            previous = self.word(address + node + 8)
+            if wake is None or following is None or previous is None:
                 continue
-            # One that is on no queue points at itself.
-            linked = following >= KERNEL_HALF <= before and following != address + node
-            if called >= START_KERNEL_MAP and linked:
-                yield WaitEntry(address, called, following, before)
+            # A node that is on no list points at itself.
+            linked = (
+                min(following, previous) >= KERNEL_HALF and following != address + node
+            )
+            if wake >= START_KERNEL_MAP and linked:
+                yield WaitEntry(address, wake, following, previous)
 
     def timer(self) -> Timer | None:
-        """Find the timer that ends the wait, if it has one."""
-        wakes = self._layout.symbol("hrtimer_wakeup")
-        if wakes is None:
+        """Find the timer that ends the wait; ``None`` if there is no such timer."""
+        wakeup = self._layout.symbol("hrtimer_wakeup")
+        if wakeup is None:
             return None
         function = self._layout.offset("hrtimer_sleeper", "timer.function")
         task = self._layout.offset("hrtimer_sleeper", "task")
-        # As it was asked for; the timer may end later, to end with others.
+        # The time that was asked for. The timer may fire later, up to its slack.
         expires = self._layout.offset("hrtimer_sleeper", "timer._softexpires")
         base = self._layout.offset("hrtimer_sleeper", "timer.base")
-        # By v7 a bool, true as well.
+        # A bool in v7; true has the value of HRTIMER_STATE_ENQUEUED.
         state = self._layout.offset("hrtimer_sleeper", "timer.state", "timer.is_queued")
-        for place in self.places(wakes):
-            start = place - function
+        for address in self.places(wakeup):
+            start = address - function
             armed = self.half(start + state)
             when, clock = self.word(start + expires), self.word(start + base)
             if self.word(start + task) != self.task or not when or not clock:
@@ -155,17 +162,17 @@ class OwnStack:
 
     def polled(self) -> list[int] | None:
         """
-        Find the ``struct file`` of all that a poll or select waits for.
+        Find the ``struct file`` of each file that a poll or select waits for.
 
-        :return: By the order they were asked for; ``None`` if it is not found.
+        :return: Addresses in the order of the call; ``None`` if not found.
         :raises drgn.FaultError: if a part of a long list cannot be read
         """
-        at = self._layout.offset
-        index = at("poll_wqueues", "inline_index")
-        inline = at("poll_wqueues", "inline_entries")
+        offset = self._layout.offset
+        index = offset("poll_wqueues", "inline_index")
+        inline = offset("poll_wqueues", "inline_entries")
         size = self._layout.size("poll_table_entry")
-        file = at("poll_table_entry", "filp")
-        private = at("poll_table_entry", "wait.private")
+        file = offset("poll_table_entry", "filp")
+        private = offset("poll_table_entry", "wait.private")
         for start in self.own("poll_wqueues", "polling_task"):
             count = self.half(start + index)
             if count is None or not 0 < count <= _MAX_ENTRIES:
@@ -178,13 +185,16 @@ class OwnStack:
         return None
 
     def _more_polled(self, start: int) -> list[int]:
-        """Read the pages that hold what did not fit the stack, the newest first."""
-        at = self._layout.offset
-        table = self.word(start + at("poll_wqueues", "table")) or 0
+        """Read the files of entries that are not inline.
+
+        They are in a list of pages, of which the newest comes first.
+        """
+        offset = self._layout.offset
+        table = self.word(start + offset("poll_wqueues", "table")) or 0
         files: list[int] = []
-        first = at("poll_table_page", "entries")
+        first = offset("poll_table_page", "entries")
         size = self._layout.size("poll_table_entry")
-        member = at("poll_table_entry", "filp")
+        member = offset("poll_table_entry", "filp")
         for _ in range(_MAX_ENTRIES):
             if table < KERNEL_HALF:
                 break
@@ -196,8 +206,8 @@ class OwnStack:
                 break
             data = self._layout.reader.read(table + first, count * size)
             page = [
-                _WORD.unpack_from(data, place * size + member)[0]
-                for place in range(count)
+                _U64.unpack_from(data, index * size + member)[0]
+                for index in range(count)
             ]
             files = page + files
             table = following
@@ -205,24 +215,25 @@ class OwnStack:
 
     def fault(self, mm: int, remote: bool) -> tuple[Fault, dict[str, int]] | None:
         """
-        Find what page fault a task is in, and the mapping that it is in.
+        Find the page fault that a task handles.
 
-        :param mm: Its ``struct mm_struct``.
-        :param remote: Whether the fault is in the memory of another.
-        :return: The fault, and members of its ``struct vm_area_struct``.
+        :param mm: Address of the ``struct mm_struct`` of the task.
+        :param remote: Whether the fault is in the memory of another process.
+        :return: The fault, and members of its ``struct vm_area_struct``; ``None`` if
+            not found.
         """
-        at = self._layout.offset
-        vma_at, address_at = at("vm_fault", "vma"), at("vm_fault", "address")
-        page_at = at("vm_fault", "pgoff")
+        offset = self._layout.offset
+        vma_offset = offset("vm_fault", "vma")
+        address_offset = offset("vm_fault", "address")
+        page_offset = offset("vm_fault", "pgoff")
         words = self.words
         pages = (words > 0) & (words < np.uint64(_MAX_USER)) & (words % 4096 == 0)
-        for number in np.flatnonzero(pages).tolist():
-            place = self.base + 8 * number
-            start = place - address_at
-            vma, page = self.word(start + vma_at), self.word(start + page_at)
+        for row in np.flatnonzero(pages).tolist():
+            address = int(words[row])
+            start = self.base + 8 * row - address_offset
+            vma, page = self.word(start + vma_offset), self.word(start + page_offset)
             if vma is None or page is None or not KERNEL_HALF <= vma < START_KERNEL_MAP:
                 continue
-            address = self.word(place) or 0
             try:
                 members = self._mapping(vma)
             except drgn.FaultError:

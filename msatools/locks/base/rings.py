@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rings of waiters (include/linux/list.h), and what lies on them.
+"""Follows rings of waiters (include/linux/list.h).
 
-On a running kernel a ring may change while it is read: what points at a node and what
-the node says itself have to agree.
+On a running kernel a ring may change while it is read. So ``next`` and ``prev`` of two
+neighbours have to point at each other.
 """
 
 import struct
@@ -16,11 +16,11 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
-_WORD = struct.Struct("<Q")
-_HALF = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_U32 = struct.Struct("<I")
 
 _TASK_ALIGNED = 64
-"""Tasks begin at a cache line (``L1_CACHE_BYTES``, ``ARCH_MIN_TASKALIGN``)."""
+"""Alignment of tasks in memory (``L1_CACHE_BYTES``, ``ARCH_MIN_TASKALIGN``)."""
 
 
 def may_be_task(address: int | None) -> bool:
@@ -39,22 +39,25 @@ class Entry:
     previous: int
 
     task: int | None
-    """``None`` if only the node itself can be read."""
+    """Address of the task; ``None`` if only the node itself could be read."""
 
     kind: int
-    """The first 32 bits of the member that distinguishes kinds; 0 if there is none."""
+    """The low 32 bits of the member that identifies the kind of waiter; 0 if the type
+    has no such member."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Where the members of a kind of waiter are, seen from its list node."""
+    """The layout of a kind of waiter; offsets are from its list node."""
 
     node: int
-    """Where that is in the structure."""
+    """Offset of the list node in the structure."""
 
     start: int
+    """Offset of the part that is read."""
+
     size: int
-    """Of the part that is read."""
+    """Bytes of the part that is read."""
 
     task: int
     kind: int | None
@@ -63,30 +66,31 @@ class Shape:
     def of(
         cls, layout: Layout, type_name: str, node: str, task: str, kind: str = ""
     ) -> "Shape":
-        """Find the members of a type of waiters.
+        """Return the layout of a type.
 
-        :raises LookupError: if they are unknown
+        :raises LookupError: if the type or a member is unknown
         """
-        at = layout.offset(type_name, node)
-        of_task = layout.offset(type_name, task) - at
-        of_kind = layout.offset(type_name, kind) - at if kind else None
-        start = min(0, of_task, of_kind or 0)
-        end = max(16, of_task + 8, 0 if of_kind is None else of_kind + 4)
-        return cls(at, start, end - start, of_task, of_kind)
+        node_offset = layout.offset(type_name, node)
+        task_offset = layout.offset(type_name, task) - node_offset
+        kind_offset = layout.offset(type_name, kind) - node_offset if kind else None
+        start = min(0, task_offset, kind_offset or 0)
+        end = max(16, task_offset + 8, 0 if kind_offset is None else kind_offset + 4)
+        return cls(node_offset, start, end - start, task_offset, kind_offset)
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring, as it was followed from one of its nodes."""
+    """A ring that was followed from one of its nodes."""
 
     entries: list[Entry]
-    """Of a whole ring in order, that node first."""
+    """The nodes: all of a whole ring in order, otherwise the nearest. The start node is
+    the first."""
 
     whole: bool = False
-    """Whether these are all; if not, they are the nearest."""
+    """Whether all nodes were read."""
 
     cut: bool = False
-    """Whether there are more entries, which were not read."""
+    """Whether there were too many nodes to read them all."""
 
     @property
     def nodes(self) -> set[int]:
@@ -94,12 +98,12 @@ class Ring:
         return {entry.node for entry in self.entries}
 
     def begin(self, node: int) -> list[Entry]:
-        """Return the entries of a whole ring in order, a node first."""
-        place = [entry.node for entry in self.entries].index(node)
-        return self.entries[place:] + self.entries[:place]
+        """Return the entries of a whole ring in order, starting with a node."""
+        index = [entry.node for entry in self.entries].index(node)
+        return self.entries[index:] + self.entries[:index]
 
     def after(self, node: int) -> list[Entry]:
-        """Return the entries of a whole ring in order, those that follow a node."""
+        """Return the other entries of a whole ring in order, starting after a node."""
         return self.begin(node)[1:]
 
 
@@ -110,25 +114,25 @@ class Rings:
         self._layout = layout
         self._losses = losses
 
-    def is_linked(self, node: int, following: int, before: int) -> bool:
+    def is_linked(self, node: int, following: int, previous: int) -> bool:
         """Return whether the neighbours of a node point back at it."""
-        if min(following, before) < KERNEL_HALF or (following | before) % 8:
+        if min(following, previous) < KERNEL_HALF or (following | previous) % 8:
             return False
         try:
             return (
                 self._layout.word(following + 8) == node
-                and self._layout.word(before) == node
+                and self._layout.word(previous) == node
             )
         except drgn.FaultError:
             return False
 
     def walk(self, head: int, shape: Shape, limit: int) -> list[Entry] | None:
         """
-        Return what is on a list, in its order.
+        Return the waiters on a list, in its order.
 
-        :param head: The ``struct list_head`` that is on no waiter.
-        :param limit: How many at most: that there are more is noted.
-        :return: ``None`` if there are more, or if it is lost.
+        :param head: Address of the list head.
+        :param limit: Maximum number of waiters; a note is made if there are more.
+        :return: ``None`` if there are more, or if the list cannot be read.
         """
         entries: list[Entry] = []
         try:
@@ -156,12 +160,13 @@ class Rings:
         self, node: int, shape: Shape, limit: int, first: Entry | None = None
     ) -> Ring:
         """
-        Follow a ring forwards from a node, and where that is too long backwards, too.
+        Follow a ring forwards from a node, and, if it is too long, backwards as well.
 
-        It is neither whole nor cut if its nodes do not agree, or one is lost.
+        The ring is neither whole nor cut if the pointers of its nodes are inconsistent,
+        or a node could not be read.
 
-        :param limit: How many other nodes are read.
-        :param first: What may be at that node, if it is not known to be on a ring.
+        :param limit: Maximum number of other nodes to read.
+        :param first: The entry of *node*, if *node* may not be on a ring at all.
         """
         ahead: list[Entry] = []
         behind: list[Entry] = []
@@ -192,7 +197,7 @@ class Rings:
         return Ring(ahead + behind, cut=True)
 
     def note_cut(self, limit: int) -> None:
-        """Note that not all waiters were read."""
+        """Make a note that not all waiters were read."""
         self._losses.note(
             "waiters-not-counted",
             f"more than {limit} wait for one lock; they were not counted",
@@ -201,8 +206,9 @@ class Rings:
     def _neighbour(
         self, entry: Entry, node: int, shape: Shape, forwards: bool
     ) -> Entry | None:
-        """Read the next entry, or the one before; ``None`` if they do not agree.
+        """Read the next or the previous entry.
 
+        :return: ``None`` if it does not point back at *entry*.
         :raises drgn.FaultError: if it cannot be read
         """
         found = self._entry(node, shape) if node >= KERNEL_HALF else None
@@ -211,24 +217,24 @@ class Rings:
         return found
 
     def _entry(self, node: int, shape: Shape) -> Entry:
-        """Read what is at a node.
+        """Read an entry.
 
         :raises drgn.FaultError: if the node itself cannot be read
         """
         try:
             data = self._layout.reader.read(node + shape.start, shape.size)
         except drgn.FaultError:
-            # A list's head may be the last in its page; a waiter goes on.
-            following, before = self._layout.reader.words(node, 2).tolist()
-            return Entry(node, following, before, None, 0)
-        following, before, task = (
-            _WORD.unpack_from(data, offset - shape.start)[0]
+            # The node may be a list head at the end of its page.
+            following, previous = self._layout.reader.words(node, 2).tolist()
+            return Entry(node, following, previous, None, 0)
+        following, previous, task = (
+            _U64.unpack_from(data, offset - shape.start)[0]
             for offset in (0, 8, shape.task)
         )
         kind = 0
         if shape.kind is not None:
-            (kind,) = _HALF.unpack_from(data, shape.kind - shape.start)
-        return Entry(node, following, before, task, kind)
+            (kind,) = _U32.unpack_from(data, shape.kind - shape.start)
+        return Entry(node, following, previous, task, kind)
 
     def _lose(self, text: str) -> None:
         self._losses.lose(Loss.WAITERS, text)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Sockets: kind, address and peer.
+"""Reads sockets: type, local address and peer.
 
-include/net/sock.h, inet_sock.h and af_unix.h; many sockets are read at once.
+include/net/sock.h, inet_sock.h and af_unix.h.
 """
 
 import socket
@@ -40,7 +40,7 @@ _MAX_PATH = 108
 
 @dataclass(frozen=True)
 class Endpoints:
-    """A socket."""
+    """The type, the local address and the peer of a socket."""
 
     type: str
     local: str | None
@@ -55,7 +55,7 @@ class Sockets:
         self._losses = losses
 
     def read(self, sockets: Addresses) -> list[Endpoints | None]:
-        """Read each ``struct socket``; ``None`` for one that cannot be read."""
+        """Read many ``struct socket``; ``None`` for those that cannot be read."""
         reader, losses = self._layout.reader, self._losses
         outer = read_structs(reader, "struct socket", _SOCKET, sockets, losses)
         socks = outer["sock"].astype(np.uint64)
@@ -66,19 +66,19 @@ class Sockets:
                 found.append(None)
                 continue
             values = {name: inner[name][row] for name in inner.columns}
-            found.append(self._tell(address, int(outer["type"][row]), values))
+            found.append(self._endpoints(address, int(outer["type"][row]), values))
         return found
 
-    def _tell(self, sock: int, kind: int, values: dict[str, Any]) -> Endpoints:
+    def _endpoints(self, sock: int, kind: int, values: dict[str, Any]) -> Endpoints:
         family = int(values["family"])
         form = _TYPES.get(kind, str(kind))
         if family == _UNIX:
             return self._unix(sock, form)
         if family not in (_INET, _INET6):
             return Endpoints(_FAMILIES.get(family, f"family {family}"), None, None)
-        number = int(values["protocol"])
-        # A raw socket may have any protocol's number.
-        name = _PROTOCOLS.get(number, form) if form != "raw" else form
+        protocol = int(values["protocol"])
+        # The protocol of a raw socket is not one of its own kind.
+        name = _PROTOCOLS.get(protocol, form) if form != "raw" else form
         local, peer = values["local"], values["peer"]
         ends = [_ipv4(local), _ipv4(peer)]
         if family == _INET6:
@@ -108,10 +108,10 @@ class Sockets:
             if address < KERNEL_HALF:
                 return None
             length = self._layout.member(address, "unix_address", "len")
-            place = self._layout.offset("unix_address", "name")
+            start = address + self._layout.offset("unix_address", "name")
             size = min(max(length - 2, 0), _MAX_PATH)
-            # After the family, struct sockaddr_un has the path.
-            data = self._layout.reader.read(address + place + 2, size)
+            # The path follows sun_family in struct sockaddr_un.
+            data = self._layout.reader.read(start + 2, size)
         except (drgn.FaultError, LookupError):
             return None
         name, _, abstract = data.partition(b"\0")

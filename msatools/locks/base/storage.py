@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a piece of memory or a wait for data belongs to: an inode, a block device."""
+"""Finds the inode, block device or file system that data in memory belongs to."""
 
 import stat
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ _MINOR_BITS = 20
 _MAPPING_FLAGS = 0b11
 _ANONYMOUS = 0b1
 _SWAP_TYPE_SHIFT = 58
-"""Of the device's number in a swap entry (linux/swapops.h): 63 - 5 bits."""
+"""``SWP_TYPE_SHIFT`` (linux/swapops.h): the type is in the top 5 of 63 bits."""
 
 _MAX_SWAP_FILES = 1 << 5
 _MAX_RING = 128
-"""Buffers of a page of 64 KiB, with blocks of 512 bytes."""
+"""Maximum number of buffers of a page: 64 KiB in blocks of 512 bytes."""
 
 _MAX_NAME = 255
-"""Room for the name of any block device (DISK_NAME_LEN) or file system."""
+"""Maximum length of the name of a block device (DISK_NAME_LEN) or file system type."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Inode:
 
 
 class Storage:
-    """Finds inodes and devices; each is read once."""
+    """Finds inodes and devices; reads each once."""
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
@@ -61,32 +61,32 @@ class Storage:
 
         :raises drgn.FaultError: if it cannot be read
         """
-        found = self._inodes.get(address)
-        if found is None:
+        inode = self._inodes.get(address)
+        if inode is None:
             mode, super_block, number = self._layout.members(
                 address, "inode", "i_mode", "i_sb", "i_ino"
             )
-            found = Inode(address, number, mode, super_block)
-            self._inodes[address] = found
-        return found
+            inode = Inode(address, number, mode, super_block)
+            self._inodes[address] = inode
+        return inode
 
     def read_inodes(self, addresses: set[int]) -> None:
-        """Read many inodes at once; what cannot be read is left out."""
+        """Read many inodes at once; skip those that cannot be read."""
         wanted = np.array(sorted(addresses - self._inodes.keys() - {0}), np.uint64)
-        found = read_structs(
+        inodes = read_structs(
             self._layout.reader, "struct inode", _INODE, wanted, self._losses
         )
-        for row in np.flatnonzero(found.readable).tolist():
+        for row in np.flatnonzero(inodes.readable).tolist():
             address = int(wanted[row])
             self._inodes[address] = Inode(
                 address,
-                int(found["number"][row]),
-                int(found["mode"][row]),
-                int(found["super_block"][row]),
+                int(inodes["number"][row]),
+                int(inodes["mode"][row]),
+                int(inodes["super_block"][row]),
             )
 
     def is_inode(self, address: int) -> bool:
-        """Return whether an inode is at an address: its own data knows it."""
+        """Return whether an inode is at an address: ``i_data.host`` points back."""
         try:
             host = self._layout.member(address, "inode", "i_data.host")
             super_block = self._layout.member(address, "inode", "i_sb")
@@ -95,7 +95,7 @@ class Storage:
         return host == address and self.is_super_block(super_block)
 
     def is_super_block(self, address: int) -> bool:
-        """Return whether a file system is at an address: its root knows it."""
+        """Return whether a super block is at an address: its root points back."""
         try:
             root = self._layout.member(address, "super_block", "s_root")
             owner = self._layout.member(root, "dentry", "d_sb")
@@ -104,7 +104,7 @@ class Storage:
         return owner == address
 
     def is_data_of_device(self, inode: Inode) -> bool:
-        """Return whether it is a block device's own inode, not a node in /dev."""
+        """Return whether an inode is in the bdev file system, not a node in /dev."""
         if not stat.S_ISBLK(inode.mode):
             return False
         return self.file_system_type(inode.super_block) == "bdev"
@@ -112,7 +112,7 @@ class Storage:
     def host_of_file(self, file: int) -> Inode:
         """Return the inode that has the data of a ``struct file``.
 
-        Of an open block device that is its own, not the node by which it was opened.
+        For a block device it is the one in the bdev file system, not the node in /dev.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -124,12 +124,11 @@ class Storage:
         return file_system_type(self._layout, super_block)
 
     def file_system_of(self, inode: Inode) -> str | None:
-        """Name a file system that has no block device: ``tmpfs``, ``btrfs sda1``.
+        """Return the name of a file system without block device.
 
-        The name that the kernel calls it by follows its type, if it has one.
-
-        :return: ``None`` if it has a block device or the inode is one's, or if it
-            cannot be read.
+        :return: Its type, and ``s_id`` if that differs: ``tmpfs``, ``btrfs sda1``.
+            ``None`` if it has a block device, if the inode is that of a block device,
+            or if it cannot be read.
         """
         super_block = inode.super_block
         if self.is_data_of_device(inode):
@@ -152,18 +151,17 @@ class Storage:
         return kind if name in ("", kind) else f"{kind} {name}"
 
     def device_of(self, inode: Inode) -> str | None:
-        """Name the block device that an inode is, or is on; ``None`` if on none."""
+        """Return the name of an inode's block device; ``None`` if it has none."""
         if self.is_data_of_device(inode):
-            # block/bdev.c
-            within = self._layout.offset("bdev_inode", "vfs_inode")
-            device = inode.address - within
+            # BDEV_I() (block/bdev.c)
+            device = inode.address - self._layout.offset("bdev_inode", "vfs_inode")
             device += self._layout.offset("bdev_inode", "bdev")
         else:
             device = self._layout.member(inode.super_block, "super_block", "s_bdev")
         return self.device(device) if device >= KERNEL_HALF else None
 
     def device(self, address: int) -> str | None:
-        """Name a ``struct block_device``: its name and numbers."""
+        """Return the name and numbers of a ``struct block_device``."""
         if address not in self._devices:
             try:
                 self._devices[address] = self._name_device(address)
@@ -179,13 +177,13 @@ class Storage:
         if not self._layout.has("block_device", "bd_device.kobj.name"):
             name = self._disk_and_partition(address)
             return f"{name} {text}" if name else text
-        place = self._layout.member(address, "block_device", "bd_device.kobj.name")
-        if place < KERNEL_HALF:
+        pointer = self._layout.member(address, "block_device", "bd_device.kobj.name")
+        if pointer < KERNEL_HALF:
             return text
-        return f"{read_string(self._layout.reader, place, _MAX_NAME)} {text}"
+        return f"{read_string(self._layout.reader, pointer, _MAX_NAME)} {text}"
 
     def _disk_and_partition(self, device: int) -> str | None:
-        """Name a device by its disk, as disk_name() does (block/genhd.c, v5.10)."""
+        """Return the name of a device as disk_name() does (block/genhd.c, v5.10)."""
         disk = self._layout.member(device, "block_device", "bd_disk")
         if disk < KERNEL_HALF:
             return None
@@ -196,7 +194,7 @@ class Storage:
         return f"{name}{'p' if name[-1:].isdigit() else ''}{number}"
 
     def host_of_folio(self, folio: int) -> Inode | None:
-        """Find the inode that a page belongs to; ``None`` if to no file.
+        """Return the inode that a page belongs to; ``None`` if it is of no file.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -207,29 +205,29 @@ class Storage:
         return self.inode(host) if host >= KERNEL_HALF else None
 
     def swap_of_folio(self, folio: int) -> str | None:
-        """Name the device that a page in the swap cache is swapped to.
+        """Return the name of the swap device of a page in the swap cache.
 
         :raises drgn.FaultError: if it cannot be read
         """
         mapping, entry = self._layout.members(folio, self._page, "mapping", "private")
         if mapping and not mapping & _ANONYMOUS:
             return None
-        number = entry >> _SWAP_TYPE_SHIFT
-        if number >= _MAX_SWAP_FILES or not entry:
+        swap_type = entry >> _SWAP_TYPE_SHIFT
+        if swap_type >= _MAX_SWAP_FILES or not entry:
             return None
         swaps = self._layout.symbol("swap_info")
         if swaps is None:
             return None
-        info = self._layout.word(swaps + 8 * number)
+        info = self._layout.word(swaps + 8 * swap_type)
         if info < KERNEL_HALF:
             return None
         return self.device(self._layout.member(info, "swap_info_struct", "bdev"))
 
     def device_of_buffer(self, address: int) -> str | None:
-        """Name the device of the ``struct buffer_head`` at an address.
+        """Return the name of the device of a ``struct buffer_head``.
 
-        ``None`` if there is none: its page has to know it.
-
+        :return: ``None`` if the address is not that of a buffer: the buffers of its
+            page do not include it.
         :raises drgn.FaultError: if it cannot be read
         """
         names = ("b_this_page", ("b_folio", "b_page"), "b_bdev")

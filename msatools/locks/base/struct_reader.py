@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Members of structures and addresses of functions, each looked up once."""
+"""Reads members of structures; each member and symbol is looked up once."""
 
 import struct
 from functools import lru_cache
@@ -16,36 +16,36 @@ from msatools.kernel.structs import find_member, integer_format
 from msatools.target.addresses import START_KERNEL_MAP, kernel_start
 from msatools.tasks.text import kernel_symbol
 
-_WORD = struct.Struct("<Q")
+_U64 = struct.Struct("<Q")
 
 
 class _MemberBlock(NamedTuple):
     """Members of a structure that are read together."""
 
     start: int
-    """Offset of the first."""
+    """Offset of the first member."""
 
     size: int
-    """Bytes from there to the end of the last."""
+    """Bytes from there to the end of the last member."""
 
     values: tuple[tuple[struct.Struct, int], ...]
-    """The format of each member, and its offset from *start*."""
+    """Format of each member, and its offset from *start*."""
 
 
 class Layout:
-    """Members of structures and their offsets, and addresses of functions."""
+    """Offsets and values of members of structures, and addresses of symbols."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._prog = reader.prog
         self.kernel_start = kernel_start(reader.prog)
         self._member = lru_cache(maxsize=None)(self._find_member)
-        self._row = lru_cache(maxsize=None)(self._find_row)
+        self._block = lru_cache(maxsize=None)(self._find_block)
         self._size = lru_cache(maxsize=None)(self._find_size)
         self._symbol = lru_cache(maxsize=None)(self._find_symbol)
 
     def data_pointers(self, words: npt.NDArray[np.uint64]) -> list[int]:
-        """Return the words that may be addresses of data, each once, in their order."""
+        """Return the words that may be addresses of data, in order, no duplicates."""
         data = words[
             (words >= np.uint64(self.kernel_start))
             & (words < np.uint64(START_KERNEL_MAP))
@@ -53,14 +53,15 @@ class Layout:
         return list(dict.fromkeys(data.tolist()))
 
     def offset(self, type_name: str, *members: str) -> int:
-        """Find where a member is, by the first of some names that there is.
+        """Return the offset of a member.
 
-        :raises LookupError: if there is none, or no such type
+        :param members: Names that it may have, the newest first.
+        :raises LookupError: if the structure has none of them, or its type is unknown
         """
-        return int(self._known(type_name, members).address_)
+        return int(self._require(type_name, members).address_)
 
     def has(self, type_name: str, *members: str) -> bool:
-        """Return whether a structure has one of some members."""
+        """Return whether a structure has any of some members."""
         return self._member(type_name, members) is not None
 
     def size(self, type_name: str) -> int:
@@ -71,41 +72,46 @@ class Layout:
         return self._size(type_name)
 
     def symbol(self, name: str) -> int | None:
-        """Find a function or variable."""
+        """Return the address of a function or variable; ``None`` if unknown."""
         return self._symbol(name)
 
     def word(self, address: int) -> int:
-        """Read a pointer, such as a node of a list has.
+        """Read a pointer or other u64.
 
         :raises drgn.FaultError: if it cannot be read
         """
-        value: int = _WORD.unpack(self.reader.read(address, 8))[0]
+        value: int = _U64.unpack(self.reader.read(address, 8))[0]
         return value
 
     def member(self, address: int, type_name: str, *members: str) -> int:
-        """Read a member of a structure, as wide and with the sign that its type has.
+        """Read a member of a structure, with the size and sign of its type.
 
-        :param members: Names that it may have, the newest first. Of a structure or an
-            array it is the first integer or pointer. ``atomic_long_t`` has a sign, even
-            where the kernel keeps flags or a pointer in it.
+        If the member is a structure or an array, its first integer or pointer is read.
+        An ``atomic_long_t`` is signed, even if the kernel keeps flags or a pointer in
+        it.
+
+        :param members: Names that it may have, the newest first.
         :raises drgn.FaultError: if it cannot be read
         :raises LookupError: if the structure has none of the members
         """
-        return self._read(address, self._row(type_name, (members,)))[0]
+        return self._read(address, self._block(type_name, (members,)))[0]
 
     def members(
         self, address: int, type_name: str, *wanted: tuple[str, ...] | str
     ) -> tuple[int, ...]:
-        """Read members of a structure with one read; each by the names it may have.
+        """Read several members of a structure with one read: see :meth:`member`.
 
+        :param wanted: Each member's name, or the names that it may have.
         :raises drgn.FaultError: if they cannot be read
         :raises LookupError: if the structure lacks one
         """
-        return self._read(address, self._row(type_name, wanted))
+        return self._read(address, self._block(type_name, wanted))
 
-    def _read(self, address: int, row: "_MemberBlock") -> tuple[int, ...]:
-        data = self.reader.read(address + row.start, row.size)
-        return tuple(value.unpack_from(data, at)[0] for value, at in row.values)
+    def _read(self, address: int, block: _MemberBlock) -> tuple[int, ...]:
+        data = self.reader.read(address + block.start, block.size)
+        return tuple(
+            format_.unpack_from(data, offset)[0] for format_, offset in block.values
+        )
 
     def text(self, address: int, type_name: str, *members: str) -> str:
         """Read an array of characters in a structure.
@@ -113,9 +119,9 @@ class Layout:
         :raises drgn.FaultError: if it cannot be read
         :raises LookupError: if the structure has none of the members
         """
-        member = self._known(type_name, members)
-        place = address + member.address_
-        return decode_string(self.reader.read(place, drgn.sizeof(member)))
+        member = self._require(type_name, members)
+        start = address + member.address_
+        return decode_string(self.reader.read(start, drgn.sizeof(member)))
 
     def _find_member(
         self, type_name: str, members: tuple[str, ...]
@@ -125,24 +131,27 @@ class Layout:
         except LookupError:
             return None
 
-    def _known(self, type_name: str, members: tuple[str, ...]) -> drgn.Object:
-        """Return a member of a structure at address 0."""
+    def _require(self, type_name: str, members: tuple[str, ...]) -> drgn.Object:
+        """Return a member of a structure at address 0.
+
+        :raises LookupError: if the structure has none of the members
+        """
         member = self._member(type_name, members)
         if member is None:
             raise LookupError(f"struct {type_name} has no {' or '.join(members)}")
         return member
 
-    def _find_row(
+    def _find_block(
         self, type_name: str, wanted: tuple[tuple[str, ...] | str, ...]
-    ) -> "_MemberBlock":
-        places = []
+    ) -> _MemberBlock:
+        members = []
         for names in wanted:
             candidates = (names,) if isinstance(names, str) else names
-            member = self._known(type_name, candidates)
-            places.append((integer_format(member), int(member.address_)))
-        start = min(at for _, at in places)
-        end = max(at + value.size for value, at in places)
-        values = tuple((value, at - start) for value, at in places)
+            member = self._require(type_name, candidates)
+            members.append((integer_format(member), int(member.address_)))
+        start = min(offset for _, offset in members)
+        end = max(offset + format_.size for format_, offset in members)
+        values = tuple((format_, offset - start) for format_, offset in members)
         return _MemberBlock(start, end - start, values)
 
     def _find_size(self, type_name: str) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""When waits end by themselves: timers on the stacks of those that wait."""
+"""The time at which a wait ends by itself, from the timer on the task's stack."""
 
 from typing import TypedDict
 
@@ -8,29 +8,30 @@ from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock_context import LockContext, per_context
 
 _NEVER = (1 << 63) - 1
-"""``KTIME_MAX``: a timer that is not to end."""
+"""``KTIME_MAX``: a timer that never expires."""
 
 
 class Ends(TypedDict, total=False):
-    """When a wait ends by itself: fields of :class:`WaitTarget`."""
+    """The end of a wait: fields of :class:`WaitTarget`."""
 
     expires_ns: int
     left_ns: int
 
 
 def timer_ends(context: LockContext, case: BlockedTask) -> Ends:
-    """Return when a wait ends by itself, by the timer on its stack.
+    """Return when a wait ends by the timer on the task's stack; empty without timer.
 
-    :raises drgn.FaultError: if its clock cannot be read
+    :raises drgn.FaultError: if the clock of the timer cannot be read
     """
     timer = case.stack.timer()
     return Ends() if timer is None else ends_at(context, timer.expires_ns, timer.base)
 
 
 def ends_at(context: LockContext, expires_ns: int, base: int) -> Ends:
-    """Return when a timer ends.
+    """Return when a timer expires; empty if never.
 
-    :param base: Its ``struct hrtimer_clock_base``.
+    :param expires_ns: Time of the clock of the timer.
+    :param base: Address of its ``struct hrtimer_clock_base``.
     :raises drgn.FaultError: if that cannot be read
     """
     if expires_ns >= _NEVER:
@@ -46,5 +47,6 @@ def ends_at(context: LockContext, expires_ns: int, base: int) -> Ends:
 
 @per_context
 def _clock_offsets(context: LockContext) -> dict[int, int]:
-    """From CLOCK_MONOTONIC to a timer's own, by its base; it may be negative."""
+    """Maps a ``struct hrtimer_clock_base`` to its offset from CLOCK_MONOTONIC in ns,
+    which may be negative."""
     return {}

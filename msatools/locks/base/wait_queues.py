@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Queues that tasks wait on until somebody wakes them: who is queued, and on what.
+"""Finds wait queues and their waiters (include/linux/wait.h, swait.h).
 
-A waiter lies on the stack of who waits, on a ring with all that wait with it. The
-queue's own head is on that ring, too: the one node with a spinlock where waiters name
-their task (swait.h) or what wakes them (wait.h).
+A waiter is on the stack of its task. It is a node of a ring, together with all other
+waiters and the list head of the queue. Only waiters have a pointer to a task (swait.h)
+or to a wake function (wait.h) next to the node.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,69 +27,71 @@ from msatools.tasks.stackmemory import stack_bytes
 
 _TEXT = 0x8000_0000
 _END_OF_TEXT = 0xFF00_0000
-"""The low half of where code begins, and of where that of modules ends (x86-64)."""
+"""The low 32 bits of the start of kernel code and of the end of modules (x86-64)."""
 
-_HALF = (1 << 32) - 1
+_LOW_32 = (1 << 32) - 1
 
 _TRIES = 3
-"""Walks of a ring that changes meanwhile."""
+"""Maximum number of walks of a ring that changes while it is read."""
 
 _MANY = 256
-"""On a ring that is not followed again."""
+"""An inconsistent ring is not followed again if it has more nodes than this."""
 
 _Test = Callable[[Entry], bool]
 
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue as it was seen."""
+    """A wait queue."""
 
     head: int
-    """The list head."""
+    """Address of the list head."""
 
     waiters: tuple[Entry, ...] | None
-    """In order; ``None`` if there are more than may be read."""
+    """The waiters in order; ``None`` if there are too many to read."""
 
 
 @dataclass(frozen=True)
 class QueueKey:
-    """Where an entry that shares its queue with others says what it waits for."""
+    """Offsets of the key in a waiter whose queue is a hashed bucket."""
 
     wait: int
-    """The ``struct wait_queue_entry``."""
+    """Offset of the ``struct wait_queue_entry``."""
 
     of: int
-    """A pointer to what has the bit."""
+    """Offset of a pointer to the word or folio that has the bit."""
 
     bit: int
-    """The bit's number, an int."""
+    """Offset of the number of the bit, an int."""
 
 
 class WaitQueues:
-    """Finds queues; each is followed once."""
+    """Finds wait queues; follows each once."""
 
     def __init__(self, layout: Layout, losses: LossLog, limit: int) -> None:
         """
         Set up.
 
-        :param limit: How many waiters of one queue are read.
+        :param limit: Maximum number of waiters to read of one queue.
         """
         self._layout = layout
         self._losses = losses
         self._limit = limit
         self._rings = Rings(layout, losses)
         self._queues: dict[int, Queue | None] = {}
-        """By the nodes of a ring that was followed."""
+        """Maps each node of a ring to its queue."""
 
         self._stacks: dict[int, int] = {}
+        """Maps a task to the start of its stack."""
+
         self.buckets: dict[Lock, int] = {}
-        """Of locks whose waiters are on a queue that others share: its head."""
+        """Maps a lock whose queue is a hashed bucket to the list head of that."""
 
         self.lookups: set[Lock] = set()
-        """Those of which it was seen that who looks up a name wakes them."""
+        """Locks whose waiters are woken at the end of a lookup of a dentry."""
 
     def of_entry(self, entry: WaitEntry) -> Queue | None:
-        """Find the queue that a waiter on a stack is on; ``None`` if on none."""
+        """Find the queue of a waiter on a stack; ``None`` if it is on no queue."""
         node = entry.address + self._entries.node
         if not self._is_queued(entry):
             return None
@@ -102,56 +104,56 @@ class WaitQueues:
         )
 
     def of_head(self, head: int) -> Queue | None:
-        """Follow a queue from its list head on; ``None`` if it is lost."""
+        """Read a wait queue by its list head; ``None`` if it cannot be read."""
         return self._queue(head, self._entries, self._is_entry)
 
     def of_simple_head(self, head: int) -> Queue | None:
-        """Follow a simple queue from its list head on; ``None`` if it is lost."""
+        """Read a simple wait queue by its list head; ``None`` if it cannot be read."""
         return self._queue(head, self._simple, self._is_simple)
 
     def simple(self, stack: OwnStack) -> Queue | None:
-        """Find the simple queue (``struct swait_queue_head``) that a task is on."""
+        """Find the simple wait queue (``struct swait_queue_head``) of a task."""
         for start in stack.own("swait_queue", "task"):
             node = start + self._simple.node
-            following, before = stack.word(node), stack.word(node + 8)
-            # One that is on no queue points at itself.
-            if following is None or before is None or following == node:
+            following, previous = stack.word(node), stack.word(node + 8)
+            # A node that is on no list points at itself.
+            if following is None or previous is None or following == node:
                 continue
-            if self._rings.is_linked(node, following, before):
-                found = self._queue(node, self._simple, self._is_simple)
-                if found is not None:
-                    return found
+            if self._rings.is_linked(node, following, previous):
+                queue = self._queue(node, self._simple, self._is_simple)
+                if queue is not None:
+                    return queue
         return None
 
     def innermost(self, stack: OwnStack) -> tuple[WaitEntry, Queue] | None:
-        """Find what a task waits on that it has queued for last.
+        """Find the innermost waiter on a stack that is queued, and its queue.
 
-        If its queue is not to be found, what it has queued for before does not count.
+        :return: ``None`` also if that queue is not found; outer waiters are not tried.
         """
         for entry in stack.wait_entries():
             if self._is_queued(entry):
-                found = self.of_entry(entry)
-                return None if found is None else (entry, found)
+                queue = self.of_entry(entry)
+                return None if queue is None else (entry, queue)
         return None
 
     def head_of(self, entry: WaitEntry) -> tuple[int, int | None] | None:
         """
-        Find the ``struct wait_queue_head`` that a waiter is on, and how many are.
+        Find the ``struct wait_queue_head`` that a waiter is on.
 
-        ``None`` if it is not found. The count is ``None`` if there are more than
-        may be looked at.
+        :return: Its address, and the number of waiters, which is ``None`` if there are
+            too many to read. ``None`` if not found.
         """
-        found = self.of_entry(entry)
-        if found is None:
+        queue = self.of_entry(entry)
+        if queue is None:
             return None
-        address = found.head - self._layout.offset("wait_queue_head", "head")
-        return address, None if found.waiters is None else len(found.waiters)
+        address = queue.head - self._layout.offset("wait_queue_head", "head")
+        return address, None if queue.waiters is None else len(queue.waiters)
 
     def tasks(self, waiters: Iterable[Entry]) -> list[QueuedWaiter]:
-        """Return the tasks of waiters, in their order.
+        """Return the tasks of waiters, in order.
 
-        What an entry keeps may be a task, or belong to whoever polls: it is a task if
-        the entry lies on its stack.
+        The ``private`` of an entry may point at a task, or at data of a poll. It is a
+        task if the entry is on its stack.
         """
         return [
             QueuedWaiter(waiter.task)
@@ -160,7 +162,10 @@ class WaitQueues:
         ]
 
     def is_on_stack(self, address: int, task: int) -> bool:
-        """Return whether an address is on the stack of a task, if it is a task."""
+        """Return whether an address is on the stack of a task.
+
+        :param task: What may be the address of a ``struct task_struct``.
+        """
         if task not in self._stacks:
             try:
                 stack = self._layout.member(task, "task_struct", "stack")
@@ -174,25 +179,25 @@ class WaitQueues:
         self, lock: Lock, key: QueueKey, functions: Iterable[int | None]
     ) -> list[QueuedWaiter] | None:
         """
-        Return the waiters of a lock whose queue others share, in order.
+        Return the waiters of a lock whose queue is a hashed bucket, in order.
 
-        :param functions: What wakes those that have such a key.
-        :return: ``None`` if the queue is not known, too long, or lost.
+        :param functions: Wake functions of waiters that have such a key.
+        :return: ``None`` if the bucket is unknown, too long, or cannot be read.
         """
         head = self.buckets.get(lock)
-        found = self.of_head(head) if head else None
-        if found is None or found.waiters is None:
+        queue = self.of_head(head) if head else None
+        if queue is None or queue.waiters is None:
             return None
-        kinds = {function & _HALF for function in functions if function}
-        waiters = [waiter for waiter in found.waiters if waiter.kind in kinds]
+        kinds = {function & _LOW_32 for function in functions if function}
+        waiters = [waiter for waiter in queue.waiters if waiter.kind in kinds]
         nodes = np.array([waiter.node for waiter in waiters], np.uint64)
         starts = nodes - np.uint64(key.wait + self._entries.node)
         reader = self._layout.reader
         records, readable = reader.read_records(starts, max(key.of + 8, key.bit + 4))
         bit = lock.key if isinstance(lock.key, int) else 0
-        alike = readable & (column(records, key.of) == np.uint64(lock.address or 0))
-        alike &= column(records, key.bit, 4) == np.uint64(bit & _HALF)
-        return self.tasks(waiters[row] for row in np.flatnonzero(alike).tolist())
+        same = readable & (column(records, key.of) == np.uint64(lock.address or 0))
+        same &= column(records, key.bit, 4) == np.uint64(bit & _LOW_32)
+        return self.tasks(waiters[row] for row in np.flatnonzero(same).tolist())
 
     @cached_property
     def stack_bytes(self) -> int:
@@ -214,16 +219,16 @@ class WaitQueues:
         task = entry.task or 0
         return task >= KERNEL_HALF and self.is_on_stack(entry.node, task)
 
-    def _queue(self, node: int, shape: Shape, waits: _Test) -> Queue | None:
+    def _queue(self, node: int, shape: Shape, is_waiter: _Test) -> Queue | None:
         if node not in self._queues:
-            found, nodes = self._find(node, shape, waits)
-            self._queues.update(dict.fromkeys(nodes, found))
+            queue, nodes = self._find(node, shape, is_waiter)
+            self._queues.update(dict.fromkeys(nodes, queue))
         return self._queues[node]
 
     def _find(
-        self, node: int, shape: Shape, waits: _Test
+        self, node: int, shape: Shape, is_waiter: _Test
     ) -> tuple[Queue | None, set[int]]:
-        """Follow a ring; tell its queue, and of which nodes that is the queue."""
+        """Follow a ring; return its queue, and the nodes to store that for."""
         for _ in range(_TRIES):
             ring = self._rings.follow(node, shape, self._limit)
             if ring.whole or ring.cut:
@@ -231,11 +236,11 @@ class WaitQueues:
         else:
             self._losses.lose(Loss.WAITERS, "a queue of waiters is lost")
             return None, ring.nodes if len(ring.entries) > _MANY else {node}
-        heads = [entry.node for entry in ring.entries if not waits(entry)]
+        heads = [entry.node for entry in ring.entries if not is_waiter(entry)]
         if ring.whole and len(heads) == 1:
             return Queue(heads[0], tuple(ring.after(heads[0]))), ring.nodes
         if len(heads) > 1:
-            # Of one kind all but the head are waiters: it is another kind.
+            # Only the list head is no waiter, so this ring is of another kind.
             return None, {node}
         if heads:
             self._rings.note_cut(self._limit)
@@ -251,5 +256,5 @@ class WaitQueues:
 
 @per_context
 def wait_queues(context: LockContext) -> WaitQueues:
-    """Return the finder of the wait queues that tasks of a context are on."""
+    """Return the finder of wait queues of a context."""
     return WaitQueues(context.layout, context.losses, context.limit)

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Events that tasks wait for: completions, wait queues, pages, bits."""
+"""Events: completions, wait queues, page bits, and bits of other words."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waits for a bit of any word, or for a variable (kernel/sched/wait_bit.c).
+"""Waits for a bit of a word, or for a variable (kernel/sched/wait_bit.c).
 
-Nothing records who will change it.
+The kernel does not record the task that will change it.
 """
 
 from dataclasses import dataclass
@@ -18,50 +18,50 @@ from msatools.locks.events.events import wait_of
 from msatools.target.addresses import KERNEL_HALF
 
 _VARIABLE = -1
-"""The bit of who waits for a variable."""
+"""The bit of a wait for a variable."""
 
 _STATE_BITS = 3
-"""Of an inode's state that are waited for, all below this."""
+"""Number of bits of an inode's state that may be waited for; they are the lowest."""
 
-_BIT = (1 << 32) - 1
+_VARIABLE_U32 = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
 class BitWait:
-    """What an entry of a wait queue stands for."""
+    """The key of a waiter."""
 
     word: int
-    """The address of the word, or of the variable: any within what it is of."""
+    """Address of the word or the variable, which may be a byte of a larger member."""
 
     bit: int
-    """Of the word; -1 if it is a variable that is waited for."""
+    """Number of the bit; -1 for a variable."""
 
     @property
     def variable(self) -> bool:
-        """Whether it is a variable that is waited for."""
+        """Whether this is a wait for a variable."""
         return self.bit == _VARIABLE
 
 
 def bit_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> BitWait | None:
-    """Return the word that an entry on a task's stack waits for, if it does for one."""
-    if entry.function not in _wakers(context):
+    """Return the key of an entry on a task's stack; ``None`` if it has no such key."""
+    if entry.function not in _wake_functions(context):
         return None
     key = _key(context)
     start = entry.address - key.wait
     word, bit = case.stack.word(start + key.of), case.stack.half(start + key.bit)
     if word is None or bit is None or word < KERNEL_HALF:
         return None
-    return BitWait(word, _VARIABLE if bit == _BIT else bit)
+    return BitWait(word, _VARIABLE if bit == _VARIABLE_U32 else bit)
 
 
 def inode_of(context: LockContext, wait: BitWait) -> Inode | None:
     """
-    Return the inode whose state a task waits for; ``None`` if it is none.
+    Return the inode whose state a task waits for; ``None`` if the word is not a state.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the inode cannot be read
     """
     # "inode: port __I_NEW to var event" and the like (in v6.12): each bit of the state
-    # is a variable, the byte of the state with the bit's number stands for it.
+    # is a variable. Its address is that of the byte with the number of the bit.
     bits = range(_STATE_BITS) if wait.variable else range(1)
     state = context.layout.offset("inode", "i_state")
     for bit in bits:
@@ -73,18 +73,21 @@ def inode_of(context: LockContext, wait: BitWait) -> Inode | None:
 
 def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Return the word that a task waits for, and which of its bits.
+    Return the bit that a task waits for.
 
-    The lock's address is the word's, its key the bit's number.
+    The address of the lock is that of the word, its key the number of the bit.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
-    found = wait_of(context, case)
-    wait = bit_of(context, case, found[0]) if found else None
-    if found is None or wait is None:
+    queued = wait_of(context, case)
+    if queued is None:
+        return None
+    entry, bucket = queued
+    wait = bit_of(context, case, entry)
+    if wait is None:
         return None
     lock = Lock("bit_wait", wait.word, wait.bit)
-    wait_queues(context).buckets[lock] = found[1].head
+    wait_queues(context).buckets[lock] = bucket.head
     return Request(lock)
 
 
@@ -92,22 +95,24 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Return the waiters for a bit that :func:`request` found, in order.
 
-    Waiters for other words may be on the same queue: they are left out.
+    The queue is a hashed bucket: waiters for other words are left out.
     """
-    return wait_queues(context).bucket(lock, _key(context), _wakers(context))
+    return wait_queues(context).bucket(lock, _key(context), _wake_functions(context))
 
 
 def _key(context: LockContext) -> QueueKey:
-    at, entry = context.layout.offset, "wait_bit_queue_entry"
+    offset, entry = context.layout.offset, "wait_bit_queue_entry"
     return QueueKey(
-        at(entry, "wq_entry"), at(entry, "key.flags"), at(entry, "key.bit_nr")
+        wait=offset(entry, "wq_entry"),
+        of=offset(entry, "key.flags"),
+        bit=offset(entry, "key.bit_nr"),
     )
 
 
-def _wakers(context: LockContext) -> list[int]:
+def _wake_functions(context: LockContext) -> list[int]:
     names = ("wake_bit_function", "var_wake_function")
-    found = (context.layout.symbol(name) for name in names)
-    return [function for function in found if function is not None]
+    functions = (context.layout.symbol(name) for name in names)
+    return [function for function in functions if function is not None]
 
 
 BIT_WAIT = LockType(

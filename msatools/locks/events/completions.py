@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Completions: what tasks wait for until it is done (kernel/sched/completion.c).
+"""Completions: requests, waiters, and tasks that will complete them.
 
-A completion does not record who will complete it. Some lie in a structure that does:
-that of a kernel thread, one that a vforked child points to, or work that is queued
-behind the work that is waited for.
+kernel/sched/completion.c: a completion does not record that task. But some completions
+are in a structure that identifies it: a ``struct kthread``, a variable to which a
+vforked child points, or a work item that is queued after the one that is waited for.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ _MAX_CHILDREN = 4096
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What a completion is for, by the structure that it is in."""
+class _Purpose:
+    """The purpose of a completion, by the structure that contains it."""
 
     what: str
     holders: tuple[Holder, ...] = ()
@@ -43,84 +43,83 @@ def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
     Return the ``struct completion`` that a task waits for.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
     if not is_completion(case) or not is_event(context, case):
         return None
     if not context.layout.has("completion", "wait.task_list"):
-        # "completion: Use simple wait queues" (in v5.7): before, it has one of those
-        # that anybody may use.
+        # "completion: Use simple wait queues" (in v5.7): before, it was a wait queue.
         return None
-    found = wait_queues(context).simple(case.stack)
-    if found is None:
+    simple_queue = wait_queues(context).simple(case.stack)
+    if simple_queue is None:
         return None
-    within = context.layout.offset("completion", "wait.task_list")
-    return Request(Lock("completion", found.head - within))
+    offset = context.layout.offset("completion", "wait.task_list")
+    return Request(Lock("completion", simple_queue.head - offset))
 
 
 def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """Return the waiters for a completion, in order."""
-    within = context.layout.offset("completion", "wait.task_list")
-    found = wait_queues(context).of_simple_head((lock.address or 0) + within)
-    if found is None or found.waiters is None:
+    offset = context.layout.offset("completion", "wait.task_list")
+    simple_queue = wait_queues(context).of_simple_head((lock.address or 0) + offset)
+    if simple_queue is None or simple_queue.waiters is None:
         return None
-    return wait_queues(context).tasks(found.waiters)
+    return wait_queues(context).tasks(simple_queue.waiters)
 
 
 def holders(context: LockContext, lock: Lock) -> list[Holder]:
-    """Return who is to complete it, if it lies in what says so."""
-    known = _known(context, lock)
-    return list(known.holders) if known else []
+    """Return the tasks that will complete a completion; empty if unknown."""
+    purpose = _purpose(context, lock)
+    return list(purpose.holders) if purpose else []
 
 
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Describe what a task waits for in a few words; ``None`` if unknown."""
-    known = _known(context, request.lock)
-    if known is not None:
-        return known.what
+    """Describe in a few words what a task waits for; ``None`` if unknown."""
+    purpose = _purpose(context, request.lock)
+    if purpose is not None:
+        return purpose.what
     return by_caller(case)
 
 
 @per_context
-def _known_before(context: LockContext) -> dict[Lock, _Known | None]:
-    """By completion: many may wait for one."""
+def _purposes(context: LockContext) -> dict[Lock, _Purpose | None]:
+    """Maps a completion to its purpose, as many tasks may wait for one."""
     return {}
 
 
-def _known(context: LockContext, lock: Lock) -> _Known | None:
-    known = _known_before(context)
-    if lock not in known:
-        known[lock] = _read(context, lock)
-    return known[lock]
+def _purpose(context: LockContext, lock: Lock) -> _Purpose | None:
+    purposes = _purposes(context)
+    if lock not in purposes:
+        purposes[lock] = _find_purpose(context, lock)
+    return purposes[lock]
 
 
-def _read(context: LockContext, lock: Lock) -> _Known | None:
+def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
     address = lock.address or 0
-    known = _thread(context, address)
-    if known is not None:
-        return known
+    purpose = _thread(context, address)
+    if purpose is not None:
+        return purpose
     for queued in queue(context, lock) or ():
         if not wait_queues(context).is_on_stack(address, queued.task):
             continue
-        for ask in (_child, _work, _queue_of_work, _thread_work, _creation):
+        for find in (_child, _work, _workqueue, _thread_work, _creation):
             try:
-                known = ask(context, queued.task, address)
+                purpose = find(context, queued.task, address)
             except LookupError:
-                # The kernel has no such thing, or nothing tells its type.
+                # This kernel has no such type, or it is unknown.
                 continue
             except drgn.FaultError as error:
                 context.losses.lose(
                     Loss.COMPLETIONS, f"who is to complete one is lost: {error}"
                 )
                 continue
-            if known is not None:
-                return known
+            if purpose is not None:
+                return purpose
         break
     return None
 
 
-def _thread(context: LockContext, address: int) -> _Known | None:
-    """A thread of the kernel that is to stop or to park."""
+def _thread(context: LockContext, address: int) -> _Purpose | None:
+    """Return the kernel thread that has to stop or to park."""
     for member, doing in (("exited", "stop"), ("parked", "park")):
         if not context.layout.has("kthread", member):
             continue
@@ -128,45 +127,46 @@ def _thread(context: LockContext, address: int) -> _Known | None:
         task = kernel_threads(context).by_kthread.get(kthread)
         if task is not None:
             pid = context.pid(task)
-            return _Known(f"thread {pid} to {doing}", (Holder(task, "exact"),))
+            return _Purpose(f"thread {pid} to {doing}", (Holder(task, "exact"),))
     return None
 
 
-def _child(context: LockContext, waiter: int, address: int) -> _Known | None:
-    """A child that has yet to execute a program, or to end."""
+def _child(context: LockContext, waiter: int, address: int) -> _Purpose | None:
+    """Return the vforked child that has to execute a program, or to exit."""
     child = vforked(context, waiter, lambda done: done == address)
     if child is None:
         return None
     pid = context.pid(child, leader=True)
-    return _Known(f"child {pid} to exec", (Holder(child, "exact"),))
+    return _Purpose(f"child {pid} to exec", (Holder(child, "exact"),))
 
 
 def vforked(
-    context: LockContext, parent: int, is_it: Callable[[int], bool]
+    context: LockContext, parent: int, is_awaited: Callable[[int], bool]
 ) -> int | None:
     """
-    Find the child for which a task that has vforked waits.
+    Find the vforked child that a task waits for.
 
-    :param is_it: Tells the completion that it waits for; the child points at it.
-    :return: The address of its ``struct task_struct``.
+    :param is_awaited: Whether the task waits for the completion at an address, to which
+        the child points.
+    :return: Address of the child's ``struct task_struct``; ``None`` if not found.
     :raises drgn.FaultError: if a child cannot be read
     """
     head = parent + context.layout.offset("task_struct", "children")
     sibling = context.layout.offset("task_struct", "sibling")
-    # From the end of the list on, where the youngest is.
+    # The youngest child is the last.
     node = context.layout.word(head + 8)
     for _ in range(FEW_READS if context.alone else _MAX_CHILDREN):
         if node in (head, 0):
             break
         task = node - sibling
-        if is_it(context.layout.member(task, "task_struct", "vfork_done")):
+        if is_awaited(context.layout.member(task, "task_struct", "vfork_done")):
             return task
         node = context.layout.word(node + 8)
     return None
 
 
-def _work(context: LockContext, waiter: int, address: int) -> _Known | None:
-    """Work that is put behind what is waited for: flush_work() and the like."""
+def _work(context: LockContext, waiter: int, address: int) -> _Purpose | None:
+    """Return the work item that a barrier waits for: flush_work() and the like."""
     if not context.layout.has("wq_barrier", "done"):
         return None
     barrier = address - context.layout.offset("wq_barrier", "done")
@@ -176,15 +176,15 @@ def _work(context: LockContext, waiter: int, address: int) -> _Known | None:
     if work is None:
         return None
     if work.worker is None:
-        return _Known(f"work {_named(work)}, not begun")
+        return _Purpose(f"work {_named(work)}, not begun")
     pid = context.pid(work.worker)
-    return _Known(
+    return _Purpose(
         f"work {_named(work)} of thread {pid}", (Holder(work.worker, "exact"),)
     )
 
 
-def _queue_of_work(context: LockContext, waiter: int, address: int) -> _Known | None:
-    """All work of a queue up to now: flush_workqueue()."""
+def _workqueue(context: LockContext, waiter: int, address: int) -> _Purpose | None:
+    """Return the workqueue that is flushed: flush_workqueue()."""
     if not context.layout.has("wq_flusher", "done"):
         return None
     flusher = address - context.layout.offset("wq_flusher", "done")
@@ -193,35 +193,33 @@ def _queue_of_work(context: LockContext, waiter: int, address: int) -> _Known | 
         return None
     workers = workqueues(context).workers(flushed)
     holders = tuple(Holder(worker, "exact") for worker in workers)
-    return _Known(f"workqueue {flushed.name}", holders)
+    return _Purpose(f"workqueue {flushed.name}", holders)
 
 
 def _named(work: Work) -> str:
     return work.function or "of unknown name"
 
 
-def _thread_work(context: LockContext, waiter: int, address: int) -> _Known | None:
-    """Work of a thread that has its own: kthread_flush_work() and the like."""
+def _thread_work(context: LockContext, waiter: int, address: int) -> _Purpose | None:
+    """Return the kthread_worker that is flushed: kthread_flush_work() and the like."""
     if not context.layout.has("kthread_flush_work", "done"):
         return None
     flush = address - context.layout.offset("kthread_flush_work", "done")
-    flushes = context.layout.symbol("kthread_flush_work_fn")
+    flush_function = context.layout.symbol("kthread_flush_work_fn")
     function = context.layout.member(flush, "kthread_flush_work", "work.func")
-    if flushes is None or function != flushes:
+    if flush_function is None or function != flush_function:
         return None
     worker = context.layout.member(flush, "kthread_flush_work", "work.worker")
     task = context.layout.member(worker, "kthread_worker", "task")
     if task not in kernel_threads(context).by_kthread.values():
         return None
-    return _Known(f"work of thread {context.pid(task)}", (Holder(task, "exact"),))
+    return _Purpose(f"work of thread {context.pid(task)}", (Holder(task, "exact"),))
 
 
-def _creation(context: LockContext, waiter: int, address: int) -> _Known | None:
-    """A thread of the kernel that is to be made: kthreadd does it."""
-    maker, requests = (
-        kernel_threads(context).maker,
-        context.layout.symbol("kthread_create_list"),
-    )
+def _creation(context: LockContext, waiter: int, address: int) -> _Purpose | None:
+    """Return kthreadd if it has to create a kernel thread."""
+    maker = kernel_threads(context).maker
+    requests = context.layout.symbol("kthread_create_list")
     if maker is None or requests is None:
         return None
     what = "kthreadd to make a thread"
@@ -234,11 +232,11 @@ def _creation(context: LockContext, waiter: int, address: int) -> _Known | None:
         context.reader, requests, node, size, context.losses, name
     ):
         if int.from_bytes(data[done : done + 8], "little") == address:
-            return _Known(what, (Holder(maker, "exact"),))
+            return _Purpose(what, (Holder(maker, "exact"),))
     if kernel_threads(context).is_making(
         address, MAX_CANDIDATES, wait_queues(context).stack_bytes
     ):
-        return _Known(what, (Holder(maker, "likely"),))
+        return _Purpose(what, (Holder(maker, "likely"),))
     return None
 
 

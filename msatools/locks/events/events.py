@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks that wait for an event, which nobody owns as a lock is owned."""
+"""Recognizes tasks that wait for an event, which unlike a lock has no owner."""
 
 import numpy as np
 
@@ -25,13 +25,14 @@ _IN_LOCKS = (
     *("__percpu_down_read", "rt_mutex_", "__rt_mutex_", "rtlock_", "rt_spin_lock"),
     *("rt_read_lock", "rt_write_lock", "rwbase_", "__rwbase_", "futex_", "__futex_"),
 )
-"""A task that sleeps in them waits for a lock, whatever else it is queued on."""
+"""A task that sleeps in one of these functions waits for a lock, even if it is also on
+a wait queue."""
 
 _WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
 _COMPLETION_WAYS = (*_WAYS, "do_wait_for_common", "blk_wait_io", *_WAITS)
-"""Functions in which tasks wait: their callers tell what for."""
+"""Functions in which tasks wait; the caller identifies the event."""
 
-# By the innermost function that is not one of those.
+# Descriptions of events, by the innermost function that is not one of those.
 _BY_CALLER = {
     name: text
     for text, names in {
@@ -70,20 +71,19 @@ def is_completion(case: BlockedTask) -> bool:
 
 
 def is_event(context: LockContext, case: BlockedTask) -> bool:
-    """Return whether a task waits for what may be an event, and for no lock.
+    """Return whether a task may wait for an event, and does not wait for a lock.
 
-    Idle waits, as of a worker for work, are left out.
+    Idle waits, such as that of a worker for work, do not count.
     """
     return _is_asked_for(context, case) and not _is_in_lock(case)
 
 
 def wait_of(context: LockContext, case: BlockedTask) -> tuple[WaitEntry, Queue] | None:
     """
-    Find the wait queue on which a task waits for an event; ``None`` if on none.
+    Find the wait queue on which a task waits for an event.
 
-    Nothing else is waited for within a wait for a completion.
-
-    :raises drgn.FaultError: if it cannot be read
+    :return: ``None`` if it is on no wait queue, or waits for a completion.
+    :raises drgn.FaultError: if the queue cannot be read
     """
     if is_completion(case) or not is_event(context, case):
         return None
@@ -96,14 +96,14 @@ def by_caller(case: BlockedTask) -> str | None:
 
 
 def _caller(case: BlockedTask) -> str:
-    """Return the innermost function that is not just a way to wait."""
+    """Return the innermost function that is not one of those in which tasks wait."""
     names = (name.partition(".")[0] for name in case.names)
     return next((name for name in names if not name.startswith(_COMPLETION_WAYS)), "")
 
 
 def _is_asked_for(context: LockContext, case: BlockedTask) -> bool:
     if case.task_class is TaskClass.WAI:
-        # Any child will do for other waits: that is no lock.
+        # Other waits are for any child, which is no event.
         return is_completion(case)
     if case.task_class in _CLASSES:
         return True

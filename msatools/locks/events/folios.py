@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waits for a bit of a page: until it is unlocked, or written back (mm/filemap.c).
+"""Waits for a bit of a page, such as locked or writeback (mm/filemap.c).
 
-Nothing records who will change the bit.
+The kernel does not record the task that will change the bit.
 """
 
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -14,12 +14,12 @@ from msatools.locks.base.wait_queues import QueueKey, wait_queues
 from msatools.locks.events.events import wait_of
 
 _PAGE = ("folio", "page")
-"""Of ``struct wait_page_queue``: "mm/filemap: Add folio_wait_bit()" and the like (in
-v5.16)."""
+"""Members of ``struct wait_page_queue``: "mm/filemap: Add folio_wait_bit()" and the
+like (in v5.16)."""
 
 
 def folio_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> int | None:
-    """Return the page that an entry on a task's stack waits for, if it does for one."""
+    """Return the page of an entry on a task's stack; ``None`` if it waits for none."""
     if entry.function != context.layout.symbol("wake_page_function"):
         return None
     key = _key(context)
@@ -28,23 +28,26 @@ def folio_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> int |
 
 def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Return the page that a task waits for, and which of its bits.
+    Return the bit of a page that a task waits for.
 
-    The lock's address is the ``struct folio``'s, its key the bit's number.
+    The address of the lock is that of the ``struct folio``, its key the number of the
+    bit.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
-    found = wait_of(context, case)
-    folio = folio_of(context, case, found[0]) if found else None
-    if found is None or not folio:
+    queued = wait_of(context, case)
+    if queued is None:
         return None
-    entry, queue = found
+    entry, bucket = queued
+    folio = folio_of(context, case, entry)
+    if not folio:
+        return None
     key = _key(context)
     bit = case.stack.half(entry.address - key.wait + key.bit)
     if bit is None:
         return None
     lock = Lock("folio", folio, bit)
-    wait_queues(context).buckets[lock] = queue.head
+    wait_queues(context).buckets[lock] = bucket.head
     return Request(lock)
 
 
@@ -52,26 +55,30 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Return the waiters for a bit of a page that :func:`request` found, in order.
 
-    Waiters for other pages may be on the same queue: they are left out.
+    The queue is a hashed bucket: waiters for other pages are left out.
     """
-    wakes = context.layout.symbol("wake_page_function")
-    return wait_queues(context).bucket(lock, _key(context), [wakes])
+    wake_function = context.layout.symbol("wake_page_function")
+    return wait_queues(context).bucket(lock, _key(context), [wake_function])
 
 
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Name the bit that is waited for, as ``locked`` or ``writeback``."""
+    """Return the name of the bit, as ``locked``; ``None`` if unknown."""
     try:
         flags = context.reader.prog.type("enum pageflags").enumerators
     except LookupError:
         return None
-    # Other names of the same bit come later.
+    # The first of several names is the generic one.
     names = [flag.name for flag in flags or () if flag.value == request.lock.key]
     return names[0].removeprefix("PG_") if names else None
 
 
 def _key(context: LockContext) -> QueueKey:
-    at, entry = context.layout.offset, "wait_page_queue"
-    return QueueKey(at(entry, "wait"), at(entry, *_PAGE), at(entry, "bit_nr"))
+    offset, entry = context.layout.offset, "wait_page_queue"
+    return QueueKey(
+        wait=offset(entry, "wait"),
+        of=offset(entry, *_PAGE),
+        bit=offset(entry, "bit_nr"),
+    )
 
 
 FOLIO = LockType(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Threads of the kernel, by what the kernel keeps of each (kernel/kthread.c)."""
+"""Kernel threads, by their ``struct kthread`` (kernel/kthread.c)."""
 
 from functools import cached_property
 
@@ -14,12 +14,12 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _KTHREAD = ("worker_private", "set_child_tid")
-"""The pointer to a thread's ``struct kthread``: "kthread: Generalize pf_io_worker so it
+"""Members that point at the ``struct kthread``: "kthread: Generalize pf_io_worker so it
 can point to struct kthread" (in v5.17)."""
 
 
 class KernelThreads:
-    """The threads that kthreadd has made."""
+    """The threads that kthreadd created."""
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
@@ -27,7 +27,7 @@ class KernelThreads:
 
     @cached_property
     def maker(self) -> int | None:
-        """The task of kthreadd, which makes all others."""
+        """The task of kthreadd, which creates all others; ``None`` if unknown."""
         variable = self._layout.symbol("kthreadd_task")
         try:
             task = self._layout.word(variable) if variable else 0
@@ -38,42 +38,43 @@ class KernelThreads:
 
     @cached_property
     def by_kthread(self) -> dict[int, int]:
-        """The tasks by ``struct kthread``."""
+        """Maps the address of a ``struct kthread`` to its task."""
         if self.maker is None:
             return {}
-        at = self._layout.offset
-        sibling = at("task_struct", "sibling")
-        kthread = at("task_struct", *_KTHREAD)
+        offset = self._layout.offset
+        sibling = offset("task_struct", "sibling")
+        kthread = offset("task_struct", *_KTHREAD)
         size = max(sibling, kthread) + 8
-        head = self.maker + at("task_struct", "children")
+        head = self.maker + offset("task_struct", "children")
         children = list_records(
             self._layout.reader, head, sibling, size, self._losses, "kernel threads"
         )
-        found = {
+        tasks = {
             int.from_bytes(data[kthread : kthread + 8], "little"): task
             for task, data in children
         }
-        found.pop(0, None)
-        return found
+        tasks.pop(0, None)
+        return tasks
 
     def data_of(self, task: int) -> int | None:
-        """Return what the main function of a thread was given; ``None`` if it is none.
+        """Return the argument of the main function of a kernel thread.
 
-        :raises drgn.FaultError: if it cannot be read
+        :return: ``None`` if the task is no kernel thread.
+        :raises drgn.FaultError: if the task cannot be read
         """
         kthread = self._layout.member(task, "task_struct", *_KTHREAD)
-        # Of a process the members may be anything: its own word does not count.
+        # The members of a process have another meaning: look among kernel threads.
         if self.by_kthread.get(kthread) != task:
             return None
         return self._layout.member(kthread, "kthread", "data")
 
     def is_making(self, completion: int, limit: int, stack_bytes: int) -> bool:
         """
-        Return whether kthreadd is at a request: its stack has a pointer to that.
+        Return whether kthreadd handles a request: its stack has a pointer to that.
 
-        :param completion: That the request is to complete.
-        :param limit: How many pointers are tried.
-        :param stack_bytes: The size of a kernel stack.
+        :param completion: Address of the completion of the request.
+        :param limit: Maximum number of pointers to try.
+        :param stack_bytes: Bytes of a kernel stack.
         """
         if self.maker is None:
             return False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Wait queues that tasks wait on for something of their owner's (linux/wait.h)."""
+"""Wait queues that are part of a subsystem's structure (include/linux/wait.h)."""
 
 import drgn
 import numpy as np
@@ -23,7 +23,7 @@ _OTHERS = (
     "pollwake",
     "ep_autoremove_wake_function",
 )
-"""What wakes those that wait for what has a type of its own, or for no lock."""
+"""Wake functions of waiters for other lock types, or for no lock."""
 
 _LOOKUPS = ("d_alloc_parallel", "d_wait_lookup")
 
@@ -32,12 +32,12 @@ def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
     Return the ``struct wait_queue_head`` that a task waits on.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
-    found = wait_of(context, case)
-    if found is None:
+    queued = wait_of(context, case)
+    if queued is None:
         return None
-    entry, queue = found
+    entry, queue = queued
     if entry.function in {context.layout.symbol(name) for name in _OTHERS}:
         return None
     head = context.layout.offset("wait_queue_head", "head")
@@ -48,41 +48,39 @@ def request(context: LockContext, case: BlockedTask) -> Request | None:
 
 
 def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    """Return the waiters on a queue, in order; those that poll it are left out."""
-    address = lock.address or 0
-    found = wait_queues(context).of_head(
-        address + context.layout.offset("wait_queue_head", "head")
-    )
-    if found is None or found.waiters is None:
+    """Return the waiters on a queue, in order, without those that poll it."""
+    head = (lock.address or 0) + context.layout.offset("wait_queue_head", "head")
+    wait_queue = wait_queues(context).of_head(head)
+    if wait_queue is None or wait_queue.waiters is None:
         return None
-    return wait_queues(context).tasks(found.waiters)
+    return wait_queues(context).tasks(wait_queue.waiters)
 
 
 def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """
-    Return who is to wake a queue, where it says so.
+    Return the task that will wake a queue; empty if unknown.
 
-    That is the thread that commits a journal, and who looks up a name that others want
-    too: it has the queue on its own stack. Of other queues nobody knows.
+    It is known for two kinds of queues: that of a journal is woken by the thread that
+    commits it; that of a dentry lookup is on the stack of the task that looks it up.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if a structure that leads to the task cannot be read
     """
     if lock in wait_queues(context).lookups:
-        return _looks_up(context, lock.address or 0)
-    return _commits(context, lock.address or 0)
+        return _lookup_task(context, lock.address or 0)
+    return _journal_thread(context, lock.address or 0)
 
 
-def _looks_up(context: LockContext, head: int) -> list[Holder]:
-    """Find whose stack a queue is on."""
+def _lookup_task(context: LockContext, head: int) -> list[Holder]:
+    """Find the task that has a queue on its stack."""
     stacks = context.tasks["stack"].astype(np.uint64)
-    # Where it is below a stack this is huge.
+    # For a stack above the queue, the unsigned difference is huge.
     inside = np.uint64(head) - stacks < np.uint64(wait_queues(context).stack_bytes)
     tasks = context.tasks["address"][inside & (stacks != 0)].tolist()
     return [Holder(task, "exact") for task in tasks]
 
 
-def _commits(context: LockContext, head: int) -> list[Holder]:
-    """Find the thread of a journal of which all wait until it has committed."""
+def _journal_thread(context: LockContext, head: int) -> list[Holder]:
+    """Find the thread of a journal whose waiters wait for the end of its commit."""
     if not context.layout.has("journal_s", "j_task"):
         return []
     for member in ("j_wait_done_commit", "j_wait_transaction_locked"):
@@ -94,7 +92,7 @@ def _commits(context: LockContext, head: int) -> list[Holder]:
             barriers = context.layout.member(journal, "journal_s", "j_barrier_count")
         except drgn.FaultError:
             continue
-        # With a barrier, those who want to write wait for who has put it up.
+        # With a barrier, writers wait for the task that set the barrier.
         if member == "j_wait_done_commit" or not barriers:
             return [Holder(task, "exact")]
     return []

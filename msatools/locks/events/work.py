@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Work that tasks wait for, and the threads that do it (kernel/workqueue.c)."""
+"""Work items that tasks wait for, and their workers (kernel/workqueue.c)."""
 
 import struct
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from msatools.locks.events.kthreads import KernelThreads, kernel_threads
 from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 from msatools.tasks.text import KernelText
 
-_WORD = struct.Struct("<Q")
-_INT = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_U32 = struct.Struct("<I")
 
 _MAX_WORK = 1 << 16
-"""On one list."""
+"""Maximum number of work items on one list."""
 
 _NAME_BYTES = 32
 """``WQ_NAME_LEN``, which was 24 before 2024."""
@@ -29,29 +29,29 @@ _NAME_BYTES = 32
 
 @dataclass(frozen=True)
 class Work:
-    """The work that a barrier is behind."""
+    """The work item that a barrier waits for."""
 
     function: str | None
-    """The name of the function that it is."""
+    """Name of its function; ``None`` if unknown."""
 
     worker: int | None
-    """The ``struct task_struct`` that does it, or has taken it to do; ``None`` if
-    nobody has."""
+    """Address of the ``struct task_struct`` of the worker that executes it or has taken
+    it; ``None`` if there is no such worker."""
 
 
 @dataclass(frozen=True)
 class Flushed:
-    """A workqueue that is flushed."""
+    """A workqueue that is being flushed."""
 
     address: int
     name: str
 
     color: int
-    """Of the work that has to be done first (``flush_color``)."""
+    """Color of the work items that the flush waits for (``flush_color``)."""
 
 
 class Workqueues:
-    """The workqueues, read once for each context."""
+    """The workqueues, read once per context."""
 
     def __init__(
         self, layout: Layout, kthreads: KernelThreads, losses: LossLog
@@ -62,13 +62,13 @@ class Workqueues:
 
     def behind(self, barrier: int) -> Work | None:
         """
-        Return the work that a ``struct wq_barrier`` is behind.
+        Return the work item that a ``struct wq_barrier`` waits for.
 
-        It is on the list of the worker that does that work, right after it; or on the
-        list of all that is to be done, after it, as long as no worker has come to it.
+        The barrier follows that work item: on ``worker.scheduled`` of the worker that
+        executes it, or, while no worker has taken it, on the worklist of the pool.
 
         :return: ``None`` if there is no such barrier, or it is on no list.
-        :raises drgn.FaultError: if it cannot be read
+        :raises drgn.FaultError: if the barrier cannot be read
         """
         layout = self._layout
         function = layout.symbol("wq_barrier_func")
@@ -79,39 +79,42 @@ class Workqueues:
         head = self._head(node)
         if head is None:
             return None
-        before = self._before(node, function)
+        flushed = self._function_before(node, function)
         worker = head - layout.offset("worker", "scheduled")
         task = self._task_of(worker)
-        if before is None and task is not None:
-            before = layout.member(worker, "worker", "current_func")
-        return Work(None if before is None else self._text.name(before), task)
+        if flushed is None and task is not None:
+            flushed = layout.member(worker, "worker", "current_func")
+        return Work(None if flushed is None else self._text.name(flushed), task)
 
     def _head(self, node: int) -> int | None:
-        """Find the head of a list of work: the one node that is no work."""
-        at = self._layout.word(node)
+        """Find the list head of a list of work items: the node that is no work item."""
+        following = self._layout.word(node)
         for _ in range(_MAX_WORK):
-            if at == node or at < KERNEL_HALF:
+            if following == node or following < KERNEL_HALF:
                 return None
-            if not self._is_work(at):
-                return at
-            at = self._layout.word(at)
+            if not self._is_work(following):
+                return following
+            following = self._layout.word(following)
         return None
 
-    def _before(self, node: int, barriers: int) -> int | None:
-        """Find the function of the nearest work before a barrier, if there is any."""
+    def _function_before(self, node: int, barrier_function: int) -> int | None:
+        """Return the function of the nearest work item before a barrier.
+
+        :return: ``None`` if there are only barriers before it.
+        """
         entry = self._layout.offset("work_struct", "entry")
-        at = self._layout.word(node + 8)
+        previous = self._layout.word(node + 8)
         for _ in range(_MAX_WORK):
-            if at == node or not self._is_work(at):
+            if previous == node or not self._is_work(previous):
                 return None
-            function = self._function(at - entry)
-            if function != barriers:
+            function = self._function(previous - entry)
+            if function != barrier_function:
                 return function
-            at = self._layout.word(at + 8)
+            previous = self._layout.word(previous + 8)
         return None
 
     def _is_work(self, node: int) -> bool:
-        """Return whether an address is work; a list's head has no function after it."""
+        """Return whether a node is that of a work item: it has a function."""
         entry = self._layout.offset("work_struct", "entry")
         return node >= KERNEL_HALF and self._function(node - entry) >= START_KERNEL_MAP
 
@@ -119,7 +122,7 @@ class Workqueues:
         return self._layout.member(work, "work_struct", "func")
 
     def _task_of(self, worker: int) -> int | None:
-        """Return the thread of a ``struct worker``; ``None`` if that is none."""
+        """Return the task of a ``struct worker``; ``None`` if the address is none."""
         try:
             task = self._layout.member(worker, "worker", "task")
             if task >= KERNEL_HALF and self._kthreads.data_of(task) == worker:
@@ -134,29 +137,30 @@ class Workqueues:
 
     @cached_property
     def flushed(self) -> dict[int, Flushed]:
-        """Those that tasks flush, by the ``struct wq_flusher`` on a task's stack."""
+        """Maps each ``struct wq_flusher``, on a task's stack, to its workqueue."""
         head = self._layout.symbol("workqueues")
         if head is None or not self._layout.has("wq_flusher", "done"):
             return {}
-        at, wq = self._layout.offset, "workqueue_struct"
-        node, name, color = at(wq, "list"), at(wq, "name"), at(wq, "flush_color")
-        first = at(wq, "first_flusher")
-        later = (at(wq, "flusher_queue"), at(wq, "flusher_overflow"))
-        size = max(node, name, color, first, *later) + _NAME_BYTES
-        found: dict[int, Flushed] = {}
+        offset, wq = self._layout.offset, "workqueue_struct"
+        node, name = offset(wq, "list"), offset(wq, "name")
+        color, first = offset(wq, "flush_color"), offset(wq, "first_flusher")
+        lists = (offset(wq, "flusher_queue"), offset(wq, "flusher_overflow"))
+        size = max(node, name, color, first, *lists) + _NAME_BYTES
+        by_flusher: dict[int, Flushed] = {}
         for address, data in list_records(
             self._layout.reader, head, node, size, self._losses, "workqueues"
         ):
-            (flusher,) = _WORD.unpack_from(data, first)
+            (flusher,) = _U64.unpack_from(data, first)
             if not flusher:
                 continue
-            (waits_for,) = _INT.unpack_from(data, color)
+            (flush_color,) = _U32.unpack_from(data, color)
             text = decode_string(data[name : name + _NAME_BYTES])
-            queue = Flushed(address, text, waits_for)
-            found[flusher] = queue
-            for place in later:
-                found |= dict.fromkeys(self._flushers(address + place), queue)
-        return found
+            queue = Flushed(address, text, flush_color)
+            by_flusher[flusher] = queue
+            for head_offset in lists:
+                flushers = self._flushers(address + head_offset)
+                by_flusher |= dict.fromkeys(flushers, queue)
+        return by_flusher
 
     def _flushers(self, head: int) -> list[int]:
         node = self._layout.offset("wq_flusher", "list")
@@ -167,12 +171,12 @@ class Workqueues:
 
     def workers(self, queue: Flushed) -> list[int]:
         """
-        Find the threads at work that has to be done before a flush can end.
+        Find the workers that execute work items which a flush waits for.
 
-        :return: Addresses of ``struct task_struct``.
+        :return: Addresses of their ``struct task_struct``.
         """
         # "workqueue: Assign a color to barrier work items" (in v5.15): before, a
-        # worker did not keep the color of what it does.
+        # worker did not store the color of its work item.
         if not self._layout.has("worker", "current_color"):
             return []
         tasks = self._kthreads.by_kthread.values()
@@ -185,15 +189,15 @@ class Workqueues:
             worker = self._kthreads.data_of(task) or 0
             if worker < KERNEL_HALF:
                 return False
-            owner, part, work = layout.members(worker, "worker", *names)
-            if owner != task or min(part, work) < KERNEL_HALF:
+            owner, pwq, work = layout.members(worker, "worker", *names)
+            if owner != task or min(pwq, work) < KERNEL_HALF:
                 return False
             color = layout.member(worker, "worker", "current_color")
-            of = layout.member(part, "pool_workqueue", "wq")
+            workqueue = layout.member(pwq, "pool_workqueue", "wq")
         except drgn.FaultError:
-            # It is no worker: the thread's data is another thing.
+            # The argument of this thread is not a struct worker.
             return False
-        return of == queue.address and color == queue.color
+        return workqueue == queue.address and color == queue.color
 
 
 @per_context

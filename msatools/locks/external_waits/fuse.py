@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Clients that wait for a FUSE server, and the tasks that serve.
+"""Finds clients that wait for a FUSE server, and the server tasks.
 
-fs/fuse: a client sleeps on a queue within its ``struct fuse_req``, a server on one
-within its ``struct fuse_conn``. The types may be a module's, and most dumps lack them.
-So a structure is found by the slab object that it is in, and by a pointer in it to
-``s_fs_info`` of a file system, which the super block names.
+fs/fuse: a client sleeps on a wait queue in its ``struct fuse_req``, a server on one in
+its ``struct fuse_conn``. These types may be defined in a module, and most dumps lack
+them. So a structure is found as a slab object that has a pointer to the ``s_fs_info``
+of a super block.
 """
 
 from collections.abc import Iterator
@@ -36,17 +36,17 @@ _CLIENTS = ("request_wait_answer", "fuse_", "__fuse_", "virtio_fs_")
 _SERVER = "fuse_dev_"
 _MAX_SUPER_BLOCKS = 1 << 16
 _MAX_OBJECT = 8192
-"""The largest object of a slab, KMALLOC_MAX_CACHE_SIZE."""
+"""KMALLOC_MAX_CACHE_SIZE: maximum size of a slab object."""
 
 _MAX_LIKELY = 64
-"""Threads with the device open that are reported."""
+"""Maximum number of threads with the device open to report."""
 
 _DEVICE = 10 << 20 | 229
-"""What ``inode.i_rdev`` has for /dev/fuse: MISC_MAJOR and FUSE_MINOR."""
+"""``inode.i_rdev`` of /dev/fuse: MISC_MAJOR and FUSE_MINOR."""
 
-_HALF = 0xFFFF_FFFF
+_LOW_32 = 0xFFFF_FFFF
 _FLAGS = 0b111
-"""A pointer that is kept with flags has them there."""
+"""Low bits of a pointer that may be flags."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,21 @@ class FuseMount:
 
     super_block: int
     info: int
-    """``s_fs_info``: its ``struct fuse_mount``, or the connection."""
+    """``s_fs_info``: address of a ``struct fuse_mount``, or of the connection."""
 
     connection: int
-    """Its ``struct fuse_conn``, which it may share with submounts."""
+    """Address of the ``struct fuse_conn``, which submounts share."""
 
     parts: frozenset[int]
-    """The structures that have the connection's queues, and that what is of it points
-    at: itself, and by v7.2 its ``struct fuse_chan``."""
+    """Addresses of the structures with the wait queues of the connection: the
+    ``struct fuse_conn`` itself, and, by v7.2, its ``struct fuse_chan``."""
 
     type: str
-    """Of its file system: a virtiofs has no server in this kernel."""
+    """Type of the file system: a virtiofs has no server in this kernel."""
 
 
 class Fuse:
-    """The FUSE file systems, each read once for each context."""
+    """The FUSE file systems, each read once per context."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Fuse:
         """
         Set up.
 
-        :param tasks: All of which the open files may be looked at.
+        :param tasks: All tasks whose open files may be read.
         """
         self._layout = layout
         self._losses = losses
@@ -95,44 +95,46 @@ class Fuse:
 
     @cached_property
     def mounts(self) -> dict[int, FuseMount]:
-        """All FUSE file systems, by super block."""
-        found: dict[int, FuseMount] = {}
+        """Maps the address of a super block to its FUSE file system."""
+        mounts: dict[int, FuseMount] = {}
         try:
             for super_block in self._super_blocks():
                 mount = self._mount(super_block)
                 if mount is not None:
-                    found[super_block] = mount
+                    mounts[super_block] = mount
         except (drgn.FaultError, LookupError) as error:
             self._losses.lose(
                 Loss.FILE_SYSTEMS, f"file systems are lost in part: {error}"
             )
-        return found
+        return mounts
 
     def client(self, names: tuple[str, ...], stack: OwnStack) -> FuseMount | None:
         """
-        Return the file system whose server a task waits for; ``None`` if for none.
+        Return the file system whose server a task waits for.
 
-        :param names: The functions on its stack.
-        :raises drgn.FaultError: if it cannot be read
+        :param names: Functions on the stack.
+        :return: ``None`` if the task does not wait for a server.
+        :raises drgn.FaultError: if a structure that leads to it cannot be read
         """
         asks = any(name.startswith(_CLIENTS) for name in names)
         if not asks or any(name.startswith(_SERVER) for name in names):
             return None
         for entry in stack.wait_entries():
-            found = self._queues.head_of(entry)
-            mount = self._mount_of_queue(found[0]) if found is not None else None
+            queue = self._queues.head_of(entry)
+            mount = self._mount_of_queue(queue[0]) if queue is not None else None
             if mount is not None:
                 return mount
         return None
 
     def servers(self, mount: FuseMount, alone: bool) -> list[Holder]:
         """
-        Find the tasks that serve a file system.
+        Find the server tasks of a file system.
 
-        Those that read its requests now are exact, those that poll for requests, or
-        if there are none have its device open, are likely.
+        Tasks that sleep in a read of requests are ``exact``. Tasks that poll for
+        requests, or, if there are none of either kind, have the device open, are
+        ``likely``.
 
-        :param alone: Whether open files are not read.
+        :param alone: Whether not to read open files.
         """
         connection = mount.connection
         if connection not in self._servers:
@@ -172,9 +174,10 @@ class Fuse:
         return FuseMount(super_block, info, connection, self._parts(connection), kind)
 
     def _parts(self, connection: int) -> frozenset[int]:
-        """Find the structures that make up a connection.
+        """Find the structures of a connection.
 
-        What it points at is a part of it if that points back with its second word.
+        A slab object is a part if the connection points at it, and its second word
+        points back.
         """
         if connection not in self._connected:
             parts = {connection}
@@ -195,14 +198,14 @@ class Fuse:
         return self._connected[connection]
 
     def _object(self, address: int) -> tuple[int, Addresses] | None:
-        """Read the slab object that an address is in: its start, and its words."""
+        """Read the slab object that contains an address: its start and its words."""
         found = self._slabs.find(address)
         if found is None or found.size > _MAX_OBJECT:
             return None
         return found.start, self._layout.reader.words(found.start, found.size // 8)
 
     def _mount_of_queue(self, queue: int) -> FuseMount | None:
-        """Return the file system that a wait queue belongs to."""
+        """Return the file system of the request that contains a wait queue."""
         found = self._object(queue)
         if found is None:
             return None
@@ -219,7 +222,7 @@ class Fuse:
         return of[0] if len({mount.connection for mount in of}) == 1 else None
 
     def _readers(self, parts: frozenset[int]) -> list[Holder]:
-        """Find who waits for requests: on a queue that lies in a connection."""
+        """Find the tasks that wait for requests, on wait queues of a connection."""
         readers: dict[int, Holder] = {}
         for part in sorted(parts):
             try:
@@ -246,18 +249,18 @@ class Fuse:
 
     def _woken(self, head: int) -> list[Holder]:
         """
-        Return who sleeps on a list, if it is that of a queue of servers.
+        Return the tasks on a list, if it is a wait queue of servers.
 
-        Clients may wait on a queue of the connection as well (fuse_get_req()), but
-        uninterruptibly.
+        Clients may also wait on a queue of the connection (fuse_get_req()), but their
+        sleep is uninterruptible.
         """
         node = self._layout.word(head)
         start = node - self._layout.offset("wait_queue_entry", "entry")
         names = ("func", "entry.prev")
-        wakes, before = self._layout.members(start, "wait_queue_entry", *names)
-        if before != head or wakes not in self._wakers:
+        function, previous = self._layout.members(start, "wait_queue_entry", *names)
+        if previous != head or function not in self._wake_functions:
             return []
-        pollwake = (self._layout.symbol("pollwake") or 0) & _HALF
+        pollwake = (self._layout.symbol("pollwake") or 0) & _LOW_32
         queue = self._queues.of_head(head)
         waiters = queue.waiters if queue is not None and queue.head == head else None
         found = []
@@ -273,8 +276,8 @@ class Fuse:
         return found
 
     @cached_property
-    def _wakers(self) -> frozenset[int | None]:
-        """What wakes a task that reads, or one that polls."""
+    def _wake_functions(self) -> frozenset[int | None]:
+        """Wake functions of tasks that read or poll."""
         names = ("autoremove_wake_function", "default_wake_function", "pollwake")
         return frozenset(self._layout.symbol(name) for name in names)
 
@@ -287,7 +290,7 @@ class Fuse:
 
     @cached_property
     def _openers(self) -> dict[int, list[int]]:
-        """The tasks that have the device of a connection open, by connection."""
+        """Maps a connection to the tasks that have its device open."""
         addresses = self._tasks["address"]
         tables = self._descriptors.tables(addresses)
         sharers: dict[int, list[int]] = {}
@@ -303,7 +306,7 @@ class Fuse:
         return found
 
     def _connections(self, files: Addresses) -> set[int]:
-        """Return the connections that some files of /dev/fuse belong to."""
+        """Return the connections of those files that are /dev/fuse."""
         read = self._descriptors.read_files(files)
         if not len(files) or not read.readable.any():
             return set()
@@ -320,7 +323,7 @@ class Fuse:
             for part in mount.parts
         }
         found: set[int] = set()
-        # What stands for the file is its struct fuse_dev; nothing before it is mounted.
+        # private_data is a struct fuse_dev; 0 before the file system is mounted.
         for private in read["private"][inodes["device"] == _DEVICE].tolist():
             try:
                 device = self._object(private & ~_FLAGS)
@@ -334,19 +337,20 @@ class Fuse:
 
 
 def _lists(start: int, words: Addresses, kernel_start: int) -> list[int]:
-    """Find what may be the heads of lists that are not empty."""
-    places = start + 8 * np.arange(len(words) - 1, dtype=np.uint64)
-    following, before = words[:-1], words[1:]
-    lists = following != places
-    for pointers in (following, before):
-        lists &= (pointers >= np.uint64(kernel_start)) & (pointers % np.uint64(8) == 0)
-    found: list[int] = places[lists].tolist()
-    return found
+    """Return addresses of words that may be list heads of lists that are not empty."""
+    addresses = start + 8 * np.arange(len(words) - 1, dtype=np.uint64)
+    following, previous = words[:-1], words[1:]
+    is_head = following != addresses
+    for pointers in (following, previous):
+        is_head &= pointers >= np.uint64(kernel_start)
+        is_head &= pointers % np.uint64(8) == 0
+    heads: list[int] = addresses[is_head].tolist()
+    return heads
 
 
 @per_context
 def fuse_mounts(context: LockContext) -> Fuse:
-    """Return the reader of the FUSE file systems of a context, and who serves them."""
+    """Return the reader of the FUSE file systems of a context."""
     queues = wait_queues(context)
     return Fuse(
         context.layout, context.losses, context.tasks, context.descriptors, queues

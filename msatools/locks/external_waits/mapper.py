@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Disks of the device mapper that take no I/O (drivers/md/dm.c)."""
+"""Finds suspended disks of the device mapper (drivers/md/dm.c)."""
 
 from functools import cached_property
 from itertools import islice
@@ -20,7 +20,7 @@ _SUSPENDED = 0b11
 
 
 class Mapper:
-    """The disks of the device mapper, read once for each context."""
+    """The disks of the device mapper, read once per context."""
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
@@ -28,19 +28,19 @@ class Mapper:
 
     @cached_property
     def suspended(self) -> frozenset[str]:
-        """Those that are suspended, by their numbers, as ``254:0``."""
-        found = set()
+        """Numbers of the suspended disks, as ``254:0``."""
+        suspended = set()
         try:
             for disk in islice(for_each_disk(self._layout.reader.prog), _MAX_DISKS):
                 numbers = self._suspended(disk)
                 if numbers is not None:
-                    found.add(numbers)
+                    suspended.add(numbers)
         except (drgn.FaultError, LookupError) as error:
             self._losses.lose(Loss.DISKS, f"the list of disks is lost: {error}")
-        return frozenset(found)
+        return frozenset(suspended)
 
     def _suspended(self, disk: drgn.Object) -> str | None:
-        """Return a disk's numbers if it is suspended."""
+        """Return the numbers of a disk if it is suspended, otherwise ``None``."""
         try:
             if self._is_suspended(disk):
                 return f"{int(disk.major)}:{int(disk.first_minor)}"
@@ -50,11 +50,12 @@ class Mapper:
 
     def _is_suspended(self, disk: drgn.Object) -> bool:
         """
-        Return whether a disk is a ``struct mapped_device`` that is suspended.
+        Return whether a disk is that of a suspended ``struct mapped_device``.
 
-        Its type is a module's (dm-core.h). Before its flags it has two mutexes, a list
-        head and a pointer; after them a mutex, two integers and the request queue,
-        which has to be the disk's. It is so in all kernels that we know, v6.1 on.
+        Its type is defined in a module (dm-core.h), so the offset of its flags is
+        computed: they follow two mutexes, a list head and a pointer. After them are a
+        mutex, two integers and the request queue, which has to be that of the disk.
+        This holds for all kernels from v6.1 on that were checked.
         """
         if not disk.disk_name.string_().startswith(b"dm-"):
             return False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What structures that have locks belong to, in words: to files, processes, disks."""
+"""Describes structures that contain locks, by their file, process or disk."""
 
 import re
 import stat
@@ -23,12 +23,12 @@ from msatools.target.addresses import KERNEL_HALF
 
 _MAX_NAME = 255
 _NO_PATH = re.compile(r"pipe:|socket:|anon_inode:|\[")
-"""How what has a name but no path is shown."""
+"""Names of files that have no path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Name:
-    """What is known of a lock, as ``LockRow`` has it; ``None``: none, or unknown."""
+    """The name and related IDs of a lock, as in ``LockRow``; ``None`` if unknown."""
 
     name: str | None = None
     path: str | None = None
@@ -37,17 +37,17 @@ class Name:
     """Name and numbers of the block device, as ``vda 254:0``."""
 
     pid: int | None = None
-    """The process whose memory it is in, or whose address space it guards; of a lock on
-    a stack, the thread."""
+    """ID of the process whose memory contains the lock, or whose address space it
+    protects; for a lock on a stack, of the thread."""
 
     cache: str | None = None
 
 
 def describe(context: LockContext, place: LockPlace) -> Name:
     """
-    Return the structure that a lock is in: what it belongs to.
+    Return the name of a lock by the structure that contains it.
 
-    :raises drgn.FaultError: if a structure on the way cannot be read
+    :raises drgn.FaultError: if a structure that leads to the name cannot be read
     """
     if place.type_name is None:
         return Name(name=place.name)
@@ -59,7 +59,7 @@ def _inode(context: LockContext, place: LockPlace) -> Name:
 
 
 def _pipe_inode(context: LockContext, place: LockPlace) -> Name:
-    """A pipe's: its name tells that it is one."""
+    """Return the name of a pipe, which does not need the name of the member."""
     inode = context.storage.inode(place.address)
     return of_path(context, inode, context.path_of(inode))
 
@@ -67,14 +67,17 @@ def _pipe_inode(context: LockContext, place: LockPlace) -> Name:
 def of_inode(
     context: LockContext, address: int, what: str, *, cache: str | None = None
 ) -> Name:
-    """Name something of an inode."""
+    """Return the name of a member of an inode.
+
+    :param what: Name of the member.
+    """
     inode = context.storage.inode(address)
     name = of_path(context, inode, context.path_of(inode))
     return replace(name, name=f"{what} of {name.name}", cache=cache)
 
 
 def of_file(context: LockContext, file: int) -> Name:
-    """Name an open file, by the path it was opened by.
+    """Return the name of an open file: the path by which it was opened.
 
     :raises drgn.FaultError: if it cannot be read
     """
@@ -83,9 +86,9 @@ def of_file(context: LockContext, file: int) -> Name:
 
 
 def of_path(context: LockContext, inode: Inode, path: str | None) -> Name:
-    """Name a file.
+    """Return the name of a file.
 
-    :param path: If it is known.
+    :param path: Its path, if known.
     """
     path = _shown(inode, path)
     is_device = context.storage.is_data_of_device(inode)
@@ -100,40 +103,40 @@ def of_path(context: LockContext, inode: Inode, path: str | None) -> Name:
     return Name(
         name=text,
         path=path if path and not _NO_PATH.match(path) else None,
-        # That of a device's own data tells nobody anything.
+        # Inode numbers of the bdev file system are of no use to anybody.
         inode=None if is_device else inode.number,
         device=device,
     )
 
 
 def _shown(inode: Inode, path: str | None) -> str | None:
-    """Show a path as /proc does, also of what is in no directory."""
+    """Return a path as in /proc, also for pipes, sockets and shared memory."""
     if path and path.startswith("/"):
         return path
     if stat.S_ISFIFO(inode.mode):
         return f"pipe:[{inode.number}]"
     if stat.S_ISSOCK(inode.mode):
         return f"socket:[{inode.number}]"
-    # Memory that is shared, as simple_dname() has it (fs/d_path.c).
+    # Shared memory, as in simple_dname() (fs/d_path.c).
     if path and stat.S_ISREG(inode.mode) and not _NO_PATH.match(path):
         return f"/{path} (deleted)"
     return path or None
 
 
 def _text_of_file_system(context: LockContext, super_block: int) -> str:
-    """Name a file system by its device, or its type."""
+    """Return the device of a file system, or its type."""
     device = context.layout.member(super_block, "super_block", "s_bdev")
     name = short(context.storage.device(device)) if device >= KERNEL_HALF else None
     return name or context.storage.file_system_type(super_block)
 
 
 def short(device: str | None) -> str | None:
-    """Take the name of a device without its numbers."""
+    """Return the name of a device without its numbers."""
     return device.partition(" ")[0] if device else None
 
 
 def _super_block(context: LockContext, place: LockPlace) -> Name:
-    """A file system's: it is called by where its root is."""
+    """Return the name of a member of a file system, with the path of its root."""
     mount = context.paths.mount_of(place.address)
     names = ("s_root", "s_bdev")
     root, device = context.layout.members(place.address, "super_block", *names)
@@ -168,7 +171,10 @@ def _anon_vma(context: LockContext, place: LockPlace) -> Name:
 
 
 def _of_mm(context: LockContext, mm: int, form: str) -> Name:
-    """Name something of an address space; *form* has room for the process."""
+    """Return the name of a member of an address space.
+
+    :param form: Format with a field for the process.
+    """
     process = process_of(context, mm)
     if process is None:
         return Name(name=form.replace("({})", ""))
@@ -178,7 +184,7 @@ def _of_mm(context: LockContext, mm: int, form: str) -> Name:
 
 def process_of(context: LockContext, mm: int) -> tuple[int, str] | None:
     """
-    Return the process that has an address space, and its command.
+    Return the ID and the command of the process that has an address space.
 
     :raises drgn.FaultError: if it cannot be read
     """
@@ -187,7 +193,7 @@ def process_of(context: LockContext, mm: int) -> tuple[int, str] | None:
         return _process(context, owner)
     if not mm:
         return None
-    # Of several it is the one that came first: the others have been lent it.
+    # The first task is the oldest; later ones share its address space (CLONE_VM).
     users = context.tasks["address"][context.tasks["mm"] == np.uint64(mm)].tolist()
     return _process(context, users[0]) if users else None
 
@@ -212,7 +218,7 @@ def _file(context: LockContext, place: LockPlace) -> Name:
 
 
 def _private(context: LockContext, place: LockPlace) -> Name:
-    """Of what an open file stands for, which knows the file."""
+    """Return the name of a member of a structure that has a pointer to its file."""
     file = context.layout.member(place.address, str(place.type_name), "file")
     if file < KERNEL_HALF:
         return Name(name=f"{place.type_name}.{place.name}")
@@ -251,9 +257,11 @@ def _journal(context: LockContext, place: LockPlace) -> Name:
 
 
 def _device(context: LockContext, place: LockPlace) -> Name:
-    at = context.layout.member(place.address, "device", "kobj.name")
-    data = read_string(context.reader, at, _MAX_NAME) if at >= KERNEL_HALF else None
-    return Name(name=f"device({data}).{place.name}" if data else place.name)
+    pointer = context.layout.member(place.address, "device", "kobj.name")
+    name = ""
+    if pointer >= KERNEL_HALF:
+        name = read_string(context.reader, pointer, _MAX_NAME)
+    return Name(name=f"device({name}).{place.name}" if name else place.name)
 
 
 def _terminal(context: LockContext, place: LockPlace) -> Name:
@@ -280,14 +288,14 @@ def _of_socket(context: LockContext, socket: int, what: str) -> Name:
     address = socket - context.layout.offset("socket_alloc", "socket")
     address += context.layout.offset("socket_alloc", "vfs_inode")
     if not context.storage.is_inode(address):
-        # One that a driver of the kernel's own has made.
+        # A socket of the kernel itself has no inode (sock_create_lite()).
         return Name(name=f"{what}socket")
     inode = context.storage.inode(address)
     return Name(name=f"{what}socket:[{inode.number}]", inode=inode.number)
 
 
 def _kernfs_root(context: LockContext, place: LockPlace) -> Name:
-    """A tree of which there may be several mounts: it is called by the first."""
+    """Return the name of a member of a kernfs tree, by its first mount."""
     node = context.layout.member(place.address, "kernfs_root", "supers")
     info = node - context.layout.offset("kernfs_super_info", "node")
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Names of futexes, by what is mapped where they lie."""
+"""Names of futexes, by the mapping that contains them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,20 +15,20 @@ from msatools.target.addresses import KERNEL_HALF
 
 
 class FutexNames:
-    """Names futexes; a process may wait on many that lie in one mapping."""
+    """Finds names of futexes; reads each mapping once, as many futexes may be in it."""
 
     def __init__(self, context: LockContext) -> None:
         self._context = context
         self._pids: dict[int, int | None] = {}
         self._mappings: dict[int, list[tuple[UserMapping, Name]]] = {}
-        """By address space: those that futexes were found in, without an offset."""
+        """Maps an address space to its known mappings and their names."""
 
     def name(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         """
-        Return what a futex lies in.
+        Return the name of a futex.
 
-        :param cases: Some of the tasks that wait for it: only they tell where it is.
-        :raises drgn.FaultError: if a structure on the way cannot be read
+        :param cases: Some of its waiters, to find it in their memory.
+        :raises drgn.FaultError: if a structure that leads to the name cannot be read
         """
         mms = list(dict.fromkeys(case.mm for case in cases if case.mm))
         if not mms:

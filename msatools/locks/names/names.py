@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Names of locks, and what they lie in."""
+"""Names of locks, by the structure that contains them and by their waiters."""
 
 import stat
 from collections.abc import Sequence
@@ -37,11 +37,12 @@ __all__ = ["LockNames", "Name", "find_place"]
 
 _ANONYMOUS = 0b1
 _MAPPING_FLAGS = 0b11
-"""Of ``folio.mapping``: an anonymous page's leads to its ``struct anon_vma``."""
+"""Flags in ``folio.mapping``. That of an anonymous page points at its
+``struct anon_vma``."""
 
 
 class LockNames:
-    """Names locks; what a lock lies in is read once for each context."""
+    """Finds names of locks, each once per context."""
 
     def __init__(self, context: LockContext) -> None:
         self._context = context
@@ -50,14 +51,14 @@ class LockNames:
 
     def name(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         """
-        Return the name of a lock, and what it lies in.
+        Return the name of a lock.
 
-        :param cases: Some of the tasks that wait for it; none if it is not known of
-            any. Some locks are known only by what those that want them are about.
+        :param cases: Some of its waiters, or none if unknown. Some locks can be named
+            only by the stack or system call of a waiter.
         """
         if lock not in self._names:
             try:
-                self._names[lock] = self._tell(lock, cases[:FEW_READS])
+                self._names[lock] = self._lookup(lock, cases[:FEW_READS])
             except (drgn.FaultError, LookupError) as error:
                 self._context.losses.lose(
                     Loss.LOCK_NAMES, f"what a lock lies in is lost: {error}"
@@ -65,7 +66,7 @@ class LockNames:
                 self._names[lock] = Name()
         return self._names[lock]
 
-    def _tell(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
+    def _lookup(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         context, address = self._context, lock.address
         if lock.type in FUTEX.names:
             name = self._futexes.name(lock, cases)
@@ -104,7 +105,10 @@ class LockNames:
         return of_inode(context, within, str(name.name), cache=cache)
 
     def _described(self, place: LockPlace) -> Name:
-        """Return what a lock is in; at least its own name, if the rest is lost."""
+        """Return the name of a lock in a structure.
+
+        If the structure cannot be described, it is the name of the member alone.
+        """
         try:
             return describe(self._context, place)
         except (drgn.FaultError, LookupError) as error:
@@ -115,70 +119,71 @@ class LockNames:
 
     @cached_property
     def _stacks(self) -> tuple[Addresses, Addresses]:
-        """Where stacks begin, ascending, and the rows of their tasks."""
+        """Start addresses of stacks, ascending, and the rows of their tasks."""
         starts = self._context.tasks["stack"].astype(np.uint64)
         order = np.argsort(starts).astype(np.uint64)
         return starts[order], order
 
     def _on_stack(self, address: int) -> Name | None:
-        """Return the task on whose stack a lock is."""
+        """Return the name of a lock that is on the stack of a task."""
         starts, rows = self._stacks
-        place = int(np.searchsorted(starts, np.uint64(address), "right")) - 1
-        if place < 0 or not starts[place]:
+        index = int(np.searchsorted(starts, np.uint64(address), "right")) - 1
+        if index < 0 or not starts[index]:
             return None
-        if address - int(starts[place]) >= wait_queues(self._context).stack_bytes:
+        if address - int(starts[index]) >= wait_queues(self._context).stack_bytes:
             return None
-        pid = int(self._context.tasks["pid"][rows[place]])
+        pid = int(self._context.tasks["pid"][rows[index]])
         return Name(name=f"on the stack of {pid}", pid=pid)
 
 
 _OF_PIPE = {"mutex": ("mutex",), "wait_queue": ("rd_wait", "wr_wait")}
 
 _FD_ARGUMENT = {"splice": 2, "tee": 1, "vmsplice": 0, "sendfile": 0, "sendfile64": 0}
-"""Which argument of calls is a file that may be a pipe, if not the one known."""
+"""Maps system calls to the index of a further argument that may be that of a pipe."""
 
 
 def find_place(
     context: LockContext, type_: str, address: int, cases: Sequence[BlockedTask]
 ) -> LockPlace | None:
     """
-    Find what a lock is in.
+    Find the variable or structure that contains a lock.
 
     :param type_: A lock type of contract ``locks``.
-    :param cases: Some of the tasks that wait for it.
-    :raises drgn.FaultError: if a structure on the way cannot be read
+    :param cases: Some of its waiters.
+    :return: ``None`` if not found.
+    :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
-    found = lock_places(context).find(type_, address)
-    if found is not None:
-        return found
+    place = lock_places(context).find(type_, address)
+    if place is not None:
+        return place
     for case in cases:
-        found = _pipe(context, type_, address, case) or _mapping(
+        place = _pipe(context, type_, address, case) or _mapping(
             context, type_, address, case
         )
-        if found is not None:
-            return found
+        if place is not None:
+            return place
     return None
 
 
 def _mapping(
     context: LockContext, type_: str, address: int, case: BlockedTask
 ) -> LockPlace | None:
-    """Find the lock of one mapping of the task's own memory, which it has found.
+    """Find the mapping of a per-VMA lock, by a pointer to it on the waiter's stack.
 
-    They are apart from the mappings: "mm: separate vma->lock from vm_area_struct" (in
-    v6.4), up to v6.14.
+    The lock is outside of the mapping since "mm: separate vma->lock from
+    vm_area_struct" (in v6.4), up to v6.14.
     """
     if type_ != "rwsem" or not context.layout.has("vma_lock", "lock"):
         return None
     own = address - context.layout.offset("vma_lock", "lock")
     for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
         try:
-            held, mm = context.layout.members(
+            vma_lock, mm = context.layout.members(
                 pointer, "vm_area_struct", "vm_lock", "vm_mm"
             )
         except drgn.FaultError:
             continue
-        if held == own and mm == case.mm:
+        if vma_lock == own and mm == case.mm:
             return LockPlace("vm_lock", "vm_area_struct", pointer)
     return None
 
@@ -186,7 +191,7 @@ def _mapping(
 def _pipe(
     context: LockContext, type_: str, address: int, case: BlockedTask
 ) -> LockPlace | None:
-    """Find a pipe that the task's call is about: pipes do not know their inodes."""
+    """Find the inode of a pipe by a waiter: a pipe has no pointer to its inode."""
     pipes = {
         address - context.layout.offset("pipe_inode_info", member): member
         for member in _OF_PIPE.get(type_, ())
@@ -194,7 +199,7 @@ def _pipe(
     }
     if not pipes:
         return None
-    for inode in _about(context, case):
+    for inode in _inodes_of_call(context, case):
         try:
             pipe = context.layout.member(inode, "inode", "i_pipe")
             if pipe in pipes and context.storage.is_inode(inode):
@@ -204,14 +209,14 @@ def _pipe(
     return None
 
 
-def _about(context: LockContext, case: BlockedTask) -> list[int]:
-    """Return what may be the inodes of what a call is about."""
+def _inodes_of_call(context: LockContext, case: BlockedTask) -> list[int]:
+    """Return what may be the inodes of the files of a system call."""
     inodes = [case.file.inode] if case.file else []
-    number = _FD_ARGUMENT.get(case.call or "")
-    if number is not None:
+    index = _FD_ARGUMENT.get(case.call or "")
+    if index is not None:
         tables = context.descriptors.tables(np.array([case.address], np.uint64))
-        descriptor = np.array([case.arguments[number] & 0x7FFF_FFFF], np.int64)
-        file = int(context.descriptors.lookup(tables, descriptor)[0])
+        fd = np.array([case.arguments[index] & 0x7FFF_FFFF], np.int64)
+        file = int(context.descriptors.lookup(tables, fd)[0])
         if file:
             inodes.append(context.layout.member(file, "file", "f_inode"))
     if case.is_in("fifo_open", "wait_for_partner"):
@@ -220,7 +225,7 @@ def _about(context: LockContext, case: BlockedTask) -> list[int]:
 
 
 def _folio(context: LockContext, address: int, cases: Sequence[BlockedTask]) -> Name:
-    """A page: of a file, or of processes' own memory."""
+    """Return the name of a page of a file, of swap or of anonymous memory."""
     # "mm: Introduce struct folio" (in v5.16)
     type_name = "folio" if context.layout.has("folio", "mapping") else "page"
     mapping, index = context.layout.members(address, type_name, "mapping", "index")
@@ -229,10 +234,10 @@ def _folio(context: LockContext, address: int, cases: Sequence[BlockedTask]) -> 
         return of_inode(context, host.address, f"folio {index}")
     device = context.storage.swap_of_folio(address)
     anonymous = mapping & _MAPPING_FLAGS == _ANONYMOUS
-    # One that is on the way in from swap is in no mapping yet.
+    # A page that is being swapped in has no mapping yet.
     if not anonymous and device is None:
         return Name(name="folio")
-    # One of those that have it; it is that of who waits for its own memory.
+    # Several processes may map it. If all waiters are of one process, it is that.
     mms = {case.mm for case in cases if case.mm}
     mm = mms.pop() if len(mms) == 1 else None
     if mm is None and anonymous:
@@ -244,11 +249,11 @@ def _folio(context: LockContext, address: int, cases: Sequence[BlockedTask]) -> 
 
 
 def _word(context: LockContext, address: int, piece: SlabObject | None) -> Name | None:
-    """A word with a bit that is waited for: a buffer's, or the state of an inode."""
+    """Return the name of a word with a bit: of a buffer, or the state of an inode."""
     try:
         device = context.storage.device_of_buffer(address)
         if device is None and piece is not None and piece.cache == "buffer_head":
-            # A journal's own copy, of which no page knows.
+            # A journal's own copy is not among the buffers of its page.
             part = context.layout.member(address, "buffer_head", "b_bdev")
             if lock_places(context).is_a("block_device", part):
                 device = context.storage.device(part)
@@ -256,7 +261,8 @@ def _word(context: LockContext, address: int, piece: SlabObject | None) -> Name 
         device = None
     if device is not None:
         return _buffer(context, address, device)
-    # "inode: port __I_SYNC to var event" and the like (in v6.12) wait for a byte of it.
+    # "inode: port __I_SYNC to var event" and the like (in v6.12): the word may be any
+    # byte of the state.
     state = context.layout.offset("inode", "i_state")
     for inode in range(address - state, address - state - 8, -1):
         if context.storage.is_inode(inode):
@@ -265,7 +271,7 @@ def _word(context: LockContext, address: int, piece: SlabObject | None) -> Name 
 
 
 def _request(context: LockContext, cases: Sequence[BlockedTask]) -> Name | None:
-    """A request to a server of FUSE: it is called by the file system."""
+    """Return the name of a request to a FUSE server, with the path of the mount."""
     for case in cases:
         mount = fuse_mounts(context).client(case.names, case.stack)
         if mount is not None:
@@ -275,22 +281,22 @@ def _request(context: LockContext, cases: Sequence[BlockedTask]) -> Name | None:
 
 
 def _buffer(context: LockContext, address: int, device: str) -> Name:
-    """A buffer: a block of a device, and where it is a file's data, of that."""
+    """Return the name of a buffer: its block, and its file if it is data of one."""
     names = ("b_blocknr", ("b_folio", "b_page"))
     block, folio = context.layout.members(address, "buffer_head", *names)
-    found = Name(name=f"buffer {block} of {short(device)}", device=device)
+    name = Name(name=f"buffer {block} of {short(device)}", device=device)
     try:
         host = context.storage.host_of_folio(folio) if folio >= KERNEL_HALF else None
     except drgn.FaultError:
         host = None
     if host is None or not stat.S_ISREG(host.mode):
-        return found
-    of_file = of_inode(context, host.address, f"{found.name}, data")
-    return replace(of_file, device=device)
+        return name
+    data_name = of_inode(context, host.address, f"{name.name}, data")
+    return replace(data_name, device=device)
 
 
 def _file_lock(context: LockContext, lock: int) -> Name:
-    """A lock on a file, or on a part of it: its name is the file's."""
+    """Return the name of the file that a lock is on."""
     # "filelock: split common fields into struct file_lock_core" (in v6.9)
     new = context.layout.has("file_lock", "c.flc_file")
     part, member = ("file_lock_core", "flc_file") if new else ("file_lock", "fl_file")

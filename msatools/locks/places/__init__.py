@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What locks lie in: variables, known structures, objects of slabs."""
+"""The variable, structure or slab object that contains a lock."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What structure of the kernel a lock lies in, by its address alone.
+"""Finds the kernel structure that contains a lock, by the address of the lock.
 
-For each lock there are a few structures that have one of its type. One is there if
-something else points back at it as only that does: an inode's own data at the inode, a
-root directory at its file system.
+There are a few structures with a member of each lock type. A structure is accepted if
+another one points back at it: ``i_data`` at its inode, a root dentry at its super
+block.
 """
 
 from collections.abc import Callable
@@ -25,30 +25,30 @@ from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable
 
 FREEZE_LEVELS = ("write", "page fault", "internal")
-"""What each lock of a file system keeps out while it is frozen (SB_FREEZE_LEVELS)."""
+"""Operations that each lock of a frozen file system blocks (SB_FREEZE_LEVELS)."""
 
 FREEZE_COMPLETE = 4
-"""SB_FREEZE_COMPLETE, of ``super_block.s_writers.frozen``."""
+"""SB_FREEZE_COMPLETE, a value of ``super_block.s_writers.frozen``."""
 
 _MAX_NODES = 1024
-"""MAX_NUMNODES that x86 can have."""
+"""Maximum of MAX_NUMNODES on x86."""
 
 
 @dataclass(frozen=True)
 class LockPlace:
-    """What a lock is in."""
+    """The variable or structure that contains a lock."""
 
     name: str
-    """The member or variable that it is."""
+    """Name of the member or variable that is the lock."""
 
     type_name: str | None = None
-    """The structure that it is a member of; ``None`` for a variable."""
+    """Tag of the structure; ``None`` for a variable."""
 
     address: int = 0
-    """Of the structure."""
+    """Address of the structure."""
 
     level: int | None = None
-    """Of a lock that a frozen file system has: which."""
+    """Index in :data:`FREEZE_LEVELS` of a lock of a file system."""
 
 
 _Members = tuple[tuple[str, tuple[str, ...]], ...]
@@ -88,7 +88,7 @@ _RWSEMS: _Members = (
     ("signal_struct", ("exec_update_lock",)),
     ("anon_vma", ("rwsem",)),
     # "kernfs: Introduce separate rwsem to protect inode attributes." (in v6.4) and
-    # the like: one lock became some.
+    # the like split one lock.
     (
         "kernfs_root",
         ("kernfs_rwsem", "kernfs_iattr_rwsem", "kernfs_supers_rwsem"),
@@ -131,7 +131,7 @@ _SPINLOCKS: _Members = (
 _BY_TYPE: dict[str, _Members] = {
     "mutex": _MUTEXES,
     "rwsem": _RWSEMS,
-    # With CONFIG_PREEMPT_RT it is what they are made of.
+    # With CONFIG_PREEMPT_RT, mutexes and rwsems contain an rt_mutex.
     "rt_mutex": (*_MUTEXES, *_RWSEMS),
     "wait_queue": _QUEUES,
     "completion": (("device", ("power.completion",)),),
@@ -139,9 +139,9 @@ _BY_TYPE: dict[str, _Members] = {
 }
 
 _Path = tuple[str, ...]
-"""Structures, each with the member of it that leads on."""
+"""Alternating structures and members: each member points at the next structure."""
 
-# What a pointer of which comes back to it.
+# Paths that lead back to the structure.
 _ROUND: dict[str, _Path] = {
     "seq_file": ("seq_file", "file", "file", "private_data"),
     "eventpoll": ("eventpoll", "file", "file", "private_data"),
@@ -155,7 +155,7 @@ _ROUND: dict[str, _Path] = {
     "socket": ("socket", "sk", "sock", "sk_socket"),
     "backing_dev_info": ("backing_dev_info", "wb.bdi"),
 }
-# What leads to the same thing in two ways.
+# Two paths that lead to the same address.
 _TWICE: dict[str, tuple[_Path, _Path]] = {
     "file": (
         ("file", "f_inode"),
@@ -177,7 +177,7 @@ _TWICE: dict[str, tuple[_Path, _Path]] = {
 
 
 class Places:
-    """Finds what locks are in; each lock is looked up once."""
+    """Finds the structures that contain locks; looks each lock up once."""
 
     def __init__(
         self, layout: Layout, storage: Storage, losses: LossLog, tasks: TaskTable
@@ -200,9 +200,10 @@ class Places:
 
     def find(self, type_: str, address: int) -> LockPlace | None:
         """
-        Find what a lock is in, if it is one of those that are known.
+        Find the variable or known structure that contains a lock.
 
         :param type_: A lock type of contract ``locks``.
+        :return: ``None`` if not found.
         """
         key = type_, address
         if key not in self._found:
@@ -213,9 +214,9 @@ class Places:
         return self._found[key]
 
     def slab(self, address: int) -> SlabObject | None:
-        """Find the piece of memory that an address lies in; ``None`` if nothing tells.
+        """Find the slab object that contains an address; ``None`` if there is none.
 
-        What the memory map has to say of a page may be missing.
+        ``None`` also if its ``struct page`` cannot be read.
         """
         if address not in self._objects:
             try:
@@ -225,17 +226,17 @@ class Places:
         return self._objects[address]
 
     def inode_within(self, piece: SlabObject) -> int | None:
-        """Find the inode that is a part of a larger structure, as each file system has.
+        """Find the ``struct inode`` in a slab object of a file system's own inode type.
 
-        It is where the pointer to its data leads into itself.
+        Its ``i_mapping`` points at its own ``i_data``.
 
-        :raises drgn.FaultError: if it cannot be read
+        :raises drgn.FaultError: if the object cannot be read
         """
         mapping = self._layout.offset("inode", "i_mapping")
         data = self._layout.offset("inode", "i_data")
         words = self._layout.reader.words(piece.start, piece.size // 8)
-        places = piece.start + 8 * np.arange(len(words), dtype=np.uint64)
-        inodes = places - np.uint64(mapping)
+        addresses = piece.start + 8 * np.arange(len(words), dtype=np.uint64)
+        inodes = addresses - np.uint64(mapping)
         for row in np.flatnonzero(words == inodes + np.uint64(data)).tolist():
             if self._storage.is_inode(int(inodes[row])):
                 return int(inodes[row])
@@ -243,7 +244,7 @@ class Places:
 
     def _in_structure(self, type_: str, address: int) -> LockPlace | None:
         if type_ == "percpu_rwsem":
-            return self._frozen(address)
+            return self._freeze_lock(address)
         piece = self.slab(address)
         for type_name, members in _BY_TYPE.get(type_, ()):
             for member in members:
@@ -274,8 +275,8 @@ class Places:
         except (drgn.FaultError, LookupError):
             return False
 
-    def _frozen(self, address: int) -> LockPlace | None:
-        """Return the file system whose writers a lock keeps out while it is frozen."""
+    def _freeze_lock(self, address: int) -> LockPlace | None:
+        """Find the super block that has a percpu_rwsem for freezing."""
         size = self._layout.size("percpu_rw_semaphore")
         first = self._layout.offset("super_block", "s_writers.rw_sem")
         for level in range(len(FREEZE_LEVELS)):
@@ -288,28 +289,27 @@ class Places:
         return address in self._mms or self.owner_of_mm(address) is not None
 
     def owner_of_mm(self, mm: int) -> int | None:
-        """Find the ``struct task_struct`` that an address space belongs to."""
+        """Return the ``struct task_struct`` that owns an address space."""
         try:
             owner = self._layout.member(mm, "mm_struct", "owner")
             if owner >= KERNEL_HALF:
                 own = self._layout.member(owner, "task_struct", "mm")
                 return owner if own == mm else None
-        except (drgn.FaultError, LookupError):  # without CONFIG_MEMCG: no owner
-            pass
+        except (drgn.FaultError, LookupError):
+            pass  # CONFIG_MEMCG=n has no mm_struct.owner
         return None
 
     def task_of_signal(self, signal: int) -> int | None:
-        """Find the first ``struct task_struct`` of the process that has signals.
+        """Return the first thread of the process that has a ``struct signal_struct``.
 
         :raises drgn.FaultError: if it cannot be read
         """
         node = self._layout.member(signal, "signal_struct", "thread_head")
         task = node - self._layout.offset("task_struct", "thread_node")
-        known = self.follow(task, "task_struct", "signal") == signal
-        return task if known else None
+        return task if self.follow(task, "task_struct", "signal") == signal else None
 
     def mm_of_anon_vma(self, anon_vma: int) -> int | None:
-        """Find the ``struct mm_struct`` of a mapping that anonymous memory is in.
+        """Return the ``struct mm_struct`` of one mapping of a ``struct anon_vma``.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -321,11 +321,12 @@ class Places:
         return self.follow(vma, "vm_area_struct", "vm_mm")
 
     def follow(self, address: int, *path: str) -> int | None:
-        """Read pointer after pointer: of structures, each with a member of it.
+        """Follow a path of pointers from a structure.
 
-        :return: ``None`` if one leads nowhere.
-        :raises drgn.FaultError: if one cannot be read
-        :raises LookupError: if nothing tells a type, or it has no such member
+        :param path: Alternating structures and members.
+        :return: ``None`` if one of the pointers is no kernel address.
+        :raises drgn.FaultError: if a member cannot be read
+        :raises LookupError: if a type is unknown, or has no such member
         """
         for type_name, member in zip(path[::2], path[1::2], strict=True):
             if address < KERNEL_HALF:
@@ -347,7 +348,8 @@ class Places:
 
     @cached_property
     def _nodes(self) -> frozenset[int]:
-        """The data of memory nodes; without CONFIG_NUMA it is a variable."""
+        """Addresses of each ``struct pglist_data``; without CONFIG_NUMA, the only one
+        is a variable."""
         try:
             table = find_variable(self._layout.reader.prog, "node_data").address_
             count = int(find_variable(self._layout.reader.prog, "nr_node_ids").value_())
@@ -359,5 +361,5 @@ class Places:
 
 @per_context
 def lock_places(context: LockContext) -> Places:
-    """Return the finder of the places of locks that tasks of a context wait for."""
+    """Return the finder of places of locks of a context."""
     return Places(context.layout, context.storage, context.losses, context.tasks)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which object of the slab allocator an address lies in (mm/slub.c, mm/slab.c).
+"""Finds the slab object that contains an address (mm/slub.c, mm/slab.c).
 
-drgn's own look-up tells as well whether the object is in use, for which it reads the
-free objects of every CPU. What tasks wait for is in use.
+drgn's own lookup also determines whether the object is allocated, and therefore reads
+the free objects of every CPU. Objects that tasks wait for are allocated.
 """
 
 from dataclasses import dataclass
@@ -23,23 +23,23 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class SlabObject:
-    """A piece of memory that a cache has given out."""
+    """An object of a slab cache."""
 
     cache: str
-    """Caches of like objects may be merged: then it has the first one's name."""
+    """Name of the cache; for merged caches, that of the first one."""
 
     start: int
     size: int
-    """In bytes, with all that the allocator has put around it."""
+    """Bytes, with the metadata of the allocator."""
 
     @property
     def end(self) -> int:
-        """The address behind it."""
+        """Address past the end."""
         return self.start + self.size
 
 
 class Slabs:
-    """Looks objects up; each cache is read once."""
+    """Finds slab objects; reads each cache once."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -47,9 +47,9 @@ class Slabs:
         self._cache = lru_cache(maxsize=None)(self._read_cache)
 
     def find(self, address: int) -> SlabObject | None:
-        """Find the object that an address lies in; ``None`` if in none.
+        """Find the object that contains an address; ``None`` if there is none.
 
-        :raises drgn.FaultError: if a structure on the way cannot be read
+        :raises drgn.FaultError: if a structure that leads to it cannot be read
         :raises LookupError: if the types are unknown
         """
         if address < KERNEL_HALF:
@@ -69,28 +69,28 @@ class Slabs:
         first += cache.padding
         if address < first:
             return None
-        number = (address - first) // cache.size
-        return SlabObject(cache.name, first + number * cache.size, cache.size)
+        index = (address - first) // cache.size
+        return SlabObject(cache.name, first + index * cache.size, cache.size)
 
     def _page(self, address: int) -> drgn.Object | None:
-        """Find the first ``struct page`` of the piece of memory that an address is in.
+        """Return the head page of an address in the direct map.
 
-        drgn would look up anew where all memory is for each address.
+        drgn's virt_to_page() would look up the direct map for each address.
         """
         start, end = self._memory
         if address >= end:
-            # More may have come since.
+            # Memory may have been hot-added.
             del self._memory
             start, end = self._memory
         if not start <= address < end:
             return None
-        number = (address - start) // _PAGE
-        page = self._pages + number * self._page_size
+        pfn = (address - start) // _PAGE
+        page = self._pages + pfn * self._page_size
         return compound_head(drgn.Object(self._prog, self._pointer, value=page))
 
     @cached_property
     def _memory(self) -> tuple[int, int]:
-        """Where all memory is mapped, from page number 0 on, and where that ends."""
+        """Start and end of the direct map; the start is the address of pfn 0."""
         last = find_variable(self._prog, "max_low_pfn")
         start, end = (pfn_to_virt(self._prog, pfn).value_() for pfn in (0, last))
         return start, end + _PAGE
@@ -113,8 +113,8 @@ class Slabs:
 
     @cached_property
     def _first_object(self) -> int | None:
-        """Where in its ``struct page`` a slab of CONFIG_SLAB (up to v6.7) has its first
-        object; other kernels have something else there."""
+        """Offset of ``s_mem``, a pointer to the first object; ``None`` except with
+        CONFIG_SLAB (up to v6.7)."""
         if not self._layout.has("kmem_cache", "colour_off"):
             return None
         offset: int = slab_type(self._prog).member("s_mem").offset

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which global variable an address lies in: of the kernel, of a module, of a CPU."""
+"""Finds the variable that contains an address: of the kernel, of a module, per-CPU."""
 
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from msatools.target.addresses import START_KERNEL_MAP
 
 
 class Variables:
-    """Names variables; modules are looked at when the first address asks."""
+    """Finds names of variables; reads modules when first needed."""
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
@@ -26,18 +26,18 @@ class Variables:
         self._modules = CodeModules(layout.reader, losses)
 
     def name(self, address: int) -> str | None:
-        """Name the variable there, as ``cgroup_mutex`` or ``shrinker_idr+0x8``.
+        """Return the name of the variable at an address; ``None`` if there is none.
 
-        One of a CPU's has its number as well: ``runqueues of cpu1``.
+        Examples: ``cgroup_mutex``, ``shrinker_idr+0x8``, ``runqueues of cpu1``.
         """
         start, end = self._image
         if start <= address < end:
             return _name(self._in_kernel(address), address)
-        if (place := self._in_cpu(address)) is not None:
-            cpu, offset = place
-            name = _name(self._static(offset), offset)
+        if (per_cpu := self._in_cpu(address)) is not None:
+            cpu, linked = per_cpu
+            name = _name(self._static(linked), linked)
             return f"{name} of cpu{cpu}" if name else None
-        # Where code is, is all that belongs to it.
+        # Data of modules is next to their code.
         if address < START_KERNEL_MAP:
             return None
         return _name(self._in_module(address), address)
@@ -52,11 +52,11 @@ class Variables:
             finder = finders_of(self._prog).symbols
             found = list(finder(self._prog, None, address, False))
             if any(map(_is_key, found)):
-                # The kernel's own table has no sizes: the last one at an address
-                # takes all the room up to the next.
-                places = {symbol.address for symbol in found}
-                known = finder(self._prog, None, None, False)
-                found = [symbol for symbol in known if symbol.address in places]
+                # kallsyms has no sizes: the last symbol at an address is taken to
+                # extend to the next one. Find the others at its address.
+                addresses = {symbol.address for symbol in found}
+                symbols = finder(self._prog, None, None, False)
+                found = [symbol for symbol in symbols if symbol.address in addresses]
             return found
         return list(self._prog.symbols(address))
 
@@ -69,7 +69,7 @@ class Variables:
 
     @cached_property
     def _cpus(self) -> tuple[int, int, PerCpu] | None:
-        """Where variables of CPUs are linked, to where, and where each CPU has them."""
+        """Start and end of the linked per-CPU section, and the offset of each CPU."""
         start, end = map(self._layout.symbol, ("__per_cpu_start", "__per_cpu_end"))
         if start is None or end is None:
             return None
@@ -79,32 +79,33 @@ class Variables:
             return None
 
     def _in_cpu(self, address: int) -> tuple[int, int] | None:
+        """Return the CPU and the linked address of a per-CPU variable."""
         if self._cpus is None:
             return None
         start, end, percpu = self._cpus
         linked = np.uint64(address) - percpu.offsets
         inside = (linked >= start) & (linked < end) & (percpu.offsets != 0)
-        found = np.flatnonzero(inside)
-        if not len(found):
+        rows = np.flatnonzero(inside)
+        if not len(rows):
             return None
-        return int(percpu.cpus[found[0]]), int(linked[found[0]])
+        return int(percpu.cpus[rows[0]]), int(linked[rows[0]])
 
-    def _static(self, offset: int) -> list[drgn.Symbol]:
-        """Find variables of CPUs by where they are linked: small numbers, or not.
+    def _static(self, linked: int) -> list[drgn.Symbol]:
+        """Find per-CPU variables by their linked address.
 
-        "x86/percpu/64: Use relative percpu offsets" (in v6.15) has them with the
-        kernel's other data.
+        It is a small number, or, since "x86/percpu/64: Use relative percpu offsets" (in
+        v6.15), an address in the kernel's data.
         """
         if is_served_by_btf(self._prog):
             finder = finders_of(self._prog).symbols
-            return list(finder(self._prog, None, offset, False))
-        return list(self._linked(self._prog, None, offset, False))
+            return list(finder(self._prog, None, linked, False))
+        return list(self._linked(self._prog, None, linked, False))
 
     @cached_property
     def _linked(self) -> drgn.SymbolIndex:
-        """All variables of CPUs; drgn finds no symbol at a place that is in no module.
+        """All per-CPU variables: drgn finds no symbols at addresses outside of modules.
 
-        It takes some 100 ms, once.
+        This takes some 100 ms, once.
         """
         start, end, _ = self._cpus or (0, 0, None)
         return drgn.SymbolIndex(
@@ -113,7 +114,7 @@ class Variables:
 
 
 def _name(symbols: list[drgn.Symbol], address: int) -> str | None:
-    """Name the variable, the innermost; of several names, one that is global."""
+    """Return the name of the innermost variable; prefer global ones."""
     data = [symbol for symbol in symbols if symbol.kind != drgn.SymbolKind.FUNC]
     if not data:
         return None
@@ -129,6 +130,9 @@ def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, bool, int, str]:
 
 
 def _is_key(symbol: drgn.Symbol) -> bool:
-    """Return a key of lockdep: without that it takes no room, where another lies."""
+    """Return whether a symbol is a ``struct lock_class_key``.
+
+    Without lockdep it has no size, and shares its address with another variable.
+    """
     name: str = symbol.name
     return name == "__key" or name.startswith("__key.")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The sleeping lock of the kernel that a task waits for, and its other waiters.
+"""Finds the kernel lock that a task sleeps for, and its other waiters.
 
-kernel/locking: a waiter lies on the stack of who waits, on a ring of all that wait for
-the lock, in which the lock's own list head is the one node that is no waiter; newer
-locks are not on the ring, but point at its first waiter.
+kernel/locking: a waiter is on the stack of its task. It is a node of the ring of all
+waiters for the lock. Up to v7.0 the list head in the lock is a node of that ring, too;
+since v7.1 the lock points at its first waiter instead.
 """
 
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ from msatools.locks.sleeping.rtmutexes import RtMutex, RtMutexes
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WORDS = 96
-"""Of a stack, that are tried for the address of a lock."""
+"""Maximum number of words of a stack that are tried as the address of a lock."""
 
 _TRIES = 3
-"""More walks of a ring that changes meanwhile."""
+"""Maximum number of further walks of a ring that changes while it is read."""
 
 _MANY = 256
-"""On a ring that is not followed again."""
+"""A ring without a known lock is not followed again if it has more nodes than this."""
 
 
 @dataclass(frozen=True)
@@ -59,40 +59,40 @@ class KernelLock:
     type: LockTypeName
 
     address: int | None
-    """``None`` if it is not found."""
+    """Address of the lock; ``None`` if not found."""
 
     mode: Mode | None
-    """How this task wants it."""
+    """The mode that this task waits for."""
 
     waiters: int | None
-    """How many wait, this one included; ``None`` if they were not all seen."""
+    """Number of waiters, this task included; ``None`` if not all were read."""
 
     owner: int | None
-    """The ``struct task_struct`` that has it, only if the lock tells exactly."""
+    """Address of the owner's ``struct task_struct``, only if the lock records it."""
 
     @property
     def request(self) -> Request | None:
-        """What the task waits for; ``None`` if it is not found."""
+        """The request of the task; ``None`` if the lock is not found."""
         if self.address is None:
             return None
         return Request(Lock(self.type, self.address), self.mode)
 
 
 class KernelLocks:
-    """Finds locks; a ring of waiters is followed once."""
+    """Finds locks; follows each ring of waiters once."""
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
         self._losses = losses
         self._rings = Rings(layout, losses)
         self._locks: dict[int, int] = {}
-        """The address of the lock by each node of its ring."""
+        """Maps each node of a ring to the address of its lock."""
 
-        self._lost: set[int] = set()
-        """Nodes of long rings of which the lock was not found."""
+        self._without_lock: set[int] = set()
+        """Nodes of long rings whose lock was not found."""
 
         self.queues: dict[tuple[LockTypeName, int], list[QueuedWaiter] | None] = {}
-        """Who waits for locks whose queues were read, by type and address."""
+        """Maps the type and address of a lock to its waiters."""
 
         self._queued_tasks: dict[tuple[LockTypeName, int], frozenset[int]] = {}
         self._rt_mutexes: dict[int, RtMutex] = {}
@@ -105,12 +105,12 @@ class KernelLocks:
         record: Record | None = None,
     ) -> KernelLock | None:
         """
-        Find the lock that a task waits for; ``None`` if no such lock is waited for.
+        Find the lock that a task waits for; ``None`` if it waits for no such lock.
 
-        What the task's own record says goes first, where the lock's queue agrees.
+        A lock that *record* names is preferred if the task is in its queue.
 
-        :param names: The functions on its stack, innermost first.
-        :param limit: How many other waiters are read.
+        :param names: Functions on the stack, innermost first.
+        :param limit: Maximum number of other waiters to read.
         """
         sought = sought_by(names)
         if sought is None:
@@ -118,7 +118,7 @@ class KernelLocks:
         record = record or Record()
         address = self._recorded(sought, stack.task, limit, record)
         if address is None:
-            address = self._by_waiter(sought, stack, limit, record)
+            address = self._find_by_waiter(sought, stack, limit, record)
         if address is None:
             return KernelLock(sought.lock.name, None, sought.mode, None, None)
         queue = self.queue(sought.lock.name, address, limit)
@@ -132,9 +132,9 @@ class KernelLocks:
         """
         Return the waiters of a lock, in the order of its list.
 
-        :param limit: How many at most.
-        :return: ``None`` if there are more, if it is lost, or if the lock keeps no list
-            that is known.
+        :param limit: Maximum number of waiters.
+        :return: ``None`` if there are more, the list cannot be read, or its layout is
+            unknown.
         """
         key = (type_, address)
         if key not in self.queues:
@@ -142,9 +142,9 @@ class KernelLocks:
         return self.queues[key]
 
     def is_queued(self, type_: LockTypeName, address: int, task: int) -> bool | None:
-        """Return whether a task waits for a lock whose queue was read.
+        """Return whether a task is in the queue of a lock.
 
-        :return: ``None`` if it is not known who does.
+        :return: ``None`` if the queue was not or could not be read.
         """
         key = (type_, address)
         queue = self.queues.get(key)
@@ -158,7 +158,8 @@ class KernelLocks:
         """
         Read an ``rt_mutex``, once.
 
-        :param address: Of its ``struct rt_mutex_base``, or older ``struct rt_mutex``.
+        :param address: Address of a ``struct rt_mutex_base``; before v5.15 of a
+            ``struct rt_mutex``.
         :raises drgn.FaultError: if it cannot be read
         :raises LookupError: if the types are unknown
         """
@@ -173,9 +174,9 @@ class KernelLocks:
     def _recorded(
         self, sought: Sought, task: int, limit: int, record: Record
     ) -> int | None:
-        """Take the lock that a task's record names, if that lock's queue has the task.
+        """Return the lock that a record names, unless its queue lacks the task.
 
-        Where the queue cannot be seen, the record is enough.
+        If the queue cannot be read, the record is trusted.
         """
         for address in record.locks(sought, self._blocked_on):
             self.queue(sought.lock.name, address, limit)
@@ -187,10 +188,10 @@ class KernelLocks:
     def _blocked_on(self) -> str | None:
         return blocked_on_type(self._layout)
 
-    def _by_waiter(
+    def _find_by_waiter(
         self, sought: Sought, stack: OwnStack, limit: int, record: Record
     ) -> int | None:
-        """Find the lock by the ring that a waiter on the task's own stack is on."""
+        """Find the lock of the ring that a waiter on the task's stack is on."""
         lock = sought.lock
         struct, member = lock.struct, lock.head
         on_ring = self._layout.has(struct, member)
@@ -206,19 +207,20 @@ class KernelLocks:
                 continue
             if entry.node in self._locks:
                 return self._locks[entry.node]
-            if entry.node in self._lost:
+            if entry.node in self._without_lock:
                 continue
-            # Where the lock is on the ring, who points at itself is on none.
+            # A node that points at itself is on no list. Where the list head is in the
+            # waiters' ring, no waiter does that.
             if on_ring and entry.next == entry.node:
                 continue
             ring = self._follow(entry.node, shape, limit, entry)
-            address = self._of_ring(lock, ring, stack, shape)
+            address = self._lock_of_ring(lock, ring, stack, shape)
             if address is not None:
                 return address
             if ring.cut:
                 self._note_not_found(limit)
             elif len(ring.entries) > _MANY:
-                self._lost |= ring.nodes
+                self._without_lock |= ring.nodes
         return None
 
     def _follow(
@@ -226,27 +228,27 @@ class KernelLocks:
     ) -> Ring:
         ring = self._rings.follow(node, shape, limit, first)
         for _ in range(_TRIES):
-            # What has no neighbour that knows it was none of a ring.
+            # If no neighbour points back at it, *first* is no list node.
             if ring.whole or ring.cut or (first and len(ring.entries) == 1):
                 break
             ring = self._rings.follow(node, shape, limit)
         return ring
 
-    def _of_ring(
+    def _lock_of_ring(
         self, lock: ListLock, ring: Ring, stack: OwnStack, shape: Shape
     ) -> int | None:
-        """Find the lock of the waiters on a ring, and keep their order."""
+        """Find the lock of a ring of waiters, and store its queue."""
         struct, member = lock.struct, lock.head
         order = None
         if self._layout.has(struct, member):
-            list_at = self._layout.offset(struct, member)
-            head = self._head(lock, ring, stack, list_at)
+            head_offset = self._layout.offset(struct, member)
+            head = self._find_head(lock, ring, stack, head_offset)
             if head is None:
                 return None
-            address = head - list_at
+            address = head - head_offset
             order = ring.after(head) if ring.whole else None
         else:
-            pointing = self._pointing(lock, ring, stack, shape)
+            pointing = self._find_pointing(lock, ring, stack, shape)
             if pointing is None:
                 return None
             address, first = pointing
@@ -256,43 +258,46 @@ class KernelLocks:
         self._locks.update((entry.node, address) for entry in ring.entries)
         return address
 
-    def _head(
-        self, lock: ListLock, ring: Ring, stack: OwnStack, list_at: int
+    def _find_head(
+        self, lock: ListLock, ring: Ring, stack: OwnStack, head_offset: int
     ) -> int | None:
-        """Find the node that is no waiter, but the list head in the lock.
+        """Find the node that is the list head in the lock.
 
-        A waiter names a task, which what follows a lock may do as well; but the task
-        mostly has a pointer to the lock, as it was asked to take that.
+        A waiter has a pointer to a task. What follows a lock in memory may look like
+        one, too; but the stack usually has a pointer to the lock, as an argument of the
+        function that takes it.
         """
         known = known_to(stack)
         others = ring.entries[1:]
-        pointed = [entry.node for entry in others if entry.node - list_at in known]
+        pointed = [entry.node for entry in others if entry.node - head_offset in known]
         no_waiters = [entry.node for entry in others if not may_be_task(entry.task)]
         both = [node for node in pointed if node in no_waiters]
         for heads in (both, pointed, no_waiters if ring.whole else []):
             if len(heads) == 1:
-                agrees = self._has_waiters(lock, heads[0] - list_at)
+                agrees = self._has_waiters(lock, heads[0] - head_offset)
                 return heads[0] if agrees else None
         return None
 
-    def _pointing(
+    def _find_pointing(
         self, lock: ListLock, ring: Ring, stack: OwnStack, shape: Shape
     ) -> tuple[int, int] | None:
-        """Find the one lock that the task knows and that points at a waiter.
+        """Find the only lock whose address is on the stack and that points at a waiter.
 
-        :return: The lock, and the node of its first waiter.
+        :return: Address of the lock, and the node of its first waiter.
         """
         nodes = ring.nodes
-        found: list[tuple[int, int]] = []
-        tried = (word for word in known_to(stack) if word + shape.node not in nodes)
-        for word in islice(tried, MAX_WORDS):
+        locks: list[tuple[int, int]] = []
+        candidates = (
+            word for word in known_to(stack) if word + shape.node not in nodes
+        )
+        for address in islice(candidates, MAX_WORDS):
             try:
-                first = self._layout.member(word, lock.struct, FIRST) + shape.node
+                first = self._layout.member(address, lock.struct, FIRST) + shape.node
             except drgn.FaultError:
                 continue
-            if first in nodes and self._has_waiters(lock, word):
-                found.append((word, first))
-        return found[0] if len(found) == 1 else None
+            if first in nodes and self._has_waiters(lock, address):
+                locks.append((address, first))
+        return locks[0] if len(locks) == 1 else None
 
     def _read_queue(
         self, lock: ListLock, address: int, limit: int
@@ -361,19 +366,22 @@ class KernelLocks:
 
 
 def _entry_on(stack: OwnStack, start: int, shape: Shape) -> Entry | None:
-    """Take the waiter that may be on a task's own stack."""
+    """Return the waiter at an address on a task's stack; ``None`` if there is none."""
     node = start + shape.node
-    following, before = stack.word(node), stack.word(node + 8)
+    following, previous = stack.word(node), stack.word(node + 8)
     kind = 0 if shape.kind is None else stack.half(node + shape.kind)
-    if following is None or before is None or kind is None:
+    if following is None or previous is None or kind is None:
         return None
-    if min(following, before) < KERNEL_HALF or (following | before) % 8:
+    if min(following, previous) < KERNEL_HALF or (following | previous) % 8:
         return None
-    return Entry(node, following, before, stack.task, kind)
+    return Entry(node, following, previous, stack.task, kind)
 
 
 def known_to(stack: OwnStack) -> dict[int, None]:
-    """Return what a task has pointers to, variables included; innermost first."""
+    """Return the kernel addresses on a stack, innermost first, as the keys of a dict.
+
+    Addresses of variables are included, those on the stack itself are not.
+    """
     words = stack.words[stack.words >= np.uint64(KERNEL_HALF)].tolist()
     return {word: None for word in words if word not in stack}
 
@@ -387,9 +395,9 @@ def kernel_locks(context: LockContext) -> KernelLocks:
 def holders_at(
     context: LockContext, task: int | None, confidence: OwnerConfidence
 ) -> list[Holder]:
-    """Return the task at an address that a lock names, if it is one.
+    """Return the task that a lock points at as its holder; empty if it is no task.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the task cannot be read
     """
     if task is None or not may_be_task(task):
         return []

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The protocol of a type of locks with a list of waiters.
+"""The description of a lock type that has a list of waiters.
 
-:mod:`msatools.locks.sleeping.list_locks` lists them. Words of a lock that have to agree
-come with one read: on a running kernel they may change from one read to the next.
+:mod:`msatools.locks.sleeping.list_locks` has all such types. Members of a lock that
+have to be consistent are read at once: on a running kernel they may change between two
+reads.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +16,12 @@ from msatools.locks.base.rings import Shape
 from msatools.locks.base.struct_reader import Layout
 
 TASK = (1 << 64) - 1 & ~0b111
-"""The owner of a mutex or a rwsem, which flags lie below (``MUTEX_FLAGS``,
-``RWSEM_OWNER_FLAGS_MASK``). "rwsem: Remove reader optimistic spinning" (in v5.11) left
-two of a rwsem's three."""
+"""Mask of the task in the owner of a mutex or a rwsem; the low bits are flags
+(``MUTEX_FLAGS``, ``RWSEM_OWNER_FLAGS_MASK``). "rwsem: Remove reader optimistic
+spinning" (in v5.11) left two of the three flags of a rwsem."""
 
 
-def _nothing(layout: Layout, lock: int) -> int | None:
+def _unknown(layout: Layout, lock: int) -> int | None:
     return None
 
 
@@ -28,49 +29,52 @@ def _nothing(layout: Layout, lock: int) -> int | None:
 class ListLock:
     """A type of locks that have a list of waiters.
 
-    Its functions read a lock at an address; they raise ``drgn.FaultError`` if it cannot
-    be read, and ``LookupError`` if the type is unknown.
+    The functions take the address of a lock. They raise ``drgn.FaultError`` if it
+    cannot be read, and ``LookupError`` if its type is unknown.
     """
 
     name: LockTypeName
     struct: str
-    """Its structure."""
+    """Tag of the structure of the lock."""
 
     head: str = "wait_list"
-    """The member of it that is the head of the list."""
+    """Member of the structure that is the list head."""
 
     waiter: str
-    """The structure of a waiter, on the stack of the task that waits."""
+    """Tag of the structure of a waiter, which is on the stack of the waiting task."""
 
     slow_paths: Mapping[str, Mode | None]
-    """How the functions begin in which tasks wait, and how they want the lock there."""
+    """Maps the start of the names of functions that wait to the mode of the request."""
 
     blockers: Mapping[int, Mode | None]
-    """The same by the last bits of ``task_struct.blocker``: include/linux/hung_task.h
-    (v6.16)."""
+    """Maps the type bits of ``task_struct.blocker`` to the mode of the request:
+    include/linux/hung_task.h (v6.16)."""
 
     kind: str = ""
-    """The member of a waiter that says how it wants the lock."""
+    """Member of a waiter that identifies the mode of its request; empty if there is
+    only one mode."""
 
     modes: tuple[Mode | None, ...] = (None,)
-    """By the value of that member."""
+    """The modes, indexed by the value of that member."""
 
     has_waiters: Callable[[Layout, int], bool]
-    """Tell whether the words of a lock agree that somebody waits for it; it keeps what
-    is no lock from being told as one."""
+    """Return whether the state of a lock shows that it has waiters. This rejects
+    addresses that are not those of a lock."""
 
-    owner: Callable[[Layout, int], int | None] = _nothing
-    """Read who has a lock, where it tells exactly: the ``struct task_struct``."""
+    owner: Callable[[Layout, int], int | None] = _unknown
+    """Return the address of the owner's ``struct task_struct``, if the lock records it
+    exactly."""
 
-    last_owner: Callable[[Layout, int], int | None] = _nothing
-    """Read who took a lock last that somebody has, if that task may be gone since."""
+    last_owner: Callable[[Layout, int], int | None] = _unknown
+    """Return the task that took the lock last, if the lock is held. That task may have
+    released it since, or have exited."""
 
-    readers: Callable[[Layout, int], int | None] = _nothing
-    """Count who has a lock for reading; ``None`` if it does not count them alone."""
+    readers: Callable[[Layout, int], int | None] = _unknown
+    """Return the number of readers; ``None`` if the lock does not count them."""
 
     def shape(self, layout: Layout) -> Shape:
-        """Return where the members of its waiters are.
+        """Return the layout of a waiter.
 
-        :raises LookupError: if they are unknown
+        :raises LookupError: if it is unknown
         """
         return Shape.of(layout, self.waiter, "list", "task", self.kind)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""All locks with a list of waiters, and which of them a task waits for.
+"""All lock types with a list of waiters, and the request of a task for one of them.
 
-By the functions on its stack and by its own record. A new type is a file that makes a
-:class:`ListLock`, and a line here.
+A new type is a file that makes a :class:`ListLock`, and a line here.
 """
 
 from dataclasses import dataclass
@@ -23,14 +22,15 @@ LIST_LOCKS: dict[LockTypeName, ListLock] = {
 }
 
 FIRST = "first_waiter"
-"""What they have in place of the list since "locking/mutex: Remove the list_head from
-struct mutex" and the like (in v7.1): the ring has waiters only."""
+"""Member that replaces the list head since "locking/mutex: Remove the list_head from
+struct mutex" and the like (in v7.1): the ring consists of waiters only."""
 
-_BLOCKER_KIND = 0b11
+_BLOCKER_TYPE = 0b11
+"""``BLOCKER_TYPE_MASK`` (include/linux/hung_task.h)."""
 
 
 class Sought(NamedTuple):
-    """What a task waits for, by what is on its stack."""
+    """The type and mode of a task's request, by the functions on its stack."""
 
     lock: ListLock
     mode: Mode | None
@@ -38,33 +38,37 @@ class Sought(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """What a task's own record says that it waits for; 0 where it says nothing."""
+    """Members of a task that point at the lock it waits for; 0 if unset."""
 
     blocker: int = 0
-    """``task_struct.blocker``: the lock, with its kind in the last bits."""
+    """``task_struct.blocker``: the address of a lock, with its type in the low bits."""
 
     blocked_on: int = 0
     """``task_struct.blocked_on``: a mutex, or the task's waiter for one."""
 
     def locks(self, sought: Sought, blocked_on: str | None) -> list[int]:
         """
-        Return the locks that it names and that are what is sought.
+        Return the addresses of the recorded locks that match a request.
 
-        :param blocked_on: The structure that ``blocked_on`` points at.
+        :param blocked_on: Tag of the structure that ``blocked_on`` points at.
         """
-        named = []
-        kind = self.blocker & _BLOCKER_KIND
+        addresses = []
+        type_ = self.blocker & _BLOCKER_TYPE
         blockers = sought.lock.blockers
-        if kind in blockers and blockers[kind] == sought.mode:
-            named.append(self.blocker & ~_BLOCKER_KIND)
+        if type_ in blockers and blockers[type_] == sought.mode:
+            addresses.append(self.blocker & ~_BLOCKER_TYPE)
         if sought.lock.struct == blocked_on:
-            named.append(self.blocked_on)
-        # Who is just woken is blocked on -1 (PROXY_WAKING).
-        return [word for word in named if word >= KERNEL_HALF and not word % 4]
+            addresses.append(self.blocked_on)
+        # blocked_on is PROXY_WAKING (-1) while a task is being woken.
+        return [
+            address
+            for address in addresses
+            if address >= KERNEL_HALF and not address % 4
+        ]
 
 
 def sought_by(names: tuple[str, ...]) -> Sought | None:
-    """Return what a task waits for, by the innermost function that tells it."""
+    """Return the request of a task, by the innermost function that waits for a lock."""
     for name in names:
         for lock in LIST_LOCKS.values():
             for prefix, mode in lock.slow_paths.items():
@@ -74,7 +78,7 @@ def sought_by(names: tuple[str, ...]) -> Sought | None:
 
 
 def blocked_on_type(layout: Layout) -> str | None:
-    """Return the structure that ``task_struct.blocked_on`` points at.
+    """Return the tag of the structure that ``task_struct.blocked_on`` points at.
 
     "locking/mutex: Rework task_struct::blocked_on" (in v6.17) made it the mutex;
     before, with CONFIG_DEBUG_MUTEXES, it was the waiter.

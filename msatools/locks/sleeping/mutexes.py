@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Mutexes, also those of a ``ww_mutex``: owner, waiters (kernel/locking/mutex.c)."""
+"""Mutexes, also those in a ``ww_mutex``: owner and waiters (kernel/locking/mutex.c)."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from msatools.locks.sleeping.list_lock import TASK, ListLock
 
 _WAITERS = 0b001
 _PICKUP = 0b100
-"""The lock was handed to who is named, but that task sleeps yet: it counts as waiting
-(``MUTEX_FLAG_PICKUP``)."""
+"""``MUTEX_FLAG_PICKUP``: the lock was handed to the owner, which still sleeps. That
+task counts as a waiter."""
 
 
 def _owner(layout: Layout, lock: int) -> int | None:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks that a writer takes from readers on all CPUs: ``struct percpu_rw_semaphore``.
+"""Locks with per-CPU reader counts: ``struct percpu_rw_semaphore``.
 
-kernel/locking/percpu-rwsem.c (since v5.7): who finds it taken waits on a queue of its
-own. A writer that has won shuts it first (``block``), then waits for readers that are
-still inside, and only so long the lock names it (``writer``). Who is inside is written
-nowhere.
+kernel/locking/percpu-rwsem.c (since v5.7): the waiters are on a wait queue in the lock.
+A writer first sets ``block`` to keep others out, then waits for readers to leave.
+``writer`` points at it only while it waits for them. The readers, and the writer once
+they have left, are not recorded.
 """
 
-import struct
 from itertools import islice
 
 import drgn
@@ -32,35 +31,35 @@ from msatools.locks.sleeping.kernellocks import (
 
 _LOCK = "percpu_rw_semaphore"
 _CUSTOM = 0b1100
-"""``WQ_FLAG_CUSTOM``, the third bit or (before v6.6) the fourth: a reader. The other of
-them is for waiters of other kinds."""
+"""``WQ_FLAG_CUSTOM``, which marks a reader: bit 2, or bit 3 before v6.6. Waiters on
+this queue never use the other one."""
 
 
 def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
     """
-    Find such a lock that a task waits for; ``None`` if it waits for none.
+    Find the lock that a task waits for; ``None`` if it waits for no such lock.
 
-    :raises drgn.FaultError: if a structure on the way cannot be read
+    :raises drgn.FaultError: if a structure that leads to the lock cannot be read
     :raises LookupError: if the types are unknown
     """
     waits = any(name.startswith("percpu_rwsem_wait") for name in case.names)
     if not waits and not case.is_in("percpu_down_write", "__percpu_down_read"):
         return None
-    found = _by_entry(context, case) or _by_writer(context, case)
+    found = _find_by_entry(context, case) or _find_by_writer(context, case)
     if found is None:
         return KernelLock("percpu_rwsem", None, None, None, None) if waits else None
     address, mode = found
     waiters = queue(context, address)
     count = None if waiters is None else len(waiters)
     owner = writer(context, address)
-    # It waits for readers, not for itself.
+    # A writer that waits for readers does not wait for itself.
     owner = None if owner == case.address else owner
     return KernelLock("percpu_rwsem", address, mode, count, owner)
 
 
 def queue(context: LockContext, address: int) -> list[QueuedWaiter] | None:
     """
-    Return the waiters of a lock: the writer that waits for readers, then its queue.
+    Return the waiters of a lock: the writer that waits for readers, then the queue.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
@@ -79,7 +78,7 @@ def _read_queue(context: LockContext, address: int) -> list[QueuedWaiter] | None
         return None
     first = writer(context, address)
     ahead = [] if first is None else [QueuedWaiter(first, "write")]
-    # A waker leaves a mark on a long queue, which is no task's.
+    # On a long queue, wake-ups leave a bookmark entry without a task (before v6.6).
     return ahead + [
         QueuedWaiter(entry.task, _mode(entry.kind))
         for entry in entries
@@ -89,26 +88,22 @@ def _read_queue(context: LockContext, address: int) -> list[QueuedWaiter] | None
 
 def writer(context: LockContext, address: int) -> int | None:
     """
-    Return which writer has shut a lock and waits for readers to leave.
+    Return the writer that keeps others out and waits for readers to leave.
 
-    :return: Its ``struct task_struct``; ``None`` also while a writer is inside.
-    :raises drgn.FaultError: if it cannot be read
+    :return: Address of its ``struct task_struct``; ``None`` also if a writer owns the
+        lock.
+    :raises drgn.FaultError: if the lock cannot be read
     """
-    task_at = context.layout.offset(_LOCK, "writer.task")
-    block_at = context.layout.offset(_LOCK, "block")
-    start, end = min(task_at, block_at), max(task_at + 8, block_at + 4)
-    data = context.reader.read(address + start, end - start)
-    (task,) = struct.unpack_from("<Q", data, task_at - start)
-    (block,) = struct.unpack_from("<I", data, block_at - start)
+    task, block = context.layout.members(address, _LOCK, "writer.task", "block")
     return task if block and may_be_task(task) else None
 
 
 def readers(context: LockContext, address: int) -> int | None:
     """
-    Count who is inside for reading, on all CPUs.
+    Return the number of readers, summed over all CPUs.
 
-    :return: ``None`` if it is not told; on a running kernel, CPUs are read one after
-        the other.
+    :return: ``None`` if the sum is negative: on a running kernel the CPUs are read one
+        after the other.
     :raises drgn.FaultError: if the lock cannot be read
     """
     counts = context.layout.member(address, _LOCK, "read_count")
@@ -118,11 +113,11 @@ def readers(context: LockContext, address: int) -> int | None:
     return total if total >= 0 else None
 
 
-def _by_entry(context: LockContext, case: BlockedTask) -> tuple[int, Mode] | None:
-    wakes = context.layout.symbol("percpu_rwsem_wake_function")
+def _find_by_entry(context: LockContext, case: BlockedTask) -> tuple[int, Mode] | None:
+    wake_function = context.layout.symbol("percpu_rwsem_wake_function")
     flags = context.layout.offset("wait_queue_entry", "flags")
     for entry in case.stack.wait_entries():
-        if entry.function != wakes:
+        if entry.function != wake_function:
             continue
         found = wait_queues(context).head_of(entry)
         if found is not None:
@@ -131,13 +126,13 @@ def _by_entry(context: LockContext, case: BlockedTask) -> tuple[int, Mode] | Non
     return None
 
 
-def _by_writer(context: LockContext, case: BlockedTask) -> tuple[int, Mode] | None:
+def _find_by_writer(context: LockContext, case: BlockedTask) -> tuple[int, Mode] | None:
     if not case.is_in("percpu_down_write"):
         return None
-    for word in islice(known_to(case.stack), MAX_WORDS):
+    for address in islice(known_to(case.stack), MAX_WORDS):
         try:
-            if writer(context, word) == case.address:
-                return word, "write"
+            if writer(context, address) == case.address:
+                return address, "write"
         except drgn.FaultError:
             continue
     return None
@@ -157,7 +152,7 @@ def _queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
 
 
 def _holders(context: LockContext, lock: Lock) -> list[Holder]:
-    """Return the first of the queue, if it keeps the others out."""
+    """Return the writer that keeps others out while it waits for readers to leave."""
     return holders_at(context, writer(context, lock.address or 0), "exact")
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks that lend the priority of who waits: ``rt_mutex``, and those made of one.
+"""Locks with priority inheritance: ``rt_mutex``, and locks that contain one.
 
-kernel/locking/rtmutex.c, rwbase_rt.c. A task's record names its waiter, and that the
-lock. With CONFIG_PREEMPT_RT mutexes, rwsems and spinlocks are made of such locks.
+kernel/locking/rtmutex.c, rwbase_rt.c: ``task_struct.pi_blocked_on`` points at the
+waiter of a task, which points at the lock. With CONFIG_PREEMPT_RT mutexes, rwsems and
+spinlocks contain an ``rt_mutex``.
 """
 
 from itertools import islice, pairwise
@@ -22,9 +23,9 @@ from msatools.locks.sleeping.kernellocks import (
 )
 
 _PI_FUTEX = ("futex_lock_pi", "futex_wait_requeue_pi")
-"""They wait for an rt_mutex as well, which stands for a futex."""
+"""Functions that wait for the rt_mutex of a PI futex."""
 
-# By what is on the stack, with CONFIG_PREEMPT_RT.
+# Functions of CONFIG_PREEMPT_RT, by the start of their names.
 _BY_FUNCTION: tuple[tuple[str, LockTypeName, Mode | None], ...] = (
     ("rt_spin_", "rt_mutex", None),
     ("rt_read_", "rt_mutex", None),
@@ -44,38 +45,39 @@ _BY_FUNCTION: tuple[tuple[str, LockTypeName, Mode | None], ...] = (
     ("__mutex_lock", "mutex", None),
     ("_mutex_lock", "mutex", None),
 )
-# Where those have theirs: "locking/rwsem: Add rtmutex based R/W semaphore
+# Structures and their rt_mutex: "locking/rwsem: Add rtmutex based R/W semaphore
 # implementation" and the like (in v5.15)
-_WITHIN: dict[LockTypeName, tuple[str, str]] = {
+_RT_MUTEX_IN: dict[LockTypeName, tuple[str, str]] = {
     "rwsem": ("rw_semaphore", "rwbase.rtmutex"),
     "mutex": ("mutex", "rtmutex"),
     "ww_mutex": ("ww_mutex", "base.rtmutex"),
 }
 _WRITER_BIAS = 1 << 30
-"""Of ``rwbase_rt.readers``: a writer is inside; it is negative if readers may come."""
+"""``WRITER_BIAS`` in ``rwbase_rt.readers``: a writer owns the lock. ``READER_BIAS``
+makes the value negative: new readers may enter."""
 
 _READERS = _WRITER_BIAS - 1
 
 
 def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
     """
-    Find such a lock that a task waits for; ``None`` if it waits for none.
+    Find the lock that a task waits for; ``None`` if it waits for no such lock.
 
-    A futex that lends priority is none.
+    PI futexes are not included.
 
-    :raises drgn.FaultError: if a structure on the way cannot be read
+    :raises drgn.FaultError: if a structure that leads to the lock cannot be read
     :raises LookupError: if the types are unknown
     """
     if case.is_in(*_PI_FUTEX) or not context.tasks.has("pi_blocked_on"):
         return None
     waiter = int(context.tasks["pi_blocked_on"][case.row])
     if not waiter:
-        return _of_writer(context, case)
-    task, inner = context.layout.members(waiter, "rt_mutex_waiter", "task", "lock")
+        return _find_by_writer(context, case)
+    task, rt_mutex = context.layout.members(waiter, "rt_mutex_waiter", "task", "lock")
     if task != case.address:
         return None
-    type_, mode = _kind(context, case)
-    address = inner - _offset(context, type_)
+    type_, mode = _classify(context, case)
+    address = rt_mutex - _offset(context, type_)
     lock = Lock(type_, address)
     waiters = queue(context, lock)
     if not kernel_locks(context).is_queued(type_, address, task):
@@ -85,18 +87,20 @@ def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
 
 
 def is_made_of(context: LockContext, type_: LockTypeName) -> bool:
-    """Return whether locks of a type are made of an ``rt_mutex``."""
+    """Return whether locks of a type are or contain an ``rt_mutex``."""
     return type_ == "rt_mutex" or (
-        type_ in _WITHIN and context.layout.has(*_WITHIN[type_])
+        type_ in _RT_MUTEX_IN and context.layout.has(*_RT_MUTEX_IN[type_])
     )
 
 
 def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
-    Return the waiters of a lock, the most urgent first; ``None`` if that is lost.
+    Return the waiters of a lock, the most urgent first.
 
-    How they want a rwsem is not told, but for the writer that waits for readers: it
-    comes first.
+    The modes of a rwsem's waiters are not recorded. The exception is a writer that owns
+    the rwsem and waits for readers to leave; it comes first.
+
+    :return: ``None`` if the waiters cannot be read.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
@@ -107,27 +111,29 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
 
 
 def _read_queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    found = kernel_locks(context).rt_mutex(_inner(context, lock))
-    if found.waiters is None:
+    rt_mutex = kernel_locks(context).rt_mutex(_rt_mutex(context, lock))
+    if rt_mutex.waiters is None:
         return None
-    waiters = [QueuedWaiter(task) for task in found.waiters]
-    if lock.type == "rwsem" and found.owner and _is_shut(context, lock):
-        waiters.insert(0, QueuedWaiter(found.owner, "write"))
+    waiters = [QueuedWaiter(task) for task in rt_mutex.waiters]
+    if lock.type == "rwsem" and rt_mutex.owner and _waits_for_readers(context, lock):
+        waiters.insert(0, QueuedWaiter(rt_mutex.owner, "write"))
     return waiters
 
 
 def owner(context: LockContext, lock: Lock) -> int | None:
     """
-    Return the owners of a lock; of a rwsem a writer, also one that waits for readers.
+    Return the owner of a lock; ``None`` if it has none.
+
+    The owner of a rwsem is a writer, also one that still waits for readers to leave.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    return kernel_locks(context).rt_mutex(_inner(context, lock)).owner or None
+    return kernel_locks(context).rt_mutex(_rt_mutex(context, lock)).owner or None
 
 
 def readers(context: LockContext, lock: Lock) -> int | None:
     """
-    Return the number of readers of a rwsem.
+    Return the number of readers of a rwsem; ``None`` for other types.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
@@ -141,32 +147,37 @@ def _count(context: LockContext, lock: Lock) -> int:
     return context.layout.member(address, "rw_semaphore", "rwbase.readers")
 
 
-def _is_shut(context: LockContext, lock: Lock) -> bool:
-    """Return whether the owner waits for readers to leave: no others may come."""
+def _waits_for_readers(context: LockContext, lock: Lock) -> bool:
+    """Return whether the owner of a rwsem waits for its readers to leave."""
     return 0 < _count(context, lock) < _WRITER_BIAS
 
 
-def _of_writer(context: LockContext, case: BlockedTask) -> KernelLock | None:
-    """Find the rwsem that a writer has shut, and now waits for readers to leave."""
-    if not is_made_of(context, "rwsem") or _kind(context, case) != ("rwsem", "write"):
+def _find_by_writer(context: LockContext, case: BlockedTask) -> KernelLock | None:
+    """Find the rwsem that a task owns, if it waits for its readers to leave."""
+    if not is_made_of(context, "rwsem"):
         return None
-    for word in islice(known_to(case.stack), MAX_WORDS):
-        lock = Lock("rwsem", word)
+    if _classify(context, case) != ("rwsem", "write"):
+        return None
+    layout = context.layout
+    for address in islice(known_to(case.stack), MAX_WORDS):
+        lock = Lock("rwsem", address)
         try:
-            task = context.layout.member(word, "rw_semaphore", "rwbase.rtmutex.owner")
-            if task & ~1 == case.address and _is_shut(context, lock):
+            task = layout.member(address, "rw_semaphore", "rwbase.rtmutex.owner")
+            if task & ~1 == case.address and _waits_for_readers(context, lock):
                 waiters = queue(context, lock)
                 count = None if waiters is None else len(waiters)
-                return KernelLock("rwsem", word, "write", count, None)
+                return KernelLock("rwsem", address, "write", count, None)
         except drgn.FaultError:
             continue
     return None
 
 
-def _kind(context: LockContext, case: BlockedTask) -> tuple[LockTypeName, Mode | None]:
-    """Return what a task waits for, by the innermost function that tells it."""
+def _classify(
+    context: LockContext, case: BlockedTask
+) -> tuple[LockTypeName, Mode | None]:
+    """Return the type and mode of a request, by the innermost known function."""
     for name, caller in pairwise([*case.names, ""]):
-        # An rwlock is made as a rwsem is, by functions of the same names.
+        # An rwlock has an rwbase_rt, too: its functions are shared with rwsems.
         if "rwbase_" in name and caller.startswith(("rt_read_", "rt_write_")):
             continue
         for prefix, type_, mode in _BY_FUNCTION:
@@ -178,8 +189,9 @@ def _kind(context: LockContext, case: BlockedTask) -> tuple[LockTypeName, Mode |
 
 
 def _offset(context: LockContext, type_: LockTypeName) -> int:
-    return context.layout.offset(*_WITHIN[type_]) if type_ in _WITHIN else 0
+    """Return the offset of the rt_mutex in a lock."""
+    return context.layout.offset(*_RT_MUTEX_IN[type_]) if type_ in _RT_MUTEX_IN else 0
 
 
-def _inner(context: LockContext, lock: Lock) -> int:
+def _rt_mutex(context: LockContext, lock: Lock) -> int:
     return (lock.address or 0) + _offset(context, lock.type)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waiters of an ``rt_mutex``, in the order in which they will get it.
+"""Reads the owner and the waiters of an ``rt_mutex``.
 
-kernel/locking/rtmutex.c: waiters lie on their own stacks, in a red-black tree by
-priority; of those that are as urgent as each other the first to come is first.
+kernel/locking/rtmutex.c: a waiter is on the stack of its task, in a red-black tree that
+is sorted by priority. Waiters of equal priority are in order of arrival.
 """
 
 import struct
@@ -17,9 +17,9 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_WAITERS = 1 << 22
-"""Of one lock: all tasks that there can be."""
+"""Maximum number of waiters of one lock: as many as there can be tasks."""
 
-_WORD = struct.Struct("<Q")
+_U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,15 @@ class RtMutex:
     """The owner and the waiters of an ``rt_mutex``."""
 
     owner: int
-    """The ``struct task_struct`` that has it; 0 if none has, or is to have it."""
+    """Address of the owner's ``struct task_struct``; 0 if there is no owner."""
 
     waiters: tuple[int, ...] | None
-    """Tasks, the first to have it first; ``None`` if they are lost."""
+    """Addresses of the waiting tasks, the next owner first; ``None`` if they could not
+    be read."""
 
 
 class RtMutexes:
-    """Reads such locks of one kernel.
+    """Reads ``rt_mutex`` locks of one kernel.
 
     :raises LookupError: if the types are unknown
     """
@@ -53,10 +54,11 @@ class RtMutexes:
         self._size = layout.size("rt_mutex_waiter")
 
     def read(self, lock: int) -> RtMutex:
-        """Read the lock at an address.
+        """Read a lock.
 
-        :param lock: Of its ``struct rt_mutex_base``, or older ``struct rt_mutex``.
-        :raises drgn.FaultError: if it cannot be read
+        :param lock: Address of a ``struct rt_mutex_base``; before v5.15 of a
+            ``struct rt_mutex``.
+        :raises drgn.FaultError: if the lock cannot be read
         """
         owner, root = self._layout.members(
             lock, self._type, "owner", "waiters.rb_root.rb_node"
@@ -68,25 +70,25 @@ class RtMutexes:
                 Loss.WAITERS, f"waiters for an rt_mutex are lost: {error}"
             )
             waiters = None
-        # Its last bit says that somebody waits.
+        # Bit 0 is RT_MUTEX_HAS_WAITERS.
         return RtMutex(owner & ~1, waiters)
 
     def _in_order(self, lock: int, root: int) -> list[int]:
-        """Read a tree from left to right.
+        """Return the tasks of a tree of waiters, in order.
 
-        :raises drgn.FaultError: if it is damaged, or has changed meanwhile
+        :raises drgn.FaultError: if the tree is damaged, or changed while it was read
         """
         tasks: list[int] = []
-        above: list[tuple[int, int]] = []
-        node, seen = root, 0
-        while node or above:
+        parents: list[tuple[int, int]] = []
+        node, count = root, 0
+        while node or parents:
             if node:
-                seen += 1
-                if node < KERNEL_HALF or seen > _MAX_WAITERS:
+                count += 1
+                if node < KERNEL_HALF or count > _MAX_WAITERS:
                     raise drgn.FaultError("no tree of waiters", node)
                 data = self._layout.reader.read(node - self._node, self._size)
-                task, own, left, right = (
-                    _WORD.unpack_from(data, offset)[0]
+                task, waited_for, left, right = (
+                    _U64.unpack_from(data, offset)[0]
                     for offset in (
                         self._task,
                         self._lock,
@@ -94,12 +96,12 @@ class RtMutexes:
                         self._node + self._right,
                     )
                 )
-                if own != lock:
+                if waited_for != lock:
                     raise drgn.FaultError("a waiter for another lock", node)
-                above.append((task, right))
+                parents.append((task, right))
                 node = left
             else:
-                task, node = above.pop()
+                task, node = parents.pop()
                 tasks.append(task)
         return tasks
 

@@ -6,22 +6,22 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.sleeping.list_lock import TASK, ListLock
 
 _READER_OWNED = 0b001
-"""Of the owner: it is the last reader, which may be gone."""
+"""``RWSEM_READER_OWNED``: the owner is the last reader, which may be gone."""
 
 _WRITER = 1 << 0
 _WAITERS = 1 << 1
 _READERS_SHIFT = 8
 _READERS_MASK = (1 << 55) - 1
-"""Below the bit that makes readers fail (``RWSEM_FLAG_READFAIL``)."""
+"""The bits below ``RWSEM_FLAG_READFAIL``."""
 
 
 def _owner(layout: Layout, lock: int) -> int | None:
-    """Read which writer has it.
+    """Read the writer that owns the lock.
 
-    Who takes one sets the count first: until it is named, the owner is nobody, or the
-    last reader.
+    A writer first sets its bit in the count, then the owner. In between the owner is 0,
+    or the last reader.
     """
-    if not _counts(layout):
+    if not _has_count(layout):
         return None
     count, word = layout.members(lock, "rw_semaphore", "count", "owner")
     written = count & _WRITER and not word & _READER_OWNED
@@ -29,21 +29,21 @@ def _owner(layout: Layout, lock: int) -> int | None:
 
 
 def _last_owner(layout: Layout, lock: int) -> int | None:
-    """Read who was the last reader, while there is any."""
-    if not _counts(layout):
+    """Read the reader that entered last; ``None`` if there are no readers."""
+    if not _has_count(layout):
         return None
     count, word = layout.members(lock, "rw_semaphore", "count", "owner")
     return word & TASK or None if _readers(count) else None
 
 
 def _count_readers(layout: Layout, lock: int) -> int | None:
-    if not _counts(layout):
+    if not _has_count(layout):
         return None
     return _readers(layout.member(lock, "rw_semaphore", "count"))
 
 
 def _has_waiters(layout: Layout, lock: int) -> bool:
-    if not _counts(layout):
+    if not _has_count(layout):
         return True
     return bool(layout.member(lock, "rw_semaphore", "count") & _WAITERS)
 
@@ -52,8 +52,8 @@ def _readers(count: int) -> int:
     return 0 if count & _WRITER else count >> _READERS_SHIFT & _READERS_MASK
 
 
-def _counts(layout: Layout) -> bool:
-    """Return whether the count is as above.
+def _has_count(layout: Layout) -> bool:
+    """Return whether ``rw_semaphore.count`` has the bits above.
 
     "locking/rwsem: Implement a new locking scheme" (in v5.3), with "locking/rwsem: Make
     rwsem->owner an atomic_long_t".

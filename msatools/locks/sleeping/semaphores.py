@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Semaphores: last owner, waiters (kernel/locking/semaphore.c)."""
+"""Semaphores: last owner and waiters (kernel/locking/semaphore.c)."""
 
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.sleeping.list_lock import ListLock

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Sleeping locks of the kernel: the one a task waits for, its waiters and owners.
+"""The kernel's sleeping locks: requests, waiters, owners and readers.
 
-kernel/locking: mutexes (also those of ``ww_mutex``), rwsems, semaphores, rt_mutexes and
-percpu_rwsems.
+kernel/locking: mutexes (also those in a ``ww_mutex``), rwsems, semaphores and
+rt_mutexes. A request may also be for a percpu_rwsem.
 """
 
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -22,9 +22,9 @@ from msatools.locks.sleeping.list_locks import LIST_LOCKS, Record
 
 def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
     """
-    Find the lock that a task waits for; ``None`` if no such lock is waited for.
+    Find the lock that a task waits for; ``None`` if it waits for no such lock.
 
-    :raises drgn.FaultError: if a structure on the way cannot be read
+    :raises drgn.FaultError: if a structure that leads to the lock cannot be read
     :raises LookupError: if the types are unknown
     """
     return (
@@ -38,9 +38,9 @@ def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
 
 def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Return which lock a task waits for; ``None`` also if it is not found.
+    Return the request of a task; ``None`` also if its lock is not found.
 
-    :raises drgn.FaultError: if a structure on the way cannot be read
+    :raises drgn.FaultError: if a structure that leads to the lock cannot be read
     :raises LookupError: if the types are unknown
     """
     found = find(context, case)
@@ -51,9 +51,9 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Return the waiters of a lock, in the kernel's order.
 
-    The one who has shut it and waits for readers to leave is the first.
+    A writer that owns the lock and waits for its readers to leave comes first.
 
-    :return: ``None`` if there are more than may be read, or if they are lost.
+    :return: ``None`` if there are too many to read, or they cannot be read.
     :raises drgn.FaultError: if the lock cannot be read
     """
     address = lock.address or 0
@@ -64,22 +64,23 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
 
 def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """
-    Return the owners of a lock, as it tells itself.
+    Return the owners that a lock records.
 
-    With CONFIG_PREEMPT_RT that may be the first of a rwsem's queue: it keeps the others
-    out, and itself waits for readers.
+    With CONFIG_PREEMPT_RT the owner of a rwsem may be the first of its queue: a writer
+    that keeps others out while it waits for readers to leave.
 
-    :raises drgn.FaultError: if the lock, or who it names, cannot be read
+    :raises drgn.FaultError: if the lock or its owner cannot be read
     """
     address = lock.address or 0
     if rtlocks.is_made_of(context, lock.type):
         return holders_at(context, rtlocks.owner(context, lock), "exact")
-    known = LIST_LOCKS[lock.type]
-    exact = known.owner(context.layout, address)
-    if exact is not None:
-        return holders_at(context, exact, "exact")
-    last = known.last_owner(context.layout, address)
-    # Who waits for it now has mostly released it since.
+    list_lock = LIST_LOCKS[lock.type]
+    owner = list_lock.owner(context.layout, address)
+    if owner is not None:
+        return holders_at(context, owner, "exact")
+    last = list_lock.last_owner(context.layout, address)
+    # A last owner that waits for the lock has usually released it. is_queued() needs
+    # the queue.
     queue(context, lock)
     if last is None or kernel_locks(context).is_queued(lock.type, address, last):
         return []
@@ -98,17 +99,17 @@ def readers(context: LockContext, lock: Lock) -> int | None:
 
 
 def _record(context: LockContext, case: BlockedTask) -> Record:
-    """Take what a task's own record says that it waits for."""
-    said = {
+    """Return the members of a task that point at the lock it waits for."""
+    members = {
         name: int(context.tasks[name][case.row])
         for name in ("blocker", "blocked_on")
         if context.tasks.has(name)
     }
-    return Record(**said)
+    return Record(**members)
 
 
 SLEEPING_LOCK = LockType(
-    names=frozenset({"mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex"}),
+    names=frozenset({*LIST_LOCKS, "rt_mutex"}),
     requests=at_most_one(request),
     queue=queue,
     holders=holders,

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Spinlocks that CPUs wait for: which, in a dump; how many CPUs, on a running kernel.
+"""Spinlocks that CPUs spin for, in a dump, and their likely holders.
 
-kernel/locking/qspinlock.c and qrwlock.c: only the registers and the stack of a CPU say
-which lock it spins for, and the lock does not say who has it. So both are reported by
-evidence, and only if there is no doubt.
-
-The registers of a running CPU cannot be read. But a CPU that waits behind the next in
-line uses one of its own nodes, and ``count`` of the first node is the number in use.
-The next in line uses no node but sets a bit in the lock, so it is not counted; nor is
-any CPU of a guest that spins without a queue (virt_spin_lock()).
+kernel/locking/qspinlock.c and qrwlock.c: only the registers and the stack of a CPU have
+the address of the lock that it spins for, and the lock does not record its owner. So
+both are found by evidence, and reported only if the evidence is unambiguous.
 """
 
 import struct
@@ -24,10 +19,6 @@ from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
-from msatools.kernel.percpu import read_percpu
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Members, read_struct, struct_layout
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.base.lock_context import LockContext
@@ -50,11 +41,12 @@ _MODES: dict[str, Mode] = {
 _TAKES = ("_raw_", "do_raw_", "queued_", "native_queued_", "__pv_queued_")
 _REGISTERS = ("rdi", "rbx", "rbp", "rsi", *(f"r{number}" for number in range(8, 16)))
 _TOP_BYTES = 512
-"""Of the stack above the function that spins, where it has saved registers."""
+"""Bytes of the stack that are searched for registers that the spinning function
+saved."""
 
 _MAX_STACK = 1 << 16
-_BEHIND = 256
-"""Bytes that are read above the last frame on a stack of interrupts."""
+_PAST_LAST_FRAME = 256
+"""Bytes that are read past the last frame on an interrupt stack."""
 
 _LOCKED = (1, 3)
 """``_Q_LOCKED_VAL``, and ``_Q_SLOW_VAL`` (qspinlock_paravirt.h)."""
@@ -62,22 +54,7 @@ _LOCKED = (1, 3)
 _TAIL_SHIFT = 16
 """``_Q_TAIL_OFFSET``, with fewer than 16,384 CPUs (CONFIG_NR_CPUS)."""
 
-_HALF = struct.Struct("<I")
-
-MOST_NODES = 4
-"""``_Q_MAX_NODES``: for a task, a softirq, an interrupt and an NMI."""
-
-# Since Linux kernel commit 0fa809ca7f81 ("locking/pvqspinlock: Extend node size when
-# pvqspinlock is configured") (in v4.20).
-_NODE = "struct qnode"
-_COUNT: Members = {"count": ("mcs.count",)}
-"""How many nodes of its own a CPU uses, in the first of them."""
-
-ANY = Lock("spinlock", None)
-"""What such CPUs wait for: not one lock, but any."""
-
-ANY_ID = "spinlock -"
-ANY_NAME = "which: only registers of running CPUs say"
+_U32 = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -85,14 +62,14 @@ class Spin:
     """A task whose CPU spins for a lock."""
 
     row: int
-    """In the table of tasks."""
+    """Row in the table of tasks."""
 
     request: Request
     holders: tuple[Holder, ...]
-    """Tasks that probably own it."""
+    """Tasks that probably hold the lock."""
 
     caller: str | None
-    """The function that takes it."""
+    """The function that takes the lock."""
 
 
 @dataclass(frozen=True)
@@ -102,67 +79,76 @@ class _Cpu:
     number: int
     task: int
     frames: list[drgn.StackFrame]
-    """Without those of inline functions and of user mode."""
+    """Frames of kernel functions, without inlined ones."""
 
     spinning: int | None
-    """Which of the frames is that of a function that waits for a spinlock."""
+    """Index of the frame whose function waits for a spinlock."""
 
 
 def spins(context: LockContext, stack_size: int) -> list[Spin]:
     """
-    Return which tasks spin, for which lock, and who seems to have that.
+    Return the tasks whose CPUs spin, with the lock and its likely holders.
 
-    The type of a lock for readers and writers is ``spinlock``, too, with a mode.
+    The type of an rwlock is ``spinlock``, too; its requests have a mode.
 
     :param stack_size: Bytes of a kernel stack.
-    :return: Nothing of a running kernel.
+    :return: Empty on a running kernel.
     """
     prog = context.reader.prog
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         return []
     cpus = list(_cpus(context))
     spinning = {cpu.number for cpu in cpus if cpu.spinning is not None}
-    wanted = {
+    requests = {
         cpu.number: request
         for cpu in cpus
         if cpu.spinning is not None
         and (request := _request(context, cpu, cpu.spinning, spinning)) is not None
     }
-    seen = {
+    # A CPU that spins for an unknown lock may wait for any of these, so it is not
+    # searched for holders.
+    words = {
         cpu.number: _words(context, cpu, stack_size)
         for cpu in cpus
-        # Whose lock is not known may have any of the others.
-        if wanted and (cpu.number in wanted or cpu.spinning is None)
+        if requests and (cpu.number in requests or cpu.spinning is None)
     }
     rows = {
         address: row for row, address in enumerate(context.tasks["address"].tolist())
     }
-    found = []
-    for cpu in cpus:
-        request = wanted.get(cpu.number)
-        if request is None or cpu.task not in rows:
-            continue
-        holders = [
-            Holder(other.task, "evidence")
-            for other in cpus
-            if not _waits_for(wanted.get(other.number), request.lock)
-            and request.lock.address in seen.get(other.number, ())
-        ]
-        # Many may read at once, but just one has any other lock.
-        sure = len(holders) == 1 or request.mode is not None
-        found.append(
-            Spin(
-                rows[cpu.task],
-                request,
-                tuple(holders if sure else ()),
-                _caller(context, cpu),
-            )
+    return [
+        Spin(
+            row=rows[cpu.task],
+            request=requests[cpu.number],
+            holders=_likely_holders(requests[cpu.number], cpus, requests, words),
+            caller=_caller(context, cpu),
         )
-    return found
+        for cpu in cpus
+        if cpu.number in requests and cpu.task in rows
+    ]
 
 
-def _waits_for(request: Request | None, lock: Lock) -> bool:
-    return request is not None and request.lock == lock
+def _likely_holders(
+    request: Request,
+    cpus: Sequence[_Cpu],
+    requests: Mapping[int, Request],
+    words: Mapping[int, frozenset[int]],
+) -> tuple[Holder, ...]:
+    """
+    Return the tasks on CPUs that have the address of a lock and do not wait for it.
+
+    :param requests: The lock that each CPU spins for, by CPU number.
+    :param words: Registers and stacks, by CPU number.
+    :return: Empty if there are several for a lock that has a single owner.
+    """
+    lock = request.lock
+    waiting = {number for number, other in requests.items() if other.lock == lock}
+    holders = tuple(
+        Holder(cpu.task, "evidence")
+        for cpu in cpus
+        if cpu.number not in waiting and lock.address in words.get(cpu.number, ())
+    )
+    # An rwlock may have many readers.
+    return holders if len(holders) == 1 or request.mode is not None else ()
 
 
 def _cpus(context: LockContext) -> Iterator[_Cpu]:
@@ -176,18 +162,18 @@ def _cpus(context: LockContext) -> Iterator[_Cpu]:
             context.losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
             continue
         names = [_name(context, frame) for frame in frames]
-        places = [
-            place
-            for place, name in enumerate(names)
+        slow_paths = (
+            index
+            for index, name in enumerate(names)
             if name in _SPINS or name in _MODES
-        ]
-        yield _Cpu(number, task.value_(), frames, places[0] if places else None)
+        )
+        yield _Cpu(number, task.value_(), frames, next(slow_paths, None))
 
 
 def _caller(context: LockContext, cpu: _Cpu) -> str | None:
-    """Name the first function above those that take a spinlock."""
-    above = cpu.frames[(cpu.spinning or 0) + 1 :]
-    names = (_name(context, frame) for frame in above)
+    """Return the name of the function that called the spinlock functions."""
+    callers = cpu.frames[(cpu.spinning or 0) + 1 :]
+    names = (_name(context, frame) for frame in callers)
     return next((name for name in names if not name.startswith(_TAKES)), None)
 
 
@@ -196,51 +182,62 @@ def _name(context: LockContext, frame: drgn.StackFrame) -> str:
 
 
 def _request(
-    context: LockContext, cpu: _Cpu, place: int, spinning: set[int]
+    context: LockContext, cpu: _Cpu, index: int, spinning: set[int]
 ) -> Request | None:
-    """Return the lock that a CPU spins for, if its registers or its stack tell one."""
-    frame, within = cpu.frames[place], 0
+    """
+    Find the lock that a CPU spins for in its registers, then on its stack.
+
+    :param index: Index of the frame that spins.
+    :param spinning: Numbers of all CPUs that spin.
+    :return: ``None`` if not found.
+    """
+    frame = cpu.frames[index]
     name = _name(context, frame)
-    above = _name(context, cpu.frames[place + 1]) if place + 1 < len(cpu.frames) else ""
-    mode = _MODES.get(name) or _MODES.get(above)
-    queue = context.layout.offset("qrwlock", "wait_lock") if mode else 0
-    if name in _SPINS:
-        # The next in line for such a lock spins for it, the others for that place.
-        within = queue
-    registers = frame.registers()
-    told = [registers[name] for name in _REGISTERS if name in registers]
-    address = _only(context, told, queue - within, spinning)
-    if address is None:
-        pointer = _pointer(frame)
-        stack = _read(context, pointer, pointer + _TOP_BYTES)
-        address = _only(context, stack, queue - within, spinning)
-    return (
-        None if address is None else Request(Lock("spinlock", address - within), mode)
+    caller = (
+        _name(context, cpu.frames[index + 1]) if index + 1 < len(cpu.frames) else ""
     )
+    mode = _MODES.get(name) or _MODES.get(caller)
+    wait_lock = context.layout.offset("qrwlock", "wait_lock") if mode else 0
+    # The next in line for an rwlock spins on the rwlock itself; the others spin on its
+    # wait_lock, so that is what they have a pointer to.
+    start = wait_lock if name in _SPINS else 0
+    registers = frame.registers()
+    words = [registers[name] for name in _REGISTERS if name in registers]
+    address = _choose_lock(context, words, wait_lock - start, spinning)
+    if address is None:
+        pointer = _stack_pointer(frame)
+        words = _read_words(context, pointer, pointer + _TOP_BYTES)
+        address = _choose_lock(context, words, wait_lock - start, spinning)
+    if address is None:
+        return None
+    return Request(Lock("spinlock", address - start), mode)
 
 
-def _only(
-    context: LockContext, words: list[int], queue: int, spinning: set[int]
+def _choose_lock(
+    context: LockContext, words: list[int], offset: int, spinning: set[int]
 ) -> int | None:
-    """Choose the one word that is the address of a lock, the most frequent of them.
+    """
+    Choose the word that may be the address of a lock, the most frequent if several may.
 
-    :param queue: Where in what is pointed at the queue is.
+    :return: ``None`` if there is no such word, or in case of a tie.
+
+    :param offset: Offset of the qspinlock from that address.
     """
     counts = Counter(
         word
         for word in words
         if word >= context.layout.kernel_start
         and word % 4 == 0
-        and _is_wanted(context, word + queue, spinning)
+        and _is_wanted(context, word + offset, spinning)
     )
     (first, second) = [*counts.most_common(2), (0, 0), (0, 0)][:2]
     return first[0] if first[1] > second[1] else None
 
 
 def _is_wanted(context: LockContext, address: int, spinning: set[int]) -> bool:
-    """Return whether what is at an address may be a qspinlock that CPUs wait for."""
+    """Return whether an address may be that of a qspinlock that CPUs wait for."""
     try:
-        (value,) = _HALF.unpack(context.reader.read(address, _HALF.size))
+        (value,) = _U32.unpack(context.reader.read(address, _U32.size))
         if not may_be_wanted(value):
             return False
         tail = value >> _TAIL_SHIFT
@@ -251,10 +248,10 @@ def _is_wanted(context: LockContext, address: int, spinning: set[int]) -> bool:
 
 def may_be_wanted(value: int) -> bool:
     """
-    Return whether a word may be a qspinlock that is not free.
+    Return whether a value may be that of a qspinlock that is not free.
 
-    Under a hypervisor CPUs spin without a queue (virt_spin_lock()), and so does the
-    next in line.
+    The queue may be empty: the next in line, and CPUs under a hypervisor
+    (virt_spin_lock()), spin without one.
     """
     locked, pending = value & 0xFF, value >> 8 & 0xFF
     if pending > 1:
@@ -263,39 +260,39 @@ def may_be_wanted(value: int) -> bool:
 
 
 def _is_queued(context: LockContext, tail: int, spinning: set[int]) -> bool:
-    """Return whether the CPU at the end of a queue spins, at such a depth."""
-    cpu, depth = (tail >> 2) - 1, tail & 3
+    """Return whether the CPU in the tail of a lock spins and uses that node."""
+    cpu, node = (tail >> 2) - 1, tail & 3
     if cpu not in spinning:
         return False
     try:
         nodes = find_variable(context.reader.prog, "qnodes")
     except LookupError:
         return True
-    return bool(per_cpu(nodes, cpu)[0].mcs.count.value_() > depth)
+    return bool(per_cpu(nodes, cpu)[0].mcs.count.value_() > node)
 
 
 def _words(context: LockContext, cpu: _Cpu, stack_size: int) -> frozenset[int]:
-    """Read the registers of a CPU, and what it has on its stacks."""
+    """Return the values of a CPU's registers and the words of its stacks."""
     if not cpu.frames:
-        return frozenset()  # it was in user mode: it has no spinlock
-    found = set(cpu.frames[0].registers().values())
+        return frozenset()  # in user mode a CPU holds no spinlock
+    words = set(cpu.frames[0].registers().values())
     try:
         start = context.layout.member(cpu.task, "task_struct", "stack")
     except drgn.FaultError:
-        return frozenset(found)
+        return frozenset(words)
     end = start + stack_size
-    pointers = [pointer for frame in cpu.frames if (pointer := _pointer(frame))]
+    pointers = [pointer for frame in cpu.frames if (pointer := _stack_pointer(frame))]
     own = [pointer for pointer in pointers if start <= pointer < end]
     others = [pointer for pointer in pointers if not start <= pointer < end]
     if own:
-        found.update(_read(context, min(own), end))
+        words.update(_read_words(context, min(own), end))
     if others:
-        found.update(_read(context, min(others), max(others) + _BEHIND))
-    return frozenset(found)
+        words.update(_read_words(context, min(others), max(others) + _PAST_LAST_FRAME))
+    return frozenset(words)
 
 
-def _pointer(frame: drgn.StackFrame) -> int:
-    """Return a frame's stack pointer; 0 if it is not known, or none of the kernel's."""
+def _stack_pointer(frame: drgn.StackFrame) -> int:
+    """Return a frame's stack pointer; 0 if unknown, or not a kernel address."""
     try:
         pointer: int = frame.sp
     except LookupError:
@@ -303,8 +300,8 @@ def _pointer(frame: drgn.StackFrame) -> int:
     return pointer if pointer >= KERNEL_HALF else 0
 
 
-def _read(context: LockContext, start: int, end: int) -> list[int]:
-    """Read words; as many as there are before a part that cannot be read."""
+def _read_words(context: LockContext, start: int, end: int) -> list[int]:
+    """Read the words of a range, up to the first that cannot be read."""
     size = end - start
     if not start or not 0 < size <= _MAX_STACK or start % 8:
         return []
@@ -314,45 +311,9 @@ def _read(context: LockContext, start: int, end: int) -> list[int]:
     return words
 
 
-def _no_sleeper(context: LockContext, case: BlockedTask) -> Sequence[Request]:
-    """Nobody sleeps for a spinlock: :func:`spins` finds those that wait."""
+def _no_requests(context: LockContext, case: BlockedTask) -> Sequence[Request]:
+    """Return nothing: tasks do not sleep for a spinlock; see :func:`spins`."""
     return ()
 
 
-class SpinQueues:
-    """Where each CPU says whether it is in a queue for a spinlock."""
-
-    def __init__(self, reader: Reader, losses: LossLog) -> None:
-        self._reader = reader
-        self._losses = losses
-        self._nodes = _nodes(reader, losses)
-
-    def waiting(self) -> int:
-        """Return how many online CPUs are in a queue; 0 of a kernel without queues.
-
-        :raises drgn.FaultError: if that cannot be read
-        """
-        if not self._nodes:
-            return 0
-        online = online_cpus(self._reader, self._losses)
-        places = (self._nodes.get(cpu) for cpu in online)
-        return sum(self._waits(address) for address in places if address is not None)
-
-    def _waits(self, address: int) -> bool:
-        count: int = read_struct(self._reader, _NODE, _COUNT, address)["count"]
-        return 0 < count <= MOST_NODES
-
-
-def _nodes(reader: Reader, losses: LossLog) -> Mapping[int, int]:
-    """Return the address of each possible CPU's first ``struct qnode``."""
-    try:
-        percpu = read_percpu(reader, losses)
-        if struct_layout(reader, _NODE, _COUNT) is None:
-            return {}
-        nodes = percpu.addresses("qnodes")
-    except (LookupError, drgn.FaultError):
-        return {}
-    return dict(zip(percpu.cpus.tolist(), nodes.tolist(), strict=True))
-
-
-SPINLOCK = LockType(names=frozenset({"spinlock"}), requests=_no_sleeper)
+SPINLOCK = LockType(names=frozenset({"spinlock"}), requests=_no_requests)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks on files that tasks wait for, and their owners.
+"""Locks on files: requests, waiters and owners.
 
-fs/locks.c: who waits has a ``struct file_lock`` of its own, which hangs on that of the
-lock in the way; on the waiter's own hang those that would have to wait for it, too. So
-what all of them wait for is at the root of the tree.
+fs/locks.c: a waiter has a ``struct file_lock`` of its own, whose blocker is the
+conflicting lock. Later requests that conflict with a waiter have that waiter as their
+blocker. So there is a tree, and all of its tasks wait for the lock at its root.
 """
 
 from collections import deque
@@ -39,27 +39,28 @@ class _FileLock:
 
     address: int
     blocker: int
-    """The one that is in its way; 0 if none is."""
+    """Address of the conflicting ``struct file_lock``; 0 if there is no conflict."""
 
     owner: int
-    """Of a POSIX lock a ``struct files_struct``, else a ``struct file``."""
+    """Address of the ``struct files_struct`` of a POSIX lock, otherwise of a
+    ``struct file``."""
 
     file: int
     flags: int
     mode: Mode | None
     pid: int
-    """The process that asked for it, as the initial PID namespace sees it."""
+    """ID, in the initial PID namespace, of the process that requested the lock."""
 
     @property
     def type(self) -> LockTypeName | None:
-        """``None`` if it is no lock but a lease or the like."""
+        """The type of the lock; ``None`` for a lease or the like."""
         if self.flags & _FLOCK:
             return "flock"
         return "posix_lock" if self.flags & _POSIX else None
 
     @property
     def is_of_file(self) -> bool:
-        """Whether an open file has it, not a process."""
+        """Whether the owner is an open file, not a process."""
         return bool(self.flags & (_FLOCK | _OFD))
 
 
@@ -75,25 +76,24 @@ class _FileLocks:
         core = layout.has("file_lock", "c.flc_wait")
         self._type = "file_lock_core" if core else "file_lock"
         self._prefix = "flc" if core else "fl"
-        self.wait = self._at("wait")
-        """Where the queue is of who waits with the lock."""
+        self.wait = self._offset("wait")
+        """Offset of the wait queue on which the requester sleeps."""
 
         self.waits_head = self.wait + layout.offset("wait_queue_head", "head")
-        self._requests = self._at("blocked_requests")
-        self._member = self._at("blocked_member")
-        words = {name: self._at(name) for name in ("blocker", "owner", "file")}
-        halves = {name: self._at(name) for name in ("flags", "pid")}
+        self._requests = self._offset("blocked_requests")
+        self._member = self._offset("blocked_member")
+        names = ("blocker", "owner", "file", "flags", "pid", "type")
         self._format = np.dtype(
             {
-                "names": [*words, *halves, "type"],
-                "formats": ["<u8"] * 3 + ["<u4", "<i4", "u1"],
-                "offsets": [*words.values(), *halves.values(), self._at("type")],
+                "names": names,
+                "formats": ["<u8", "<u8", "<u8", "<u4", "<i4", "u1"],
+                "offsets": [self._offset(name) for name in names],
             }
         )
         self._roots: dict[int, _FileLock | None] = {}
 
     def read(self, address: int) -> _FileLock:
-        """Read the lock at an address.
+        """Read a lock.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -104,27 +104,27 @@ class _FileLocks:
         return _FileLock(address, blocker, owner, file, flags, _MODES.get(kind), pid)
 
     def root(self, lock: _FileLock) -> _FileLock | None:
-        """Find the lock that one waits for in the end; ``None`` if for none.
+        """Find the root of the tree of blockers; ``None`` if the lock is not blocked.
 
-        :raises drgn.FaultError: if one on the way cannot be read, or they are a circle
+        :raises drgn.FaultError: if a blocker cannot be read, or there is a cycle
         """
-        way: dict[int, _FileLock] = {}
+        path: dict[int, _FileLock] = {}
         while lock.address not in self._roots and lock.blocker:
-            if lock.address in way or lock.blocker < KERNEL_HALF:
+            if lock.address in path or lock.blocker < KERNEL_HALF:
                 raise drgn.FaultError("no lock is in the way", lock.blocker)
-            way[lock.address] = lock
+            path[lock.address] = lock
             lock = self.read(lock.blocker)
-        found = self._roots.get(lock.address, lock if way else None)
-        # A crowd may stand in line: each behind the one before.
-        self._roots.update(dict.fromkeys(way, found))
-        return found
+        root = self._roots.get(lock.address, lock if path else None)
+        # Many waiters may form a chain, so the root is stored for each of them.
+        self._roots.update(dict.fromkeys(path, root))
+        return root
 
     def blocked(self, root: int) -> list[_FileLock]:
-        """Return all that wait for a lock, first those that wait for nothing more.
+        """Return all waiters for a lock, breadth first.
 
-        :raises drgn.FaultError: if one cannot be read, or they change meanwhile
+        :raises drgn.FaultError: if one cannot be read, or the tree changes
         """
-        found: dict[int, _FileLock] = {}
+        waiters: dict[int, _FileLock] = {}
         todo = deque([root])
         while todo:
             parent = todo.popleft()
@@ -133,22 +133,21 @@ class _FileLocks:
             while node != head:
                 address = node - self._member
                 lock = self.read(address) if node >= KERNEL_HALF else None
-                # It hangs on this one, and was not seen before.
-                if lock is None or lock.blocker != parent or address in found:
+                if lock is None or lock.blocker != parent or address in waiters:
                     raise drgn.FaultError("a list of waiters changed", node)
-                if len(found) >= MAX_WAITERS:
+                if len(waiters) >= MAX_WAITERS:
                     raise drgn.FaultError("too many wait for a lock", root)
-                found[address] = lock
+                waiters[address] = lock
                 todo.append(address)
                 node = self._layout.word(node)
-        return list(found.values())
+        return list(waiters.values())
 
-    def _at(self, name: str) -> int:
+    def _offset(self, name: str) -> int:
         return self._layout.offset(self._type, f"{self._prefix}_{name}")
 
 
-class _Learned:
-    """What was read of locks on files for one context."""
+class _Cache:
+    """The reader of file locks, and the tasks by their open files, for one context."""
 
     def __init__(self, context: LockContext) -> None:
         self.locks = _FileLocks(context.layout)
@@ -159,26 +158,25 @@ class _Learned:
         self._alone = context.alone
 
     def tasks_with_files(self, files: int, pid: int) -> list[int]:
-        """Find who has a ``struct files_struct``: one thread of each process.
+        """Find the tasks with a ``struct files_struct``, one thread per process.
 
-        :param pid: The process that should: of a look at few tasks it is looked at
-            first, and all others only if it has not.
+        :param pid: The process that probably has it. If only a few tasks are examined,
+            all others are read only if it does not have it.
         """
-        near = _by_files(self._process(pid)) if self._alone else self._all
-        return near.get(files) or self._all.get(files, [])
+        first = _by_files(self._process(pid)) if self._alone else self._all
+        return first.get(files) or self._all.get(files, [])
 
     def tasks_with_file(self, file: int, pid: int) -> list[int]:
-        """Find who has a ``struct file`` open.
+        """Find the tasks that have a ``struct file`` open, one thread per process.
 
-        :param pid: The process that should: all others are looked at only if it has
-            not, as that takes their tables of open files.
+        :param pid: The process that probably has it open. The tables of all others are
+            read only if it does not have it open.
         """
-        near = self._open(_by_files(self._process(pid)))
-        return near[file] if file in near else self._all_open.get(file, [])
+        first = self._by_open_file(_by_files(self._process(pid)))
+        return first[file] if file in first else self._all_open.get(file, [])
 
     def _process(self, pid: int) -> TaskTable:
-        found = find_tasks(self._reader, [pid], self._losses)
-        tasks = list(found.values())
+        tasks = list(find_tasks(self._reader, [pid], self._losses).values())
         return TaskReader(self._reader).read_processes(tasks, self._losses)
 
     @cached_property
@@ -190,43 +188,43 @@ class _Learned:
 
     @cached_property
     def _all_open(self) -> dict[int, list[int]]:
-        return self._open(self._all)
+        return self._by_open_file(self._all)
 
-    def _open(self, by_files: dict[int, list[int]]) -> dict[int, list[int]]:
-        """Find who has each file open."""
-        found: dict[int, list[int]] = {}
+    def _by_open_file(self, by_files: dict[int, list[int]]) -> dict[int, list[int]]:
+        """Group tasks by the ``struct file`` that they have open."""
+        by_file: dict[int, list[int]] = {}
         groups = list(by_files.values())
         first = np.array([tasks[0] for tasks in groups], np.uint64)
         tables = self._descriptors.tables(first)
         for row, tasks in enumerate(groups):
             files = self._descriptors.all_files(tables, row)
             for file in np.unique(files).tolist():
-                found.setdefault(file, []).extend(tasks)
-        return found
+                by_file.setdefault(file, []).extend(tasks)
+        return by_file
 
 
 def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
-    """Group tasks by their ``struct files_struct``: of each process one, the first."""
+    """Group the first task of each process by its ``struct files_struct``."""
     names = ("address", "tgid", "files")
     columns = zip(*(tasks[name].tolist() for name in names), strict=True)
-    found: dict[int, dict[int, int]] = {}
+    groups: dict[int, dict[int, int]] = {}
     for address, process, table in columns:
         if table:
-            found.setdefault(table, {}).setdefault(process, address)
-    return {table: list(tasks.values()) for table, tasks in found.items()}
+            groups.setdefault(table, {}).setdefault(process, address)
+    return {table: list(by_process.values()) for table, by_process in groups.items()}
 
 
 @per_context
-def _learned(context: LockContext) -> _Learned:
-    return _Learned(context)
+def _cache(context: LockContext) -> _Cache:
+    return _Cache(context)
 
 
 def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """A lock that another has on a file: its waiter waits on a queue of its own."""
+    """Return the wait target of a task that waits for a lock on a file."""
     lock = _own_request(context, case)
     if lock is None:
         return None
-    owner = _learned(context).locks.read(lock.blocker).pid
+    owner = _cache(context).locks.read(lock.blocker).pid
     inode = context.layout.member(lock.file, "file", "f_inode")
     return WaitTarget(
         kind="flock" if case.call == "flock" else "posix_lock",
@@ -240,10 +238,10 @@ def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 def request(context: LockContext, case: BlockedTask) -> Request | None:
     """Return the lock on a file that a task waits for.
 
-    :raises drgn.FaultError: if one in its way cannot be read
+    :raises drgn.FaultError: if a conflicting lock cannot be read
     """
     own = _own_request(context, case)
-    root = _learned(context).locks.root(own) if own else None
+    root = _cache(context).locks.root(own) if own else None
     if own is None or root is None or root.type is None:
         return None
     return Request(Lock(root.type, root.address), own.mode)
@@ -251,17 +249,17 @@ def request(context: LockContext, case: BlockedTask) -> Request | None:
 
 def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
-    Return the waiters of a lock: those in whose way nothing else is first.
+    Return the waiters of a lock; those that are blocked by no other waiter come first.
 
-    Those that come behind conflict with one of them, and wait for it as well.
+    The others conflict with one of these, and wait for it as well.
     """
-    locks = _learned(context).locks
+    locks = _cache(context).locks
     queued = []
     try:
         for waiter in locks.blocked(lock.address or 0):
-            found = wait_queues(context).of_head(waiter.address + locks.waits_head)
-            if found is not None and found.waiters is not None:
-                tasks = wait_queues(context).tasks(found.waiters)
+            requester = wait_queues(context).of_head(waiter.address + locks.waits_head)
+            if requester is not None and requester.waiters is not None:
+                tasks = wait_queues(context).tasks(requester.waiters)
                 queued += [QueuedWaiter(each.task, waiter.mode) for each in tasks]
     except drgn.FaultError as error:
         context.losses.lose(Loss.WAITERS, f"who waits for a lock on a file: {error}")
@@ -273,33 +271,33 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """
     Return the owners of a lock on a file, the first thread of each process.
 
-    ``exact`` of a POSIX lock: it is of all that share a table of open files. Others are
-    of an open file. It is mostly one process that has it open, or of several the one
-    that asked for the lock: ``likely``.
+    A POSIX lock belongs to all processes that share a table of open files: ``exact``.
+    Other locks belong to an open file. Usually one process has it open. If several do,
+    the owner is the one that requested the lock: ``likely``.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    learned = _learned(context)
-    own = learned.locks.read(lock.address or 0)
-    if own.type != lock.type:
+    cache = _cache(context)
+    held = cache.locks.read(lock.address or 0)
+    if held.type != lock.type:
         return []
-    if not own.is_of_file:
-        tasks = learned.tasks_with_files(own.owner, own.pid)
+    if not held.is_of_file:
+        tasks = cache.tasks_with_files(held.owner, held.pid)
         return [Holder(task, "exact") for task in tasks]
-    tasks = learned.tasks_with_file(own.owner, own.pid)
+    tasks = cache.tasks_with_file(held.owner, held.pid)
     if len(tasks) > 1:
-        tasks = [task for task in tasks if context.pid(task, leader=True) == own.pid]
+        tasks = [task for task in tasks if context.pid(task, leader=True) == held.pid]
     return [Holder(task, "likely") for task in tasks[:1]]
 
 
 def _own_request(context: LockContext, case: BlockedTask) -> _FileLock | None:
-    """Find what a task waits with, which hangs on the lock that is in its way."""
-    locks = _learned(context).locks
+    """Find the ``struct file_lock`` of a task's own request."""
+    locks = _cache(context).locks
     for entry in case.stack.wait_entries():
-        found = wait_queues(context).head_of(entry)
-        if found is None:
+        head = wait_queues(context).head_of(entry)
+        if head is None:
             continue
-        lock = locks.read(found[0] - locks.wait)
+        lock = locks.read(head[0] - locks.wait)
         if min(lock.file, lock.blocker) >= KERNEL_HALF:
             return lock
     return None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Contents of files from the page cache; no file is opened."""
+"""Contents of files, read from the page cache."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ PAGE = 4096
 
 
 class FilePages:
-    """Reads files of one kernel, as far as they are in its page cache."""
+    """Reads the pages of files that are in the page cache of a kernel."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -23,51 +23,56 @@ class FilePages:
 
     def read(self, file: int, offset: int, size: int) -> bytes:
         """
-        Read a part of the file that the ``struct file`` at an address has open.
+        Read a part of a file.
 
-        :raises drgn.FaultError: if any of it is not there
+        :param file: Address of a ``struct file``.
+        :raises drgn.FaultError: if any page of the part is not in the page cache
         """
         parts = []
-        for at, part in _pieces(offset, size):
-            data = self._page(file, at // PAGE, at % PAGE, part)
+        for start, length in _split_by_page(offset, size):
+            data = self._page(file, start // PAGE, start % PAGE, length)
             if data is None:
-                raise drgn.FaultError("not in the page cache", at)
+                raise drgn.FaultError("not in the page cache", start)
             parts.append(data)
         return b"".join(parts)
 
     def read_around_gaps(self, file: int, offset: int, size: int) -> bytes:
-        """Read a part of a file, with zeros for what is not there."""
+        """Read a part of a file, with zeros in place of missing pages."""
         parts = []
-        for at, part in _pieces(offset, size):
+        for start, length in _split_by_page(offset, size):
             try:
-                parts.append(self.read(file, at, part))
+                parts.append(self.read(file, start, length))
             except drgn.FaultError:
-                parts.append(bytes(part))
+                parts.append(bytes(length))
         return b"".join(parts)
 
     def _page(self, file: int, index: int, offset: int, size: int) -> bytes | None:
-        """Read from one page of a file; ``None`` if it is not there.
+        """Read from one page of a file; ``None`` if it is not in the page cache.
 
-        :raises drgn.FaultError: if what leads to it is not in the dump, or the page
+        :raises drgn.FaultError: if the page, or a structure that leads to it, cannot
+            be read
         """
-        mapping = self._layout.member(file, "file", "f_mapping")
+        layout = self._layout
+        mapping = layout.member(file, "file", "f_mapping")
         pages = drgn.Object(self._prog, "struct address_space", address=mapping).i_pages
-        folio = int(xa_load(pages.address_of_(), index).value_())
-        # Of a page that was swapped out or reclaimed a number is left.
-        if folio < KERNEL_HALF or folio & 0b11:
+        head = int(xa_load(pages.address_of_(), index).value_())
+        # xa_is_value() holds for the shadow entry of a page that was reclaimed, and for
+        # the swap entry of a page of tmpfs.
+        if head < KERNEL_HALF or head & 0b11:
             return None
-        # "mm: Introduce struct folio" (in v5.16); before, an entry is the page itself.
-        whole = self._layout.has("folio", "index")
-        number = (folio - vmemmap_base(self._prog)) // self._layout.size("page")
-        if whole:
-            number += index - self._layout.member(folio, "folio", "index")
-        return self._layout.reader.read(number * PAGE + offset, size, physical=True)
+        # All slots of a large folio hold its head page since 4101196b19d7 ("mm: page
+        # cache: store only head pages in i_pages") (in v5.4); 7b230db3b8d3 ("mm:
+        # Introduce struct folio") (in v5.16) gave that a type of its own.
+        type_name = "folio" if layout.has("folio", "index") else "page"
+        pfn = (head - vmemmap_base(self._prog)) // layout.size("page")
+        pfn += index - layout.member(head, type_name, "index")
+        return layout.reader.read(pfn * PAGE + offset, size, physical=True)
 
 
-def _pieces(offset: int, size: int) -> Iterator[tuple[int, int]]:
-    """Cut a part of a file by its pages: offsets and sizes."""
+def _split_by_page(offset: int, size: int) -> Iterator[tuple[int, int]]:
+    """Split a part of a file at page boundaries; yield offsets and sizes."""
     while size > 0:
-        part = min(size, PAGE - offset % PAGE)
-        yield offset, part
-        offset += part
-        size -= part
+        length = min(size, PAGE - offset % PAGE)
+        yield offset, length
+        offset += length
+        size -= length

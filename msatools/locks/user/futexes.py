@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waiters on futexes, from the kernel's hash tables.
+"""Reads waiters on futexes from the kernel's hash tables.
 
-kernel/futex: each waiter's ``struct futex_q`` is on the chain of the bucket that its
-key hashes to. It lies on the waiter's stack, or on the heap for ``futex_waitv()``.
+kernel/futex: the ``struct futex_q`` of a waiter is on the chain of the bucket that its
+key hashes to. It is on the waiter's stack, or, for ``futex_waitv()``, on the heap.
 """
 
 import re
@@ -25,23 +25,23 @@ from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WAITERS = 1 << 22
-"""On one chain: all tasks that there can be."""
+"""Maximum number of waiters on one chain: as many as there can be tasks."""
 
 _MAX_BUCKETS = 1 << 22
-"""Twice 256 for each of 8,192 CPUs (futex_init()), the most that x86 can have."""
+"""Twice 256 for each of 8,192 CPUs (futex_init()), the maximum of x86."""
 
 _PAGE = 4096
-_WORD = struct.Struct("<Q")
+_U64 = struct.Struct("<Q")
 _KEY = struct.Struct("<QQI")
 _PREVIOUS = 8
-"""Where ``struct list_head`` has ``prev``."""
+"""Offset of ``prev`` in a ``struct list_head``."""
 
 
 _HASHES = ("__futex_hash", "futex_hash")
 """Functions that find the bucket of a key; compilers inline the first one."""
 
 _CODE_BYTES = 1024
-"""More than such a function has."""
+"""More bytes than such a function has."""
 
 _CONSTANT = re.compile(rb"(?=[\x48\x49][\xb8-\xbf](.{8}))", re.DOTALL)
 """``mov $imm64, %reg`` of x86-64: a runtime constant that is a pointer."""
@@ -54,11 +54,11 @@ class Waiter:
     address: int
     task: int
     lock: int
-    """The lock of its bucket."""
+    """Address of the lock of its bucket."""
 
     key: FutexKey
     pi_state: int
-    """``struct futex_pi_state`` of a futex that inherits priority, else 0."""
+    """Address of the ``struct futex_pi_state`` of a PI futex, otherwise 0."""
 
     bitset: int
 
@@ -73,22 +73,22 @@ class Futexes:
         self._layout = layout
         self._reader = layout.reader
         self._losses = losses
-        at = layout.offset
-        self._node = at("futex_q", "list.node_list")
-        self._task = at("futex_q", "task")
-        self._lock = at("futex_q", "lock_ptr")
-        self._key = at("futex_q", "key")
-        self._pi_state = at("futex_q", "pi_state")
-        self._bitset = at("futex_q", "bitset")
+        offset = layout.offset
+        self._node = offset("futex_q", "list.node_list")
+        self._task = offset("futex_q", "task")
+        self._lock = offset("futex_q", "lock_ptr")
+        self._key = offset("futex_q", "key")
+        self._pi_state = offset("futex_q", "pi_state")
+        self._bitset = offset("futex_q", "bitset")
         self._size = layout.size("futex_q")
-        self._bucket_lock = at("futex_hash_bucket", "lock")
-        self._chain = at("futex_hash_bucket", "chain.node_list")
+        self._bucket_lock = offset("futex_hash_bucket", "lock")
+        self._chain = offset("futex_hash_bucket", "chain.node_list")
         self._bucket_size = layout.size("futex_hash_bucket")
 
     def waiter(self, address: int, data: bytes) -> Waiter:
-        """Take a ``struct futex_q`` apart."""
+        """Decode a ``struct futex_q``."""
         task, lock, pi_state = (
-            _WORD.unpack_from(data, offset)[0]
+            _U64.unpack_from(data, offset)[0]
             for offset in (self._task, self._lock, self._pi_state)
         )
         key = FutexKey(*_KEY.unpack_from(data, self._key))
@@ -96,49 +96,50 @@ class Futexes:
         return Waiter(address, task, lock, key, pi_state, bitset)
 
     def read(self, address: int) -> Waiter:
-        """Read the ``struct futex_q`` at an address.
+        """Read a ``struct futex_q``.
 
         :raises drgn.FaultError: if it cannot be read
         """
         return self.waiter(address, self._reader.read(address, self._size))
 
     def key(self, address: int) -> FutexKey:
-        """Read the ``union futex_key`` at an address.
+        """Read a ``union futex_key``.
 
         :raises drgn.FaultError: if it cannot be read
         """
         return FutexKey(*_KEY.unpack(self._reader.read(address, _KEY.size)))
 
     def on_stack(self, base: int, words: Addresses, task: int) -> Iterator[Waiter]:
-        """Find what looks like a waiter of a task on its own stack, innermost first.
+        """Find what may be a waiter of a task on its own stack, innermost first.
 
-        It is one if the chain that it names has it, too: see :meth:`chain`.
+        It is a waiter if it is on the chain of its bucket: see :meth:`chain`.
 
-        :param base: The address of the first word.
+        :param base: Address of the first word.
         """
         data = words.tobytes()
-        for place in np.flatnonzero(words == np.uint64(task)).tolist():
-            start = 8 * place - self._task
+        for row in np.flatnonzero(words == np.uint64(task)).tolist():
+            start = 8 * row - self._task
             if start < 0 or start + self._size > len(data):
                 continue
             waiter = self.waiter(base + start, data[start : start + self._size])
-            following, before = struct.unpack_from("<QQ", data, start + self._node)
-            linked = min(following, before, waiter.lock) >= KERNEL_HALF
-            # Of a file it is a page's number, else its address.
+            following, previous = struct.unpack_from("<QQ", data, start + self._node)
+            linked = min(following, previous, waiter.lock) >= KERNEL_HALF
+            # For a file the word is the index of a page, otherwise its address.
             aligned = waiter.key.of_inode or waiter.key.word % _PAGE == 0
             if linked and aligned and waiter.key.offset < _PAGE:
                 yield waiter
 
     def chain(self, lock: int, limit: int = MAX_WAITERS) -> Iterator[Waiter]:
-        """Read the waiters of the bucket that has the lock at an address.
+        """Read the waiters on the chain of a bucket.
 
-        The chain of a live kernel may change: what is not of this bucket ends it.
+        On a running kernel the chain may change: a waiter of another bucket ends it.
 
-        :param limit: How many at most.
+        :param lock: Address of the lock of the bucket.
+        :param limit: Maximum number of waiters.
         """
         head = lock - self._bucket_lock + self._chain
         try:
-            (node,) = _WORD.unpack(self._reader.read(head, 8))
+            (node,) = _U64.unpack(self._reader.read(head, 8))
         except drgn.FaultError as error:
             self._broken(f"a chain of waiters cannot be read: {error}")
             return
@@ -162,12 +163,12 @@ class Futexes:
                 self._broken("a chain of waiters changed, or is damaged")
                 return
             yield waiter
-            (node,) = _WORD.unpack_from(data, self._node)
+            (node,) = _U64.unpack_from(data, self._node)
 
     def all(self, mms: Iterable[int] = ()) -> Iterator[Waiter]:
-        """Read all waiters of the common tables, and of the tables of address spaces.
+        """Read all waiters of the common tables and of private ones.
 
-        :param mms: Addresses of ``struct mm_struct``.
+        :param mms: Address of each ``struct mm_struct`` that may have a private table.
         """
         tables = self._private_tables(mms)
         try:
@@ -180,7 +181,7 @@ class Futexes:
             yield from self._table(start, count)
 
     def _table(self, start: int, count: int) -> Iterator[Waiter]:
-        """Read all waiters of one array of buckets, which comes with few reads."""
+        """Read all waiters of one array of buckets."""
         if not start or not 0 < count <= _MAX_BUCKETS:
             self._broken("a hash table of waiters is damaged")
             return
@@ -200,9 +201,9 @@ class Futexes:
             )
 
     def _common_tables(self) -> list[tuple[int, int]]:
-        """Find the tables that all processes share: their buckets, and how many.
+        """Return the array and the number of buckets of each table of all processes.
 
-        :raises drgn.FaultError: if a structure on the way cannot be read
+        :raises drgn.FaultError: if a structure that leads to them cannot be read
         :raises LookupError: if the kernel has no such tables
         """
         prog = self._reader.prog
@@ -215,22 +216,22 @@ class Futexes:
             return [(table, mask + 1) for table in self._nodes(self._queues())]
         data = find_variable(prog, "__futex_data")
         if data.type_.has_member("hashmask"):
-            # A table a node: "futex: Implement FUTEX2_NUMA" (in v6.16)
+            # One table per node: "futex: Implement FUTEX2_NUMA" (in v6.16)
             mask = data.hashmask.value_()
-            place = data.queues.address_
-            return [(table, mask + 1) for table in self._nodes(place)]
+            queues = data.queues.address_
+            return [(table, mask + 1) for table in self._nodes(queues)]
         return [(data.queues.value_(), data.hashsize.value_())]
 
     def _queues(self) -> int:
-        """Find the array of pointers to the common tables, one a node.
+        """Find the array of pointers to the common tables, one per node.
 
-        :raises drgn.FaultError: if what tells cannot be read
-        :raises LookupError: if nothing tells
+        :raises drgn.FaultError: if the variable or code with its address cannot be read
+        :raises LookupError: if its address is unknown
         """
         try:
             queues: int = find_variable(self._reader.prog, "__futex_queues").value_()
         except LookupError:
-            # Compilers leave the variable out, as only constants in code are used.
+            # Compilers drop the variable, as only runtime constants in code are used.
             return self._queues_in_code()
         return queues
 
@@ -241,15 +242,15 @@ class Futexes:
                 continue
             code = self._reader.read(start, _CODE_BYTES)
             for constant in _CONSTANT.findall(code):
-                (place,) = _WORD.unpack(constant)
-                if self._has_tables(place):
-                    return int(place)
+                (queues,) = _U64.unpack(constant)
+                if self._has_tables(queues):
+                    return int(queues)
         raise LookupError("no variable has its address, and no known code")
 
-    def _has_tables(self, place: int) -> bool:
-        """Whether there is an array of pointers to tables, by their first buckets."""
+    def _has_tables(self, queues: int) -> bool:
+        """Return whether an array has pointers to tables, by their first buckets."""
         try:
-            heads = [table + self._chain for table in self._nodes(place)]
+            heads = [table + self._chain for table in self._nodes(queues)]
             firsts = [self._layout.word(head) for head in heads]
             return bool(heads) and heads == [
                 self._layout.word(first + _PREVIOUS) for first in firsts
@@ -257,21 +258,21 @@ class Futexes:
         except drgn.FaultError:
             return False
 
-    def _nodes(self, place: int) -> list[int]:
-        """Read an array of pointers to tables, one a node; few nodes have none."""
+    def _nodes(self, queues: int) -> list[int]:
+        """Read an array of pointers to tables, one per node; skip null pointers."""
         prog = self._reader.prog
         try:
             count = int(find_variable(prog, "nr_node_ids").value_())
         except LookupError:
             count = 1
-        tables = self._reader.words(place, min(max(count, 1), 1024))
+        tables = self._reader.words(queues, min(max(count, 1), 1024))
         return [table for table in tables.tolist() if table]
 
     def _private_tables(self, mms: Iterable[int]) -> list[tuple[int, int]]:
-        """Find the tables that address spaces have of their own.
+        """Return the array and the number of buckets of each private table.
 
         "futex: Add basic infrastructure for local task local hash" (in v6.16); the
-        pointer has moved into structures of their own since.
+        pointer was moved into nested structures since.
         """
         layout = self._layout
         names = ("futex.phash.hash", "futex.phash", "futex_phash")
@@ -314,7 +315,7 @@ def _all_waiters(context: LockContext) -> list[Waiter]:
 def futex_waiters(
     context: LockContext,
 ) -> tuple[dict[int, list[Waiter]], Counter[FutexKey]]:
-    """Return all waiters on futexes by task, and how many each futex has.
+    """Return all waiters on futexes by task, and the number of waiters by futex.
 
     :raises LookupError: if the types are unknown
     """
@@ -326,7 +327,7 @@ def futex_waiters(
 
 @per_context
 def futex_queues(context: LockContext) -> dict[FutexKey, list[Waiter]]:
-    """Return all waiters on futexes by futex, in the order of their chain.
+    """Return all waiters on futexes by futex, in the order of the chain.
 
     :raises LookupError: if the types are unknown
     """

@@ -19,26 +19,26 @@ _MAX_VECTOR = 128
 def waiters_of(
     context: LockContext, case: BlockedTask
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
-    """Find what a task waits on, and how many wait on each futex.
+    """Find the waiters of a task, and the number of waiters of each futex.
 
-    :return: One waiter, or those of ``futex_waitv()`` as they were asked for; none if
-        they are not to be found. No counts if there were too many to look at.
+    :return: One waiter, or those of ``futex_waitv()`` in the order of the call; empty
+        if not found. The counts are ``None`` if there are too many waiters to read.
     """
     if context.alone:
         return _own_futexes(context, case)
     by_task, counts = futex_waiters(context)
     waiters = by_task.get(case.address, [])
     if not waiters:
-        # Its chain is broken, or it has come since.
+        # Its chain is broken, or it was queued after that was read.
         waiters, _ = _own_futexes(context, case)
-    # Of several it is an array.
+    # Several waiters are in an array, so addresses are in the order of the call.
     return sorted(waiters, key=lambda waiter: waiter.address), counts
 
 
 def _own_futexes(
     context: LockContext, case: BlockedTask
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
-    """Find what one task waits on without reading all waiters."""
+    """Find the waiters of one task without reading all tables."""
     stack = case.stack
     for waiter in futexes(context).on_stack(stack.base, stack.words, case.address):
         others = list(futexes(context).chain(waiter.lock, FEW_READS))
@@ -55,17 +55,15 @@ def _own_futexes(
 
 
 def _is_queued(context: LockContext, waiter: Waiter) -> bool:
-    """Return whether the neighbours of a waiter know it."""
-    node = waiter.address + context.layout.offset("futex_q", "list.node_list")
-    following, before = context.layout.word(node), context.layout.word(node + 8)
-    return (
-        context.layout.word(following + 8) == node
-        and context.layout.word(before) == node
-    )
+    """Return whether the list neighbours of a waiter point back at it."""
+    layout = context.layout
+    node = waiter.address + layout.offset("futex_q", "list.node_list")
+    following, previous = layout.word(node), layout.word(node + 8)
+    return layout.word(following + 8) == node == layout.word(previous)
 
 
 def _vector(context: LockContext, case: BlockedTask) -> list[Waiter]:
-    """Find the waiters of ``futex_waitv()``, an array that is on the heap."""
+    """Find the waiters of ``futex_waitv()``, an array on the heap."""
     count = case.arguments[1]
     if not 0 < count <= _MAX_VECTOR:
         return []
@@ -76,8 +74,8 @@ def _vector(context: LockContext, case: BlockedTask) -> list[Waiter]:
             head = futexes(context).read(pointer + first)
             if head.task != case.address or head.lock < KERNEL_HALF:
                 continue
-            places = range(pointer + first, pointer + first + count * size, size)
-            waiters = [futexes(context).read(place) for place in places]
+            addresses = range(pointer + first, pointer + first + count * size, size)
+            waiters = [futexes(context).read(address) for address in addresses]
         except drgn.FaultError:
             continue
         if all(w.task == case.address and w.lock >= KERNEL_HALF for w in waiters):

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The words of glibc's locks, in the memory of a process of 64 bits. Pure.
+"""Decodes locks of 64-bit glibc from the memory of a process. Pure functions.
 
-The words of a ``pthread_mutex_t`` are, from its start on: lock, count, owner, users,
-kind, two of spinning, and two pointers that link robust ones. Its futex is the lock: 0
-free, 1 taken, 2 taken and perhaps waited for; of a robust one the owner's thread ID and
-the kernel's FUTEX_WAITERS.
+``pthread_mutex_t``: lock, count, owner, users, kind, two members for spinning, and two
+pointers that link robust mutexes. Its futex is the lock: 0 free, 1 taken, 2 taken and
+perhaps waited for. The lock of a robust mutex is the thread ID of its owner with the
+kernel's FUTEX_WAITERS.
 
-Those of a ``pthread_rwlock_t`` (glibc 2.25 and newer) are: readers (their number above
-three bits of state), writers, two futexes (the phase's, which readers wait on and the
-next writer; that of the other writers), two of padding, the writer's thread ID, and
-whether it is shared; then 16 bytes of zeros and what it prefers.
+``pthread_rwlock_t`` (glibc 2.25 and newer): number of readers above three bits of
+state, writers, two futexes (``wrphase``, which readers and the next writer wait on;
+``writers``, which the other writers wait on), two members of padding, thread ID of the
+writer, shared flag; then 16 bytes of zeros, and the preference.
 
-Those of a ``pthread_cond_t`` (2.25 and newer) are two counters of 64 bits, of who has
-ever waited and where the first of two groups of waiters starts among them; then, up to
-2.40, how many use the futex of each group; how many of each group are left; how many
-the first had; who waits at all; and the two futexes, one a group, of which each waiter
-waits on one. "nptl: Remove g_refs from condition variables" (in 2.41) took the third of
-these out, so the futexes lie 8 bytes nearer to the start, and 8 bytes of zeros end it.
+``pthread_cond_t`` (glibc 2.25 and newer): two 64-bit counters, of all waiters so far
+and of those before the first of two groups; then, up to 2.40, the number of
+users of the futex of each group; the number of remaining waiters of each group; the
+original size of the first group; the number of all current waiters; and the futex of
+each group. Each waiter waits on one of these. "nptl: Remove g_refs from condition
+variables" (in 2.41) removed the users, so the futexes are 8 bytes closer to the start,
+and 8 bytes of zeros are at the end.
 
-Any other program may use a futex as it likes. So nothing is told unless all of a lock's
-words are what they can be together: its owner could be some other number else.
+Other programs may use a futex in any way. So a lock is reported only if all of its
+members are consistent. Otherwise its owner could be any other number.
 """
 
 import struct
@@ -44,61 +45,64 @@ _ROBUST, _INHERITS, _PROTECTS, _SHARED = 1 << 4, 1 << 5, 1 << 6, 1 << 7
 _KINDS = (1 << 10) - 1
 _TAKEN = (1, 2)
 
-# Of a robust mutex's lock (include/uapi/linux/futex.h).
+# Bits of the lock of a robust mutex (include/uapi/linux/futex.h).
 _WAITERS, _OWNER_DIED, _TID = 1 << 31, 1 << 30, (1 << 30) - 1
 
-# Of a rwlock's readers (nptl/pthread_rwlock_common.c), and of its futexes.
+# Bits of the readers of a rwlock (nptl/pthread_rwlock_common.c), and of its futexes.
 _WRITE_PHASE, _WRITER, _READERS_WAIT = 1, 2, 4
 _READERS_SHIFT = 3
 _SET, _USED = 1, 2
 _PREFERENCES = 3
-_PHASE_AT, _WRITERS_AT = 8, 12
+_PHASE_OFFSET, _WRITERS_OFFSET = 8, 12
 
-# Bits of a condition variable's words (nptl/pthread_cond_common.c).
+# Bits of members of a condition variable (nptl/pthread_cond_common.c).
 _LOCK = 0b11
 _FLAGS_SHIFT, _PROCESS_SHARED = 3, 1
 _MAX_GROUP = 1 << 29
-_FUTEXES_AT, _FUTEXES_AT_241 = 40, 32
-_HALF = 0xFFFF_FFFF
+_FUTEXES_OFFSET, _FUTEXES_OFFSET_241 = 40, 32
+_U32_MASK = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True)
 class Mutex:
-    """A ``pthread_mutex_t`` that a thread has."""
+    """A ``pthread_mutex_t`` that has an owner."""
 
     owner: int
-    """Its ID, as the process sees it."""
+    """Thread ID of the owner in the PID namespace of the process."""
 
     blocks_owner: bool
-    """Whether the owner waits, too, if it takes the mutex once more."""
+    """Whether the owner deadlocks if it takes the mutex again."""
 
 
 @dataclass(frozen=True)
 class Rwlock:
-    """A ``pthread_rwlock_t`` that threads have."""
+    """A ``pthread_rwlock_t`` that has a writer or readers."""
 
     writer: int | None
-    """The ID of the thread that writes, as the process sees it; ``None`` if none."""
+    """Thread ID of the writer in the PID namespace of the process; ``None`` if there is
+    no writer."""
 
     readers: int
-    """How many read."""
+    """Number of readers."""
 
     mode: Mode
-    """How those want it who wait on the futex that was looked at."""
+    """Mode of the waiters on the futex that was examined."""
 
 
 def mutex(data: bytes, shared: bool) -> Mutex | None:
     """
-    Take the mutex apart that a futex is the lock of; ``None`` if it is of no such.
+    Decode a mutex; ``None`` if it is not a mutex, or has no owner.
 
-    :param data: :data:`MUTEX_BYTES` from the futex on.
-    :param shared: Whether its waiters let other processes use the futex.
+    :param data: :data:`MUTEX_BYTES` from its futex on.
+    :param shared: Whether other processes may use the futex, by its key.
     """
     lock, count, owner, users, kind, _, before, after = _MUTEX.unpack(data)
-    # For robust ones the kernel wakes who waits, and does not know what is private.
+    # Waiters on robust mutexes use shared keys: the kernel has to wake them when the
+    # owner dies, and assumes such keys.
     if kind > _KINDS or shared != bool(kind & (_SHARED | _ROBUST)):
         return None
-    # One that inherits is the kernel's, one that protects has its priority in the lock.
+    # The futex of PTHREAD_PRIO_INHERIT is a PI futex, not handled here. The lock of
+    # PTHREAD_PRIO_PROTECT includes its priority ceiling.
     if kind & (_INHERITS | _PROTECTS):
         return None
     if not (0 < owner < PID_MAX_LIMIT and 0 < users < PID_MAX_LIMIT):
@@ -116,17 +120,17 @@ def mutex(data: bytes, shared: bool) -> Mutex | None:
 
 
 def rwlock_start(address: int) -> int:
-    """Return where the rwlock is if a futex is one of its two: it is aligned."""
-    return address - (_WRITERS_AT if address % 8 else _PHASE_AT)
+    """Return the address of the rwlock that has a futex as one of its two futexes."""
+    return address - (_WRITERS_OFFSET if address % 8 else _PHASE_OFFSET)
 
 
-def rwlock(data: bytes, place: int, shared: bool) -> Rwlock | None:
+def rwlock(data: bytes, offset: int, shared: bool) -> Rwlock | None:
     """
-    Take a rwlock apart; ``None`` if it is none, or changes hands.
+    Decode a rwlock; ``None`` if it is not a rwlock, or just changes its owner.
 
-    :param data: :data:`RWLOCK_BYTES`.
-    :param place: Where in these the futex is that is waited on.
-    :param shared: Whether its waiters let other processes use the futex.
+    :param data: :data:`RWLOCK_BYTES` from its start on.
+    :param offset: Offset of the futex that is waited on.
+    :param shared: Whether other processes may use the futex, by its key.
     """
     values = _RWLOCK.unpack(data)
     readers, _, phase, writers, pad1, pad2, writer, is_shared, *zeros, prefers, end = (
@@ -138,7 +142,7 @@ def rwlock(data: bytes, place: int, shared: bool) -> Rwlock | None:
         return None
     if not readers & _WRITER or not writers & _SET:
         return None
-    mode = _mode(place, readers, phase, writers)
+    mode = _mode(offset, readers, phase, writers)
     if mode is None:
         return None
     if readers & _WRITE_PHASE:
@@ -150,36 +154,38 @@ def rwlock(data: bytes, place: int, shared: bool) -> Rwlock | None:
 
 
 def condition_starts(address: int) -> tuple[int, int]:
-    """Return where the condition variable would start that has a futex, by layout.
+    """Return the address that the condition variable of a futex would have.
 
-    :return: Up to glibc 2.40, and since 2.41.
+    :return: In the layout up to glibc 2.40, and in that since 2.41.
     """
     first = address & ~7
-    return first - _FUTEXES_AT, first - _FUTEXES_AT_241
+    return first - _FUTEXES_OFFSET, first - _FUTEXES_OFFSET_241
 
 
 def condition(
     data: bytes, newer: bool, waiters: tuple[int, int], shared: bool | None
 ) -> bool:
     """
-    Return whether there is a condition variable that tasks wait on.
+    Return whether data is that of a condition variable that tasks wait on.
 
-    Nothing marks one. It is one if all of its words agree:
+    It has no magic number, so all of its members have to be consistent:
 
-    - the first group starts, and ends, before the next waiter's turn; and no group has
-      more than 2 to the power of 29 turns, after which all are woken;
-    - no more wait than have ever waited, and at least as many as are queued. Up to 2.40
-      that holds of each group, too, and both together are not more than wait at all;
-    - of the first group no more are left than it had; of the second, which is not
-      counted yet, none, but for those that gave up. In the midst of a change, when its
-      own lock is taken, these two may disagree;
-    - it is shared between processes, or not, as its futexes are;
-    - since 2.41: it ends with 8 bytes of zeros.
+    - The first group starts and ends before the sequence number of the next waiter. A
+      group has at most 2 to the power of 29 sequence numbers; then all are woken.
+    - The number of current waiters is at most that of all waiters so far, and at least
+      that of queued tasks. Up to 2.40 the latter holds for each group, too, and the
+      users of both groups together are not more than the current waiters.
+    - The first group has at most as many remaining waiters as its original size. The
+      second group is not counted yet; its size is 0, less the waiters that gave up.
+      While the internal lock is taken, sizes may be inconsistent.
+    - The shared flag is that of its futexes.
+    - Since 2.41: the last 8 bytes are zeros.
 
-    :param data: :data:`CONDITION_BYTES`.
-    :param newer: Whether it is laid out as since 2.41.
-    :param waiters: How many are queued on each of the futexes, or about to leave them.
-    :param shared: Whether they let other processes use these; ``None`` if unknown.
+    :param data: :data:`CONDITION_BYTES` from its start on.
+    :param newer: Whether to decode the layout since 2.41.
+    :param waiters: Number of tasks that are queued on each futex, or about to leave it.
+    :param shared: Whether other processes may use the futexes, by their keys; ``None``
+        if unknown.
     """
     values: tuple[int, ...] = _CONDITION.unpack(data)
     sequence, start, *words = values
@@ -205,17 +211,17 @@ def condition(
     if not newer and start & 1 != index:
         return False
     newest, oldest = (size_0, size_1) if index == 0 else (size_1, size_0)
-    gave_up = -newest & _HALF
+    gave_up = -newest & _U32_MASK
     return oldest <= had and gave_up <= _MAX_GROUP
 
 
-def _mode(place: int, readers: int, phase: int, writers: int) -> Mode | None:
-    """Return how it is wanted by who waits at a place; ``None`` if nobody can there."""
-    if place == _WRITERS_AT:
+def _mode(offset: int, readers: int, phase: int, writers: int) -> Mode | None:
+    """Return the mode of waiters at an offset; ``None`` if nobody can wait there."""
+    if offset == _WRITERS_OFFSET:
         return "write" if writers & _USED else None
-    if place == _PHASE_AT and phase & _USED:
-        # While a writer has it, readers wait for the phase to end.
+    if offset == _PHASE_OFFSET and phase & _USED:
+        # While a writer owns the lock, readers wait for the end of its phase.
         return "read" if phase & _SET else "write"
-    if place == 0 and readers & _READERS_WAIT:
+    if offset == 0 and readers & _READERS_WAIT:
         return "read"
     return None

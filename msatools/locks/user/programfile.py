@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Names of a program's or library's functions, by what the page cache has of its file.
+"""Finds functions of a program or library in those pages of its file that are cached.
 
-ELF of 64 bits, little endian. The table of all symbols is found by section headers,
-which mostly lie at the end of the file, and nobody reads as it runs; that of dynamic
-symbols by what the dynamic linker needs, which has been read, and is in the memory of
-each process that has loaded the file.
+The file is little-endian ELF64. The table of all symbols is found by section headers.
+These are usually at the end of the file, which a running program does not read, so they
+may be missing. The table of dynamic symbols is found by the dynamic segment, which the
+dynamic linker has read, and which is in the memory of each process.
 """
 
 import struct
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from msatools.kernel.strings import decode_string
 
 _MAX_SYMBOL_BYTES = 16 << 20
-"""700,000 symbols; where there are more, none is told."""
+"""Maximum size of a symbol table, 700,000 symbols; a larger one is not used."""
 
 _MAX_NAME = 512
 _MAX_HEADERS, _MAX_SECTIONS, _MAX_TAGS = 128, 4096, 256
@@ -52,18 +52,19 @@ _SYMBOL = np.dtype(
 )
 
 Read = Callable[[int, int], bytes]
-"""Reads some bytes of the file from an offset on; a FaultError if they are lost."""
+"""Reads bytes of the file, by offset and size; raises FaultError if any is missing."""
 
 ReadMemory = Callable[[int, int], bytes | None]
-"""Reads some bytes of a process that has loaded it; ``None`` if they are lost."""
+"""Reads memory of a process that has loaded the file, by address and size; returns
+``None`` if any byte is missing."""
 
 
 class Function(NamedTuple):
-    """A function that a place in a file is in."""
+    """A function, and an offset in it."""
 
     name: str
     offset: int
-    """How far behind its start."""
+    """Bytes from the start of the function."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,12 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _SymbolTable:
-    """Symbols, and where their names are in the file."""
+    """Symbols and their string table."""
 
     symbols: npt.NDArray[np.void]
     names: int
+    """Offset of the string table in the file."""
+
     names_size: int
 
 
@@ -89,19 +92,19 @@ class ProgramFile:
 
     def __init__(self, read: Read, read_around_gaps: Read) -> None:
         """
-        :param read_around_gaps: The same with zeros for what is lost.
+        :param read_around_gaps: Like *read*, with zeros in place of missing bytes.
         """
         self._read = read
         self._read_around_gaps = read_around_gaps
         self._tables: list[_SymbolTable] | None = None
 
     def function(
-        self, offset: int, place: int, read_memory: ReadMemory
+        self, offset: int, loaded_at: int, read_memory: ReadMemory
     ) -> Function | None:
-        """Find the function that a place in the file is in; ``None`` if none is known.
+        """Find the function at an offset in the file; ``None`` if unknown.
 
-        :param offset: How far behind the start of the file.
-        :param place: Where that is in the memory of a process.
+        :param offset: Offset in the file.
+        :param loaded_at: Address of that offset in the memory of a process.
         """
         try:
             address = self._address(offset)
@@ -110,7 +113,7 @@ class ProgramFile:
         if address is None:
             return None
         if self._tables is None:
-            self._tables = self._find_tables(place - address, read_memory)
+            self._tables = self._find_tables(loaded_at - address, read_memory)
         for table in self._tables:
             found = self._in_table(table, address)
             if found is not None:
@@ -120,35 +123,31 @@ class ProgramFile:
     def _in_table(self, table: _SymbolTable, address: int) -> Function | None:
         symbols = table.symbols
         start, size = symbols["value"], symbols["size"]
-        # What begins behind it is huge then.
+        # For a start after the address, the unsigned difference is huge.
         inside = np.uint64(address) - start < size
         inside &= np.isin(symbols["info"] & 0xF, _FUNCTIONS) & (symbols["section"] != 0)
-        found = symbols[inside]
-        names = [
-            (name, address - int(symbol["value"]))
-            for symbol in found[:_MAX_HEADERS]
+        functions = [
+            Function(name, address - int(symbol["value"]))
+            for symbol in symbols[inside][:_MAX_HEADERS]
             if (name := self._name(table, int(symbol["name"])))
         ]
-        # The innermost; of several names the plainest.
-        best = min(
-            names, key=lambda each: (each[1], _is_inner(each[0]), each), default=None
-        )
-        return None if best is None else Function(*best)
+        return min(functions, key=_preference, default=None)
 
-    def _name(self, table: _SymbolTable, place: int) -> str | None:
-        if not 0 < place < table.names_size:
+    def _name(self, table: _SymbolTable, offset: int) -> str | None:
+        """Read a name; ``None`` also if a part of it is missing."""
+        if not 0 < offset < table.names_size:
             return None
-        size = min(_MAX_NAME, table.names_size - place)
-        data = self._read_around_gaps(table.names + place, size)
+        size = min(_MAX_NAME, table.names_size - offset)
+        data = self._read_around_gaps(table.names + offset, size)
         name, end, _ = data.partition(b"\0")
-        # Of a name at the edge of what is lost only a part may be known.
+        # The zero may be that of a gap.
         try:
-            self._read(table.names + place, len(name) + 1)
+            self._read(table.names + offset, len(name) + 1)
         except drgn.FaultError:
             return None
         return decode_string(name) if name and end else None
 
-    # --- where things are in the file
+    # --- offsets and addresses
 
     @cached_property
     def _header(self) -> tuple[int, ...] | None:
@@ -161,7 +160,7 @@ class ProgramFile:
     def _segments(self) -> list[tuple[int, ...]]:
         """The program headers.
 
-        :raises drgn.FaultError: if they are lost
+        :raises drgn.FaultError: if they are not in the page cache
         """
         if self._header is None:
             return []
@@ -189,19 +188,19 @@ class ProgramFile:
                 return address - segment.address + segment.offset
         return None
 
-    # --- tables of symbols
+    # --- symbol tables
 
-    def _find_tables(self, moved: int, read_memory: ReadMemory) -> list[_SymbolTable]:
+    def _find_tables(self, bias: int, read_memory: ReadMemory) -> list[_SymbolTable]:
         """
-        Find the tables that are there.
+        Find the symbol tables that can be read.
 
-        :param moved: How far behind its addresses in the file all is in memory.
+        :param bias: Difference between addresses in memory and in the file.
         """
         tables: list[_SymbolTable] = []
         with suppress(drgn.FaultError):
             tables.extend(self._all_symbols())
         with suppress(drgn.FaultError):
-            tables.extend(self._dynamic_symbols(moved, read_memory))
+            tables.extend(self._dynamic_symbols(bias, read_memory))
         return tables
 
     def _table(
@@ -213,9 +212,9 @@ class ProgramFile:
         return _SymbolTable(np.frombuffer(data, _SYMBOL), names, names_size)
 
     def _all_symbols(self) -> Iterator[_SymbolTable]:
-        """Find the table by section headers.
+        """Find the table of all symbols by section headers.
 
-        :raises drgn.FaultError: if they are lost
+        :raises drgn.FaultError: if they are not in the page cache
         """
         if self._header is None:
             return
@@ -223,56 +222,57 @@ class ProgramFile:
         if not offset or size != _SECTION.size or not 0 < count <= _MAX_SECTIONS:
             return
         sections = list(_SECTION.iter_unpack(self._read(offset, count * size)))
-        for _, kind, _, _, place, length, link, _, _, _ in sections:
+        for _, kind, _, _, start, length, link, _, _, _ in sections:
             if kind == _SYMTAB and link < count and length <= _MAX_SYMBOL_BYTES:
                 names = sections[link]
-                yield self._table(place, length, names[4], names[5])
+                yield self._table(start, length, names[4], names[5])
 
     def _dynamic_symbols(
-        self, moved: int, read_memory: ReadMemory
+        self, bias: int, read_memory: ReadMemory
     ) -> Iterator[_SymbolTable]:
-        """Find the table by the dynamic segment, as it is in memory.
+        """Find the table of dynamic symbols by the dynamic segment in memory.
 
-        :raises drgn.FaultError: if it is lost
+        :raises drgn.FaultError: if a part of the file is not in the page cache
         """
         for kind, _, _, address, _, size, _, _ in self._segments:
             if kind != _DYNAMIC:
                 continue
             count = min(size // _TAG.size, _MAX_TAGS)
-            data = read_memory(address + moved, count * _TAG.size)
+            data = read_memory(address + bias, count * _TAG.size)
             tags = dict(_TAG.iter_unpack(data or b""))
-            # The dynamic linker mostly puts addresses in memory in place of the file's.
+            # The dynamic linker usually adds the bias to addresses in the segment.
             symbols, names, hashes = (
-                self._offset(tags.get(tag, 0) - moved) or self._offset(tags.get(tag, 0))
+                self._offset(tags.get(tag, 0) - bias) or self._offset(tags.get(tag, 0))
                 for tag in (_DT_SYMTAB, _DT_STRTAB, _DT_GNU_HASH)
             )
             if symbols is None or names is None or hashes is None:
                 continue
-            size = self._hashed(hashes) * _SYMBOL.itemsize
+            size = self._count_hashed(hashes) * _SYMBOL.itemsize
             if 0 < size <= _MAX_SYMBOL_BYTES:
                 yield self._table(symbols, size, names, tags.get(_DT_STRSZ, 0))
 
-    def _hashed(self, offset: int) -> int:
-        """Count the dynamic symbols, as their hash table ends with the last.
+    def _count_hashed(self, offset: int) -> int:
+        """Count the dynamic symbols by DT_GNU_HASH: its last chain ends with the last.
 
-        :raises drgn.FaultError: if it is lost
+        :raises drgn.FaultError: if the hash table is not in the page cache
         """
         header: tuple[int, ...] = _HASH.unpack(self._read(offset, _HASH.size))
         buckets, first, blooms, _ = header
         if not 0 < buckets <= _MAX_BUCKETS or blooms > _MAX_BUCKETS:
             return 0
-        place = offset + _HASH.size + 8 * blooms
-        last = max(np.frombuffer(self._read(place, 4 * buckets), "<u4").tolist())
+        table = offset + _HASH.size + 8 * blooms
+        last = max(np.frombuffer(self._read(table, 4 * buckets), "<u4").tolist())
         if last < first:
             return first
-        chain = place + 4 * buckets
-        for number in range(last, last + _MAX_CHAIN):
-            word = self._read(chain + 4 * (number - first), 4)
-            if word[0] & 1:
-                return number + 1
+        chains = table + 4 * buckets
+        for index in range(last, last + _MAX_CHAIN):
+            entry = self._read(chains + 4 * (index - first), 4)
+            if entry[0] & 1:
+                return index + 1
         return 0
 
 
-def _is_inner(name: str) -> int:
-    """Return how much a name is one of a library's own: by its leading underscores."""
-    return len(name) - len(name.lstrip("_"))
+def _preference(function: Function) -> tuple[int, int, str]:
+    """Return a sort key: the innermost first, then the fewest leading underscores."""
+    name, offset = function
+    return offset, len(name) - len(name.lstrip("_")), name

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks of user space: which futex a task waits on, who else does, and who has it.
+"""Futexes: requests, waiters, owners and readers.
 
-The kernel knows who waits on which futex. Who has it only the process knows, but for
-those that inherit priority. What the C library writes next to a futex is a hint: it is
-taken for what it says only if all that is there fits
-(:mod:`msatools.locks.user.nptl`), and if whom it names is a thread that can have it.
+The kernel records the waiters of each futex, but the owner only of a PI futex. Other
+owners are in the memory of the process, next to the futex. They are used only if it is
+a lock of the C library whose members are consistent (:mod:`msatools.locks.user.nptl`),
+and the owner is a thread that can use the futex.
 """
 
 from collections.abc import Iterable
@@ -46,46 +46,46 @@ from msatools.tasks.syscalls import read_syscalls
 PARKED = "parked on a futex of its own stack: nobody wakes it"
 
 _FEW_WAITERS = 8
-"""Of a futex in a file, whose mappings are looked at until one has it."""
+"""Maximum number of waiters whose mappings are searched for a futex in a file."""
 
 _MAX_PROCESSES = 4096
-"""That map a file, of which one may have a futex in it."""
+"""Maximum number of processes that map a file with a futex."""
 
 _PARKED_BYTES = 256
-"""Above the stack pointer, within which a function's own variables are."""
+"""Bytes above the stack pointer that may be local variables of the function."""
 
 _PAGE = 4096
 
-# A futex's operation, without what it says of clocks and of who may use it.
+# FUTEX_CMD_MASK: the operation without FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME.
 _COMMAND = 0x7F
 _WAIT_BITSET = 9
 _ALL_BITS = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What is known of a futex that is waited on."""
+class _Content:
+    """The lock that a futex belongs to, by the memory of the process."""
 
     owner: int | None = None
-    """The address of a ``struct task_struct``."""
+    """Address of the owner's ``struct task_struct``."""
 
     confidence: OwnerConfidence = "likely"
     mode: Mode | None = None
     readers: int | None = None
 
     condition: int | None = None
-    """How far behind the start of the condition variable it is that it is a word of."""
+    """Offset of the futex in its condition variable; ``None`` if it is of none."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a futex is in the memory of one who waits on it."""
+    """The address of a futex in the memory of one of its waiters."""
 
     task: int
     mm: int
     address: int
     inode: int
-    """Of the file that it is in; 0 if it is in none."""
+    """Address of the inode of the file that it is in; 0 if it is in no file."""
 
 
 @dataclass(frozen=True)
@@ -94,33 +94,33 @@ class _Users:
 
     mms: frozenset[int]
     spaces: frozenset[int]
-    """Their PID namespaces, as far as they are known."""
+    """Their PID namespaces, if known."""
 
 
-class _Futexes:
-    """What was read of futexes for one context."""
+class _Cache:
+    """Results that are kept for one context."""
 
     def __init__(self, context: LockContext) -> None:
-        self.seen: dict[tuple[LockTypeName, object], Waiter] = {}
-        """A waiter of each futex that somebody was found to wait on, by its key."""
+        self.waiters: dict[tuple[LockTypeName, object], Waiter] = {}
+        """Maps type and key of each requested lock to one of its waiters."""
 
-        self.said: dict[FutexKey, _Said] = {}
+        self.contents: dict[FutexKey, _Content] = {}
         self.requests: dict[tuple[LockTypeName, FutexKey], Request] = {}
         self.words: dict[FutexKey, tuple[FutexKey, FutexKey]] = {}
-        """Both futexes of each condition variable, by the key of its start."""
+        """Maps the key of the start of a condition variable to those of its futexes."""
 
         self.conditions: dict[tuple[int, int], int | None] = {}
-        """Where the one starts that has a futex, by address space and the address of
-        the 8 bytes that both of its futexes are."""
+        """Maps address space and aligned address of two adjacent futexes to the start
+        of their condition variable; ``None`` if there is no such variable."""
 
         self.starts: set[tuple[int, int]] = set()
-        """The same that there are, by address space and address."""
+        """Address space and start of each condition variable."""
 
         self.users: dict[int, _Users] = {}
-        """By ``struct inode``."""
+        """Maps the address of a ``struct inode`` to the processes that map it."""
 
         self.tasks: dict[tuple[int, int], int | None] = {}
-        """By PID namespace and ID."""
+        """Maps PID namespace and ID to a task."""
 
         self.by_pid: dict[int, int] = dict(
             zip(
@@ -137,31 +137,33 @@ class _Futexes:
             )
         )
 
-    def learn_condition(self, mm: int, address: int, start: int | None) -> None:
+    def add_condition(self, mm: int, address: int, start: int | None) -> None:
         self.conditions[mm, address & ~7] = start
         if start is not None:
             self.starts.add((mm, start))
 
 
 @per_context
-def _learned(context: LockContext) -> _Futexes:
-    return _Futexes(context)
+def _cache(context: LockContext) -> _Cache:
+    return _Cache(context)
 
 
 def requests(context: LockContext, case: BlockedTask) -> list[Request]:
     """
-    Return which futexes a task waits on.
+    Return the futexes that a task waits on.
 
-    :return: One; several if it waits for any of them; none if they are not found.
+    :return: One; several for a ``futex_waitv()``; empty if not found.
     """
     waiters, _ = waiters_of(context, case)
     return _requests(context, waiters)
 
 
 def futex_requests(context: LockContext, task: int) -> list[Request]:
-    """Return the same of the ``struct task_struct`` at an address, by the hash tables.
+    """Return the futexes that a task waits on, by the hash tables.
 
-    All waiters are read the first time; then each costs next to nothing.
+    The first call reads all waiters; later calls are cheap.
+
+    :param task: Address of a ``struct task_struct``.
     """
     by_task, _ = futex_waiters(context)
     waiters = sorted(by_task.get(task, ()), key=lambda waiter: waiter.address)
@@ -171,13 +173,13 @@ def futex_requests(context: LockContext, task: int) -> list[Request]:
 def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """Return the waiters on a futex, the next to be woken up first.
 
-    Those of a futex that inherits priority are in the order of its ``rt_mutex``. Who
-    waits for one of several futexes is on the queue of each.
+    Waiters of a PI futex are in the order of its ``rt_mutex``. The waiter of a
+    ``futex_waitv()`` is in the queue of each of its futexes.
     """
     waiters = _waiters(context, lock)
     if not waiters:
         return None
-    mode = None if lock.type == "pi_futex" else _said(context, waiters[0]).mode
+    mode = None if lock.type == "pi_futex" else _content(context, waiters[0]).mode
     tasks = list(dict.fromkeys(waiter.task for waiter in waiters))
     if lock.type == "pi_futex":
         tasks = _by_urgency(context, waiters[0].pi_state, tasks)
@@ -187,75 +189,79 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
 def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """Return the owner of a futex.
 
-    ``exact`` of one that inherits priority: the kernel has to know; and of a thread
-    that is waited for to end. All else is ``likely`` at best: the C library's word.
+    It is ``exact`` for a PI futex, whose owner the kernel records, and for a thread
+    whose exit is waited for. Other owners are ``likely``: the C library recorded them.
     """
-    waiter = _learned(context).seen.get((lock.type, lock.key))
+    waiter = _cache(context).waiters.get((lock.type, lock.key))
     if waiter is None:
         return []
     if lock.type == "pi_futex":
         return _pi_owner(context, waiter)
-    said = _said(context, waiter)
-    return [] if said.owner is None else [Holder(said.owner, said.confidence)]
+    content = _content(context, waiter)
+    if content.owner is None:
+        return []
+    return [Holder(content.owner, content.confidence)]
 
 
 def readers(context: LockContext, lock: Lock) -> int | None:
-    """Count who has a futex for reading; ``None`` if it counts no readers."""
-    waiter = _learned(context).seen.get((lock.type, lock.key))
+    """Return the number of readers of a futex; ``None`` if it does not count them."""
+    waiter = _cache(context).waiters.get((lock.type, lock.key))
     if waiter is None or lock.type == "pi_futex":
         return None
-    return _said(context, waiter).readers
+    return _content(context, waiter).readers
 
 
 def condition_at(context: LockContext, mm: int, address: int) -> int | None:
-    """Find the condition variable that a futex is a word of.
+    """Find the condition variable that a private futex belongs to.
 
-    :param mm: Of the process that it is private to, the ``struct mm_struct``.
-    :return: Where it starts; ``None`` if it is of none, or nothing tells.
+    :param mm: Address of the ``struct mm_struct`` of its process.
+    :return: Address of the start; ``None`` if it belongs to no condition variable, or
+        memory cannot be read.
     """
-    learned = _learned(context)
-    place = mm, address & ~7
-    if place not in learned.conditions:
+    cache = _cache(context)
+    key = mm, address & ~7
+    if key not in cache.conditions:
         start = None
         try:
             start = _read_condition(context, mm, address, (0, 0), None)
         except (drgn.FaultError, LookupError) as error:
             context.losses.lose(Loss.WAITERS, f"a condition variable is lost: {error}")
-        learned.learn_condition(mm, address, start)
-    return learned.conditions[place]
+        cache.add_condition(mm, address, start)
+    return cache.conditions[key]
 
 
 def is_condition(context: LockContext, lock: Lock, mm: int) -> bool:
-    """Return whether a futex that somebody was found to wait on is of such.
+    """Return whether a requested lock is a condition variable.
 
-    :param mm: Of the process that it is private to, the ``struct mm_struct``.
+    :param mm: Address of the ``struct mm_struct`` of a waiter's process.
     """
-    learned = _learned(context)
-    shared = isinstance(lock.key, FutexKey) and lock.key in learned.words
-    return shared or (mm, lock.address) in learned.starts
+    cache = _cache(context)
+    shared = isinstance(lock.key, FutexKey) and lock.key in cache.words
+    return shared or (mm, lock.address) in cache.starts
 
 
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Return what a futex without an owner stands for: see :func:`parked`."""
+    """Describe a futex without an owner: see :func:`parked`."""
     return parked(context, case.address, request)
 
 
 def parked(context: LockContext, task: int, request: Request) -> str | None:
     """
-    Return whether a task waits for ever on a word that nobody else knows.
+    Return :data:`PARKED` if a task waits forever on a futex on its own stack.
 
-    glibc has a thread do so for which a futex that inherits priority would close a
-    circle, and which the kernel therefore refused (EDEADLK); the word is a variable of
-    the function that waits. There is no other trace of it, so all has to fit: how it
-    waits, and that it owns a futex which others wait for.
+    glibc does this if the kernel refuses a lock of a PI mutex, as it would close a
+    cycle (EDEADLK). The futex is a local variable of the function that waits. There is
+    no other trace, so the arguments of the call have to match, and the task has to own
+    a PI futex that others wait for.
 
-    :param task: The address of its ``struct task_struct``, one of ``context.tasks``.
+    :param task: Address of its ``struct task_struct``, one of ``context.tasks``.
+    :return: ``None`` if it is not parked, or if that cannot be determined.
     """
     lock = request.lock
     if lock.type != "futex" or lock.address is None:
         return None
     waiters = _waiters(context, lock)
-    if len(waiters) != 1 or not _owns_wanted_futex(context, task):
+    if len(waiters) != 1 or not _owns_pi_futex(context, task):
         return None
     row = context.tasks.only(context.tasks["address"] == np.uint64(task))
     if not len(row):
@@ -267,7 +273,7 @@ def parked(context: LockContext, task: int, request: Request) -> str | None:
     address, operation, value, timeout, _, bits = call.arguments[0].tolist()
     above = address - int(call.sp[0])
     plain = operation & _COMMAND == _WAIT_BITSET and bits & _ALL_BITS == _ALL_BITS
-    # Half of a word may be left of what was there before.
+    # value and bits are u32: the high half of a register may have any value.
     fits = plain and not value & _ALL_BITS and not timeout
     if fits and address == lock.address and 0 <= above < _PARKED_BYTES:
         return PARKED
@@ -275,47 +281,48 @@ def parked(context: LockContext, task: int, request: Request) -> str | None:
 
 
 def _requests(context: LockContext, waiters: Iterable[Waiter]) -> list[Request]:
-    """Return each futex once.
+    """Return the requests of waiters without duplicates.
 
-    While a kernel runs, a task may be met in the queues of both futexes of a condition
-    variable, as it waits again before all queues are read.
+    On a running kernel, a task may appear in the queues of both futexes of a condition
+    variable, if it waits again before all queues are read.
     """
     return list(dict.fromkeys(_request(context, waiter) for waiter in waiters))
 
 
 def _request(context: LockContext, waiter: Waiter) -> Request:
-    learned = _learned(context)
+    cache = _cache(context)
     type_: LockTypeName = "pi_futex" if waiter.pi_state else "futex"
-    found = learned.requests.get((type_, waiter.key))
-    if found is None:
-        said = _Said() if waiter.pi_state else _said(context, waiter)
-        key, mode = waiter.key, said.mode
-        if said.condition is not None:
-            key = waiter.key.moved(-said.condition)
-            learned.words[key] = waiter.key.pair()
-        learned.seen[type_, key] = waiter
-        lock = Lock(type_, key.address, key)
-        found = learned.requests[type_, waiter.key] = Request(lock, mode)
-    return found
+    request = cache.requests.get((type_, waiter.key))
+    if request is None:
+        content = _Content() if waiter.pi_state else _content(context, waiter)
+        key = waiter.key
+        if content.condition is not None:
+            key = waiter.key.moved(-content.condition)
+            cache.words[key] = waiter.key.pair()
+        cache.waiters[type_, key] = waiter
+        request = Request(Lock(type_, key.address, key), content.mode)
+        cache.requests[type_, waiter.key] = request
+    return request
 
 
 def _waiters(context: LockContext, lock: Lock) -> list[Waiter]:
-    """Return the waiters on a futex that somebody was found to wait on."""
+    """Return the waiters of a requested lock."""
     key = lock.key
     if not isinstance(key, FutexKey):
         return []
-    words = _learned(context).words.get(key)
+    words = _cache(context).words.get(key)
     if words is not None:
-        # Their queues may be far apart in the tables: all are read.
-        found = [each for word in words for each in futex_queues(context).get(word, ())]
+        # The two futexes hash to different buckets, so all tables are read.
+        queues = futex_queues(context)
+        waiters = [waiter for word in words for waiter in queues.get(word, ())]
     elif not context.alone:
-        found = futex_queues(context).get(key, [])
+        waiters = futex_queues(context).get(key, [])
     else:
-        first = _learned(context).seen.get((lock.type, key))
+        first = _cache(context).waiters.get((lock.type, key))
         chain = futexes(context).chain(first.lock) if first else ()
-        found = [waiter for waiter in chain if waiter.key == key]
-    # Who is to get one that inherits priority later, waits for another thing yet.
-    return [w for w in found if bool(w.pi_state) == (lock.type == "pi_futex")]
+        waiters = [waiter for waiter in chain if waiter.key == key]
+    # Waiters that will be requeued to a PI futex do not have its pi_state yet.
+    return [w for w in waiters if bool(w.pi_state) == (lock.type == "pi_futex")]
 
 
 def _by_urgency(context: LockContext, pi_state: int, tasks: list[int]) -> list[int]:
@@ -327,28 +334,28 @@ def _by_urgency(context: LockContext, pi_state: int, tasks: list[int]) -> list[i
         order = ()
     queued = set(tasks)
     first = [task for task in order if task in queued]
-    # One may be about to go to sleep, or to be gone.
+    # Some tasks may not be in the rt_mutex yet, or not any more.
     return list(dict.fromkeys([*first, *tasks]))
 
 
 def _pi_owner(context: LockContext, waiter: Waiter) -> list[Holder]:
-    """Return the owner of a futex that inherits priority.
+    """Return the owner of a PI futex.
 
-    The owner that is recorded may be about to be changed, while another takes the
-    kernel's own lock.
+    It is ``likely`` if it differs from that of the rt_mutex: the futex is being handed
+    over.
     """
     layout, state = context.layout, waiter.pi_state
-    owner, taken = layout.members(state, "futex_pi_state", "owner", "pi_mutex.owner")
+    owner, rt_owner = layout.members(state, "futex_pi_state", "owner", "pi_mutex.owner")
     key = futexes(context).key(state + layout.offset("futex_pi_state", "key"))
-    # It may have been freed, and be of another futex now.
+    # The state may have been freed, and reused for another futex.
     if key != waiter.key or owner < KERNEL_HALF or not context.pid(owner):
         return []
-    agree = taken & ~1 in (0, owner)
+    agree = rt_owner & ~1 in (0, owner)
     return [Holder(owner, "exact" if agree else "likely")]
 
 
-def _owns_wanted_futex(context: LockContext, task: int) -> bool:
-    """Return whether others wait for a futex that inherits priority, and a task has."""
+def _owns_pi_futex(context: LockContext, task: int) -> bool:
+    """Return whether a task owns a PI futex that others wait for."""
     # "futex: Move futex related task_struct data into a struct" (in v7.1)
     head = task + context.layout.offset(
         "task_struct", "futex.pi_state_list", "pi_state_list"
@@ -359,25 +366,25 @@ def _owns_wanted_futex(context: LockContext, task: int) -> bool:
         return False
 
 
-# --- what the memory of processes says
+# --- locks in the memory of processes
 
 
-def _said(context: LockContext, waiter: Waiter) -> _Said:
-    """Read what there is at a futex, once."""
-    said = _learned(context).said
+def _content(context: LockContext, waiter: Waiter) -> _Content:
+    """Read the lock that a futex belongs to, once."""
+    contents = _cache(context).contents
     key = waiter.key
-    if key not in said:
+    if key not in contents:
         try:
-            said[key] = _read_futex(context, waiter)
+            contents[key] = _read_content(context, waiter)
         except (drgn.FaultError, LookupError) as error:
             context.losses.lose(Loss.FUTEX_OWNERS, f"who has a futex is lost: {error}")
-            said[key] = _Said()
-    return said[key]
+            contents[key] = _Content()
+    return contents[key]
 
 
 @dataclass(frozen=True)
 class _Words:
-    """The memory around a futex: what is on its page comes with one read."""
+    """The memory around a futex, of which the part on its page is read at once."""
 
     memory: UserMemory
     mm: int
@@ -386,57 +393,56 @@ class _Words:
 
     @classmethod
     def around(cls, context: LockContext, place: _Place) -> "_Words | None":
-        """Read it; ``None`` if the futex is not in the dump."""
+        """Read the memory around a futex; ``None`` if it is not in the dump."""
+        memory = user_memory(context)
         page = place.address & -_PAGE
         start = max(place.address - nptl.RWLOCK_BYTES, page)
         end = min(place.address + nptl.RWLOCK_BYTES, page + _PAGE)
-        data = user_memory(context).read(place.mm, start, end - start)
-        return (
-            None if data is None else cls(user_memory(context), place.mm, start, data)
-        )
+        data = memory.read(place.mm, start, end - start)
+        return None if data is None else cls(memory, place.mm, start, data)
 
     def read(self, address: int, size: int) -> bytes | None:
-        """Read some bytes; ``None`` if they are not in the dump."""
+        """Read a part of the memory; ``None`` if it is not in the dump."""
         first = address - self.start
         if first >= 0 and first + size <= len(self.data):
             return self.data[first : first + size]
         return self.memory.read(self.mm, address, size)
 
 
-def _read_futex(context: LockContext, waiter: Waiter) -> _Said:
-    """Return what is at a futex.
+def _read_content(context: LockContext, waiter: Waiter) -> _Content:
+    """Return the lock that a futex belongs to.
 
-    :raises drgn.FaultError: if what leads to it, or to its owner, is damaged
+    :raises drgn.FaultError: if a structure that leads to it or to its owner is damaged
     """
     place = _place(context, waiter)
     words = _Words.around(context, place) if place else None
     if place is None or words is None:
         context.losses.coverage["futexes_not_read"] += 1
-        return _Said()
+        return _Content()
     return (
         _thread(context, place, words)
         or _mutex(context, place, words, waiter.key)
         or _rwlock(context, place, words, waiter.key)
         or _condition(context, place, waiter.key)
-        or _Said()
+        or _Content()
     )
 
 
-def _thread(context: LockContext, place: _Place, words: _Words) -> _Said | None:
-    """Return a thread that is waited for to end: the kernel clears the word then."""
-    word = int.from_bytes(words.read(place.address, 4) or b"", "little")
-    if not 0 < word < PID_MAX_LIMIT or place.inode:
+def _thread(context: LockContext, place: _Place, words: _Words) -> _Content | None:
+    """Return a thread whose exit is waited for: the kernel then clears its futex."""
+    tid = int.from_bytes(words.read(place.address, 4) or b"", "little")
+    if not 0 < tid < PID_MAX_LIMIT or place.inode:
         return None
-    task = _owner(context, place, word)
+    task = _owner(context, place, tid)
     if task is None:
         return None
-    clears = context.layout.member(task, "task_struct", "clear_child_tid")
-    return _Said(task, "exact") if clears == place.address else None
+    address = context.layout.member(task, "task_struct", "clear_child_tid")
+    return _Content(task, "exact") if address == place.address else None
 
 
 def _mutex(
     context: LockContext, place: _Place, words: _Words, key: FutexKey
-) -> _Said | None:
+) -> _Content | None:
     if place.address % 8:
         return None
     data = words.read(place.address, nptl.MUTEX_BYTES)
@@ -446,32 +452,32 @@ def _mutex(
     task = _owner(context, place, mutex.owner)
     if task is None or (task in _tasks_on(context, key) and not mutex.blocks_owner):
         return None
-    return _Said(task)
+    return _Content(task)
 
 
 def _rwlock(
     context: LockContext, place: _Place, words: _Words, key: FutexKey
-) -> _Said | None:
+) -> _Content | None:
     starts = [nptl.rwlock_start(place.address)]
     if not place.address % 8:
-        # Readers may wait on its first word.
+        # Readers may also wait on the first member.
         starts.append(place.address)
     for start in starts:
         data = words.read(start, nptl.RWLOCK_BYTES)
-        at = place.address - start
-        lock = nptl.rwlock(data, at, key.shared) if data else None
+        offset = place.address - start
+        lock = nptl.rwlock(data, offset, key.shared) if data else None
         if lock is None:
             continue
         if lock.writer is None:
-            return _Said(mode=lock.mode, readers=lock.readers)
+            return _Content(mode=lock.mode, readers=lock.readers)
         task = _owner(context, place, lock.writer)
-        # Who has it for writing is refused it once more.
+        # glibc refuses the lock to its own writer (EDEADLK), so that does not wait.
         if task is not None and task not in _tasks_on(context, key):
-            return _Said(task, mode=lock.mode, readers=lock.readers)
+            return _Content(task, mode=lock.mode, readers=lock.readers)
     return None
 
 
-def _condition(context: LockContext, place: _Place, key: FutexKey) -> _Said | None:
+def _condition(context: LockContext, place: _Place, key: FutexKey) -> _Content | None:
     queued = [len(futex_queues(context).get(word, ())) for word in key.pair()]
     if context.live:
         # They were read at another time than its words are.
@@ -480,8 +486,8 @@ def _condition(context: LockContext, place: _Place, key: FutexKey) -> _Said | No
         context, place.mm, place.address, (queued[0], queued[1]), key.shared
     )
     if not key.of_inode:
-        _learned(context).learn_condition(place.mm, place.address, start)
-    return None if start is None else _Said(condition=place.address - start)
+        _cache(context).add_condition(place.mm, place.address, start)
+    return None if start is None else _Content(condition=place.address - start)
 
 
 def _read_condition(
@@ -491,7 +497,7 @@ def _read_condition(
     queued: tuple[int, int],
     shared: bool | None,
 ) -> int | None:
-    """Find where the condition variable starts that a futex is a word of."""
+    """Return the start of the condition variable of a futex; ``None`` if not found."""
     for newer, start in enumerate(nptl.condition_starts(address)):
         data = user_memory(context).read(mm, start, nptl.CONDITION_BYTES)
         if data is None:
@@ -506,11 +512,11 @@ def _tasks_on(context: LockContext, key: FutexKey) -> set[int]:
     return {waiter.task for waiter in _waiters(context, lock)}
 
 
-# --- where a futex is, and who can have it
+# --- addresses of futexes, and threads that can own them
 
 
 def _place(context: LockContext, waiter: Waiter) -> _Place | None:
-    """Find a futex in the memory of one who waits on it."""
+    """Find a futex in the memory of one of its waiters."""
     key = waiter.key
     if key.address is not None:
         mm = _mm(context, waiter.task)
@@ -526,16 +532,16 @@ def _place(context: LockContext, waiter: Waiter) -> _Place | None:
 
 
 def _mm(context: LockContext, task: int) -> int:
-    """Return a task's address space; 0 if it has none."""
-    known = _learned(context).mms.get(task)
+    """Return the address space of a task; 0 for a kernel thread."""
+    known = _cache(context).mms.get(task)
     return context.layout.member(task, "task_struct", "mm") if known is None else known
 
 
 def _owner(context: LockContext, place: _Place, tid: int) -> int | None:
-    """Find the thread with an ID that can have a futex; ``None`` unless it is one.
+    """Find the thread that has an ID and can use a futex; ``None`` unless it is unique.
 
-    The ID is as its process sees it. Of a futex in a file it may be one of another
-    process, which may see other IDs than who waits.
+    The ID is that in the PID namespace of the owner. For a futex in a file, the owner
+    may be of any process that maps the file, and in another namespace than the waiter.
     """
     mms, spaces = {place.mm}, {_namespace(context, place.task)}
     if place.inode:
@@ -547,17 +553,17 @@ def _owner(context: LockContext, place: _Place, tid: int) -> int | None:
 
 
 def _users(context: LockContext, inode: int) -> _Users:
-    """Find who maps a file.
+    """Find the processes that map a file.
 
-    :raises drgn.FaultError: if they are too many, or it cannot be read
+    :raises drgn.FaultError: if there are too many, or a mapping cannot be read
     """
-    known = _learned(context).users
-    if inode not in known:
+    users = _cache(context).users
+    if inode not in users:
         mms = frozenset(_mapped_by(context, inode))
         owners = (lock_places(context).owner_of_mm(mm) for mm in mms)
         spaces = frozenset(_namespace(context, owner) for owner in owners if owner)
-        known[inode] = _Users(mms, spaces)
-    return known[inode]
+        users[inode] = _Users(mms, spaces)
+    return users[inode]
 
 
 def _mapped_by(context: LockContext, inode: int) -> set[int]:
@@ -580,28 +586,28 @@ def _mapped_by(context: LockContext, inode: int) -> set[int]:
 
 
 def _namespace(context: LockContext, task: int) -> int:
-    """Find the PID namespace by which a task knows itself; 0 if it is dead."""
+    """Return the PID namespace of a task; 0 if the task is dead."""
     layout = context.layout
     pid = layout.member(task, "task_struct", "thread_pid")
     if pid < KERNEL_HALF:
         return 0
     level = layout.member(pid, "pid", "level")
-    number = pid + layout.offset("pid", "numbers[0].ns") + level * layout.size("upid")
-    return layout.word(number)
+    first = pid + layout.offset("pid", "numbers[0].ns")
+    return layout.word(first + level * layout.size("upid"))
 
 
 def _task(context: LockContext, space: int, tid: int) -> int | None:
     """Find the thread with an ID in a PID namespace."""
-    learned = _learned(context)
-    if (space, tid) in learned.tasks:
-        return learned.tasks[space, tid]
+    cache = _cache(context)
+    if (space, tid) in cache.tasks:
+        return cache.tasks[space, tid]
     prog = context.reader.prog
     initial = space == context.layout.symbol("init_pid_ns")
-    task = learned.by_pid.get(tid) if initial else None
+    task = cache.by_pid.get(tid) if initial else None
     if task is None:
         namespace = drgn.Object(prog, "struct pid_namespace *", value=space)
         task = int(find_task(namespace, tid).value_()) or None
-    learned.tasks[space, tid] = task
+    cache.tasks[space, tid] = task
     return task
 
 

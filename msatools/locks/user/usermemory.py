@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The memory of processes, where the dump has it."""
+"""Reads the memory of processes, if the dump has it."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -20,47 +20,47 @@ from msatools.target.addresses import KERNEL_HALF
 _PAGE = 4096
 _SHARED = 1 << 3
 _HUGETLB = 1 << 22
-"""Of ``vm_flags``; pages of such files are counted in another way."""
+"""``VM_HUGETLB``: ``vm_pgoff`` and indexes in the page cache have different units."""
 
 _MAX_MAPPINGS = 1 << 20
-"""Sixteen times what one address space may have by default (vm.max_map_count)."""
+"""Sixteen times the default limit of one address space (vm.max_map_count)."""
 
 _TRIES = 64
-"""Pages that are filtered out before it is believed that all are."""
+"""Number of excluded pages after which all user memory is assumed to be excluded."""
 
 
 @dataclass(frozen=True)
 class SharedFile:
-    """A file that an address space maps, and shares with others."""
+    """A shared mapping of a file."""
 
     start: int
     end: int
     first: int
-    """Where in the file it starts."""
+    """Offset of its start in the file."""
 
     inode: int
     sequence: int
-    """The inode's, which futexes are known by; 0 if none was ever used."""
+    """``inode.i_sequence``, as in keys of futexes; 0 if the file never had a futex."""
 
 
 class UserMapping(NamedTuple):
-    """A part of an address space, a ``struct vm_area_struct``."""
+    """A ``struct vm_area_struct``."""
 
     start: int
     end: int
     page: int
-    """Where in the file it starts, in pages."""
+    """Offset of its start in the file, in pages."""
 
     file: int
-    """The ``struct file``; 0 if it is of none."""
+    """Address of the ``struct file``; 0 if it maps no file."""
 
     def file_offset(self, address: int) -> int:
-        """Return where in the file an address is."""
+        """Return the offset of an address in the file."""
         return self.page * _PAGE + address - self.start
 
 
 def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
-    """Find what is mapped at an address."""
+    """Return the mapping at an address; ``None`` if nothing is mapped there."""
     if not mm:
         return None
     space = drgn.Object(layout.reader.prog, "struct mm_struct *", value=mm)
@@ -72,7 +72,7 @@ def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
 
 
 class UserMemory:
-    """Reads memory of processes; that there is none at all is noted."""
+    """Reads memory of processes; makes a note if the dump has none at all."""
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
@@ -84,9 +84,10 @@ class UserMemory:
         self._files = FilePages(layout)
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
-        """Read some bytes of the address space of a ``struct mm_struct``.
+        """Read memory of a process.
 
-        ``None`` if any of them is not in the dump.
+        :param mm: Address of its ``struct mm_struct``.
+        :return: ``None`` if any byte is not in the dump.
         """
         if not self._any and self._filtered >= _TRIES:
             return None
@@ -109,19 +110,19 @@ class UserMemory:
         return data
 
     def shared_files(self, mm: int) -> list[SharedFile]:
-        """List the files that an address space shares with others."""
-        found = self._shared.get(mm)
-        if found is None:
-            self._shared[mm] = found = []
+        """Return the shared mappings of files of an address space."""
+        files = self._shared.get(mm)
+        if files is None:
+            self._shared[mm] = files = []
             try:
                 vmas = for_each_vma(self._space(mm))
                 for vma in islice(vmas, _MAX_MAPPINGS):
                     file = self._shared_file(vma.value_())
                     if file is not None:
-                        found.append(file)
+                        files.append(file)
             except drgn.FaultError as error:
                 self._losses.lose(Loss.MAPPINGS, f"mappings are lost: {error}")
-        return found
+        return files
 
     def _space(self, mm: int) -> drgn.Object:
         return drgn.Object(self._prog, "struct mm_struct *", value=mm)
@@ -142,25 +143,25 @@ class UserMemory:
         space = self._space(mm)
         parts = []
         while size:
-            part = min(size, _PAGE - address % _PAGE)
+            length = min(size, _PAGE - address % _PAGE)
             try:
-                data: bytes = access_remote_vm(space, address, part)
+                data: bytes = access_remote_vm(space, address, length)
             except drgn.FaultError as error:
-                # What the page's own read could not get the file has not either.
+                # If a mapped page cannot be read, the page cache has no other copy.
                 if "not mapped" not in str(error):
                     raise
-                data = self._of_file(space, address, part, error)
+                data = self._read_from_file(space, address, length, error)
             parts.append(data)
-            address += part
-            size -= part
+            address += length
+            size -= length
         return b"".join(parts)
 
-    def _of_file(
+    def _read_from_file(
         self, space: drgn.Object, address: int, size: int, error: drgn.FaultError
     ) -> bytes:
-        """Read what the process shares, but has not touched itself.
+        """Read a page of a shared mapping that the process has not touched.
 
-        :raises drgn.FaultError: if it is not there: *error* or another
+        :raises drgn.FaultError: *error*, or if the page is not in the page cache
         """
         vma = vma_find(space, address)
         if not vma:
@@ -169,7 +170,7 @@ class UserMemory:
         start, first, file, flags = self._layout.members(
             vma.value_(), "vm_area_struct", *names
         )
-        # What is private may have been changed, and swapped out since.
+        # A private page may have been changed and swapped out.
         if file < KERNEL_HALF or not flags & _SHARED or flags & _HUGETLB:
             raise error
         return self._files.read(file, first * _PAGE + address - start, size)

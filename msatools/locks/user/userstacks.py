@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The first frames of a thread's stack in user space, where its pages are there.
+"""Finds the first frames of a thread's user stack, if its pages can be read (x86-64).
 
-x86-64. Innermost is where user mode goes on, by its registers. Callers are known by
-return addresses: words of the stack that point behind a call instruction of a program's
-or library's code. Those that frame pointers lead to are callers; without them, any such
-word may be one, or may be left from a call that has ended: a guess, and told as such.
+The innermost frame is at the instruction pointer of user mode. A caller has a return
+address on the stack: a word that points after a call instruction in the code of a
+program or library. Return addresses that frame pointers lead to are certain. Without
+frame pointers every such word may be one, but it may also be left over from a call that
+has ended. Such a frame is marked as a guess.
 """
 
 import struct
@@ -30,26 +31,26 @@ from msatools.tasks.syscalls import read_syscalls
 
 MOST_FRAMES = 4
 _STACK_BYTES = 2 * PAGE
-"""How much of a stack is searched."""
+"""Bytes of a stack that are searched."""
 
 _MAX_LOOKUPS = 256
-"""Mappings that are looked up for one stack."""
+"""Maximum number of mappings to look up for one stack."""
 
 _MAX_PROGRAMS = 16
-"""Of which symbols are kept; they may be many."""
+"""Maximum number of programs whose symbols are kept, as they may be large."""
 
 _EXECUTABLE = 1 << 2
-"""Of ``vm_flags``."""
+"""``VM_EXEC``."""
 
 _LONGEST_CALL = 7
-
+"""Maximum length of a call instruction in bytes, without prefixes."""
 
 _Identity = tuple[object, ...]
-"""Of a program: where its ``struct file`` is and what it leads to, and its path."""
+"""Identity of a program: addresses of its ``struct file``, inode and mapping; path."""
 
 
 class Registers(NamedTuple):
-    """Those of user mode."""
+    """Registers of user mode."""
 
     ip: int
     sp: int
@@ -58,45 +59,45 @@ class Registers(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeMapping:
-    """A part of an address space."""
+    """A mapping that may be of code."""
 
     start: int
     end: int
     offset: int
-    """Where in the file it starts, in bytes."""
+    """Offset of its start in the file, in bytes."""
 
     file: int
     executable: bool
 
 
 class UserStacks:
-    """Finds frames of the threads of a context; each file is read once."""
+    """Finds frames of the threads of a context; reads each file once."""
 
     def __init__(self, context: LockContext, stack_bytes: int) -> None:
         """
-        :param stack_bytes: Of a kernel stack.
+        :param stack_bytes: Bytes of a kernel stack.
         """
         self._context = context
         self._stack_bytes = stack_bytes
         self._files = FilePages(context.layout)
         programs: dict[_Identity, ProgramFile] = {}
-        # What is read of a program is kept from one report to the next.
+        # Symbols of a program are kept from one report to the next.
         self._programs = context.reader.once(UserStacks, lambda: programs)
 
     def frames(self, row: int) -> tuple[UserFrame, ...] | None:
         """
-        Find a thread's first frames.
+        Find the first frames of a thread.
 
-        :param row: In the table of tasks.
-        :return: The innermost first, at most :data:`MOST_FRAMES`; ``None`` if its
-            registers are not known, or it has run meanwhile.
+        :param row: Row in the table of tasks.
+        :return: At most :data:`MOST_FRAMES`, the innermost first; ``None`` if its
+            registers are unknown, or it ran while its stack was read.
         """
         registers = self._registers(row)
         mm = int(self._context.tasks["mm"][row])
         if registers is None or not mm:
             return None
         try:
-            found = tuple(islice(frames_of_stack(self, mm, registers), MOST_FRAMES))
+            frames = tuple(islice(frames_of_stack(self, mm, registers), MOST_FRAMES))
         except (drgn.FaultError, LookupError) as error:
             self._context.losses.lose(
                 Loss.USER_STACKS, f"a user stack is lost: {error}"
@@ -104,21 +105,19 @@ class UserStacks:
             return None
         if self._context.live and self._registers(row) != registers:
             return None
-        return found
+        return frames
 
     def _registers(self, row: int) -> Registers | None:
         context = self._context
-        prog, task = (
-            context.reader.prog,
-            context.tasks.only(_just(len(context.tasks), row)),
-        )
+        prog = context.reader.prog
+        task = context.tasks.only(np.arange(len(context.tasks)) == row)
         platform = prog.platform
         if platform is None or platform.arch != drgn.Architecture.X86_64:
             return None
         if task["on_cpu"][0]:
             if context.live:
                 return None
-            frame = _running(prog, int(task["address"][0]))
+            frame = _innermost_frame(prog, int(task["address"][0]))
             if frame is None:
                 return None
             if frame.pc < KERNEL_HALF:
@@ -130,7 +129,7 @@ class UserStacks:
         return Registers(int(calls.ip[0]), int(calls.sp[0]), int(calls.fp[0]))
 
     def mapping(self, mm: int, address: int) -> CodeMapping | None:
-        """Find what is mapped at an address."""
+        """Return the mapping at an address; ``None`` if nothing is mapped there."""
         space = drgn.Object(self._context.reader.prog, "struct mm_struct *", value=mm)
         vma = vma_find(space, address)
         if not vma:
@@ -142,7 +141,7 @@ class UserStacks:
         return CodeMapping(start, end, page * PAGE, file, bool(flags & _EXECUTABLE))
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
-        """Read user memory; ``None`` if it is not there."""
+        """Read user memory; ``None`` if it cannot be read."""
         return user_memory(self._context).read(mm, address, size)
 
     def is_behind_call(self, mapping: CodeMapping, address: int) -> bool:
@@ -157,15 +156,18 @@ class UserStacks:
     def frame(
         self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
     ) -> UserFrame:
-        """Name a place in a program's or library's code.
+        """Return the frame of an address in the code of a program or library.
 
-        :param back: 1 if it is a return address: the call may end its function.
+        :param back: Bytes to subtract from the address to look up the function: 1 for a
+            return address, which is past the end of a function that ends with a call.
         """
         offset = address - mapping.start + mapping.offset
         path = self._context.path_of_file(mapping.file)
         program = self._program(mapping.file, path)
         function = program.function(
-            offset - back, address - back, lambda at, size: self.read(mm, at, size)
+            offset - back,
+            address - back,
+            lambda start, size: self.read(mm, start, size),
         )
         return UserFrame(
             function=function.name if function else None,
@@ -184,14 +186,14 @@ class UserStacks:
             self._programs.clear()
         pages = self._files
         made = self._programs[identity] = ProgramFile(
-            lambda at, size: pages.read(file, at, size),
-            lambda at, size: pages.read_around_gaps(file, at, size),
+            lambda start, size: pages.read(file, start, size),
+            lambda start, size: pages.read_around_gaps(file, start, size),
         )
         return made
 
 
 class _Memory(Protocol):
-    """What :class:`UserStacks` has of a process."""
+    """The memory of processes, as :class:`UserStacks` reads it."""
 
     def mapping(self, mm: int, address: int) -> CodeMapping | None: ...
     def read(self, mm: int, address: int, size: int) -> bytes | None: ...
@@ -204,12 +206,12 @@ class _Memory(Protocol):
 def frames_of_stack(
     memory: _Memory, mm: int, registers: Registers
 ) -> Iterator[UserFrame]:
-    """Find the frames of a stack, as far as they are needed; the innermost first."""
+    """Yield the frames of a stack, the innermost first."""
     return _Stack(memory, mm, registers).frames()
 
 
 class _Stack:
-    """One thread's stack."""
+    """The user stack of one thread."""
 
     def __init__(self, memory: _Memory, mm: int, registers: Registers) -> None:
         self._memory = memory
@@ -219,7 +221,7 @@ class _Stack:
         self._lookups = 0
 
     def frames(self) -> Iterator[UserFrame]:
-        """Yield its frames, the innermost first."""
+        """Yield the frames, the innermost first."""
         ip, sp, _ = self._registers
         code = self._code(ip)
         if code is None:
@@ -228,19 +230,21 @@ class _Stack:
         words = self._words(sp)
         chain, is_whole = self._chain(sp, words)
         first, last = min(chain, default=len(words)), max(chain, default=-1)
-        for place, word in enumerate(words):
-            known = place in chain
-            # What is between callers that are known is of no frame.
-            if first < place < last and not known:
+        for index, word in enumerate(words):
+            is_certain = index in chain
+            # There are no frames between certain callers.
+            if first < index < last and not is_certain:
                 continue
-            if place > last >= 0 and is_whole:
+            if index > last >= 0 and is_whole:
                 return
             mapping = self._code(word)
             if mapping and self._memory.is_behind_call(mapping, word):
-                yield self._memory.frame(self._mm, mapping, word, 1, guess=not known)
+                yield self._memory.frame(
+                    self._mm, mapping, word, 1, guess=not is_certain
+                )
 
     def _words(self, sp: int) -> tuple[int, ...]:
-        """Read the stack as far as it is there."""
+        """Read the stack up to the first page that cannot be read."""
         if sp % 8:
             return ()
         data = b""
@@ -255,25 +259,25 @@ class _Stack:
     def _chain(self, sp: int, words: tuple[int, ...]) -> tuple[frozenset[int], bool]:
         """Follow frame pointers.
 
-        :return: The places of the return addresses that they lead to, and whether they
-            end with that of the thread's first frame, which is 0.
+        :return: Indexes of the return addresses, and whether the last frame pointer is
+            0, which marks the thread's outermost frame.
         """
-        places: list[int] = []
-        at = self._registers.fp
-        while at % 8 == 0 and 0 <= (at - sp) // 8 < len(words) - 1:
-            place = (at - sp) // 8
-            following, word = words[place], words[place + 1]
+        indexes: list[int] = []
+        pointer = self._registers.fp
+        while pointer % 8 == 0 and 0 <= (pointer - sp) // 8 < len(words) - 1:
+            index = (pointer - sp) // 8
+            following, word = words[index], words[index + 1]
             mapping = self._code(word)
             if mapping is None or not self._memory.is_behind_call(mapping, word):
                 break
-            if following and following <= at:
+            if following and following <= pointer:
                 break
-            places.append(place + 1)
-            at = following
-        return frozenset(places), at == 0 and bool(places)
+            indexes.append(index + 1)
+            pointer = following
+        return frozenset(indexes), pointer == 0 and bool(indexes)
 
     def _code(self, address: int) -> CodeMapping | None:
-        """Find the code of a file that is mapped at an address."""
+        """Return the mapping of code of a file at an address; ``None`` if not found."""
         if not PAGE <= address < KERNEL_HALF:
             return None
         for known in self._mappings:
@@ -282,19 +286,19 @@ class _Stack:
         if self._lookups >= _MAX_LOOKUPS:
             return None
         self._lookups += 1
-        found = self._memory.mapping(self._mm, address)
-        if found is None:
+        mapping = self._memory.mapping(self._mm, address)
+        if mapping is None:
             return None
-        is_code = found.executable and found.file >= KERNEL_HALF
-        self._mappings.append(replace(found, executable=is_code))
+        is_code = mapping.executable and mapping.file >= KERNEL_HALF
+        self._mappings.append(replace(mapping, executable=is_code))
         return self._mappings[-1] if is_code else None
 
 
 def ends_with_call(code: bytes) -> bool:
-    """Return whether the last instruction of some code of x86-64 may be a call.
+    """Return whether the last instruction of some x86-64 code may be a call.
 
-    By the bytes at its end: ``call`` with a distance of 32 bits, or by a register or
-    memory (FF /2), which is as long as its addressing says.
+    That is ``call rel32`` (E8), or an indirect ``call`` (FF /2) whose length matches
+    its addressing mode.
     """
     if len(code) >= 5 and code[-5] == 0xE8:
         return True
@@ -314,21 +318,15 @@ def _length(mod_rm: int, sib: int) -> int:
         return 2
     has_sib = memory == 0b100
     if mode == 0b00:
-        far = memory == 0b101 or (has_sib and sib & 0b111 == 0b101)
-        return 2 + has_sib + (4 if far else 0)
+        has_disp32 = memory == 0b101 or (has_sib and sib & 0b111 == 0b101)
+        return 2 + has_sib + (4 if has_disp32 else 0)
     return 2 + has_sib + (1 if mode == 0b01 else 4)
 
 
-def _running(prog: drgn.Program, task: int) -> drgn.StackFrame | None:
-    """Find the innermost frame of a thread that runs, by the registers in a dump."""
+def _innermost_frame(prog: drgn.Program, task: int) -> drgn.StackFrame | None:
+    """Return the innermost frame of a running thread, by the registers in a dump."""
     try:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
     except (ValueError, LookupError, drgn.FaultError):
         return None
     return trace[0] if len(trace) else None
-
-
-def _just(count: int, row: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    chosen = np.zeros(count, np.bool_)
-    chosen[row] = True
-    return chosen

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where those that wake herds stand in user space."""
+"""User stacks of the threads that wake herds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,17 +12,17 @@ from msatools.locks.base.model import Herd
 from msatools.locks.user.userstacks import UserStacks
 
 _MOST_STACKS = 16
-"""Of the wakers of the largest herds."""
+"""Maximum number of wakers, those of the largest herds, whose stacks are read."""
 
 
 def with_frames(
     herds: Sequence[Herd], context: LockContext, stack_bytes: int
 ) -> tuple[Herd, ...]:
     """
-    Add the first frames of their user stacks to the wakers of herds.
+    Return herds whose wakers have the first frames of their user stacks.
 
-    :param context: Of all tasks, the wakers among them.
-    :param stack_bytes: Of a kernel stack.
+    :param context: A context of all tasks, which include the wakers.
+    :param stack_bytes: Bytes of a kernel stack.
     """
     return tuple(_with_frames(herds, context, UserStacks(context, stack_bytes)))
 
@@ -30,9 +30,9 @@ def with_frames(
 def _with_frames(
     herds: Sequence[Herd], context: LockContext, stacks: UserStacks
 ) -> Iterator[Herd]:
-    for number, herd in enumerate(herds):
+    for index, herd in enumerate(herds):
         waker = herd.waker
-        if waker is None or herd.confidence == "none" or number >= _MOST_STACKS:
+        if waker is None or herd.confidence == "none" or index >= _MOST_STACKS:
             yield herd
             continue
         for row in np.flatnonzero(context.tasks["pid"] == waker.pid)[:1].tolist():

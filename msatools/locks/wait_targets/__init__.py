@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each task waits on, as prstat reports it."""
+"""Wait targets of tasks, as reported by msa-prstat."""

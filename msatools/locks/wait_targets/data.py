@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Data that tasks wait on: of files and devices, by a call or by a fault."""
+"""Wait targets of tasks that wait for data of a file or device, or for memory."""
 
 import stat
 from dataclasses import replace
@@ -27,12 +27,12 @@ _EXECUTABLE = 0x4
 """``VM_EXEC``."""
 
 _REMOTE = ("get_user_pages_remote", "__get_user_pages_remote", "__access_remote_vm")
-"""What reaches for the memory of others (mm/gup.c, mm/memory.c)."""
+"""Functions that access the memory of other processes (mm/gup.c, mm/memory.c)."""
 
 
 def fault(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the page that is waited for in a page fault."""
-    # Whose memory it is may be its own, too.
+    """Return the page that a task waits for in a page fault."""
+    # These functions may also access the task's own memory.
     remote = case.is_in(*_REMOTE) and case.stack.fault(case.mm, remote=True)
     found = remote or case.stack.fault(case.mm, remote=False)
     if found is None:
@@ -75,7 +75,7 @@ def _fault(
 
 
 def _folio(context: LockContext, case: BlockedTask) -> int | None:
-    """Find the page that a task waits for."""
+    """Return the page that a task waits for; ``None`` if there is no such page."""
     folios = (folio_of(context, case, entry) for entry in case.stack.wait_entries())
     return next(filter(None, folios), None)
 
@@ -83,7 +83,7 @@ def _folio(context: LockContext, case: BlockedTask) -> int | None:
 def _data(
     context: LockContext, case: BlockedTask, kind: str = "disk"
 ) -> WaitTarget | None:
-    """Return what data is waited for, by the page or buffer that a task waits for."""
+    """Return the data that a task waits for, by the page or buffer."""
     folio = _folio(context, case)
     if folio:
         inode = context.storage.host_of_folio(folio)
@@ -107,7 +107,10 @@ def _data(
 def _on_inode(
     context: LockContext, kind: str, inode: Inode, file: OpenFile | None
 ) -> WaitTarget:
-    """Return what a file's data belongs to; not the inode number of a block device."""
+    """Return the file or device whose data a task waits for.
+
+    The inode number of a block device is left out.
+    """
     device = context.storage.device_of(inode)
     is_device = context.storage.is_data_of_device(inode)
     opened = file if is_data_of(context, file, inode) else None
@@ -126,7 +129,7 @@ def _on_inode(
 
 
 def disk(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return what is waited for of a disk or a file system."""
+    """Return the data, journal or AIO context that a task waits for."""
     if case.is_in("read_events", "do_io_getevents"):
         return WaitTarget(kind="aio", address=Address(case.arguments[0]))
     if case.is_in("jbd2_log_wait_commit"):
@@ -143,7 +146,7 @@ def disk(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def _journal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return a journal whose thread is to commit: on whose queue the task is."""
+    """Return the journal whose thread has to commit, by the queue of the task."""
     done = context.layout.offset("journal_s", "j_wait_done_commit")
     for entry in case.stack.wait_entries():
         queue = wait_queues(context).head_of(entry)
@@ -165,9 +168,11 @@ def _journal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def reclaim(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the control group that has more memory than it should; else nothing does.
+    """Return the control group of a task that is throttled by ``memory.high``.
 
-    It is the task's own; that the limit may be of one above is not told.
+    The limit that was exceeded may also be that of a parent group.
+
+    :return: ``None`` for other kinds of reclaim.
     """
     over = ("mem_cgroup_handle_over_high", "__mem_cgroup_handle_over_high")
     if not case.is_in(*over):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each sleeping task waits on.
+"""Finds the wait target of each sleeping task.
 
-Found by the functions on its stack, the arguments of its system call, and structures on
-its stack. What none of them shows exactly is left out.
+It is determined by the functions on the stack, the arguments of the system call, and
+structures on the stack. Fields that cannot be determined exactly are ``None``.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _BY_CLASS: dict[TaskClass, Callable[[LockContext, BlockedTask], WaitTarget | Non
 
 
 class Explainer:
-    """Finds what tasks of one kernel wait on; types are looked up once."""
+    """Finds wait targets of tasks of one kernel; looks up types once."""
 
     def __init__(self, reader: Reader) -> None:
         self._layout = Layout(reader)
@@ -65,15 +65,14 @@ class Explainer:
         rows: Rows | None = None,
     ) -> list[WaitTarget | None]:
         """
-        Return what tasks wait on.
+        Return the wait targets of tasks.
 
-        For a single row little more than the task is read: other waiters are counted
-        only if they are few.
+        For a single row, other waiters are counted only if there are few of them.
 
-        :param tasks: What *now* was collected from.
-        :param rows: Whose; all if not given.
-        :return: One for each row; ``None`` for a task that does not wait, or waits for
-            something unknown.
+        :param tasks: The tasks from which *now* was collected.
+        :param rows: Rows of the tasks; all if not given.
+        :return: One target per row; ``None`` for a task that does not wait, or whose
+            target is unknown.
         """
         chosen = np.arange(len(tasks)) if rows is None else rows
         context = LockContext(
@@ -84,10 +83,10 @@ class Explainer:
         waits = are_any(now.classes[chosen], [*_BY_CLASS])
         asleep = np.flatnonzero(waits)
         cases = read_cases(context, now, chosen[asleep], self.stack_bytes)
-        for place, case in zip(asleep.tolist(), cases, strict=True):
+        for index, case in zip(asleep.tolist(), cases, strict=True):
             on = wait_target(context, case)
-            # Many tasks wait on one thing: it is stored once.
-            found[place] = alike.setdefault(on, on)
+            # Equal targets of many tasks are stored once.
+            found[index] = alike.setdefault(on, on)
         return found
 
     def context(self, tasks: TaskTable, clocks: Clocks) -> LockContext:
@@ -96,7 +95,7 @@ class Explainer:
 
 
 def awake_rows(tasks: TaskTable, now: TaskState) -> Rows:
-    """Find the threads that want a CPU and have none, of processes."""
+    """Return the rows of threads of processes that wait for a CPU."""
     awake = are_any(now.classes, (TaskClass.LAT, TaskClass.WAK))
     return np.flatnonzero(awake & (tasks["mm"] != 0))
 
@@ -105,16 +104,16 @@ def leaving(
     context: LockContext, now: TaskState, rows: Rows, stack_bytes: int
 ) -> list[WaitTarget | None]:
     """
-    Return the futexes that threads off the CPU waited on.
+    Return the futexes that threads were waiting on, by their system calls.
 
-    They were woken, or are about to sleep: their system call has not ended.
+    The threads were woken, or are about to sleep: the call has not returned.
     """
     cases = read_cases(context, now, rows, stack_bytes)
     return [locks.asked_for(case) for case in cases]
 
 
 def wait_target(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return what one task waits on; what cannot be read costs a note."""
+    """Return the wait target of a task; log what cannot be read."""
     by_class = _BY_CLASS.get(case.task_class)
     try:
         return by_class(context, case) if by_class else None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Files that tasks wait on: pipes, sockets, terminals, polls."""
+"""Wait targets of tasks that wait on files: pipes, sockets, terminals, polls."""
 
 import re
 import stat
@@ -19,13 +19,13 @@ from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 
 FEW = 16
-"""Polled files that are told one by one."""
+"""Maximum number of polled files to list."""
 
 _ANONYMOUS = re.compile(r"(?:anon_inode:)?\[?(\w[\w-]*)\]?")
 
 
 def by_file(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the file that a call is about, by what kind of file it is."""
+    """Return the file of a system call, by its kind."""
     file = case.file
     if file is None:
         if case.is_in("wait_for_partner", "fifo_open"):
@@ -61,11 +61,11 @@ def _socket(context: LockContext, file: OpenFile, inode: Inode) -> WaitTarget:
 
 
 def _anonymous(context: LockContext, file: OpenFile, name: str) -> WaitTarget:
-    """A file that is no file: its name tells what it is."""
+    """Return an anonymous inode, whose name identifies its kind."""
     matched = _ANONYMOUS.fullmatch(name)
     on = WaitTarget(kind=matched[1] if matched else name, fd=file.fd)
     if on.kind == "signalfd":
-        # It keeps the signals that it does not want.
+        # The mask has the signals that are not accepted.
         blocked = context.layout.member(file.private, "signalfd_ctx", "sigmask")
         return replace(on, kind="signals", signals=signals_of(~blocked))
     if on.kind == "timerfd":
@@ -103,7 +103,7 @@ def _partner(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def poll(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return how many files are polled, and which if they are few."""
+    """Return the number of files that are polled, and their descriptors if few."""
     ends = timer_ends(context, case)
     if case.is_in("ep_poll", "do_epoll_wait"):
         return WaitTarget(kind="epoll", fd=case.fd, **ends)
@@ -113,27 +113,27 @@ def poll(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     files = case.stack.polled()
     if files is None:
         asked = case.arguments[1] & 0xFFFF_FFFF if polls else None
-        none = () if asked == 0 else None
-        return WaitTarget(kind="poll", count=asked, fds=none, **ends)
+        no_fds = () if asked == 0 else None
+        return WaitTarget(kind="poll", count=asked, fds=no_fds, **ends)
     unique = list(dict.fromkeys(files))
     count = case.arguments[1] & 0xFFFF_FFFF if polls else len(unique)
-    fds = _numbers(context, case, unique) if count == len(unique) <= FEW else None
+    fds = _fds_of(context, case, unique) if count == len(unique) <= FEW else None
     return WaitTarget(kind="poll", count=count, fds=fds, **ends)
 
 
-def _numbers(
+def _fds_of(
     context: LockContext, case: BlockedTask, files: list[int]
 ) -> tuple[int, ...] | None:
-    """Find the descriptors of some files; ``None`` if that leaves a doubt."""
-    known = open_files(context, case).numbers
-    found = [known.get(file, []) for file in files]
-    if any(len(numbers) != 1 for numbers in found):
+    """Return the descriptors of some files; ``None`` if one has none or several."""
+    by_file = open_files(context, case).numbers
+    candidates = [by_file.get(file, []) for file in files]
+    if any(len(fds) != 1 for fds in candidates):
         return None
-    return tuple(numbers[0] for numbers in found)
+    return tuple(fds[0] for fds in candidates)
 
 
 def io_uring(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return a ring whose results, or whose requests, are waited for."""
+    """Return the ring whose completions or submissions a task waits for."""
     if case.call == "io_uring_enter":
         return WaitTarget(kind="io_uring", fd=case.fd, **timer_ends(context, case))
     if case.is_in("io_sq_thread"):
@@ -142,14 +142,14 @@ def io_uring(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def _polling_thread(context: LockContext, case: BlockedTask) -> WaitTarget:
-    """A thread that takes requests from a ring: the ring knows it."""
+    """Return the ring whose submission queue is polled by a kernel thread."""
     rings = context.layout.symbol("io_uring_fops")
-    for number, ring in open_files(context, case).with_operations(rings):
+    for fd, ring in open_files(context, case).with_operations(rings):
         try:
             queue = context.layout.member(ring, "io_ring_ctx", "sq_data")
             thread = context.layout.member(queue, "io_sq_data", "thread")
         except drgn.FaultError:
             continue
         if thread == case.address:
-            return WaitTarget(kind="io_uring", fd=number)
+            return WaitTarget(kind="io_uring", fd=fd)
     return WaitTarget(kind="io_uring")

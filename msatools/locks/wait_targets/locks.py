@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Futexes, condition variables and locks of the kernel that tasks wait on."""
+"""Wait targets of tasks that wait on futexes, condition variables or kernel locks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,18 +28,18 @@ FUTEX_WAIT_REQUEUE_PI, FUTEX_LOCK_PI2."""
 
 
 def futex(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return one or more futexes."""
+    """Return the futex or futexes that a task waits on."""
     waiters, counts = waiters_of(context, case)
     if not waiters:
         return asked_for(case)
     ends = timer_ends(context, case)
     if len(waiters) > 1:
-        places = [waiter.key.address for waiter in waiters]
-        known = tuple(Address(place) for place in places if place is not None)
+        addresses = [waiter.key.address for waiter in waiters]
+        known = tuple(Address(address) for address in addresses if address is not None)
         return WaitTarget(
             kind="futex",
-            addresses=known if len(known) == len(places) else None,
-            count=len(places),
+            addresses=known if len(known) == len(waiters) else None,
+            count=len(waiters),
             **ends,
         )
     (waiter,) = waiters
@@ -67,9 +67,9 @@ def futex(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def asked_for(case: BlockedTask) -> WaitTarget | None:
-    """Return the futex that a task's call is about, if it is one that waits.
+    """Return the futex of a task's system call, if that call waits.
 
-    A task that is not in its queue has been woken, or is about to sleep there.
+    A task that is not in the queue of the futex was woken, or is about to sleep.
     """
     if case.call not in ("futex", "futex_time32") or not case.plain:
         return None
@@ -79,7 +79,7 @@ def asked_for(case: BlockedTask) -> WaitTarget | None:
 
 
 def is_off_queue(on: WaitTarget) -> bool:
-    """Return whether a task is in a futex's call, and not in its queue."""
+    """Return whether a target is by :func:`asked_for`: the task is in no queue."""
     return on.kind == "futex" and on.address is not None and on.shared is None
 
 
@@ -93,9 +93,9 @@ def _pi_owner(context: LockContext, waiter: Waiter) -> int | None:
 def _in_file(
     context: LockContext, case: BlockedTask, key: FutexKey
 ) -> tuple[int | None, int | None]:
-    """Find where a futex of a file is mapped, and the inode, by the call.
+    """Return address and inode number of a futex in a file, by the system call.
 
-    The mapping at the call's address may have changed since: the key has to fit.
+    The mapping at that address may have changed, so it has to match the key.
     """
     if case.call not in ("futex", "futex_wait"):
         return None, None
@@ -106,8 +106,7 @@ def _in_file(
     if mapping.file_offset(address) != key.file_offset:
         return None, None
     inode = context.layout.member(mapping.file, "file", "f_inode")
-    number = context.layout.member(inode, "inode", "i_sequence")
-    if number != key.object:
+    if context.layout.member(inode, "inode", "i_sequence") != key.object:
         return None, None
     return address, context.storage.inode(inode).number
 
@@ -119,33 +118,33 @@ def as_conditions(
     context: LockContext, ons: Ons, least: int
 ) -> list[WaitTarget | None]:
     """
-    Put condition variables in place of the futexes that tasks wait on.
+    Replace futexes of condition variables by the condition variables.
 
-    :param ons: What each task of the context waits on, or has waited on.
-    :param least: The least number of waiters for which memory is read.
+    :param ons: The present or last wait target of each task of the context.
+    :param least: Minimum number of waiters for which memory is read.
     """
     mms: list[int] = context.tasks["mm"].tolist()
-    places = [_word_of(mm, on) for mm, on in zip(mms, ons, strict=True)]
+    words = [_word_of(mm, on) for mm, on in zip(mms, ons, strict=True)]
     starts = {
-        place: condition_at(context, *place)
-        for place, count in Counter(places).items()
-        if place is not None and count >= least
+        word: condition_at(context, *word)
+        for word, count in Counter(words).items()
+        if word is not None and count >= least
     }
-    # Tasks that wait on one thing share its description, as they may be many.
-    wholes: dict[tuple[int, int], WaitTarget] = {}
-    found = list(ons)
-    for row, (on, place) in enumerate(zip(ons, places, strict=True)):
-        start = starts.get(place) if place else None
+    # Many tasks may share one target: the new one is shared as well.
+    conditions: dict[tuple[int, int], WaitTarget] = {}
+    targets = list(ons)
+    for row, (on, word) in enumerate(zip(ons, words, strict=True)):
+        start = starts.get(word) if word else None
         if on is not None and start is not None:
             key = id(on), start
-            if key not in wholes:
-                wholes[key] = replace(on, address=Address(start), name=CONDITION)
-            found[row] = wholes[key]
-    return found
+            if key not in conditions:
+                conditions[key] = replace(on, address=Address(start), name=CONDITION)
+            targets[row] = conditions[key]
+    return targets
 
 
 def _word_of(mm: int, on: WaitTarget | None) -> tuple[int, int] | None:
-    """Return the address space and the aligned 8 bytes that a private futex is in."""
+    """Return the address space and the aligned address of a private futex."""
     if not mm or on is None or on.kind != "futex":
         return None
     if on.address is None or on.inode is not None:
@@ -154,7 +153,7 @@ def _word_of(mm: int, on: WaitTarget | None) -> tuple[int, int] | None:
 
 
 def kernel_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return a lock of the kernel."""
+    """Return the kernel lock that a task waits for."""
     lock = sleeplocks.find(context, case)
     if lock is None:
         return None
@@ -172,7 +171,7 @@ def kernel_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 def _with_place(
     context: LockContext, on: WaitTarget, lock: KernelLock, case: BlockedTask
 ) -> WaitTarget:
-    """Add what a lock is in."""
+    """Add the name, inode, path and process of a lock."""
     if lock.address is None:
         return on
     place = find_place(context, lock.type, lock.address, [case])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks, signals, messages and times that tasks wait on."""
+"""Wait targets of tasks that wait for tasks, signals, messages or timers."""
 
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock_context import LockContext, per_context, signals_of
@@ -15,7 +15,7 @@ _STOP_SIGNAL = 0xFFFF
 
 
 def timer(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return when a sleep ends."""
+    """Return the timer that ends a sleep."""
     if case.file is not None:
         return by_file(context, case)
     ends = timer_ends(context, case)
@@ -23,7 +23,7 @@ def timer(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def child(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the child that is waited for."""
+    """Return the child that a task waits for."""
     if case.is_in("do_wait"):
         return _waited(context, case)
     if case.is_in("wait_for_vfork_done", "kernel_clone", "_do_fork"):
@@ -32,10 +32,10 @@ def child(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def _waited(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """A child that a task waits for, as it asked for it."""
-    wakes = context.layout.symbol("child_wait_callback")
+    """Return the child of a wait(), by its arguments."""
+    wake_function = context.layout.symbol("child_wait_callback")
     for entry in case.stack.wait_entries():
-        if entry.function != wakes:
+        if entry.function != wake_function:
             continue
         wait = _wait_opts(context).of_entry(entry.address)
         if wait.kind == "any":
@@ -49,7 +49,7 @@ def _waited(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def _vforked(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """A child that has yet to execute a program: it has a pointer to our stack."""
+    """Return the vforked child, which has a pointer to the stack of the task."""
     task = vforked(context, case.address, lambda done: done in case.stack)
     return (
         WaitTarget(kind="child", pid=context.pid(task, leader=True)) if task else None
@@ -57,12 +57,12 @@ def _vforked(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def signal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return which signals are waited for; none are named where any will do."""
+    """Return the signals that a task waits for; ``None`` if any of them will do."""
     if case.file is not None:
         return by_file(context, case)
     blocked = "blocked.sig[0]"
     if case.is_in("do_sigtimedwait"):
-        # The signals that it waits for are not blocked meanwhile.
+        # The signals of the call are unblocked while it waits.
         names = (blocked, "real_blocked.sig[0]")
         now, before = context.layout.members(case.address, "task_struct", *names)
         signals = signals_of(before & ~now)
@@ -76,13 +76,13 @@ def signal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def message(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the queue, or the set of semaphores."""
+    """Return the message queue or the set of semaphores that a task waits on."""
     ends = timer_ends(context, case)
-    number = case.arguments[0] & 0x7FFF_FFFF if case.plain else None
+    id_ = case.arguments[0] & 0x7FFF_FFFF if case.plain else None
     if case.is_in("do_msgrcv", "do_msgsnd"):
-        return WaitTarget(kind="msgqueue", id=number)
+        return WaitTarget(kind="msgqueue", id=id_)
     if case.is_in("do_semtimedop", "__do_semtimedop"):
-        return WaitTarget(kind="semaphore", id=number, **ends)
+        return WaitTarget(kind="semaphore", id=id_, **ends)
     if case.call in ("mq_timedsend", "mq_timedreceive"):
         path = context.path_at(case.file.place) if case.file else None
         return WaitTarget(kind="mqueue", fd=case.fd, path=path, **ends)
@@ -90,13 +90,13 @@ def message(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def stopped(context: LockContext, case: BlockedTask) -> WaitTarget:
-    """Return the signal that stopped it."""
+    """Return the signal that stopped a task."""
     number = int(context.tasks["jobctl"][case.row]) & _STOP_SIGNAL
     return WaitTarget(kind="stop", signals=(number,) if number else None)
 
 
 def traced(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return its tracer."""
+    """Return the tracer of a task."""
     if not int(context.tasks["ptrace"][case.row]):
         return None
     pid = context.pid(int(context.tasks["parent"][case.row]), leader=True)
@@ -105,5 +105,5 @@ def traced(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 @per_context
 def _wait_opts(context: LockContext) -> WaitOptsReader:
-    """Read what is waited for by wait()."""
+    """Return the reader of arguments of wait()."""
     return WaitOptsReader(context.reader)

@@ -1,43 +1,50 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""CPUs that spin: which lock they want, and who has it."""
+"""Spinlocks that CPUs spin for, and their likely holders."""
 
 from typing import Any
 
 import pytest
 from drgn import FaultError, ProgramFlags
 
+from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.sleeping import spinlocks
-from msatools.locks.sleeping.spinlocks import Spin, may_be_wanted, spins
+from msatools.locks.sleeping.spinlocks import (
+    Spin,
+    _Cpu,
+    _likely_holders,
+    may_be_wanted,
+    spins,
+)
 from msatools.tasks.stackmemory import stack_bytes
 from tests.locks.seen import Seen
 
 
 def spins_of(dump: Seen) -> dict[int, Spin]:
-    """By thread ID."""
+    """Maps thread IDs to spins."""
     found = spins(dump.context(), stack_bytes(dump.prog))
     return {int(dump.table["pid"][spin.row]): spin for spin in found}
 
 
-def test_nobody_is_told_where_two_may_have_it(
+def test_a_lock_whose_address_is_on_all_stacks_has_no_holder(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = spins_of(spinning)
-    words = spinlocks._words
+    read_words = spinlocks._words
     addresses = {spin.request.lock.address for spin in before.values()}
 
-    def more(*arguments: Any) -> frozenset[int]:
-        return words(*arguments) | {address for address in addresses if address}
+    def with_all_locks(*arguments: Any) -> frozenset[int]:
+        return read_words(*arguments) | {address for address in addresses if address}
 
-    monkeypatch.setattr(spinlocks, "_words", more)
+    monkeypatch.setattr(spinlocks, "_words", with_all_locks)
     after = spins_of(spinning)
     assert after.keys() == before.keys()
     for pid, spin in after.items():
-        # Readers may be many.
+        # An rwlock may have many readers.
         assert bool(spin.holders) == (spin.request.mode is not None), pid
 
 
-def test_a_lock_is_told_only_if_it_is_not_free(
+def test_a_lock_is_reported_only_if_it_is_not_free(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spinlocks, "may_be_wanted", lambda value: False)
@@ -47,7 +54,7 @@ def test_a_lock_is_told_only_if_it_is_not_free(
 def test_the_tail_is_a_cpu_that_spins(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the lock that has a queue, the last in line is the second CPU here."""
+    """The last CPU in the only queue of this dump is the second CPU."""
     context = spinning.context()
     (lock,) = spinning.locks("spinlock")
     last = lock["waiters"][-1]["cpu"]
@@ -59,7 +66,7 @@ def test_the_tail_is_a_cpu_that_spins(
 
 
 def empty(nodes: Any) -> Any:
-    """The nodes of the first CPU, which is on no queue."""
+    """Return the nodes of the first CPU, which is in no queue."""
     return spinlocks.drgn.helpers.linux.percpu.per_cpu(nodes, 0)
 
 
@@ -79,7 +86,7 @@ def test_cpus_that_cannot_be_read_cost_a_note(
     assert context.losses.lost["cpus_unreadable"] > 1
 
 
-def test_a_kernel_that_runs_has_no_registers() -> None:
+def test_registers_of_a_running_kernel_are_not_read() -> None:
     class Program:
         flags = ProgramFlags.IS_LIVE
 
@@ -107,5 +114,23 @@ def test_a_kernel_that_runs_has_no_registers() -> None:
         (0x8A4F_1C40, False),  # the low half of a pointer
     ],
 )
-def test_words_that_may_be_locks(value: int, may_be: bool) -> None:
+def test_values_that_may_be_those_of_locks(value: int, may_be: bool) -> None:
     assert may_be_wanted(value) == may_be
+
+
+def test_a_lock_with_several_possible_holders_has_none() -> None:
+    cpus = [
+        _Cpu(number, task=100 + number, frames=[], spinning=None)
+        for number in (1, 2, 3)
+    ]
+    lock = Lock("spinlock", 64)
+    request = Request(lock)
+    waits, other = {1: request}, {1: request, 2: Request(Lock("spinlock", 128))}
+    words = {1: frozenset({64}), 2: frozenset({64}), 3: frozenset({128})}
+    # The CPU that waits for the lock has its address, too.
+    assert _likely_holders(request, cpus, waits, words) == (Holder(102, "evidence"),)
+    assert _likely_holders(request, cpus, other, words) == (Holder(102, "evidence"),)
+    words[3] = frozenset({64})
+    assert _likely_holders(request, cpus, waits, words) == ()
+    reading = Request(lock, "read")
+    assert len(_likely_holders(reading, cpus, {1: reading}, words)) == 2

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""CPUs in queues for spinlocks, counted as on a kernel that runs."""
+"""The number of CPUs in queues for spinlocks, as on a running kernel."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 
 from fixtures import lab
 from msatools.kernel.report import LossLog
-from msatools.locks.sleeping.spinlocks import SpinQueues
+from msatools.locks.sleeping.spinqueues import SpinQueues
 from msatools.target import TargetSpec, open_target
 from tests.contract.table import LOCKS
 from tests.locks.seen import Seen
@@ -21,7 +21,7 @@ def queues(seen: Seen) -> SpinQueues:
     return SpinQueues(seen.reader, LossLog())
 
 
-def test_those_behind_the_next_in_line_are_in_a_queue(spinning: Seen) -> None:
+def test_cpus_after_the_next_in_line_are_in_a_queue(spinning: Seen) -> None:
     (lock,) = spinning.locks("spinlock")
     assert queues(spinning).waiting() == len(lock["waiters"]) - 1 == 1
 
@@ -36,7 +36,7 @@ def test_a_kernel_without_queues_has_nobody_in_them(
     def none(*_: object) -> None:
         raise LookupError("qnodes")
 
-    monkeypatch.setattr("msatools.locks.sleeping.spinlocks.read_percpu", none)
+    monkeypatch.setattr("msatools.locks.sleeping.spinqueues.read_percpu", none)
     assert queues(spinning).waiting() == 0
 
 
@@ -49,11 +49,11 @@ def test_a_sample_counts_them(tmp_path: Path) -> None:
     assert (ran.status, ran.err) == (0, "")
     (spins,) = [each for each in ran.json["contention"] if each["type"] == "spinlock"]
     assert (spins["share"], spins["max_queue"], spins["owners"]) == (1, 1, [])
-    # No task of the report waits for it: which one does, nothing tells.
+    # It is not among the locks of the report: the task that waits for it is unknown.
     assert spins["lock"] not in {each["id"] for each in ran.json["locks"]}
 
 
-def test_counts_that_are_lost_cost_a_note(
+def test_a_count_that_cannot_be_read_is_a_fault(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = queues(spinning)
