@@ -288,7 +288,7 @@ def _of_socket(context: LockContext, socket: int, what: str) -> Name:
     address = socket - context.layout.offset("socket_alloc", "socket")
     address += context.layout.offset("socket_alloc", "vfs_inode")
     if not context.storage.is_inode(address):
-        # A socket of the kernel itself has no inode (sock_create_lite()).
+        # A socket within another structure, as that of a tun device, has no inode.
         return Name(name=f"{what}socket")
     inode = context.storage.inode(address)
     return Name(name=f"{what}socket:[{inode.number}]", inode=inode.number)
