@@ -112,7 +112,7 @@ def test_bitmaps() -> None:
     half = header.bitmap_size // 2
     maps = [
         int.from_bytes(data[at : at + half], "little")
-        for at in (header.bitmap_at, header.bitmap_at + half)
+        for at in (header.bitmap_offset, header.bitmap_offset + half)
     ]
     assert maps[0].bit_count() == 64 + 39_900
     assert maps[1] == sum(1 << frame for frame in PAGES)

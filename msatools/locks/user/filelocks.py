@@ -146,7 +146,7 @@ class _FileLocks:
         return self._layout.offset(self._type, f"{self._prefix}_{name}")
 
 
-class _Cache:
+class _FileLockCache:
     """The reader of file locks, and the tasks by their open files, for one context."""
 
     def __init__(self, context: LockContext) -> None:
@@ -215,8 +215,8 @@ def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
 
 
 @per_context
-def _cache(context: LockContext) -> _Cache:
-    return _Cache(context)
+def _cache(context: LockContext) -> _FileLockCache:
+    return _FileLockCache(context)
 
 
 def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:

@@ -97,7 +97,7 @@ class _Users:
     """Their PID namespaces, if known."""
 
 
-class _Cache:
+class _LockWordCache:
     """Results that are kept for one context."""
 
     def __init__(self, context: LockContext) -> None:
@@ -144,8 +144,8 @@ class _Cache:
 
 
 @per_context
-def _cache(context: LockContext) -> _Cache:
-    return _Cache(context)
+def _cache(context: LockContext) -> _LockWordCache:
+    return _LockWordCache(context)
 
 
 def requests(context: LockContext, case: BlockedTask) -> list[Request]:
