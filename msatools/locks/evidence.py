@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Finds tasks with a lock's address on their stacks: they took it, or tried to."""
+"""Finds tasks that have certain addresses on their kernel stacks.
+
+With the address of a lock there, a task took it, tried to, or did so earlier.
+"""
 
 from collections.abc import Collection
 
@@ -10,7 +13,6 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import Rows, read_stacks
 from msatools.tasks.table import TaskTable
 
@@ -40,7 +42,7 @@ def seen_on_stacks(
     found: dict[int, set[int]] = {int(address): set() for address in wanted.tolist()}
     if not len(wanted):
         return {}
-    pointers = _pointers(reader.prog, tasks)
+    pointers = _pointers(reader.prog, tasks, stack_size)
     stacks = np.where(pointers != 0, tasks["stack"], 0).astype(np.uint64)
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
@@ -66,7 +68,7 @@ def _isin(words: Addresses, ascending: Addresses) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _pointers(prog: drgn.Program, tasks: TaskTable) -> Addresses:
+def _pointers(prog: drgn.Program, tasks: TaskTable, stack_size: int) -> Addresses:
     """Return the stack pointer of each task; 0 if unknown."""
     saved = tasks["sp"] if tasks.has("sp") else np.zeros(len(tasks), np.uint64)
     stopped = (tasks["on_cpu"] == 0) & (tasks["exit_state"] == 0)
@@ -75,18 +77,21 @@ def _pointers(prog: drgn.Program, tasks: TaskTable) -> Addresses:
         return pointers
     runs = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
     for row in np.flatnonzero(runs).tolist():
-        pointers[row] = _running_pointer(prog, int(tasks["address"][row]))
+        stack = int(tasks["stack"][row])
+        pointers[row] = _running_pointer(
+            prog, int(tasks["address"][row]), range(stack, stack + stack_size)
+        )
     return pointers
 
 
-def _running_pointer(prog: drgn.Program, task: int) -> int:
-    """Return the stack pointer of a running task, from the registers in a dump."""
+def _running_pointer(prog: drgn.Program, task: int, stack: range) -> int:
+    """Return where a running task's own stack is in use from, in a dump.
+
+    The CPU may be on an interrupt's stack, whose frames come first. If it was in user
+    mode, the task's kernel stack has only the registers saved at its entry: 0.
+    """
     try:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
-        for frame in trace:
-            if frame.sp >= KERNEL_HALF:
-                # If the CPU was in user mode, the kernel stack is empty.
-                return int(frame.sp)
+        return next((frame.sp for frame in trace if frame.sp in stack), 0)
     except (ValueError, LookupError, drgn.FaultError):
-        pass
-    return 0
+        return 0

@@ -43,13 +43,16 @@ class _FileLock:
 
     owner: int
     """Address of the ``struct files_struct`` of a POSIX lock, otherwise of a
-    ``struct file``."""
+    ``struct file``. A lock held for an NFS client has what its server knows it by."""
 
     file: int
     flags: int
     mode: Mode | None
     pid: int
     """ID, in the initial PID namespace, of the process that requested the lock."""
+
+    is_held: bool
+    """Whether it is in the list of a file's locks: a request is in none."""
 
     @property
     def type(self) -> LockTypeName | None:
@@ -82,11 +85,12 @@ class _FileLocks:
         self.waits_head = self.wait + layout.offset("wait_queue_head", "head")
         self._requests = self._offset("blocked_requests")
         self._member = self._offset("blocked_member")
-        names = ("blocker", "owner", "file", "flags", "pid", "type")
+        self._list = self._offset("list")
+        names = ("blocker", "owner", "file", "flags", "pid", "type", "list")
         self._format = np.dtype(
             {
                 "names": names,
-                "formats": ["<u8", "<u8", "<u8", "<u4", "<i4", "u1"],
+                "formats": ["<u8", "<u8", "<u8", "<u4", "<i4", "u1", "<u8"],
                 "offsets": [self._offset(name) for name in names],
             }
         )
@@ -98,20 +102,30 @@ class _FileLocks:
         :raises drgn.FaultError: if it cannot be read
         """
         data = self._layout.reader.read(address, self._format.itemsize)
-        blocker, owner, file, flags, pid, kind = np.frombuffer(
-            data, self._format, 1
-        ).tolist()[0]
-        return _FileLock(address, blocker, owner, file, flags, _MODES.get(kind), pid)
+        record = np.frombuffer(data, self._format, 1)[0]
+        blocker, owner, file, flags, pid, kind, following = record.tolist()
+        return _FileLock(
+            address=address,
+            blocker=blocker,
+            owner=owner,
+            file=file,
+            flags=flags,
+            mode=_MODES.get(kind),
+            pid=pid,
+            is_held=following not in (0, address + self._list),
+        )
 
     def root(self, lock: _FileLock) -> _FileLock | None:
         """Find the root of the tree of blockers; ``None`` if the lock is not blocked.
+
+        The root may be a request, too: of a waiter that was woken and has not run yet.
 
         :raises drgn.FaultError: if a blocker cannot be read, or there is a cycle
         """
         path: dict[int, _FileLock] = {}
         while lock.address not in self._roots and lock.blocker:
             if lock.address in path or lock.blocker < KERNEL_HALF:
-                raise drgn.FaultError("no lock is in the way", lock.blocker)
+                raise drgn.FaultError("a damaged chain of locks", lock.blocker)
             path[lock.address] = lock
             lock = self.read(lock.blocker)
         root = self._roots.get(lock.address, lock if path else None)
@@ -222,16 +236,16 @@ def _cache(context: LockContext) -> _FileLockCache:
 def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Return the wait target of a task that waits for a lock on a file."""
     lock = _own_request(context, case)
-    if lock is None:
+    root = _cache(context).locks.root(lock) if lock else None
+    if lock is None or root is None:
         return None
-    owner = _cache(context).locks.read(lock.blocker).pid
     inode = context.layout.member(lock.file, "file", "f_inode")
     return WaitTarget(
-        kind="flock" if case.call == "flock" else "posix_lock",
+        kind=root.type or ("flock" if case.call == "flock" else "posix_lock"),
         inode=context.storage.inode(inode).number,
         path=context.path_of_file(lock.file),
         fd=case.file.fd if case.file else None,
-        owner=owner or None,
+        owner=root.pid if root.is_held and root.pid > 0 else None,
     )
 
 
@@ -273,13 +287,14 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
 
     A POSIX lock belongs to all processes that share a table of open files: ``exact``.
     Other locks belong to an open file. Usually one process has it open. If several do,
-    the owner is the one that requested the lock: ``likely``.
+    the owner is the one that requested the lock: ``likely``; nobody is named if that
+    one no longer has the file open.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
     cache = _cache(context)
     held = cache.locks.read(lock.address or 0)
-    if held.type != lock.type:
+    if held.type != lock.type or not held.is_held:
         return []
     if not held.is_of_file:
         tasks = cache.tasks_with_files(held.owner, held.pid)

@@ -108,6 +108,34 @@ def test_blockers_that_are_damaged(tasks: Seen) -> None:
     assert filelocks.request(context, case) is not None
 
 
+def test_woken_waiter_is_no_owner(tasks: Seen) -> None:
+    """Its own waiters still name it: it has no blocker any more, and holds nothing."""
+    dump = damaged(tasks.run.name)
+    context = dump.context()
+    lock = request_of(tasks, tasks.context(), "flock").lock
+    place = (lock.address or 0) + member(context, "list")
+    assert filelocks.holders(context, lock)
+    put(dump.prog, place, struct.pack("<Q", place))
+    assert filelocks.holders(dump.context(), lock) == []
+    on = filelocks.file_lock(dump.context(), dump.case("flock", dump.context()))
+    assert on is not None
+    assert on.owner is None
+
+
+def test_owner_of_a_chain_is_its_root(tasks: Seen) -> None:
+    """A waiter for a waiter waits for the holder."""
+    dump = damaged(tasks.run.name)
+    context = dump.context()
+    held = request_of(tasks, tasks.context(), "flock").lock.address or 0
+    other = request_of(tasks, tasks.context(), "posix-lock").lock.address or 0
+    on = filelocks.file_lock(tasks.context(), tasks.case("posix-lock", tasks.context()))
+    assert on is not None
+    put(dump.prog, held + member(context, "blocker"), struct.pack("<Q", other))
+    found = filelocks.file_lock(dump.context(), dump.case("flock", dump.context()))
+    assert found is not None
+    assert (found.kind, found.owner) == ("posix_lock", on.owner)
+
+
 def test_a_queue_that_is_damaged(tasks: Seen) -> None:
     dump = damaged(tasks.run.name)
     context = dump.context()
