@@ -48,7 +48,8 @@ _PRIO_OF_PROC = 100
 """What /proc takes off a task's priority (MAX_RT_PRIO)."""
 
 _D_WEIGHT = 10
-"""The weight of a task in uninterruptible sleep, as nothing can end that."""
+"""Weight of a task in state D against one in another state: signals do not end its
+wait, but for fatal ones if it is killable."""
 
 
 class ReportRows(TypedDict):
@@ -92,7 +93,7 @@ class ReportBuilder:
 
     def rows(self, slept: npt.NDArray[np.int64] | None = None) -> ReportRows:
         """
-        Return all rows.
+        Return the rows that fit the options.
 
         :param slept: How often each task has gone to sleep within an interval.
         """
@@ -186,7 +187,7 @@ class ReportBuilder:
             mode=blocked.requests[0].mode if single else None,
             lock=ids[0] if single else None,
             task_class=task_class.name,
-            # Of a futex it is whoever made the call, in user space.
+            # The caller of a futex is in user space.
             caller=blocked.caller
             or (None if task_class is TaskClass.LCK else wait.caller),
             call=wait.call,
@@ -282,7 +283,7 @@ class ReportBuilder:
     # --- roots
 
     def _roots(self, sink: GraphRoot, rows: set[int]) -> Iterable[Root]:
-        """Yield a root; it may be several: see :meth:`_tasks_before`."""
+        """Yield a root; it may be several: see :meth:`_keeping`."""
         if sink.blocked.isdisjoint(rows) and sink.tasks.isdisjoint(rows):
             return
         if sink.thing is None:
@@ -390,7 +391,7 @@ class ReportBuilder:
         for cycle in self._graph.cycles:
             edges = cycle.edges
             if any(edge.lock not in self._ids for edge in edges):
-                continue  # not among what was asked for
+                continue  # a lock that was not asked for
             yield Deadlock(
                 confidence="exact" if self._is_certain(cycle) else "possible",
                 pids=tuple(self._pids[edge.waiter] for edge in edges),
@@ -398,7 +399,7 @@ class ReportBuilder:
             )
 
     def _is_certain(self, cycle: Cycle) -> bool:
-        """Return whether nothing can end a deadlock.
+        """Return whether a deadlock is certain.
 
         A wait with a timer ends by itself. A lock of a process may be released by
         another thread of it than its reported owner.

@@ -36,22 +36,23 @@ Finder = Callable[[LockContext, BlockedTask], Request | None]
 class LockType:
     """A type of locks, or several types that are read the same way.
 
-    All functions may raise ``drgn.FaultError`` if the dump is damaged.
+    All functions may raise ``drgn.FaultError`` if memory cannot be read, or is
+    inconsistent, as on a running kernel.
     """
 
     names: frozenset[LockTypeName]
     """The values of :attr:`Lock.type`."""
 
     requests: Callable[[LockContext, BlockedTask], Sequence[Request]]
-    """Return the locks of this type that a task waits for: one, or several if any one
-    of them ends the wait. Raises ``LookupError`` if a type is missing."""
+    """Return the locks of this type that a task waits for: none, one, or several if any
+    one of them ends the wait. Raises ``LookupError`` if a type is missing."""
 
     queue: Callable[[LockContext, Lock], Sequence[QueuedWaiter] | None] = _no_queue
-    """Return the waiters of a lock, in its order; ``None`` if it has no list of them,
-    or that could not be read."""
+    """Return the waiters of a lock in queue order; ``None`` if it keeps no list, or
+    they could not be read."""
 
     holders: Callable[[LockContext, Lock], Sequence[Holder]] = _no_holders
-    """Return the holders that a lock records."""
+    """Return the tasks that the lock's own fields name as holders."""
 
     readers: Callable[[LockContext, Lock], int | None] = _no_readers
     """Return the number of readers of a lock; ``None`` if it does not count them."""
@@ -61,7 +62,7 @@ class LockType:
 
     task_class: TaskClass | None = None
     """The class of all tasks that wait for such a lock; ``None`` if they have various
-    classes. A task of a lock type's class waits for no other type."""
+    classes. If a task's class is that of some lock type, only such types are tried."""
 
 
 def at_most_one(

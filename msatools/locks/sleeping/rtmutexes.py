@@ -3,7 +3,8 @@
 """Reads the owner and the waiters of an ``rt_mutex``.
 
 kernel/locking/rtmutex.c: a waiter is on the stack of its task, in a red-black tree that
-is sorted by priority. Waiters of equal priority are in order of arrival.
+is sorted by real-time priority. Ordinary tasks count as equal, whatever their nice
+value; equals are in order of arrival.
 """
 
 import struct
@@ -30,8 +31,8 @@ class RtMutex:
     """Address of the owner's ``struct task_struct``; 0 if there is no owner."""
 
     waiters: tuple[int, ...] | None
-    """Addresses of the waiting tasks, the next owner first; ``None`` if they could not
-    be read."""
+    """Addresses of the waiting tasks, the most urgent first; ``None`` if they could
+    not be read."""
 
 
 class RtMutexes:

@@ -125,7 +125,7 @@ class _Crew:
         self._end()
 
     def _start(self, todo: int) -> None:
-        """Fork one worker; if fork() fails, the other workers do all pieces."""
+        """Fork one worker; if fork() fails, there is one worker less."""
         reading, writing = os.pipe()
         self._fds.append(reading)
         # No signal until the pid is stored, and the worker has its own handlers.
@@ -151,13 +151,14 @@ class _Crew:
             # If the parent exits, writes must fail: close the read ends inherited here.
             for fd in self._fds:
                 os.close(fd)
-            # A collection would touch, and so copy, most of the parent's memory.
+            # A garbage collection writes to most objects, and so would copy the memory
+            # that is shared with the parent.
             gc.disable()
             if self._begin is not None:
                 self._begin()
             while number := os.read(todo, _NUMBER.size):
                 data = pickle.dumps(self._work(*_NUMBER.unpack(number)))
-                # One write wakes the parent once.
+                # One write, so that a small result wakes the parent once.
                 _write(out, _HEAD.pack(*_NUMBER.unpack(number), len(data)) + data)
             os._exit(0)
         finally:
