@@ -40,7 +40,7 @@ _CACHE: Members = {
 }
 _OBJECTS_MASK = (1 << 16) - 1
 _ATTEMPTS = 3
-"""Number of tries to read a list, which may change meanwhile."""
+"""Number of tries to read a list of a running kernel, which may change meanwhile."""
 
 _LOST = -1
 _MAX_LENGTH = 1 << 16
@@ -83,7 +83,7 @@ def _on_lists(reader: Reader, known: Structs, losses: LossLog) -> Counts:
         (known["order"].astype(np.int64) & _OBJECTS_MASK).repeat(cpus),
     )
     lengths = np.full(len(addresses), _LOST, np.int64)
-    for _ in range(_ATTEMPTS):
+    for _ in range(_ATTEMPTS if reader.is_live else 1):
         rows = np.flatnonzero(lengths < 0)
         if not len(rows):
             break

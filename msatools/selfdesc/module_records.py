@@ -24,8 +24,7 @@ _MAX_NAMES_BYTES = 1 << 26
 _KSYM_NAME_LEN = 512
 _PAGE = 4096
 
-# Elf64_Sym, of elf.h.
-_SYMBOL = np.dtype(
+ELF64_SYM = np.dtype(
     [
         ("name", "<u4"),
         ("info", "u1"),
@@ -35,6 +34,8 @@ _SYMBOL = np.dtype(
         ("size", "<u8"),
     ]
 )
+"""``Elf64_Sym`` of elf.h."""
+
 _KINDS = {kind.value: kind for kind in drgn.SymbolKind}
 _BINDINGS = {
     0: drgn.SymbolBinding.LOCAL,
@@ -169,9 +170,9 @@ class ModuleSymbols:
         return self._names(last)
 
     def _rows(self, first: int, count: int) -> npt.NDArray[Any]:
-        size = _SYMBOL.itemsize
+        size = ELF64_SYM.itemsize
         data = self._read(self._symbols + size * first, size * count)
-        return np.frombuffer(data, _SYMBOL)
+        return np.frombuffer(data, ELF64_SYM)
 
     def _names(self, last: int) -> bytes:
         """Read names up to the one at offset *last*; the next page may be missing."""

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.strings import decode_string
+from msatools.selfdesc.module_records import ELF64_SYM
 
 _MAX_SYMBOL_BYTES = 16 << 20
 """Maximum size of a symbol table, 700,000 symbols; a larger one is not used."""
@@ -39,17 +40,6 @@ _SYMTAB = 2
 _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH = 5, 6, 10, 0x6FFF_FEF5
 _FUNCTIONS = (2, 10)
 """``STT_FUNC`` and ``STT_GNU_IFUNC``."""
-
-_SYMBOL = np.dtype(
-    [
-        ("name", "<u4"),
-        ("info", "u1"),
-        ("other", "u1"),
-        ("section", "<u2"),
-        ("value", "<u8"),
-        ("size", "<u8"),
-    ]
-)
 
 Read = Callable[[int, int], bytes]
 """Reads bytes of the file, by offset and size; raises FaultError if any is missing."""
@@ -207,9 +197,9 @@ class ProgramFile:
         self, offset: int, size: int, names: int, names_size: int
     ) -> _SymbolTable:
         data = self._read_around_gaps(
-            offset, size // _SYMBOL.itemsize * _SYMBOL.itemsize
+            offset, size // ELF64_SYM.itemsize * ELF64_SYM.itemsize
         )
-        return _SymbolTable(np.frombuffer(data, _SYMBOL), names, names_size)
+        return _SymbolTable(np.frombuffer(data, ELF64_SYM), names, names_size)
 
     def _all_symbols(self) -> Iterator[_SymbolTable]:
         """Find the table of all symbols by section headers.
@@ -247,7 +237,7 @@ class ProgramFile:
             )
             if symbols is None or names is None or hashes is None:
                 continue
-            size = self._count_hashed(hashes) * _SYMBOL.itemsize
+            size = self._count_hashed(hashes) * ELF64_SYM.itemsize
             if 0 < size <= _MAX_SYMBOL_BYTES:
                 yield self._table(symbols, size, names, tags.get(_DT_STRSZ, 0))
 

@@ -167,7 +167,8 @@ class SlabView:
         in_use = None
         if owner.word in kept:
             used = int((counts * (objects & 0xFFFF)).sum())
-            in_use = max(used - kept[owner.word], 0)
+            if used >= kept[owner.word]:
+                in_use = used - kept[owner.word]
         return SlabGroup(
             key=cache.name,
             name=cache.name,
