@@ -21,7 +21,8 @@ from tests.support.calls import Ran, call
 from tests.support.paused import paused
 
 DIFFERS = (
-    r"/target/(path|kind|live|format)|/coverage/(stacks|reads|bytes_read)|/scan_ns"
+    r"/target/(path|kind|live|format)|/scan_ns"
+    r"|/coverage/(stacks|stacks_searched|reads|bytes_read)"
     r"|/changes|/locks/\d+/delta_waiters"
 )
 """What is told of the target, and what it costs to see that nothing has changed."""
@@ -31,6 +32,9 @@ REGISTERS = (
     r"|/groups/\d+/evidence/threads/\d+/doing"
 )
 """What only a dump has: in which mode a thread runs. Its class is CPU on a guest."""
+
+CPU_COUNT = 2
+"""CPUs of the guests that are asked for locks."""
 
 ASKED = (
     (MEMSTAT, "memory-6.12", "-v --unattributed --frag --sections"),
@@ -56,6 +60,17 @@ def differences(guest: Any, dump: Any, place: str = "") -> Iterator[str]:
             yield f"{place}: {guest!r}, not {dump!r}"
 
 
+def assert_searched(guest: dict[str, Any], dump: dict[str, Any]) -> None:
+    """Check that only stacks of running tasks were searched in the dump alone.
+
+    Their stack pointers are in registers. A CPU that was in kernel mode, and not idle,
+    when the guest was stopped makes a stack more.
+    """
+    if "stacks_searched" in dump["coverage"]:
+        in_dump = dump["coverage"]["stacks_searched"]
+        assert 0 <= in_dump - guest["coverage"]["stacks_searched"] <= CPU_COUNT
+
+
 def ran(command: Command[Any], opened: Opened, *words: str) -> Ran:
     target = ("--qemu", "guest") if opened.target.live else ("dump",)
     return call(command, *target, "--json", *words, opening=lambda _: opened)
@@ -75,6 +90,7 @@ def test_paused(row: Row, name: str, words: str, tmp_path: Path) -> None:
         of_guest = ran(row.command, guest, *words.split())
         samples = ran(row.command, guest, *words.split(), "0.01", "1")
     assert (of_dump.status, of_guest.status, of_guest.err) == (0, 0, "")
+    assert_searched(of_guest.json, of_dump.json)
     assert [*differences(of_guest.json, of_dump.json)] == []
     assert (samples.status, samples.err) == (0, "")
     at_rest(row.name, samples.json, of_dump.json)
