@@ -12,6 +12,9 @@ from enum import Enum
 class Loss(str, Enum):
     """A kind of loss; its value is its key in the coverage of reports."""
 
+    # Of the dump's file.
+    PAGE_DESCRIPTORS = "descriptors_bad"
+
     # Of the kernel itself, and of all commands.
     ACCOUNTING = "accounting_unreadable"
     CLOCKS = "clocks_unreadable"

@@ -101,6 +101,17 @@ class LossLog:
         )
 
 
+def log_of(target: Target) -> LossLog:
+    """Return a log with the losses of the dump's file, which all reports have."""
+    losses = LossLog()
+    losses.lose(
+        Loss.PAGE_DESCRIPTORS,
+        "pages lie beyond the end of the file, or have impossible sizes",
+        count=target.bad_descriptors,
+    )
+    return losses
+
+
 @contextmanager
 def noting_refusals(prog: Program, losses: LossLog) -> Iterator[None]:
     """Note the variables whose type was not found meanwhile."""

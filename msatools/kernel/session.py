@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from drgn import Program
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Head, LossLog, Report, noting_refusals, ns_between
+from msatools.kernel.report import Head, Report, log_of, noting_refusals, ns_between
 from msatools.target.model import Target
 
 R = TypeVar("R", bound=Report)
@@ -81,8 +81,8 @@ class KernelSession(Session[R], Generic[R, Options]):
         self._target = target
         self._options = options
         self._reader = Reader(prog)
-        self._losses = LossLog()
-        self._lasting = LossLog()
+        self._losses = log_of(target)
+        self._lasting = self._losses.copy()
 
     @contextmanager
     def _learning(self) -> Iterator[None]:

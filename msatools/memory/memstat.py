@@ -13,7 +13,7 @@ from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
 from msatools.kernel.clocks import monotonic_offset
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog, noting_refusals, ns_between
+from msatools.kernel.report import LossLog, log_of, noting_refusals, ns_between
 from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by.groups import PageGroup
@@ -149,7 +149,7 @@ def collect_memstat(
     if (workers or 1) > 1 and not can_share(prog):
         raise ValueError(f"{workers} workers, and one at a time reads over QMP")
     target = target or describe(prog)
-    reader, losses = Reader(prog), LossLog()
+    reader, losses = Reader(prog), log_of(target)
     live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
     with noting_refusals(prog, losses):
         layout = page_layout(prog)

@@ -72,6 +72,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
         truncated=dump.truncated if dump else False,
         crash=crash_of(prog),
         format=dump.format if dump else "",
+        bad_descriptors=dump.bad_descriptors if dump else 0,
         sources=sources,
     )
 

@@ -7,7 +7,8 @@ import stat
 from dataclasses import dataclass
 from typing import Literal
 
-from msatools.target import elf, kdump
+from msatools.target import elf, flattened, kdump
+from msatools.target.descriptors import check_descriptors
 from msatools.target.errors import (
     DamagedDumpError,
     NotADumpError,
@@ -39,6 +40,19 @@ class DumpFile:
 
     release: str | None
     """``utsname.release``; ``None`` if the header lacks it."""
+
+    bad_descriptors: int = 0
+    """Pages of a kdump that libkdumpfile must not read: see
+    :func:`.descriptors.check_descriptors`."""
+
+    @property
+    def damage(self) -> str | None:
+        """What is wrong with the file; ``None`` if nothing was found."""
+        if self.truncated:
+            return "the file is cut off"
+        if self.bad_descriptors:
+            return f"{self.bad_descriptors:,} pages of the file are damaged"
+        return None
 
 
 def read_dump_file(path: str) -> DumpFile:
@@ -95,10 +109,10 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
     try:
         if magic.startswith(elf.MAGIC):
             return _parse_elf(path, read, size)
-        if magic == kdump.FLATTENED_SIGNATURE:
-            return _parse_flattened(path, read, size)
+        if magic == flattened.SIGNATURE:
+            return _parse_flattened(path, read)
         if magic.startswith(kdump.SIGNATURE):
-            return _parse_kdump(path, read, size)
+            return _of_kdump(path, kdump.parse(read), read, size)
     except EOFError as error:
         raise DamagedDumpError(
             path, f"cut off within its headers ({size:,} bytes)", "copy the dump again"
@@ -138,35 +152,44 @@ def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
     )
 
 
-def _parse_flattened(path: str, read: ReadAt, size: int) -> DumpFile:
-    header = kdump.parse(kdump.unflatten(read))
-    complete = kdump.is_flat_complete(read(max(0, size - 16), 16))
-    return _of_kdump(path, header, ", flattened", truncated=not complete)
+def _parse_flattened(path: str, read: ReadAt) -> DumpFile:
+    flat = flattened.FlatFile(read)
+    header = kdump.parse(flat.read)
+    if not flat.is_complete:
+        # libkdumpfile does not open it without all its pieces.
+        raise _cut_off(path)
+    if not flat.is_whole(header.table_offset):
+        raise ValueError("a flattened kdump with a piece missing")
+    return _of_kdump(path, header, flat.read, flat.size, ", flattened")
 
 
-def _parse_kdump(path: str, read: ReadAt, size: int) -> DumpFile:
-    header = kdump.parse(read)
-    try:
-        truncated = size < kdump.end(read, header)
-    except EOFError as error:
-        # libkdumpfile would map beyond the end of the file, and get SIGBUS.
-        raise DamagedDumpError(
-            path, "cut off before its pages can be found", "copy the dump again"
-        ) from error
-    return _of_kdump(path, header, "", truncated=truncated)
-
-
-def _of_kdump(path: str, header: kdump.Kdump, how: str, *, truncated: bool) -> DumpFile:
+def _of_kdump(
+    path: str, header: kdump.Kdump, read: ReadAt, size: int, how: str = ""
+) -> DumpFile:
     if header.has_vmcoreinfo is False:
         raise _guest_without_vmcoreinfo(path)
-    split = ", one part of several" if header.split else ""
+    if any(notes.stop > size for notes in header.notes):
+        raise ValueError("its notes lie beyond the end of the file")
+    try:
+        check = check_descriptors(read, header, size)
+    except EOFError as error:
+        # libkdumpfile would map beyond the end of the file, and get SIGBUS.
+        raise _cut_off(path) from error
+    split = "" if header.part is None else ", one part of several"
     return DumpFile(
         kind="kdump",
         format=f"kdump {header.compression}{how}{split}",
-        truncated=truncated or header.incomplete,
+        truncated=check.is_cut or header.incomplete,
         dump_level=header.dump_level,
         machine=header.machine or None,
         release=header.release or None,
+        bad_descriptors=check.bad,
+    )
+
+
+def _cut_off(path: str) -> DamagedDumpError:
+    return DamagedDumpError(
+        path, "cut off before its pages can be found", "copy the dump again"
     )
 
 

@@ -6,10 +6,7 @@ libkdumpfile reads pages one by one: it looks up the descriptor, reads it, then 
 data. Here the descriptors of many pages are read at once, and so are the data. Anything
 unusual is left to libkdumpfile.
 
-A kdump (makedumpfile's IMPLEMENTATION and diskdump_mod.h) has two bitmaps of page frame
-numbers (pfns); the second has a bit set for each page that was kept. A table of
-descriptors follows, one for each such bit: offset, size and compression of the page in
-the file. All zero pages share one block.
+:mod:`msatools.target.descriptors` has the layout of a kdump.
 """
 
 import os
@@ -23,6 +20,8 @@ import numpy.typing as npt
 
 from msatools.target import kdump
 from msatools.target.codecs import find_codec
+from msatools.target.descriptors import DESCRIPTOR_BYTES
+from msatools.target.flattened import unflattened
 from msatools.target.reading import ReadAt, read_exactly, reader_of
 
 Pfns = npt.NDArray[np.int64]
@@ -35,8 +34,7 @@ CUT_OFF = b""
 _VERSIONS = range(1, 7)
 """Versions of the header that makedumpfile has written so far."""
 
-_DESCRIPTOR_BYTES = 24
-_WORDS = _DESCRIPTOR_BYTES // 8
+_WORDS = DESCRIPTOR_BYTES // 8
 
 # A piece of the bitmap covers 128 MiB with pages of 4 KiB.
 _PIECE_SHIFT = 15
@@ -71,20 +69,19 @@ class KdumpPages:
         Open a kdump.
 
         :raises ValueError: if this is not a kdump, or one that is left to libkdumpfile:
-            flattened, split, big-endian, of 32 bits, of an unknown version, or with a
-            compression whose library is not installed
+            big-endian, of 32 bits, of an unknown version, or with a compression whose
+            library is not installed
         :raises EOFError: if the file ends within its bitmaps
         :raises OSError: if it cannot be read
         """
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
-        self._file_size = os.lseek(self._fd, 0, os.SEEK_END)
-        read = reader_of(self._fd)
-        header = kdump.parse(read)
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        self._read_file, self._file_size = unflattened(reader_of(self._fd), size)
+        header = kdump.parse(self._read_file)
         if (
             header.version not in _VERSIONS
             or header.byteorder != "<"
-            or header.split
             or header.max_pfn is None
         ):
             raise ValueError("a kdump of a kind that is not read in bulk")
@@ -97,12 +94,16 @@ class KdumpPages:
         half = header.bitmap_size // 2
         if not 0 < header.max_pfn <= half * 8:
             raise ValueError("a kdump whose bitmaps do not tell which pages it has")
-        self._max_pfn = header.max_pfn
+        self._pfns = range(header.max_pfn) if header.part is None else header.part
+        if not 0 <= self._pfns.start < self._pfns.stop <= half * 8:
+            raise ValueError("a kdump that is a part of none")
         self._bitmap_offset = header.bitmap_offset + half
         self._bitmap_size = half
-        self._table_offset = header.bitmap_offset + header.bitmap_size
-        self._kept_before = _count(read, self._bitmap_offset, half)
+        self._table_offset = header.table_offset
+        self._kept_before = _count(self._read_file, self._bitmap_offset, half)
         self._pieces: dict[int, Pfns] = {}
+        # A part of several has the bitmaps of the whole, but its own descriptors only.
+        self._before_part = self._kept_below(self._pfns.start)
 
     def read(self, pfns: Pfns) -> list[bytes | None]:
         """
@@ -128,18 +129,29 @@ class KdumpPages:
             pages += [found[row] for row in rows.tolist()]
         return pages
 
+    def is_kept(self, pfn: int) -> bool:
+        """Return whether the dump has a page, sound or not."""
+        return bool(self._indices(np.array([pfn], np.int64))[0] >= 0)
+
     def _indices(self, pfns: Pfns) -> npt.NDArray[np.int64]:
-        """Find the index of each page's descriptor in the table; -1 if not kept."""
+        """Find the index of each page's descriptor in the table; < 0 if not kept."""
         indices = np.full(len(pfns), -1, np.int64)
-        known = (pfns >= 0) & (pfns < self._max_pfn)
+        known = (pfns >= self._pfns.start) & (pfns < self._pfns.stop)
         pieces = pfns >> _PIECE_SHIFT
         for piece in sorted({*pieces[known].tolist()}):
             here = known & (pieces == piece)
-            indices[here] = self._piece(piece)[pfns[here] & ((1 << _PIECE_SHIFT) - 1)]
+            found = self._piece(piece)[pfns[here] & ((1 << _PIECE_SHIFT) - 1)]
+            indices[here] = found - self._before_part
         return indices
 
+    def _kept_below(self, pfn: int) -> int:
+        """Count the pages kept below a page frame, in all parts of the dump."""
+        piece, rest = divmod(pfn, 1 << _PIECE_SHIFT)
+        below = self._piece(piece)[:rest]
+        return int(self._kept_before[piece]) + int(np.count_nonzero(below >= 0))
+
     def _piece(self, piece: int) -> npt.NDArray[np.int64]:
-        """Find the descriptors' indices of all pages in a piece of the bitmap."""
+        """Find the indices of all pages in a piece of the bitmap; -1 if not kept."""
         indices = self._pieces.get(piece)
         if indices is None:
             start = piece * _PIECE_BYTES
@@ -190,10 +202,10 @@ class KdumpPages:
     def _descriptors(self, indices: npt.NDArray[np.int64]) -> "_Descriptors":
         """Read descriptors by ascending index; zero beyond the end of the file."""
         words = np.zeros((len(indices), _WORDS), np.int64)
-        starts = self._table_offset + indices * _DESCRIPTOR_BYTES
-        for run, start, end in _runs(starts, starts + _DESCRIPTOR_BYTES):
+        starts = self._table_offset + indices * DESCRIPTOR_BYTES
+        for run, start, end in _runs(starts, starts + DESCRIPTOR_BYTES):
             data = self._read(start, end - start).ljust(end - start, b"\0")
-            rows = (starts[run] - start) // _DESCRIPTOR_BYTES
+            rows = (starts[run] - start) // DESCRIPTOR_BYTES
             words[run] = np.frombuffer(data, "<i8").reshape(-1, _WORDS).take(rows, 0)
         # Offset; size and flags, of 32 bits each; page flags.
         return _Descriptors(words[:, 0], words[:, 1] & 0xFFFFFFFF, words[:, 1] >> 32)
@@ -201,7 +213,7 @@ class KdumpPages:
     def _read(self, start: int, size: int) -> bytes:
         """Read from the file; less or nothing if the disk fails."""
         try:
-            return os.pread(self._fd, size, start)
+            return self._read_file(start, size)
         except OSError:
             return b""
 

@@ -92,6 +92,9 @@ class Target:
     format: str = ""
     """Name of the file format, such as ``kdump zlib, flattened``."""
 
+    bad_descriptors: int = field(default=0, metadata=UNLISTED)
+    """Number of pages of a kdump that are not in the file, or of an impossible size."""
+
     sources: tuple[Source, ...] = field(default=(), metadata=UNLISTED)
     """Source of each module that has types, the kernel proper first."""
 

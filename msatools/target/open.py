@@ -17,6 +17,7 @@ from msatools.selfdesc import (
 )
 from msatools.target import debuginfo, kcore, qmp
 from msatools.target.addresses import KERNEL_HALF
+from msatools.target.damaged import set_damaged_kdump
 from msatools.target.describe import describe_opened
 from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
 from msatools.target.errors import (
@@ -92,7 +93,17 @@ def open_target(spec: TargetSpec) -> Opened:
 
     try:
         with kcore.steady(prog), qmp.steady(prog):
-            _load_types(prog, path, spec)
+            try:
+                _load_types(prog, path, spec)
+            except NoTypesError as error:
+                if dump is None or not dump.damage:
+                    raise
+                # What is missing may be why no types were found.
+                raise DamagedDumpError(
+                    path,
+                    f"{dump.damage}, and {error.why}",
+                    "copy the dump again, or name the kernel's vmlinux with -s",
+                ) from error
             if dump is not None:
                 map_kernel(prog)
             return Opened(prog, describe_opened(prog, path, dump))
@@ -134,9 +145,14 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
         )
     prog = Program(platform=_platform_of(dump))
     try:
-        prog.set_core_dump(path)
+        if dump.bad_descriptors:
+            set_damaged_kdump(prog, path)
+        else:
+            prog.set_core_dump(path)
     except OSError as error:
         raise os_error(path, error) from error
+    except TargetError:
+        raise
     except Exception as error:
         # drgn raises bare exceptions here; their text is for developers.
         if dump.truncated:

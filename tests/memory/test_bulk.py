@@ -70,7 +70,7 @@ def test_memmap_of_huge_pages_is_the_same(run: lab.Run) -> None:
     assert_same(open_dump(run.dump("kdump-lzo")))
 
 
-@pytest.mark.parametrize("format", ["elf", "elf-filtered", "flattened"])
+@pytest.mark.parametrize("format", ["elf", "elf-filtered"])
 def test_what_is_left_to_drgn(small: lab.Run, format: str) -> None:
     reader = open_dump(small.dump(format))
     at, size = pieces(reader)[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from msatools.target import kdump
+from msatools.target.flattened import unflattened
 from msatools.target.kdumppages import Pfns
 from msatools.target.reading import reader_of
 
@@ -19,7 +20,8 @@ class Layout:
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            read = reader_of(file.fileno())
+            size = path.stat().st_size
+            read, _ = unflattened(reader_of(file.fileno()), size)
             header = kdump.parse(read)
             half = header.bitmap_size // 2
             bits = np.frombuffer(read(header.bitmap_offset + half, half), np.uint8)

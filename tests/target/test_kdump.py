@@ -5,9 +5,12 @@ import struct
 import pytest
 
 from msatools.target import kdump
+from msatools.target.descriptors import check_descriptors
 from tests.support.madeelf import reader
 
 BLOCK = 4096
+PART = (3, 7)
+"""Page frame numbers of this part, where it is one of several."""
 
 
 def image(
@@ -32,19 +35,14 @@ def image(
     sub = struct.pack(order + ("Q" if word == 8 else "I"), 0)
     sub += struct.pack(order + "ii", 31, split)
     if word == 8:
-        sub += struct.pack(order + "QQQQ", 0, 0, 5000, vmcoreinfo)
+        sub += struct.pack(order + "QQQQ", *PART[:2], 5000, vmcoreinfo)
+        sub += struct.pack(order + "QQQQQQQ", 5000, vmcoreinfo, 0, 0, *PART, 1 << 15)
     bitmaps = b"\xff" * block + b"\x15".ljust(block, b"\0")
     data_at = 4 * block + 3 * 24
     pages = [(data_at, 100), (data_at + 100, 50), (data_at + 100, 50)]
     table = b"".join(struct.pack(order + "QIIQ", at, n, 0, 0) for at, n in pages)
     blocks = header.ljust(block, b"\0") + sub.ljust(block, b"\0")
     return blocks + bitmaps + table + bytes(150)
-
-
-def flatten(pieces: list[tuple[int, bytes]], end: bool = True) -> bytes:
-    head = (b"makedumpfile\0\0\0\0" + struct.pack(">qq", 1, 1)).ljust(4096, b"\0")
-    body = b"".join(struct.pack(">qq", at, len(data)) + data for at, data in pieces)
-    return head + body + (b"\xff" * 16 if end else b"")
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -60,8 +58,8 @@ def test_header(order: str, word: int, block: int) -> None:
     assert header.nr_cpus == 4
     assert header.block_size == block
     assert not header.incomplete
-    assert not header.split
-    assert kdump.end(reader(data), header) == len(data)
+    assert header.part is None
+    assert check_descriptors(reader(data), header, len(data)) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_header(order: str, word: int, block: int) -> None:
         ({"status": 4}, "compression", "snappy"),
         ({"status": 0x20}, "compression", "zstd"),
         ({"status": 0x9}, "incomplete", True),
-        ({"split": 1}, "split", True),
+        ({"split": 1}, "part", range(3, 7)),
         ({"version": 0}, "dump_level", None),
         ({"version": 0}, "has_vmcoreinfo", None),
         ({"vmcoreinfo": 1000}, "has_vmcoreinfo", True),
@@ -91,20 +89,6 @@ def test_file_cut_off_within_its_headers(size: int) -> None:
         kdump.parse(reader(image()[:size]))
 
 
-@pytest.mark.parametrize("size", [2 * BLOCK, 3 * BLOCK, 4 * BLOCK + 30])
-def test_file_cut_off_within_its_tables(size: int) -> None:
-    read = reader(image()[:size])
-    with pytest.raises(EOFError):
-        kdump.end(read, kdump.parse(read))
-
-
-def test_no_page_at_all() -> None:
-    data = bytearray(image())
-    data[2 * BLOCK : 4 * BLOCK] = bytes(2 * BLOCK)
-    read = reader(bytes(data))
-    assert kdump.end(read, kdump.parse(read)) == 4 * BLOCK
-
-
 def test_garbage() -> None:
     with pytest.raises(ValueError, match="not a kdump"):
         kdump.parse(reader(b"garbage!" * 100))
@@ -112,34 +96,10 @@ def test_garbage() -> None:
         kdump.parse(reader(b"KDUMP   " + b"\x7e" * 1000))
 
 
-def test_pieces_in_any_order_are_put_in_place() -> None:
-    plain = image()
-    pieces = [(BLOCK, plain[BLOCK : 2 * BLOCK]), (0, b"?" * BLOCK), (0, plain[:BLOCK])]
-    read = kdump.unflatten(reader(flatten(pieces)))
-    assert kdump.parse(read) == kdump.parse(reader(plain))
-
-
-def test_page_data_of_flattened_dump_is_not_kept() -> None:
-    plain = image()
-    pieces = [(1 << 40, bytes(100)), (0, plain[: 2 * BLOCK])]
-    read = kdump.unflatten(reader(flatten(pieces)))
-    assert kdump.parse(read).release == "6.12.0-test"
-    assert read(1 << 40, 1) == b""
-
-
-def test_flattened_file_cut_off_within_its_headers() -> None:
-    data = flatten([(0, image())], end=False)
-    for size in (4096, 4100, 4500):
-        with pytest.raises(EOFError):
-            kdump.unflatten(reader(data[:size]))
-
-
-def test_piece_of_negative_place() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        kdump.unflatten(reader(flatten([(-5, b"x")])))
-
-
-def test_end_marker() -> None:
-    assert kdump.is_flat_complete(flatten([(0, b"x")])[-16:])
-    assert not kdump.is_flat_complete(flatten([(0, b"x" * 16)], end=False)[-16:])
-    assert not kdump.is_flat_complete(b"\xff" * 8)
+def test_notes_by_version() -> None:
+    ranges = {
+        version: kdump.parse(reader(image(version=version))).notes
+        for version in (2, 3, 4, 6)
+    }
+    both = (range(5000, 6000), range(5000, 6000), range(0))
+    assert ranges == {2: (), 3: both[:1], 4: both, 6: both}

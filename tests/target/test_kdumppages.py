@@ -27,6 +27,7 @@ FORMATS = (
     "kdump-zstd",
     "kdump-raw",
     "kdump-filtered",
+    "flattened",
 )
 DEMO = DEMOS["6.12"].core
 
@@ -139,6 +140,7 @@ def test_pages_are_the_same_in_a_forked_process() -> None:
         (0, b"KDUMB   "),
         (VERSION, struct.pack("<i", 7)),
         (VERSION, struct.pack("<i", 0)),
+        # Part of no pages.
         (SPLIT, struct.pack("<i", 1)),
         (MAX_PFN, struct.pack("<Q", 1 << 40)),
         (MAX_PFN, struct.pack("<Q", 0)),
@@ -157,12 +159,27 @@ def test_kinds_that_are_left_to_libkdumpfile(
         KdumpPages(str(copied(DEMO, tmp_path, changes)))
 
 
-def test_flattened_and_elf_are_left_to_libkdumpfile() -> None:
-    run = lab.build("memory-6.12")
-    # QEMU writes flattened kdumps.
-    for format in ("flattened", "qemu-kdump-zlib", "elf"):
-        with pytest.raises(ValueError, match="not a kdump"):
-            KdumpPages(str(run.dump(format)))
+def test_elf_is_no_kdump() -> None:
+    with pytest.raises(ValueError, match="not a kdump"):
+        KdumpPages(str(lab.build("memory-6.12").dump("elf")))
+
+
+def test_part_of_a_split_dump(tmp_path: Path) -> None:
+    """It has the bitmaps of the whole, and descriptors from its first page on."""
+    layout = Layout(DEMO)
+    first, last = 1000, 3000
+    table = b"".join(DESCRIPTOR.pack(*row) for row in layout.descriptors[first:last])
+    part = struct.pack("<QQ", layout.kept[first], layout.kept[last])
+    copy = copied(
+        DEMO,
+        tmp_path,
+        {SPLIT: struct.pack("<i", 1), MAX_PFN - 16: part, layout.table_at: table},
+    )
+    pages = KdumpPages(str(copy))
+    assert pages.read(layout.kept[[0, first - 1, last]]) == [None] * 3
+    expected = KdumpPages(str(DEMO)).read(layout.kept[first:last])
+    assert pages.read(layout.kept[first:last]) == expected
+    compare(copy, layout.kept[first:last])
 
 
 def test_bitmaps_that_are_cut_off(tmp_path: Path) -> None:

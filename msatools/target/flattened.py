@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reads of a flattened kdump as if it were not flattened.
+
+makedumpfile writes this form to a pipe: a list of pieces, each with its offset in the
+kdump (``struct makedumpfile_data_header``, big-endian). A later piece replaces what an
+earlier one has at the same offsets.
+"""
+
+import struct
+from bisect import bisect_right
+
+from msatools.target.reading import ReadAt, read_exactly
+
+SIGNATURE = b"makedumpfile\0\0\0\0"
+
+_HEADER_SIZE = 4096
+_PIECE_HEADER = struct.Struct(">qq")
+_END = b"\xff" * _PIECE_HEADER.size
+
+_MAX_SMALL_PIECES = 1 << 16
+_SMALL = 512
+"""Bytes of a small piece. makedumpfile writes headers by the block, and pages by the
+MiB; a file of small pieces would take hours to open."""
+
+
+class FlatFile:
+    """The kdump in a flattened file."""
+
+    def __init__(self, read: ReadAt) -> None:
+        """Find all pieces, to the end of the file.
+
+        :raises ValueError: if the offset or size of a piece is impossible
+        """
+        self._read_file = read
+        # Disjoint ranges of the kdump, ascending: start, end, and what to add to an
+        # offset for the position in the file.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._shifts: list[int] = []
+        self.is_complete = self._find_pieces()
+        """Whether the list of pieces ends with the mark for it."""
+
+    @property
+    def size(self) -> int:
+        """Size of the kdump in bytes."""
+        return self._ends[-1] if self._ends else 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read from the kdump; fewer bytes where it has a hole."""
+        parts = []
+        end = offset + size
+        index = max(bisect_right(self._starts, offset) - 1, 0)
+        while offset < end and index < len(self._starts):
+            if not self._starts[index] <= offset < self._ends[index]:
+                break
+            count = min(end, self._ends[index]) - offset
+            part = self._read_file(offset + self._shifts[index], count)
+            parts.append(part)
+            if len(part) < count:
+                break
+            offset += count
+            index += 1
+        return b"".join(parts)
+
+    def is_whole(self, start: int) -> bool:
+        """Return whether there is no hole from this offset on."""
+        index = bisect_right(self._starts, start) - 1
+        if index < 0 or self._ends[index] < start:
+            return False
+        return self._ends[index:-1] == self._starts[index + 1 :]
+
+    def _find_pieces(self) -> bool:
+        position = _HEADER_SIZE
+        small = 0
+        while True:
+            try:
+                header = read_exactly(self._read_file, position, _PIECE_HEADER.size)
+            except EOFError:
+                return False
+            if header == _END:
+                return True
+            offset, size = _PIECE_HEADER.unpack(header)
+            small += size < _SMALL
+            if offset < 0 or size <= 0 or small > _MAX_SMALL_PIECES:
+                raise ValueError("a flattened kdump with an impossible piece")
+            position += _PIECE_HEADER.size
+            self._insert(offset, offset + size, position - offset)
+            position += size
+
+    def _insert(self, start: int, end: int, shift: int) -> None:
+        """Add a range, which replaces what is there."""
+        first = bisect_right(self._ends, start)
+        last = bisect_right(self._starts, end - 1)
+        pieces = [(start, end, shift)]
+        if first < last:
+            # What remains of the ranges at either edge.
+            before = (self._starts[first], start, self._shifts[first])
+            after = (end, self._ends[last - 1], self._shifts[last - 1])
+            pieces = [
+                piece for piece in (before, *pieces, after) if piece[0] < piece[1]
+            ]
+        starts, ends, shifts = zip(*pieces, strict=True)
+        self._starts[first:last] = starts
+        self._ends[first:last] = ends
+        self._shifts[first:last] = shifts
+
+
+def unflattened(read: ReadAt, size: int) -> tuple[ReadAt, int]:
+    """Return how to read a kdump, flattened or not, and its size.
+
+    :param size: Size of the file in bytes.
+    :raises ValueError: if it is flattened, and a piece is impossible
+    """
+    if read(0, len(SIGNATURE)) != SIGNATURE:
+        return read, size
+    flat = FlatFile(read)
+    return flat.read, flat.size
