@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import TextIO
 
 from msatools.kernel.session import Progress
+
+_MAX_LINKS = 40
+"""As in the kernel: MAXSYMLINKS."""
 
 
 class OutputError(Exception):
@@ -100,12 +104,12 @@ def check_writable(path: str) -> None:
 
     :raises OutputError: if it cannot be written
     """
-    target = Path(path)
+    target = _followed(path)
     if target.exists() and not target.is_file():
         # Root must not replace /dev/null.
         what = "a directory" if target.is_dir() else "no regular file"
         raise OutputError(f"{path}: {what}; name a file")
-    folder = target.resolve().parent
+    folder = target.parent
     if not folder.is_dir():
         raise OutputError(f"{path}: no such directory; make it, or name another")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -115,18 +119,50 @@ def check_writable(path: str) -> None:
 def replace_file(path: str, data: bytes) -> None:
     """Replace a file atomically: readers see the old or the new contents.
 
+    A file of this user keeps its mode.
+
     :raises OutputError: if it cannot be written
     """
     check_writable(path)
-    # Replace the target of a symbolic link, not the link.
-    target = Path(path).resolve()
+    target = _followed(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with part.open("xb") as file:
             file.write(data)
+            mode = _mode_to_keep(target)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
         part.replace(target)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
         why = error.strerror or str(error)
         raise OutputError(f"{path}: {why}; write it elsewhere") from error
+
+
+def _followed(path: str) -> Path:
+    """Return the file that a path leads to by this user's own symbolic links.
+
+    In a directory for all, such as /tmp, anyone can place a link to another file.
+
+    :raises OutputError: if a link belongs to another user, or there are too many
+    """
+    target = Path(path)
+    for _ in range(_MAX_LINKS):
+        target = target.parent.resolve() / target.name
+        if not target.is_symlink():
+            return target
+        if target.lstat().st_uid != os.geteuid():
+            raise OutputError(f"{path}: a link of another user; name a file")
+        target = target.parent / target.readlink()
+    raise OutputError(f"{path}: too many links; name a file")
+
+
+def _mode_to_keep(target: Path) -> int | None:
+    """Return the mode of a file of this user; ``None`` if there is no such file."""
+    try:
+        status = target.lstat()
+    except FileNotFoundError:
+        return None
+    is_own = status.st_uid == os.geteuid()
+    return stat.S_IMODE(status.st_mode) if is_own else None

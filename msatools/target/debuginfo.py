@@ -3,6 +3,7 @@
 """Debug info of the kernel proper: find it, and check that it is of the same build."""
 
 import os
+import re
 
 from drgn import FaultError, Program
 
@@ -14,6 +15,9 @@ from msatools.target.errors import NoTypesError, TargetError, WrongBuildError
 from msatools.target.reading import reader_of
 
 _DEBUGINFOD = "debuginfod"
+
+_RELEASE = re.compile(r"(?!\.\.?$)[A-Za-z0-9._+~-]+", re.ASCII)
+"""A release that is safe in paths: no slash, no dots alone."""
 
 
 def load_named(prog: Program, vmlinux: str) -> None:
@@ -48,9 +52,14 @@ def load_found(prog: Program, *, debuginfod: bool) -> bool:
     That of modules is not loaded: searching for hundreds of them is slow, and no report
     needs their types.
 
+    The kernel's release is part of the paths that drgn tries. One that is more than the
+    name of a file would lead it to any place that a dump names.
+
     :param debuginfod: Whether it may be fetched from the network.
     :return: Whether it was found.
     """
+    if not _RELEASE.fullmatch(release_of(prog)):
+        return False
     finders = [f for f in prog.enabled_debug_info_finders() if f != _DEBUGINFOD]
     if debuginfod:
         _check_debuginfod(prog)

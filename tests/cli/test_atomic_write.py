@@ -36,6 +36,48 @@ def test_link_stays_one(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere/file").read_bytes() == b"new"
 
 
+def test_link_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in /tmp, where anyone can lay one."""
+    (tmp_path / "precious").write_bytes(b"old")
+    (tmp_path / "other").symlink_to("map.svg")
+    (tmp_path / "map.svg").symlink_to("precious")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    for name in ("map.svg", "other"):
+        for write in (check_writable, lambda path: replace_file(path, b"new")):
+            with pytest.raises(OutputError, match="a link of another user"):
+                write(str(tmp_path / name))
+    assert (tmp_path / "precious").read_bytes() == b"old"
+
+
+def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OutputError, match="too many links"):
+        check_writable(str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o640])
+def test_mode_is_kept(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "map.svg"
+    path.touch()
+    path.chmod(mode)
+    replace_file(str(path), b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_mode_of_another_users_file_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "map.svg"
+    path.touch()
+    path.chmod(0o777)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    replace_file(str(path), b"new")
+    assert not stat.S_IMODE(path.stat().st_mode) & 0o111
+
+
 def test_old_file_is_kept_if_the_new_one_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

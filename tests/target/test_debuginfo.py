@@ -114,6 +114,29 @@ def test_no_debug_info_found(run_612: lab.Run, asked: list[str]) -> None:
     assert asked == []
 
 
+@pytest.mark.parametrize("release", ["../../../../tmp", "..", ".", "6.12 x", "a/b"])
+def test_release_that_leads_elsewhere(release: str, run_612: lab.Run) -> None:
+    """drgn tries /lib/modules/RELEASE/vmlinux, wherever a dump says that is."""
+    assert not is_looked_for(open_without_build_id(run_612, release))
+
+
+def test_release_that_is_a_name(run_612: lab.Run) -> None:
+    assert is_looked_for(open_without_build_id(run_612, "6.12.0+deb12~bpo1-amd64"))
+
+
+def is_looked_for(prog: Program) -> bool:
+    """Return whether drgn is asked for debug info of the kernel proper."""
+    looked: list[str] = []
+    prog.register_debug_info_finder(
+        "spy",
+        lambda modules: looked.extend(module.name for module in modules),
+        enable_index=0,
+    )
+    prog.set_enabled_debug_info_finders(["spy"])
+    assert not debuginfo.load_found(prog, debuginfod=False)
+    return bool(looked)
+
+
 def test_debuginfod_is_asked_when_told_to(run_612: lab.Run, asked: list[str]) -> None:
     open_target(TargetSpec(path=str(run_612.elf), debuginfod=True))
     assert asked
