@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A module stays with one process, which keeps what it has read of a dump.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-live test-long golden mutants lint bench clean
+.PHONY: demo test test-fast test-live test-long golden mutants lint bench fuzz clean
 
 # msa-memstat's table of a real dump, which is small enough to be kept here.
 demo: $(INSTALLED)
@@ -46,6 +46,11 @@ lint: $(INSTALLED)
 # Faults in the product, chosen at random, that the tests have to notice.
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.support.mutants
+
+# Damaged and hostile dumps: make fuzz N=1000 SEED=2, or one again: CASE=2:17.
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(CASE),--case $(CASE))
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The choice of a case: a dump, a layer, what is changed, and the command."""
+
+from dataclasses import dataclass
+from random import Random
+
+from tests.contract.table import ROWS
+from tests.fuzz import container, memory, notes, tables
+from tests.fuzz.change import Change
+from tests.fuzz.dumps import FORMATS, Dump, dump
+
+CORES = ("6.1", "6.12")
+
+LAYERS = {
+    "container": container.change,
+    "notes": notes.change,
+    "tables": tables.change,
+    "memory": memory.change,
+}
+
+_REPLACEABLE = tuple(format for format in FORMATS if format != "flattened")
+"""Formats whose pages can be replaced."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of a command on a changed dump."""
+
+    seed: str
+    """``SEED:NUMBER``."""
+
+    layer: str
+    dump: Dump
+    command: str
+    words: tuple[str, ...]
+    changes: tuple[Change, ...]
+    is_json: bool
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The command's words, without the dump."""
+        return (*self.words, "--strict", *(("--json",) if self.is_json else ()))
+
+
+def make_case(seed: str, layers: tuple[str, ...] = tuple(LAYERS)) -> Case:
+    """Return the case of a seed."""
+    chance = Random(seed)
+    layer = chance.choice(layers)
+    is_file = layer in ("container", "notes")
+    core = chance.choice(CORES)
+    format = chance.choice(FORMATS if is_file else _REPLACEABLE)
+    row = chance.choice(ROWS)
+    words = chance.choice(("", *row.asked)).split()
+    is_json = chance.random() < 0.8
+    changed = dump(core, format)
+    changes = tuple(LAYERS[layer](changed, chance))
+    return Case(seed, layer, changed, row.name, tuple(words), changes, is_json)

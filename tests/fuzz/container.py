@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Damage of a dump's file: its headers, bitmaps, descriptors, pages and length."""
+
+from random import Random
+
+from tests.fuzz.change import Change, flipped, integers
+from tests.fuzz.dumps import Dump
+from tests.support.kdumpfile import DESCRIPTOR
+
+
+def change(dump: Dump, chance: Random) -> list[Change]:
+    """Return changes to a file."""
+    return chance.choice(KINDS)(dump, chance)
+
+
+def _in_headers(dump: Dump, chance: Random) -> list[Change]:
+    offset = _near_front(dump, chance)
+    return [Change(offset, integers(chance))]
+
+
+def _near_front(dump: Dump, chance: Random) -> int:
+    """Return an offset, more often one where fields of headers are."""
+    if dump.format == "elf":
+        return chance.randrange(min(len(dump.headers), 64 + 56 * 3))
+    places = (range(8), range(8, 12), range(400, 480), range(4096, 4096 + 104))
+    shift = 4096 + 16 if dump.format == "flattened" else 0
+    if shift and chance.random() < 0.3:
+        return chance.randrange(4096 + 16)
+    return shift + chance.choice(chance.choice(places))
+
+
+def _bits(dump: Dump, chance: Random) -> list[Change]:
+    """Flip bits anywhere, most often in tables."""
+    area = chance.choice((dump.headers, dump.table, range(len(dump.data))))
+    offsets = [chance.choice(area) for _ in range(chance.choice((1, 1, 2, 10, 100)))]
+    return [flipped(dump.data, offset, chance) for offset in offsets]
+
+
+def _bitmap(dump: Dump, chance: Random) -> list[Change]:
+    area = range(dump.headers.stop, dump.table.start) or dump.headers
+    return [
+        flipped(dump.data, chance.choice(area), chance)
+        for _ in range(chance.choice((1, 2, 50)))
+    ]
+
+
+def _descriptors(dump: Dump, chance: Random) -> list[Change]:
+    if dump.format == "elf":
+        return _segments(dump, chance)
+    count = len(dump.table) // DESCRIPTOR.size
+    changes = []
+    for _ in range(chance.choice((1, 1, 5, 200))):
+        offset = dump.table.start + chance.randrange(count) * DESCRIPTOR.size
+        field, size = chance.choice(((0, 8), (8, 4), (12, 4)))
+        changes.append(Change(offset + field, integers(chance, size)))
+    return changes
+
+
+def _segments(dump: Dump, chance: Random) -> list[Change]:
+    count = len(dump.table) // 56
+    field = chance.choice((0, 8, 16, 24, 32, 40))
+    offset = dump.table.start + chance.randrange(count) * 56 + field
+    return [Change(offset, integers(chance, 8))]
+
+
+def _cut(dump: Dump, chance: Random) -> list[Change]:
+    size = len(dump.data)
+    left = chance.choice(
+        (
+            size - chance.randrange(1, 10_000),
+            chance.randrange(size),
+            chance.choice(dump.table),
+            chance.choice(dump.headers),
+        )
+    )
+    return [Change(max(left, 0), None)]
+
+
+def _lost_range(dump: Dump, chance: Random) -> list[Change]:
+    """A part of the file is zeros, as after a copy that failed."""
+    size = chance.choice((512, 4096, 65536, 1 << 20))
+    start = chance.randrange(len(dump.data))
+    return [Change(start, bytes(min(size, len(dump.data) - start)))]
+
+
+def _repeated(dump: Dump, chance: Random) -> list[Change]:
+    """A part of the file is another one."""
+    size = chance.choice((24, 512, 4096))
+    source = chance.randrange(len(dump.data) - size)
+    start = chance.randrange(len(dump.data) - size)
+    return [Change(start, dump.data[source : source + size])]
+
+
+KINDS = (
+    _in_headers,
+    _bits,
+    _bitmap,
+    _descriptors,
+    _descriptors,
+    _cut,
+    _cut,
+    _lost_range,
+    _repeated,
+)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a run on a damaged dump may do, and what it must not."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fuzz.cases import Case
+from tests.fuzz.dumps import Dump
+
+PEAK_BYTES = 512 << 20
+"""Memory that a run may use, besides a KiB for each task."""
+
+SECONDS = 60.0
+
+_LINE = re.compile(r"msa-\w+: .+\n")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
+_OF_THE_FILE = ("path", "format", "kind", "dump_level")
+_COSTS = ("reads", "bytes_read", "memmap_reads", "reads_saved")
+
+GOOD = ("same", "lossy", "refused", "other")
+"""Outcomes that are no failures. ``other``: a different answer, without a loss, where
+the contents of memory were changed, which nothing can show."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run ended."""
+
+    status: int | None
+    """As of :func:`os.waitstatus_to_exitcode`; ``None`` if it had to be killed."""
+
+    out: str
+    err: str
+    peak_bytes: int
+
+
+def judge(case: Case, run: Run, expected: Run) -> str:
+    """Return the outcome of a run.
+
+    :param expected: The run of the same words on the undamaged dump.
+    """
+    if run.status is None:
+        return "hung"
+    if run.status < 0:
+        return "killed"
+    if run.peak_bytes > PEAK_BYTES:
+        return "memory"
+    if "Traceback" in run.err or "unexpected " in run.err:
+        return "traceback"
+    if _CONTROL.search(run.out) or _CONTROL.search(run.err):
+        return "controls"
+    if run.status == 1:
+        return "refused" if _LINE.fullmatch(run.err) and not run.out else "unclear"
+    if run.status == 3:
+        return "lossy" if not run.err else "unclear"
+    if run.status != 0 or run.err:
+        return "unclear"
+    if not case.is_json or _answer(run.out) == _answer(expected.out):
+        return "same"
+    return "other" if changes_contents(case) else "silent"
+
+
+def changes_contents(case: Case) -> bool:
+    """Return whether contents of memory were changed, rather than what describes it."""
+    start = data_start(case.dump)
+    return case.layer != "container" or any(
+        change.data is not None and change.offset + len(change.data) > start
+        for change in case.changes
+    )
+
+
+def data_start(dump: Dump) -> int:
+    """Return the offset of the first page in a file."""
+    return dump.notes.stop if dump.format == "elf" else dump.table.stop
+
+
+def _answer(text: str) -> Any:
+    """Return what a report says of the kernel."""
+    report = json.loads(text)
+    for key in _OF_THE_FILE:
+        report.get("target", {}).pop(key, None)
+    for key in _COSTS:
+        report.get("coverage", {}).pop(key, None)
+    return report

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Runs of cases, each in a process of its own."""
+
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from fixtures.demo.catalog import DEMOS
+from msatools.cli.main import run_console
+from msatools.registry import load
+from tests.fuzz.cases import Case
+from tests.fuzz.change import applied
+from tests.fuzz.judge import SECONDS, Run, judge
+
+_POLL_S = 0.01
+_ROOM = 4 << 30
+"""Address space that a run may add, so that the machine survives it."""
+
+_TRIES = 60
+"""Runs that making a case smaller may take."""
+
+
+def run_case(case: Case, directory: Path) -> tuple[str, Run]:
+    """Return the outcome of a case, and how it ended."""
+    path = directory / "vmcore"
+    path.write_bytes(applied(case.dump.data, case.changes))
+    run = _run(case.command, str(path), case.arguments, directory)
+    return judge(case, run, expected(case.command, case.arguments, case.dump.core)), run
+
+
+@cache
+def expected(command: str, words: tuple[str, ...], core: str) -> Run:
+    """Return the run of a command on an undamaged core."""
+    with tempfile.TemporaryDirectory() as directory:
+        return _run(command, str(DEMOS[core].core), words, Path(directory))
+
+
+def smaller(
+    case: Case, outcome: str, directory: Path, is_late: Callable[[], bool]
+) -> Case:
+    """Return the case with as few changes as still have the same outcome."""
+    changes = list(case.changes)
+    size = len(changes)
+    tries = 0
+    while size > 1 or len(changes) > 1:
+        size = max(size // 2, 1)
+        for start in range(0, len(changes), size):
+            rest = changes[:start] + changes[start + size :]
+            tries += 1
+            if tries > _TRIES or is_late():
+                return replace(case, changes=tuple(changes))
+            less = replace(case, changes=tuple(rest))
+            if rest and run_case(less, directory)[0] == outcome:
+                changes = rest
+                break
+        else:
+            if size == 1:
+                break
+    return replace(case, changes=tuple(changes))
+
+
+def _run(command: str, path: str, words: Iterable[str], directory: Path) -> Run:
+    started_at = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out, err = directory / "out", directory / "err"
+    pid = os.fork()
+    if not pid:
+        _child(command, [path, "--types", "btf", *words], out, err)
+    deadline = time.monotonic() + SECONDS
+    while True:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    if not ended:
+        os.killpg(pid, signal.SIGKILL)
+        os.wait4(pid, 0)
+    return Run(
+        os.waitstatus_to_exitcode(status) if ended else None,
+        out.read_text(errors="backslashreplace"),
+        err.read_text(errors="backslashreplace"),
+        max(usage.ru_maxrss - _resident(started_at), 0) << 10,
+    )
+
+
+def _resident(otherwise: int) -> int:
+    """Return this process's memory in KiB, which a forked one has from the start."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return otherwise
+
+
+def _child(command: str, words: list[str], out: Path, err: Path) -> None:
+    status = 99
+    try:
+        os.setsid()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        os.dup2(os.open(out, flags, 0o600), 1)
+        os.dup2(os.open(err, flags, 0o600), 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        room = _address_space() + _ROOM
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        status = run_console(load(command), words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
