@@ -10,7 +10,8 @@ from msatools.locks.base.model import CONDITION, Herd, WaitTarget
 from msatools.locks.herds import MIN_WAITERS, Watched, crowd_of
 from msatools.locks.lock_ids import LockIds
 from msatools.locks.selection import Selection
-from msatools.locks.user.userlocks import FUTEX, is_condition
+from msatools.locks.user.futexcontent import is_condition
+from msatools.locks.user.userlocks import FUTEX
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted, futex_at
 from msatools.locks.wait_targets.explain import awake_rows, leaving
 from msatools.target.model import Address

@@ -21,7 +21,8 @@ from msatools.locks.graph import Edge, Graph, Thing
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
 from msatools.locks.owners import BY_STACK, Owned, owners
 from msatools.locks.sleeping.spinlocks import spins
-from msatools.locks.user.userlocks import FUTEX, condition_at
+from msatools.locks.user.futexcontent import condition_at
+from msatools.locks.user.userlocks import FUTEX
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import letters
