@@ -14,13 +14,14 @@ from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder
+from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.query.life import LifeSeen, Record, state_class
 from msatools.tasks.delays import read_delay
 from msatools.tasks.iowait import read_one_in_iowait
 from msatools.tasks.processes import read_process
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.states import UNINTERRUPTIBLE
-from msatools.tasks.table import COUNTS, MOST, TaskReader, TaskTable
+from msatools.tasks.table import COUNTS, TaskReader, TaskTable
 
 _SWITCHES = ("nvcsw", "nivcsw")
 _AGAIN = {"pid": "i4", **dict.fromkeys(_SWITCHES, "u8")}
@@ -88,7 +89,7 @@ class ThreadReader:
         :raises drgn.FaultError: if one of them is impossible
         """
         counted = read_process(self._reader, signal)
-        if max(counted.values()) > MOST:
+        if max(counted.values()) > MAX_PLAUSIBLE:
             raise drgn.FaultError("no counts of a process", signal)
         return counted
 
@@ -98,7 +99,11 @@ class ThreadReader:
         :raises drgn.FaultError: if not
         """
         pids = task["pid"], task["tgid"]
-        if min(pids) <= 0 or max(pids) > PID_MAX_LIMIT or max(self._times(task)) > MOST:
+        if (
+            min(pids) <= 0
+            or max(pids) > PID_MAX_LIMIT
+            or max(self._times(task)) > MAX_PLAUSIBLE
+        ):
             raise drgn.FaultError("no task, or no times of one", address)
 
     def _see(self, address: int, task: Record) -> LifeSeen:

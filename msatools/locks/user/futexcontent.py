@@ -12,6 +12,7 @@ import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
+from msatools.kernel.words import PAGE
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock import Lock, OwnerConfidence
 from msatools.locks.base.lock_context import LockContext, per_context
@@ -21,8 +22,6 @@ from msatools.locks.user.futexes import Waiter, futex_queues
 from msatools.locks.user.futexusers import FutexPlace, find_owner, find_place
 from msatools.locks.user.futexwaits import requested_futexes, waiters_on
 from msatools.locks.user.usermemory import UserMemory, user_memory
-
-_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,9 @@ class _Words:
     def around(cls, context: LockContext, place: FutexPlace) -> "_Words | None":
         """Read the memory around a futex; ``None`` if it is not in the dump."""
         memory = user_memory(context)
-        page = place.address & -_PAGE
+        page = place.address & -PAGE
         start = max(place.address - nptl.RWLOCK_BYTES, page)
-        end = min(place.address + nptl.RWLOCK_BYTES, page + _PAGE)
+        end = min(place.address + nptl.RWLOCK_BYTES, page + PAGE)
         data = memory.read(place.mm, start, end - start)
         return None if data is None else cls(memory, place.mm, start, data)
 

@@ -8,6 +8,7 @@ import drgn
 from drgn.helpers.linux.pid import find_task
 
 from msatools.kernel.walks import tree_records
+from msatools.kernel.words import unsigned
 from msatools.locks.base.lock import Lock
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.places.places import lock_places
@@ -134,7 +135,7 @@ def _mapped_by(context: LockContext, inode: int) -> set[int]:
     for count, (_, data) in enumerate(records):
         if count >= _MAX_PROCESSES:
             raise drgn.FaultError("too many processes map it", inode)
-        found.add(int.from_bytes(data[mm : mm + 8], "little"))
+        found.add(unsigned(data, mm, 8))
     return found
 
 

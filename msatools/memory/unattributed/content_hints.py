@@ -8,7 +8,6 @@ slab. A page without pointers may be text.
 """
 
 import re
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from drgn.helpers.linux.mm import pfn_to_virt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import U64
 from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.slabnames import SlabNames, page_numbers
@@ -258,7 +258,6 @@ class _Pointers:
         return self._numbers[word]
 
 
-_POINTER = struct.Struct("<Q")
 _MAX_GROUPS = 1 << 16
 """Upper bound of the number of ``struct ftrace_page``: a few for each module."""
 
@@ -291,9 +290,9 @@ def ftrace_pages(reader: Reader, losses: LossLog) -> frozenset[int]:
                 raise drgn.FaultError("their list is a loop", group)
             seen.add(group)
             data = reader.read(group, size)
-            (address,) = _POINTER.unpack_from(data, records)
+            (address,) = U64.unpack_from(data, records)
             pfns.add(address - start >> shift)
-            (group,) = _POINTER.unpack_from(data, following)
+            (group,) = U64.unpack_from(data, following)
     except (LookupError, drgn.FaultError) as error:
         losses.lose(Loss.FTRACE, f"{_ALIKE}: {error}")
     return frozenset(pfns)
