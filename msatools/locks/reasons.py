@@ -49,7 +49,8 @@ def reason(
     task_class = TaskClass(int(now.classes[row]))
     if task_class is TaskClass.ZMB:
         return _dead(context, row)
-    if task_class in _AWAKE:
+    # Its class is unknown if it runs on a CPU of which a dump has no registers.
+    if task_class in _AWAKE or context.tasks["on_cpu"][row]:
         return _awake(context, row, task_class)
     text = _asleep(context, row, now, case, on, what, task_class)
     exits = int(context.tasks["flags"][row]) & _EXITING

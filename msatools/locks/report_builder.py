@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
 from msatools.locks.base.blocked_tasks import read_cases
 from msatools.locks.base.model import Herd
@@ -25,13 +26,30 @@ from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import AgeBound
 
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners inherit the priority of waiters."""
 
-_PRIO_OF_PROC = 100
-"""/proc shows a task's priority less MAX_RT_PRIO."""
+_MAX_RT_PRIO = 100
+"""Priorities below are those of real-time and deadline tasks. /proc shows priorities
+less this."""
+
+_SCHED_IDLE = 5
+
+
+def urgency(tasks: TaskTable) -> npt.NDArray[np.int64]:
+    """
+    Return the rank of each task on a CPU: lower ones always run before higher ones.
+
+    The fair class has one rank: nice values are shares of a CPU, which each task gets.
+    Only tasks of SCHED_IDLE always give way to others (kernel/sched/fair.c:
+    check_preempt_wakeup_fair()).
+    """
+    prio = tasks["prio"].astype(np.int64)
+    idle = (tasks["policy"] == _SCHED_IDLE).astype(np.int64)
+    return np.where(prio < _MAX_RT_PRIO, prio, _MAX_RT_PRIO + idle)
 
 
 class ReportRows(TypedDict):
@@ -189,17 +207,21 @@ class ReportBuilder:
         """Find runnable owners that are off the CPU and less urgent than a waiter."""
         tasks, pids = self._snapshot.tasks, self._snapshot.pids
         prio: list[int] = tasks["prio"].tolist()
+        ranks: list[int] = urgency(tasks).tolist()
         for want in locks:
             if want.lock.type in _INHERITS:
                 continue
-            waiter = min(want.rows, key=lambda row: prio[row])
+            waiter = min(want.rows, key=lambda row: (ranks[row], prio[row]))
             for own in want.owners:
                 runnable = tasks["state"][own.row] == 0 and not tasks["on_cpu"][own.row]
-                if runnable and prio[own.row] > prio[waiter]:
+                if runnable and ranks[own.row] > ranks[waiter]:
                     yield Inversion(
                         lock=self._ids[want.lock],
                         owner=pids[own.row],
                         waiter=pids[waiter],
-                        owner_pri=prio[own.row] - _PRIO_OF_PROC,
-                        waiter_pri=prio[waiter] - _PRIO_OF_PROC,
+                        owner_pri=prio[own.row] - _MAX_RT_PRIO,
+                        waiter_pri=prio[waiter] - _MAX_RT_PRIO,
+                        owner_policy=(
+                            "IDLE" if ranks[waiter] == _MAX_RT_PRIO else None
+                        ),
                     )

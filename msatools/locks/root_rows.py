@@ -150,7 +150,8 @@ class RootRows:
         blocked = snapshot.blocked.get(row)
         if blocked is not None and blocked.external is not None:
             return self._external(blocked.external)
-        if snapshot.now.classes[row] in _WITHOUT_STACK:
+        runs = bool(snapshot.tasks["on_cpu"][row])
+        if runs or snapshot.now.classes[row] in _WITHOUT_STACK:
             return reason(snapshot.context, row, snapshot.now, None, None, None)
         if row in snapshot.moved:
             return "has run while it was looked at"
