@@ -110,13 +110,12 @@ def _require(report: "LocksReport", args: argparse.Namespace) -> None:
     require_pids(args.pids or (), report.pids, damaged=False)
 
 
-def _lacks(args: argparse.Namespace) -> str | None:
-    asked = {
+def _lacks(args: argparse.Namespace) -> dict[str, object]:
+    return {
         "--cgroup": args.cgroups,
         "--container": args.containers,
         "--ns": args.namespaces,
     }
-    return next((option for option, is_asked in asked.items() if is_asked), None)
 
 
 _COMPARED = (

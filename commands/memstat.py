@@ -228,8 +228,8 @@ def _choose(report: MemstatReport, args: argparse.Namespace) -> MemstatReport:
     return choose(report, by, asked)
 
 
-def _lacks(args: argparse.Namespace) -> str | None:
-    return "--map" if args.map is not None else None
+def _lacks(args: argparse.Namespace) -> dict[str, object]:
+    return {"--map": args.map is not None}
 
 
 COMMAND = Command(

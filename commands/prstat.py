@@ -195,14 +195,13 @@ def _require(report: Any, args: argparse.Namespace) -> None:
     require_pids(args.pids or (), report.kept.columns["pid"], damaged=False)
 
 
-def _lacks(args: argparse.Namespace) -> str | None:
-    asked = {
+def _lacks(args: argparse.Namespace) -> dict[str, object]:
+    return {
         f"--{args.view}": args.view in ("stacks", "states"),
         "--folded": args.folded,
         "--function": args.functions,
         "--module": args.modules,
     }
-    return next((option for option, is_asked in asked.items() if is_asked), None)
 
 
 _COMPARED = (

@@ -115,10 +115,8 @@ def _choose(report: "ZombiesReport", args: argparse.Namespace) -> "ZombiesReport
     return choose(report, replace(options, heirs=args.view == "tree"))
 
 
-def _lacks(args: argparse.Namespace) -> str | None:
-    if args.pids is not None:
-        return "-p"
-    return "--ns" if args.namespaces else None
+def _lacks(args: argparse.Namespace) -> dict[str, object]:
+    return {"-p": args.pids is not None, "--ns": args.namespaces}
 
 
 _COMPARED = (

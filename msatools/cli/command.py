@@ -3,7 +3,7 @@
 """The description of a command: its arguments, its runs, and its rendering."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic
 
@@ -55,8 +55,14 @@ class Recorded(Generic[R]):
     """``require(report, args)``: raises TargetError if a complete report lacks
     something that the arguments name."""
 
-    lacks: Callable[[argparse.Namespace], str | None] = lambda _: None
-    """``lacks(args)``: returns an option for data that recordings lack, if given."""
+    lacks: Callable[[argparse.Namespace], Mapping[str, object]] = lambda _: {}
+    """``lacks(args)``: returns the options for data that recordings lack, each with its
+    value: false if it is not given."""
+
+    def lacking(self, args: argparse.Namespace) -> str | None:
+        """Return the first given option for data that recordings lack."""
+        given = (option for option, value in self.lacks(args).items() if value)
+        return next(given, None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,7 @@ def _check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
     has_interval = words.interval_s is not None
     if args.budget is not None and not has_interval:
         raise UsageError("--budget: it is for samples, and no INTERVAL is named")
-    if args.record is not None and (option := command.recorded.lacks(args)):
+    if args.record is not None and (option := command.recorded.lacking(args)):
         raise UsageError(f"{option}: recordings do not have it")
     complaint = command.complaint(args, has_interval)
     if complaint is not None:

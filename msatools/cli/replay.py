@@ -39,7 +39,7 @@ def replay(command: Command[R], path: str, args: Namespace, seen: RunResult[R]) 
     :raises UsageError: if the arguments request data that were not recorded
     :raises RecordingError: if it is damaged, or of another command
     """
-    if (option := command.recorded.lacks(args)) is not None:
+    if option := command.recorded.lacking(args):
         raise UsageError(f"{option}: recordings do not have it")
     absent: TargetError | None = None
     is_there = False

@@ -13,12 +13,10 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs
+from msatools.kernel.words import MAX_PLAUSIBLE
 
 Numbers = npt.NDArray[np.int64]
 """One value a CPU."""
-
-_MOST = 1 << 60
-"""Maximum of times and counts that is believed: 36 years in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def believed(table: Structs, column: str, losses: LossLog) -> Counts | None:
         return None
     numbers = table[column]
     # As unsigned numbers, negative ones are too large as well.
-    possible = numbers.astype(np.uint64) <= _MOST
+    possible = numbers.astype(np.uint64) <= MAX_PLAUSIBLE
     wrong = int(np.count_nonzero(~possible))
     text = "some times or counts of CPUs cannot be"
     losses.lose(Loss.COUNTS, text, count=wrong)

@@ -20,15 +20,13 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, find_offset, lose_many
+from msatools.kernel.words import MAX_PLAUSIBLE, unsigned
 from msatools.selfdesc.variables import find_variable
 
 # Bits of ``flags``: TS_FLAG_* macros of kernel/time/tick-sched.h. They were bit-fields
 # before "tick: Move individual bit features to debuggable mask accesses" (in v6.9).
 _STOPPED = 1
 _IDLE_ACTIVE = 2
-
-_MOST_NS = 1 << 60
-"""Maximum of a stamp that is believed: 36 years."""
 
 _TRIES = 4
 """Maximum attempts to read data that changes on a live kernel."""
@@ -134,7 +132,7 @@ class Ticks:
 
 def stamps(words: npt.NDArray[np.uint64]) -> Numbers:
     """Return times, with impossible ones, as in a damaged dump, set to 0."""
-    return np.where(words <= _MOST_NS, words, 0).astype(np.int64)
+    return np.where(words <= MAX_PLAUSIBLE, words, 0).astype(np.int64)
 
 
 def read_ticks(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ticks | None:
@@ -243,7 +241,7 @@ def monotonic_ns(reader: Reader, stamps: Iterable[int], losses: LossLog) -> int 
     The scheduler's clocks are no better: they differ from this one by the corrections
     of NTP since boot, which may be minutes.
     """
-    latest = [int(stamp) for stamp in stamps if 0 < stamp <= _MOST_NS]
+    latest = [int(stamp) for stamp in stamps if 0 < stamp <= MAX_PLAUSIBLE]
     kept = _timekeeper_ns(reader, losses)
     if kept is not None:
         latest.append(kept)
@@ -267,15 +265,15 @@ def _timekeeper_ns(reader: Reader, losses: LossLog) -> int | None:
         size = drgn.sizeof(core.type_)
         for _ in range(_TRIES):
             data = reader.read(core.address_, size)
-            before = _integer(data, sequence, 4)
+            before = unsigned(data, sequence, 4)
             steady = not before & 1
             if steady and reader.is_live:
                 after = reader.read(core.address_ + sequence, 4)
-                steady = before == _integer(after, 0, 4)
+                steady = before == unsigned(after, 0, 4)
             if steady:
-                since = _integer(data, fraction, 8) >> (_integer(data, shift, 4) & 63)
-                now = _integer(data, base, 8) + since
-                return now if now <= _MOST_NS else None
+                since = unsigned(data, fraction, 8) >> (unsigned(data, shift, 4) & 63)
+                now = unsigned(data, base, 8) + since
+                return now if now <= MAX_PLAUSIBLE else None
     except LookupError:
         return None
     except drgn.FaultError as error:
@@ -298,7 +296,3 @@ def _timekeeper(prog: drgn.Program) -> drgn.Object:
     except LookupError:
         symbol = prog.symbol("tk_core")
     return drgn.Object(prog, type_, address=symbol.address)
-
-
-def _integer(data: bytes, offset: int, size: int) -> int:
-    return int.from_bytes(data[offset : offset + size], "little")

@@ -24,6 +24,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.tasks.table import TaskTable
 
 LATE_NS = 1_000_000_000
@@ -34,9 +35,6 @@ firmware or a busy hypervisor. The kernel's own detector waits for 10 s
 (kernel/watchdog.c)."""
 
 _ORDER: Sequence[SchedClass] = ("stop", "deadline", "realtime", "fair", "ext", "idle")
-
-_MOST_NS = 1 << 60
-"""Maximum of a clock that is believed: 36 years."""
 
 LagWhy = Literal["idle", "tick stopped", "interrupts off", "offline"]
 
@@ -66,7 +64,7 @@ def read_run_queues(
     queues = read_queues(reader, percpu, losses)
     rq = queues.rq
     on_queue = _with_throttled(reader, percpu, queues, tasks, losses)
-    clock = [time if time < _MOST_NS else 0 for time in rq["clock"].tolist()]
+    clock = [time if time < MAX_PLAUSIBLE else 0 for time in rq["clock"].tolist()]
     now = max([clocks.local_ns, *clock])
     known = _read_tasks(reader, queues, on_queue, now, losses)
     turns = _turns(reader, queues, known, losses)

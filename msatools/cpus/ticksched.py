@@ -16,11 +16,8 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
+from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.selfdesc.variables import find_variable
-
-_MOST_NS = 1 << 60
-"""Maximum of a stamp that is believed: 36 years. KTIME_MAX is above it."""
-
 
 _FAR_NS = 1_000_000_000
 """Much more than jiffies, or the last tick of a busy CPU, may lag."""
@@ -103,7 +100,7 @@ def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
     Detect and fix jiffies update stall", one CPU did, or those that woke up). So a
     stamp much later than all others is damaged, and would make all CPUs look late.
     """
-    idle = [moment if moment < _MOST_NS else 0 for moment in idle]
+    idle = [moment if moment < MAX_PLAUSIBLE else 0 for moment in idle]
     noted = sorted([updated, *map(max, ticked, idle)])
     others = max(noted[:-1], default=0)
     return others if others and noted[-1] - others > _FAR_NS else noted[-1]
@@ -121,7 +118,7 @@ def _read_due(
     known = bits_at(records, type_.member("hres_active").bit_offset)
     due = column(records, drgn.offsetof(type_, "expires_next"))
     return tuple(
-        moment if is_known and 0 < moment < _MOST_NS else None
+        moment if is_known and 0 < moment < MAX_PLAUSIBLE else None
         for is_known, moment in zip(known.tolist(), due.tolist(), strict=True)
     )
 
@@ -134,7 +131,7 @@ def _words(found: TickRecords, member: str) -> Addresses:
 
 def _before(due: int, jiffies: _Jiffies) -> int:
     """Return the time of the tick before the one at *due*; 0 if impossible."""
-    return due - jiffies.tick_ns if jiffies.tick_ns <= due < _MOST_NS else 0
+    return due - jiffies.tick_ns if jiffies.tick_ns <= due < MAX_PLAUSIBLE else 0
 
 
 def _of_jiffies(count: int, jiffies: _Jiffies) -> int:

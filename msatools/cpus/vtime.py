@@ -20,6 +20,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
+from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.selfdesc.variables import find_variable
 
 _NICE_0 = 120
@@ -27,8 +28,6 @@ _NICE_0 = 120
 
 _ANY_CPU = (1 << 32) - 1
 """``vtime.cpu`` of a task that has not run yet."""
-
-_MOST_NS = 1 << 60
 
 _TASK: Members = {
     "sequence": ("vtime.seqcount.sequence",),
@@ -101,7 +100,7 @@ def uncounted_times(
     tasks = vtime.tasks
     asked = vtime.exact & tasks.readable & vtime.here
     now = clocks.local_ns - _clock_offset(prog)
-    start = np.minimum(tasks["start_ns"], _MOST_NS).astype(np.int64)
+    start = np.minimum(tasks["start_ns"], MAX_PLAUSIBLE).astype(np.int64)
     since = np.maximum(now - start, 0)
     nice = tasks["static_prio"] > _NICE_0
 
@@ -111,7 +110,7 @@ def uncounted_times(
             chosen = chosen & which
         if column is None:
             return np.where(chosen, since, 0)
-        pending = np.minimum(tasks[column], _MOST_NS).astype(np.int64)
+        pending = np.minimum(tasks[column], MAX_PLAUSIBLE).astype(np.int64)
         return np.where(chosen, since + pending, 0)
 
     guest, nice_guest = (part("GUEST", "guest_ns", which) for which in (~nice, nice))

@@ -25,7 +25,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.words import U64
+from msatools.kernel.words import MAX_PLAUSIBLE, U64
 from msatools.selfdesc.variables import find_variable
 
 Nanoseconds = npt.NDArray[np.int64]
@@ -33,9 +33,6 @@ Nanoseconds = npt.NDArray[np.int64]
 _S64 = struct.Struct("<q")
 
 _DIFFERENCE = "how CLOCK_MONOTONIC differs from the others"
-
-_MAX_NS = 1 << 60
-"""36 years, longer than any uptime: a larger value is damaged."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
             clocks = reader.read(address, queues.size)
             (clock,) = U64.unpack_from(clocks, queues.clock)
             (task,) = U64.unpack_from(clocks, queues.task)
-            if max(clock, task) > _MAX_NS:
+            if max(clock, task) > MAX_PLAUSIBLE:
                 raise drgn.FaultError("no time of a clock", address)
         except drgn.FaultError:
             losses.lose(Loss.RUN_QUEUES, f"CPU {cpu}'s run queue cannot be read")
@@ -146,7 +143,7 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
     except drgn.FaultError as error:
         losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} is lost: {error}")
         return None
-    if abs(difference) > _MAX_NS:
+    if abs(difference) > MAX_PLAUSIBLE:
         losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} cannot be {difference}")
         return None
     return int(difference)

@@ -68,6 +68,12 @@ class LossLog:
         for key, note in other.notes.items():
             self.notes.setdefault(key, note)
 
+    def cover(self, other: "LossLog") -> None:
+        """Add what another log has more: both may have lost the same things."""
+        self.coverage |= other.coverage
+        self.about |= other.about
+        self.notes = {**other.notes, **self.notes}
+
     def lose(
         self, loss: str, text: str = "", *, count: int = 1, about: str = ""
     ) -> None:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Formats of little-endian integers and list heads, and the smallest page size."""
+"""Integers in the kernel's memory: their formats, and the largest plausible ones."""
 
 import struct
 
 PAGE = 4096
 """Bytes of the smallest page."""
+
+MAX_PLAUSIBLE = 1 << 60
+"""Maximum of times and counts that is believed: 36 years in nanoseconds."""
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")

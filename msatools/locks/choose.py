@@ -2,7 +2,7 @@
 
 """The part of a report that the options ask for. Pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from msatools.locks.base.lock import LockTypeName
@@ -22,7 +22,8 @@ def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
         return report
     types = {lock.id: lock.type for lock in report.locks}
     matching = {wait.pid for wait in report.waits if _matches(wait, options, types)}
-    pids = _with_chains(report.waits, matching)
+    owners = {wait.pid: wait.owners for wait in report.waits}
+    pids = with_chains(owners, matching)
     waits = tuple(wait for wait in report.waits if wait.pid in pids)
     locks = {id_ for wait in waits for id_ in _lock_ids(wait)}
     asked = {id_ for w in report.waits if w.pid in matching for id_ in _lock_ids(w)}
@@ -74,10 +75,14 @@ def _matches(wait: Wait, options: LocksOptions, types: dict[str, LockTypeName]) 
     return wait.age_ns >= options.min_wait_ns
 
 
-def _with_chains(waits: Iterable[Wait], pids: Collection[int]) -> set[int]:
-    """Return tasks, and all blocked tasks on the chains from them to the roots."""
-    owners = {wait.pid: wait.owners for wait in waits}
-    chosen, todo = {*pids}, list(pids)
+def with_chains(owners: Mapping[int, Iterable[int]], tasks: Iterable[int]) -> set[int]:
+    """
+    Return tasks, and all blocked tasks on the chains from them to the roots.
+
+    :param owners: Maps each blocked task to the tasks that it waits for.
+    """
+    chosen = set(tasks)
+    todo = list(chosen)
     while todo:
         for owner in owners[todo.pop()]:
             if owner in owners and owner not in chosen:

@@ -18,8 +18,7 @@ lock that the task waits for. So cycles are read twice: see :func:`unconfirmed`.
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
-
+from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans
 from msatools.locks.base.lock import Lock
 from msatools.locks.graph import Edge
@@ -164,10 +163,8 @@ def _in_both(
     addresses = before["address"]
     if not len(after):
         return frozenset()
-    order = np.argsort(after["address"])
-    indexes = np.searchsorted(after["address"][order], addresses)
-    other = order[np.minimum(indexes, len(order) - 1)]
-    same = np.ones(len(before), np.bool_)
+    other = find_rows(after["address"], addresses)
+    same = other != NOT_FOUND
     for column in columns:
         if before.has(column):
             same &= before[column] == after[column][other]

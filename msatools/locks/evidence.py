@@ -50,14 +50,13 @@ def seen_on_stacks(
         memory = read_stacks(
             reader, stacks[part], pointers[part], stack_size, LossLog()
         )
+        losses.coverage["stacks_searched"] += int(np.count_nonzero(memory.size))
         indexes = np.flatnonzero(_isin(memory.words, wanted))
         owners = part[np.searchsorted(memory.first, indexes, side="right") - 1]
         for address, row in zip(
             memory.words[indexes].tolist(), owners.tolist(), strict=True
         ):
             found[address].add(row)
-    searched = int(np.count_nonzero(stacks[rows]))
-    losses.coverage["stacks_searched"] += searched
     return {address: sorted(seen) for address, seen in found.items()}
 
 

@@ -26,7 +26,8 @@ from msatools.locks.consistency import (
     without_edges,
 )
 from msatools.locks.contention import Contention, Met, met
-from msatools.locks.herds import read_again
+from msatools.locks.herds import Watched, read_again
+from msatools.locks.lock_ids import LockIds, lock_id
 from msatools.locks.options import LocksOptions
 from msatools.locks.owners import BY_STACK
 from msatools.locks.report import Contended, LocksReport, changes
@@ -34,7 +35,6 @@ from msatools.locks.report_builder import ReportBuilder
 from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
 from msatools.locks.wait_snapshot import (
     WaitSnapshot,
-    Wanted,
     find_owners,
     missing_owners,
     read_snapshot,
@@ -146,11 +146,14 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         """Add the waiters and owners of a snapshot to the contention."""
         self._contention.add([*met(snapshot), *self._spins()])
         new = [want for want in snapshot.crowds if want.lock not in self._names]
-        if new:
-            builder = ReportBuilder(snapshot, self._options, self._stack_bytes)
-            new.sort(key=_crowd)
-            self._names |= builder.names(new[:MAX_NAMED])
-            self._unnamed |= builder.ids(new[MAX_NAMED:])
+        new.sort(key=lambda want: -len(want.rows))
+        named, unnamed = new[:MAX_NAMED], new[MAX_NAMED:]
+        ids = LockIds(snapshot, self._stack_bytes)
+        ids.add(named)
+        for want in named:
+            self._names[want.lock] = ids[want.lock], ids.name(want.lock).name
+        for want in unnamed:
+            self._unnamed[want.lock] = lock_id(snapshot, want)
 
     def _spins(self) -> Iterator[Met]:
         """Yield the CPUs in queues for spinlocks, as waiters of one lock."""
@@ -212,14 +215,13 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
                 self._meet(snapshot)
                 snapshot = self._confirmed(self._held(snapshot))
             progress(4, _STEPS)
-            again = (
-                read_again(self._task_reader, snapshot.tasks) if self._live else None
-            )
-            builder = ReportBuilder(
-                snapshot, self._options, self._stack_bytes, crowded, again
-            )
             tasks, then = snapshot.tasks, self._switches
-            rows = builder.rows(None if then is None else _slept(tasks, then))
+            watched = Watched(
+                None if then is None else _slept(tasks, then),
+                read_again(self._task_reader, tasks) if self._live else None,
+            )
+            builder = ReportBuilder(snapshot, self._options, self._stack_bytes, crowded)
+            rows = builder.rows(watched)
             now = zip(_threads(tasks), tasks["nvcsw"].tolist(), strict=True)
             self._switches = dict(now)
             self._count(snapshot)
@@ -346,10 +348,6 @@ def _unnamed_note(count: int) -> Iterator[Note]:
             f"{count:,} locks that were waited for are told by where they are alone: a "
             f"look names {MAX_NAMED} new ones, those first for which most tasks wait",
         )
-
-
-def _crowd(want: Wanted) -> int:
-    return -len(want.rows)
 
 
 def _threads(tasks: TaskTable) -> Iterator[tuple[int, int]]:

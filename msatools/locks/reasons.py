@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task is doing that others wait for, in a few words."""
+"""Describes what a task that others wait for is doing, in a few words."""
 
 import signal
 from collections.abc import Callable
@@ -19,10 +19,10 @@ _EXITING = 0x4
 """``PF_EXITING`` of ``task_struct.flags``."""
 
 _EXIT_DEAD = 0x10
-"""Of ``task_struct.exit_state``: it is being reaped."""
+"""``EXIT_DEAD`` of ``task_struct.exit_state``: the task is being reaped."""
 
 _STOP_SIGNAL = 0xFFFF
-"""``JOBCTL_STOP_SIGMASK``."""
+"""``JOBCTL_STOP_SIGMASK`` of ``task_struct.jobctl``."""
 
 _FREEZER_V2 = ("do_freezer_trap", "cgroup_enter_frozen")
 _FREEZER = "__refrigerator"
@@ -40,16 +40,17 @@ def reason(
     what: str | None,
 ) -> str:
     """
-    Describe what a task is doing, without for how long.
+    Describe what a task is doing, without its duration.
 
-    :param case: Of the task, if it sleeps.
+    :param case: Its stack and system call, if it sleeps.
     :param on: Its wait target, if known.
-    :param what: What the lock that it waits for stands for, if the lock has no owner.
+    :param what: Description of its wait for a lock without an owner.
     """
     task_class = TaskClass(int(now.classes[row]))
     if task_class is TaskClass.ZMB:
         return _dead(context, row)
-    if task_class in _AWAKE:
+    # Its class is unknown if it runs on a CPU of which a dump has no registers.
+    if task_class in _AWAKE or context.tasks["on_cpu"][row]:
         return _awake(context, row, task_class)
     text = _asleep(context, row, now, case, on, what, task_class)
     exits = int(context.tasks["flags"][row]) & _EXITING
@@ -60,7 +61,7 @@ def external_reason(external: External, doing: str | None) -> str:
     """
     Describe something outside of all tasks, and what its server is doing.
 
-    :param doing: What ``external.pid`` is doing; added if the text lacks it.
+    :param doing: Description of what ``external.pid`` is doing.
     """
     exact = all(server.confidence == "exact" for server in external.servers)
     if external.pid is None or doing is None or exact:
@@ -91,7 +92,7 @@ def _awake(context: LockContext, row: int, task_class: TaskClass) -> str:
 
 
 def _running_in(context: LockContext, row: int) -> str:
-    """Name the function that a task is in, by the registers in a dump."""
+    """Return the function that a running task is in, by the registers in a dump."""
     prog = context.reader.prog
     address = int(context.tasks["address"][row])
     task = drgn.Object(prog, "struct task_struct *", address)
@@ -119,18 +120,18 @@ def _asleep(
         tracer = on.pid if on else None
         return "stopped by a tracer" if tracer is None else f"traced by {tracer}"
     if what is not None and task_class is TaskClass.LCK:
-        return what  # of a futex a whole sentence
+        return what  # the description of a futex is a whole sentence
     describe = _BY_CLASS.get(task_class)
     text = describe(on) if describe else None
     if what is not None and (text is None or task_class not in _OF_DATA):
         return f"waits for {what}"
     if text is not None:
         return text
-    where = _where(now, row, case)
-    thing = _thing(on) if on is not None else None
-    if where is None:
-        return f"waits for {thing}" if thing else "asleep"
-    return f"asleep in {where} of {thing}" if thing else f"asleep in {where}"
+    function = _function(now, row, case)
+    file = _file(on) if on is not None else None
+    if function is None:
+        return f"waits for {file}" if file else "asleep"
+    return f"asleep in {function} of {file}" if file else f"asleep in {function}"
 
 
 def _stopped(context: LockContext, row: int, case: BlockedTask | None) -> str:
@@ -149,8 +150,8 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _where(now: TaskState, row: int, case: BlockedTask | None) -> str | None:
-    """Name the call that a task sleeps in, or else the function."""
+def _function(now: TaskState, row: int, case: BlockedTask | None) -> str | None:
+    """Return the system call that a task sleeps in, or else the function."""
     if case is not None and case.call is not None:
         return case.call
     wait = now.waits[int(now.stacks.index[row])]
@@ -158,7 +159,7 @@ def _where(now: TaskState, row: int, case: BlockedTask | None) -> str | None:
 
 
 def _data(on: WaitTarget | None) -> str | None:
-    """Return the owner of the data that is waited for."""
+    """Describe a wait for data: by its device, file or journal."""
     if on is None:
         return None
     if on.kind == "userfaultfd":
@@ -225,8 +226,8 @@ _BY_CLASS: dict[TaskClass, Callable[[WaitTarget | None], str | None]] = {
 }
 
 
-def _thing(on: WaitTarget) -> str | None:
-    """Name the file that a call is about, if it is about one."""
+def _file(on: WaitTarget) -> str | None:
+    """Return the file that a system call waits on; ``None`` if it waits on no file."""
     if on.kind in ("pipe", "socket") and on.path is None:
         return None if on.inode is None else f"{on.kind}:[{on.inode}]"
     if on.path is not None:

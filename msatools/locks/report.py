@@ -179,7 +179,12 @@ class Deadlock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inversion:
-    """A runnable owner off the CPU that a more urgent task waits for."""
+    """A runnable owner off the CPU that a more urgent task waits for.
+
+    A task is more urgent if it is of a higher scheduling class, or has a higher
+    real-time priority, or if only the owner is of SCHED_IDLE. Nice values alone are no
+    inversion: every task of the fair class gets its share of the CPU.
+    """
 
     lock: str
     owner: int
@@ -188,6 +193,8 @@ class Inversion:
     """As in /proc and ps: 0 to 39 for ordinary tasks, below 0 for real time."""
 
     waiter_pri: int
+    owner_policy: str | None = field(default=None, metadata=ADDED)
+    """``IDLE`` if the owner is less urgent only because it is of SCHED_IDLE."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 """Snapshots of waits, locks and owners, from which reports are made."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,8 +21,11 @@ from msatools.locks.graph import Edge, Graph, Thing
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
 from msatools.locks.owners import BY_STACK, Owned, owners
 from msatools.locks.sleeping.spinlocks import spins
-from msatools.locks.user.userlocks import FUTEX, condition_at
+from msatools.locks.user.futexcontent import condition_at
+from msatools.locks.user.userlocks import FUTEX
 from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.identity import comm_text
+from msatools.tasks.states import letters
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
@@ -128,6 +131,37 @@ class WaitSnapshot:
             return None
 
     @cached_property
+    def pids(self) -> list[int]:
+        """Thread ID of each task."""
+        pids: list[int] = self.tasks["pid"].tolist()
+        return pids
+
+    @cached_property
+    def letters(self) -> list[str]:
+        """Letter of each task's state, as in /proc."""
+        found: list[str] = letters(self.tasks).tolist()
+        return found
+
+    @cached_property
+    def ages_ns(self) -> list[int]:
+        """Time since each task entered its state."""
+        ages: list[int] = self.now.age_ns.tolist()
+        return ages
+
+    def comm(self, row: int) -> str:
+        """Return the name of a task."""
+        return comm_text(self.tasks["comm"][row])
+
+    def functions(self, row: int) -> tuple[str, ...]:
+        """Return the functions on a task's stack, innermost first."""
+        stacks = self.now.stacks
+        return stacks.names(stacks[row])
+
+    def oldest_first(self, rows: Iterable[int]) -> list[int]:
+        """Sort tasks by the time since they entered their state, the longest first."""
+        return sorted(rows, key=lambda row: (-self.ages_ns[row], self.pids[row]))
+
+    @cached_property
     def unqueued(self) -> dict[tuple[int, int], list[int]]:
         """Rows of tasks in a futex call but not in its queue, by process and address.
 
@@ -156,17 +190,22 @@ class WaitSnapshot:
 
         A futex is identified by its process and address.
         """
-        found = dict(self.wanted)
+        found: dict[Lock, Wanted] = {}
         for want in self.wanted.values():
-            place = self.place(want)
-            if place is not None:
-                lock = futex_at(place, want.lock.type)
-                found[lock] = replace(found.pop(want.lock), lock=lock)
+            lock = self.crowd_lock(want)
+            # A futex that is used as private and as shared one has two queues.
+            known = found.get(lock, replace(want, rows=[]))
+            found[lock] = replace(known, lock=lock, rows=[*known.rows, *want.rows])
         for place, rows in self.unqueued.items():
             lock = futex_at(place)
             want = found.get(lock, Wanted(lock))
             found[lock] = replace(want, rows=[*want.rows, *rows])
         return list(found.values())
+
+    def crowd_lock(self, want: Wanted) -> Lock:
+        """Return the lock that identifies a crowd: see :attr:`crowds`."""
+        place = self.place(want)
+        return want.lock if place is None else futex_at(place, want.lock.type)
 
     def place(self, want: Wanted) -> tuple[int, int] | None:
         """Return the process and address of a futex; ``None`` for another lock."""

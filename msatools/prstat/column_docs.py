@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each column is, where the kernel keeps it, and how well it is known."""
+"""Describes each column: its meaning, its source in the kernel, and its bound."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -169,7 +169,7 @@ _FIELDS: Mapping[str, _ColumnDoc] = {
 }
 
 FIELDS = tuple(_FIELDS)
-"""All columns that there are."""
+"""Names of all columns."""
 
 _SLEEPS = frozenset(("IOW", "BLK", "INT", "STP", "COV"))
 _COUNTED = frozenset(("IOW", "BLK", "INT"))
@@ -178,9 +178,9 @@ _DELAYS = frozenset(("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ"))
 
 def why(name: str, accounting: Accounting, latency_is_bound: bool) -> Why:
     """
-    Explain a column, as it is on one kernel.
+    Describe a column, with the bound that it has on one kernel.
 
-    :raises KeyError: if there is none of the name
+    :raises KeyError: if there is no such column
     """
     field = _FIELDS[name]
     bound, text = field.bound, field.text

@@ -5,9 +5,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.rows import find_rows
 from msatools.kernel.structs import Booleans
 from msatools.tasks.microstates import user_time
 from msatools.tasks.processes import Processes
@@ -81,7 +81,7 @@ class _Growth:
         self._signals, self._process = np.unique(
             last.tasks["signal"], return_inverse=True
         )
-        self._old = _processes(self._signals, first.tasks["signal"])
+        self._old = find_rows(self._signals, first.tasks["signal"])
         # The memory of an ended process may have been reused by a new one.
         tgids = np.zeros(len(self._signals), last.tasks["tgid"].dtype)
         tgids[self._process] = last.tasks["tgid"]
@@ -114,12 +114,3 @@ class _Growth:
         grown = np.where(self._known, np.maximum(total - start, 0), 0)
         of_threads: Counts = grown[self._process]
         return of_threads
-
-
-def _processes(
-    signals: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.intp]:
-    if not len(signals):
-        return np.full(len(wanted), NOBODY, np.intp)
-    index = np.minimum(np.searchsorted(signals, wanted), len(signals) - 1)
-    return np.where(signals[index] == wanted, index, NOBODY)

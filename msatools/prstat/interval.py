@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each thread did in an interval, and what it waited for.
+"""Times of each thread in an interval, and the classes of its waits.
 
-Pure: samples of all threads in, numbers out. Time on the CPU, waiting for one and off
-it is what the kernel counted between the first sample and the last: the parts make up
-the interval. The kernel does not count what a thread waited for; three rules give it:
+Pure: samples of all threads in, numbers out. The kernel counts each thread's time on
+the CPU and its latency; the rest of the interval is time off the CPU. The kernel does
+not count that by class. Three rules find a part of it exactly:
 
 - a thread that sleeps in two samples and was not switched in between slept all the
-  time, and in one place;
-- a sleep that is seen began at ``exec_start``;
+  time, in one class;
+- a sleep that a sample shows began at ``exec_start``;
 - the kernel counts sleeps (``nvcsw``): if no other sleep was between two samples, all
-  time off the CPU was the two that were seen.
+  time off the CPU was in the two sleeps that the samples show.
 
-All this is exact. The time of sleeps that began and ended between two samples is spread
-so that the whole has the shares of the classes in the samples. Each sample counts for
-half the time before it and after it, and no class gets less than its exact time. That
-is an estimate, with its error.
+The time of sleeps that began and ended between two samples is an estimate, with its
+error: it is divided so that the sums have the shares of the classes in the samples.
+Each sample counts for half the time before it and after it, and no class gets less than
+its exact time.
 """
 
 from dataclasses import dataclass
@@ -46,17 +46,17 @@ Times = npt.NDArray[np.float64]
 """Shape (threads, classes)."""
 
 ON_CODE = NCLASSES
-"""The column, after those of the classes, of page faults on code."""
+"""Column of page faults on code, after the columns of the classes."""
 
 _UNTOLD = NCLASSES + 1
-"""The column of time whose class no sample shows."""
+"""Column of time whose class no sample shows."""
 
 
 class Part(NamedTuple):
-    """What a row's time off the CPU was spent on, in part."""
+    """The time that a row spent off the CPU in one class."""
 
     task_class: TaskClass | None
-    """``None`` if nothing tells."""
+    """``None`` if unknown."""
 
     ns: int
     error_ns: int
@@ -65,25 +65,25 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class OffCpuByClass:
-    """What some threads' time off the CPU was spent on."""
+    """Time that threads spent off the CPU, by class."""
 
     ns: npt.NDArray[np.int64]
-    """Shape (threads, NCLASSES + 1): by class, and page faults on code."""
+    """Shape (threads, NCLASSES + 1): times by class, and of page faults on code."""
 
     error_ns: npt.NDArray[np.int64]
-    """One standard error of each; 0 if exact. It is for what was seen at all."""
+    """Standard error of each time; 0 if it is exact, or no sample shows the class."""
 
     untold_ns: Nanoseconds
     """Time whose class no sample shows: nothing was sampled, or no sleep was counted
     (interrupts, a hypervisor)."""
 
     exact: Booleans
-    """Whether no part is an estimate or untold."""
+    """Whether no part is an estimate or has an unknown class."""
 
     def of_rows(self, starts: Rows, ends: Rows, counts: Booleans) -> "OffCpuByClass":
-        """Sum up the threads from each start to each end.
+        """Return the sums over the threads from each start to each end.
 
-        :param counts: Which threads do.
+        :param counts: Which threads are summed up.
         """
 
         def summed(values: Values) -> Values:
@@ -92,7 +92,7 @@ class OffCpuByClass:
             np.cumsum(kept, axis=0, out=sums[1:])
             return sums[ends] - sums[starts]
 
-        # A sample is of all threads at once: their errors add up.
+        # All threads have the same samples, so their errors add up.
         return OffCpuByClass(
             ns=summed(self.ns),
             error_ns=summed(self.error_ns),
@@ -122,20 +122,20 @@ class Deltas:
     """One value for each thread of the last sample."""
 
     interval_ns: int
-    """By the local clock of the kernel."""
+    """Duration, by the local clock of the kernel."""
 
     samples: int
-    """Samples within the interval."""
+    """Number of samples within the interval."""
 
     born: Booleans
-    """Whether it was not in the first sample."""
+    """Whether a thread was not in the first sample."""
 
     lives: Microstates
-    """Of the interval: ``lifetime_ns`` is as much of it as the thread has lived in.
+    """Times within the interval; ``lifetime_ns`` is the part that the thread lived in.
 
-    ``impossible`` and ``missed_ns`` are where the kernel counted more latency than
-    there was time for: from v6.12 on, sleep that counts as latency at the wake-up. The
-    more samples there are, the more of it shows.
+    ``impossible`` and ``missed_ns`` show that the kernel counted more latency than
+    there was time for: since v6.12 sleep counts as latency at the wake-up (delayed
+    dequeue). More samples find more of it.
     """
 
     nvcsw: Counts
@@ -144,15 +144,15 @@ class Deltas:
     maj_flt: Counts
     off: OffCpuByClass
     gone: int
-    """Threads of one sample that were not in the next."""
+    """Number of threads that were in one sample but not in the next."""
 
 
 class Interval:
-    """An interval that is under way: what is known of each thread since its start."""
+    """An interval that has not ended, with sums for each thread since its start."""
 
     def __init__(self, first: TaskSample, bound_ns: int = BOUND_NS) -> None:
         """
-        :param bound_ns: How far clocks may be apart: see
+        :param bound_ns: Maximum difference of two clocks: see
             :func:`~msatools.tasks.microstates.bound_of`.
         """
         count = len(first.tasks)
@@ -164,51 +164,53 @@ class Interval:
         self._latency = np.zeros(count, np.int64)
         self._missed = np.zeros(count, np.int64)
         self._known = np.zeros((count, _UNTOLD + 1), np.int64)
-        self._met = np.zeros((count, _UNTOLD + 1), np.float64)
-        """Classes in samples, each for half the time off the CPU around it."""
+        self._sampled = np.zeros((count, _UNTOLD + 1), np.float64)
+        """Times off the CPU around each sample, by its class."""
+
         self._unseen = np.zeros(count, np.int64)
+        """Times off the CPU between samples with sleeps that no sample shows."""
+
         self._squares = np.zeros(count, np.float64)
-        """Sums of the times between two samples in which sleeps were not seen, and of
-        their squares."""
+        """Sums of the squares of these times."""
 
     def add(self, sample: TaskSample) -> None:
         """Add the next sample; the last one ends the interval."""
         row = match(self._last.tasks, sample.tasks)
         self._gone += len(self._last.tasks) - int(np.count_nonzero(row != NOBODY))
-        self._follow(row)
+        self._reorder(row)
         gap = _Gap(self._last, sample, row, self._bound_ns)
         self._latency += gap.latency
         self._missed += gap.missed
         rows = np.arange(len(row))
         for classes, times in gap.known:
             self._known[rows, classes] += times
-        for classes, times in gap.met:
-            self._met[rows, classes] += times
+        for classes, times in gap.sampled:
+            self._sampled[rows, classes] += times
         self._unseen += gap.unseen
         self._squares += gap.unseen.astype(np.float64) ** 2
         self._last = sample
         self._added += 1
 
     def end(self) -> Deltas:
-        """Return what each thread of the last sample did since the first."""
+        """Return the times and counts of each thread of the last sample."""
         first, last = self._first, self._last
         # A sample in between may have missed a thread.
         row = match(first.tasks, last.tasks)
-        interval = _between(first, last)
+        interval = _elapsed_ns(first, last)
         born = row == NOBODY
         lived, missed = _lived(first, last, born, self._bound_ns)
         part = np.minimum(lived, interval)
 
-        def grown(before: Values, after: Values) -> Counts:
-            return np.where(missed, 0, np.maximum(_grown(before, after, row), 0))
+        def increase(before: Values, after: Values) -> Counts:
+            return np.where(missed, 0, np.maximum(_increase(before, after, row), 0))
 
-        cpu = np.minimum(grown(cpu_of(first), cpu_of(last)), part)
-        zombie = grown(first.states.zombie_ns, last.states.zombie_ns)
+        cpu = np.minimum(increase(cpu_of(first), cpu_of(last)), part)
+        zombie = increase(first.states.zombie_ns, last.states.zombie_ns)
         zombie = np.minimum(zombie, part - cpu)
         latency = np.clip(self._latency, 0, part - cpu - zombie)
         off_cpu = part - cpu - zombie - latency
         counted = {
-            name: grown(first.tasks[name], last.tasks[name])
+            name: increase(first.tasks[name], last.tasks[name])
             for name in (*("utime_ns", "stime_ns"), *_COUNTED)
         }
         user = user_time(
@@ -238,39 +240,39 @@ class Interval:
             **{name: counted[name] for name in _COUNTED},
         )
 
-    def _follow(self, row: Rows) -> None:
-        """Reorder what is known by the threads of the next sample."""
+    def _reorder(self, row: Rows) -> None:
+        """Reorder the sums by the threads of the next sample."""
         if np.array_equal(row, np.arange(len(self._latency))):
             return
-        self._latency = _taken(self._latency, row)
-        self._missed = _taken(self._missed, row)
-        self._known = _taken(self._known, row)
-        self._met = _taken(self._met, row)
-        self._unseen = _taken(self._unseen, row)
-        self._squares = _taken(self._squares, row)
+        self._latency = _earlier(self._latency, row)
+        self._missed = _earlier(self._missed, row)
+        self._known = _earlier(self._known, row)
+        self._sampled = _earlier(self._sampled, row)
+        self._unseen = _earlier(self._unseen, row)
+        self._squares = _earlier(self._squares, row)
 
     def _off(self, off_cpu: Nanoseconds) -> OffCpuByClass:
         known = self._known[:, :_UNTOLD].astype(np.float64)
         untold = self._known[:, _UNTOLD].astype(np.float64)
         unseen = self._unseen.astype(np.float64)
-        # Of what was met, that which is not known already happened unseen.
-        met = self._met[:, :_UNTOLD]
-        shares = met * _ratio(known.sum(1) + unseen, met.sum(1))[:, None]
+        # Expected times by the shares in samples, without those known exactly.
+        sampled = self._sampled[:, :_UNTOLD]
+        shares = sampled * _ratio(known.sum(1) + unseen, sampled.sum(1))[:, None]
         shares = np.maximum(shares - known, 0)
         total = shares.sum(1)
         guessed = shares * _ratio(unseen, total)[:, None]
         untold += np.where(total > 0, 0, unseen)
-        error = _errors(known, met, guessed, self._squares)
+        error = _errors(known, sampled, guessed, self._squares)
 
-        # What is left are clocks, or interrupts or a hypervisor, of which no sleep was
-        # counted.
+        # The rest is due to clocks that differ, or to interrupts or a hypervisor, which
+        # are no counted sleeps.
         classified = known.sum(1) + guessed.sum(1)
         slack = off_cpu - classified - untold
         untold += np.where((slack > self._bound_ns) | (classified == 0), slack, 0)
         untold = np.clip(untold, 0, off_cpu)
         factor = _ratio(off_cpu - untold, classified)
         ns = np.rint((known + guessed) * factor[:, None]).astype(np.int64)
-        # Rounding belongs to the longest.
+        # The longest time takes the rounding errors.
         rows, longest = np.arange(len(ns)), ns.argmax(1) if len(ns) else 0
         has = classified > 0
         whole = np.where(has, np.rint(untold).astype(np.int64), off_cpu)
@@ -287,7 +289,7 @@ _COUNTED = ("nvcsw", "nivcsw", "min_flt", "maj_flt")
 
 
 class _Gap:
-    """What happened between two samples: one value a thread of the second."""
+    """Changes between two samples: one value for each thread of the second."""
 
     def __init__(
         self, before: TaskSample, after: TaskSample, row: Rows, bound_ns: int
@@ -296,30 +298,32 @@ class _Gap:
         was = row != NOBODY
         age = after.now.age_ns
         part, missed = _lived(before, after, ~was, bound_ns)
-        slept, sleeps = was & _taken(asleep(before.tasks), row), asleep(after.tasks)
+        slept, sleeps = was & _earlier(asleep(before.tasks), row), asleep(after.tasks)
         dead = after.tasks["exit_state"] != 0
-        was_dead = was & _taken(before.tasks["exit_state"] != 0, row)
-        switches = self._grown(before.tasks["nvcsw"], after.tasks["nvcsw"])
-        preempted = self._grown(before.tasks["nivcsw"], after.tasks["nivcsw"])
+        was_dead = was & _earlier(before.tasks["exit_state"] != 0, row)
+        switches = self._increase(before.tasks["nvcsw"], after.tasks["nvcsw"])
+        preempted = self._increase(before.tasks["nivcsw"], after.tasks["nivcsw"])
         still = slept & sleeps & (switches == 0) & (preempted == 0)
 
-        # The last switch of who dies is a voluntary one, too, and no sleep.
+        # The last switch of a dying thread counts as voluntary, but is no sleep.
         begun = np.maximum(switches - (dead & ~was_dead), 0)
         dated = after.now.age_bound == AgeBound.EXACT
         began = sleeps & ~still
-        busy = np.clip(self._grown(cpu_of(before), cpu_of(after)), 0, part)
+        busy = np.clip(self._increase(cpu_of(before), cpu_of(after)), 0, part)
         busy += np.clip(
-            self._grown(before.states.zombie_ns, after.states.zombie_ns), 0, part - busy
+            self._increase(before.states.zombie_ns, after.states.zombie_ns),
+            0,
+            part - busy,
         )
         tail = np.where(began & dated, np.minimum(age, part), 0)
-        # It shrinks if a wait ended after the task was read and before the clocks were.
-        waited = self._grown(_latency(before), _latency(after))
+        # Latency decreases if a wait ended between reading the task and the clocks.
+        waited = self._increase(_latency(before), _latency(after))
         room = np.maximum(part - busy - tail, 0)
         self.latency = np.where(still, 0, np.minimum(waited, room))
         self.missed = np.where(missed, 0, waited - self.latency)
         off = part - busy - np.maximum(self.latency, 0)
 
-        old = _taken(_column(before), row)
+        old = _earlier(_column(before), row)
         new = _column(after)
         unseen = begun - (began & dated)
         woken = after.now.woken
@@ -333,34 +337,33 @@ class _Gap:
             (old, np.where(only_old, rest, 0)),
         )
         self.unseen = np.where(guess, rest, 0)
-        met_old = slept & (old != _UNTOLD)
-        met_new = (sleeps | woken) & (new != _UNTOLD)
-        half = np.where(met_old & met_new, off / 2, off)
-        self.met = (
-            (old, np.where(met_old, half, 0)),
-            (new, np.where(met_new, half, 0)),
+        sampled_old = slept & (old != _UNTOLD)
+        sampled_new = (sleeps | woken) & (new != _UNTOLD)
+        half = np.where(sampled_old & sampled_new, off / 2, off)
+        self.sampled = (
+            (old, np.where(sampled_old, half, 0)),
+            (new, np.where(sampled_new, half, 0)),
         )
 
-    def _grown(self, before: Values, after: Values) -> Counts:
-        return _grown(before, after, self._row)
+    def _increase(self, before: Values, after: Values) -> Counts:
+        return _increase(before, after, self._row)
 
 
-def _between(before: TaskSample, after: TaskSample) -> int:
+def _elapsed_ns(before: TaskSample, after: TaskSample) -> int:
     return max(after.clocks.local_ns - before.clocks.local_ns, 0)
 
 
 def _lived(
     before: TaskSample, after: TaskSample, new: Booleans, bound_ns: int
 ) -> tuple[Nanoseconds, Booleans]:
-    """Return for how long each thread of a sample has lived since the one before.
+    """Return the time that each thread of a sample has lived since the sample before.
 
-    :param new: Threads that the sample before lacks. One that was born meanwhile counts
-        from its birth, as its counters do. An older one was missed, as lists of a
-        running kernel change while they are followed: nothing is known of its time
-        since.
-    :return: The times, zero for those that were missed; and which were missed.
+    :param new: Which threads the sample before lacks. A thread that was born meanwhile
+        counts from its birth, as its counters do. An older one was missed, as lists of
+        a running kernel change while they are followed: its times are unknown.
+    :return: The times, zero for missed threads; and which threads were missed.
     """
-    since = _between(before, after)
+    since = _elapsed_ns(before, after)
     most = since + before.took_ns
     lifetime = after.states.lifetime_ns
     missed = new & (lifetime > most + bound_ns)
@@ -368,8 +371,8 @@ def _lived(
     return np.where(missed, 0, lived), missed
 
 
-def _taken(values: Values, row: Rows) -> Values:
-    """Return each thread's value in an earlier sample; zero if it was not there."""
+def _earlier(values: Values, row: Rows) -> Values:
+    """Return each thread's value in an earlier sample; zero if that lacks it."""
     if not len(values):
         return np.zeros((len(row), *values.shape[1:]), values.dtype)
     taken = values[row]
@@ -377,13 +380,13 @@ def _taken(values: Values, row: Rows) -> Values:
     return taken
 
 
-def _grown(before: Values, after: Values, row: Rows) -> Counts:
-    grown: Counts = after.astype(np.int64) - _taken(before.astype(np.int64), row)
-    return grown
+def _increase(before: Values, after: Values, row: Rows) -> Counts:
+    increase: Counts = after.astype(np.int64) - _earlier(before.astype(np.int64), row)
+    return increase
 
 
 def _latency(sample: TaskSample) -> Nanoseconds:
-    """Return what the kernel has counted, before it was cut to a thread's life."""
+    """Return the latency that the kernel counted, which may exceed a thread's life."""
     return sample.states.latency_ns + sample.states.missed_ns
 
 
@@ -393,7 +396,7 @@ def _column(sample: TaskSample) -> npt.NDArray[np.intp]:
 
 
 def _life_share(states: Microstates) -> npt.NDArray[np.float64]:
-    """Return how much of all its time on the CPU a thread was in user mode."""
+    """Return the share of user mode in all time on the CPU; 1 without any."""
     cpu = states.user_ns + states.system_ns
     return np.where(cpu > 0, _ratio(states.user_ns, cpu), 1.0)
 
@@ -405,28 +408,27 @@ def _ratio(value: Values, of: Values) -> npt.NDArray[np.float64]:
 
 
 def _errors(
-    known: Times, met: Times, guessed: Times, squares: npt.NDArray[np.float64]
+    known: Times, sampled: Times, guessed: Times, squares: npt.NDArray[np.float64]
 ) -> Times:
     """Return the standard errors of times of which a part was guessed.
 
-    The whole has the error of shares of so many samples; but what was guessed cannot
-    miss by more than it is. Gaps between samples in which sleeps were not seen count as
-    samples of that part, by the weight of their times. Few that agree are no
-    certainty: shares are those of two samples more, one of them of the class (Agresti
-    and Coull, 1998).
+    The whole time has the error of shares of that many samples, but at most the error
+    of the guessed part alone. The samples of the guessed part are the gaps with unseen
+    sleeps, weighted by their times. A few samples that agree are not certain: two
+    samples are added, one of them of the class (Agresti and Coull, 1998).
     """
     part = guessed.sum(1)
     whole = known.sum(1) + part
     samples = _ratio(part**2, squares)
     of_part = _deviation(guessed, samples)
     samples *= _ratio(whole, part)
-    of_whole = _deviation(met, samples) / np.sqrt(samples + 2)[:, None]
+    of_whole = _deviation(sampled, samples) / np.sqrt(samples + 2)[:, None]
     error = np.minimum(whole[:, None] * of_whole, part[:, None] * of_part)
-    return np.where((part[:, None] > 0) & (known + met > 0), error, 0)
+    return np.where((part[:, None] > 0) & (known + sampled > 0), error, 0)
 
 
 def _deviation(times: Times, samples: npt.NDArray[np.float64]) -> Times:
-    """Return the deviation of each class's share from one sample to another."""
+    """Return the standard deviation of each class's share in one sample."""
     share = times * _ratio(np.ones(len(times)), times.sum(1))[:, None]
     share = (share * samples[:, None] + 1) / (samples[:, None] + 2)
     deviation: Times = np.sqrt(share * (1 - share))

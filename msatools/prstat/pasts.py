@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is known of the time in each state of Gelato and Solaris, and by what.
+"""Times in each microstate of Gelato and Solaris, with their bounds and sources.
 
-Pure, of sums that :mod:`msatools.prstat.states` makes of a table of threads and
-:mod:`msatools.query` of one.
+Pure. :mod:`msatools.prstat.states` sums up a table of threads, and
+:mod:`msatools.query` a single one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,40 +16,40 @@ Family = Literal["gelato", "solaris"]
 Bound = Literal["exact", "estimate", "upper", "lower"]
 
 Known = tuple[int, Bound] | None
-"""Nanoseconds and how well they are known; ``None`` if nothing is."""
+"""Nanoseconds and their bound; ``None`` if unknown."""
 
 _NONE = "Linux keeps no time of "
 _NOW = "the past is not kept; now: class "
 
 
 class Time(NamedTuple):
-    """Time that was spent in a state; a query makes some twenty of them at once."""
+    """Time in a state. A named tuple, as a query makes some twenty of them."""
 
     ns: int | None
-    """Since the start of each thread; ``None`` if it is not kept."""
+    """Sum since the start of each thread; ``None`` if the kernel does not keep it."""
 
     bound: Bound | None
-    """How well ``ns`` is known; ``None`` if it is not."""
+    """Bound of ``ns``; ``None`` without a time."""
 
     reason: str
-    """Where the time comes from, or why there is none."""
+    """Origin of the time, or the reason why there is none."""
 
     source: str = ""
-    """The kernel's members that it is made of; empty if there is none."""
+    """The kernel's members that it is computed from; empty without a time."""
 
 
 class StateSums(NamedTuple):
-    """What the kernel keeps of some threads, summed up."""
+    """Sums of the times that the kernel keeps of some threads."""
 
     user_ns: int
     system_ns: int
     latency_ns: int
     off_cpu_ns: int
-    """But for interrupts."""
+    """Time off the CPU, without interrupts."""
 
     zombie_ns: int
     latency_is_bound: bool
-    """Whether latency may have sleep in it (6.12)."""
+    """Whether latency may include sleep (v6.12)."""
 
     interrupted: Known
     interruptible: Known
@@ -62,10 +62,10 @@ class StateSums(NamedTuple):
 def pasts(
     sums: StateSums, accounting: Accounting, paging_ns: int, data_paging_ns: int
 ) -> Mapping[str, Time]:
-    """Put into words what is known of each kind of time.
+    """Return the time of each kind.
 
-    :param paging_ns: For how long those that are in page faults now have been.
-    :param data_paging_ns: The same of faults on what is not mapped executable.
+    :param paging_ns: Sum of the durations of current page faults.
+    :param data_paging_ns: The same of faults on mappings that are not executable.
     """
     split = "time on the CPU is exact; ticks sampled the mode it was in"
     if accounting.precise_cputime:
@@ -112,7 +112,7 @@ def pasts(
     }
 
 
-# What is the same of most threads is made once.
+# Times that are equal for most threads are created once.
 _PAGING_NEEDS_DELAYS = Time(None, None, f"{_NOW}FLT or SWP; needs delay accounting")
 _NO_SWAP_INS = Time(
     None, None, "no swap-ins; past faults on files are not kept: see blkio"
@@ -137,9 +137,11 @@ def _interrupted(sums: StateSums, accounting: Accounting) -> Time:
 
 
 def _paging(sums: StateSums, lasting_ns: int) -> Time:
-    """Swap-ins are known; faults on files are part of ``blkio`` and not told apart.
+    """Return the time in page faults: swap-ins, and current faults.
 
-    :param lasting_ns: For how long those that are in page faults now have been.
+    Past faults on files are a part of ``blkio`` that cannot be separated.
+
+    :param lasting_ns: Sum of the durations of current page faults.
     """
     if sums.swapped is None:
         return _PAGING_NEEDS_DELAYS
@@ -218,13 +220,13 @@ STATES: Mapping[Family, Mapping[str, Callable[[Pasts], Time]]] = {
         "STOPPED": _kept("stopped"),
     },
 }
-"""By family, the states in their order, and which time each is."""
+"""Maps the states of each family, in their order, to functions that select a time."""
 
 GELATO_NOW: Mapping[TaskClass, str] = {
     TaskClass.USR: "ONCPU_USR",
     TaskClass.SYS: "ONCPU_SYS",
     TaskClass.INT: "INTERRUPTED",
-    # Who is just being woken has no queue yet, and waits for one.
+    # A task that is being woken is on no run queue yet, but waits for a CPU.
     TaskClass.LAT: "ONACTIVEQUEUE",
     TaskClass.WAK: "ONACTIVEQUEUE",
     TaskClass.FLT: "PAGING_SLEEP",
@@ -235,16 +237,16 @@ GELATO_NOW: Mapping[TaskClass, str] = {
     TaskClass.TRC: "STOPPED",
     TaskClass.ZMB: "ZOMBIE",
 }
-"""Which timer runs for a thread of a class; of other classes, but for CPU, that of its
+"""Maps classes to the timer that runs; for other classes, but CPU, it is that of the
 sleep: see :data:`SLEEPS`."""
 
 SLEEPS = {False: "INTERRUPTIBLE_SLEEP", True: "UNINTERRUPTIBLE_SLEEP"}
-"""By whether it is uninterruptible."""
+"""Maps whether a sleep is uninterruptible to its timer."""
 
 SOLARIS_NOW: Mapping[str, str] = {
     "ONCPU_USR": "USER",
     "ONCPU_SYS": "SYSTEM",
-    # An interrupt counts as time of whoever it meets, in system mode.
+    # An interrupt counts as system time of the interrupted thread.
     "INTERRUPTED": "SYSTEM",
     "PAGING_SLEEP": "DFAULT",
     "FUTEX_SLEEP": "USER_LOCK",
@@ -254,14 +256,17 @@ SOLARIS_NOW: Mapping[str, str] = {
     "ONACTIVEQUEUE": "WAIT_CPU",
     "STOPPED": "STOPPED",
 }
-"""By Gelato's timer, the state that is the same; none of the dead. A page fault on what
-is mapped executable is TFAULT."""
+"""Maps Gelato's timers to Solaris's states; zombies have none. A page fault on an
+executable mapping is TFAULT."""
 
 
 def known_sum(values: Sequence[int | None]) -> Known:
-    """Sum up what is known of each thread."""
+    """Return the sum of the known values, and whether all are known.
+
+    :return: ``None`` if no value is known.
+    """
     if len(values) == 1:
-        # Of one thread, as queries are for: at once.
+        # A short cut for queries of one thread.
         return None if values[0] is None else (values[0], "exact")
     known = [value for value in values if value is not None]
     if not known:

@@ -189,7 +189,10 @@ def collect_load(
     """
     columns = kept.columns
     classes, comms, ages = (columns[n] for n in ("class", "comm", "class_age_ns"))
-    runs = are_any(classes, RUNNABLE) & wanted
+    # OTH and R is a thread on a CPU of which a dump has no registers.
+    running = are_any(classes, RUNNABLE)
+    running |= (classes == TaskClass.OTH) & (columns["state"] == "R")
+    runs = running & wanted
     blocked = columns["loads"] & ~runs & ~columns["is_dead"] & wanted
     groups: dict[tuple[str, int, str, str | None, WaitTarget | None], list[int]] = (
         defaultdict(list)

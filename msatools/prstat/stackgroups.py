@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Threads that sleep grouped by how they came to their wait, as mdb's ``::stacks``."""
+"""Groups sleeping threads by their kernel stacks, as mdb's ``::stacks``."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -24,23 +24,22 @@ def stack_groups(
     functions: Iterable[str] = (),
     modules: Iterable[str] = (),
 ) -> tuple[StackGroup, ...]:
-    """Group the wanted threads that have a stack; the largest groups are first.
+    """Group the wanted threads that have a stack, the largest group first.
 
-    :param functions: One of which must be on the stack, if there are any.
-    :param modules: One of which must have a function there, if there are any.
+    :param functions: If not empty, only stacks with one of these functions.
+    :param modules: If not empty, only stacks with a function of one of these modules.
     """
     functions, modules = frozenset(functions), frozenset(modules)
     frames: dict[int, tuple[str, ...]] = {}
     groups: dict[tuple[tuple[str, ...], int], list[int]] = defaultdict(list)
     for row in np.flatnonzero(wanted & (now.stacks.index != 0)).tolist():
-        place = int(now.stacks.index[row])
-        if place not in frames:
-            stack = now.stacks.unique[place]
-            found = _frames(now.stacks, stack)
-            keep = _has(found, functions, modules)
-            frames[place] = tuple(map(_frame, found)) if keep else ()
-        if frames[place]:
-            groups[frames[place], int(now.classes[row])].append(row)
+        index = int(now.stacks.index[row])
+        if index not in frames:
+            named = _frames(now.stacks, now.stacks.unique[index])
+            keep = _has(named, functions, modules)
+            frames[index] = tuple(map(_frame, named)) if keep else ()
+        if frames[index]:
+            groups[frames[index], int(now.classes[row])].append(row)
     made = [
         StackGroup(
             frames=stack_frames,
@@ -57,13 +56,13 @@ def stack_groups(
 
 
 def _frames(stacks: Stacks, stack: Stack) -> list[tuple[str, str | None]]:
-    """Name the functions of a stack, and the modules that they are in."""
+    """Return the functions of a stack, with their modules if they are in one."""
     text = stacks.text
-    found = []
+    named = []
     for name, address in zip(stacks.names(stack), stack.instructions(), strict=True):
         module = None if text.in_kernel(address) else text.module(address)
-        found.append((name, module.name if module else None))
-    return found
+        named.append((name, module.name if module else None))
+    return named
 
 
 def _has(
@@ -71,6 +70,7 @@ def _has(
     functions: frozenset[str],
     modules: frozenset[str],
 ) -> bool:
+    # Names may have suffixes of the compiler, as in do_exit.cold.
     names = {name.partition(".")[0] for name, _ in frames}
     names |= {name for name, _ in frames}
     return (not functions or bool(functions & names)) and (

@@ -10,19 +10,16 @@ once.
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from operator import itemgetter
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import drgn
 import numpy as np
 
 from msatools.kernel.accounting import Accounting, AccountingReader
 from msatools.kernel.clocks import read_clocks
-from msatools.kernel.pids import PID_MAX_LIMIT, NoSuchPidError, find_task
+from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Decoder
 from msatools.locks.wait_targets.explain import Explainer
 from msatools.prstat.pasts import (
     GELATO_NOW,
@@ -37,7 +34,6 @@ from msatools.query.life import (
     Life,
     LifeMoment,
     LifeSeen,
-    Record,
     age,
     covered_since,
     life,
@@ -46,27 +42,19 @@ from msatools.query.life import (
     summed,
 )
 from msatools.query.model import ChildTimes, Now, Process, States, Thread, Timers
+from msatools.query.threads import ThreadReader
 from msatools.selfdesc.variables import find_variable
 from msatools.target import TargetError, kcore, qmp
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.delays import read_delay
 from msatools.tasks.identity import comm_text
-from msatools.tasks.iowait import read_one_in_iowait
-from msatools.tasks.processes import read_process
-from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.states import UNINTERRUPTIBLE
-from msatools.tasks.table import COUNTS, MOST, TaskReader
 from msatools.tasks.task_state import AgeBound, collect_now, running_class
 from msatools.tasks.waits import classify
 
 T = TypeVar("T")
 
 _NAMESPACE = "/proc/self/ns/pid"
-_SWITCHES = ("nvcsw", "nivcsw")
-_AGAIN = {"pid": "i4", **dict.fromkeys(_SWITCHES, "u8")}
-"""Columns that are read again to see whether a thread has moved on."""
-
 _ACCOUNTING_NS = 100_000_000
 """How long the settings of accounting are cached."""
 
@@ -120,7 +108,7 @@ class Kernel:
         """
         self.prog = prog
         self.reader = Reader(prog)
-        self._tasks = TaskReader(self.reader)
+        self._threads = ThreadReader(self.reader)
         self._accounting_reader = AccountingReader(prog)
         self._accounting: Accounting | None = None
         self._accounting_ns = 0
@@ -129,13 +117,7 @@ class Kernel:
         self._is_local = bool(prog.flags & drgn.ProgramFlags.IS_LOCAL)
         self._moment: tuple[LifeMoment, tuple[str, ...]] | None = None
         self._collector: StackCollector | None = None
-        columns = self._tasks.columns
-        self._delayed = "sched_delayed" in columns
-        self._times = itemgetter(
-            *(name for name in columns if name in COUNTS or name.endswith("_ns"))
-        )
-        self._stack_bytes = stack_bytes(prog)
-        self._again = _again(prog)
+        self._delayed = "sched_delayed" in self._threads.columns
 
     def thread(self, tid: int) -> Thread:
         """Return one thread.
@@ -239,19 +221,11 @@ class Kernel:
             )
         return address
 
-    def _read(self, pid: int) -> tuple[int, Record]:
-        address = self._find(pid)
-        task = self._tasks.read_one(address)
-        self._believe(address, task)
-        if task["pid"] != pid:
-            raise drgn.FaultError("no task of that PID", address)
-        return address, task
-
     def _thread(self, tid: int) -> Thread:
-        address, task = self._read(tid)
-        seen, stack = self._see(address, task), self._stack(task)
+        seen, stack = self._threads.read(self._find(tid), tid)
+        task = seen.task
         moment, notes = self._now()
-        words = stack if self._has_not_run(seen) else None
+        words = stack if self._threads.has_not_run(seen) else None
         one = life(seen, moment, covered_since((task,), moment))
 
         def read_now() -> Now:
@@ -272,20 +246,18 @@ class Kernel:
 
     def _process(self, pid: int) -> Process:
         losses = LossLog()
-        stacks: list[tuple[LifeSeen, bytes]] = []
-        for thread, task in self._tasks.read_threads(self._find(pid), losses):
-            self._believe(thread, task)
-            stacks.append((self._see(thread, task), self._stack(task)))
+        stacks = self._threads.read_process(self._find(pid), losses)
         if losses.lost:
             raise drgn.FaultError("; ".join(n.text for n in losses.notes.values()), 0)
         tids = tuple(seen.task["pid"] for seen, _ in stacks)
         if pid not in tids:
             raise drgn.FaultError("no task of that PID", 0)
         leader = stacks[0][0]
-        counted = self._counted(leader.task["signal"])
+        counted = self._threads.counts(leader.task["signal"])
         moment, notes = self._now()
         held = [
-            (seen, stack if self._has_not_run(seen) else None) for seen, stack in stacks
+            (seen, stack if self._threads.has_not_run(seen) else None)
+            for seen, stack in stacks
         ]
         since_ns = covered_since((seen.task for seen, _ in held), moment)
         lives = [life(seen, moment, since_ns) for seen, _ in held]
@@ -310,10 +282,11 @@ class Kernel:
         )
 
     def _children(self, pid: int) -> ChildTimes:
-        address, task = self._read(pid)
-        counted = self._counted(task["signal"])
+        address = self._find(pid)
+        task = self._threads.record(address, pid)
+        counted = self._threads.counts(task["signal"])
         moment, notes = self._now()
-        self._has_not_run(LifeSeen(address, task, in_iowait=False, delays=None))
+        self._threads.has_not_run(LifeSeen(address, task, False, None))
         user, system = (
             Time(counted[name], "estimate", _WAITED_FOR, f"signal->{name}")
             for name in ("cutime", "cstime")
@@ -326,48 +299,6 @@ class Kernel:
             notes=notes,
             pid=task["tgid"],
         )
-
-    def _counted(self, signal: int) -> Any:
-        counted = read_process(self.reader, signal)
-        if max(counted.values()) > MOST:
-            raise drgn.FaultError("no counts of a process", signal)
-        return counted
-
-    def _believe(self, address: int, task: Record) -> None:
-        """Check that a record is a task with possible times.
-
-        :raises drgn.FaultError: if not
-        """
-        pids = task["pid"], task["tgid"]
-        if min(pids) <= 0 or max(pids) > PID_MAX_LIMIT or max(self._times(task)) > MOST:
-            raise drgn.FaultError("no task, or no times of one", address)
-
-    def _see(self, address: int, task: Record) -> LifeSeen:
-        """Read the data of a thread outside its ``struct task_struct``."""
-        in_iowait = False
-        if task["state"] & UNINTERRUPTIBLE and not task["exit_state"]:
-            in_iowait = read_one_in_iowait(self.reader, address)
-        delays = None
-        if task.get("delays"):
-            with suppress(drgn.FaultError):
-                delays = read_delay(self.reader, task["delays"])
-        return LifeSeen(address, task, in_iowait, delays)
-
-    def _stack(self, task: Record) -> bytes:
-        """Read the stack of a sleeping thread, to be unwound on demand.
-
-        :return: The stack from the saved stack pointer on; empty if the thread does not
-            sleep, or its stack cannot be read.
-        """
-        if state_class(task) is not None or "sp" not in task:
-            return b""
-        size = task["stack"] + self._stack_bytes - task["sp"]
-        if not 0 < size <= self._stack_bytes or task["sp"] % 8 or size % 8:
-            return b""
-        try:
-            return self.reader.read(task["sp"], size)
-        except drgn.FaultError:
-            return b""
 
     @property
     def _stacks(self) -> StackCollector:
@@ -401,19 +332,6 @@ class Kernel:
             self._accounting = self._accounting_reader.read(losses)
             self._accounting_ns = now_ns
         return self._accounting
-
-    def _has_not_run(self, seen: LifeSeen) -> bool:
-        """Return whether a thread has not been on a CPU since it was read.
-
-        :raises drgn.FaultError: if it has ended meanwhile
-        """
-        if not self.reader.is_live:
-            return True
-        task, (start, size, decode) = seen.task, self._again
-        again = decode(self.reader.read(seen.address + start, size))
-        if again["pid"] != task["pid"]:
-            raise drgn.FaultError("it has ended meanwhile", seen.address)
-        return all(again[name] == task[name] for name in _SWITCHES)
 
     def _times_of(
         self,
@@ -482,23 +400,7 @@ class Kernel:
     def _is_on_code(self, seen: LifeSeen, moment: LifeMoment) -> bool:
         """Return whether a page fault is on an executable mapping."""
         aside = LossLog()
-        tasks = self._tasks.read([seen.address], aside)
+        tasks = self._threads.table([seen.address], aside)
         now = collect_now(self._stacks, self.prog, tasks, moment.clocks)
         explained = Explainer(self.reader).explain(tasks, now, moment.clocks, aside)
         return any(on is not None and bool(on.text) for on in explained)
-
-
-def _again(prog: drgn.Program) -> tuple[int, int, Decoder]:
-    """Return offset, size and decoder of the columns that are read again."""
-    task = prog.type("struct task_struct")
-    offsets = {name: drgn.offsetof(task, name) for name in _AGAIN}
-    start, end = min(offsets.values()), max(offsets.values()) + 8
-    record = np.dtype(
-        {
-            "names": list(_AGAIN),
-            "formats": list(_AGAIN.values()),
-            "offsets": [offset - start for offset in offsets.values()],
-            "itemsize": end - start,
-        }
-    )
-    return start, end - start, Decoder(record, _AGAIN)

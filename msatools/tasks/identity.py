@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import read_structs
 from msatools.tasks.table import TaskTable
@@ -63,12 +64,9 @@ def _parents(reader: Reader, tasks: TaskTable, losses: LossLog) -> Numbers:
     Usually the table has every parent but the idle task (PID 0).
     """
     parents: Addresses = tasks["real_parent"].astype(np.uint64)
-    addresses = tasks["address"]
-    order = np.argsort(addresses, kind="stable")
-    position = np.searchsorted(addresses, parents, sorter=order)
-    row = order[np.minimum(position, len(order) - 1)]
+    row = find_rows(tasks["address"], parents)
     ppid: Numbers = tasks["tgid"][row].astype(np.int64)
-    elsewhere = addresses[row] != parents
+    elsewhere = row == NOT_FOUND
     others = read_structs(
         reader, "struct task_struct", _TASK, parents[elsewhere], losses
     )

@@ -6,7 +6,6 @@ kernel/sched and include/linux/sched.h. The table has no column for a member tha
 kernel does not have: see :meth:`TaskTable.has`.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -23,6 +22,7 @@ from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks, require_pids
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder, column_type, find_member
+from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE, U64
 from msatools.selfdesc.variables import find_variable
 
 Records = npt.NDArray[np.void]
@@ -30,9 +30,6 @@ Records = npt.NDArray[np.void]
 
 PF_KTHREAD = 0x00200000
 """A bit of ``flags``: a kernel thread."""
-
-MOST = 1 << 60
-"""Maximum of times and counts that is believed: 36 years in nanoseconds."""
 
 COUNTS = ("pcount", "nvcsw", "nivcsw", "migrations", "min_flt", "maj_flt")
 """Columns with counts of events."""
@@ -42,10 +39,6 @@ _COMM_BYTES = 16
 
 _BATCH = 256
 """Tasks read before they are reduced to their columns: some 5 KiB each."""
-
-_POINTER = struct.Struct("<Q")
-_LINKS = struct.Struct("<QQ")
-"""``struct list_head``: next, previous."""
 
 # Columns, their numpy types, and their members, the newest kernel's first.
 _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -191,8 +184,8 @@ class TaskReader:
         signal = prog.type("struct signal_struct")
         self._thread_head = drgn.offsetof(signal, "thread_head")
         self.size = max(
-            self._tasks + _LINKS.size,
-            self._thread_node + _LINKS.size,
+            self._tasks + LIST_HEAD.size,
+            self._thread_node + LIST_HEAD.size,
             *(offset + format_.itemsize for offset, format_ in fields.values()),
         )
         """Bytes that are read of each task."""
@@ -291,7 +284,7 @@ class TaskReader:
         for address, data in self._read_each(addresses, losses):
             if address in seen:
                 continue
-            (leader,) = _POINTER.unpack_from(data, self._offsets["group_leader"])
+            (leader,) = U64.unpack_from(data, self._offsets["group_leader"])
             if leader in seen:
                 continue
             if leader != address:
@@ -329,9 +322,9 @@ class TaskReader:
         self, leader: int, data: bytes, seen: set[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
         """Read the threads of a process after its leader."""
-        (signal,) = _POINTER.unpack_from(data, self._offsets["signal"])
+        (signal,) = U64.unpack_from(data, self._offsets["signal"])
         threads = signal + self._thread_head
-        (following,) = _POINTER.unpack_from(data, self._thread_node)
+        (following,) = U64.unpack_from(data, self._thread_node)
         if following == threads:
             return
         name = "the list of a process's threads"
@@ -396,19 +389,21 @@ def believable(records: Records, losses: LossLog, may_be_gone: bool = False) -> 
         if name in COUNTS or name.endswith("_ns")
     ]
     # Usually none is too large: check all at once.
-    if np.max([records[name] for name in counts], initial=0) > MOST:
+    if np.max([records[name] for name in counts], initial=0) > MAX_PLAUSIBLE:
         for name in counts:
-            if (records[name] > MOST).any():
+            if (records[name] > MAX_PLAUSIBLE).any():
                 records[name] = cut(records[name], losses)
     return records
 
 
 def cut(numbers: npt.NDArray[Any], losses: LossLog) -> npt.NDArray[np.int64]:
-    """Cut and count times or counts above :data:`MOST`."""
-    wrong = int(np.count_nonzero(numbers > MOST))
+    """Cut and count times or counts above :data:`MAX_PLAUSIBLE`."""
+    wrong = int(np.count_nonzero(numbers > MAX_PLAUSIBLE))
     text = "some times or counts cannot be, and are cut"
     losses.lose(Loss.COUNTS, text, count=wrong)
-    possible: npt.NDArray[np.int64] = np.minimum(numbers, MOST).astype(np.int64)
+    possible: npt.NDArray[np.int64] = np.minimum(numbers, MAX_PLAUSIBLE).astype(
+        np.int64
+    )
     return possible
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans
 from msatools.tasks.microstates import Microstates
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
-NOBODY = -1
+NOBODY = NOT_FOUND
 
 Rows = npt.NDArray[np.intp]
 Counts = npt.NDArray[np.int64]
@@ -42,23 +43,16 @@ class TaskSample:
 
 def match(before: TaskTable, after: TaskTable) -> Rows:
     """Find each thread of one table in an earlier one: its row, or :data:`NOBODY`."""
-    count = len(before)
-    if count == 0:
-        return np.full(len(after), NOBODY, np.intp)
-    old, new = before["address"], after["address"]
-    if np.array_equal(old, new):
-        row = np.arange(count)
-    else:
-        order = np.argsort(old, kind="stable")
-        position = np.searchsorted(old, new, sorter=order)
-        row = order[np.minimum(position, count - 1)]
+    row = find_rows(before["address"], after["address"])
+    if not len(before):
+        return row
     same = (before["pid"][row] == after["pid"]) & (
         before["start_ns"][row] == after["start_ns"]
     )
     # A thread that calls exec() takes the leader's position (de_thread()).
     follows = ~before.leaders[row] & after.leaders
     same |= follows & (before["tgid"][row] == after["tgid"])
-    return np.where(same & (old[row] == new), row, NOBODY)
+    return np.where(same, row, NOBODY)
 
 
 def cpu_of(sample: TaskSample) -> Nanoseconds:

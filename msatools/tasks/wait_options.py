@@ -8,7 +8,6 @@ Linux kernel commit f31ecf671ddc ("io_uring: add IORING_OP_WAITID support") (in 
 io_uring queues one that is not on a stack.
 """
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +18,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
+from msatools.kernel.words import U32, U64
 
 # Bits of wo_flags; include/uapi/linux/wait.h.
 _EXITED = 0x0000_0004
@@ -26,8 +26,6 @@ _NOTHREAD = 0x2000_0000
 _ALL = 0x4000_0000
 _CLONE = 0x8000_0000
 
-_U64 = struct.Struct("<Q")
-_U32 = struct.Struct("<I")
 
 Kind = Literal["any", "pid", "group"]
 
@@ -127,13 +125,13 @@ class WaitOptsReader:
                 losses.lose(Loss.WAITS, f"what a thread waits for is lost: {error}")
 
     def _parse(self, address: int, data: bytes) -> WaitOpts:
-        (type_,) = _U32.unpack_from(data, self._type)
+        (type_,) = U32.unpack_from(data, self._type)
         kind = self._kinds.get(type_)
-        (pid,) = _U64.unpack_from(data, self._pid)
+        (pid,) = U64.unpack_from(data, self._pid)
         if kind is None or (not pid and kind != "any"):
             raise drgn.FaultError("no wait for children", address)
-        (flags,) = _U32.unpack_from(data, self._flags)
-        (task,) = _U64.unpack_from(data, self._task)
+        (flags,) = U32.unpack_from(data, self._flags)
+        (task,) = U64.unpack_from(data, self._task)
         if kind == "any":
             return WaitOpts(task, kind, 0, None, flags)
         return WaitOpts(task, kind, pid, self._pid_number(pid), flags)

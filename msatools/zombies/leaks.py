@@ -27,6 +27,7 @@ from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.rows import find_rows
 from msatools.kernel.slab import SlabCache
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.evidence import seen_on_stacks
@@ -127,7 +128,7 @@ def _suspects(reader: Reader, tasks: TaskTable, losses: LossLog) -> list[Leak]:
     known = PidHolders(reader, tasks, pids.address, losses)
     places: set[int] = set()
     for holders in known.all():
-        rows = _rows(pids, holders.pids)
+        rows = find_rows(pids.address, holders.pids)
         ledger.add(rows[rows >= 0], holders.kind)
         if len(holders.places):
             places.update(holders.places[rows >= 0].tolist())
@@ -241,14 +242,6 @@ def _read_pids(reader: Reader, scan: SlabScan, losses: LossLog) -> _Pids:
 def _pid_link(prog: drgn.Program) -> int:
     offset: int = drgn.offsetof(prog.type("struct task_struct"), "pid_links[0]")
     return offset
-
-
-def _rows(pids: _Pids, wanted: Addresses) -> npt.NDArray[np.intp]:
-    """Find the row of each address; -1 if it is not a ``struct pid``."""
-    if not len(pids):
-        return np.full(len(wanted), -1)
-    row = np.minimum(np.searchsorted(pids.address, wanted), len(pids) - 1)
-    return np.where(pids.address[row] == wanted, row, -1)
 
 
 def _on_stacks(

@@ -14,13 +14,14 @@ import numpy as np
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.parentfacts import ParentFacts, read_facts
 from msatools.zombies.zombie_tasks import UNKNOWN, Aged, Dead, Numbers
 
-NONE = -1
+NONE = NOT_FOUND
 """No row, and no parent."""
 
 _GROUP = {"group": ("pids[2]",)}
@@ -65,7 +66,7 @@ def read_parents(
 
     :param tasks: All tasks, or the dead and all threads of their parents.
     """
-    row = _rows_of(tasks, dead.real_parent)
+    row = find_rows(tasks["address"], dead.real_parent)
     known = row != NONE
     if not known.all():
         losses.coverage["parents_unknown"] += int(np.count_nonzero(~known))
@@ -86,17 +87,6 @@ def read_parents(
         tracer=tracer,
         elsewhere=elsewhere,
     )
-
-
-def _rows_of(tasks: TaskTable, addresses: Addresses) -> Rows:
-    """Find the rows of tasks by their address; :data:`NONE` if not found."""
-    known = tasks["address"]
-    if not len(known):
-        return np.full(len(addresses), NONE, np.intp)
-    order = np.argsort(known, kind="stable")
-    position = np.searchsorted(known, addresses, sorter=order)
-    row = order[np.minimum(position, len(order) - 1)]
-    return np.where(known[row] == addresses, row, NONE)
 
 
 def _stuck(

@@ -21,6 +21,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
+from msatools.kernel.words import unsigned
 from msatools.selfdesc.variables import find_variable
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
@@ -94,7 +95,7 @@ class PidHolders:
             for address, data in list_records(
                 self._reader, head, node, size, self._losses, "the list of inodes"
             ):
-                pids.append(_word(data, offset))
+                pids.append(unsigned(data, offset, _WORD))
                 places.append(address + offset)
         found = np.array(pids, np.uint64), np.array(places, np.uint64)
         yield Holders("inode of /proc", *found)
@@ -133,7 +134,7 @@ class PidHolders:
             self._losses,
             "the list of file systems",
         ):
-            if _word(data, own) == operations:
+            if unsigned(data, own, _WORD) == operations:
                 yield address + inodes
 
     def _file_owners(self) -> Iterator[Holders]:
@@ -231,7 +232,3 @@ class PidHolders:
             with suppress(LookupError):
                 found.append(kernel_symbol(self._prog, name))
         return np.array(found, np.uint64)
-
-
-def _word(data: bytes, offset: int) -> int:
-    return int.from_bytes(data[offset : offset + _WORD], "little")

@@ -358,7 +358,7 @@ CPUS = Row(
         "leaks_lost": (True, False),
         "partitions_unknown": (True, False),
         "run_queues_differ": (True, False),
-        "ticks_unreadable": (True, False),
+        "ticks_unreadable": (True, True),
         "cpus": (False, False),
         "irqs": (False, False),
         "tasks": (False, False),
@@ -498,6 +498,7 @@ LOCKS = Row(
         "inversions": [
             {"lock": LOCK_ID, "owner": int, "waiter": int}
             | {"owner_pri": int, "waiter_pri": int}
+            | {"owner_policy?": frozenset({"IDLE"})}
         ],
     },
     payload_of_interval={

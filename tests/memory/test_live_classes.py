@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from drgn import Program
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import where
 from msatools.memory.pages.layout import page_layout
@@ -14,6 +16,7 @@ from msatools.memory.scan.freelists import ListedPages
 from msatools.memory.scan.live_classes import FinalClasses
 
 from .madepages import Pages
+from .madescans import scanned
 
 PFN = 4096
 PAGES = 2048
@@ -32,3 +35,16 @@ def test_huge_page_on_a_per_cpu_list(prog: Program, in_use: int, found: int) -> 
     FinalClasses(Reader(prog), listed).settle(block, orphans)
     pages = where(block.codes == PageClass.FREE_PCP)
     assert pages.tolist() == [*range(512, 512 + found)]
+
+
+def test_losses_of_parts_add_up_by_mapping() -> None:
+    """Two parts have pages of one file: the second one's losses replace none."""
+    first, second = scanned({1: (0, 0)}, 1), scanned({2: (0, 0)}, 1)
+    first.losses = {0x10: LossLog(), 0x20: LossLog()}
+    first.losses[0x10].lose(Loss.TREES, count=2)
+    first.losses[0x20].lose(Loss.INODES)
+    second.losses = {0x10: LossLog()}
+    second.losses[0x10].lose(Loss.INODES)
+    first.merge(second)
+    assert first.losses[0x10].lost == {Loss.TREES.value: 2, Loss.INODES.value: 1}
+    assert first.losses[0x20].lost == {Loss.INODES.value: 1}

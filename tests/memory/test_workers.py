@@ -2,6 +2,7 @@
 
 """Workers that share a scan: what they find is the same, and none is left behind."""
 
+import errno
 import json
 import os
 import signal
@@ -116,17 +117,25 @@ def test_error_is_raised_here_and_ends_the_workers(tmp_path: Path, who: str) -> 
     assert no_more(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["fork", "begin"])
+@pytest.mark.parametrize("what", ["pipe", "second pipe", "fork", "begin"])
 def test_work_is_done_here_where_no_worker_can(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """No process can be forked, or none can begin."""
+    """No pipe or process can be made, or no worker can begin."""
+    pipe, pipes = os.pipe, iter(range(1))
 
     def refuse() -> int:
         raise BlockingIOError if what == "fork" else PermissionError
 
+    def few_pipes() -> tuple[int, int]:
+        if what == "pipe" or next(pipes, None) is None:
+            raise OSError(errno.EMFILE, "too many open files")
+        return pipe()
+
     if what == "fork":
         monkeypatch.setattr(os, "fork", refuse)
+    if "pipe" in what:
+        monkeypatch.setattr(os, "pipe", few_pipes)
     begin = refuse if what == "begin" else lambda: None
     parent = os.getpid()
     taken: list[tuple[int, bool]] = []

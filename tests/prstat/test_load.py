@@ -11,7 +11,7 @@ from msatools.locks.base.model import WaitTarget
 from msatools.prstat.model import Load
 from msatools.prstat.recorded import collect_load
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.states import loads
+from msatools.tasks.states import letters, loads
 from msatools.tasks.table import TaskTable
 
 SLEEPS, BLOCKED, NOLOAD, FROZEN = 1, 2, 0x402, 0x8002
@@ -38,6 +38,7 @@ def load_of(
             "comm": records["comm"],
             "class": np.array(classes, np.uint8),
             "class_age_ns": np.array(ages, np.int64),
+            "state": letters(TaskTable(records, frozenset(names))),
             "loads": loads(TaskTable(records, frozenset(names))),
             "is_dead": records["exit_state"] != 0,
         },
@@ -62,11 +63,12 @@ def test_who_counts() -> None:
         {"pid": 7, "state": 0, "class": TaskClass.USR},
         # It is about to sleep, but still on the CPU.
         {"pid": 8, "class": TaskClass.SYS},
+        # The dump has no registers of its CPU.
+        {"pid": 9, "state": 0, "class": TaskClass.OTH},
     )
-    assert (found.runnable, found.uninterruptible) == (3, 1)
-    assert sorted(pid for group in found.groups for pid in group.pids) == [1, 6, 7, 8]
+    assert (found.runnable, found.uninterruptible) == (4, 1)
     states = {pid: group.state for group in found.groups for pid in group.pids}
-    assert states == {1: "D", 6: "R", 7: "R", 8: "R"}
+    assert states == {1: "D", 6: "R", 7: "R", 8: "R", 9: "R"}
 
 
 def test_groups() -> None:

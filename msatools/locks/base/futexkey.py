@@ -4,10 +4,10 @@
 
 from typing import NamedTuple
 
+from msatools.kernel.words import PAGE
+
 _INODE, _MM_SHARED = 1, 2
 """Flags in the offset of a key (``FUT_OFF_INODE``, ``FUT_OFF_MMSHARED``)."""
-
-_PAGE = 4096
 
 
 class FutexKey(NamedTuple):
@@ -41,7 +41,7 @@ class FutexKey(NamedTuple):
     @property
     def file_offset(self) -> int | None:
         """Offset of the futex in the file; ``None`` if it is in none."""
-        return self.word * _PAGE + (self.offset & ~_INODE) if self.of_inode else None
+        return self.word * PAGE + (self.offset & ~_INODE) if self.of_inode else None
 
     def moved(self, by: int) -> "FutexKey":
         """Return the key of another futex in the same memory.
@@ -49,8 +49,8 @@ class FutexKey(NamedTuple):
         :param by: Bytes from this futex to that one, a multiple of 4.
         """
         flags = self.offset & (_INODE | _MM_SHARED)
-        step, unit = (1, _PAGE) if self.of_inode else (_PAGE, 1)
-        pages, offset = divmod(self.word * unit + (self.offset & ~flags) + by, _PAGE)
+        step, unit = (1, PAGE) if self.of_inode else (PAGE, 1)
+        pages, offset = divmod(self.word * unit + (self.offset & ~flags) + by, PAGE)
         return self._replace(word=pages * step, offset=offset | flags)
 
     def pair(self) -> tuple["FutexKey", "FutexKey"]:

@@ -7,7 +7,6 @@ words, is searched. A structure is recognized by its pointer to the task, or to 
 function that identifies its type. Its other members have to be consistent with that.
 """
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,11 +14,9 @@ import drgn
 import numpy as np
 
 from msatools.kernel.reader import Addresses
+from msatools.kernel.words import U32, U64
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
-
-_U64 = struct.Struct("<Q")
-_U32 = struct.Struct("<I")
 
 _MAX_ENTRIES = 64
 """More entries than ``struct poll_wqueues`` has inline."""
@@ -98,7 +95,7 @@ class OwnStack:
         offset = address - self.base
         if not 0 <= offset <= len(self._data) - 8:
             return None
-        value: int = _U64.unpack_from(self._data, offset)[0]
+        value: int = U64.unpack_from(self._data, offset)[0]
         return value
 
     def half(self, address: int) -> int | None:
@@ -106,7 +103,7 @@ class OwnStack:
         offset = address - self.base
         if not 0 <= offset <= len(self._data) - 4:
             return None
-        value: int = _U32.unpack_from(self._data, offset)[0]
+        value: int = U32.unpack_from(self._data, offset)[0]
         return value
 
     def places(self, word: int) -> list[int]:
@@ -206,7 +203,7 @@ class OwnStack:
                 break
             data = self._layout.reader.read(table + first, count * size)
             page = [
-                _U64.unpack_from(data, index * size + member)[0]
+                U64.unpack_from(data, index * size + member)[0]
                 for index in range(count)
             ]
             files = page + files

@@ -6,18 +6,15 @@ On a running kernel a ring may change while it is read. So ``next`` and ``prev``
 neighbours have to point at each other.
 """
 
-import struct
 from dataclasses import dataclass
 
 import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import U32, U64
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
-
-_U64 = struct.Struct("<Q")
-_U32 = struct.Struct("<I")
 
 _TASK_ALIGNED = 64
 """Alignment of tasks in memory (``L1_CACHE_BYTES``, ``ARCH_MIN_TASKALIGN``)."""
@@ -228,12 +225,12 @@ class Rings:
             following, previous = self._layout.reader.words(node, 2).tolist()
             return Entry(node, following, previous, None, 0)
         following, previous, task = (
-            _U64.unpack_from(data, offset - shape.start)[0]
+            U64.unpack_from(data, offset - shape.start)[0]
             for offset in (0, 8, shape.task)
         )
         kind = 0
         if shape.kind is not None:
-            (kind,) = _U32.unpack_from(data, shape.kind - shape.start)
+            (kind,) = U32.unpack_from(data, shape.kind - shape.start)
         return Entry(node, following, previous, task, kind)
 
     def _lose(self, text: str) -> None:

@@ -13,10 +13,9 @@ import numpy.typing as npt
 from msatools.kernel.reader import Reader
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import find_member, integer_format
+from msatools.kernel.words import U64
 from msatools.target.addresses import START_KERNEL_MAP, kernel_start
 from msatools.tasks.text import kernel_symbol
-
-_U64 = struct.Struct("<Q")
 
 
 class _MemberBlock(NamedTuple):
@@ -80,7 +79,7 @@ class Layout:
 
         :raises drgn.FaultError: if it cannot be read
         """
-        value: int = _U64.unpack(self.reader.read(address, 8))[0]
+        value: int = U64.unpack(self.reader.read(address, 8))[0]
         return value
 
     def member(self, address: int, type_name: str, *members: str) -> int:

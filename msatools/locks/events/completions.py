@@ -14,6 +14,7 @@ import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.walks import list_records
+from msatools.kernel.words import unsigned
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import (
@@ -231,7 +232,7 @@ def _creation(context: LockContext, waiter: int, address: int) -> _Purpose | Non
     for _, data in list_records(
         context.reader, requests, node, size, context.losses, name
     ):
-        if int.from_bytes(data[done : done + 8], "little") == address:
+        if unsigned(data, done, 8) == address:
             return _Purpose(what, (Holder(maker, "exact"),))
     if kernel_threads(context).is_making(
         address, MAX_CANDIDATES, wait_queues(context).stack_bytes

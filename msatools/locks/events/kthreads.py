@@ -9,6 +9,7 @@ import drgn
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
+from msatools.kernel.words import unsigned
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
@@ -49,10 +50,7 @@ class KernelThreads:
         children = list_records(
             self._layout.reader, head, sibling, size, self._losses, "kernel threads"
         )
-        tasks = {
-            int.from_bytes(data[kthread : kthread + 8], "little"): task
-            for task, data in children
-        }
+        tasks = {unsigned(data, kthread, 8): task for task, data in children}
         tasks.pop(0, None)
         return tasks
 

@@ -2,7 +2,6 @@
 
 """Work items that tasks wait for, and their workers (kernel/workqueue.c)."""
 
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,14 +10,12 @@ import drgn
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string
 from msatools.kernel.walks import list_records
+from msatools.kernel.words import U32, U64
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.events.kthreads import KernelThreads, kernel_threads
 from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 from msatools.tasks.text import KernelText
-
-_U64 = struct.Struct("<Q")
-_U32 = struct.Struct("<I")
 
 _MAX_WORK = 1 << 16
 """Maximum number of work items on one list."""
@@ -150,10 +147,10 @@ class Workqueues:
         for address, data in list_records(
             self._layout.reader, head, node, size, self._losses, "workqueues"
         ):
-            (flusher,) = _U64.unpack_from(data, first)
+            (flusher,) = U64.unpack_from(data, first)
             if not flusher:
                 continue
-            (flush_color,) = _U32.unpack_from(data, color)
+            (flush_color,) = U32.unpack_from(data, color)
             text = decode_string(data[name : name + _NAME_BYTES])
             queue = Flushed(address, text, flush_color)
             by_flusher[flusher] = queue

@@ -30,7 +30,8 @@ from msatools.locks.names.futexnames import FutexNames
 from msatools.locks.places.places import LockPlace, lock_places
 from msatools.locks.places.slabs import SlabObject
 from msatools.locks.user.filelocks import FILE_LOCK
-from msatools.locks.user.userlocks import FUTEX, is_condition
+from msatools.locks.user.futexcontent import is_condition
+from msatools.locks.user.userlocks import FUTEX
 from msatools.target.addresses import KERNEL_HALF
 
 __all__ = ["LockNames", "Name", "find_place"]

@@ -7,20 +7,18 @@ is sorted by real-time priority. Ordinary tasks count as equal, whatever their n
 value; equals are in order of arrival.
 """
 
-import struct
 from dataclasses import dataclass
 
 import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import U64
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_WAITERS = 1 << 22
 """Maximum number of waiters of one lock: as many as there can be tasks."""
-
-_U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class RtMutexes:
                     raise drgn.FaultError("no tree of waiters", node)
                 data = self._layout.reader.read(node - self._node, self._size)
                 task, waited_for, left, right = (
-                    _U64.unpack_from(data, offset)[0]
+                    U64.unpack_from(data, offset)[0]
                     for offset in (
                         self._task,
                         self._lock,

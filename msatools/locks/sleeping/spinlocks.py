@@ -7,7 +7,6 @@ the address of the lock that it spins for, and the lock does not record its owne
 both are found by evidence, and reported only if the evidence is unambiguous.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
+from msatools.kernel.words import U32
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.base.lock_context import LockContext
@@ -53,8 +53,6 @@ _LOCKED = (1, 3)
 
 _TAIL_SHIFT = 16
 """``_Q_TAIL_OFFSET``, with fewer than 16,384 CPUs (CONFIG_NR_CPUS)."""
-
-_U32 = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ def _choose_lock(
 def _is_wanted(context: LockContext, address: int, spinning: set[int]) -> bool:
     """Return whether an address may be that of a qspinlock that CPUs wait for."""
     try:
-        (value,) = _U32.unpack(context.reader.read(address, _U32.size))
+        (value,) = U32.unpack(context.reader.read(address, U32.size))
         if not may_be_wanted(value):
             return False
         tail = value >> _TAIL_SHIFT

@@ -8,10 +8,9 @@ import drgn
 from drgn.helpers.linux.xarray import xa_load
 
 from msatools.kernel.vmemmap import vmemmap_base
+from msatools.kernel.words import PAGE
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
-
-PAGE = 4096
 
 
 class FilePages:

@@ -18,6 +18,7 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, column
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import LIST_HEAD, PAGE, U32, U64
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
@@ -30,8 +31,6 @@ MAX_WAITERS = 1 << 22
 _MAX_BUCKETS = 1 << 22
 """Twice 256 for each of 8,192 CPUs (futex_init()), the maximum of x86."""
 
-_PAGE = 4096
-_U64 = struct.Struct("<Q")
 _KEY = struct.Struct("<QQI")
 _PREVIOUS = 8
 """Offset of ``prev`` in a ``struct list_head``."""
@@ -88,11 +87,11 @@ class Futexes:
     def waiter(self, address: int, data: bytes) -> Waiter:
         """Decode a ``struct futex_q``."""
         task, lock, pi_state = (
-            _U64.unpack_from(data, offset)[0]
+            U64.unpack_from(data, offset)[0]
             for offset in (self._task, self._lock, self._pi_state)
         )
         key = FutexKey(*_KEY.unpack_from(data, self._key))
-        (bitset,) = struct.unpack_from("<I", data, self._bitset)
+        (bitset,) = U32.unpack_from(data, self._bitset)
         return Waiter(address, task, lock, key, pi_state, bitset)
 
     def read(self, address: int) -> Waiter:
@@ -122,11 +121,11 @@ class Futexes:
             if start < 0 or start + self._size > len(data):
                 continue
             waiter = self.waiter(base + start, data[start : start + self._size])
-            following, previous = struct.unpack_from("<QQ", data, start + self._node)
+            following, previous = LIST_HEAD.unpack_from(data, start + self._node)
             linked = min(following, previous, waiter.lock) >= KERNEL_HALF
             # For a file the word is the index of a page, otherwise its address.
-            aligned = waiter.key.of_inode or waiter.key.word % _PAGE == 0
-            if linked and aligned and waiter.key.offset < _PAGE:
+            aligned = waiter.key.of_inode or waiter.key.word % PAGE == 0
+            if linked and aligned and waiter.key.offset < PAGE:
                 yield waiter
 
     def chain(self, lock: int, limit: int = MAX_WAITERS) -> Iterator[Waiter]:
@@ -139,7 +138,7 @@ class Futexes:
         """
         head = lock - self._bucket_lock + self._chain
         try:
-            (node,) = _U64.unpack(self._reader.read(head, 8))
+            (node,) = U64.unpack(self._reader.read(head, 8))
         except drgn.FaultError as error:
             self._broken(f"a chain of waiters cannot be read: {error}")
             return
@@ -163,7 +162,7 @@ class Futexes:
                 self._broken("a chain of waiters changed, or is damaged")
                 return
             yield waiter
-            (node,) = _U64.unpack_from(data, self._node)
+            (node,) = U64.unpack_from(data, self._node)
 
     def all(self, mms: Iterable[int] = ()) -> Iterator[Waiter]:
         """Read all waiters of the common tables and of private ones.
@@ -186,7 +185,7 @@ class Futexes:
             self._broken("a hash table of waiters is damaged")
             return
         size = count * self._bucket_size
-        granule = _PAGE // self._bucket_size * self._bucket_size or self._bucket_size
+        granule = PAGE // self._bucket_size * self._bucket_size or self._bucket_size
         data, gaps = self._reader.read_around_gaps(start, size, granule)
         if gaps:
             self._broken("a part of a hash table of waiters is lost")
@@ -242,7 +241,7 @@ class Futexes:
                 continue
             code = self._reader.read(start, _CODE_BYTES)
             for constant in _CONSTANT.findall(code):
-                (queues,) = _U64.unpack(constant)
+                (queues,) = U64.unpack(constant)
                 if self._has_tables(queues):
                     return int(queues)
         raise LookupError("no variable has its address, and no known code")

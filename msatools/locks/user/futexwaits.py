@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The futexes that one task waits on."""
+"""The futexes that a task waits on, and the waiters on a futex."""
 
 from collections import Counter
 
@@ -8,12 +8,55 @@ import drgn
 
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.futexkey import FutexKey
-from msatools.locks.base.lock_context import FEW_READS, MAX_CANDIDATES, LockContext
-from msatools.locks.user.futexes import Waiter, futex_waiters, futexes
+from msatools.locks.base.lock import Lock, LockTypeName
+from msatools.locks.base.lock_context import (
+    FEW_READS,
+    MAX_CANDIDATES,
+    LockContext,
+    per_context,
+)
+from msatools.locks.user.futexes import Waiter, futex_queues, futex_waiters, futexes
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_VECTOR = 128
 """``FUTEX_WAITV_MAX``."""
+
+
+class RequestedFutexes:
+    """The futexes that were requested in one context."""
+
+    def __init__(self) -> None:
+        self.waiters: dict[tuple[LockTypeName, object], Waiter] = {}
+        """Maps type and key of each requested lock to one of its waiters."""
+
+        self.words: dict[FutexKey, tuple[FutexKey, FutexKey]] = {}
+        """Maps the key of the start of a condition variable to those of its futexes."""
+
+
+@per_context
+def requested_futexes(context: LockContext) -> RequestedFutexes:
+    """Return the futexes that were requested in a context."""
+    return RequestedFutexes()
+
+
+def waiters_on(context: LockContext, lock: Lock) -> list[Waiter]:
+    """Return the waiters of a requested lock."""
+    key = lock.key
+    if not isinstance(key, FutexKey):
+        return []
+    words = requested_futexes(context).words.get(key)
+    if words is not None:
+        # The two futexes hash to different buckets, so all tables are read.
+        queues = futex_queues(context)
+        waiters = [waiter for word in words for waiter in queues.get(word, ())]
+    elif not context.alone:
+        waiters = futex_queues(context).get(key, [])
+    else:
+        first = requested_futexes(context).waiters.get((lock.type, key))
+        chain = futexes(context).chain(first.lock) if first else ()
+        waiters = [waiter for waiter in chain if waiter.key == key]
+    # Waiters that will be requeued to a PI futex do not have its pi_state yet.
+    return [w for w in waiters if bool(w.pi_state) == (lock.type == "pi_futex")]
 
 
 def waiters_of(

@@ -12,12 +12,12 @@ from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import fault_reason
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import PAGE
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user.filepages import FilePages
 from msatools.target.addresses import KERNEL_HALF
 
-_PAGE = 4096
 _SHARED = 1 << 3
 _HUGETLB = 1 << 22
 """``VM_HUGETLB``: ``vm_pgoff`` and indexes in the page cache have different units."""
@@ -56,7 +56,7 @@ class UserMapping(NamedTuple):
 
     def file_offset(self, address: int) -> int:
         """Return the offset of an address in the file."""
-        return self.page * _PAGE + address - self.start
+        return self.page * PAGE + address - self.start
 
 
 def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
@@ -137,13 +137,13 @@ class UserMemory:
         inode = self._layout.member(file, "file", "f_inode")
         # "futex: Fix inode life-time issue" (in v5.6)
         sequence = self._layout.member(inode, "inode", "i_sequence")
-        return SharedFile(start, end, page * _PAGE, inode, sequence)
+        return SharedFile(start, end, page * PAGE, inode, sequence)
 
     def _read(self, mm: int, address: int, size: int) -> bytes:
         space = self._space(mm)
         parts = []
         while size:
-            length = min(size, _PAGE - address % _PAGE)
+            length = min(size, PAGE - address % PAGE)
             try:
                 data: bytes = access_remote_vm(space, address, length)
             except drgn.FaultError as error:
@@ -173,7 +173,7 @@ class UserMemory:
         # A private page may have been changed and swapped out.
         if file < KERNEL_HALF or not flags & _SHARED or flags & _HUGETLB:
             raise error
-        return self._files.read(file, first * _PAGE + address - start, size)
+        return self._files.read(file, first * PAGE + address - start, size)
 
 
 @per_context

@@ -21,9 +21,10 @@ from drgn.helpers.linux.mm import vma_find
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import PAGE
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import UserFrame
-from msatools.locks.user.filepages import PAGE, FilePages
+from msatools.locks.user.filepages import FilePages
 from msatools.locks.user.programfile import ProgramFile
 from msatools.locks.user.usermemory import user_memory
 from msatools.target.addresses import KERNEL_HALF

@@ -15,9 +15,9 @@ from msatools.locks.names.described import describe
 from msatools.locks.names.names import find_place
 from msatools.locks.sleeping import sleeplocks
 from msatools.locks.sleeping.kernellocks import KernelLock
+from msatools.locks.user.futexcontent import condition_at
 from msatools.locks.user.futexes import Waiter
 from msatools.locks.user.futexwaits import waiters_of
-from msatools.locks.user.userlocks import condition_at
 from msatools.locks.user.usermemory import mapping_at
 from msatools.target.model import Address
 

@@ -19,6 +19,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records, tree_records
+from msatools.kernel.words import unsigned
 from msatools.selfdesc.variables import find_variable
 
 _MAX_RING = 1 << 20
@@ -170,19 +171,19 @@ class _Skbs:
         todo, seen = [skb], set[int]()
         while todo:
             skb = todo.pop()
-            head = int.from_bytes(skb[self._head : self._head + 8], "little")
-            end = int.from_bytes(skb[self._end : self._end + 4], "little")
+            head = unsigned(skb, self._head, 8)
+            end = unsigned(skb, self._end, 4)
             shared = self._reader.read(head + end, self._shared_size)
             count = shared[self._nr_frags]
             words = np.frombuffer(shared, np.uint64, offset=self._frags)
             pages = words[:: self._frag_words][:count]
             # Bit 0 marks device memory (net_iov), which has no struct page.
             self.pages += pages[pages & np.uint64(1) == 0].tolist()
-            chained = int.from_bytes(shared[self._frag_list :][:8], "little")
+            chained = unsigned(shared, self._frag_list, 8)
             while chained and chained not in seen:
                 seen.add(chained)
                 todo.append(self._reader.read(chained, self._skb_size))
-                chained = int.from_bytes(todo[-1][:8], "little")  # skb->next
+                chained = unsigned(todo[-1], 0, 8)  # skb->next
 
 
 def _addresses(prog: drgn.Program, names: Iterable[str]) -> list[int]:

@@ -14,6 +14,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words, tree_records
+from msatools.kernel.words import unsigned
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.scan.result import ScanResult
 from msatools.selfdesc.variables import find_variable
@@ -142,10 +143,7 @@ class CacheClasses:
             "a file's tree of mappings",
         )
         offset = self._offsets.vm_flags
-        executed = any(
-            int.from_bytes(data[offset : offset + 8], "little") & _VM_EXEC
-            for _, data in vmas
-        )
+        executed = any(unsigned(data, offset, 8) & _VM_EXEC for _, data in vmas)
         if losses.coverage:
             self._losses[mapping].add(losses)
         return executed

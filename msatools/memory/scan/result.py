@@ -172,8 +172,12 @@ class ScanResult:
         self.swap_keys += later.swap_keys
         self.heads_unreadable += later.heads_unreadable
         self.memmap_reads += later.memmap_reads
-        # Not summed: several parts may have lost the same inode.
-        self.losses.update(later.losses)
+        self.add_losses(later.losses)
+
+    def add_losses(self, losses: dict[int, LossLog]) -> None:
+        """Add losses by mapping. Several parts may lose the same: it counts once."""
+        for mapping, lost in losses.items():
+            self.losses.setdefault(mapping, LossLog()).cover(lost)
 
     def join(self) -> None:
         """Concatenate the arrays: many small ones are slow to pickle."""

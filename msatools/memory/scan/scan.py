@@ -65,8 +65,7 @@ def scan(
     result.memmap_reads += reader.reads - before
     if finals is not None:
         result.memmap_reads -= finals.reads
-        # Not summed: several parts may have lost the same inode.
-        result.losses.update(finals.take_losses())
+        result.add_losses(finals.take_losses())
     return result
 
 

@@ -101,7 +101,11 @@ class _Crew:
         """Read end of each worker's pipe of results."""
 
     def __enter__(self) -> "_Crew":
-        todo, writing = os.pipe()
+        try:
+            todo, writing = os.pipe()
+        except OSError:
+            # Too many open files: the parent does all pieces.
+            return self
         try:
             numbers = map(_NUMBER.pack, range(self._pieces))
             os.write(writing, b"".join(numbers))
@@ -125,8 +129,11 @@ class _Crew:
         self._end()
 
     def _start(self, todo: int) -> None:
-        """Fork one worker; if fork() fails, there is one worker less."""
-        reading, writing = os.pipe()
+        """Fork one worker; if pipe() or fork() fails, there is one worker less."""
+        try:
+            reading, writing = os.pipe()
+        except OSError:
+            return
         self._fds.append(reading)
         # No signal until the pid is stored, and the worker has its own handlers.
         with _no_signals():

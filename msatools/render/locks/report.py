@@ -177,8 +177,10 @@ def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
         task_text(graph, inversion.owner),
         task_text(graph, inversion.waiter),
     )
+    policy = f", SCHED_{inversion.owner_policy}" if inversion.owner_policy else ""
     return (
-        f"INVERSION  {mark}{owner} (priority {inversion.owner_pri}) has {name}, waits "
+        f"INVERSION  {mark}{owner} (priority {inversion.owner_pri}{policy}) has "
+        f"{name}, waits "
         f"for a CPU, and keeps {waiter} (priority {inversion.waiter_pri}) waiting"
     )
 

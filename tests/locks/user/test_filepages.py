@@ -5,8 +5,9 @@
 import drgn
 import pytest
 
+from msatools.kernel.words import PAGE
 from msatools.locks.user import filepages
-from msatools.locks.user.filepages import PAGE, FilePages
+from msatools.locks.user.filepages import FilePages
 from tests.locks.madememory import BASE, MadeMemory
 
 VMEMMAP, PAGE_STRUCT = BASE + 0x1000, 64

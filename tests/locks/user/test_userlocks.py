@@ -15,6 +15,7 @@ from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock import Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.user import nptl, userlocks
+from msatools.locks.user.futexcontent import is_condition
 from msatools.locks.user.futexes import Waiter, futex_queues, futex_waiters
 from msatools.locks.user.usermemory import user_memory
 from msatools.target import TargetSpec, open_target
@@ -79,7 +80,7 @@ def test_condition_variables_have_no_owners(tasks: Seen) -> None:
         queued = chain(*(queue(tasks, context, request) for request in requests))
         assert sorted(queued) == sorted(server["workers"])
         for request, count in requests.items():
-            assert userlocks.is_condition(context, request.lock, 0)
+            assert is_condition(context, request.lock, 0)
             assert request.mode is None
             assert owners(tasks, context, request) == []
             assert userlocks.readers(context, request.lock) is None

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The roots of a snapshot: who or what keeps tasks waiting, and why."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from msatools.locks.base.blocked_tasks import read_cases
+from msatools.locks.base.lock import Lock
+from msatools.locks.blocked import stands_for
+from msatools.locks.externals import External
+from msatools.locks.graph import GraphRoot, Thing
+from msatools.locks.lock_ids import LockIds
+from msatools.locks.reasons import external_reason, reason
+from msatools.locks.report import Root
+from msatools.locks.user.userlocks import FUTEX
+from msatools.locks.wait_snapshot import Unknown, WaitSnapshot
+from msatools.locks.wait_targets.explain import wait_target
+from msatools.tasks.classes import RUNNABLE, TaskClass
+
+_WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)
+
+_D_WEIGHT = 10
+"""Weight of a task in state D against one in another state: signals do not end its
+wait, but for fatal ones if it is killable."""
+
+
+class RootRows:
+    """Makes the rows of the roots of one snapshot."""
+
+    def __init__(
+        self,
+        snapshot: WaitSnapshot,
+        ids: LockIds,
+        stack_size: int,
+        *,
+        with_stacks: bool = False,
+    ) -> None:
+        """
+        :param ids: Has the locks that the tasks of :meth:`of_waits` wait for.
+        :param stack_size: Bytes of a kernel stack.
+        :param with_stacks: Whether the rows of tasks have their stacks.
+        """
+        self._snapshot = snapshot
+        self._graph = snapshot.graph
+        self._ids = ids
+        self._stack_size = stack_size
+        self._with_stacks = with_stacks
+
+    def of_waits(self, rows: set[int]) -> list[Root]:
+        """Return the roots of some tasks: those that keep most tasks waiting first."""
+        found = [
+            replace(root, behind=self._pids(sink.blocked | sink.tasks))
+            for sink in self._graph.roots
+            if not rows.isdisjoint(sink.blocked | sink.tasks)
+            for root in self._of_sink(sink)
+        ]
+        return sorted(found, key=_weight)
+
+    def _of_sink(self, sink: GraphRoot) -> Iterator[Root]:
+        """Yield the root at the end of some chains, or several in its place."""
+        if sink.thing is None:
+            yield self._of_tasks(sink)
+            return
+        keeping = self._keeping(sink.direct, sink.thing)
+        for row in keeping:
+            yield self._of_tasks(self._graph.root_of(row))
+        others = [row for row in sink.direct if row not in keeping]
+        if others and not _is_futex(sink.thing):
+            rest = self._graph.root_before(sink.thing, others)
+            yield self._of_thing(rest, sink.thing)
+
+    def _keeping(self, direct: tuple[int, ...], thing: Thing) -> list[int]:
+        """Return the tasks that are roots in place of the thing that they wait for.
+
+        These are tasks that keep others waiting: a single one that waits for the thing;
+        or all of them if the thing explains little: a futex without an owner, or a
+        function in which they sleep.
+        """
+        explains = not (_is_futex(thing) or isinstance(thing, Unknown))
+        if len(direct) > 1 and explains:
+            return []
+        return [row for row in direct if self._graph.keeps_waiting(row)]
+
+    def _of_tasks(self, sink: GraphRoot) -> Root:
+        """Return a task, or a cycle of tasks, as a root."""
+        snapshot, root = self._snapshot, self._root(sink)
+        if len(sink.tasks) > 1 or self._graph.is_cycle(sink):
+            itself = len(sink.tasks) == 1
+            text = "waits for itself" if itself else "they wait for each other"
+            waiters = self._pids(sink.tasks)
+            return replace(root, kind="cycle", reason=text, waiters=waiters)
+        (row,) = sink.tasks
+        return replace(
+            root,
+            pid=snapshot.pids[row],
+            reason=self._reason(row),
+            comm=snapshot.comm(row),
+            state=snapshot.letters[row],
+            age_ns=snapshot.ages_ns[row],
+            stack=snapshot.functions(row) if self._with_stacks else None,
+        )
+
+    def _of_thing(self, sink: GraphRoot, thing: Thing) -> Root:
+        """Return something that is not a task as a root."""
+        root = replace(self._root(sink), kind="external")
+        first = self._snapshot.blocked[sink.direct[0]]
+        if isinstance(thing, Lock):
+            text = self._without_owner(thing, first.what)
+            return replace(root, reason=text, lock=self._ids[thing])
+        if isinstance(thing, Unknown):
+            return replace(root, reason=thing.text)
+        assert first.external is not None
+        text = self._external(first.external)
+        return replace(root, reason=text, pid=first.external.pid)
+
+    def _without_owner(self, lock: Lock, what: str | None) -> str:
+        """Describe the wait for a lock that has no known owner."""
+        name = self._ids.name(lock).name or lock.type
+        if lock.type in ("folio", "bit_wait"):
+            return f"{name}, {what}" if what else name
+        return what or f"{name}: nobody is known to have it"
+
+    def _root(self, sink: GraphRoot) -> Root:
+        """Return the part of a root that is the same for tasks and things."""
+        snapshot = self._snapshot
+        blocked_d = sum(snapshot.letters[row] == "D" for row in sink.blocked)
+        return Root(
+            kind="task",
+            pid=None,
+            reason="",
+            blocked_d=blocked_d,
+            blocked_s=len(sink.blocked) - blocked_d,
+            comm=None,
+            state=None,
+            age_ns=None,
+            waiters=tuple(snapshot.pids[row] for row in sink.direct),
+            chain=tuple(snapshot.pids[row] for row in sink.chain),
+            max_age_ns=max((snapshot.ages_ns[row] for row in sink.blocked), default=0),
+        )
+
+    def _pids(self, rows: frozenset[int]) -> tuple[int, ...]:
+        return tuple(sorted(self._snapshot.pids[row] for row in rows))
+
+    def _reason(self, row: int) -> str:
+        """Return what a task is doing instead of releasing what others wait for."""
+        snapshot = self._snapshot
+        blocked = snapshot.blocked.get(row)
+        if blocked is not None and blocked.external is not None:
+            return self._external(blocked.external)
+        runs = bool(snapshot.tasks["on_cpu"][row])
+        if runs or snapshot.now.classes[row] in _WITHOUT_STACK:
+            return reason(snapshot.context, row, snapshot.now, None, None, None)
+        if row in snapshot.moved:
+            return "has run while it was looked at"
+        rows = np.array([row], np.intp)
+        (case,) = read_cases(snapshot.context, snapshot.now, rows, self._stack_size)
+        on, what = wait_target(snapshot.context, case), None
+        if blocked is not None:
+            what = blocked.what or stands_for(snapshot.context, case, blocked.requests)
+        return reason(snapshot.context, row, snapshot.now, case, on, what)
+
+    def _external(self, external: External) -> str:
+        """Return what serves a wait, and what that is doing."""
+        servers = [self._snapshot.rows.get(each.task) for each in external.servers]
+        known = [row for row in servers if row is not None]
+        doing = self._reason(known[0]) if len(known) == 1 else None
+        return external_reason(external, doing)
+
+
+def _is_futex(thing: Thing) -> bool:
+    return isinstance(thing, Lock) and thing.type in FUTEX.names
+
+
+def _weight(root: Root) -> tuple[int, int, int]:
+    """Return the sort key of roots: most blocked tasks first, then the longest wait."""
+    return (
+        -(_D_WEIGHT * root.blocked_d + root.blocked_s),
+        -root.max_age_ns,
+        root.pid or 0,
+    )
