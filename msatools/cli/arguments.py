@@ -107,7 +107,7 @@ _TARGET_OPTIONS = (
 
 _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("5 12", "what changes, each 5 s for a minute"),
-    ("--self-check", "whether the numbers of this kernel can be trusted"),
+    ("--self-check", "whether to trust the numbers of this kernel"),
 )
 
 _TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (

@@ -9,15 +9,15 @@ from itertools import pairwise
 from msatools.kernel.cpumask import kept_mask
 from msatools.kernel.words import unsigned
 from msatools.selfcheck.comparison import Comparison
-from msatools.selfcheck.evidence import Evidence
+from msatools.selfcheck.report_set import ReportSet
 
 _MASKS = ("online", "present", "possible")
 """The kernel's masks of CPUs, each a part of the next."""
 
 
-def masks(evidence: Evidence) -> Iterator[Comparison]:
+def masks(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the kernel's masks of CPUs with each other and with its count."""
-    found = [kept_mask(evidence.reader, name, evidence.losses) or () for name in _MASKS]
+    found = [kept_mask(reports.reader, name, reports.losses) or () for name in _MASKS]
     for (inner, name), (outer, other) in pairwise(zip(found, _MASKS, strict=True)):
         yield Comparison(
             name=f"cpus.{name}",
@@ -30,7 +30,7 @@ def masks(evidence: Evidence) -> Iterator[Comparison]:
         name="cpus.rows",
         left="CPUs by msa-cpus",
         right="possible CPUs",
-        left_value=len(evidence.cpus.cpus),
+        left_value=len(reports.cpus.cpus),
         right_value=len(found[-1]),
     )
     base = Comparison(
@@ -40,18 +40,18 @@ def masks(evidence: Evidence) -> Iterator[Comparison]:
     )
     try:
         # Not as a variable: BTF has no type of it. It is an atomic_t.
-        address = evidence.prog.symbol("__num_online_cpus").address
+        address = reports.prog.symbol("__num_online_cpus").address
     except LookupError:
         yield replace(base, absent="this kernel keeps no such count")
         return
-    count = unsigned(evidence.reader.read(address, 4), 0, 4)
-    online = sum(cpu.online for cpu in evidence.cpus.cpus)
+    count = unsigned(reports.reader.read(address, 4), 0, 4)
+    online = sum(cpu.online for cpu in reports.cpus.cpus)
     yield replace(base, left_value=online, right_value=count)
 
 
-def sets(evidence: Evidence) -> Iterator[Comparison]:
+def sets(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the CPUs of the sets with those whose rows name them."""
-    report = evidence.cpus
+    report = reports.cpus
     known = {each.name: {*each.cpus} for each in report.sets}
     online = [cpu for cpu in report.cpus if cpu.online]
     yield Comparison(
@@ -63,9 +63,9 @@ def sets(evidence: Evidence) -> Iterator[Comparison]:
     )
 
 
-def queues(evidence: Evidence) -> Iterator[Comparison]:
+def queues(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the tasks found on run queues with the queues' counts (nr_running)."""
-    report = evidence.cpus
+    report = reports.cpus
     yield Comparison(
         name="queues.nr-running",
         left="run queues whose count of tasks differs from those found",
@@ -76,9 +76,9 @@ def queues(evidence: Evidence) -> Iterator[Comparison]:
     )
 
 
-def counters(evidence: Evidence) -> Iterator[Comparison]:
+def counters(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the counters of CPUs with sums of interrupts and of tasks."""
-    report = evidence.cpus
+    report = reports.cpus
     softirqs = [cpu.soft for cpu in report.cpus]
     by_name = [row.total for row in report.softirqs or ()]
     yield Comparison(
@@ -104,7 +104,7 @@ def counters(evidence: Evidence) -> Iterator[Comparison]:
         left="context switches of all CPUs",
         right="context switches of all threads",
         left_value=_sum([cpu.csw for cpu in report.cpus]),
-        right_value=sum(task.nvcsw + task.nivcsw for task in evidence.prstat.tasks),
+        right_value=sum(task.nvcsw + task.nivcsw for task in reports.prstat.tasks),
         most=None,
         reason="CPUs count those of idle tasks and of threads that have ended, too",
         lost="a counter could not be read",

@@ -8,8 +8,8 @@ import drgn
 
 import msatools
 from msatools.kernel.cpumask import kept_mask
-from msatools.selfcheck.evidence import Evidence
 from msatools.selfcheck.model import KernelFacts, Software
+from msatools.selfcheck.report_set import ReportSet
 from msatools.selfdesc.lookups import lookups
 from msatools.selfdesc.variables import find_variable
 from msatools.target.paging import table_format
@@ -38,19 +38,19 @@ def software() -> Software:
     )
 
 
-def kernel_facts(evidence: Evidence) -> KernelFacts:
+def kernel_facts(reports: ReportSet) -> KernelFacts:
     """Return the facts of a kernel; call it last, as it lists all lookups."""
-    form = table_format(evidence.prog)
-    known = lookups(evidence.prog)
-    collector = StackCollector(evidence.reader, evidence.losses)
+    form = table_format(reports.prog)
+    known = lookups(reports.prog)
+    collector = StackCollector(reports.reader, reports.losses)
     return KernelFacts(
         paging_levels=None if form is None else form.levels,
         unwinder="own" if collector.has_orc else "drgn",
-        cpus_possible=_count(evidence, "possible"),
-        cpus_online=_count(evidence, "online"),
-        nodes_possible=_nodes(evidence.prog),
+        cpus_possible=_count(reports, "possible"),
+        cpus_online=_count(reports, "online"),
+        nodes_possible=_nodes(reports.prog),
         features={
-            name: _has(evidence.prog, symbol) for name, symbol in _FEATURES.items()
+            name: _has(reports.prog, symbol) for name, symbol in _FEATURES.items()
         },
         variables_missing=tuple(sorted(known.variables_missing)),
         members_missing=tuple(
@@ -68,8 +68,8 @@ def kernel_facts(evidence: Evidence) -> KernelFacts:
     )
 
 
-def _count(evidence: Evidence, name: str) -> int | None:
-    cpus = kept_mask(evidence.reader, name, evidence.losses)
+def _count(reports: ReportSet, name: str) -> int | None:
+    cpus = kept_mask(reports.reader, name, reports.losses)
     return None if cpus is None else len(cpus)
 
 

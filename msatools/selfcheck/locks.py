@@ -5,18 +5,18 @@
 from collections.abc import Iterator
 
 from msatools.selfcheck.comparison import Comparison
-from msatools.selfcheck.evidence import Evidence
+from msatools.selfcheck.report_set import ReportSet
 
 _LOCK_CLASSES = ("LCK", "KLK")
 """Classes of threads that wait for a lock."""
 
 
-def waits(evidence: Evidence) -> Iterator[Comparison]:
+def waits(reports: ReportSet) -> Iterator[Comparison]:
     """Compare blocked tasks with the waiters of locks, and with msa-prstat's classes.
 
     A task's lock is found from its stack, a lock's waiters from its list.
     """
-    report = evidence.locks
+    report = reports.locks
     wanted = {
         (wait.pid, lock)
         for wait in report.waits
@@ -50,15 +50,15 @@ def waits(evidence: Evidence) -> Iterator[Comparison]:
             name=f"locks.class-{name.lower()}",
             left=f"threads in class {name} by msa-prstat",
             right="waits of that class by msa-locks",
-            left_value=evidence.prstat.totals.classes.get(name, 0),
+            left_value=reports.prstat.totals.classes.get(name, 0),
             right_value=sum(wait.task_class == name for wait in report.waits),
         )
 
 
-def owners(evidence: Evidence) -> Iterator[Comparison]:
+def owners(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the owners of locks with the threads that exist."""
-    pids = {*evidence.locks.pids}
-    found = {owner.pid for lock in evidence.locks.locks for owner in lock.owners}
+    pids = {*reports.locks.pids}
+    found = {owner.pid for lock in reports.locks.locks for owner in lock.owners}
     yield Comparison(
         name="locks.owners",
         left="owners of locks",

@@ -12,7 +12,7 @@ from drgn.helpers.linux.mm import follow_phys
 
 from msatools.kernel.reader import Addresses
 from msatools.selfcheck.comparison import Comparison
-from msatools.selfcheck.evidence import Evidence
+from msatools.selfcheck.report_set import ReportSet
 from msatools.selfdesc.variables import find_variable
 from msatools.tasks.stacks import StackCollector, ask_drgn
 from msatools.tasks.table import TaskTable
@@ -26,9 +26,9 @@ _BYTES = 64
 _NO_TABLES = "drgn has no unwind tables without debug info"
 
 
-def stacks(evidence: Evidence) -> Iterator[Comparison]:
+def stacks(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the stacks unwound to their end with all stacks."""
-    coverage = evidence.prstat.coverage
+    coverage = reports.prstat.coverage
     total = coverage["stacks"]
     yield Comparison(
         name="stacks.complete",
@@ -46,25 +46,25 @@ def stacks(evidence: Evidence) -> Iterator[Comparison]:
     )
 
 
-def unwinders(evidence: Evidence) -> Iterator[Comparison]:
+def unwinders(reports: ReportSet) -> Iterator[Comparison]:
     """Compare a sample of stacks with drgn's own."""
     base = Comparison(
         name="stacks.drgn",
         left="sampled stacks that drgn unwinds in the same way",
         right="sampled stacks",
     )
-    collector = StackCollector(evidence.reader, evidence.losses)
-    tasks = _sleeping(evidence.tasks)
+    collector = StackCollector(reports.reader, reports.losses)
+    tasks = _sleeping(reports.tasks)
     if not collector.has_orc:
         yield replace(base, absent="drgn unwinds all stacks here")
-    elif evidence.target.types == "btf":
+    elif reports.target.types == "btf":
         yield replace(base, absent=_NO_TABLES)
-    elif evidence.target.live:
+    elif reports.target.live:
         yield replace(base, absent="stacks change while they are compared")
     else:
         own = collector.collect(tasks["address"], tasks["stack"], tasks["sp"])
         same = sum(
-            own[row].addresses == ask_drgn(evidence.prog, address).addresses
+            own[row].addresses == ask_drgn(reports.prog, address).addresses
             for row, address in enumerate(tasks["address"].tolist())
         )
         yield replace(base, left_value=same, right_value=len(tasks))
@@ -79,40 +79,40 @@ def _sleeping(tasks: TaskTable) -> TaskTable:
     return tasks.only(wanted)
 
 
-def addresses(evidence: Evidence) -> Iterator[Comparison]:
+def addresses(reports: ReportSet) -> Iterator[Comparison]:
     """Compare memory as msatools reads it with a walk of the page tables by drgn."""
-    tasks = _sleeping(evidence.tasks)
+    tasks = _sleeping(reports.tasks)
     samples = {
         "tasks": tasks["address"].astype(np.uint64),
         # The stack in use is kept in every dump; its other end may be left out.
         "stacks": tasks["sp"].astype(np.uint64),
-        "percpu": evidence.percpu.addresses("runqueues")[:_SAMPLE],
+        "percpu": reports.percpu.addresses("runqueues")[:_SAMPLE],
     }
     for name, sample in samples.items():
-        yield _compared(evidence, name, sample)
+        yield _compared(reports, name, sample)
 
 
-def _compared(evidence: Evidence, name: str, sample: Addresses) -> Comparison:
+def _compared(reports: ReportSet, name: str, sample: Addresses) -> Comparison:
     base = Comparison(
         name=f"reading.{name}",
         left=f"sampled addresses of {name} with the same contents by drgn's walk",
         right="sampled addresses",
     )
-    if evidence.target.live:
+    if reports.target.live:
         return replace(base, absent="memory changes while it is compared")
-    space = find_variable(evidence.prog, "init_mm").address_of_()
+    space = find_variable(reports.prog, "init_mm").address_of_()
     same = sampled = 0
     for address in sample.tolist():
         try:
             physical = follow_phys(space, address).value_()
-            expected = evidence.prog.read(physical, _BYTES, True)
+            expected = reports.prog.read(physical, _BYTES, True)
         except NotImplementedError:
             return replace(base, absent="drgn does not translate addresses here")
         except drgn.FaultError:
             continue  # not in the dump
         sampled += 1
         with contextlib.suppress(drgn.FaultError):
-            same += evidence.reader.read(address, _BYTES) == expected
+            same += reports.reader.read(address, _BYTES) == expected
     if not sampled:
         return replace(base, absent="drgn can read none of them")
     return replace(base, left_value=same, right_value=sampled)

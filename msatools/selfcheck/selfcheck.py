@@ -11,12 +11,12 @@ from msatools.kernel.report import noting_refusals
 from msatools.kernel.session import Progress, Session
 from msatools.selfcheck import cpus, locks, memory, reading, tasks
 from msatools.selfcheck.comparison import Comparison, judge
-from msatools.selfcheck.evidence import Evidence
 from msatools.selfcheck.facts import kernel_facts, software
 from msatools.selfcheck.model import SelfCheckReport
+from msatools.selfcheck.report_set import ReportLost, ReportSet
 from msatools.target.model import Target
 
-Check = Callable[[Evidence], Iterator[Comparison]]
+Check = Callable[[ReportSet], Iterator[Comparison]]
 """Compares numbers; raises LookupError if the kernel does not have what is compared,
 FaultError if that cannot be read."""
 
@@ -57,46 +57,48 @@ class SelfChecks(Session[SelfCheckReport]):
         most = _MAX_READINGS if self._target.live else 1
         readings: dict[str, list[Comparison]] = {}
         for _ in range(most):
-            evidence = Evidence(self._prog, self._target)
-            with noting_refusals(self._prog, evidence.losses):
-                for comparison in self._compare(evidence, progress):
+            reports = ReportSet(self._prog, self._target)
+            with noting_refusals(self._prog, reports.losses):
+                for comparison in self._compare(reports, progress):
                     readings.setdefault(comparison.name, []).append(comparison)
             checks = tuple(map(judge, readings.values()))
             if all(check.verdict in ("ok", "not-applicable") for check in checks):
                 break
         return SelfCheckReport(
             target=self._target,
-            taken_at_ns=evidence.taken_at_ns,
+            taken_at_ns=reports.taken_at_ns,
             interval_ns=None,
-            kernel=kernel_facts(evidence),
-            coverage=evidence.coverage,
-            notes=tuple(evidence.losses.notes.values()),
+            kernel=kernel_facts(reports),
+            coverage=reports.coverage,
+            notes=tuple(reports.losses.notes.values()),
             command=self._command,
             checks=checks,
             readings=max(map(len, readings.values())),
             software=software(),
         )
 
-    def _compare(self, evidence: Evidence, progress: Progress) -> Iterator[Comparison]:
+    def _compare(self, reports: ReportSet, progress: Progress) -> Iterator[Comparison]:
         checks = CHECKS[self._command]
         for done, check in enumerate(checks):
             progress(done, len(checks))
-            yield from _made(check, evidence)
+            yield from _made(check, reports)
         progress(len(checks), len(checks))
 
 
-def _made(check: Check, evidence: Evidence) -> Iterator[Comparison]:
+def _made(check: Check, reports: ReportSet) -> Iterator[Comparison]:
     """Make a check, or a comparison that says why it could not be made."""
     name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}".replace("_", "-")
     what = (check.__doc__ or "").split("\n")[0].rstrip(".")
     try:
-        yield from check(evidence)
+        yield from check(reports)
+    except ReportLost as error:
+        yield Comparison(name=name, left=what, right="", lost=str(error))
     except drgn.FaultError as error:
         left_out = "the dump leaves it out" if is_left_out(error) else None
         yield Comparison(
             name=name, left=what, right="", lost=str(error), absent=left_out
         )
     except LookupError as error:
-        if type(error) is KeyError or isinstance(error, IndexError):
-            raise  # not of drgn
+        if type(error) in (KeyError, IndexError):
+            raise  # a fault of our own
         yield Comparison(name=name, left=what, right="", absent=str(error))

@@ -12,63 +12,61 @@ from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import WordArray, find_offset, read_structs
 from msatools.kernel.walks import list_nodes
 from msatools.selfcheck.comparison import Comparison
-from msatools.selfcheck.evidence import Evidence
+from msatools.selfcheck.report_set import ReportSet
 from msatools.selfdesc.variables import find_variable
 
 _UNINTERRUPTIBLE = 2
 """TASK_UNINTERRUPTIBLE (include/linux/sched.h)."""
 
 
-def same_tasks(evidence: Evidence) -> Iterator[Comparison]:
+def same_tasks(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the number of threads that the commands find."""
-    for name, report in (("locks", evidence.locks), ("zombies", evidence.zombies)):
+    for name, report in (("locks", reports.locks), ("zombies", reports.zombies)):
         yield Comparison(
             name=f"tasks.{name}",
             left="threads by msa-prstat",
             right=f"threads by msa-{name}",
-            left_value=evidence.prstat.totals.threads,
+            left_value=reports.prstat.totals.threads,
             right_value=report.coverage["tasks"],
         )
 
 
-def counted(evidence: Evidence) -> Iterator[Comparison]:
+def counted(reports: ReportSet) -> Iterator[Comparison]:
     """Compare threads and processes with the kernel's counts (kernel/fork.c)."""
-    totals = evidence.prstat.totals
+    totals = reports.prstat.totals
     yield Comparison(
         name="tasks.nr-threads",
         left="threads on the lists of tasks",
         right="nr_threads",
         left_value=totals.threads,
-        right_value=find_variable(evidence.prog, "nr_threads").value_(),
+        right_value=find_variable(reports.prog, "nr_threads").value_(),
     )
     yield Comparison(
         name="tasks.process-counts",
         left="processes on the list of tasks",
         right="sum of process_counts",
-        left_value=int(np.count_nonzero(evidence.tasks.leaders)),
-        right_value=_sum_of_words(evidence, "process_counts"),
+        left_value=int(np.count_nonzero(reports.tasks.leaders)),
+        right_value=_sum_of_words(reports, "process_counts"),
     )
 
 
-def _sum_of_words(evidence: Evidence, name: str) -> int:
+def _sum_of_words(reports: ReportSet, name: str) -> int:
     """Sum a per-CPU variable of 64 bits, the parts of which may be negative.
 
     By its symbol: BTF of older kernels has no type of it.
     """
-    pointer = evidence.prog.symbol(name).address
+    pointer = reports.prog.symbol(name).address
     words = [
-        int(evidence.reader.words(address, 1)[0])
-        for address in evidence.percpu.at(pointer).tolist()
+        int(reports.reader.words(address, 1)[0])
+        for address in reports.percpu.at(pointer).tolist()
     ]
     return sum(words) & (1 << 64) - 1
 
 
-def pid_tree(evidence: Evidence) -> Iterator[Comparison]:
+def pid_tree(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the threads on the lists with those that their PIDs lead to."""
-    tree = PidTree(
-        evidence.reader, find_variable(evidence.prog, "init_pid_ns").address_
-    )
-    tasks = evidence.tasks
+    tree = PidTree(reports.reader, find_variable(reports.prog, "init_pid_ns").address_)
+    tasks = reports.tasks
     pairs = zip(tasks["pid"].tolist(), tasks["address"].tolist(), strict=True)
     yield Comparison(
         name="tasks.pids",
@@ -90,12 +88,12 @@ def pid_tree(evidence: Evidence) -> Iterator[Comparison]:
     )
 
 
-def children(evidence: Evidence) -> Iterator[Comparison]:
+def children(reports: ReportSet) -> Iterator[Comparison]:
     """Compare processes, and zombies, with those on the lists of children."""
-    tasks = evidence.tasks
-    init = find_variable(evidence.prog, "init_task")
+    tasks = reports.tasks
+    init = find_variable(reports.prog, "init_task")
     parents = np.append(tasks["address"].astype(np.uint64), np.uint64(init.address_))
-    found = _children(evidence, parents)
+    found = _children(reports, parents)
     by_address = dict(
         zip(tasks["address"].tolist(), tasks["exit_state"].tolist(), strict=True)
     )
@@ -112,17 +110,17 @@ def children(evidence: Evidence) -> Iterator[Comparison]:
         name="zombies.children",
         left="zombies by msa-zombies",
         right="dead processes on the lists of children",
-        left_value=len(evidence.zombies.zombies),
+        left_value=len(reports.zombies.zombies),
         right_value=dead,
         most=int(np.count_nonzero(tasks["exit_state"][~tasks.leaders])),
         reason="dead threads that a tracer has not waited for have no parent's list",
     )
 
 
-def _children(evidence: Evidence, parents: Addresses) -> list[int]:
+def _children(reports: ReportSet, parents: Addresses) -> list[int]:
     """Return the addresses of all children of some tasks."""
-    reader, losses = evidence.reader, evidence.losses
-    task = evidence.prog.type("struct task_struct")
+    reader, losses = reports.reader, reports.losses
+    task = reports.prog.type("struct task_struct")
     head, node = find_offset(task, ("children",)), find_offset(task, ("sibling",))
     if head is None or node is None:
         raise LookupError("struct task_struct has no lists of children")
@@ -144,30 +142,30 @@ def _children(evidence: Evidence, parents: Addresses) -> list[int]:
     ]
 
 
-def dead(evidence: Evidence) -> Iterator[Comparison]:
+def dead(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the zombies that the commands find."""
-    ends = evidence.tasks["exit_state"] != 0
+    ends = reports.tasks["exit_state"] != 0
     yield Comparison(
         name="zombies.listed",
         left="zombies by msa-zombies",
         right="threads in an exit state",
-        left_value=len(evidence.zombies.zombies),
+        left_value=len(reports.zombies.zombies),
         right_value=int(np.count_nonzero(ends)),
-        least=-int(np.count_nonzero(ends & ~evidence.tasks.leaders)),
+        least=-int(np.count_nonzero(ends & ~reports.tasks.leaders)),
         reason="dead threads of living processes are being released",
     )
     yield Comparison(
         name="zombies.groups",
         left="zombies of all groups",
         right="zombies by msa-zombies",
-        left_value=sum(group.count for group in evidence.zombies.groups),
-        right_value=len(evidence.zombies.zombies),
+        left_value=sum(group.count for group in reports.zombies.groups),
+        right_value=len(reports.zombies.zombies),
     )
 
 
-def lifetimes(evidence: Evidence) -> Iterator[Comparison]:
+def lifetimes(reports: ReportSet) -> Iterator[Comparison]:
     """Compare each thread's times with its lifetime."""
-    bound = evidence.prstat.bound_ns
+    bound = reports.prstat.bound_ns
     wrong = sum(
         abs(
             task.user_ns
@@ -178,7 +176,7 @@ def lifetimes(evidence: Evidence) -> Iterator[Comparison]:
             - task.lifetime_ns
         )
         > bound
-        for task in evidence.prstat.tasks
+        for task in reports.prstat.tasks
     )
     yield Comparison(
         name="prstat.lifetimes",
@@ -189,19 +187,19 @@ def lifetimes(evidence: Evidence) -> Iterator[Comparison]:
     )
 
 
-def run_queues(evidence: Evidence) -> Iterator[Comparison]:
+def run_queues(reports: ReportSet) -> Iterator[Comparison]:
     """Compare runnable threads with those on the run queues."""
-    queues = evidence.cpus.run_queues
+    queues = reports.cpus.run_queues
     running = sum(
         queue.current is not None and queue.current.pid > 0 for queue in queues
     )
     waiting = sum(len(queue.waiting) for queue in queues)
-    classes = evidence.prstat.totals.classes
+    classes = reports.prstat.totals.classes
     yield Comparison(
         name="queues.runnable",
         left="runnable threads by msa-prstat",
         right="running and waiting tasks by msa-cpus",
-        left_value=evidence.prstat.totals.states.get("R", 0),
+        left_value=reports.prstat.totals.states.get("R", 0),
         right_value=running + waiting,
     )
     yield Comparison(
@@ -213,16 +211,16 @@ def run_queues(evidence: Evidence) -> Iterator[Comparison]:
     )
 
 
-def uninterruptible(evidence: Evidence) -> Iterator[Comparison]:
+def uninterruptible(reports: ReportSet) -> Iterator[Comparison]:
     """Compare threads in uninterruptible sleep with the run queues' counts.
 
     kernel/sched/core.c: a task that wakes on another CPU is taken off the count there,
     so that only the sum is a number of tasks.
     """
-    addresses = evidence.percpu.addresses("runqueues")
+    addresses = reports.percpu.addresses("runqueues")
     members = {"count": ("nr_uninterruptible",)}
-    rq = read_structs(evidence.reader, "struct rq", members, addresses, evidence.losses)
-    load = evidence.prstat.load
+    rq = read_structs(reports.reader, "struct rq", members, addresses, reports.losses)
+    load = reports.prstat.load
     if not rq.has("count") or load is None:
         raise LookupError("struct rq has no nr_uninterruptible")
     # Up to v5.12 an unsigned long, later an unsigned int.
@@ -234,15 +232,15 @@ def uninterruptible(evidence: Evidence) -> Iterator[Comparison]:
         right="sum of nr_uninterruptible",
         left_value=load.uninterruptible,
         right_value=signed if bool(rq.readable.all()) else None,
-        most=_delayed(evidence),
+        most=_delayed(reports),
         reason="sleepers that are still on a run queue are not counted yet",
         lost="a run queue could not be read",
     )
 
 
-def _delayed(evidence: Evidence) -> int:
+def _delayed(reports: ReportSet) -> int:
     """Count the threads in uninterruptible sleep that are still on a run queue."""
-    tasks = evidence.tasks
+    tasks = reports.tasks
     if not tasks.has("sched_delayed"):
         return 0
     asleep: npt.NDArray[np.bool_] = (tasks["state"] & _UNINTERRUPTIBLE) != 0

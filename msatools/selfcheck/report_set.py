@@ -3,7 +3,7 @@
 """One reading of a kernel: the reports of all commands, and its tasks."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import drgn
@@ -31,7 +31,11 @@ BY = ("process", "cgroup", "slab", "file")
 """The breakdowns of memstat that are checked."""
 
 
-class Evidence:
+class ReportLost(Exception):
+    """A command has no report of this kernel; the argument says why."""
+
+
+class ReportSet:
     """The reports of all commands, each made once, when a check first needs it."""
 
     def __init__(self, prog: drgn.Program, target: Target) -> None:
@@ -46,31 +50,35 @@ class Evidence:
     @cached_property
     def memstat(self) -> MemstatReport:
         """The report of msa-memstat, with the breakdowns :data:`BY`."""
-        return self._keep(collect_memstat(self.prog, target=self.target, by=BY))
+        return self._collected(
+            lambda: collect_memstat(self.prog, target=self.target, by=BY)
+        )
 
     @cached_property
     def prstat(self) -> PrstatReport:
         """The report of msa-prstat on all threads, with stacks and the load."""
         options = Options(per_thread=True, stacks=True, load=True)
-        return self._keep(
-            collect_prstat(self.prog, target=self.target, options=options)
+        return self._collected(
+            lambda: collect_prstat(self.prog, target=self.target, options=options)
         )
 
     @cached_property
     def locks(self) -> LocksReport:
         """The report of msa-locks."""
-        return self._keep(collect_locks(self.prog, target=self.target))
+        return self._collected(lambda: collect_locks(self.prog, target=self.target))
 
     @cached_property
     def zombies(self) -> ZombiesReport:
         """The report of msa-zombies."""
-        return self._keep(collect_zombies(self.prog, target=self.target))
+        return self._collected(lambda: collect_zombies(self.prog, target=self.target))
 
     @cached_property
     def cpus(self) -> CpusReport:
         """The report of msa-cpus, with interrupts and throttled tasks."""
         options = CpusOptions(irqs=True, tasks=True)
-        return self._keep(collect_cpus(self.prog, target=self.target, options=options))
+        return self._collected(
+            lambda: collect_cpus(self.prog, target=self.target, options=options)
+        )
 
     @cached_property
     def tasks(self) -> TaskTable:
@@ -82,7 +90,17 @@ class Evidence:
         """The offsets of the per-CPU variables."""
         return read_percpu(self.reader, self.losses)
 
-    def _keep(self, report: R) -> R:
+    def _collected(self, collect: Callable[[], R]) -> R:
+        """Return a report, and keep it for :attr:`coverage`.
+
+        :raises ReportLost: if the kernel lacks what it needs, or that is unreadable
+        """
+        try:
+            report = collect()
+        except (LookupError, drgn.FaultError) as error:
+            if type(error) in (KeyError, IndexError):
+                raise  # a fault of our own
+            raise ReportLost(f"no report: {error}") from error
         self._reports.append(report)
         return report
 
@@ -95,15 +113,14 @@ class Evidence:
     @property
     def coverage(self) -> Mapping[str, int]:
         """Reads, and losses of all reports together."""
-        total = self.losses.coverage.copy()
-        total["reads"] += self.reader.reads
-        total["bytes_read"] += self.reader.bytes
-        for coverage in self._coverages():
-            total.update(coverage)
-        return {key: total[key] for key in sorted(total) if total[key]}
-
-    def _coverages(self) -> Iterator[Counter[str]]:
+        total = Counter({"reads": self.reader.reads, "bytes_read": self.reader.bytes})
+        total += self.losses.lost
         for report in self._reports:
-            log = LossLog(Counter(report.coverage))
-            reads = {key: log.coverage[key] for key in ("reads", "bytes_read")}
-            yield Counter(reads) + log.lost
+            total += _reads_and_losses(report)
+        return {key: total[key] for key in sorted(total)}
+
+
+def _reads_and_losses(report: Report) -> Counter[str]:
+    log = LossLog(Counter(report.coverage))
+    reads = {key: log.coverage[key] for key in ("reads", "bytes_read")}
+    return Counter(reads) + log.lost
