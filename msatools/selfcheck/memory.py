@@ -15,7 +15,7 @@ from msatools.kernel.slab import slab_caches
 from msatools.kernel.structs import read_structs
 from msatools.memory.by.groups import CgroupGroup, FileGroup, ProcessGroup, SlabGroup
 from msatools.selfcheck.comparison import Comparison
-from msatools.selfcheck.report_set import BY, ReportSet
+from msatools.selfcheck.report_set import ReportSet
 from msatools.selfdesc.variables import find_variable
 
 _UNATTRIBUTED_SHARE = 200
@@ -68,9 +68,9 @@ def breakdowns(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the sums of each breakdown with the classes."""
     report = reports.memstat
     scanned = {each.name: each.pages for each in report.classes if each.pages}
-    for by in BY:
+    for by, groups in (report.by or {}).items():
         sums: Counter[str] = Counter()
-        for group in (report.by or {}).get(by, ()):
+        for group in groups:
             sums.update(group.classes)
         differ = {name for name in {*scanned, *sums} if sums[name] != scanned.get(name)}
         differ -= {name for name in differ if not sums[name] and name not in scanned}
@@ -103,7 +103,7 @@ def unattributed(reports: ReportSet) -> Iterator[Comparison]:
 
 
 def _mapping(reports: ReportSet) -> list[ProcessGroup]:
-    groups = (reports.memstat.by or {})["process"]
+    groups = (reports.memstat.by or {}).get("process", ())
     return [g for g in groups if isinstance(g, ProcessGroup) and g.pid is not None]
 
 

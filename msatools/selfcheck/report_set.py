@@ -17,6 +17,7 @@ from msatools.kernel.report import LossLog, Report
 from msatools.kernel.session import R
 from msatools.locks.locks import collect_locks
 from msatools.locks.report import LocksReport
+from msatools.memory.by.usertables import UserTables
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import PrstatReport
@@ -49,9 +50,11 @@ class ReportSet:
 
     @cached_property
     def memstat(self) -> MemstatReport:
-        """The report of msa-memstat, with the breakdowns :data:`BY`."""
+        """The report of msa-memstat, with those of :data:`BY` that it can make."""
+        has_tables = UserTables.supported(self.prog)
+        by = [each for each in BY if has_tables or each != "process"]
         return self._collected(
-            lambda: collect_memstat(self.prog, target=self.target, by=BY)
+            lambda: collect_memstat(self.prog, target=self.target, by=by)
         )
 
     @cached_property
