@@ -25,6 +25,7 @@ FLOORS = (
     ("locks",),
     ("prstat", "zombies", "cpus"),
     ("query",),
+    ("selfcheck",),
 )
 """Packages that read a kernel, lowest first. Those of one floor do not know another."""
 

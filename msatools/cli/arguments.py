@@ -52,6 +52,13 @@ _OPTIONS = (
         help="fail (status 3) if anything was missing, or a check failed",
     ),
     argument(
+        "--self-check",
+        action="store_true",
+        help="compare the numbers with the kernel's own and with those of the other "
+        "commands, and print a block for a bug report; it names no hosts, tasks or "
+        "files, and no addresses",
+    ),
+    argument(
         "--budget",
         type=_share,
         metavar="PCT",
@@ -100,6 +107,7 @@ _TARGET_OPTIONS = (
 
 _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("5 12", "what changes, each 5 s for a minute"),
+    ("--self-check", "whether to trust the numbers of this kernel"),
 )
 
 _TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
@@ -292,6 +300,21 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
     return parser
 
 
+def given_options(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each option with a value other than its default.
+
+    :return: The name in *args*, and the first way to write it.
+    """
+    for action in parser._actions:
+        given = getattr(args, action.dest, action.default)
+        # Several options may set one value, each to its own constant.
+        is_other = action.nargs == 0 and given != action.const
+        if action.option_strings and given != action.default and not is_other:
+            yield action.dest, action.option_strings[0]
+
+
 def refuse_target(args: argparse.Namespace, words: Words) -> None:
     """Refuse arguments that name a target when none is read.
 
@@ -334,6 +357,7 @@ def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
         ("debuginfod", "--debuginfod"),
         ("record", "--record"),
         ("workers", "-j"),
+        ("self_check", "--self-check"),
     ):
         if getattr(args, name, None):
             raise UsageError(f"{option}: {path} is a recording, not a kernel")

@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from drgn import Program, ProgramFlags
 from drgn.commands import CommandArgumentError, CommandError
@@ -37,6 +38,7 @@ from msatools.cli.output import OutputClosed, OutputError, output
 from msatools.cli.recording import is_recording
 from msatools.cli.replay import replay
 from msatools.cli.runner import RunResult, run
+from msatools.cli.selfcheck import self_checking
 from msatools.cli.signals import (
     Stopped,
     end_by,
@@ -107,11 +109,13 @@ def _explain(error: Exception, name: str) -> str:
 
 def _run(command: Command[R], argv: Sequence[str]) -> int:
     try:
-        args = make_parser(command, in_drgn=False).parse_intermixed_args(argv)
+        parser = make_parser(command, in_drgn=False)
+        args = parser.parse_intermixed_args(argv)
     except Asked as asked:
         with output() as out:
             out.write(str(asked))
         return EXIT_DONE
+    command = _chosen(command, parser, args)
     words = parse_words(args.words)
     if (answer := _instead(command, args, words)) is not None:
         _print_answer(answer, args)
@@ -136,6 +140,13 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
         if words.interval_s is None:
             raise
     return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
+
+
+def _chosen(
+    command: Command[R], parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> Command[Any]:
+    """Return the command that the arguments request: the same, or its self-check."""
+    return self_checking(command, parser) if args.self_check else command
 
 
 def _instead(
@@ -186,7 +197,9 @@ def run_in_drgn(
     :raises TargetError: if the program is not a kernel, or has no types
     """
     try:
-        args = make_parser(command, in_drgn=True).parse_intermixed_args(argv)
+        parser = make_parser(command, in_drgn=True)
+        args = parser.parse_intermixed_args(argv)
+        command = _chosen(command, parser, args)
         words = parse_words(args.words)
         if (answer := _instead(command, args, words)) is not None:
             return _answer_in_drgn(command, answer, args)

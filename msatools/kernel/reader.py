@@ -83,10 +83,14 @@ def fault_reason(error: drgn.FaultError) -> Reason:
     libkdumpfile says ``Excluded page``; drgn says ``could not find memory
     segment`` for an address that no segment of the file covers.
     """
-    text = str(error)
-    if "xcluded" in text or "could not find" in text:
+    if is_left_out(error) or "could not find" in str(error):
         return "excluded"
     return "unreadable"
+
+
+def is_left_out(error: drgn.FaultError) -> bool:
+    """Return whether a page was left out by its contents when the dump was made."""
+    return "xcluded" in str(error)
 
 
 class Reader:

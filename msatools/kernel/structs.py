@@ -15,6 +15,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import struct_key
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.lookups import note_member
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -282,10 +283,13 @@ def find_member(type_: drgn.Type, candidates: tuple[str, ...]) -> drgn.Object | 
     structure = drgn.Object(type_.prog, type_, address=0)
     for member in candidates:
         try:
-            return structure.subobject_(member)
+            found = structure.subobject_(member)
         except (LookupError, TypeError):
             # No such member, or a part of one that is not a structure or array here.
             continue
+        note_member(type_, candidates, member)
+        return found
+    note_member(type_, candidates, None)
     return None
 
 
@@ -318,5 +322,7 @@ def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
         except (LookupError, TypeError):
             # No such member, or a part of one that is not a structure or array here.
             continue
+        note_member(type_, candidates, member)
         return offset
+    note_member(type_, candidates, None)
     return None

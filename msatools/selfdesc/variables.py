@@ -4,6 +4,8 @@
 
 import drgn
 
+from msatools.selfdesc.lookups import lookups
+
 
 def find_variable(prog: drgn.Program, name: str) -> drgn.Object:
     """Return a variable of the kernel.
@@ -13,7 +15,11 @@ def find_variable(prog: drgn.Program, name: str) -> drgn.Object:
 
     :raises LookupError: if the kernel has no such variable, or it is absent
     """
-    found = prog[name]
-    if found.absent_:
-        raise LookupError(f"{name} has no place in this kernel")
+    try:
+        found = prog[name]
+        if found.absent_:
+            raise LookupError(f"{name} has no place in this kernel")
+    except LookupError:
+        lookups(prog).variables_missing.add(name)
+        raise
     return found

@@ -146,10 +146,10 @@ class StackCollector:
         :param base: the saved stack pointer
         """
         if self._unwinder is None:
-            return _ask_drgn(self._reader.prog, task)
+            return ask_drgn(self._reader.prog, task)
         one = self._unwinder.unwind_one(list(words), base)
         if one.end is End.UNSUPPORTED:
-            return _ask_drgn(self._reader.prog, task)
+            return ask_drgn(self._reader.prog, task)
         interrupted = tuple(np.flatnonzero(one.interrupted).tolist())
         return Stack(tuple(one.pcs), interrupted, one.end, one.guessed)
 
@@ -179,7 +179,7 @@ class StackCollector:
             if limit is not None and found.asked >= limit:
                 return
             found.asked += 1
-            stack = _ask_drgn(self._reader.prog, int(tasks[row]))
+            stack = ask_drgn(self._reader.prog, int(tasks[row]))
             found.index[row] = _index(found, indices, stack)
 
     def _count(self, found: Stacks) -> None:
@@ -234,8 +234,11 @@ def _index(found: Stacks, indices: dict[Stack, int], stack: Stack) -> int:
     return index
 
 
-def _ask_drgn(prog: drgn.Program, task: int) -> Stack:
-    """Let drgn unwind one stack; drop its frames of user mode."""
+def ask_drgn(prog: drgn.Program, task: int) -> Stack:
+    """Let drgn unwind the stack of one task; drop its frames of user mode.
+
+    :param task: Address of its ``struct task_struct``.
+    """
     try:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", value=task))
     except (drgn.FaultError, LookupError, ValueError, NotImplementedError):

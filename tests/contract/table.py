@@ -116,7 +116,16 @@ def _lose_sections(prog: Program) -> None:
 
 
 SHARED_OPTIONS = frozenset(
-    {"-v", "--json", "--strict", "--budget", "--no-redraw", "--record", "--diff"}
+    {
+        "-v",
+        "--json",
+        "--strict",
+        "--self-check",
+        "--budget",
+        "--no-redraw",
+        "--record",
+        "--diff",
+    }
     | {"-h", "--help"}
 )
 TARGET_OPTIONS = frozenset(

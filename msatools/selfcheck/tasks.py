@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Checks of tasks: whether the commands, the kernel's counts and its lists agree."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.pids import PID_MAX_LIMIT, PidTree
+from msatools.kernel.reader import Addresses
+from msatools.kernel.structs import WordArray, find_offset, read_structs
+from msatools.kernel.walks import list_nodes
+from msatools.selfcheck.comparison import Comparison
+from msatools.selfcheck.report_set import ReportSet
+from msatools.selfdesc.variables import find_variable
+
+_UNINTERRUPTIBLE = 2
+"""TASK_UNINTERRUPTIBLE (include/linux/sched.h)."""
+
+
+def same_tasks(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare the number of threads that the commands find."""
+    for name, report in (("locks", reports.locks), ("zombies", reports.zombies)):
+        yield Comparison(
+            name=f"tasks.{name}",
+            left="threads by msa-prstat",
+            right=f"threads by msa-{name}",
+            left_value=reports.prstat.totals.threads,
+            right_value=report.coverage["tasks"],
+        )
+
+
+def counted(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare threads and processes with the kernel's counts (kernel/fork.c)."""
+    totals = reports.prstat.totals
+    yield Comparison(
+        name="tasks.nr-threads",
+        left="threads on the lists of tasks",
+        right="nr_threads",
+        left_value=totals.threads,
+        right_value=find_variable(reports.prog, "nr_threads").value_(),
+    )
+    yield Comparison(
+        name="tasks.process-counts",
+        left="processes on the list of tasks",
+        right="sum of process_counts",
+        left_value=int(np.count_nonzero(reports.tasks.leaders)),
+        right_value=_sum_of_words(reports, "process_counts"),
+    )
+
+
+def _sum_of_words(reports: ReportSet, name: str) -> int:
+    """Sum a per-CPU variable of 64 bits, the parts of which may be negative.
+
+    By its symbol: BTF of older kernels has no type of it.
+    """
+    pointer = reports.prog.symbol(name).address
+    words = [
+        int(reports.reader.words(address, 1)[0])
+        for address in reports.percpu.at(pointer).tolist()
+    ]
+    return sum(words) & (1 << 64) - 1
+
+
+def pid_tree(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare the threads on the lists with those that their PIDs lead to."""
+    tree = PidTree(reports.reader, find_variable(reports.prog, "init_pid_ns").address_)
+    tasks = reports.tasks
+    pairs = zip(tasks["pid"].tolist(), tasks["address"].tolist(), strict=True)
+    yield Comparison(
+        name="tasks.pids",
+        left="threads that the lookup of their PID finds",
+        right="threads on the lists of tasks",
+        left_value=sum(tree.linked(pid) == address for pid, address in pairs),
+        right_value=len(tasks),
+    )
+    groups = len({*tasks["pid"].tolist()})
+    yield Comparison(
+        name="tasks.pids-in-use",
+        left="PIDs in use",
+        right="threads on the lists of tasks",
+        left_value=tree.count_below(PID_MAX_LIMIT),
+        right_value=groups,
+        # A process group or a session keeps the PID of its dead leader.
+        most=groups,
+        reason="process groups and sessions keep the PID of a leader that is gone",
+    )
+
+
+def children(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare processes, and zombies, with those on the lists of children."""
+    tasks = reports.tasks
+    init = find_variable(reports.prog, "init_task")
+    parents = np.append(tasks["address"].astype(np.uint64), np.uint64(init.address_))
+    found = _children(reports, parents)
+    by_address = dict(
+        zip(tasks["address"].tolist(), tasks["exit_state"].tolist(), strict=True)
+    )
+    leaders = int(np.count_nonzero(tasks.leaders))
+    yield Comparison(
+        name="tasks.children",
+        left="processes on the lists of children",
+        right="processes on the list of tasks",
+        left_value=sum(child in by_address for child in found),
+        right_value=leaders,
+    )
+    dead = sum(by_address.get(child, 0) != 0 for child in found)
+    yield Comparison(
+        name="zombies.children",
+        left="zombies by msa-zombies",
+        right="dead processes on the lists of children",
+        left_value=len(reports.zombies.zombies),
+        right_value=dead,
+        most=int(np.count_nonzero(tasks["exit_state"][~tasks.leaders])),
+        reason="dead threads that a tracer has not waited for have no parent's list",
+    )
+
+
+def _children(reports: ReportSet, parents: Addresses) -> list[int]:
+    """Return the addresses of all children of some tasks."""
+    reader, losses = reports.reader, reports.losses
+    task = reports.prog.type("struct task_struct")
+    head, node = find_offset(task, ("children",)), find_offset(task, ("sibling",))
+    if head is None or node is None:
+        raise LookupError("struct task_struct has no lists of children")
+    heads = read_structs(
+        reader,
+        "struct task_struct",
+        {"children": WordArray(("children",))},
+        parents,
+        losses,
+    )
+    own = parents + np.uint64(head)
+    full = heads.readable & (heads["children"][:, 0] != own)
+    return [
+        child - node
+        for address in own[full].tolist()
+        for child in list_nodes(
+            reader, address, losses, "the list of a process's children"
+        ).tolist()
+    ]
+
+
+def dead(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare the zombies that the commands find."""
+    ends = reports.tasks["exit_state"] != 0
+    yield Comparison(
+        name="zombies.listed",
+        left="zombies by msa-zombies",
+        right="threads in an exit state",
+        left_value=len(reports.zombies.zombies),
+        right_value=int(np.count_nonzero(ends)),
+        least=-int(np.count_nonzero(ends & ~reports.tasks.leaders)),
+        reason="dead threads of living processes are being released",
+    )
+    yield Comparison(
+        name="zombies.groups",
+        left="zombies of all groups",
+        right="zombies by msa-zombies",
+        left_value=sum(group.count for group in reports.zombies.groups),
+        right_value=len(reports.zombies.zombies),
+    )
+
+
+def lifetimes(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare each thread's times with its lifetime."""
+    bound = reports.prstat.bound_ns
+    wrong = sum(
+        abs(
+            task.user_ns
+            + task.system_ns
+            + task.latency_ns
+            + task.off_cpu_ns
+            + task.zombie_ns
+            - task.lifetime_ns
+        )
+        > bound
+        for task in reports.prstat.tasks
+    )
+    yield Comparison(
+        name="prstat.lifetimes",
+        left="threads whose times do not sum to their lifetime",
+        right="none",
+        left_value=wrong,
+        right_value=0,
+    )
+
+
+def run_queues(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare runnable threads with those on the run queues."""
+    queues = reports.cpus.run_queues
+    running = sum(
+        queue.current is not None and queue.current.pid > 0 for queue in queues
+    )
+    waiting = sum(len(queue.waiting) for queue in queues)
+    classes = reports.prstat.totals.classes
+    yield Comparison(
+        name="queues.runnable",
+        left="runnable threads by msa-prstat",
+        right="running and waiting tasks by msa-cpus",
+        left_value=reports.prstat.totals.states.get("R", 0),
+        right_value=running + waiting,
+    )
+    yield Comparison(
+        name="queues.latency",
+        left="threads in class LAT by msa-prstat",
+        right="waiting tasks by msa-cpus",
+        left_value=classes.get("LAT", 0),
+        right_value=waiting,
+    )
+
+
+def uninterruptible(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare threads in uninterruptible sleep with the run queues' counts.
+
+    kernel/sched/core.c: a task that wakes on another CPU is taken off the count there,
+    so that only the sum is a number of tasks.
+    """
+    addresses = reports.percpu.addresses("runqueues")
+    members = {"count": ("nr_uninterruptible",)}
+    rq = read_structs(reports.reader, "struct rq", members, addresses, reports.losses)
+    load = reports.prstat.load
+    if not rq.has("count") or load is None:
+        raise LookupError("struct rq has no nr_uninterruptible")
+    # Up to v5.12 an unsigned long, later an unsigned int.
+    total = int(rq["count"].astype(np.uint32).astype(np.int64).sum())
+    signed = (total + (1 << 31)) % (1 << 32) - (1 << 31)
+    yield Comparison(
+        name="queues.uninterruptible",
+        left="uninterruptible threads by msa-prstat",
+        right="sum of nr_uninterruptible",
+        left_value=load.uninterruptible,
+        right_value=signed if bool(rq.readable.all()) else None,
+        most=_delayed(reports),
+        reason="sleepers that are still on a run queue are not counted yet",
+        lost="a run queue could not be read",
+    )
+
+
+def _delayed(reports: ReportSet) -> int:
+    """Count the threads in uninterruptible sleep that are still on a run queue."""
+    tasks = reports.tasks
+    if not tasks.has("sched_delayed"):
+        return 0
+    asleep: npt.NDArray[np.bool_] = (tasks["state"] & _UNINTERRUPTIBLE) != 0
+    return int(np.count_nonzero(asleep & (tasks["sched_delayed"] != 0)))
+
+
+ALL = (same_tasks, counted, pid_tree, children)
+DEAD = (dead,)
+LIVES = (lifetimes,)
+QUEUED = (run_queues, uninterruptible)
