@@ -185,7 +185,8 @@ static void compound_heads(struct scan *s)
 		}
 		if (*code == is->hugetlb && !u32(p + is->refcount))
 			*code = (uint8_t)is->free_hugetlb;
-		if (*code == is->unattributed && !is->large_kmalloc_type)
+		if (*code == is->unattributed && !is->large_kmalloc_type &&
+		    u32(p + is->refcount) == 1)
 			*code = (uint8_t)is->large_kmalloc;
 	}
 }

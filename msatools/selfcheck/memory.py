@@ -21,11 +21,10 @@ from msatools.selfdesc.variables import find_variable
 _UNATTRIBUTED_SHARE = 200
 """The share of managed memory that may be unattributed: one page of 200."""
 
-_BOOT_BYTES = 6 << 20
-_CPU_BYTES = 3 << 19
-"""What a kernel takes at boot whatever the size of memory, for tables of ftrace and
-the like, and for each CPU, as for requests of block devices (blk_mq_alloc_rqs()).
-Measured: 3 to 7.4 MiB with 2 CPUs, 8.8 to 15.6 MiB with 8."""
+_BOOT_BYTES = 16 << 20
+"""What a kernel takes at boot whatever the size of memory, for tables of ftrace, or
+requests of block devices (blk_mq_alloc_rqs()): 3 to 16 MiB in guests of 2 to 8 CPUs. It
+is the greater of the two limits on machines of less than 3 GiB."""
 
 _ARGUMENT_BYTES = 6 << 20
 """The most that the arguments of an execve() take: three quarters of ``_STK_LIM``
@@ -88,16 +87,15 @@ def unattributed(reports: ReportSet) -> Iterator[Comparison]:
     report = reports.memstat
     pages = {each.name: each.pages for each in report.classes}
     managed, page_size = report.managed_pages, report.target.page_size
-    boot = _BOOT_BYTES + _CPU_BYTES * len(reports.percpu.cpus)
     yield Comparison(
         name="memory.unattributed",
         left="pages without a known owner",
         right="none",
         left_value=pages["kernel.unattributed"],
         right_value=0 if managed is not None else None,
-        most=max((managed or 0) // _UNATTRIBUTED_SHARE, boot // page_size),
+        most=max((managed or 0) // _UNATTRIBUTED_SHARE, _BOOT_BYTES // page_size),
         reason="drivers' own pages: 0.5 % of managed memory, or what they take at "
-        "boot: 6 MiB and 1.5 MiB for each CPU",
+        "boot on a small machine: 16 MiB",
         lost="the number of managed pages could not be read",
     )
 

@@ -29,7 +29,7 @@ def test_huge_page_on_a_per_cpu_list(prog: Program, in_use: int, found: int) -> 
     made.put(slice(in_use), "refcount", 0)
     block = made.block(PFN)
     orphans = where(block.codes == PageClass.UNATTRIBUTED)
-    orphans = orphans[block.unreferenced(orphans)]
+    orphans = orphans[block.references(orphans) == 0]
     assert len(orphans) == in_use
     listed = ListedPages(np.array([PFN + 512], np.uint64), np.array([9], np.uint8), 0)
     FinalClasses(Reader(prog), listed).settle(block, orphans)

@@ -27,7 +27,8 @@ DUMPS = (
     *(f"memory-{kernel}" for kernel in ("5.10", "6.1", "6.12", "6.12generic", "7.x")),
     *(f"tasks-{kernel}" for kernel in ("6.1", "6.12", "6.12rt", "7.x")),
     *("crash-6.12", "locks-6.12", "locks-7.x"),
-    *("zombies-6.1", "zombies-6.12", "zombies-7.x", "cpus-7.x"),
+    *("zombies-6.1", "zombies-6.12", "zombies-7.x"),
+    *(f"cpus-{kernel}" for kernel in ("6.1", "6.12", "7.x")),
 )
 """Dumps on which all checks hold."""
 
@@ -54,7 +55,7 @@ NOT_APPLICABLE = {"memory.cgroups": "locks-", "stacks.drgn": ""}
 """Checks that do not apply, and how the names of the dumps begin where they do not."""
 
 KNOWN = {("tasks-7.x", "locks"): {"locks.unknown"}}
-"""Checks that fail: there a task waits for the lock of an anon_vma, not found."""
+"""Checks that fail: there a task waits for readers of a vm_area_struct."""
 
 
 @cache

@@ -84,8 +84,10 @@ class Block:
         """View one member of each struct page, from index *skip* on."""
         return column(self.data, self.layout.size, offset, dtype, skip)
 
-    def unreferenced(self, pages: Indices) -> npt.NDArray[np.bool_]:
-        return self.counts[pages] < np.uint64(1 << 32)
+    def references(self, pages: Indices) -> Words:
+        """Return the reference counts of pages."""
+        counts: Words = self.counts[pages] >> np.uint64(32)
+        return counts
 
     def nodes(self, pages: Indices) -> Words:
         """Return the addresses of pages' list nodes (``page->lru``)."""
@@ -275,10 +277,13 @@ def _compound_heads(block: Block) -> None:
         hugetlb &= codes != PageClass.SLAB
         codes[hugetlb] = PageClass.USER_HUGETLB
     # A free page of the hugetlb pool has no references.
-    free = block.unreferenced(heads) & (codes == PageClass.USER_HUGETLB)
+    free = (block.references(heads) == 0) & (codes == PageClass.USER_HUGETLB)
     codes[free] = PageClass.FREE_HUGETLB
     if not layout.types.has("large_kmalloc"):
-        codes[codes == PageClass.UNATTRIBUTED] = PageClass.LARGE_KMALLOC
+        # A guess. Others share their compound pages: page fragments of sockets have a
+        # reference for each packet.
+        guessed = block.references(heads) == 1
+        codes[(codes == PageClass.UNATTRIBUTED) & guessed] = PageClass.LARGE_KMALLOC
     block.codes[heads] = codes
 
 

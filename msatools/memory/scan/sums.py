@@ -66,7 +66,7 @@ def add_block(
     keys = node_zone_keys(block) if key is None else key
     _mark_device(block, keys)
     orphans = where(block.codes == PageClass.UNATTRIBUTED)
-    orphans = orphans[block.unreferenced(orphans)]
+    orphans = orphans[block.references(orphans) == 0]
     _apply_owners(block, owned)
     if finals is None:
         _add_candidates(result.candidates, block, orphans, keys)
