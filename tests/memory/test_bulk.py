@@ -165,7 +165,7 @@ def test_memmap_of_a_cut_dump(small: lab.Run, tmp_path: Path) -> None:
     gone = np.flatnonzero(np.isin(layout.kept, np.concatenate(frames))).tolist()
     end = whole.stat().st_size
     changes = {
-        layout.table_at + row * DESCRIPTOR.size: DESCRIPTOR.pack(
+        layout.table_offset + row * DESCRIPTOR.size: DESCRIPTOR.pack(
             end, *layout.descriptors[row][1:]
         )
         for row in gone

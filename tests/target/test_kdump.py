@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""Headers of kdumps are parsed; damaged ones raise errors."""
+
 import struct
 
 import pytest
@@ -20,7 +22,7 @@ def image(
     vmcoreinfo: int = 1000,
     split: int = 0,
 ) -> bytes:
-    """A kdump with three pages: one of 100 bytes, two that share one of 50."""
+    """Return a kdump of three pages: one of 100 bytes, two that share 50 bytes."""
     utsname = b"".join(
         field.ljust(65, b"\0")
         for field in (b"Linux", b"host", release, b"#1", b"x86_64", b"")
@@ -34,16 +36,18 @@ def image(
     if word == 8:
         sub += struct.pack(order + "QQQQ", 0, 0, 5000, vmcoreinfo)
     bitmaps = b"\xff" * block + b"\x15".ljust(block, b"\0")
-    data_at = 4 * block + 3 * 24
-    pages = [(data_at, 100), (data_at + 100, 50), (data_at + 100, 50)]
-    table = b"".join(struct.pack(order + "QIIQ", at, n, 0, 0) for at, n in pages)
+    start = 4 * block + 3 * 24
+    pages = [(start, 100), (start + 100, 50), (start + 100, 50)]
+    table = b"".join(struct.pack(order + "QIIQ", *page, 0, 0) for page in pages)
     blocks = header.ljust(block, b"\0") + sub.ljust(block, b"\0")
     return blocks + bitmaps + table + bytes(150)
 
 
 def flatten(pieces: list[tuple[int, bytes]], end: bool = True) -> bytes:
     head = (b"makedumpfile\0\0\0\0" + struct.pack(">qq", 1, 1)).ljust(4096, b"\0")
-    body = b"".join(struct.pack(">qq", at, len(data)) + data for at, data in pieces)
+    body = b"".join(
+        struct.pack(">qq", offset, len(data)) + data for offset, data in pieces
+    )
     return head + body + (b"\xff" * 16 if end else b"")
 
 
@@ -98,7 +102,7 @@ def test_file_cut_off_within_its_tables(size: int) -> None:
         kdump.end(read, kdump.parse(read))
 
 
-def test_no_page_at_all() -> None:
+def test_kdump_without_pages() -> None:
     data = bytearray(image())
     data[2 * BLOCK : 4 * BLOCK] = bytes(2 * BLOCK)
     read = reader(bytes(data))
@@ -112,14 +116,14 @@ def test_garbage() -> None:
         kdump.parse(reader(b"KDUMP   " + b"\x7e" * 1000))
 
 
-def test_pieces_in_any_order_are_put_in_place() -> None:
+def test_unflatten_sorts_pieces() -> None:
     plain = image()
     pieces = [(BLOCK, plain[BLOCK : 2 * BLOCK]), (0, b"?" * BLOCK), (0, plain[:BLOCK])]
     read = kdump.unflatten(reader(flatten(pieces)))
     assert kdump.parse(read) == kdump.parse(reader(plain))
 
 
-def test_page_data_of_flattened_dump_is_not_kept() -> None:
+def test_unflatten_does_not_keep_page_data() -> None:
     plain = image()
     pieces = [(1 << 40, bytes(100)), (0, plain[: 2 * BLOCK])]
     read = kdump.unflatten(reader(flatten(pieces)))
@@ -134,7 +138,7 @@ def test_flattened_file_cut_off_within_its_headers() -> None:
             kdump.unflatten(reader(data[:size]))
 
 
-def test_piece_of_negative_place() -> None:
+def test_piece_at_a_negative_offset() -> None:
     with pytest.raises(ValueError, match="negative"):
         kdump.unflatten(reader(flatten([(-5, b"x")])))
 
