@@ -10,7 +10,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskTable
-from tests.prstat.dumps import OFF, Dump, look
+from tests.prstat.dumps import OFF, Dump, read_dump
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose, put
 
@@ -19,7 +19,7 @@ LONGEST_COMM = 15
 
 @pytest.fixture(scope="module", params=OFF)
 def dump(request: pytest.FixtureRequest) -> Dump:
-    return look(request.param)
+    return read_dump(request.param)
 
 
 def names_of(dump: Dump, reader: Reader, losses: LossLog) -> list[bytes]:

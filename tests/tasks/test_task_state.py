@@ -10,7 +10,7 @@ from msatools.tasks.microstates import BOUND_NS
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import AgeBound, ages
-from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, look
+from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, read_dump
 
 FEW = 5
 """Classes with fewer tasks are not compared: one stalled CPU could affect half."""
@@ -18,7 +18,7 @@ FEW = 5
 
 @pytest.fixture(scope="module", params=[*OFF, *ON, *long(*MIDWAY)])
 def dump(request: pytest.FixtureRequest) -> Dump:
-    return look(request.param)
+    return read_dump(request.param)
 
 
 def test_class_of_every_named_task(dump: Dump) -> None:
