@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Real dumps and guests from the lab, and the commands as users start them."""
+"""Fixtures: dumps and guests from the lab, and commands run as console scripts."""
 
 import gc
 import signal
@@ -24,7 +24,7 @@ pytest_plugins = [
 ]
 
 
-# The same cases each time; that the machine is busy is no fault of theirs.
+# The same cases each time, and no failures because the machine is busy.
 settings.register_profile(
     "sure",
     derandomize=True,
@@ -36,7 +36,7 @@ settings.load_profile("sure")
 
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell in the background has it ignored, and so would what tests start.
+        # A background shell ignores SIGINT; the tests' own processes must not.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -48,21 +48,21 @@ def run(request: pytest.FixtureRequest) -> lab.Run:
 
 @pytest.fixture(scope="session")
 def run_612() -> lab.Run:
-    """The memory scenario, where one kernel will do."""
+    """The memory scenario on one kernel."""
     return lab.build("memory-6.12")
 
 
 @pytest.fixture(scope="session")
 def live_guest() -> Iterator[lab.Live]:
-    """A guest that runs."""
+    """A running guest."""
     with lab.live("memory-6.12") as guest:
         yield guest
 
 
 @pytest.fixture
 def live_qmp(live_guest: lab.Live) -> str:
-    """A QMP socket of a guest that runs, which one client at a time can have."""
-    # A program of a test before may be garbage, and still hold the socket.
+    """The QMP socket of the running guest; it accepts one client at a time."""
+    # An earlier test's program, not collected yet, can still hold the socket.
     gc.collect()
     return str(live_guest.qmp)
 
@@ -75,7 +75,7 @@ def msa_memstat() -> Path:
 
 @pytest.fixture
 def msa(msa_memstat: Path) -> Msa:
-    """Run msa-memstat with some words and give what it printed."""
+    """Return a function that runs msa-memstat to its end."""
 
     def run_it(*words: str | Path, **options: object) -> object:
         return subprocess.run(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What every command promises, each command held against its row of the table.
+"""The contract of every command, by its row in the table.
 
-They are called in this process, on a demo core that stands for a guest that runs, too.
+Commands run in this process, on a demo core that also serves as a running guest.
 """
 
 import io
@@ -52,7 +52,6 @@ from tests.contract.table import (
     TARGET_OPTIONS,
     ZOMBIES,
     Row,
-    put,
 )
 from tests.support import overlay
 from tests.support.calls import (
@@ -69,8 +68,8 @@ from tests.support.calls import (
 from tests.support.golden import Golden
 
 ROOT = Path(__file__).parents[1]
-CHANCE = re.compile(r"^(scanned in )\S+()$|\b()\d+( reads\b)")
-"""What depends on the machine, and on what was read before."""
+VARYING = re.compile(r"^(scanned in )\S+()$|\b()\d+( reads\b)")
+"""Output that depends on the machine and on earlier reads."""
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 WIDTH = 88
@@ -80,12 +79,12 @@ def name_of(value: object) -> str | None:
     return value.name if isinstance(value, Row) else None
 
 
-each = pytest.mark.parametrize("row", ROWS, ids=name_of)
+each_row = pytest.mark.parametrize("row", ROWS, ids=name_of)
 signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
-def of_each(*fields: str) -> pytest.MarkDecorator:
-    """Parametrize over the words in some fields of each row."""
+def each_of(*fields: str) -> pytest.MarkDecorator:
+    """Parametrize over the arguments in some fields of each row."""
     pairs = [(row, words) for row in ROWS for f in fields for words in getattr(row, f)]
     ids = [f"{row.name} {words}" for row, words in pairs]
     return pytest.mark.parametrize(("row", "words"), pairs, ids=ids)
@@ -96,8 +95,8 @@ def untouched(spec: TargetSpec) -> NoReturn:
 
 
 @cache
-def asked(row_name: str, *words: str) -> Ran:
-    """What a command says of the demo, in this process."""
+def answer(row_name: str, *words: str) -> Ran:
+    """Run a command on the demo, once."""
     return call(named(row_name).command, *words, CORE)
 
 
@@ -122,19 +121,19 @@ def test_every_command_has_a_row() -> None:
     assert {*registered} >= {*names}
 
 
-@each
+@each_row
 def test_options(row: Row) -> None:
-    """Those of the table, and each is asked for or refused in it."""
+    """A command's options are those of its row, which uses each of them."""
     for in_drgn, wanted in ((True, frozenset()), (False, TARGET_OPTIONS)):
         parser = make_parser(row.command, in_drgn=in_drgn)
         found = {word for action in parser._actions for word in action.option_strings}
         assert found == row.options | SHARED_OPTIONS | wanted
     written = " ".join([*row.asked, *row.no_json, *row.wrong])
-    assert {word for word in row.options if word not in written.split()} <= set()
+    assert row.options <= {*written.split()}
 
 
 def test_names() -> None:
-    """More may be added; these keep their meaning."""
+    """Names can be added, but not removed."""
     assert {*CLASSES.values()} >= {
         *("free.buddy", "free.pcp", "free.hugetlb", "free.unaccepted", "user.anon"),
         *("user.ksm", "user.hugetlb", "cache.file", "cache.exec", "cache.shmem"),
@@ -195,38 +194,38 @@ CALLED_WRONG = {
 
 
 @pytest.mark.parametrize("words", CALLED_WRONG)
-@each
+@each_row
 def test_called_wrong(row: Row, words: str) -> None:
     check_wrong(row, words, CALLED_WRONG[words])
 
 
-@of_each("wrong")
+@each_of("wrong")
 def test_wrong_options(row: Row, words: str) -> None:
     check_wrong(row, words, row.wrong[words])
     if " 5" not in words:
-        said = rf"^%{row.name}: .*{re.escape(row.wrong[words])}"
-        with pytest.raises(CommandArgumentError, match=said):
+        message = rf"^%{row.name}: .*{re.escape(row.wrong[words])}"
+        with pytest.raises(CommandArgumentError, match=message):
             run_in_drgn(row.command, demo().prog, words.split())
 
 
 @pytest.mark.parametrize("words", ["vmcore", "--qemu socket", "-c vmcore"])
 @pytest.mark.parametrize("row", [PRSTAT, ZOMBIES], ids=["prstat", "zombies"])
 def test_users_that_have_no_names(row: Row, words: str) -> None:
-    """Of another kernel than the one that this runs on, a name says nothing."""
-    said = "-u root: only of the running kernel are the names of users known"
-    check_wrong(row, f"-u 0,root {words}", said)
-    with pytest.raises(CommandArgumentError, match=said):
+    """User names are accepted only for the running kernel."""
+    message = "-u root: only of the running kernel are the names of users known"
+    check_wrong(row, f"-u 0,root {words}", message)
+    with pytest.raises(CommandArgumentError, match=message):
         run_in_drgn(row.command, demo().prog, ["-u", "0,root"])
 
 
-def check_wrong(row: Row, words: str, said: str) -> None:
-    """One line that says what is wrong; nothing is opened."""
+def check_wrong(row: Row, words: str, message: str) -> None:
+    """Check that a command prints one line with an error and opens no target."""
     ran = call(row.command, *words.split(), opening=untouched)
     assert (ran.status, ran.out) == (2, "")
     line = rf"msa-{row.name}: ([^\n]+); see msa-{row.name} --help\n"
     matched = re.fullmatch(line, ran.err)
     assert matched, ran.err
-    assert said in matched[1]
+    assert message in matched[1]
 
 
 REFUSED_IN_DRGN = {
@@ -244,10 +243,10 @@ REFUSED_IN_DRGN = {
 
 
 @pytest.mark.parametrize("words", REFUSED_IN_DRGN)
-@each
+@each_row
 def test_called_wrong_in_drgn(row: Row, words: str) -> None:
-    said = f"%{row.name}: {REFUSED_IN_DRGN[words]}"
-    with pytest.raises(CommandArgumentError, match=f"^{re.escape(said)}"):
+    message = f"%{row.name}: {REFUSED_IN_DRGN[words]}"
+    with pytest.raises(CommandArgumentError, match=f"^{re.escape(message)}"):
         run_command(demo().prog, f"{row.name} {words}")
 
 
@@ -271,9 +270,9 @@ OPENED = {
 
 
 @pytest.mark.parametrize("words", OPENED)
-@each
-def test_what_is_opened(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a run on the machine that it looks at lets others go first."""
+@each_row
+def test_opened_target(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that reads the kernel it runs on lowers its own priority."""
     found, niced = [], []
 
     def refuse(spec: TargetSpec) -> NoReturn:
@@ -288,7 +287,7 @@ def test_what_is_opened(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-@each
+@each_row
 def test_help(row: Row, option: str) -> None:
     ran = call(row.command, option, "nonsense", "5", opening=untouched)
     assert (ran.status, ran.err) == (0, "")
@@ -309,7 +308,7 @@ def test_help(row: Row, option: str) -> None:
         assert row.command.complaint(args, "5" in asks) is None, line
 
 
-@each
+@each_row
 def test_help_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(demo().prog, f"{row.name} -h") is None
     printed = capsys.readouterr().out
@@ -327,9 +326,9 @@ def test_help_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(row.command.summary) <= WIDTH
 
 
-@each
+@each_row
 def test_version(row: Row) -> None:
-    """Of the script as it is installed, which is there within a moment."""
+    """The installed script prints the version."""
     script = Path(sys.executable).with_name(f"msa-{row.name}")
     done = subprocess.run(
         [script, "--version", "nonsense"], capture_output=True, text=True, check=True
@@ -342,26 +341,26 @@ def test_version(row: Row) -> None:
 # --- reports
 
 
-@each
+@each_row
 def test_text(row: Row, golden: Golden) -> None:
-    """All of it can be printed; a whole core lacks nothing."""
+    """All characters are printable, and a whole core has no losses."""
     found = []
     for words in ("", *row.asked, *row.no_json):
-        ran = asked(row.name, "--strict", *words.split())
+        ran = answer(row.name, "--strict", *words.split())
         assert (ran.status, ran.err) == (0, "")
         lines = ran.out.splitlines()
         assert all(line.isprintable() for line in lines)
         found += [f"$ msa-{row.name} {words}", *lines, ""]
-    golden(f"demo/{row.name}", [CHANCE.sub(r"\1\3N\2\4", line) for line in found])
+    golden(f"demo/{row.name}", [VARYING.sub(r"\1\3N\2\4", line) for line in found])
 
 
-@each
+@each_row
 def test_header(row: Row) -> None:
-    lines = asked(row.name).out.splitlines()
+    lines = answer(row.name).out.splitlines()
     release = demo().target.release
     assert lines[0].startswith(f"{release}  vmcore (kdump zlib, level 31)  types: btf")
     sources = [
-        line for line in asked(row.name, "-v").out.splitlines() if "types of" in line
+        line for line in answer(row.name, "-v").out.splitlines() if "types of" in line
     ]
     assert sources == [
         "types of kernel: btf, from the kernel itself",
@@ -370,7 +369,7 @@ def test_header(row: Row) -> None:
 
 
 def payload(row: Row, words: Sequence[str]) -> dict[str, Any]:
-    """The keys that words ask for."""
+    """Return the shape of the JSON that these arguments ask for."""
     added: dict[str, Any] = {}
     for option, keys in row.payload_of.items():
         first, *rest = option.split()
@@ -387,15 +386,15 @@ def check_json(row: Row, found: dict[str, Any], shape: dict[str, Any]) -> None:
     assert list(found)[:6] == head
 
 
-@of_each("asked")
+@each_of("asked")
 def test_json(row: Row, words: str) -> None:
-    check_asked(row, words)
+    check_answer(row, words)
 
 
-@each
-def test_json_of_nothing_more(row: Row) -> None:
-    check_asked(row, "")
-    target = asked(row.name, "--json").json["target"]
+@each_row
+def test_json_without_options(row: Row) -> None:
+    check_answer(row, "")
+    target = answer(row.name, "--json").json["target"]
     assert target == {
         "path": CORE,
         "kind": "kdump",
@@ -411,8 +410,8 @@ def test_json_of_nothing_more(row: Row) -> None:
     }
 
 
-def check_asked(row: Row, words: str) -> None:
-    ran = asked(row.name, *words.split(), "--json")
+def check_answer(row: Row, words: str) -> None:
+    ran = answer(row.name, *words.split(), "--json")
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.count("\n") == 1
     assert ran.out.rstrip("\n").isascii()
@@ -421,8 +420,8 @@ def check_asked(row: Row, words: str) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.rich], ids=name_of)
-def test_json_of_much(row: Row) -> None:
-    """Of a dump that has what the demo lacks."""
+def test_json_of_a_rich_dump(row: Row) -> None:
+    """Keys that are empty for the demo have their shape as well."""
     assert row.rich is not None
     run = lab.build(row.rich)
     opened = open_target(TargetSpec(path=str(run.dump("elf")), types="btf"))
@@ -435,10 +434,10 @@ def test_json_of_much(row: Row) -> None:
         assert any(leader["evidence"]["handler"] for leader in ran.json["groups"])
 
 
-@of_each("absent")
-def test_what_is_not_there(row: Row, words: str) -> None:
+@each_of("absent")
+def test_arguments_that_name_nothing(row: Row, words: str) -> None:
     for more in ((), ("--json",)):
-        ran = asked(row.name, *words.split(), *more)
+        ran = answer(row.name, *words.split(), *more)
         assert (ran.status, ran.out) == (1, "")
         assert re.fullmatch(rf"msa-{row.name}: [^\n]+: [^\n]+; [^\n]+\n", ran.err)
         assert ran.err.startswith(f"msa-{row.name}: {row.absent[words]}")
@@ -449,9 +448,9 @@ def test_what_is_not_there(row: Row, words: str) -> None:
 # --- intervals
 
 
-@each
+@each_row
 def test_samples(row: Row) -> None:
-    """A line each, with what it cost; the clock of the demo stands still."""
+    """A line per sample, with its cost; the demo's clock stands still."""
     ran = call(row.command, *GUEST, "0.01", "2", "--json")
     assert (ran.status, ran.err) == (0, "")
     first, second = ran.samples
@@ -465,13 +464,13 @@ def test_samples(row: Row) -> None:
 
 
 def with_deltas(row: Row, sample: dict[str, Any]) -> dict[str, Any]:
-    """Check the changes of pages, which only samples have, and take them out."""
+    """Remove ``delta_pages`` from a sample, after checking that it is 0."""
     if row.name == "memstat":
         assert {count.pop("delta_pages") for count in sample["classes"]} == {0}
     return sample
 
 
-@each
+@each_row
 def test_samples_as_text(row: Row) -> None:
     ran = call(row.command, *GUEST, "0.01", "2")
     assert (ran.status, ran.err) == (0, "")
@@ -489,9 +488,9 @@ def test_samples_as_text(row: Row) -> None:
 # --- strict
 
 
-@each
-def test_strict_on_what_was_lost(row: Row) -> None:
-    """And on nothing else: what was lost a while is not what came and went."""
+@each_row
+def test_strict_on_coverage(row: Row) -> None:
+    """``--strict`` fails on losses, not on objects that changed in a running kernel."""
     report: Any = run_quietly(row)
     running = replace(report.target, live=True)
     for key, wanted in row.lost.items():
@@ -511,15 +510,15 @@ def run_quietly(row: Row, *words: str) -> Any:
 
 @cache
 def damaged(row_name: str) -> Opened:
-    """The demo, opened once more and without something that a command reads."""
+    """Open the demo without something that a command reads, once."""
     found = open_target(TargetSpec(path=CORE, types="btf"))
     named(row_name).damage(found.prog)
     return found
 
 
-@each
+@each_row
 def test_strict_on_damage(row: Row) -> None:
-    """The report is there in any case, with what is lost."""
+    """The report is printed in any case, with the losses."""
     for strict, status in (((), 0), (("--strict",), 3)):
         ran = call(row.command, CORE, "--json", *strict, opening=open_damaged(row))
         assert (ran.status, ran.err) == (status, "")
@@ -536,7 +535,7 @@ def open_damaged(row: Row) -> Callable[[TargetSpec], Opened]:
     return lambda spec: Opened(found.prog, as_named(found.target, spec))
 
 
-@each
+@each_row
 def test_strict_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     report = run_in_drgn(row.command, demo().prog, ["--strict", "--json"])
     printed = json.loads(capsys.readouterr().out)
@@ -555,23 +554,23 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     return open_target(TargetSpec(path=str(path), types="btf"))
 
 
-@each
+@each_row
 def test_truncated(row: Row, cut: Opened) -> None:
-    said = "truncated: the file ends before the last of its pages"
+    message = "truncated: the file ends before the last of its pages"
     ran = call(row.command, "--strict", "dump", opening=lambda _: cut)
     assert ran.err == ""
-    assert ran.out.splitlines()[1] == said
+    assert ran.out.splitlines()[1] == message
     assert ran.status == 3
     ran = call(row.command, "--json", "dump", opening=lambda _: cut)
     assert ran.status == 0
     assert ran.json["target"]["truncated"] is True
-    assert said not in asked(row.name).out
+    assert message not in answer(row.name).out
 
 
-@each
+@each_row
 @pytest.mark.parametrize("damaged", ["impossible", "unreadable"])
 def test_a_damaged_clock_is_a_loss(row: Row, damaged: str) -> None:
-    """By what it says, CLOCK_MONOTONIC is centuries away from the scheduler's."""
+    """An impossible clock puts CLOCK_MONOTONIC centuries from the scheduler's."""
     opened = open_target(TargetSpec(path=CORE, types="btf"))
     address = opened.prog["__gtod_offset"].address_
     if damaged == "impossible":
@@ -587,14 +586,14 @@ def test_a_damaged_clock_is_a_loss(row: Row, damaged: str) -> None:
 # --- errors
 
 
-def check_error(row: Row, ran: Ran, said: str) -> None:
+def check_error(row: Row, ran: Ran, message: str) -> None:
     assert (ran.status, ran.out) == (1, "")
     matched = re.fullmatch(rf"msa-{row.name}: ([^\n]+: [^\n]+; [^\n]+)\n", ran.err)
     assert matched, ran.err
-    assert said in matched[1]
+    assert message in matched[1]
 
 
-@each
+@each_row
 def test_targets_that_cannot_be_opened(row: Row, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello\n")
@@ -611,17 +610,17 @@ def test_targets_that_cannot_be_opened(row: Row, tmp_path: Path) -> None:
         (CORE, "--types", "dwarf"): "no debug info found",
         ("--qemu", "/nonexistent"): "No such file",
     }
-    for words, said in lines.items():
-        check_error(row, call(row.command, *words, opening=open_target), said)
+    for words, message in lines.items():
+        check_error(row, call(row.command, *words, opening=open_target), message)
 
 
-@each
+@each_row
 def test_file_that_may_not_be_read(row: Row, tmp_path: Path) -> None:
-    """By a user who is not root."""
+    """Another user than root gets "permission denied"."""
     path = tmp_path / "vmcore"
     path.write_bytes(b"KDUMP   ")
     path.chmod(0)
-    # No other user gets into the directory: the path is that of a descriptor.
+    # Another user cannot search the directory, so the path is that of a descriptor.
     descriptor = os.open(path, os.O_PATH)
 
     def become_nobody() -> None:
@@ -644,20 +643,20 @@ FAILURES: dict[str, Exception] = {
 }
 
 
-@pytest.mark.parametrize("said", FAILURES)
-@each
-def test_report_that_cannot_be_made(row: Row, said: str) -> None:
+@pytest.mark.parametrize("message", FAILURES)
+@each_row
+def test_report_that_cannot_be_made(row: Row, message: str) -> None:
     def fail(*_: object) -> NoReturn:
-        raise FAILURES[said]
+        raise FAILURES[message]
 
     failing = replace(row.command, start=fail)
-    check_error(row, call(failing, CORE), said)
+    check_error(row, call(failing, CORE), message)
     ran = call(failing, "--debug", CORE)
     assert ran.err.startswith("Traceback (most recent call last):\n")
-    assert said in ran.err.splitlines()[-1]
+    assert message in ran.err.splitlines()[-1]
 
 
-# --- what is printed where
+# --- output
 
 
 class FakeTerminal(io.StringIO):
@@ -674,11 +673,11 @@ def on_terminal(row: Row, *words: str) -> str:
     return out.getvalue()
 
 
-@each
+@each_row
 def test_colours_are_for_terminals(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "")
-    text = asked(row.name).out
+    text = answer(row.name).out
     styled = on_terminal(row)
     assert styled != text
     assert STYLE.sub("", styled) == text
@@ -698,16 +697,16 @@ ESCAPED = r"a\x1b[31m\x0a[b]"
     ids=lambda value: value.name if isinstance(value, Row) else value,
 )
 def test_names_are_escaped(row: Row, words: str) -> None:
-    """Those of tasks, which anyone may choose, and of threads of the kernel."""
+    """Names of tasks, which anyone can choose, and of kernel threads are escaped."""
 
     def rename() -> None:
         prog = demo().prog
         for task in for_each_task(prog):
             if task.comm.string_() in (b"python3", b"threads"):
-                put(prog, task.comm.address_, EVIL.ljust(16, b"\0"))
+                overlay.put(prog, task.comm.address_, EVIL.ljust(16, b"\0"))
             if task.comm.string_() == b"kswapd0":
                 thread = cast("struct kthread *", task.worker_private)
-                put(prog, thread.full_name.value_(), EVIL + b"\0")
+                overlay.put(prog, thread.full_name.value_(), EVIL + b"\0")
 
     for more in ((), ("--json",)):
         ran = end(start(row.command, *words.split(), *more, CORE, before=rename))
@@ -719,19 +718,19 @@ def test_names_are_escaped(row: Row, words: str) -> None:
             assert r"a\u001b[31m\n[b]" in ran.out
 
 
-@each
+@each_row
 def test_script_prints_the_same(row: Row) -> None:
-    """As a process of its own, and inside drgn."""
+    """The script, the command in this process and drgn's print the same."""
     ran = end(start(row.command, "-c", CORE, "--types", "btf", opening=open_target))
-    assert ran == asked(row.name)
+    assert ran == answer(row.name)
     out = io.StringIO()
     with redirect_stdout(out):
         run_command(demo().prog, row.name)
-    # drgn knows neither the format nor the file.
+    # In drgn, neither the format nor the file is known.
     assert out.getvalue().splitlines()[1:] == ran.out.splitlines()[1:]
 
 
-@each
+@each_row
 def test_closed_pipe(row: Row) -> None:
     for words in ([CORE], [CORE, "--json"], ["-h"], [*GUEST, "0.01"]):
         read, write = os.pipe()
@@ -741,25 +740,25 @@ def test_closed_pipe(row: Row) -> None:
         assert end(process) == Ran(-signal.SIGPIPE, None, "")
 
 
-@each
+@each_row
 def test_full_disk(row: Row) -> None:
     with open("/dev/full", "w") as full:
         ran = end(start(row.command, CORE, stdout=full))
-    said = "standard output: No space left on device; print it elsewhere"
-    assert ran == Ran(1, None, f"msa-{row.name}: {said}\n")
+    message = "standard output: No space left on device; print it elsewhere"
+    assert ran == Ran(1, None, f"msa-{row.name}: {message}\n")
 
 
 # --- signals
 
 
 @signals
-@each
+@each_row
 def test_signal_ends_a_report(row: Row, number: int) -> None:
-    """By the signal, with nothing printed."""
+    """The process dies of the signal and prints nothing."""
 
     def wait(spec: TargetSpec) -> NoReturn:
         print("opening", file=sys.stderr, flush=True)
-        # A signal that comes just before a wait begins does not end it.
+        # A signal just before a sleep does not end it, so sleep in short steps.
         for _ in range(600):
             time.sleep(0.1)
         pytest.fail("it goes on")
@@ -772,9 +771,9 @@ def test_signal_ends_a_report(row: Row, number: int) -> None:
 
 
 @signals
-@each
+@each_row
 def test_signal_ends_samples(row: Row, number: int) -> None:
-    """Cleanly, after a whole one."""
+    """The command exits with 0 after a complete sample."""
     process = start(row.command, *GUEST, "0.01", "--json")
     assert process.stdout is not None
     first = process.stdout.readline()

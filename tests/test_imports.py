@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Packages import only from floors below them, and folders form no circle."""
+"""Packages import only from lower layers, and folders have no import cycles."""
 
 import ast
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ MODULES = {
     ".".join(("msatools", *path.relative_to(ROOT).with_suffix("").parts)): path
     for path in ROOT.rglob("*.py")
 }
-FLOORS = (
+LAYERS = (
     ("selfdesc",),
     ("target",),
     ("kernel",),
@@ -27,13 +27,13 @@ FLOORS = (
     ("query",),
     ("selfcheck",),
 )
-"""Packages that read a kernel, lowest first. Those of one floor do not know another."""
+"""Packages that read a kernel, lowest first. Packages of one layer are independent."""
 
-NOT_BELOW = ("render", "cli", "plugin", "registry", "query")
-"""What no floor stands on: output, the command line, and the package's own API."""
+ABOVE_ALL = ("render", "cli", "plugin", "registry", "query")
+"""Packages that no layer imports: output, the command line, and the package's API."""
 
-UNTANGLED = ("msatools.locks", "msatools.memory", "msatools.render")
-"""Packages whose folders, and whose own modules as one more, form no circle."""
+ACYCLIC = ("msatools.locks", "msatools.memory", "msatools.render")
+"""Packages whose folders have no import cycles; their own modules count as a folder."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -50,8 +50,8 @@ def folder(module: str) -> str:
     return module.rpartition(".")[0]
 
 
-@pytest.mark.parametrize("package", UNTANGLED)
-def test_folders_form_no_circle(package: str) -> None:
+@pytest.mark.parametrize("package", ACYCLIC)
+def test_folders_have_no_import_cycle(package: str) -> None:
     within = f"{package}."
     below: dict[str, set[str]] = {}
     for module, path in MODULES.items():
@@ -61,14 +61,14 @@ def test_folders_form_no_circle(package: str) -> None:
     assert len(below) > 1
     for name, others in below.items():
         others.discard(name)
-    assert_no_circle(below)
+    assert_no_cycle(below)
 
 
 OUTPUT = ("reports", "render", "cli", "plugin", "registry")
-"""What turns the reports of the others into text, files and commands."""
+"""Packages that turn reports into text, files and commands."""
 
 
-def test_output_forms_no_circle() -> None:
+def test_output_has_no_import_cycle() -> None:
     below: dict[str, set[str]] = {}
     for module, path in MODULES.items():
         package = module.split(".")[1]
@@ -81,21 +81,21 @@ def test_output_forms_no_circle() -> None:
         for other in others & {*OUTPUT, "commands"}
         if package not in OUTPUT and other != "reports"
     }
-    assert_no_circle({package: below[package] for package in OUTPUT})
+    assert_no_cycle({package: below[package] for package in OUTPUT})
 
 
-def assert_no_circle(below: dict[str, set[str]]) -> None:
-    """Fail if a name is below itself, with the way that leads there."""
+def assert_no_cycle(below: dict[str, set[str]]) -> None:
+    """Fail if a name is below itself, with the cycle as message."""
     try:
         tuple(TopologicalSorter(below).static_order())
     except CycleError as error:
         pytest.fail(" imports ".join(error.args[1][::-1]))
 
 
-def test_packages_import_only_from_below() -> None:
+def test_packages_import_only_from_lower_layers() -> None:
     below: set[str] = set()
-    for floor in FLOORS:
-        for package in floor:
+    for layer in LAYERS:
+        for package in layer:
             modules = [name for name in MODULES if name.split(".")[1] == package]
             assert modules, f"no package {package}"
             allowed = {*below, package}
@@ -106,11 +106,11 @@ def test_packages_import_only_from_below() -> None:
                     if name.startswith("msatools.") and is_above(name, allowed)
                 }
                 assert not wrong, f"{module} imports {sorted(wrong)}"
-        below.update(floor)
+        below.update(layer)
 
 
 def is_above(module: str, allowed: set[str]) -> bool:
-    """Return whether a module is of a floor that is not in *allowed*, or of none."""
+    """Return whether a module's package is in a layer or above all, but not allowed."""
     package = module.split(".")[1]
-    floors = {each for floor in FLOORS for each in floor}
-    return package not in allowed and package in floors.union(NOT_BELOW)
+    layers = {name for layer in LAYERS for name in layer}
+    return package not in allowed and package in layers.union(ABOVE_ALL)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Mutations that are possible, and the choice among them; no mutant is tested here."""
+"""Mutations are found and chosen as intended; no mutant is tested here."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,11 +19,11 @@ from tests.support.mutations import (
 )
 
 CONDITIONS = ("False", "True", "not a")
-"""What the condition *a* can become."""
+"""Replacements of the condition *a*."""
 
 
 def changed(source: str, path: str = "x.py") -> set[str]:
-    """Return what the source's only line that changes can become."""
+    """Return the changed lines of a source in which only one line can change."""
     found = find_mutations(path, source)
     assert len({mutation.line for mutation in found}) <= 1
     return {mutation.changed_line(source).strip() for mutation in found}
@@ -239,7 +239,7 @@ def test_table() -> None:
 
 
 def test_every_product_file_is_a_candidate() -> None:
-    """A mutant can be of any module, and of the compiled part."""
+    """Every module and the C source can be mutated."""
     files = {path for pattern in mutants.PRODUCT for path in mutants.ROOT.glob(pattern)}
     assert {path.suffix for path in files} == {".py", ".c"}
     assert len({mutants.package_of(str(path)) for path in files}) > 20

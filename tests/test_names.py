@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""No two classes have one name, so that each can be found by it."""
+"""Class names are unique, so that a class can be found by its name."""
 
 import ast
 from collections import defaultdict

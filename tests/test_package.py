@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""Wheels and sdists contain every module, and work with or without a compiler."""
+
 import os
 import shutil
 import subprocess
@@ -33,7 +35,7 @@ build_meta.build_wheel(out)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An sdist, and a wheel built from what the sdist holds."""
+    """An sdist, and a wheel built from its contents."""
     out = tmp_path_factory.mktemp("dist")
     source = tmp_path_factory.mktemp("source")
     copy_source(source)
@@ -49,7 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def copy_source(target: Path) -> None:
-    """Copy what a package is built from, without what was built before."""
+    """Copy the sources of a package, without build results."""
     for name in PACKAGED:
         path = ROOT / name
         if path.is_dir():
@@ -69,7 +71,7 @@ def build(source: Path, out: Path, **environment: str) -> None:
 
 
 def run_python(code: str, path: Path, **environment: str) -> str:
-    """Run some code in a directory, and return what it prints."""
+    """Run code in a directory and return its output."""
     words = [sys.executable, "-c", code]
     env = environment or None
     done = subprocess.run(words, cwd=path, env=env, stdout=subprocess.PIPE, check=True)
@@ -77,14 +79,14 @@ def run_python(code: str, path: Path, **environment: str) -> str:
 
 
 def run_wheel(code: str, wheel: Path, path: Path) -> list[str]:
-    """Unpack a wheel, and return the words that some code with it prints."""
+    """Unpack a wheel, run code with it, and return the words of the output."""
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(path)
     return run_python(code, path, PYTHONPATH=str(path)).split()
 
 
 def modules(folder: str) -> set[str]:
-    """The Python files under a folder of the source, the folder's name included."""
+    """Return the paths of the Python files in a folder of the sources."""
     return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
 
 
@@ -92,7 +94,7 @@ def python_files(names: Iterable[str]) -> set[str]:
     return {name for name in names if name.endswith(".py")}
 
 
-def test_wheel_holds_every_module_and_nothing_else(built: tuple[Path, Path]) -> None:
+def test_wheel_contains_every_module_and_nothing_else(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[1]) as wheel:
         names = wheel.namelist()
     commands = {f"msatools/{name}" for name in modules("commands")}
@@ -102,7 +104,7 @@ def test_wheel_holds_every_module_and_nothing_else(built: tuple[Path, Path]) -> 
     assert {top for top in tops if not top.endswith(".dist-info")} == {"msatools"}
 
 
-def test_sdist_holds_every_module(built: tuple[Path, Path]) -> None:
+def test_sdist_contains_every_module(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as sdist:
         names = [name.partition("/")[2] for name in sdist.getnames()]
     assert python_files(names) >= modules("msatools") | modules("commands")
@@ -129,10 +131,8 @@ CLASSIFIER = (
 @pytest.mark.skipif(
     shutil.which(os.environ.get("CC", "cc")) is None, reason="no compiler"
 )
-def test_wheel_holds_the_compiled_part(
-    built: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """One that any version of Python can load."""
+def test_wheel_contains_the_extension(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """The extension uses the stable ABI, which any version of Python can load."""
     assert "-cp310-abi3-" in built[1].name
     here = str(tmp_path / "msatools/memory/pages/compiled.py")
     assert run_wheel(CLASSIFIER, built[1], tmp_path) == [here, "True"]

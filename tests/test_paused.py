@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is told of a kernel that may change is what is told of its dump, if it does not.
+"""Commands report the same for a paused guest as for its dump.
 
-A dump is looked at as a guest that is paused: all that is done because a kernel runs is
-done, and comes to nothing.
+The guest is served from the dump, so the code for running kernels runs on memory that
+does not change.
 """
 
 import re
@@ -25,16 +25,17 @@ DIFFERS = (
     r"|/coverage/(stacks|stacks_searched|reads|bytes_read)"
     r"|/changes|/locks/\d+/delta_waiters"
 )
-"""What is told of the target, and what it costs to see that nothing has changed."""
+"""Parts that differ: the target, and reads to check that nothing has changed."""
 
 REGISTERS = (
     r"/totals/classes/(CPU|USR|SYS|INT)|/run_queues/\d+/doing"
     r"|/groups/\d+/evidence/threads/\d+/doing"
 )
-"""What only a dump has: in which mode a thread runs. Its class is CPU on a guest."""
+"""Parts that need registers, which only a dump has: whether a running thread is in user
+or kernel mode. In a guest its class is CPU."""
 
 CPU_COUNT = 2
-"""CPUs of the guests that are asked for locks."""
+"""CPUs of the guests with locks."""
 
 ASKED = (
     (MEMSTAT, "memory-6.12", "-v --unattributed --frag --sections"),
@@ -46,25 +47,25 @@ ASKED = (
 )
 
 
-def differences(guest: Any, dump: Any, place: str = "") -> Iterator[str]:
-    """Name where two values of JSON are not the same."""
+def differences(guest: Any, dump: Any, path: str = "") -> Iterator[str]:
+    """Yield a line for each difference between two JSON values."""
     if isinstance(guest, dict) and isinstance(dump, dict):
         for key in {**guest, **dump}:
-            yield from differences(guest.get(key), dump.get(key), f"{place}/{key}")
+            yield from differences(guest.get(key), dump.get(key), f"{path}/{key}")
     elif isinstance(guest, list) and isinstance(dump, list) and len(guest) == len(dump):
         for number, (ours, theirs) in enumerate(zip(guest, dump, strict=True)):
-            yield from differences(ours, theirs, f"{place}/{number}")
-    elif guest != dump and not re.fullmatch(f"{DIFFERS}|{REGISTERS}", place):
-        is_class = place.endswith("/class") and guest == "CPU"
+            yield from differences(ours, theirs, f"{path}/{number}")
+    elif guest != dump and not re.fullmatch(f"{DIFFERS}|{REGISTERS}", path):
+        is_class = path.endswith("/class") and guest == "CPU"
         if not (is_class and dump in ("USR", "SYS", "INT")):
-            yield f"{place}: {guest!r}, not {dump!r}"
+            yield f"{path}: {guest!r}, not {dump!r}"
 
 
 def assert_searched(guest: dict[str, Any], dump: dict[str, Any]) -> None:
-    """Check that only stacks of running tasks were searched in the dump alone.
+    """Check the number of stacks that were searched only in the dump.
 
-    Their stack pointers are in registers. A CPU that was in kernel mode, and not idle,
-    when the guest was stopped makes a stack more.
+    These are stacks of running tasks, whose stack pointers are in registers: at most
+    one per CPU that was in kernel mode, and not idle, when the guest was stopped.
     """
     if "stacks_searched" in dump["coverage"]:
         in_dump = dump["coverage"]["stacks_searched"]
@@ -93,7 +94,7 @@ def test_paused(row: Row, name: str, words: str, tmp_path: Path) -> None:
     assert_searched(of_guest.json, of_dump.json)
     assert [*differences(of_guest.json, of_dump.json)] == []
     assert (samples.status, samples.err) == (0, "")
-    at_rest(row.name, samples.json, of_dump.json)
+    assert_at_rest(row.name, samples.json, of_dump.json)
 
 
 NOW = {
@@ -103,7 +104,7 @@ NOW = {
     "zombies": ("zombies", "limits", "heirs", "held"),
     "cpus": ("load", "sets", "run_queues", "nodes"),
 }
-"""What a sample has of its end, which is what a report has."""
+"""Keys whose values in a sample are those at its end, as in a report."""
 
 ZERO = {
     "memstat": r"/classes/\d+/delta_pages|/changes/(?!reread_pages)\w+",
@@ -114,28 +115,28 @@ ZERO = {
     "cpus": r"/cpus/\d+/(minf|mjf|xcal|tlb|intr|soft|csw|icsw|migr|\w+_ns)"
     r"|/(irqs|vectors|softirqs)/\d+/(total|counts/\d+)",
 }
-"""What an interval counts."""
+"""Values that count events in an interval."""
 
 
-def numbers(value: Any, place: str = "") -> Iterator[tuple[str, int]]:
+def numbers(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from numbers(item, f"{place}/{key}")
+            yield from numbers(item, f"{path}/{key}")
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            yield from numbers(item, f"{place}/{number}")
+            yield from numbers(item, f"{path}/{number}")
     elif isinstance(value, int):
-        yield place, value
+        yield path, value
 
 
-def at_rest(name: str, sample: dict[str, Any], dump: dict[str, Any]) -> None:
-    """See that nothing has changed in an interval, and all is as in the dump."""
+def assert_at_rest(name: str, sample: dict[str, Any], dump: dict[str, Any]) -> None:
+    """Check that a sample counts no events and otherwise equals the dump's report."""
     assert sample["interval_ns"] == 0
     codes = {note["code"] for note in sample["notes"]}
     assert codes - {note["code"] for note in dump["notes"]} == {"clock-stands-still"}
     for key in NOW[name]:
         if key in dump:
             assert [*differences(sample[key], dump[key], f"/{key}")] == []
-    counted = [n for place, n in numbers(sample) if re.fullmatch(ZERO[name], place)]
+    counted = [n for path, n in numbers(sample) if re.fullmatch(ZERO[name], path)]
     assert len(counted) >= 1
     assert not any(counted)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""The commands inside drgn: as a plugin, in pipes, and at the prompt."""
+
 import json
 import os
 import re
@@ -78,7 +80,7 @@ def test_samples_of_a_guest_that_runs(
     prog = open_target(TargetSpec(qemu=live_qmp, vmlinux=str(run_612.vmlinux))).prog
     last = run_command(prog, "memstat --json 0.2 2")
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    # The clock of a guest whose CPUs all sleep may stand still.
+    # The clock of a guest whose CPUs are all idle can stand still.
     assert first["interval_ns"] >= 0
     assert first["taken_at_ns"] + second["interval_ns"] == second["taken_at_ns"]
     assert last.taken_at_ns == second["taken_at_ns"]
@@ -88,14 +90,14 @@ class Prompt:
     """An interactive session of drgn."""
 
     def __init__(self, *words: str | Path) -> None:
-        # The plain prompt, which all versions of Python have.
+        # The basic prompt is the same in all versions of Python.
         self._terminal = Terminal(
             [DRGN, *words], PYTHON_BASIC_REPL="1", TERM="dumb", INPUTRC="/dev/null"
         )
         self._terminal.read_until(">>> $")
 
     def ask(self, line: str) -> str:
-        """Type a line and give what is printed up to the next prompt."""
+        """Type a line and return the output up to the next prompt."""
         start = len(self._terminal.seen)
         self._terminal.press(line + "\n")
         self._terminal.read_until(r"\n>>> $", start)
@@ -114,7 +116,7 @@ def prompt() -> Iterator[Prompt]:
 
 
 def test_prompt_without_debug_info(prompt: Prompt) -> None:
-    """One call gives drgn's own session types; so does a command, as seen below."""
+    """``load_btf`` adds types to drgn's own session; a command does so by itself."""
     assert "could not find" in prompt.ask('prog.type("struct page")')
     load = "from msatools.selfdesc import load_btf; load_btf(prog)"
     assert "Traceback" not in prompt.ask(load)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Every command of the registry is installed, asked by the demo, and tested by all."""
+"""Every command in the registry is installed, recorded in the demo, and tested."""
 
 from importlib.metadata import distribution
 
@@ -19,7 +19,7 @@ def test_scripts_are_the_commands() -> None:
     }
 
 
-def test_all_are_asked_and_tested() -> None:
+def test_all_are_recorded_and_tested() -> None:
     assert {question.split()[0] for question in QUESTIONS} == {*registry.NAMES}
     assert [row.name for row in ROWS] == [*registry.NAMES]
     assert {name.split()[0] for name in TABLES} == {*registry.NAMES}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Whether reads are counted, and by the right marker."""
+"""Reads of a file are counted under the marker before them."""
 
 import sys
 from pathlib import Path

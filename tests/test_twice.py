@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tests of running guests are tried twice, and what makes guests ends with them."""
+"""Failed tests of running guests are repeated, and builders of guests end with them."""
 
 import signal
 import subprocess
@@ -36,7 +36,7 @@ def test_untried(): pass
 
 
 def twice(directory: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start it on the tests of a directory, all of which are live there."""
+    """Start tests.support.twice on the tests in a directory, as if all were live."""
     (directory / "pytest.ini").write_text("[pytest]\nmarkers = live\n")
     (directory / "conftest.py").write_text(OPTION)
     where = ["-c", str(directory / "pytest.ini"), "-m", "", "-q", str(directory)]
@@ -49,8 +49,8 @@ def twice(directory: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
-def said(directory: Path, tests: str, *words: str) -> tuple[int, list[str]]:
-    """Return the exit status, and the lines about what needed a second try."""
+def run_twice(directory: Path, tests: str, *words: str) -> tuple[int, list[str]]:
+    """Run tests; return the exit status and the lines about second tries."""
     (directory / "test_some.py").write_text(tests)
     process = twice(directory, *words)
     out, _ = process.communicate(timeout=PATIENCE_SECONDS)
@@ -61,7 +61,7 @@ def said(directory: Path, tests: str, *words: str) -> tuple[int, list[str]]:
 
 
 def test_each_that_needed_a_second_try_is_named(tmp_path: Path) -> None:
-    status, lines = said(tmp_path, TESTS)
+    status, lines = run_twice(tmp_path, TESTS)
     assert status == pytest.ExitCode.TESTS_FAILED
     assert lines == [
         "passed at the second try: test_some.py::test_chance",
@@ -70,14 +70,14 @@ def test_each_that_needed_a_second_try_is_named(tmp_path: Path) -> None:
 
 
 def test_second_try_makes_it_green(tmp_path: Path) -> None:
-    status, lines = said(tmp_path, TESTS.replace("assert False", "pass"))
+    status, lines = run_twice(tmp_path, TESTS.replace("assert False", "pass"))
     assert status == pytest.ExitCode.OK
     assert lines == ["passed at the second try: test_some.py::test_chance"]
 
 
 def test_what_was_not_run_is_not_green(tmp_path: Path) -> None:
-    """As the first failure ended the run, though that was chance."""
-    status, lines = said(tmp_path, TESTS, "-x")
+    """The first failure ended the run, so the others were not run."""
+    status, lines = run_twice(tmp_path, TESTS, "-x")
     assert status == pytest.ExitCode.TESTS_FAILED
     assert lines[-1] == "not run at all: 2 tests"
 
@@ -92,11 +92,11 @@ def test_what_was_not_run_is_not_green(tmp_path: Path) -> None:
 def test_exit_status_is_that_of_pytest(
     tmp_path: Path, tests: str, status: pytest.ExitCode
 ) -> None:
-    assert said(tmp_path, tests) == (status, [])
+    assert run_twice(tmp_path, tests) == (status, [])
 
 
 def test_interrupt_lets_fixtures_end(tmp_path: Path) -> None:
-    """Such as those that have a guest."""
+    """Such a fixture can end a guest."""
     begun, ended = tmp_path / "begun", tmp_path / "ended"
     (tmp_path / "test_some.py").write_text(f"""
 import pathlib, pytest, time
@@ -126,7 +126,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-# --- what both runs say together
+# --- the outcome of both runs
 
 
 def outcome(**tests: list[str]) -> Outcome:
@@ -169,7 +169,7 @@ def test_summary() -> None:
 
 
 def test_end_of_a_fixture_counts() -> None:
-    """A test that passed has failed if that does."""
+    """A test that passed counts as failed if the teardown of its fixture fails."""
     recorder = Recorder()
     for when, result in (
         ("setup", "passed"),
@@ -182,7 +182,7 @@ def test_end_of_a_fixture_counts() -> None:
     assert (recorder.outcome.passed, recorder.outcome.failed) == ([], ["a"])
 
 
-# --- what makes guests meanwhile
+# --- builders of guests
 
 
 STUBBORN = """
@@ -194,36 +194,36 @@ time.sleep(1000)
 
 
 def test_stubborn_builder_is_killed(tmp_path: Path) -> None:
-    """No run waits for what it makes."""
-    there = tmp_path / "there"
-    builder = ahead.start([sys.executable, "-c", STUBBORN, str(there)], tmp_path)
-    wait_for(there)
+    """The tests do not wait for a builder that ignores the interrupt."""
+    started = tmp_path / "started"
+    builder = ahead.start([sys.executable, "-c", STUBBORN, str(started)], tmp_path)
+    wait_for(started)
     ahead.end(builder, seconds=0.2)
     assert builder.returncode == -signal.SIGKILL
 
 
-def test_builder_ends_when_it_is_told(tmp_path: Path) -> None:
-    there = tmp_path / "there"
+def test_builder_ends_when_interrupted(tmp_path: Path) -> None:
+    started = tmp_path / "started"
     program = STUBBORN.replace("SIG_IGN", "SIG_DFL")
-    builder = ahead.start([sys.executable, "-c", program, str(there)], tmp_path)
-    wait_for(there)
+    builder = ahead.start([sys.executable, "-c", program, str(started)], tmp_path)
+    wait_for(started)
     ahead.end(builder)
     assert builder.returncode == -signal.SIGINT
 
 
 def test_builder_dies_with_the_tests(tmp_path: Path) -> None:
-    """However they end."""
-    there, pid = tmp_path / "there", tmp_path / "pid"
+    """Even if the tests are killed."""
+    started, pid = tmp_path / "started", tmp_path / "pid"
     program = f"""
 import pathlib, sys, time
 from tests.support import ahead
-command = [sys.executable, "-c", {STUBBORN!r}, {str(there)!r}]
+command = [sys.executable, "-c", {STUBBORN!r}, {str(started)!r}]
 builder = ahead.start(command, pathlib.Path("/"))
 pathlib.Path({str(pid)!r}).write_text(str(builder.pid))
 time.sleep(1000)
 """
     tests = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
-    wait_for(there)
+    wait_for(started)
     tests.kill()
     tests.wait()
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -237,5 +237,5 @@ def is_running(pid: int) -> bool:
         text = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
-    # Who inherits it may leave it a zombie.
+    # Its new parent may not reap it.
     return not text.rpartition(") ")[2].startswith("Z")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What all commands say of a kernel without BTF, or without a table of its symbols.
+"""The commands' error for a kernel without BTF or without kallsyms.
 
-No stock kernel of the lab is built so: a dump's memory is overlaid, or what is found in
-it hidden. A running kernel is described in the same way, but for its BTF, which is read
-from a file if there is one.
+No kernel of the lab is built so: the tests overwrite a dump's memory or hide symbols. A
+running kernel takes the same path, except that its BTF is read from a file if possible.
 """
 
 import importlib
@@ -25,7 +24,7 @@ from tests.support.overlay import put
 
 @pytest.fixture
 def no_btf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The symbols between which it lies are not there."""
+    """Hide the symbols that mark the start and end of BTF."""
     monkeypatch.setattr(
         load, "load_symbols", lambda prog: Symbols(load_symbols(prog), "__st.*_BTF")
     )
@@ -33,7 +32,7 @@ def no_btf(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_kallsyms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is read only is blank, and so are the tables of symbols."""
+    """Overwrite .rodata, including the kallsyms tables, by zeros."""
     real: Callable[..., Program] = opening._open_dump
 
     def blank(*words: object) -> Program:
@@ -49,8 +48,8 @@ def no_kallsyms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_open_dump", blank)
 
 
-def said(name: str, run: lab.Run, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a command prints that cannot do its work."""
+def error_of(name: str, run: lab.Run, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must fail; return the end of its error message."""
     command = importlib.import_module(f"msatools.commands.{name}").COMMAND
     assert run_console(command, [str(run.elf)]) == 1
     out, err = capsys.readouterr()
@@ -70,7 +69,7 @@ def test_kernel_without_btf(
     run_612: lab.Run, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     why = "kernel has no BTF (it was built without CONFIG_DEBUG_INFO_BTF); "
-    assert said(name, run_612, capsys).startswith(why)
+    assert error_of(name, run_612, capsys).startswith(why)
 
 
 @pytest.mark.usefixtures("no_kallsyms")
@@ -78,4 +77,4 @@ def test_kernel_without_btf(
 def test_kernel_without_kallsyms(
     run_612: lab.Run, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    assert "symbols" in said(name, run_612, capsys).partition(";")[0]
+    assert "symbols" in error_of(name, run_612, capsys).partition(";")[0]

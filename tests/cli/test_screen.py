@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The redrawn screen of a run with an interval, as a terminal is told to show it.
+"""What a run with an interval writes to a terminal.
 
-What a real terminal makes of it is looked at in a guest: tests/live/test_terminal.py.
+How a real terminal shows it is tested in a guest: tests/live/test_terminal.py.
 """
 
 import os
@@ -28,31 +28,31 @@ CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def frames(terminal: Terminal) -> list[list[str]]:
-    """Give the lines of each frame, without what styles them."""
+    """Return the lines of each frame, without escape codes."""
     on_screen = terminal.seen.split(LEAVE)[0]
     parts = [CODE.sub("", part) for part in on_screen.split(HOME)[1:]]
     return [part.split("\r\n") for part in parts if part]
 
 
 def left(terminal: Terminal) -> list[str]:
-    """Give the lines that are there in the end."""
+    """Return the lines on the screen after the end of the run."""
     return CODE.sub("", terminal.seen.split(LEAVE)[-1]).split("\r\n")
 
 
-def test_each_sample_takes_the_place_of_the_one_before() -> None:
+def test_each_sample_replaces_the_one_before() -> None:
     terminal = on_terminal(*GUEST, "0.1", "3", size=(70, 10))
     assert terminal.end() == 0
     first, *samples = frames(terminal)
     assert "msa-probe: the first sample comes after 0.1 s  q quits" in first[9]
-    # The first look is at what was before the first interval.
+    # Report 1 was taken before the first interval, and is not shown.
     for lines, number in zip(samples, (2, 3, 4), strict=True):
-        # After it the probe tells of its next look.
+        # Lines after the last row announce the probe's next sample.
         del lines[10:]
         assert len(lines) == 10
         assert lines[0] == f"line 0 of report {number}"
         assert lines[1:-1] == [""] * 8
         assert re.match(r"\d\d:\d\d:\d\d; msa-probe: \d+\.\d\d s CPU, ", lines[-1])
-    # The last sample stays, after what was there before.
+    # After the end, the last sample stays on the normal screen.
     assert left(terminal)[:1] == samples[-1][:1]
     assert "q quits" not in "".join(left(terminal))
     assert terminal.seen.index(ENTER) < terminal.seen.index(LEAVE)
@@ -60,7 +60,7 @@ def test_each_sample_takes_the_place_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("size", [(20, 12), (0, 0)])
 def test_what_does_not_fit_is_cut(size: tuple[int, int]) -> None:
-    """A terminal that does not know its size has 80 columns and 24 lines."""
+    """A terminal of unknown size has 80 columns and 24 lines."""
     command = replace(COMMAND, blocks=long_lines)
     environ = {"COLUMNS": "7", "LINES": "7"}
     terminal = on_terminal(*GUEST, "0.05", "1", command=command, size=size, **environ)
@@ -82,20 +82,20 @@ def long_lines(report: ProbeReport, args: Namespace) -> Iterator[Block]:
 
 
 def test_lines_that_are_left_out_are_counted() -> None:
-    for lines, said in (("9", "; 1 more line"), ("50", "; 42 more lines")):
+    for lines, end in (("9", "; 1 more line"), ("50", "; 42 more lines")):
         terminal = on_terminal(*GUEST, "0.05", "1", "--lines", lines, size=(99, 9))
         assert terminal.end() == 0
-        assert frames(terminal)[-1][-1].partition("  ")[0].endswith(said)
+        assert frames(terminal)[-1][-1].partition("  ")[0].endswith(end)
 
 
 def test_resize() -> None:
-    """It is drawn anew at once, long before the next sample."""
+    """The screen is redrawn at once, long before the next sample."""
     terminal = on_terminal(*GUEST, "1000", "--lines", "50", size=(80, 24))
     terminal.read_until("first sample")
     for columns, lines in ((60, 9), (140, 50), (3, 1)):
         seen = len(terminal.seen)
         terminal.resize(columns, lines)
-        # The last line alone is dim.
+        # Only the last line is dim.
         terminal.read_until(r"(?s)\x1b\[H.*\x1b\[2m[^\x1b]*\x1b\[0m$", seen)
         assert len(frames(terminal)[-1]) == lines
         assert max(map(len, frames(terminal)[-1])) <= columns
@@ -104,16 +104,16 @@ def test_resize() -> None:
 
 
 def test_rows_for_a_screen() -> None:
-    """No more are made than any screen has, if nobody asks for them."""
+    """Without ``-n``, no more rows are made than a screen can have."""
     command = replace(
         COMMAND,
         arguments=(*COMMAND.arguments, rows("rows")),
         blocks=lambda _, args: [text(f"rows {args.rows}")],
     )
-    for words, said in (((), "rows 300"), (("-n", "7"), "rows 7")):
+    for words, line in (((), "rows 300"), (("-n", "7"), "rows 7")):
         terminal = on_terminal(*GUEST, "0.05", "1", *words, command=command)
         assert terminal.end() == 0
-        assert left(terminal)[0] == said
+        assert left(terminal)[0] == line
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -141,7 +141,7 @@ def test_stopped_and_continued() -> None:
 
 
 def test_stopped_while_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it writes is whole first: half of a buffer would come after the stop."""
+    """The write completes before the stop: none of it comes afterwards."""
 
     class Out:
         def write(self, data: str) -> None:
@@ -163,7 +163,9 @@ def test_stopped_while_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "environ"),
     [(["--no-redraw"], {}), ([], {"TERM": "dumb"}), (["--json"], {})],
 )
-def test_appended(words: list[str], environ: dict[str, str]) -> None:
+def test_samples_are_appended_without_redraw(
+    words: list[str], environ: dict[str, str]
+) -> None:
     terminal = on_terminal(*GUEST, "0.05", "2", *words, **environ)
     assert terminal.end() == 0
     assert ENTER not in terminal.seen
@@ -171,7 +173,7 @@ def test_appended(words: list[str], environ: dict[str, str]) -> None:
 
 
 def test_error_after_a_sample() -> None:
-    """The terminal is as it was, with the last sample and the error under it."""
+    """The terminal is restored, and shows the last sample and the error."""
     terminal = on_terminal(*GUEST, "0.05", "--fail-at", "3")
     assert terminal.end() == 1
     assert left(terminal)[0].startswith("line 0 ")
@@ -186,7 +188,7 @@ def test_terminal_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "share", "said"),
+    ("cost", "share", "expected"),
     [
         (Cost(cpu_ns=25 * 10**7, wall_ns=10**9, elapsed_ns=1, peak_bytes=3 << 30), 0.5,
          "0.25 s CPU, 25.0 % of one CPU of 50 % that it may, 3.00 GiB"),
@@ -194,5 +196,5 @@ def test_terminal_that_is_gone() -> None:
          "0.01 s CPU, 0.0 % of one CPU, -"),
     ],
 )  # fmt: skip
-def test_footer(cost: Cost, share: float | None, said: str) -> None:
-    assert footer("probe", cost, share) == f"msa-probe: {said}"
+def test_footer(cost: Cost, share: float | None, expected: str) -> None:
+    assert footer("probe", cost, share) == f"msa-probe: {expected}"

@@ -15,8 +15,8 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def stops(work: Callable[[], None]) -> None:
-    """Check that a signal stops some work."""
+def check_stops(work: Callable[[], None]) -> None:
+    """Check that the signal in ``work`` stops it."""
     with stop_on_signals() as came, pytest.raises(Stopped) as stopped:
         work()
     assert came[0] == stopped.value.number == signal.SIGTERM
@@ -27,10 +27,10 @@ def test_signal_stops_at_once() -> None:
         kill()
         pytest.fail("it goes on")
 
-    stops(work)
+    check_stops(work)
 
 
-def test_signal_waits_for_the_whole() -> None:
+def test_signal_waits_for_the_end_of_whole() -> None:
     done = []
 
     def work() -> None:
@@ -39,14 +39,14 @@ def test_signal_waits_for_the_whole() -> None:
             done.append("whole")
         done.append("after it")
 
-    stops(work)
+    check_stops(work)
     assert done == ["whole"]
 
 
 def test_swallowed_signal_stops_all_the_same() -> None:
     class Plugin:
         def __del__(self) -> None:
-            # What is raised here goes to nobody, as within drgn's plugins.
+            # Exceptions raised here are discarded, as in drgn's plugins.
             kill()
 
     def work() -> None:
@@ -54,7 +54,7 @@ def test_swallowed_signal_stops_all_the_same() -> None:
         time.sleep(20)
         pytest.fail("it goes on")
 
-    stops(work)
+    check_stops(work)
 
 
 def test_signal_that_became_another_exception_comes_first() -> None:
@@ -65,10 +65,10 @@ def test_signal_that_became_another_exception_comes_first() -> None:
             except Stopped as error:
                 raise TypeError("Cannot compare structured arrays") from error
 
-    stops(work)
+    check_stops(work)
 
 
-def test_other_exceptions_are_what_they_are() -> None:
+def test_other_exceptions_pass_through() -> None:
     with pytest.raises(TypeError), stop_on_signals(), told_first():
         raise TypeError("no signal came")
 
@@ -80,8 +80,8 @@ def test_second_signal_does_not_wait() -> None:
             kill()
             pytest.fail("it goes on")
 
-    stops(work)
-    # And what comes after it is as before.
+    check_stops(work)
+    # Later uses work as before.
     with stop_on_signals(), whole():
         pass
 
@@ -95,7 +95,7 @@ def test_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(20)
 
     began = time.monotonic()
-    stops(work)
+    check_stops(work)
     assert 0.9 < time.monotonic() - began < 10
 
 
@@ -107,4 +107,4 @@ def test_lost_signal_stops_at_the_next_sample() -> None:
             pass
         pytest.fail("it goes on")
 
-    stops(work)
+    check_stops(work)

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What all commands promise, as tables: a row for each command, shapes of its JSON."""
+"""The commands' contract as tables: a row per command, and shapes of its JSON."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Shapes of JSON values, and what of a value is not of its shape.
+"""Shapes of JSON values, and a check of values against them.
 
 A shape is a type, a list of one shape, a dict of them (a key that ends in ``?`` may be
 absent), a tuple of possible shapes, a set of possible values, or one of those below.
@@ -19,14 +19,14 @@ NONE = type(None)
 
 @dataclass(frozen=True)
 class Matching:
-    """Text of one form."""
+    """Text that matches a pattern in full."""
 
     pattern: str
 
 
 @dataclass(frozen=True)
 class Map:
-    """An object whose keys are data."""
+    """An object whose keys are data, not names of fields."""
 
     values: Shape
     keys: Shape = str
@@ -38,29 +38,29 @@ COUNT = (int, NONE)
 WORDS = (str, NONE)
 
 
-def misfits(value: Any, shape: Shape, place: str = "") -> Iterator[str]:
-    """Name what is not as the shape says."""
+def misfits(value: Any, shape: Shape, path: str = "") -> Iterator[str]:
+    """Yield a line for each part of a value that does not have its shape."""
     if shape is ANY:
         return
     if isinstance(shape, tuple):
-        found = [list(misfits(value, each, place)) for each in shape]
-        if all(found):
-            # The first is the one that says most.
-            yield from found[0]
+        by_shape = [list(misfits(value, possible, path)) for possible in shape]
+        if all(by_shape):
+            # The first shape is the most specific.
+            yield from by_shape[0]
         return
     if isinstance(shape, list):
-        yield from _misfits_of_list(value, shape[0], place)
+        yield from _misfits_of_list(value, shape[0], path)
     elif isinstance(shape, dict):
-        yield from _misfits_of_object(value, shape, place)
+        yield from _misfits_of_object(value, shape, path)
     elif isinstance(shape, Map):
         if type(value) is not dict:
-            yield f"{place}: {value!r} is no object"
+            yield f"{path}: {value!r} is no object"
             return
         for key, item in value.items():
-            yield from misfits(key, shape.keys, f"{place}/{key} (the key)")
-            yield from misfits(item, shape.values, f"{place}/{key}")
+            yield from misfits(key, shape.keys, f"{path}/{key} (the key)")
+            yield from misfits(item, shape.values, f"{path}/{key}")
     elif not _is_of(value, shape):
-        yield f"{place}: {value!r} is not {shape}"
+        yield f"{path}: {value!r} is not {shape}"
 
 
 def _is_of(value: Any, shape: Shape) -> bool:
@@ -68,30 +68,30 @@ def _is_of(value: Any, shape: Shape) -> bool:
         return type(value) is str and re.fullmatch(shape.pattern, value) is not None
     if isinstance(shape, (set, frozenset)):
         return value in shape
-    # A bool is no int here.
+    # A bool does not count as an int.
     return type(value) is shape
 
 
-def _misfits_of_list(value: Any, shape: Shape, place: str) -> Iterator[str]:
+def _misfits_of_list(value: Any, shape: Shape, path: str) -> Iterator[str]:
     if type(value) is not list:
-        yield f"{place}: {value!r} is no list"
+        yield f"{path}: {value!r} is not a list"
         return
     for number, item in enumerate(value):
-        yield from misfits(item, shape, f"{place}/{number}")
+        yield from misfits(item, shape, f"{path}/{number}")
 
 
-def _misfits_of_object(value: Any, shape: Shape, place: str) -> Iterator[str]:
+def _misfits_of_object(value: Any, shape: Shape, path: str) -> Iterator[str]:
     if type(value) is not dict:
-        yield f"{place}: {value!r} is no object"
+        yield f"{path}: {value!r} is no object"
         return
     known = {key.removesuffix("?"): key for key in shape}
     for key in value.keys() - known.keys():
-        yield f"{place}/{key}: nobody promises it"
+        yield f"{path}/{key}: not in the shape"
     for key, written in known.items():
         if key in value:
-            yield from misfits(value[key], shape[written], f"{place}/{key}")
+            yield from misfits(value[key], shape[written], f"{path}/{key}")
         elif key == written:
-            yield f"{place}/{key}: is not there"
+            yield f"{path}/{key}: missing"
 
 
 _UNITS = (
@@ -100,18 +100,18 @@ _UNITS = (
 )
 
 
-def misfits_of_units(value: Any, place: str = "") -> Iterator[str]:
-    """Name what has not the form that its key's unit says, wherever it is.
+def misfits_of_units(value: Any, path: str = "") -> Iterator[str]:
+    """Yield a line for each value that does not have the form of its key's unit.
 
-    An object or a list of that name has many of the unit.
+    Objects and lists with such a key contain values of the unit.
     """
     if isinstance(value, list):
         for number, item in enumerate(value):
-            yield from misfits_of_units(item, f"{place}/{number}")
+            yield from misfits_of_units(item, f"{path}/{number}")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(item, (dict, list)):
                 for pattern, shape in _UNITS:
                     if pattern.fullmatch(key):
-                        yield from misfits(item, shape, f"{place}/{key}")
-            yield from misfits_of_units(item, f"{place}/{key}")
+                        yield from misfits(item, shape, f"{path}/{key}")
+            yield from misfits_of_units(item, f"{path}/{key}")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A row for each command: what it is called with, and what its JSON has."""
+"""A row for each command: the arguments to test it with, and the shape of its JSON."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from drgn import FaultError, Program, sizeof
+from drgn import Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from msatools.commands import cpus, locks, memstat, prstat, zombies
@@ -28,78 +28,58 @@ from tests.contract.shapes import (
     Matching,
     Shape,
 )
-from tests.support.overlay import lay_over
+from tests.support.overlay import lose
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One command."""
+    """The contract of one command."""
 
     command: Command[Any]
 
     options: frozenset[str]
-    """Its own, besides those of all commands."""
+    """Its own options, besides those of all commands."""
 
     asked: tuple[str, ...] = ()
-    """Words with which the demo is asked; each is answered as text and as JSON."""
+    """Arguments to run it with on the demo, as text and as JSON."""
 
     no_json: tuple[str, ...] = ()
-    """The same, of what is text alone."""
+    """Arguments that cannot be combined with ``--json``."""
 
     naming: tuple[str, ...]
-    """Words with which it names tasks, one of those with the IDs 1, 43, 210, 211."""
+    """Arguments that make it name one of the tasks 1, 43, 210, 211."""
 
     wrong: Mapping[str, str]
-    """Words that make no sense, and what is said of them."""
+    """Invalid arguments -> part of the error message."""
 
     absent: Mapping[str, str] = field(default_factory=dict)
-    """Words that name what the demo does not have, and what is said of them."""
+    """Arguments that name something not in the demo -> start of the error message."""
 
     payload: Shape
-    """The keys of its JSON after those of all commands."""
+    """The keys of its JSON besides those of all commands."""
 
     payload_of: Mapping[str, Shape] = field(default_factory=dict)
-    """The keys that words add."""
+    """Arguments -> the keys that they add."""
 
     payload_of_interval: Shape
-    """The keys that an interval adds."""
+    """The keys that a sample adds."""
 
     rich: str | None = None
-    """A dump of the lab that has what the demo lacks."""
+    """A dump of the lab with everything that the demo lacks."""
 
     damage: Callable[[Program], None]
-    """Lose something that the command reads."""
+    """Make something unreadable that the command reads."""
 
     damaged: str
-    """The key of the coverage that counts that."""
-
-    """Whether ``--strict`` fails where a core lacks its last page."""
+    """The key in ``coverage`` that counts the damage."""
 
     lost: Mapping[str, tuple[bool, bool]]
-    """Whether ``--strict`` fails as a key of the coverage counts something: on a dump,
-    and on a running kernel."""
+    """Key in ``coverage`` -> whether ``--strict`` fails if it is not 0: on a dump, and
+    on a running kernel."""
 
     @property
     def name(self) -> str:
         return self.command.name
-
-
-def lose(prog: Program, address: int, size: int) -> None:
-    """Make memory unreadable."""
-
-    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("lost in this test", address)
-
-    lay_over(prog, address, size, fault)
-
-
-def put(prog: Program, address: int, data: bytes) -> None:
-    """Have other data in memory."""
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return data[offset : offset + count]
-
-    lay_over(prog, address, len(data), read)
 
 
 def _lose_task(prog: Program) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The dump of CPUs in sets of all kinds, to be damaged."""
+"""A dump with CPUs in sets of all kinds, for tests that damage it."""
 
 from collections.abc import Iterator
 
@@ -12,6 +12,6 @@ from tests.cpus.damaged import borrowed
 
 @pytest.fixture
 def program() -> Iterator[Program]:
-    """A dump to be damaged."""
+    """A dump that the test can damage."""
     with borrowed("cpus-6.12") as prog:
         yield prog

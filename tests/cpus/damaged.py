@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""One program a dump for all tests that damage it, whole again after each of them."""
+"""One program per dump for tests that damage it, restored after each test."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from tests.support import overlay
 from tests.support.dumps import open_dump
 
 _original: dict[int, list[tuple[int, bytes]]] = {}
-"""What lay at an address before, by the program's ``id()``, in order."""
+"""``id()`` of a program -> addresses and their original contents, in order."""
 
 
 @contextmanager
 def borrowed(name: str) -> Iterator[Program]:
-    """Yield the program of a dump, to be damaged with the functions of this module."""
+    """Yield the program of a dump; damage it with the functions of this module."""
     prog, known = _opened(name)
     _original[id(prog)] = []
     try:
@@ -31,7 +31,7 @@ def borrowed(name: str) -> Iterator[Program]:
 
 @cache
 def _opened(name: str) -> tuple[Program, dict[object, object]]:
-    """Open a dump; return what the program knows of it by then, too."""
+    """Open a dump; return its program and a copy of the program's cache."""
     prog = open_dump(name, "btf")
     return prog, dict(prog.cache)
 
@@ -43,13 +43,13 @@ def lose(prog: Program, address: int, size: int) -> None:
 
 
 def put(prog: Program, address: int, data: bytes) -> None:
-    """Have other data in memory of a dump."""
+    """Replace memory of a dump by other data."""
     _keep(prog, address, len(data))
     overlay.put(prog, address, data)
 
 
 def put_word(member: Object, value: int) -> None:
-    """Have another number of 64 bits in a variable or member."""
+    """Overwrite a 64-bit variable or member."""
     assert member.address_ is not None
     data = (value % (1 << 64)).to_bytes(8, "little")
     put(member.prog_, member.address_, data)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the guest of a dump has recorded of its CPUs."""
+"""A guest's own record of its CPUs."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ GROUPS = "sys/fs/cgroup"
 
 @dataclass
 class Guest:
-    """A guest, by what it has recorded."""
+    """The record of a guest."""
 
     run: lab.Run
 
@@ -37,7 +37,7 @@ class Guest:
         return frozenset(self.run.truth_names())
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return the numbers of a file that is a list of them."""
+        """Return the numbers in a file with a CPU list."""
         return numbers(self.truth(name))
 
     @property
@@ -46,7 +46,7 @@ class Guest:
 
     @property
     def roles(self) -> dict[str, int]:
-        """What the guest has its CPUs for."""
+        """Role -> CPU, as the workload uses them."""
         roles: dict[str, int] = self.run.workload["cpus"]
         return roles
 
@@ -62,7 +62,7 @@ class Guest:
 
     @cached_property
     def threads(self) -> dict[int, str]:
-        """The directory of each thread that the guest saw."""
+        """Thread ID -> directory in /proc."""
         pattern = r"(proc/\d+/task/(\d+))/status"
         found = (re.fullmatch(pattern, name) for name in self._names)
         return {int(match[2]): match[1] for match in found if match}
@@ -79,12 +79,12 @@ class Guest:
         return text.rpartition(") ")[2].split()
 
     def moment_ns(self, clock: int) -> int:
-        """Return the time that one of the guest's readings of the clock had."""
+        """Return the time of one of the guest's readings of the clock."""
         pattern = r"^now at (\d+)"
         (now,) = re.findall(pattern, self.truth(f"clock/{clock}"), re.M)
         return int(now)
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list as the kernel prints it."""
+    """Return the numbers of a list in the kernel's format."""
     return tuple(sorted(cpu_list(text))) if text else ()

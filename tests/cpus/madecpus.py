@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of CPUs, written by hand."""
+"""Make reports of CPUs by hand."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(f"{part}_ns" for part in (*_PARTS, "nice", "softirq")),
     "current": None,
 }
-"""Of a CPU of which nothing is known."""
+"""Values of a CPU about which nothing is known."""
 
 
 def running(pid: int = 0, comm: str | None = None, sched_class: Any = None) -> Running:
@@ -44,7 +44,7 @@ def running(pid: int = 0, comm: str | None = None, sched_class: Any = None) -> R
 
 
 def processor(cpu: int, **others: Any) -> Processor:
-    """Make a CPU that is half of a core, of which there are two a package and node."""
+    """Make a CPU: two per core, two cores per package and node."""
     first = cpu - cpu % 2
     given: dict[str, Any] = {
         "active": True,
@@ -65,7 +65,7 @@ def processor(cpu: int, **others: Any) -> Processor:
 
 
 def times(**seconds: float) -> dict[str, int]:
-    """Make the times of a CPU, none if not said: ``times(usr=2, idl=8)``."""
+    """Make the times of a CPU in seconds, 0 by default: ``times(usr=2, idl=8)``."""
     given = dict.fromkeys((*_PARTS, "nice", "softirq"), 0.0)
     return {f"{k}_ns": round(v * SECOND) for k, v in (given | seconds).items()}
 
@@ -93,7 +93,7 @@ def offline(number: int, **others: Any) -> Cpu:
 
 
 def cpuset(name: str, cpus: Sequence[int], **others: Any) -> CpuSet:
-    """Make a set; without a kind it is the default one, or else an isolated one."""
+    """Make a set, by default the default set or an isolated one."""
     is_default = name == "default"
     given: dict[str, Any] = {
         "kind": "root" if is_default else "isolated",
@@ -136,7 +136,7 @@ def tasks(
 
 
 def irq(number: int, counts: Mapping[int, int], **others: Any) -> Irq:
-    """Make an interrupt of a device that may go to the CPUs that have it."""
+    """Make a device interrupt that can go to the CPUs in *counts*."""
     given: dict[str, Any] = {
         "name": f"eth{number - 24}",
         "chip": "PCI-MSI",
@@ -155,7 +155,7 @@ def vector(name: str, counts: Mapping[int, int], **others: Any) -> Vector:
 
 
 def queued(pid: int, **others: Any) -> RunnableTask:
-    """Make a task that has been waiting for so many seconds as its number."""
+    """Make a task that has waited for as many seconds as its PID."""
     given: dict[str, Any] = {
         "comm": f"task-{pid}" if pid else "swapper/0",
         "sched_class": "fair" if pid else "idle",
@@ -178,7 +178,7 @@ def fifo(pid: int, priority: int, **others: Any) -> RunnableTask:
 
 
 def queue(cpu: int, **others: Any) -> RunQueue:
-    """Make the run queue of a CPU that is idle; it runs what it does for 2 seconds."""
+    """Make a run queue, by default of a CPU that has been idle for 2 seconds."""
     given: dict[str, Any] = {
         "running": 0,
         "current": queued(0),
@@ -200,9 +200,9 @@ def finding(code: str, text: str, advice: str | None = None) -> Diagnostic:
 def report(
     cpus: Sequence[Cpu], sets: Sequence[CpuSet] | None = None, **others: Any
 ) -> CpusReport:
-    """Make a report of a dump, with all that is online in the default set."""
+    """Make a report of a dump, by default with all online CPUs in the default set."""
     if sets is None:
-        sets = [cpuset("default", [each.cpu for each in cpus if each.online])]
+        sets = [cpuset("default", [row.cpu for row in cpus if row.online])]
     given: dict[str, Any] = {
         "target": TARGET,
         "taken_at_ns": None,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The run queues and processors of one dump, and what the guest said of them."""
+"""The run queues and processors of a dump, and the guest's record of them."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -26,7 +26,7 @@ from tests.support.dumps import open_dump
 
 @dataclass
 class Seen(Guest):
-    """All of one dump."""
+    """The run queues and processors of one dump."""
 
     prog: Program
     percpu: PerCpu
@@ -35,17 +35,17 @@ class Seen(Guest):
     queues: tuple[RunQueue, ...]
     processors: tuple[Processor, ...]
     reads: tuple[int, int]
-    """That the run queues took, and the processors."""
+    """Number of reads for the run queues, and for the processors."""
 
     losses: LossLog
-    """Of those alone."""
+    """Losses of these reads only."""
 
     @cached_property
     def by_cpu(self) -> dict[int, RunQueue]:
         return {queue.cpu: queue for queue in self.queues}
 
     def cpu(self, role: str) -> int:
-        """Return the CPU that the guest had for something."""
+        """Return the CPU of a role."""
         return self.roles[role]
 
     def queue(self, role: str) -> RunQueue:
@@ -62,12 +62,12 @@ class Seen(Guest):
         return KernelText(Reader(self.prog), self.losses)
 
     def again(self) -> "Seen":
-        """Look once more, as its memory may have been damaged."""
+        """Read again, after the memory was damaged."""
         return look_at(self.prog, self.run)
 
 
 def all_of(queue: RunQueue) -> list[RunnableTask]:
-    """List the task that runs and those that wait."""
+    """Return the running task and the waiting ones."""
     return [*([] if queue.current is None else [queue.current]), *queue.waiting]
 
 
@@ -89,5 +89,5 @@ def look_at(prog: Program, run: lab.Run, crash_cpu: int | None = None) -> Seen:
 
 @lru_cache(maxsize=4)
 def seen(name: str, types: str = "btf") -> Seen:
-    """Look at a dump; the last ones are kept."""
+    """Read a dump; the last ones are cached."""
     return look_at(open_dump(name, types), lab.build(name))

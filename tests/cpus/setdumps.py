@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The processor sets of one dump, and what the guest's kernel said of them."""
+"""The processor sets of a dump, and the guest's record of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from tests.support.dumps import open_dump
 
 @dataclass
 class Seen(Guest):
-    """All of one dump."""
+    """The processor sets of one dump."""
 
     prog: Program
     reader: Reader
@@ -39,10 +39,10 @@ class Seen(Guest):
     cpusets: Cpusets
     tasks: TaskTable
     sets: tuple[CpuSet, ...]
-    """With their tasks."""
+    """The sets with their tasks."""
 
     def one(self, name: str) -> CpuSet:
-        (found,) = [one for one in self.sets if one.name == name]
+        (found,) = [cpuset for cpuset in self.sets if cpuset.name == name]
         return found
 
     def tasks_of(self, name: str) -> SetTasks:
@@ -74,19 +74,19 @@ def look_at(prog: Program, run: lab.Run) -> Seen:
 
 @lru_cache(maxsize=4)
 def seen(name: str, types: str = "btf") -> Seen:
-    """Look at a dump; the last ones are kept."""
+    """Read a dump; the last ones are cached."""
     return look_at(open_dump(name, types), lab.build(name))
 
 
 def set_of(name: str, kind: SetKind, cpus: Cpus, **fields: object) -> CpuSet:
-    """Make a set of which only that is known."""
+    """Make a set with these values and defaults."""
     unknown = {"source": "", "root_domain": None, "balanced": None}
     nothing = {"irqs_routed": (), "irqs_allowed": ()}
     return cpuset(name, cpus, kind=kind, **(unknown | nothing | fields))
 
 
 def masks_of(possible: Iterable[int], online: Iterable[int]) -> CpuMasks:
-    """Make masks of CPUs of which some are online."""
+    """Make masks of possible and online CPUs."""
     on = tuple(online)
     return CpuMasks(
         possible=tuple(possible),

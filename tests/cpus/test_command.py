@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-cpus as people call it: what it understands, hands on and refuses."""
+"""Options of msa-cpus, and the views that they select."""
 
 from functools import cache
 from typing import Any
@@ -36,7 +36,7 @@ RUN = "msatools.cpus.cpus.Cpus"
         ("--info", {}),
         ("-v", {"doing": True, "tasks": True}),
         ("-v -i", {"doing": True, "tasks": True, "irqs": True}),
-        # For these of the columns all tasks have to be read, and for no others.
+        # Only these columns need all tasks.
         ("-o cpu,csw,intr", {}),
         ("-o cpu,icsw", {"tasks": True}),
         ("-o MIGR", {"tasks": True}),
@@ -48,12 +48,12 @@ RUN = "msatools.cpus.cpus.Cpus"
 def test_options(
     monkeypatch: pytest.MonkeyPatch, words: str, given: dict[str, Any]
 ) -> None:
-    """What is collected; how it is shown is the renderer's alone."""
+    """Options of collection are passed on; those of rendering are not."""
     found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
     assert found == CpusOptions(**given)
 
 
-# --- what is shown
+# --- views
 
 MADE = report(
     [
@@ -73,7 +73,7 @@ def shown(*words: str, made: CpusReport = MADE) -> list[str]:
 
 
 def head(*words: str, first: str = "CPU") -> list[str]:
-    """Give the header of the table that begins with a column."""
+    """Return the header of the table with this first column."""
     (line,) = [line for line in shown(*words) if line.split()[:1] == [first]]
     return line.split()
 
@@ -140,12 +140,12 @@ def test_dump_without_losses(words: str) -> None:
     assert "note: " not in ran.out
 
 
-def test_json_of_some() -> None:
+def test_json_of_selected_cpus() -> None:
     whole = on_dump("--json").json
     for words in (("-P", "5-6"), ("--set", "/db,/quiet")):
         found = on_dump("--json", *words).json
         assert found["cpus"] == whole["cpus"][5:7]
-        assert {each["cpu"] for each in found["run_queues"]} == {5, 6}
+        assert {queue["cpu"] for queue in found["run_queues"]} == {5, 6}
         assert found["coverage"]["cpus"] == len(whole["cpus"])
-    # Rows are of what is shown.
+    # -n limits printed rows only.
     assert on_dump("--json", "-n", "1").json["cpus"] == whole["cpus"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Counters of CPUs, against what the guest's kernel said of them last.
+"""Counters of CPUs agree with the guest's last record of them.
 
-The kernel goes on from then until the guest is stopped. What a counter can do meanwhile
-is its bound here; what stood still has to be exact.
+The kernel runs on until the guest is stopped. A counter's possible increase until then
+is its bound here; counters at rest must be exact.
 """
 
 from dataclasses import dataclass
@@ -27,24 +27,23 @@ from tests.cpus.guests import KERNELS, TICK_NS, Guest
 from tests.support.dumps import open_dump
 
 USER_TICK_NS = 10_000_000
-"""/proc/stat has whole ones of these (USER_HZ)."""
+"""Unit of times in /proc/stat (USER_HZ)."""
 
 CONSOLE_MOST = len("\r\nLAB-TRUTH 2\r\n") + 1
-"""What the serial line may interrupt for the guest's last words, once a character and
-once when there is no more; all other devices are at rest."""
+"""Maximum interrupts of the serial line for the guest's last message: one per
+character, and one at the end. All other devices are at rest."""
 
 TIMES = (
     *("USER", "NICE", "SYSTEM", "IDLE", "IOWAIT", "IRQ", "SOFTIRQ", "STEAL"),
     *("GUEST", "GUEST_NICE"),
 )
-"""In the order of /proc/stat."""
+"""Times in the order of /proc/stat."""
 
-# Of these a CPU takes as many as it has timers: its tick, and another in between, such
-# as that of a deadline.
+# Counted per timer of a CPU: its tick, and another one in between, such as a deadline.
 TIMED = {"LOC", "TIMER", "RCU", "HRTIMER"}
 
-# These others ask for: a CPU that is idle is asked at each tick of another to balance
-# for it. One that has no tick is asked by itself (IWI).
+# Requested by other CPUs: an idle CPU can be asked to balance at each tick of another
+# CPU. A CPU without a tick requests its own (IWI).
 ASKED = {"CAL", "RES", "SCHED", "IWI"}
 
 ByCpu = dict[int, int]
@@ -52,7 +51,7 @@ ByCpu = dict[int, int]
 
 @dataclass
 class Seen(Guest):
-    """The counters of a dump, and the truth."""
+    """The counters of a dump, and the guest's record."""
 
     counters: CpuCounters
     clocks: Clocks
@@ -60,9 +59,9 @@ class Seen(Guest):
     reads: int
 
     def elapsed_ns(self, clock: int) -> int:
-        """How long the kernel went on after a moment of the truth, at most.
+        """Return the maximum time that the kernel ran after a reading of the clock.
 
-        What it noted last may be a tick old.
+        The kernel's last time stamp can be a tick old.
         """
         last = max(self.counters.taken_ns or 0, self.clocks.monotonic_ns or 0)
         now = self.moment_ns(clock)
@@ -70,7 +69,7 @@ class Seen(Guest):
         return last + TICK_NS - now
 
     def ticks(self, clock: int) -> int:
-        """How many ticks a CPU had since then, at most."""
+        """Return the maximum number of ticks of a CPU since then."""
         return self.elapsed_ns(clock) // TICK_NS + 1
 
     @cached_property
@@ -104,7 +103,7 @@ class Seen(Guest):
 
 
 def table(text: str) -> dict[str, ByCpu]:
-    """Read a table of /proc with a column a CPU; totals have none."""
+    """Parse a table of /proc with a column per CPU; rows of totals have no columns."""
     head, *lines = text.splitlines()
     cpus = [int(word.removeprefix("CPU")) for word in head.split()]
     found = {}
@@ -160,9 +159,9 @@ def test_vectors(dump: Seen) -> None:
     softirqs = [row.name for row in dump.counters.softirq_rows()]
     assert softirqs == [*table(dump.truth("proc/softirqs"))]
     rows = {row.name: row for row in dump.counters.vector_rows()}
-    told = {name: by for name, by in dump.interrupts.items() if not name.isdigit()}
-    assert len(told) >= 15
-    for name, numbers in told.items():
+    vectors = {name: by for name, by in dump.interrupts.items() if not name.isdigit()}
+    assert len(vectors) >= 15
+    for name, numbers in vectors.items():
         row = rows.pop(name)
         if -1 in numbers:
             assert (row.counts, row.total) == ({}, numbers[-1]), name
@@ -171,13 +170,13 @@ def test_vectors(dump: Seen) -> None:
             more = row.counts.get(cpu, 0) - number
             assert 0 <= more <= most(dump, name, 4), (name, cpu)
         assert row.total == sum(row.counts.values())
-    # Those that the kernel shows only where it could have them.
+    # The kernel shows these only on hardware that can have them.
     assert rows.keys() <= {"PLT", "HYP", "HRE", "HVS"}
     assert not any(row.total for row in rows.values())
 
 
 def most(dump: Seen, name: str, clock: int) -> int:
-    """How many of a kind one CPU can have taken since a moment; most have rested."""
+    """Return the maximum number of events on a CPU since a reading; usually 0."""
     if name in TIMED:
         return 2 * dump.ticks(clock)
     if name in ASKED:
@@ -186,8 +185,8 @@ def most(dump: Seen, name: str, clock: int) -> int:
 
 
 def test_interrupts(dump: Seen) -> None:
-    """In total, as /proc/stat has them."""
-    # A flush of the TLB is no interrupt besides the call that brought it.
+    """Totals are those in /proc/stat."""
+    # A TLB flush is not an interrupt in addition to its function call.
     none = {"TLB", "DFR", "ERR", "MIS", "PIN", "NPI", "PIW", "PMN"}
     vectors = [row for row in dump.counters.vector_rows() if row.name not in none]
     for row, cpu in enumerate(dump.cpus):
@@ -201,10 +200,10 @@ def test_interrupts(dump: Seen) -> None:
 
 
 def test_times(dump: Seen) -> None:
-    """To the tick; idle CPUs have none, and are exact nevertheless."""
+    """Times agree to a tick; those of idle CPUs are exact without ticks."""
     elapsed = dump.elapsed_ns(6)
     for cpu, name in product(dump.online, TIMES):
-        # A tick counts for all that ran since the one before.
+        # A tick is accounted for all the time since the previous one.
         more = dump.time(name, cpu) - dump.recorded(name, cpu)
         assert 0 <= more < elapsed + USER_TICK_NS + TICK_NS, (cpu, name)
         if name in ("STEAL", "GUEST", "GUEST_NICE", "IRQ"):
@@ -212,7 +211,7 @@ def test_times(dump: Seen) -> None:
 
 
 def counted(dump: Seen, cpu: int, name: str) -> int:
-    """Return what the kernel has counted of a time, by its own structure."""
+    """Return a time in the kernel's own structure."""
     prog = with_debug_info(dump.run.name)
     number = prog.constant(f"CPUTIME_{name}").value_()
     ns: int = per_cpu(prog["kernel_cpustat"], cpu).cpustat[number].value_()
@@ -220,7 +219,7 @@ def counted(dump: Seen, cpu: int, name: str) -> int:
 
 
 def test_cpu_that_sleeps(dump: Seen) -> None:
-    """It has had no tick for long, and is idle until the end."""
+    """It has had no tick for a long time and is idle until the end."""
     cpu = dump.roles["quiet"]
     more = dump.time("IDLE", cpu) - dump.recorded("IDLE", cpu)
     assert 0 <= more < dump.elapsed_ns(6) + USER_TICK_NS
@@ -228,13 +227,13 @@ def test_cpu_that_sleeps(dump: Seen) -> None:
 
 
 def test_cpu_that_runs_without_ticks(dump: Seen) -> None:
-    """One of nohz_full, whose hog has not entered the kernel since."""
+    """The hog on a nohz_full CPU has not entered the kernel since."""
     cpu = dump.roles["isolated"]
     assert counted(dump, cpu, "USER") < dump.time("USER", cpu)
     names = ("USER", "SYSTEM")
     more = sum(dump.time(name, cpu) - dump.recorded(name, cpu) for name in names)
-    # It runs all the time, by the clock of run queues. The file was read between two
-    # moments, and leaves out a part of a tick of each of the two times.
+    # It runs all the time, by the run queue's clock. The file was read between two
+    # readings of the clock, and rounds both times down to ticks.
     now = dump.clocks.monotonic_ns
     assert now is not None
     assert now - dump.moment_ns(7) <= more
@@ -271,8 +270,8 @@ VECTORS = {
     "name",
     ["memory-5.10", "memory-6.1", "tasks-6.12", "locks-6.1", "cpus-6.1", "cpus-6.12"],
 )
-def test_against_drgn(name: str) -> None:
-    """Member by member, with debug info."""
+def test_members_are_as_in_drgn(name: str) -> None:
+    """Counters are compared member by member, with debug info."""
     prog, look = with_debug_info(name), seen(name, "btf")
     assert not look.losses.notes
     assert look.total("tlb") > 0
@@ -280,12 +279,12 @@ def test_against_drgn(name: str) -> None:
     softirqs = look.counters.softirq_rows()
     assert all(row.total == sum(row.counts.values()) for row in softirqs)
     assert all(row.text for row in softirqs)
-    for place, cpu in enumerate(look.cpus):
+    for index, cpu in enumerate(look.cpus):
         row, stat = look.rows[cpu], per_cpu(prog["irq_stat"], cpu)
         for vector, member in VECTORS.items():
             count = stat.member_(member).value_()
             assert vectors[vector].get(cpu, 0) == count
-            # Each event is in one of them: a flush is a call, and no interrupt besides.
+            # Each event is counted once: a flush is a function call.
             if column := {"CAL": "xcal", "TLB": "tlb"}.get(vector):
                 assert row[column] == count
         queue = per_cpu(prog["runqueues"], cpu)
@@ -295,26 +294,26 @@ def test_against_drgn(name: str) -> None:
         faults, major = (
             events[prog[name].value_()].value_() for name in ("PGFAULT", "PGMAJFAULT")
         )
-        # A CPU that goes offline hands its faults to another.
+        # A CPU that goes offline passes its faults to another.
         less = (faults - major + (1 << 63)) % (1 << 64) - (1 << 63)
         assert (row["minf"], row["mjf"]) == (max(less, 0), major)
         kstat = per_cpu(prog["kstat"], cpu)
-        assert look.counters.counts["irqs"].at(place) == kstat.irqs_sum.value_()
+        assert look.counters.counts["irqs"].at(index) == kstat.irqs_sum.value_()
         numbers = kstat.softirqs.value_()
         assert row["soft"] == sum(numbers)
-        assert [each.counts.get(cpu, 0) for each in softirqs] == numbers
+        assert [softirq.counts.get(cpu, 0) for softirq in softirqs] == numbers
 
 
 def test_cost(dump: Seen) -> None:
-    """Some reads a CPU, however many things they count."""
+    """Reads per CPU do not depend on the number of counters."""
     assert dump.reads < 20 + 10 * len(dump.cpus)
 
 
-# --- what is lost
+# --- losses
 
 
-def test_task_of_a_cpu_without_ticks_that_is_lost(program: Program) -> None:
-    """It alone knows what it has run; what the CPU took meanwhile is known."""
+def test_unreadable_task_of_a_cpu_without_ticks(program: Program) -> None:
+    """Only the task has its run time since; the CPU's other counters are known."""
     whole = seen("cpus-6.12", "btf")
     cpu = whole.run.workload["cpus"]["isolated"]
     task = per_cpu(program["runqueues"], cpu).curr
@@ -329,13 +328,13 @@ def test_task_of_a_cpu_without_ticks_that_is_lost(program: Program) -> None:
     assert losses.lost["task_struct_unreadable"] == 1
 
 
-def test_time_that_a_task_has_kept_for_itself(program: Program) -> None:
-    """It hands over a tick's worth at once; less than that it has on top."""
+def test_time_not_yet_accounted_to_the_cpu(program: Program) -> None:
+    """A task's time is accounted in units of a tick; the rest is in the task."""
     whole = seen("cpus-6.12", "btf")
     cpu = whole.run.workload["cpus"]["isolated"]
     row = whole.cpus.index(cpu)
     vtime = per_cpu(program["runqueues"], cpu).curr.vtime
-    # As if it ran in user mode, if an interrupt has come.
+    # Make it run in user mode, in case it was interrupted.
     put(
         program,
         vtime.state.address_,
@@ -348,7 +347,7 @@ def test_time_that_a_task_has_kept_for_itself(program: Program) -> None:
     assert found[1] - found[0] == 3 * TICK_NS
 
 
-def test_counts_that_cannot_be(program: Program) -> None:
+def test_impossible_counts(program: Program) -> None:
     queue = per_cpu(program["runqueues"], 3)
     put(program, queue.nr_switches.address_, b"\xff" * 8)
     counters, _, losses, _ = look_at(program)
@@ -357,8 +356,8 @@ def test_counts_that_cannot_be(program: Program) -> None:
     assert losses.coverage["counts_broken"] == 1
 
 
-def test_names_of_softirqs_that_are_lost(program: Program) -> None:
-    """They are known, and there are as many as the kernel counts."""
+def test_unreadable_names_of_softirqs(program: Program) -> None:
+    """Built-in names are used, as many as the kernel has counters."""
     lose(program, program.symbol("softirq_to_name").address, 8)
     counters, _, losses, _ = look_at(program)
     rows = seen("cpus-6.12", "btf").counters.softirq_rows()
@@ -366,8 +365,8 @@ def test_names_of_softirqs_that_are_lost(program: Program) -> None:
     assert [code for code, _ in losses.notes] == ["softirq-names"]
 
 
-def test_clock_that_is_lost(program: Program) -> None:
-    """The stamps of ticks tell the time, but for what came after the last."""
+def test_unreadable_clock(program: Program) -> None:
+    """The time is that of the last tick's stamp."""
     whole = seen("cpus-6.12", "btf").counters
     lose(program, program["tk_core"].address_, 64)
     counters, _, losses, _ = look_at(program)
@@ -388,7 +387,7 @@ def test_clock_that_is_being_set(program: Program) -> None:
     assert [code for code, _ in losses.notes] == ["clocks-changing"]
 
 
-def test_ticks_that_go_on(program: Program) -> None:
+def test_ticks_that_continue_when_idle(program: Program) -> None:
     """With nohz=off the ticks count idle time."""
     put(program, program.symbol("tick_nohz_active").address, bytes(4))
     counters = look_at(program)[0]

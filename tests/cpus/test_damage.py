@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Whole reports of dumps with holes: what is lost is said and counted, and no more."""
+"""In reports of damaged dumps, losses are counted and noted; the rest is unchanged."""
 
 import json
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ from tests.support.dumps import open_dump
 
 OPTIONS = CpusOptions(irqs=True, tasks=True, doing=True)
 CPU = 1
-"""One that is busy."""
+"""A busy CPU."""
 POSSIBLE = 8
-"""Of those that 6.1 could have more, none has ever been there."""
+"""Number of possible CPUs that are compared: on 6.1 further ones were never online."""
 TOLD = (
     *("cpus", "sets", "run_queues", "findings", "irqs", "vectors", "softirqs"),
     *("load", "nodes", "taken_at_ns"),
 )
-"""Parts of a report that are not about what was read of it."""
+"""Keys of a report that are not compared."""
 
 PERCPU = (
     *("runqueues", "kstat", "irq_stat", "kernel_cpustat", "vm_event_states"),
@@ -60,14 +60,14 @@ def whole(kernel: str) -> Report:
 
 
 def report(prog: Program) -> Report:
-    """Report of a dump, as JSON, so that it can be compared and surely be printed."""
+    """Return the JSON of a dump's report."""
     found: Report = json.loads(as_json(collected(prog)))
     return found
 
 
 def collected(prog: Program) -> CpusReport:
     made = collect_cpus(prog, options=OPTIONS)
-    # Each view of it can be shown.
+    # All views can be rendered.
     for view in ([], ["-v"], ["-i"], ["--sets"], ["--info"], ["-o", "all"]):
         assert shown(COMMAND, made, *view)
     return made
@@ -78,18 +78,18 @@ def differs(kernel: str, found: Report) -> set[str]:
 
 
 def is_incomplete(found: Report) -> bool:
-    """Tell whether --strict would fail."""
+    """Return whether --strict would fail."""
     lost = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
     return any(n and key.endswith(lost) for key, n in found["coverage"].items())
 
 
 def values(found: Report, part: str, key: str) -> list[Any]:
-    """List what each row of a part of a report has."""
+    """Return a key of each row in a part of a report."""
     return [row[key] for row in found[part]]
 
 
 def check(kernel: str, found: Report) -> None:
-    """Whatever is not told as it was has a note, and is counted."""
+    """Check that a report that differs has notes and counted losses."""
     if differs(kernel, found):
         assert found["notes"]
         assert is_incomplete(found)
@@ -102,7 +102,7 @@ def lose_variable(prog: Program, name: str, cpus: range) -> None:
 
 
 def area(prog: Program, cpu: int) -> tuple[int, int]:
-    """Find all static variables of a CPU: the address, and the size."""
+    """Return address and size of a CPU's static per-CPU area."""
     start, end = (prog.symbol(f"__per_cpu_{edge}").address for edge in ("start", "end"))
     offset = prog["__per_cpu_offset"][cpu].value_()
     return (start + offset) % (1 << 64), end - start
@@ -116,7 +116,7 @@ def kernel(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def prog(kernel: str) -> Iterator[Program]:
-    """A dump to be damaged."""
+    """A dump that the test can damage."""
     with borrowed(f"cpus-{kernel}") as prog:
         yield prog
 
@@ -128,7 +128,7 @@ COUNTERS = {
     "vm_event_states": {"minf", "mjf"},
     "tick_cpu_sched": {"idl_ns", "wt_ns"},
 }
-"""Columns that come from a variable; they are null without it, and never 0."""
+"""Variable -> columns that are null, not 0, if it cannot be read."""
 
 
 @pytest.mark.parametrize("name", PERCPU)
@@ -138,8 +138,8 @@ def test_variable_of_one_cpu(kernel: str, prog: Program, name: str) -> None:
     assert found["notes"]
     assert is_incomplete(found)
     assert len(found["cpus"]) == len(whole(kernel)["cpus"])
-    # The others are as they were, but what one without ticks ran goes by the latest
-    # clock of all, and ``no-intr`` and siblings are about each other.
+    # Other CPUs are unchanged, except run times without ticks, which depend on the
+    # latest clock of all, ``no-intr`` and siblings.
     for row, other in zip(found["cpus"], whole(kernel)["cpus"], strict=True):
         if row["cpu"] not in (CPU, 7):
             assert row == other
@@ -147,7 +147,7 @@ def test_variable_of_one_cpu(kernel: str, prog: Program, name: str) -> None:
     never = {"icsw", "migr", "smtx", "srw", "syscl"}
     unknown = {key for key, value in row.items() if value is None} - never
     assert unknown >= COUNTERS.get(name, set())
-    # All that is told is as it was.
+    # All known values are unchanged.
     for key in row.keys() - unknown - {"state", "processor"} - never:
         assert row[key] == was[key], key
 
@@ -159,12 +159,12 @@ def test_variable_of_all_cpus(kernel: str, prog: Program, name: str) -> None:
     assert found["notes"]
     assert is_incomplete(found)
     assert values(found, "cpus", "cpu") == values(whole(kernel), "cpus", "cpu")
-    # What it does not have to do with is the same.
+    # Unrelated parts are unchanged.
     assert found["irqs"] == whole(kernel)["irqs"]
 
 
 def test_run_queues(kernel: str, prog: Program) -> None:
-    """Nothing is found where nothing is known."""
+    """Without run queues there are no findings about them."""
     lose_variable(prog, "runqueues", range(POSSIBLE))
     found = report(prog)
     assert all(row["current"] is None for row in found["cpus"][:POSSIBLE])
@@ -200,8 +200,8 @@ def test_all_variables_of_all_cpus(kernel: str, prog: Program) -> None:
         assert values(found, part, key) == values(whole(kernel), part, key)
 
 
-def test_place_of_a_cpus_variables(kernel: str, prog: Program) -> None:
-    """It is left out, and counted once in each report."""
+def test_per_cpu_offset(kernel: str, prog: Program) -> None:
+    """The CPU is left out, and counted once per report."""
     lose(prog, prog["__per_cpu_offset"][CPU].address_, 8)
     session = Cpus(prog, describe(prog), OPTIONS)
     for _ in range(3):
@@ -226,7 +226,7 @@ def test_interrupts(kernel: str, prog: Program) -> None:
     found = report(prog)
     check(kernel, found)
     assert found["irqs"] == []
-    # Who knows where they go?
+    # Targets of interrupts are unknown.
     assert not any("no-intr" in row["state"] for row in found["cpus"])
     codes = {each["code"] for each in found["findings"]}
     assert not codes & {"most-interrupts", "isolated-takes-interrupts"}
@@ -234,7 +234,7 @@ def test_interrupts(kernel: str, prog: Program) -> None:
 
 
 def test_cpusets(kernel: str, prog: Program) -> None:
-    """The command line tells its own."""
+    """The sets of the command line are still known."""
     top = prog["top_cpuset"]
     lose(prog, top.address_, sizeof(top))
     found = report(prog)
@@ -245,7 +245,7 @@ def test_cpusets(kernel: str, prog: Program) -> None:
 
 
 def test_one_cpuset(kernel: str, prog: Program) -> None:
-    """The others are told as they were."""
+    """The other sets are unchanged."""
     every = read_cpusets(Reader(prog), LossLog()).all
     (gone,) = [each for each in every if each.path == "/quiet"]
     lose(prog, gone.address, prog.type("struct cpuset").size)
@@ -258,7 +258,7 @@ def test_one_cpuset(kernel: str, prog: Program) -> None:
 
 
 def test_cpus_that_are_online(kernel: str, prog: Program) -> None:
-    """Those that tasks may come to are: it is not told that all are off."""
+    """The present CPUs are taken as online, not all as offline."""
     mask = prog["__cpu_online_mask"]
     lose(prog, mask.address_, sizeof(mask))
     found = report(prog)
@@ -274,10 +274,10 @@ def test_cpus_that_are_online(kernel: str, prog: Program) -> None:
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"\x5a"])
 @pytest.mark.parametrize("cpu", [CPU, 4])
-def test_variables_that_are_nonsense(
+def test_variables_with_garbage(
     kernel: str, prog: Program, cpu: int, byte: bytes
 ) -> None:
-    """As of a dump whose pages were mixed up: no number that cannot be is told."""
+    """No impossible number is reported, as for a dump with swapped pages."""
     address, size = area(prog, cpu)
     put(prog, address, byte * size)
     found = report(prog)
@@ -293,7 +293,7 @@ def test_variables_that_are_nonsense(
 
 @pytest.mark.parametrize("name", ["runqueues", "tick_cpu_sched", "cpu_info", "kstat"])
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"\x5a"])
-def test_variable_that_is_nonsense(
+def test_variable_with_garbage(
     kernel: str, prog: Program, name: str, byte: bytes
 ) -> None:
     variable = per_cpu(prog[name], CPU)
@@ -306,8 +306,8 @@ def test_variable_that_is_nonsense(
             assert row["intr"] == other["intr"]
 
 
-def test_what_a_report_cannot_do_without(kernel: str, prog: Program) -> None:
-    """An error that the command has words for; never another one."""
+def test_memory_that_a_report_requires(kernel: str, prog: Program) -> None:
+    """The error is one that the command handles."""
     for cpu in range(POSSIBLE):
         lose(prog, *area(prog, cpu))
     for name in (*VARIABLES, IRQS[kernel], *MASKS[kernel], "__per_cpu_offset"):
@@ -322,8 +322,8 @@ def test_what_a_report_cannot_do_without(kernel: str, prog: Program) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 8193, 1 << 16, (1 << 16) + 1, 1 << 20, 1 << 31])
-def test_number_of_cpus_that_cannot_be(prog: Program, count: int) -> None:
-    """A mask has no bits for so many (NR_CPUS)."""
+def test_impossible_number_of_cpus(prog: Program, count: int) -> None:
+    """The number exceeds the bits of a mask (NR_CPUS)."""
     number = prog["nr_cpu_ids"].address_
     assert number is not None
     put(prog, number, count.to_bytes(4, "little"))
@@ -332,8 +332,8 @@ def test_number_of_cpus_that_cannot_be(prog: Program, count: int) -> None:
     assert any("list of CPUs" in note.text for note in found.notes)
 
 
-def test_tree_of_interrupts_that_is_empty(kernel: str, prog: Program) -> None:
-    """No kernel is without any: it is lost, and nobody is without interrupts."""
+def test_empty_tree_of_interrupts(kernel: str, prog: Program) -> None:
+    """Every kernel has interrupts: an empty tree is a loss, no CPU is ``no-intr``."""
     tree = prog[IRQS[kernel]]
     address = tree.address_
     assert address is not None
@@ -344,7 +344,7 @@ def test_tree_of_interrupts_that_is_empty(kernel: str, prog: Program) -> None:
 
 
 def test_run_queue_of_zeros_is_not_idle(prog: Program) -> None:
-    """Nothing tells what it runs."""
+    """Its current task is unknown."""
     queue = per_cpu(prog["runqueues"], CPU)
     address = queue.address_
     assert address is not None

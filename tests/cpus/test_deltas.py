@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What CPUs have counted from one look to another."""
+"""Differences of CPU counters between two samples."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +24,7 @@ def counts(numbers: Numbers) -> Counts:
     return Counts(values, np.array([number is not None for number in numbers]))
 
 
-def look(
+def sample(
     at_s: float | None = 0,
     online: Sequence[bool] = (True, True),
     cpus: Sequence[int] = (0, 1),
@@ -57,7 +57,7 @@ def between(before: CpuCounters, after: CpuCounters) -> tuple[CpuCounters, LossL
 
 
 def column(counters: CpuCounters, name: str) -> list[int | None]:
-    """Give a column of the table, times in seconds."""
+    """Return a column of the table, times in seconds."""
     rows = [row[name] for row in counters.rows().values()]
     if not name.endswith("_ns"):
         return rows
@@ -67,8 +67,8 @@ def column(counters: CpuCounters, name: str) -> list[int | None]:
 Expected = Mapping[str, list[int | None]]
 CASES: Mapping[str, tuple[CpuCounters, CpuCounters, Expected]] = {
     "all grow": (
-        look(10, csw=(5, 7), USER=(1, 2), IDLE=(3, 4), faults=(9, 9), irqs=(1, 1)),
-        look(12, csw=(6, 9), USER=(2, 2), IDLE=(4, 6), faults=(9, 10), irqs=(3, 1)),
+        sample(10, csw=(5, 7), USER=(1, 2), IDLE=(3, 4), faults=(9, 9), irqs=(1, 1)),
+        sample(12, csw=(6, 9), USER=(2, 2), IDLE=(4, 6), faults=(9, 10), irqs=(3, 1)),
         {
             "csw": [1, 2],
             "usr_ns": [1, 0],
@@ -79,57 +79,60 @@ CASES: Mapping[str, tuple[CpuCounters, CpuCounters, Expected]] = {
         },
     ),
     "a run queue is as it is": (
-        *(look(0, runq=(8, 0)), look(1, runq=(3, 2))),
+        *(sample(0, runq=(8, 0)), sample(1, runq=(3, 2))),
         {"runq": [3, 2]},
     ),
     "words begin anew": (
-        look(0, loc=(WRAP - 2, 4), timer=(WRAP - 1, 0)),
-        look(1, loc=(3, 4), timer=(0, 0)),
+        sample(0, loc=(WRAP - 2, 4), timer=(WRAP - 1, 0)),
+        sample(1, loc=(3, 4), timer=(0, 0)),
         {"intr": [5, 0], "soft": [1, 0]},
     ),
-    # All that a CPU was idle for changes sides, when a task comes to wait for I/O.
+    # Idle time is moved to iowait when a task starts to wait for I/O.
     "idle becomes waiting for I/O": (
-        look(0, IDLE=(10, 10), IOWAIT=(0, 3)),
-        look(2, IDLE=(4, 15), IOWAIT=(8, 0)),
+        sample(0, IDLE=(10, 10), IOWAIT=(0, 3)),
+        sample(2, IDLE=(4, 15), IOWAIT=(8, 0)),
         {"idl_ns": [0, 2], "wt_ns": [2, 0]},
     ),
-    "idle for longer than there was, nobody knows how long": (
-        *(look(0, IDLE=(1, 1)), look(None, IDLE=(3, 9))),
+    "more idle time than an interval of unknown length": (
+        *(sample(0, IDLE=(1, 1)), sample(None, IDLE=(3, 9))),
         {"idl_ns": [2, 8]},
     ),
     "by as much as the clock is late": (
-        *(look(0, USER=(1, 5)), look(1, USER=(1, 4.99))),
+        *(sample(0, USER=(1, 5)), sample(1, USER=(1, 4.99))),
         {"usr_ns": [0, 0]},
     ),
-    "a CPU in the first look, one in the second": (
-        look(0, cpus=(0, 2), csw=(1, 10), IDLE=(1, 1), loc=(3, 3)),
-        look(1, cpus=(1, 2), csw=(7, 12), IDLE=(2, 2), loc=(9, 5)),
+    "a CPU in the first sample, one in the second": (
+        sample(0, cpus=(0, 2), csw=(1, 10), IDLE=(1, 1), loc=(3, 3)),
+        sample(1, cpus=(1, 2), csw=(7, 12), IDLE=(2, 2), loc=(9, 5)),
         {"csw": [None, 2], "idl_ns": [None, 1], "intr": [None, 2]},
     ),
     "what was not known is not": (
-        look(0, csw=(None, 1), USER=(None, 1), loc=(None, 1)),
-        look(1, csw=(4, 4), USER=(3, 2), loc=(2, 2)),
+        sample(0, csw=(None, 1), USER=(None, 1), loc=(None, 1)),
+        sample(1, csw=(4, 4), USER=(3, 2), loc=(2, 2)),
         {"csw": [None, 3], "usr_ns": [None, 1], "intr": [None, 1]},
     ),
 }
 NOTED: Mapping[str, tuple[CpuCounters, CpuCounters, Expected]] = {
-    # It was read while it changed, and nobody knows by how much.
-    "csw": (*(look(0, csw=(5, 7)), look(1, csw=(6, 6))), {"csw": [1, None]}),
-    "USER": (*(look(0, USER=(1, 5)), look(1, USER=(1, 4.8))), {"usr_ns": [0, None]}),
-    # For longer than there was time: read while the kernel added to it.
+    # It was read while it changed, by an unknown amount.
+    "csw": (*(sample(0, csw=(5, 7)), sample(1, csw=(6, 6))), {"csw": [1, None]}),
+    "USER": (
+        *(sample(0, USER=(1, 5)), sample(1, USER=(1, 4.8))),
+        {"usr_ns": [0, None]},
+    ),
+    # More than the interval: read while the kernel added to it.
     "IDLE": (
-        *(look(0, IDLE=(1, 1)), look(2, IDLE=(3, 9))),
+        *(sample(0, IDLE=(1, 1)), sample(2, IDLE=(3, 9))),
         {"idl_ns": [2, None], "wt_ns": [0, None]},
     ),
-    # A CPU was off and on again between two looks, before v6.8.
+    # Before v6.8: a CPU was off and on again between two samples.
     "IDLE, IOWAIT": (
-        *(look(0, IDLE=(5, 9)), look(2, IDLE=(7, 1))),
+        *(sample(0, IDLE=(5, 9)), sample(2, IDLE=(7, 1))),
         {"idl_ns": [2, None], "wt_ns": [0, None], "usr_ns": [0, 0]},
     ),
-    # One went offline: its faults are another's; its idle time is kept elsewhere.
+    # A CPU went offline: its faults move to another CPU, and its idle time elsewhere.
     "IDLE, faults": (
-        look(0, IDLE=(5, 5), faults=(7, 4), csw=(1, 1)),
-        look(2, (True, False), IDLE=(7, 6), faults=(12, 0), csw=(2, 2)),
+        sample(0, IDLE=(5, 5), faults=(7, 4), csw=(1, 1)),
+        sample(2, (True, False), IDLE=(7, 6), faults=(12, 0), csw=(2, 2)),
         {
             "minf": [None, None],
             "mjf": [None, None],
@@ -137,22 +140,22 @@ NOTED: Mapping[str, tuple[CpuCounters, CpuCounters, Expected]] = {
             "idl_ns": [2, None],
         },
     ),
-    # One came.
+    # A CPU came online.
     "IDLE of one that came": (
-        look(0, (True, False), IDLE=(5, 5), faults=(7, 4)),
-        look(2, IDLE=(7, 6), faults=(9, 5)),
+        sample(0, (True, False), IDLE=(5, 5), faults=(7, 4)),
+        sample(2, IDLE=(7, 6), faults=(9, 5)),
         {"minf": [2, 1], "idl_ns": [2, None]},
     ),
-    # One was off and on again between two looks.
+    # A CPU was off and on again between two samples.
     "faults": (
-        *(look(0, faults=(7, 4)), look(2, faults=(12, 1))),
+        *(sample(0, faults=(7, 4)), sample(2, faults=(12, 1))),
         {"minf": [None, None]},
     ),
 }
 
 
 @pytest.mark.parametrize("name", [*CASES, *NOTED])
-def test_between_two_looks(name: str) -> None:
+def test_between_two_samples(name: str) -> None:
     before, after, expected = (CASES | NOTED)[name]
     grown, losses = between(before, after)
     assert {key: column(grown, key) for key in expected} == expected
@@ -170,11 +173,11 @@ def test_between_two_looks(name: str) -> None:
 
 
 def test_interval() -> None:
-    assert between(look(10), look(12))[0].interval_ns == 2 * SECOND
-    assert between(look(10), look(None))[0].interval_ns is None
+    assert between(sample(10), sample(12))[0].interval_ns == 2 * SECOND
+    assert between(sample(10), sample(None))[0].interval_ns is None
 
 
 def test_rows_of_vectors() -> None:
-    grown, _ = between(look(0, loc=(WRAP - 2, 4)), look(1, loc=(3, 4)))
+    grown, _ = between(sample(0, loc=(WRAP - 2, 4)), sample(1, loc=(3, 4)))
     (row,) = grown.vector_rows()[:1]
     assert (row.name, dict(row.counts), row.total) == ("LOC", {0: 5}, 5)

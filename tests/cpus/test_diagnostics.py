@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Findings: what is worth a line of CPUs and sets, and what is not. Pure.
+"""Findings about CPUs and sets made by hand.
 
-What is found in each case is in ``tests/golden/cpus/findings.txt``.
+The findings of each case are in ``tests/golden/cpus/findings.txt``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from tests.locks.madelocks import SECOND
 from tests.support.golden import Golden
 
 Case = Mapping[str, Any]
-"""Of what is known, that which is not empty."""
+"""Arguments of :func:`found` that are not empty."""
 
 
 def found(**known: Any) -> tuple[Diagnostic, ...]:
@@ -46,7 +46,7 @@ def isolated(number: int, *states: str, **others: Any) -> Cpu:
 
 
 def hog(number: int, *waiting: RunnableTask, **others: Any) -> RunQueue:
-    """Make the run queue of a CPU that runs task 9 for two seconds."""
+    """Make the run queue of a CPU that has run task 9 for two seconds."""
     given: dict[str, Any] = {
         "current": queued(9),
         "switched_ns": 2 * SECOND,
@@ -57,11 +57,11 @@ def hog(number: int, *waiting: RunnableTask, **others: Any) -> RunQueue:
 
 
 def on_hog(*waiting: RunnableTask, **others: Any) -> Case:
-    """Make a case of one CPU that is busy."""
+    """Make a case of one busy CPU."""
     return {"cpus": [busy(3)], "queues": [hog(3, *waiting, **others)]}
 
 
-# --- CPUs that stand
+# --- CPUs that do not switch
 
 OFF: Case = {"lag_why": "interrupts off", "ticked_ns": 4_094_000_000}
 THROTTLED = queued(4, throttled=True)
@@ -102,7 +102,7 @@ STANDING: Mapping[str, Case] = {
         for each in CLASSES
         for who, waiting in WAITING.items()
     },
-    # One task alone may run for as long as it likes.
+    # A single task can run for any time.
     "alone": on_hog(),
     "who waits is throttled": on_hog(THROTTLED),
     "who waits just came": on_hog(queued(4, wait_ns=LONG_NS - 1)),
@@ -111,7 +111,7 @@ STANDING: Mapping[str, Case] = {
     "runs since nobody knows when": on_hog(queued(4), switched_ns=None),
     "nobody knows what runs": on_hog(queued(4), current=None),
     "on its way to who waits": on_hog(queued(4), current=queued(0)),
-    # Though the CPU was another's for a moment.
+    # Even if the CPU was briefly switched.
     **{
         f"{each} tasks starve others, switched {since}": on_hog(
             *(fifo(8, 20), queued(4), queued(5, wait_ns=LONG_NS - 1)),
@@ -148,7 +148,7 @@ TWO = [busy(0), busy(1)]
 
 
 def of_set(name: str, cpus: Sequence[int], **others: Any) -> Case:
-    """Make a case of one set, where two CPUs are online."""
+    """Make a case of one set, with two CPUs online."""
     all_of = [*TWO, offline(2), offline(3)]
     return {"cpus": all_of, "sets": [cpuset(name, cpus, **others)]}
 
@@ -187,11 +187,11 @@ SETS: Mapping[str, Case] = {
     "nobody strays": straying(),
     "pinned ones do not stray": of_set("/db", (1,), tasks=tasks(2, [STRAY])),
     "the kernel's own come and go": straying(KTHREAD),
-    # All that somebody bound to CPUs that are offline.
+    # Tasks bound to offline CPUs.
     "default": straying(STRAY, name="default"),
 }
 
-# --- sets that idle
+# --- idle sets
 
 IDLE = cpu(1, set="/quiet", state=("on", "isolated", "idle"))
 QUIET = cpuset("/quiet", (1,))
@@ -226,7 +226,7 @@ IDLING: Mapping[str, Case] = {
     "for an unknown time": idling([busy(0), IDLE], queued(4, wait_ns=None)),
     "throttled": idling([busy(0), IDLE], THROTTLED),
     "all of a set has to idle": idling([busy(0), IDLE, busy(2, set="/quiet")], LATE),
-    # Tasks of its own it will take soon, or the one in charge finds another line.
+    # Its own waiting tasks run soon, or are another finding.
     "its own tasks wait": idling([busy(0, set="/quiet"), IDLE], LATE),
     "it is offline": idling([busy(0), offline(1, set="/quiet")], LATE),
     "it is busy": idling([busy(0), busy(1, set="/quiet")], LATE),
@@ -241,7 +241,7 @@ SHARED = irq(25, {}, effective=(2,), affinity=(1, 2), managed=True)
 CAME = [
     irq(24, {0: 9, 2: 1}, effective=(0,)),
     irq(25, {0: 8, 2: 4}, effective=(0,)),
-    # This one may, but did not.
+    # This one is allowed, but did not occur.
     irq(26, {1: 20}, effective=(2,)),
 ]
 UNEVEN = [
@@ -258,7 +258,7 @@ def disturbed(*irqs: Irq, cpus: Sequence[Cpu] = FOUR, **others: Any) -> Case:
 
 
 INTERRUPTS: Mapping[str, Case] = {
-    # Since boot: where they go now, as nobody knows when those counted came.
+    # Since boot, the current target counts, because the time of counts is unknown.
     "may be disturbed": disturbed(irq(24, {}, effective=(2,), affinity=(2,))),
     "each has its line, those that came most often first": disturbed(
         *(irq(24 + number, {3: number}, effective=(3,)) for number in range(1, 6)),
@@ -289,16 +289,16 @@ INTERRUPTS: Mapping[str, Case] = {
     "even, and asked for": disturbed(*EVEN, cpus=THREE, asks_irqs=True),
     "too few to tell": disturbed(irq(24, {0: 99}), cpus=THREE),
     "none": disturbed(cpus=TWO),
-    # One of two always takes half of them.
+    # Of two CPUs, one always takes half or more.
     "half": disturbed(irq(24, {0: 50, 1: 50}), cpus=TWO),
     "not much more than half": disturbed(irq(24, {0: 66, 1: 34}), cpus=TWO),
     "half of three": disturbed(irq(24, {0: 49, 1: 49, 2: 2}), cpus=THREE),
-    # Who else should take them?
+    # There is no other CPU.
     "one CPU alone": disturbed(irq(24, {0: 100}), cpus=[busy(0)]),
     "one CPU that is online": disturbed(irq(24, {0: 100}), cpus=[busy(0), offline(1)]),
 }
 
-# --- all of it
+# --- all cases
 
 ALL_AT_ONCE: Case = {
     "cpus": [busy(0), busy(1), IDLE, isolated(2), busy(3), busy(5)],
@@ -325,14 +325,14 @@ def lines() -> Iterator[str]:
                 yield f"    {one.advice}"
 
 
-def test_what_is_found(golden: Golden) -> None:
+def test_golden_findings(golden: Golden) -> None:
     golden("cpus/findings", lines())
 
 
 @pytest.mark.parametrize(
     ("others", "least"), [(1, 67), (2, 50), (7, 50)], ids=["2", "3", "8"]
 )
-def test_share_that_is_worth_a_line(others: int, least: int) -> None:
+def test_least_share_of_a_finding(others: int, least: int) -> None:
     cpus = [busy(number) for number in range(1 + others)]
     assert MOST == 0.5
     for count in (least - 1, least):
@@ -340,5 +340,5 @@ def test_share_that_is_worth_a_line(others: int, least: int) -> None:
         if others > 1:
             rest = 100 - count
             counts = {0: count, 1: rest // 2, 2: rest - rest // 2}
-        told = found(cpus=cpus, irqs=[irq(24, counts)])
-        assert [each.cpus for each in told] == ([(0,)] if count == least else [])
+        diagnostics = found(cpus=cpus, irqs=[irq(24, counts)])
+        assert [row.cpus for row in diagnostics] == ([(0,)] if count == least else [])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A report costs no more than linear in the CPUs that there can be."""
+"""Costs of a report are at most linear in the number of possible CPUs."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -21,29 +21,29 @@ pytestmark = pytest.mark.long
 
 OPTIONS = {"plain": CpusOptions(), "all": CpusOptions(irqs=True, tasks=True)}
 READS = 24
-"""That a CPU may take at most if it is not online: one for each of some 20 variables
-that it has of its own. Whoever reads one more may have to raise this."""
+"""Maximum reads for a CPU that is not online: one for each of about 20 per-CPU
+variables. If another one is read, this may have to be raised."""
 ELSEWHERE = 32
-"""Reads that may be more or less with the places of some 130 tasks, which differ in
-each start of a kernel: neighbours come with one read."""
+"""Difference in reads by the addresses of about 130 tasks, which vary by boot: adjacent
+tasks take one read."""
 CALLS = 1.05
-"""Calls that one more CPU may take where there are more, to where there are fewer:
-there are some 400, and a few tasks more or less in each kernel."""
+"""Maximum ratio of calls for an additional CPU with many CPUs, to those with few. There
+are about 400, and the number of tasks varies slightly."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a report took."""
+    """The costs of a report."""
 
     report: CpusReport
     reads: int
     calls: int
-    """Of functions, in Python or not."""
+    """Calls of functions, in Python or C."""
 
 
 @cache
 def cost(kernel: str, possible: int, options: str) -> Cost:
-    """Take a report of a dump; what is learned of the kernel once is not counted."""
+    """Return the costs of a report, without what is read only once per kernel."""
     prog = open_dump(f"possiblecpus{possible}-{kernel}", "btf")
     session = Cpus(prog, describe(prog), OPTIONS[options])
     session.report(quietly)
@@ -54,26 +54,26 @@ def cost(kernel: str, possible: int, options: str) -> Cost:
 
 @pytest.fixture(params=product(("6.1", "6.12"), OPTIONS), ids="-".join)
 def costs(request: pytest.FixtureRequest) -> dict[int, Cost]:
-    """What reports took, by how many CPUs there can be."""
+    """Number of possible CPUs -> costs of a report."""
     kernel, options = request.param
     return {possible: cost(kernel, possible, options) for possible in POSSIBLE}
 
 
-def test_dumps_differ_in_cpus_alone(costs: dict[int, Cost]) -> None:
-    for possible, each in costs.items():
-        cpus = [cpu.online for cpu in each.report.cpus]
+def test_dumps_differ_only_in_cpus(costs: dict[int, Cost]) -> None:
+    for possible, took in costs.items():
+        cpus = [cpu.online for cpu in took.report.cpus]
         assert cpus == [True] * ONLINE + [False] * (possible - ONLINE)
-        assert not each.report.notes
-    assert len({each.report.coverage["irqs"] for each in costs.values()}) == 1
+        assert not took.report.notes
+    assert len({took.report.coverage["irqs"] for took in costs.values()}) == 1
 
 
 def test_reads_are_linear(costs: dict[int, Cost]) -> None:
     few, many = POSSIBLE[0], POSSIBLE[-1]
     more = (costs[many].reads - costs[few].reads) / (many - few)
-    for possible, each in costs.items():
+    for possible, took in costs.items():
         most = costs[ONLINE].reads + READS * (possible - ONLINE)
-        assert each.reads <= most + ELSEWHERE
-        assert abs(each.reads - costs[few].reads - more * (possible - few)) <= ELSEWHERE
+        assert took.reads <= most + ELSEWHERE
+        assert abs(took.reads - costs[few].reads - more * (possible - few)) <= ELSEWHERE
 
 
 def test_calls_are_linear(costs: dict[int, Cost]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How long CPUs were idle until now."""
+"""Idle times of CPUs, including the current idle period."""
 
 from collections.abc import Sequence
 
@@ -40,26 +40,26 @@ def naps(
     )
 
 
-def told(column: Counts) -> list[int | None]:
+def as_list(column: Counts) -> list[int | None]:
     return [column.at(row) for row in range(3)]
 
 
 def test_nap_counts_until_now() -> None:
-    """For I/O if any task waits for that; CPUs that are not idle have what they had."""
+    """It counts as iowait if a task waits for I/O; busy CPUs are unchanged."""
     waits = np.array([False, True, True])
     idle, iowait = idle_times(naps((50, 60, 0)), waits, YES, 90)
-    assert told(idle) == [140, 200, 300]
-    assert told(iowait) == [10, 50, 30]
+    assert as_list(idle) == [140, 200, 300]
+    assert as_list(iowait) == [10, 50, 30]
 
 
-def test_nap_that_begins_later() -> None:
-    """It was read after the time."""
+def test_nap_that_began_later() -> None:
+    """It was read after the clock."""
     idle, _ = idle_times(naps((95, 0, 0)), NO, YES, 90)
-    assert told(idle) == [100, 200, 300]
+    assert as_list(idle) == [100, 200, 300]
 
 
-def test_stolen_time_is_taken_off() -> None:
-    """No more than there is, and each from its own."""
+def test_stolen_time_is_subtracted() -> None:
+    """It is subtracted from idle or iowait, down to 0."""
     waits = np.array([False, False, True])
     idle, iowait = idle_times(
         naps((50, 60, 70), stolen=(15, 99, 99), stolen_iowait=(99, 99, 5)),
@@ -67,19 +67,19 @@ def test_stolen_time_is_taken_off() -> None:
         YES,
         90,
     )
-    assert told(idle) == [125, 200, 300]
-    assert told(iowait) == [10, 20, 45]
+    assert as_list(idle) == [125, 200, 300]
+    assert as_list(iowait) == [10, 20, 45]
 
 
-def test_what_is_not_known() -> None:
-    """Only those that are idle ask for the time, and for what waits."""
+def test_unknown_times() -> None:
+    """Only idle CPUs need the clock and the waiting tasks."""
     for readable, now in ((YES, None), (NO, 90)):
         idle, iowait = idle_times(naps((50, 0, 60)), NO, readable, now)
-        assert told(idle) == [None, 200, None]
-        assert told(iowait) == [None, 20, None]
+        assert as_list(idle) == [None, 200, None]
+        assert as_list(iowait) == [None, 20, None]
 
 
-def test_offline_cpus_have_what_was_counted() -> None:
+def test_offline_cpus_keep_their_counts() -> None:
     ticks = Ticks(
         idle_ns=np.array([5, 6, 7]),
         iowait_ns=np.array([1, 2, 3]),
@@ -90,14 +90,14 @@ def test_offline_cpus_have_what_was_counted() -> None:
     )
     online = np.array([True, False, True])
     found = naps_of_ticks(ticks, online, numbers(100, 200, 300), numbers(10, 20, 30))
-    assert told(found.idle) == [5, 200, None]
-    assert told(found.iowait) == [1, 20, None]
+    assert as_list(found.idle) == [5, 200, None]
+    assert as_list(found.iowait) == [1, 20, None]
     assert found.since.tolist() == [50, 0, 0]
 
 
 @pytest.mark.parametrize("live", [False, True])
 def test_record_that_changes_while_it_is_read(live: bool) -> None:
-    """On a live kernel it is read until it does not; the others but once more."""
+    """On a running kernel it is read again until it is stable."""
     prog = Program(Platform(Architecture.X86_64))
     reads = {0x1000: 0, 0x9000: 0}
 
@@ -118,5 +118,5 @@ def test_record_that_changes_while_it_is_read(live: bool) -> None:
 
 def test_awake() -> None:
     idle, iowait = idle_times(awake(numbers(1, 2, 3), numbers(4, 5, 6)), NO, NO, None)
-    assert told(idle) == [1, 2, 3]
-    assert told(iowait) == [4, 5, 6]
+    assert as_list(idle) == [1, 2, 3]
+    assert as_list(iowait) == [4, 5, 6]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Interrupts, against what the guest's kernel said of them and against drgn."""
+"""Interrupts agree with the guest's record and with drgn."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -52,7 +52,7 @@ class Seen(Guest):
 
     @property
     def lines(self) -> dict[int, str]:
-        """What /proc/interrupts says of each interrupt, beside its counts."""
+        """Number -> the rest of the line in /proc/interrupts after the counts."""
         head, *lines = self.truth("proc/interrupts").splitlines()
         found = {}
         for line in lines:
@@ -86,36 +86,36 @@ def test_nothing_is_lost(dump: Seen) -> None:
     assert dump.losses.coverage["irqs"] == len(dump.table)
 
 
-def test_managed_ones(dump: Seen) -> None:
+def test_managed_interrupts(dump: Seen) -> None:
     made = dump.run.workload["irqs"]
     managed = {name for name, irq in made.items() if irq["managed"]}
     table = dump.table
     names = [table.names[row] for row in np.flatnonzero(table.managed).tolist()]
     assert len(managed) > 8
-    assert {name for each in names for name in each} == managed
+    assert {name for queue in names for name in queue} == managed
     assert not (table.managed & table.movable).any()
 
 
-def test_movable_ones(dump: Seen) -> None:
+def test_movable_interrupts(dump: Seen) -> None:
     table = dump.table
     assert not table.movable[dump.row("timer")]  # IRQF_NOBALANCING
     assert all(table.movable[dump.row(name)] for name in ("ttyS0", "virtio0-input.0"))
 
 
-def test_lines_are_those_of_proc(dump: Seen) -> None:
-    """The numbers, controllers and names, letter by letter."""
+def test_interrupts_are_as_in_proc(dump: Seen) -> None:
+    """Numbers, controllers and names are exactly those in /proc/interrupts."""
     table = dump.table
-    said = {
+    found = {
         int(table.irq[row]): f"{table.chip[row]} {table.hwirq[row]}-{table.flow[row]} "
         + ", ".join(table.names[row])
         for row in np.flatnonzero(table.listed).tolist()
     }
-    assert said == dump.lines
+    assert found == dump.lines
     shown = {irq.irq: (irq.chip, irq.name) for irq in irqs(table)}
     for irq, (chip, name) in shown.items():
-        assert said[irq].startswith(f"{chip} ")
-        assert said[irq].endswith(f" {name}")
-    assert shown.keys() == said.keys()
+        assert found[irq].startswith(f"{chip} ")
+        assert found[irq].endswith(f" {name}")
+    assert shown.keys() == found.keys()
 
 
 def cpu_set(*cpus: int) -> CpuSet:
@@ -126,7 +126,7 @@ def cpu_set(*cpus: int) -> CpuSet:
 @pytest.mark.parametrize(
     "name", ["memory-5.10", "tasks-6.1", "tasks-6.12", "cpus-6.1", "cpus-6.12"]
 )
-def test_drgn_says_the_same(name: str, types: str) -> None:
+def test_interrupts_are_as_in_drgn(name: str, types: str) -> None:
     prog = open_dump(name, types)
     table, losses, _ = read(prog)
     assert not losses.notes
@@ -141,7 +141,7 @@ def test_drgn_says_the_same(name: str, types: str) -> None:
         assert list(table.names[row]) == names
         chip = irq_desc_chip_name(desc)
         assert table.chip[row] == (chip.decode() if chip else None)
-        # One that was set since it came last is on its way there.
+        # An affinity set since the last interrupt is still pending.
         is_moving = desc.irq_common_data.state_use_accessors & moving
         mask = desc.pending_mask if is_moving else irq_desc_affinity_mask(desc)
         assert list(cpus_of(table.affinity[row])) == list(for_each_cpu(mask[0]))
@@ -152,7 +152,7 @@ def test_drgn_says_the_same(name: str, types: str) -> None:
 
 
 def test_cost(dump: Seen) -> None:
-    """Reads: of nodes, masks and names few; of descriptors and counts at most one."""
+    """Nodes, masks and names take few reads, descriptors and counts one each."""
     cpus, rows = len(dump.table.cpus), len(dump.table)
     assert dump.reads < 2 * rows + 4 * cpus
 
@@ -167,7 +167,7 @@ def offset(prog: Program, member: str) -> int:
 
 
 @pytest.mark.parametrize("how", ["gone", "another"])
-def test_an_interrupt_that_is_none(program: Program, how: str) -> None:
+def test_invalid_interrupt(program: Program, how: str) -> None:
     whole = seen("cpus-6.12", "btf").table
     address = int(whole.address[-1])
     if how == "gone":
@@ -180,12 +180,12 @@ def test_an_interrupt_that_is_none(program: Program, how: str) -> None:
     assert table.address.tolist() == whole.address.tolist()[:-1]
     assert not table.complete
     assert losses.notes
-    # Nobody knows where that one goes.
+    # Its target is unknown.
     nowhere = replace(table, affinity=np.zeros_like(table.affinity))
     assert no_intr_cpus(nowhere, tuple(table.cpus.tolist())) == set()
 
 
-def test_a_tree_that_is_gone(program: Program) -> None:
+def test_missing_tree(program: Program) -> None:
     lose(program, program["sparse_irqs"].address_, 16)
     table, losses, _ = read(program)
     assert len(table) == 0
@@ -193,11 +193,11 @@ def test_a_tree_that_is_gone(program: Program) -> None:
     assert losses.coverage["trees_broken"] == 1
     assert irqs(table) == ()
     assert no_intr_cpus(table, (0, 1)) == set()
-    (each,) = route((cpu_set(0, 1),), table, (0, 1))
-    assert each.irqs_routed == ()
+    (routed,) = route((cpu_set(0, 1),), table, (0, 1))
+    assert routed.irqs_routed == ()
 
 
-def test_an_affinity_that_is_lost_is_anywhere(program: Program) -> None:
+def test_unreadable_affinity_allows_all_cpus(program: Program) -> None:
     whole = seen("cpus-6.12", "btf")
     row = whole.row("virtio0-input.0")
     desc = int(whole.table.address[row]) + offset(program, "irq_common_data")
@@ -210,7 +210,7 @@ def test_an_affinity_that_is_lost_is_anywhere(program: Program) -> None:
     assert no_intr_cpus(table, whole.online) == set()
 
 
-def test_a_controller_that_is_lost_may_move_it(program: Program) -> None:
+def test_unreadable_controller_is_taken_as_movable(program: Program) -> None:
     whole = seen("cpus-6.12", "btf")
     row = whole.row("virtio0-input.0")
     desc = int(whole.table.address[row]) + offset(program, "irq_data")
@@ -223,15 +223,15 @@ def test_a_controller_that_is_lost_may_move_it(program: Program) -> None:
 
 
 @pytest.mark.parametrize("member", ["name", "next"])
-def test_handlers_that_are_lost(program: Program, member: str) -> None:
+def test_damaged_handlers(program: Program, member: str) -> None:
     whole = seen("cpus-6.12", "btf")
     row = whole.row("virtio0-input.0")
     desc = int(whole.table.address[row]) + offset(program, "action")
     action = program.read_u64(desc)
-    place = action + program.type("struct irqaction").member(member).offset
-    # A name that leads nowhere, or a list of handlers that is a loop.
+    address = action + program.type("struct irqaction").member(member).offset
+    # An invalid name pointer, or a loop of handlers.
     value = 8 if member == "name" else action
-    put(program, place, value.to_bytes(8, "little"))
+    put(program, address, value.to_bytes(8, "little"))
     table, losses, _ = read(program)
     names = table.names[row]
     assert set(names) == (set() if member == "name" else {"virtio0-input.0"})
@@ -239,7 +239,7 @@ def test_handlers_that_are_lost(program: Program, member: str) -> None:
     assert np.array_equal(table.counts, whole.table.counts)
 
 
-def test_counts_that_are_lost(program: Program) -> None:
+def test_unreadable_counts(program: Program) -> None:
     whole = seen("cpus-6.12", "btf")
     row = whole.row("virtio0-input.0")
     desc = int(whole.table.address[row]) + offset(program, "kstat_irqs")
@@ -250,7 +250,7 @@ def test_counts_that_are_lost(program: Program) -> None:
     assert losses.coverage["irq_counts_unreadable"] == 1
     assert table.counted.sum() == len(table) - 1
     assert not table.counted[row]
-    # What was there before has not come since.
+    # Earlier counts are not new.
     came = delta(table, whole.table)
     assert not came.counts.any()
     assert not came.counted[row]
@@ -259,11 +259,11 @@ def test_counts_that_are_lost(program: Program) -> None:
     )
 
 
-# --- what is pure
+# --- tables made by hand
 
 
 def made(**columns: Any) -> IrqTable:
-    """Make two interrupts of two CPUs: one on each, both may go to both."""
+    """Make two interrupts, each on one of two CPUs and allowed on both."""
     both = np.ones(2, np.bool_)
     values = {
         "cpus": np.arange(2),
@@ -296,7 +296,7 @@ def test_no_interrupts_have_no_share() -> None:
     assert [irq.share for irq in irqs(table)] == [None, None]
 
 
-def test_without_a_handler_what_came_is_told() -> None:
+def test_interrupts_without_a_handler_that_occurred() -> None:
     table = made(handled=np.zeros(2, np.bool_), counts=np.array([[1, 0], [0, 0]]))
     assert [irq.irq for irq in irqs(table)] == [10]
     assert no_intr_cpus(table, (0, 1)) == {0, 1}
@@ -311,19 +311,19 @@ def test_others_than_devices() -> None:
     assert no_intr_cpus(nowhere, (0, 1)) == {1}
 
 
-def test_what_is_hidden_or_chained_or_nested() -> None:
+def test_hidden_chained_and_nested_interrupts() -> None:
     one = np.array([True, False])
     assert [irq.irq for irq in irqs(made(hidden=one))] == [11]
     none = np.zeros((2, 2), np.int64)
     chained = made(chained=one, counts=none, affinity=np.eye(2, dtype=np.bool_))
     assert [irq.irq for irq in irqs(chained)] == [11]
-    # But it comes.
+    # It occurs on the CPU nevertheless.
     assert no_intr_cpus(chained, (0, 1)) == set()
-    (each,) = route((cpu_set(0, 1),), made(nested=one), (0, 1))
-    assert each.irqs_routed == (11,)
+    (routed,) = route((cpu_set(0, 1),), made(nested=one), (0, 1))
+    assert routed.irqs_routed == (11,)
 
 
-def test_what_nobody_moves_is_where_it_is() -> None:
+def test_interrupts_that_cannot_be_moved() -> None:
     table = made(
         movable=np.zeros(2, np.bool_), effective=np.array([[1, 0], [1, 0]], bool)
     )
@@ -332,7 +332,7 @@ def test_what_nobody_moves_is_where_it_is() -> None:
     assert no_intr_cpus(not_yet, (0, 1)) == {0, 1}
 
 
-def test_queues_of_one_cpu_count_if_they_came() -> None:
+def test_managed_queue_of_one_cpu_counts_if_it_occurred() -> None:
     kept = {"managed": np.ones(2, np.bool_), "movable": np.zeros(2, np.bool_)}
     table = made(affinity=np.eye(2, dtype=np.bool_), **kept)
     assert no_intr_cpus(table, (0, 1)) == {0, 1}
@@ -340,24 +340,24 @@ def test_queues_of_one_cpu_count_if_they_came() -> None:
     later = table.counts + np.array([[1, 0], [0, 0]])
     came = delta(table, replace(table, counts=later))
     assert no_intr_cpus(came, (0, 1)) == {1}
-    # Those that CPUs share go to one of them, unless the others are offline.
+    # Shared ones go to one of their CPUs.
     shared = made(**kept)
     assert no_intr_cpus(shared, (0, 1)) == set()
     assert no_intr_cpus(shared, (0,)) == {0}
 
 
-def test_where_interrupts_go_and_may_go() -> None:
+def test_routed_and_allowed_interrupts() -> None:
     first = np.array([True, False])
     sets = (cpu_set(0), cpu_set(1), cpu_set(7))
     found = route(sets, made(managed=first), (0, 1))
     assert [each.irqs_routed for each in found] == [(10,), (11,), ()]
     assert [each.irqs_allowed for each in found] == [(10, 11), (10, 11), ()]
     assert [each.irqs_managed for each in found] == [1, 1, 0]
-    # One that is shut down goes nowhere, but may.
+    # A shut down interrupt is allowed, but not routed.
     down = route(sets, made(started=~first), (0, 1))
     assert [each.irqs_routed for each in down] == [(), (11,), ()]
     assert down[0].irqs_allowed == (10, 11)
-    # One that was moved since it came last is on its way, if somebody can move it.
+    # An interrupt moved since it last occurred is pending, if it can be moved.
     away = np.array([[False, True], [True, True]])
     on_its_way = made(affinity=away)
     for table, routed in (
@@ -371,9 +371,9 @@ def test_only_cpus_that_are_online_take_interrupts() -> None:
     (none,) = route((cpu_set(0, 1),), made(), ())
     assert none.irqs_allowed == ()
     assert no_intr_cpus(made(), ()) == set()
-    (each,) = route((cpu_set(0, 1),), made(), (1,))
-    assert each.irqs_routed == (11,)
-    assert each.irqs_allowed == (10, 11)
+    (routed,) = route((cpu_set(0, 1),), made(), (1,))
+    assert routed.irqs_routed == (11,)
+    assert routed.irqs_allowed == (10, 11)
     assert no_intr_cpus(made(handled=np.zeros(2, np.bool_)), (1,)) == {1}
 
 
@@ -394,14 +394,14 @@ def test_counters_begin_anew() -> None:
 @pytest.mark.parametrize(
     ("address", "first"), [(0x3000, 40), (0x1000, 5)], ids=["another", "went back"]
 )
-def test_a_number_that_is_anothers_now(address: int, first: int) -> None:
+def test_reused_number(address: int, first: int) -> None:
     addresses = np.array([address, 0x2000], np.uint64)
     counts = np.array([[first, 0], [0, 12]])
     came = delta(made(), made(address=addresses, counts=counts))
     assert came.counts.tolist() == [[first, 0], [0, 2]]
 
 
-def test_one_that_came_and_one_that_went() -> None:
+def test_added_and_removed_interrupts() -> None:
     after = made(
         irq=np.array([11, 12]),
         address=np.array([0x2000, 0x4000], np.uint64),
@@ -412,7 +412,7 @@ def test_one_that_came_and_one_that_went() -> None:
     assert came.counts.tolist() == [[0, 1], [7, 0]]
 
 
-def test_what_was_not_found_before_is_not_new() -> None:
+def test_interrupt_missing_from_an_incomplete_table_is_not_new() -> None:
     one = made()
     before = replace(one, irq=np.array([10, 99]), complete=False)
     came = delta(before, one)

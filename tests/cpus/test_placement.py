@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where threads may run, as /proc/PID/status says, and which sets they are in."""
+"""CPUs that threads may run on, as in /proc/PID/status, and their sets."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from tests.cpus.guests import GROUPS, KERNELS, numbers
 from tests.cpus.setdumps import Seen, look_at, masks_of, seen, set_of
 
 NOT_YET = (b"truth", b"kworker/")
-"""Names of threads that begin once the guest has listed all: the program that records
-them, and workers of the kernel."""
+"""Names of threads that start after the guest has listed all: its recorder, and kernel
+workers."""
 
 PER_CPU = PF_KTHREAD | PF_NO_SETAFFINITY
 CPUS = 8
@@ -40,33 +40,33 @@ def dump(request: pytest.FixtureRequest) -> Seen:
     return seen(f"cpus-{request.param}")
 
 
-# --- what the guest's kernel said
+# --- the guest's record
 
 
-def test_all_threads_may_run_where_the_kernel_says(dump: Seen) -> None:
+def test_affinities_are_those_in_proc(dump: Seen) -> None:
     found = affinities(dump.tasks, dump.prog)
     pids, names = dump.tasks["pid"].tolist(), dump.tasks["comm"].tolist()
-    told = dump.threads
-    # Workers come and go, however many.
-    ended = {pid for pid in told if pid not in pids}
+    listed = dump.threads
+    # Any number of workers can start and end.
+    ended = {pid for pid in listed if pid not in pids}
     assert all(dump.status(pid, "Name").startswith("kworker/") for pid in ended)
-    begun = [name for name, pid in zip(names, pids, strict=True) if pid not in told]
+    begun = [name for name, pid in zip(names, pids, strict=True) if pid not in listed]
     assert all(name.startswith(NOT_YET) for name in begun)
-    compared = [(row, pid) for row, pid in enumerate(pids) if pid in told]
+    compared = [(row, pid) for row, pid in enumerate(pids) if pid in listed]
     for row, pid in compared:
         assert found.cpus(row) == numbers(dump.status(pid, "Cpus_allowed_list")), pid
     assert len({found.cpus(row) for row, _ in compared}) > CPUS
 
 
-def test_all_threads_are_in_the_cpuset_that_the_kernel_says(dump: Seen) -> None:
+def test_cpusets_of_threads_are_those_in_proc(dump: Seen) -> None:
     groups = read_cpuset_groups(dump.reader, dump.tasks, LossLog())
     compared = 0
     for row, pid in enumerate(dump.tasks["pid"].tolist()):
         if pid not in dump.threads:
             continue
-        told = dump.truth(f"{dump.threads[pid]}/cgroup").partition("0::")[2]
-        assert groups.path(row) == told, pid
-        compared += told != "/"
+        path = dump.truth(f"{dump.threads[pid]}/cgroup").partition("0::")[2]
+        assert groups.path(row) == path, pid
+        compared += path != "/"
     assert compared > 10
 
 
@@ -79,12 +79,12 @@ def test_members_are_the_threads_of_groups(dump: Seen) -> None:
                 if name.startswith(f"{GROUPS}{one.name}/")
                 and name.endswith("/cgroup.threads")
             ]
-            told = sum(len(dump.truth(name).split()) for name in files)
-            assert dump.tasks_of(one.name).members == told > 0, one.name
+            count = sum(len(dump.truth(name).split()) for name in files)
+            assert dump.tasks_of(one.name).members == count > 0, one.name
 
 
 def nearest(dump: Seen, path: str, cpus: tuple[int, ...]) -> CpuSet:
-    """Find the innermost set of a thread by its group, and by where it may run."""
+    """Return the innermost set of a thread, by its group and its affinity."""
     by_name = {one.name: one for one in dump.sets}
     while path not in ("", "/"):
         if path in by_name:
@@ -94,8 +94,8 @@ def nearest(dump: Seen, path: str, cpus: tuple[int, ...]) -> CpuSet:
     return by_name["isolcpus" if isolated else "default"]
 
 
-def test_threads_that_are_bound(dump: Seen) -> None:
-    """Of all that the guest made, those that may not use all of their set."""
+def test_pinned_threads(dump: Seen) -> None:
+    """Threads of the workload that cannot use all CPUs of their set are pinned."""
     expected = {}
     for task in dump.made.values():
         cpus = numbers(dump.status(task["pid"], "Cpus_allowed_list"))
@@ -123,12 +123,12 @@ def test_no_thread_of_one_cpu_is_pinned_or_strays(dump: Seen) -> None:
     names = ("migration/", "ksoftirqd/", "cpuhp/", "idle_inject/")
     for one in dump.sets:
         tasks = dump.tasks_of(one.name)
-        told = (*tasks.pinned, *tasks.straying)
-        assert not [task for task in told if task.comm.startswith(names)]
+        bound = (*tasks.pinned, *tasks.straying)
+        assert not [task for task in bound if task.comm.startswith(names)]
 
 
 def test_threads_of_one_cpu_are_counted(dump: Seen) -> None:
-    """All that the kernel has bound to one CPU for good, by the set that has it."""
+    """Threads that the kernel binds to one CPU for good are counted per set."""
     rows = {pid: row for row, pid in enumerate(dump.tasks["pid"].tolist())}
     names = set_of_cpus(dump.sets, dump.masks.possible)
     expected: Counter[str] = Counter()
@@ -142,17 +142,17 @@ def test_threads_of_one_cpu_are_counted(dump: Seen) -> None:
     unseen = len(rows.keys() - dump.threads.keys())
     for name, count in expected.items():
         assert count <= dump.tasks_of(name).percpu_threads <= count + unseen, name
-    # Some of each CPU: those of the one that is offline are parked.
+    # Each CPU has some; those of the offline CPU are parked.
     assert expected["default"] > 5 * 3
     assert min(expected.values()) > 3
     assert set(expected) == {"default", "/db", "/quiet", "isolcpus"}
 
 
-def test_threads_that_stray(dump: Seen) -> None:
-    """Onto CPUs that are isolated: by what they may do, or by where they are.
+def test_straying_threads(dump: Seen) -> None:
+    """Threads stray onto isolated CPUs by their affinity or their current CPU.
 
-    What the guest made and rests is where it was. The one that may run on two CPUs
-    alone strays in any case; those that may run on all have come by chance.
+    Resting threads of the workload stay on their CPU. The thread with an affinity of
+    two CPUs always strays; threads with all CPUs are there by chance.
     """
     made = dump.made
     alone = set(dump.one("isolcpus").cpus)
@@ -171,12 +171,12 @@ def test_threads_that_stray(dump: Seen) -> None:
         else:
             assert name in ("in-mems", "in-gone", "stray-gone", "pinned-early"), name
     assert dump.pids("stray-isolated") <= expected.keys()
-    # Those that somebody started come before the kernel's.
+    # User threads are listed before kernel threads.
     first = dump.tasks_of("isolcpus").straying[: len(expected)]
     assert {task.pid: task.why for task in first} == expected
 
 
-def test_threads_of_the_kernel_stray_where_they_are(dump: Seen) -> None:
+def test_kernel_threads_stray_by_their_current_cpu(dump: Seen) -> None:
     made = dump.pids(*dump.made)
     for one in dump.sets:
         for task in dump.tasks_of(one.name).straying:
@@ -188,7 +188,7 @@ def test_threads_of_the_kernel_stray_where_they_are(dump: Seen) -> None:
                 assert task.why == f"last on {task.cpu}, and is of default"
 
 
-def test_who_is_bound_to_isolated_cpus_is_a_member(dump: Seen) -> None:
+def test_threads_bound_to_isolated_cpus_are_members(dump: Seen) -> None:
     bound = dump.pids("stray-only-isolated", "isolated-hog")
     for name in ("isolcpus", "nohz_full"):
         tasks = dump.tasks_of(name)
@@ -203,7 +203,7 @@ def test_affinities_need_the_number_of_cpus(program: Program) -> None:
     assert len(found.tasks) == len(seen("cpus-6.12").tasks)
 
 
-def test_a_group_that_is_lost_has_no_members(program: Program) -> None:
+def test_unreadable_group_has_no_members(program: Program) -> None:
     (group,) = [one for one in seen("cpus-6.12").cpusets.all if one.path == "/db/mysql"]
     lose(program, group.address, 8)
     found = look_at(program, lab.build("cpus-6.12"))
@@ -214,7 +214,7 @@ def test_a_group_that_is_lost_has_no_members(program: Program) -> None:
         found.reader.read(group.address, 8)
 
 
-# --- made of nothing
+# --- threads made by hand
 
 DEFAULT = set_of("default", "root", (0, 1, 2))
 PARTITION = set_of("/part", "isolated", (3, 4), asked=(3, 4))
@@ -229,7 +229,7 @@ KERNEL = {"flags": PF_KTHREAD}
 
 
 def thread(cpus: tuple[int, ...], cpuset: str = "/", **fields: int) -> dict[str, Any]:
-    """Make a thread that may run on some CPUs, and was on the first of them."""
+    """Make a thread with an affinity, on its first CPU."""
     plain = {"cpu": cpus[0], "flags": 0, "exit_state": 0}
     return {"cpus": cpus, "cpuset": cpuset, **plain, **fields}
 
@@ -237,9 +237,9 @@ def thread(cpus: tuple[int, ...], cpuset: str = "/", **fields: int) -> dict[str,
 def placed(
     sets: Sequence[CpuSet], threads: Sequence[dict[str, Any]]
 ) -> dict[str, SetTasks]:
-    """Place threads, whose IDs are their numbers from 1 on, in sets by name.
+    """Place threads with IDs from 1 in sets.
 
-    There are eight CPUs, of which the last is offline.
+    There are eight CPUs; the last one is offline.
     """
     columns = {"pid": "i4", "flags": "u4", "exit_state": "i4", "cpu": "u4"}
     records = np.zeros(len(threads), [*columns.items(), ("comm", "S16")])
@@ -263,8 +263,8 @@ def placed(
     return {one.name: placement.tasks_of(number) for number, one in enumerate(sets)}
 
 
-def told(tasks: SetTasks) -> tuple[int, list[int], dict[int, str]]:
-    """Return how many members there are, who is pinned, and why who strays."""
+def summary(tasks: SetTasks) -> tuple[int, list[int], dict[int, str]]:
+    """Return the number of members, pinned threads, and straying ones with reasons."""
     pinned = [task.pid for task in tasks.pinned]
     return tasks.members, pinned, {task.pid: task.why for task in tasks.straying}
 
@@ -300,7 +300,7 @@ PLACES = {
         },
     ),
     "who is bound to CPUs of the command line": (
-        # Of these the second is in both, and may run on CPUs of either.
+        # The second thread is in both sets, with CPUs of both.
         (DEFAULT, BOOT, NOHZ, LIMIT),
         (thread((6,)), thread((4, 6)), thread((5, 6), "/slice")),
         {
@@ -342,19 +342,19 @@ PLACES = {
 def test_places(case: str) -> None:
     sets, threads, expected = PLACES[case]
     found = placed(sets, threads)
-    assert {name: told(tasks) for name, tasks in found.items()} == expected
+    assert {name: summary(tasks) for name, tasks in found.items()} == expected
     percpu = [made["flags"] == PER_CPU and len(made["cpus"]) == 1 for made in threads]
     assert found["default"].percpu_threads == sum(percpu)
 
 
 @pytest.mark.parametrize("one", [PARTITION, BOOT], ids=lambda one: one.name)
-def test_who_intrudes(one: CpuSet) -> None:
+def test_intruding_threads(one: CpuSet) -> None:
     first, second = one.cpus
     threads = (
         thread((1, first)),
         thread(ALL, cpu=1),
         thread(ALL, cpu=second),
-        # It has been moved away, and sleeps.
+        # It was moved away and sleeps.
         thread((0, 1, 2), cpu=first),
         thread((1, first), exit_state=32),
         thread(ALL, cpu=second, **KERNEL),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each CPU is, against the guest's /sys/devices/system/cpu."""
+"""Topology, hotplug state and ticks of CPUs agree with the guest's sysfs."""
 
 from dataclasses import replace
 
@@ -43,18 +43,18 @@ def test_siblings_are_those_of_sysfs(dump: Seen) -> None:
     assert max(len(processor.siblings) for processor in cpus.values()) > 1
 
 
-def test_a_cpu_that_went_offline_is_still_where_it_was(dump: Seen) -> None:
+def test_offline_cpu_keeps_its_topology(dump: Seen) -> None:
     cpu, cpus = dump.cpu("gone"), dict(all_cpus(dump))
     assert not cpus[cpu].active
     assert (cpus[cpu].siblings, cpus[cpu].thread) == ((), None)
-    # It is in the same package as its neighbours, as the guest's CPUs are numbered.
+    # CPUs are numbered so that it is in the package of its neighbours.
     near = [cpus[number] for number in (cpu - 1, cpu + 1)]
     (package,) = {each.package for each in near if each.node == cpus[cpu].node}
     assert cpus[cpu].package == package
 
 
 @pytest.mark.kernels
-def test_a_cpu_that_never_was_online_is_nowhere() -> None:
+def test_cpu_that_was_never_online_has_no_topology() -> None:
     dump = seen("cpus-6.1")
     present = dump.numbers(f"{CPU}/present")
     assert [cpu for cpu, _ in all_cpus(dump)] == [*dump.numbers(f"{CPU}/possible")]
@@ -98,12 +98,11 @@ def test_ticks_are_stopped_where_tasks_do_not_compete(dump: Seen) -> None:
             assert is_stopped == bool(sched.flags & TICK_STOPPED)
 
 
-def test_a_tick_brings_the_run_queues_clock_up_to_date(dump: Seen) -> None:
-    """So that is no older than the last tick of a CPU whose tick goes on.
+def test_run_queue_clock_is_not_older_than_the_last_tick(dump: Seen) -> None:
+    """A tick updates the run queue's clock, on CPUs whose tick is not stopped.
 
-    The two clocks are not corrected in the guest, and differ by less than a tick. A
-    tick comes late if the host has other things to do: one that was due at some time
-    brings the clock to a later one, and that not before the kernel was there.
+    The two clocks differ by less than a tick, as they are not corrected in the guest.
+    On a busy host a tick is late: the clock is set to the time at which it is handled.
     """
     ticking = 0
     for row, cpu in enumerate(dump.percpu.cpus.tolist()):
@@ -119,22 +118,22 @@ def test_a_tick_brings_the_run_queues_clock_up_to_date(dump: Seen) -> None:
     assert ticking >= 3
 
 
-def test_ticks_of_an_offline_cpu_are_not_known(dump: Seen) -> None:
+def test_ticks_of_an_offline_cpu_are_unknown(dump: Seen) -> None:
     for row, (cpu, _) in enumerate(all_cpus(dump)):
         is_offline = dump.by_cpu[cpu].lag_why == "offline"
         assert (dump.ticks.ticked_ns[row] is None) == is_offline
 
 
-def test_a_stopped_tick_was_last_when_either_stamp_says(program: Program) -> None:
+def test_last_tick_of_a_stopped_tick_is_the_later_stamp(program: Program) -> None:
     dump = look_at(program, lab.build("cpus-6.12"))
     cpu = dump.cpu("quiet")
     updated = program["last_jiffies_update"].value_()
     jiffies = program["jiffies_64"].value_()
     sched = per_cpu(program["tick_cpu_sched"], cpu)
-    # An interrupt may just have started it again.
+    # An interrupt can just have restarted it.
     flags = sched.flags.value_() | TICK_STOPPED
     put(program, sched.flags.address_, flags.to_bytes(sizeof(sched.flags), "little"))
-    for before, ticks_ago, told in (
+    for before, ticks_ago, expected in (
         (30 * TICK_NS, 20, updated - 20 * TICK_NS),
         (10 * TICK_NS, 20, updated - 11 * TICK_NS),
         (10 * TICK_NS, 1 << 60, updated - 11 * TICK_NS),
@@ -145,7 +144,7 @@ def test_a_stopped_tick_was_last_when_either_stamp_says(program: Program) -> Non
         put_word(sched.last_tick_jiffies, jiffies - ticks_ago)
         ticks = read_tick_sched(Reader(program), dump.percpu, LossLog())
         row = dump.percpu.cpus.tolist().index(cpu)
-        assert ticks.ticked_ns[row] == told
+        assert ticks.ticked_ns[row] == expected
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_a_stopped_tick_was_last_when_either_stamp_says(program: Program) -> Non
         (50, [40, 0], [0, 30], 50),
         (50, [60, 0], [0, 30], 60),
         (50, [40, 0], [0, 70], 70),
-        # That no CPU is ahead of all others by so much, tells what is damaged.
+        # A CPU that is far ahead of all others is damaged.
         (50, [50 + FAR_NS, 0], [0, 0], 50 + FAR_NS),
         (50, [51 + FAR_NS, 0], [0, 0], 50),
         (50, [40, 0], [0, 1 << 60], 50),
@@ -162,14 +161,14 @@ def test_a_stopped_tick_was_last_when_either_stamp_says(program: Program) -> Non
         (0, [0, 0], [0, 0], 0),
     ],
 )
-def test_the_latest_moment_that_is_noted(
+def test_latest_time_stamp(
     updated: int, ticked: list[int], idle: list[int], latest: int
 ) -> None:
     assert _latest(updated, ticked, idle) == latest
 
 
-def test_a_cpu_in_an_idle_state_names_it(program: Program) -> None:
-    """Guests have none, so one is put into memory that nothing else needs."""
+def test_idle_state_of_a_cpu(program: Program) -> None:
+    """Guests have no idle states, so one is written to unused memory."""
     run = lab.build("cpus-6.12")
     cpu = run.workload["cpus"]["quiet"]
     driver = program.type("struct cpuidle_driver")
@@ -181,16 +180,16 @@ def test_a_cpu_in_an_idle_state_names_it(program: Program) -> None:
     put_word(program["cpuidle_curr_driver"], at)
     put_word(per_cpu(program["runqueues"], cpu).idle_state, third)
     found = look_at(program, run).processors
-    told = {(processor.idle_state, processor.idle_depth) for processor in found}
-    assert told == {(None, None), ("C6", 2)}
+    expected = {(processor.idle_state, processor.idle_depth) for processor in found}
+    assert expected == {(None, None), ("C6", 2)}
     assert (found[cpu].idle_state, found[cpu].idle_depth) == ("C6", 2)
-    # A driver of another's: its number is not known.
+    # With another driver, the state's index is unknown.
     put_word(program["cpuidle_curr_driver"], third)
     found = look_at(program, run).processors
     assert (found[cpu].idle_state, found[cpu].idle_depth) == ("C6", None)
 
 
-def test_what_cannot_be_read_costs_notes_alone(program: Program) -> None:
+def test_unreadable_memory_is_noted(program: Program) -> None:
     run = lab.build("cpus-6.12")
     whole = look_at(program, run).processors
     for name in ("cpu_info", "tick_cpu_sched", "numa_node", "cpuhp_state"):
@@ -214,7 +213,7 @@ def test_what_cannot_be_read_costs_notes_alone(program: Program) -> None:
 
 
 @pytest.mark.parametrize("name", ["memory-5.10"])
-def test_an_old_kernel_tells_too(name: str) -> None:
+def test_old_kernel(name: str) -> None:
     dump = seen(name)
     assert not dump.losses.lost
     assert [p.node for p in dump.processors] == [0, 1]

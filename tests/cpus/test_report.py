@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""All that msa-cpus reports of real dumps.
+"""Reports of msa-cpus on real dumps.
 
-What it reads is held against the guests' kernels where it is read. Here is how a report
-is made of that, and what is found in it.
+Other modules compare the parts of a report with the guests' records. Here, reports are
+put together, and have their findings.
 """
 
 import re
@@ -39,17 +39,19 @@ ALL = tuple(
 EVERYTHING = {"irqs": True, "tasks": True, "doing": True}
 
 KEPT = (1884 / 2048, 2014 / 2048, 2037 / 2048)
-"""What is left after 5 s of the load over 1, 5 and 15 minutes."""
+"""Decay of the 1, 5 and 15 minute load averages over 5 s."""
 
 COUNTED = (
     *("minf", "mjf", "xcal", "tlb", "intr", "soft", "csw"),
     *("usr_ns", "nice_ns", "sys_ns", "irq_ns", "softirq_ns", "wt_ns", "st_ns"),
     *("gst_ns", "idl_ns"),
 )
-"""Columns that grow."""
+"""Columns with counters."""
 
 
-class Told(Guest):
+class ReportedGuest(Guest):
+    """A guest's record and the report of its dump."""
+
     def __init__(self, run: lab.Run, report: CpusReport) -> None:
         super().__init__(run)
         self.report = report
@@ -64,50 +66,52 @@ class Told(Guest):
 
     @property
     def sets(self) -> dict[str, CpuSet]:
-        return {each.name: each for each in self.report.sets}
+        return {cpuset.name: cpuset for cpuset in self.report.sets}
 
     def findings(self, code: str) -> list[Diagnostic]:
-        return [each for each in self.report.findings if each.code == code]
+        return [row for row in self.report.findings if row.code == code]
 
 
 @lru_cache(maxsize=16)
-def told(name: str, types: str = "btf", **options: Any) -> Told:
+def reported(name: str, types: str = "btf", **options: Any) -> ReportedGuest:
     prog = open_dump(name, types)
-    return Told(lab.build(name), collect_cpus(prog, options=CpusOptions(**options)))
+    return ReportedGuest(
+        lab.build(name), collect_cpus(prog, options=CpusOptions(**options))
+    )
 
 
 @pytest.fixture(params=ALL)
-def dump(request: pytest.FixtureRequest) -> Told:
-    return told(request.param, **EVERYTHING)
+def dump(request: pytest.FixtureRequest) -> ReportedGuest:
+    return reported(request.param, **EVERYTHING)
 
 
 @pytest.fixture(params=KERNELS)
-def sets(request: pytest.FixtureRequest) -> Told:
-    """CPUs in sets of all kinds."""
-    return told(f"cpus-{request.param}", **EVERYTHING)
+def sets(request: pytest.FixtureRequest) -> ReportedGuest:
+    """Dumps with CPUs in sets of all kinds."""
+    return reported(f"cpus-{request.param}", **EVERYTHING)
 
 
 @pytest.fixture(params=KERNELS)
-def locked(request: pytest.FixtureRequest) -> Told:
-    """CPUs with interrupts, preemption or softirqs off."""
-    return told(f"cpulock-{request.param}", **EVERYTHING)
+def locked(request: pytest.FixtureRequest) -> ReportedGuest:
+    """Dumps with CPUs that have interrupts, preemption or softirqs off."""
+    return reported(f"cpulock-{request.param}", **EVERYTHING)
 
 
-def test_nothing_is_lost(dump: Told) -> None:
+def test_nothing_is_lost(dump: ReportedGuest) -> None:
     coverage = dict(dump.report.coverage)
     assert dump.report.notes == ()
     assert coverage.pop("cpus") == len(dump.numbers(f"{CPU}/possible"))
     assert coverage.pop("irqs") >= len(dump.report.irqs or ()) > 0
     assert coverage.pop("tasks") > 100
     assert 0 < coverage.pop("reads") < coverage.pop("bytes_read")
-    # There all the time, so that who looks for it finds it.
+    # The key is always present.
     assert coverage == {"cpus_unreadable": 0}
 
 
-def test_head(dump: Told) -> None:
+def test_head(dump: ReportedGuest) -> None:
     report = dump.report
     assert report.taken_at_ns is not None
-    # What it noted last may be a tick old.
+    # The kernel's last time stamp can be a tick old.
     assert report.taken_at_ns > dump.moment_ns(8) - TICK_NS
     assert report.interval_ns is None
     names = " ".join(dump.run.truth_names())
@@ -116,18 +120,18 @@ def test_head(dump: Told) -> None:
     assert report.load is not None
     assert len(report.load) == 3
     recorded = [float(word) for word in dump.truth("proc/loadavg").split()[:3]]
-    # Read before: each 5 s since, they have gone a part of the way (FIXED_1 - EXP_n,
-    # kernel/sched/loadavg.h) to what waited then: from no task to all there are.
+    # Every 5 s since they were read, they decay towards the number of runnable tasks
+    # (FIXED_1 - EXP_n, kernel/sched/loadavg.h), from none to all tasks.
     steps = 1 + (report.taken_at_ns - dump.moment_ns(2)) // (5 * SECOND)
     tasks = report.coverage["tasks"]
     for ours, theirs, kept in zip(report.load, recorded, KEPT, strict=True):
         rest = kept**steps
-        # The file has two digits.
+        # The file has two decimals.
         assert theirs * rest - 0.01 <= ours <= theirs * rest + tasks * (1 - rest) + 0.01
 
 
-def test_report_is_made_of_its_parts(dump: Told) -> None:
-    """Of those that the other modules hold against the guest."""
+def test_report_is_made_of_its_parts(dump: ReportedGuest) -> None:
+    """The parts are those that other modules compare with the guest."""
     report, queues = dump.report, queuedumps.seen(dump.run.name)
     groups, prog, aside = setdumps.seen(dump.run.name), queues.prog, LossLog()
     percpu, online = queues.percpu, groups.masks.online
@@ -156,7 +160,7 @@ def test_report_is_made_of_its_parts(dump: Told) -> None:
             migr=moves(groups.tasks, percpu.cpus),
         )
     )
-    # Else it would prove little of one of the two.
+    # Both cases are covered.
     assert bool(no_intr) is dump.run.name.startswith("cpulock")
     assert report.findings == findings(
         Known(
@@ -171,13 +175,13 @@ def test_report_is_made_of_its_parts(dump: Told) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_what_was_not_asked_for_is_not_there(kernel: str) -> None:
-    report = told(f"cpus-{kernel}").report
-    full = told(f"cpus-{kernel}", **EVERYTHING).report
+def test_optional_parts_are_null_by_default(kernel: str) -> None:
+    report = reported(f"cpus-{kernel}").report
+    full = reported(f"cpus-{kernel}", **EVERYTHING).report
     assert (report.irqs, report.vectors, report.softirqs) == (None, None, None)
     assert {each.tasks for each in report.sets} == {None}
     assert report.coverage["tasks"] == 0
-    # All else is the same.
+    # The rest is the same.
     assert report.cpus == tuple(replace(r, icsw=None, migr=None) for r in full.cpus)
     assert report.run_queues == tuple(replace(q, doing=None) for q in full.run_queues)
 
@@ -185,7 +189,7 @@ def test_what_was_not_asked_for_is_not_there(kernel: str) -> None:
 # --- findings
 
 
-def test_what_is_found(sets: Told) -> None:
+def test_findings(sets: ReportedGuest) -> None:
     codes = Counter(each.code for each in sets.report.findings)
     for code, times in (
         ("not-ticked", 0),
@@ -195,10 +199,10 @@ def test_what_is_found(sets: Told) -> None:
         ("most-interrupts", 1),
     ):
         assert codes.pop(code, 0) == times, code
-    # Those of default may, by chance, have been on other CPUs than the isolated one.
+    # Whether threads of the default set are on the isolated CPU is chance.
     assert 1 <= codes.pop("straying-tasks") <= 3
-    # On the CPUs of real-time and deadline tasks, while they have these. 6.12 gives
-    # fair ones a share of what deadline tasks want: 50 ms of each second.
+    # On the CPUs of real-time and deadline tasks. 6.12 gives fair tasks 50 ms of each
+    # second there (the fair server).
     first = [
         queue
         for queue in sets.report.run_queues
@@ -209,7 +213,7 @@ def test_what_is_found(sets: Told) -> None:
     assert codes.total() == 0
 
 
-def test_partitions_that_are_not_in_force(sets: Told) -> None:
+def test_partitions_that_are_not_in_force(sets: ReportedGuest) -> None:
     found = {each.cpus: each.text for each in sets.findings("partition-invalid")}
     for fact in sets.run.workload["sets"]:
         if fact["valid"]:
@@ -218,14 +222,14 @@ def test_partitions_that_are_not_in_force(sets: Told) -> None:
         state = sets.truth(f"{GROUPS}{path}/cpuset.cpus.partition")
         assert "invalid" in state
         reason = state.partition("(")[2].rstrip(")")
-        # 6.12 does not say why one without CPUs is none.
+        # 6.12 has no reason for a partition without CPUs.
         why = reason or f"no CPU of it is online (cpuset.cpus is {fact['cpus']})"
         text = found.pop(numbers(fact["cpus"]))
         assert text == f"partition {path} is not in force: {why}"
     assert found == {}
 
 
-def test_isolated_cpu_that_somebody_sent_an_interrupt_to(sets: Told) -> None:
+def test_isolated_cpu_with_an_interrupt(sets: ReportedGuest) -> None:
     cpu = sets.roles["isolated"]
     irq = sets.run.workload["irqs"]["virtio1-input.0"]
     assert irq["wanted"] == str(cpu)
@@ -237,7 +241,7 @@ def test_isolated_cpu_that_somebody_sent_an_interrupt_to(sets: Told) -> None:
     assert f"{irq['irq']} virtio1-input.0" in found.text
 
 
-def test_set_that_idles(sets: Told) -> None:
+def test_idle_set(sets: ReportedGuest) -> None:
     (found,) = sets.findings("idle-while-waiting")
     assert found.cpus == (sets.roles["quiet"],)
     match = re.fullmatch(
@@ -249,20 +253,20 @@ def test_set_that_idles(sets: Told) -> None:
     starving = [sets.made[name] for name in sets.run.workload["starving"]]
     assert int(match[1]) >= len(starving)
     assert sets.roles["realtime"] in numbers(match[2])
-    # These have not run since they were woken up; the kernel's may wait for longer.
+    # They have not run since they were woken; kernel threads can wait for longer.
     assert sets.report.taken_at_ns is not None
     longest = max(sets.report.taken_at_ns - task["to_ns"] for task in starving)
     assert float(match[3]) > longest / SECOND - 0.1
 
 
-def test_cpus_that_are_held_up(locked: Told) -> None:
-    """Not those that take turns, or run one task alone."""
+def test_cpus_that_do_not_switch(locked: ReportedGuest) -> None:
+    """CPUs with several switching tasks or a single task are not found."""
     off = locked.roles["irqs-off"]
     (found,) = locked.findings("not-ticked")
     pid = locked.run.workload["spins"]["cm-irqs-off"]["pid"]
     ticked = locked.queues[off].ticked_ns
     assert ticked is not None
-    # It is stopped four seconds after that, or later.
+    # The guest is stopped at least four seconds later.
     assert 4 * SECOND <= ticked < 60 * SECOND
     assert (found.cpus, found.text) == (
         (off,),
@@ -273,7 +277,7 @@ def test_cpus_that_are_held_up(locked: Told) -> None:
     spin = {(locked.roles[role],) for role in ("irqs-off", "preempt-off")}
     spin.add((locked.roles["softirq-off"],))
     assert {each.cpus for each in locked.findings("not-switched")} == spin
-    # No set idles as a whole, none is invalid, and nobody strays.
+    # No set is idle or invalid, and no thread strays.
     assert {each.code for each in locked.report.findings} == {
         *("not-ticked", "not-switched", "isolated-takes-interrupts"),
         "most-interrupts",
@@ -285,9 +289,9 @@ def test_cpus_that_are_held_up(locked: Told) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("cpus", [(3,), (1, 5), (4, 6, 7)])
-def test_some_cpus(kernel: str, cpus: tuple[int, ...]) -> None:
-    whole = told(f"cpus-{kernel}", tasks=True)
-    report = told(f"cpus-{kernel}", tasks=True, cpus=frozenset(cpus)).report
+def test_selected_cpus(kernel: str, cpus: tuple[int, ...]) -> None:
+    whole = reported(f"cpus-{kernel}", tasks=True)
+    report = reported(f"cpus-{kernel}", tasks=True, cpus=frozenset(cpus)).report
     assert report.cpus == tuple(whole.rows[cpu] for cpu in cpus)
     assert report.run_queues == tuple(whole.queues[cpu] for cpu in cpus)
     for part in ("sets", "findings"):
@@ -309,12 +313,12 @@ def test_some_cpus(kernel: str, cpus: tuple[int, ...]) -> None:
         (("default",), {"home", "fair", "groups", "realtime", "gone"}),
     ],
 )
-def test_some_sets(kernel: str, names: tuple[str, ...], roles: set[str]) -> None:
-    whole = told(f"cpus-{kernel}")
-    some = told(f"cpus-{kernel}", sets=names)
+def test_selected_sets(kernel: str, names: tuple[str, ...], roles: set[str]) -> None:
+    whole = reported(f"cpus-{kernel}")
+    some = reported(f"cpus-{kernel}", sets=names)
     wanted = {whole.roles[role] for role in roles}
     if names == ("default",):
-        # Those that never were are in no set.
+        # CPUs that were never present are in no set.
         possible, present = (
             {*whole.numbers(f"{CPU}/{name}")} for name in ("possible", "present")
         )
@@ -325,10 +329,12 @@ def test_some_sets(kernel: str, names: tuple[str, ...], roles: set[str]) -> None
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_cpus_of_sets_are_both(kernel: str) -> None:
-    found = told(f"cpus-{kernel}", sets=("/db", "default"), cpus=frozenset({1, 5, 7}))
+def test_cpus_and_sets_are_combined(kernel: str) -> None:
+    found = reported(
+        f"cpus-{kernel}", sets=("/db", "default"), cpus=frozenset({1, 5, 7})
+    )
     assert found.rows.keys() == {1, 5}
-    none = told(f"cpus-{kernel}", sets=("/db",), cpus=frozenset({1}))
+    none = reported(f"cpus-{kernel}", sets=("/db",), cpus=frozenset({1}))
     assert none.report.cpus == none.report.run_queues == ()
 
 
@@ -340,30 +346,32 @@ def test_cpus_of_sets_are_both(kernel: str) -> None:
         ({"sets": ("/nowhere",)}, "set /nowhere", "there are default, /db, /quiet"),
     ],
 )
-def test_what_is_not_there(options: dict[str, Any], subject: str, words: str) -> None:
+def test_unknown_cpus_and_sets(
+    options: dict[str, Any], subject: str, words: str
+) -> None:
     with pytest.raises(NoSuchCpuError) as error:
-        told("cpus-6.12", **options)
+        reported("cpus-6.12", **options)
     assert str(error.value).startswith(f"{subject}: ")
     assert words in str(error.value)
 
 
-# --- the same, however it is looked at
+# --- equal reports
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_same_with_debug_info(name: str) -> None:
-    """Number for number."""
-    target = told(name, **EVERYTHING).report.target
+def test_dwarf_gives_the_same(name: str) -> None:
+    """All numbers are the same."""
+    target = reported(name, **EVERYTHING).report.target
     one, other = (
-        as_json(replace(told(name, types, **EVERYTHING).report, target=target))
+        as_json(replace(reported(name, types, **EVERYTHING).report, target=target))
         for types in TYPES
     )
     assert one == other
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_again_and_again(kernel: str) -> None:
-    """A second look forgets the first; between the two of a dump nothing happens."""
+def test_repeated_reports(kernel: str) -> None:
+    """A second report does not depend on the first, and its interval is empty."""
     prog = open_dump(f"cpus-{kernel}", "btf")
     session = Cpus(prog, describe(prog), CpusOptions(irqs=True, tasks=True))
     steps: list[tuple[int, int]] = []
@@ -371,7 +379,7 @@ def test_again_and_again(kernel: str) -> None:
     assert steps == sorted(steps)
     assert {total for _, total in steps} == {4}
     second = session.report(lambda done, total: None)
-    # Layouts that the first has found need no reads any more.
+    # Layouts found by the first report need no reads.
     assert replace(second, coverage={}) == replace(first, coverage={})
     session.begin(lambda done, total: None)
     since = session.advance(lambda done, total: None)
@@ -382,7 +390,7 @@ def test_again_and_again(kernel: str) -> None:
             assert getattr(row, column) == 0, (row.cpu, column)
         assert row.runq == whole.runq
         assert row.current == whole.current
-        # Queues of their own count only if something came.
+        # Managed queues count only if an interrupt occurred.
         assert {*row.state} >= {*whole.state}
     assert since.irqs is not None
     assert {irq.total for irq in since.irqs} == {0}
@@ -395,11 +403,11 @@ def test_again_and_again(kernel: str) -> None:
 
 @pytest.mark.parametrize("name", ["memory-5.10", "crash-6.1", "crash-6.12"])
 def test_other_kernels(name: str) -> None:
-    """Without partitions, and some of them dead."""
-    report = told(name, **EVERYTHING).report
+    """Other kernels have only the default set."""
+    report = reported(name, **EVERYTHING).report
     assert report.notes == ()
     assert {row.set for row in report.cpus} == {"default"}
-    assert [each.name for each in report.sets] == ["default"]
+    assert [cpuset.name for cpuset in report.sets] == ["default"]
     for row in report.cpus:
         assert row.online
         assert None not in [getattr(row, column) for column in COUNTED]

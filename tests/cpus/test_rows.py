@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rows of CPUs: what each is, put together of what was read. Pure."""
+"""Rows of CPUs are put together from their parts, made by hand."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ COLUMNS = (
     *("gst_ns", "idl_ns"),
 )
 NUMBERS = {name: number for number, name in enumerate(COLUMNS, 1)}
-"""Of each counter another."""
+"""A different value for each counter."""
 
 
 def numbers(*values: int) -> Counts:
@@ -29,7 +29,7 @@ def numbers(*values: int) -> Counts:
 
 
 def parts(**others: Any) -> Parts:
-    """Make two CPUs of which the first is online and runs a task."""
+    """Make two CPUs; the first is online and runs a task."""
     given: dict[str, Any] = {
         "cpus": (0, 1),
         "masks": masks_of((0, 1), (0,)),
@@ -67,7 +67,7 @@ def test_rows() -> None:
 
 
 def test_numbers_need_not_begin_at_0() -> None:
-    """Of some machines CPUs have been taken out."""
+    """On some machines CPUs are missing."""
     made = parts(
         cpus=(2, 7),
         masks=masks_of((2, 7), (2, 7)),
@@ -88,12 +88,12 @@ def test_numbers_need_not_begin_at_0() -> None:
     assert other.processor == processor(7)
 
 
-def test_moves_that_are_not_kept() -> None:
+def test_unknown_migrations() -> None:
     row = first(icsw=numbers(3, 4))
     assert (row.icsw, row.migr) == (3, None)
 
 
-def test_counts_that_are_not_known() -> None:
+def test_unknown_counts() -> None:
     lost = counts(np.array([1, 2]), np.array([True, False]))
     assert first(icsw=lost).icsw == 1
     assert second(icsw=lost).icsw is None
@@ -117,12 +117,12 @@ STATES: Sequence[tuple[dict[str, Any], str]] = [
     (masks(isolated=(0,)), "on isolated"),
     (masks(nohz_full=(0,)), "on nohz_full"),
     (masks(rcu_nocb=(0,)), "on rcu_nocb"),
-    # What isolcpus= says is in the mask of all that are isolated.
+    # CPUs of isolcpus= are in the mask of isolated CPUs.
     (masks(isolcpus=(0,), managed_irq=(0,)), "on"),
     ({"processors": (processor(0, active=False),) * 2}, "on inactive"),
     (runs(), "on idle"),
     (runs(current=STOP), "on stopped"),
-    # A thread of that class that only waits stops nobody.
+    # A waiting thread of the stop class has no effect.
     (runs(current=queued(5), waiting=(STOP,)), "on"),
     (runs(current=None), "on"),
     ({"queues": {}}, "on"),
@@ -132,14 +132,14 @@ STATES: Sequence[tuple[dict[str, Any], str]] = [
         | runs(),
         "on no-intr isolated nohz_full rcu_nocb idle",
     ),
-    # Nobody knows.
+    # Masks are unknown.
     (masks(isolated=None, nohz_full=None, rcu_nocb=None), "on"),
 ]
 OFFLINE: Sequence[tuple[dict[str, Any], str]] = [
     ({}, "off"),
-    # None comes to it, but that is no merit; nor do tasks.
+    # Offline CPUs are not ``no-intr`` or idle.
     ({"no_intr": {1}}, "off"),
-    # What it will be once it is online.
+    # States that apply once it is online.
     (
         masks(isolated=(1,), nohz_full=(1,), rcu_nocb=(1,)),
         "off isolated nohz_full rcu_nocb",
@@ -153,6 +153,6 @@ def test_states(others: dict[str, Any], state: str) -> None:
 
 
 @pytest.mark.parametrize(("others", "state"), OFFLINE)
-def test_states_of_one_that_is_offline(others: dict[str, Any], state: str) -> None:
+def test_states_of_an_offline_cpu(others: dict[str, Any], state: str) -> None:
     assert second(**others).state == tuple(state.split())
     assert not second(**others).online

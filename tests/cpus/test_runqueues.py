@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What CPUs run and what waits, against the guest and the kernel's own queues."""
+"""Running and waiting tasks agree with the guest's record and the kernel's queues."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ LIMITED = {"limited-0", "limited-1"}
 """The tasks of a group that is throttled most of the time."""
 
 SPINS = ("spin", "read_zeros")
-"""What tasks of the guest do that never sleep."""
+"""Activities of the workload's tasks that never sleep."""
 
 
 @pytest.fixture(params=KERNELS)
@@ -43,22 +43,22 @@ def dump(request: pytest.FixtureRequest) -> Seen:
 
 
 def hogs(dump: Seen) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the tasks that never sleep, each of which may run on one CPU alone."""
+    """Yield the tasks that never sleep, each bound to one CPU."""
     for name, task in dump.made.items():
         if task["does"] in SPINS:
             yield name, task
 
 
-def test_each_hog_is_once_where_it_is_bound_to(dump: Seen) -> None:
-    places = {pid: [] for pid in (task["pid"] for _, task in hogs(dump))}
+def test_each_hog_is_on_the_queue_of_its_cpu(dump: Seen) -> None:
+    queues = {pid: [] for pid in (task["pid"] for _, task in hogs(dump))}
     for queue in dump.queues:
         for task in all_of(queue):
-            places.get(task.pid, []).append(queue.cpu)
-    assert places == {task["pid"]: task["cpus"] for _, task in hogs(dump)}
-    assert len(places) >= 25
+            queues.get(task.pid, []).append(queue.cpu)
+    assert queues == {task["pid"]: task["cpus"] for _, task in hogs(dump)}
+    assert len(queues) >= 25
 
 
-def test_hogs_are_what_the_guest_made_them(dump: Seen) -> None:
+def test_policies_of_hogs(dump: Seen) -> None:
     found = {task.pid: task for queue in dump.queues for task in all_of(queue)}
     for name, made in hogs(dump):
         task = found[made["pid"]]
@@ -77,14 +77,14 @@ def test_hogs_are_what_the_guest_made_them(dump: Seen) -> None:
         assert (task.deadline_ns is None) == (made["policy"] != 6)
 
 
-def test_starved_ones_are_in_the_order_in_which_they_would_run(dump: Seen) -> None:
+def test_starved_tasks_are_in_running_order(dump: Seen) -> None:
     names = [task.comm for task in all_of(dump.queue("realtime"))]
     order = ["rt-hog", *dump.run.workload["starving"]]
     assert [name for name in names if name in order] == order
 
 
-def test_starved_ones_wait_since_they_were_woken(dump: Seen) -> None:
-    """They have never run since, nor slept, so that an upper bound is exact too."""
+def test_starved_tasks_wait_since_they_were_woken(dump: Seen) -> None:
+    """They have not run or slept since, so an upper bound is exact as well."""
     slack = bound_of(read_accounting(dump.prog, LossLog()))
     now = dump.clocks.monotonic_ns
     assert now is not None
@@ -100,8 +100,8 @@ def test_starved_ones_wait_since_they_were_woken(dump: Seen) -> None:
         assert made["from_ns"] - slack <= now - wait <= made["to_ns"] + slack, name
 
 
-def test_throttled_ones_are_those_of_a_group_that_is(dump: Seen) -> None:
-    """One that has a thousandth of each second; it may be just that."""
+def test_throttled_tasks_are_those_of_the_throttled_group(dump: Seen) -> None:
+    """The group has a quota of 1 ms per second, and can be running just then."""
     (count,) = {throttles(dump, name).value_() for name in LIMITED}
     tasks = all_of(dump.queue("groups"))
     throttled = {task.comm for task in tasks if task.throttled}
@@ -109,11 +109,11 @@ def test_throttled_ones_are_those_of_a_group_that_is(dump: Seen) -> None:
 
 
 def throttles(dump: Seen, name: str) -> Object:
-    """Return how many of the groups that a task is in are throttled."""
+    """Return the number of throttled groups above a task."""
     return find_task(dump.prog, dump.made[name]["pid"]).se.cfs_rq.throttle_count
 
 
-def test_other_queues_have_none_throttled_but_deadline_tasks(dump: Seen) -> None:
+def test_other_queues_have_only_deadline_tasks_throttled(dump: Seen) -> None:
     for queue in dump.queues:
         if queue.cpu == dump.cpu("groups"):
             continue
@@ -122,8 +122,8 @@ def test_other_queues_have_none_throttled_but_deadline_tasks(dump: Seen) -> None
             assert task.throttled == (task.sched_class == "deadline" and bool(is_out))
 
 
-def test_deadlines_are_from_now_on(dump: Seen) -> None:
-    """Those of the tasks that may run are in order."""
+def test_deadlines_are_relative_to_now(dump: Seen) -> None:
+    """Deadlines of runnable tasks are in order."""
     tasks = [task for task in all_of(dump.queue("partition")) if task.deadline_ns]
     assert {task.comm for task in tasks} == {"deadline-short", "deadline-long"}
     for task in tasks:
@@ -131,7 +131,7 @@ def test_deadlines_are_from_now_on(dump: Seen) -> None:
         assert task.deadline_ns == deadline.value_() - dump.clocks.local_ns
 
 
-def test_classes_come_in_their_order(dump: Seen) -> None:
+def test_scheduling_classes_are_in_order(dump: Seen) -> None:
     order = ["stop", "deadline", "realtime", "fair"]
     for queue in dump.queues:
         ranks = [
@@ -140,15 +140,15 @@ def test_classes_come_in_their_order(dump: Seen) -> None:
         assert ranks == sorted(ranks)
 
 
-# --- the fair class, by the kernel's own trees
+# --- the fair class, by the kernel's trees
 
 
 def runs_before(dump: Seen, queue: Object) -> list[int]:
-    """List the tasks under a ``struct cfs_rq`` as its tree has them.
+    """Return the tasks below a ``struct cfs_rq`` in running order, by its tree.
 
-    The tree is by virtual runtime; since v6.6, by deadline, and those that have had no
-    more than the weighted average of all come first. A group that has the task that
-    runs is in no tree, but has a turn for its others too.
+    The tree is sorted by virtual runtime; since v6.6 by deadline, and entities with at
+    most the weighted average come first. The group of the running task is in no tree,
+    but its other tasks have a turn as well.
     """
     tree = queue.tasks_timeline.rb_root.address_of_()
     kind = "struct sched_entity"
@@ -181,7 +181,7 @@ def has(prog: Program, kind: str, member: str) -> bool:
 
 
 def average_of(queue: Object, entities: list[Object]) -> Fraction:
-    """Compute the average virtual runtime anew, of those that wait and what runs."""
+    """Compute the average virtual runtime of waiting entities and the running one."""
     zero = queue.zero_vruntime.value_()
     if queue.curr and queue.curr.on_rq:
         entities = [*entities, queue.curr]
@@ -218,10 +218,10 @@ def test_fair_tasks_are_in_the_order_of_the_kernels_trees(dump: Seen) -> None:
     assert longest >= 7
 
 
-# --- clocks, and what runs
+# --- clocks and running tasks
 
 
-def test_what_runs_is_what_the_kernel_says(dump: Seen) -> None:
+def test_current_task_is_that_of_the_run_queue(dump: Seen) -> None:
     online = set(for_each_online_cpu(dump.prog))
     for queue in dump.queues:
         if queue.cpu not in online:
@@ -241,7 +241,7 @@ def test_what_runs_is_what_the_kernel_says(dump: Seen) -> None:
             assert (queue.running, queue.waiting) == (0, ())
 
 
-def test_clocks_lag_as_they_do(dump: Seen) -> None:
+def test_lag_of_clocks(dump: Seen) -> None:
     online = set(for_each_online_cpu(dump.prog))
     latest = max(dump.rq(cpu).clock.value_() for cpu in online)
     for queue in dump.queues:
@@ -254,7 +254,7 @@ def test_clocks_lag_as_they_do(dump: Seen) -> None:
     assert min(queue.lag_ns for queue in dump.queues if queue.lag_ns is not None) == 0
 
 
-def test_it_is_told_why_clocks_stand(dump: Seen) -> None:
+def test_reason_of_lagging_clocks(dump: Seen) -> None:
     online = set(for_each_online_cpu(dump.prog))
     for queue, stopped in zip(dump.queues, dump.ticks.stopped, strict=True):
         if queue.cpu not in online:
@@ -272,7 +272,7 @@ def test_it_is_told_why_clocks_stand(dump: Seen) -> None:
 
 
 @pytest.mark.parametrize(
-    ("online", "idle", "stopped", "late", "told"),
+    ("online", "idle", "stopped", "late", "expected"),
     [
         (True, False, False, 0, None),
         (True, False, False, LATE_NS - 1, None),
@@ -291,28 +291,28 @@ def test_it_is_told_why_clocks_stand(dump: Seen) -> None:
         (False, True, None, None, "offline"),
     ],
 )
-def test_why_a_clock_stands(
-    online: bool, idle: bool, stopped: bool | None, late: int | None, told: LagWhy
+def test_reason_of_a_lagging_clock(
+    online: bool, idle: bool, stopped: bool | None, late: int | None, expected: LagWhy
 ) -> None:
     why = lag_why(online=online, idle=idle, tick_stopped=stopped, late_ns=late)
-    assert why == told
+    assert why == expected
 
 
-# --- what each CPU does
+# --- activity of CPUs
 
 
-def test_what_cpus_do_is_what_their_tasks_do(dump: Seen) -> None:
-    """Who spins is in user mode, but for what interrupts it and what comes of that."""
+def test_activity_of_cpus(dump: Seen) -> None:
+    """A spinning task is in user mode, unless it was interrupted."""
     assert dump.run.elf
     in_user = in_user_mode(dump.run.elf)
     spinning = 0
     for queue in dump.queues:
-        told = dump.doing(queue.cpu)
+        doing = dump.doing(queue.cpu)
         if queue.current is None:
             continue
-        assert told is not None
-        assert told.startswith(("user mode", "kernel ", "interrupt "))
-        assert (told == "user mode") == in_user[queue.cpu]
+        assert doing is not None
+        assert doing.startswith(("user mode", "kernel ", "interrupt "))
+        assert (doing == "user mode") == in_user[queue.cpu]
         name = queue.current.comm
         if name in dump.made and dump.made[name]["does"] == "spin":
             spinning += in_user[queue.cpu]
@@ -321,14 +321,14 @@ def test_what_cpus_do_is_what_their_tasks_do(dump: Seen) -> None:
     assert spinning > 0
 
 
-# --- clocks that stand, and what is lost
+# --- stopped clocks and losses
 
 
 @pytest.fixture
 def whole(program: Program) -> Seen:
-    """A dump to be damaged. Its first CPU has noted the latest of all moments.
+    """A dump that the test can damage, with the latest time stamp on its first CPU.
 
-    So it makes no difference to the others which of them had been the last.
+    So the results of other CPUs do not depend on which one had the latest stamp.
     """
     dump = look_at(program, lab.build("cpus-6.12"))
     home = dump.cpu("home")
@@ -340,19 +340,19 @@ def whole(program: Program) -> Seen:
 
 @pytest.fixture(params=KERNELS)
 def locked(request: pytest.FixtureRequest) -> Seen:
-    """CPUs with interrupts, preemption and softirqs off, and tasks behind them."""
+    """CPUs with interrupts, preemption and softirqs off, and tasks waiting for them."""
     return seen(f"cpulock-{request.param}")
 
 
-def test_a_cpu_with_interrupts_off_is_found_and_no_other(locked: Seen) -> None:
+def test_exactly_the_cpu_with_interrupts_off_is_found(locked: Seen) -> None:
     late = [queue.cpu for queue in locked.queues if queue.lag_why == "interrupts off"]
     assert late == [locked.cpu("irqs-off")]
 
 
-def test_it_is_told_since_when_interrupts_are_off(locked: Seen) -> None:
-    """The guest's thread took the CPU, turned them off, and told what time it was.
+def test_time_since_interrupts_are_off(locked: Seen) -> None:
+    """The guest's thread disabled interrupts and recorded the time.
 
-    Busy hosts let the CPU rest in between: the kernel has kept when it took it.
+    An emulated CPU can stall in between; the kernel has the time when it got the CPU.
     """
     (line,) = [x for x in locked.run.console.splitlines() if x.startswith(SPINNING)]
     spin = json.loads(line.removeprefix(SPINNING))["cm-irqs-off"]
@@ -361,11 +361,11 @@ def test_it_is_told_since_when_interrupts_are_off(locked: Seen) -> None:
     queue = locked.queue("irqs-off")
     assert queue.ticked_ns is not None
     ticked = locked.ticks.latest_ns - queue.ticked_ns
-    # The last tick that was due before it, unless one came before the thread went on.
+    # The last tick before it, unless another one came before the thread continued.
     assert arrived - offset - TICK_NS <= ticked <= spin["start_ns"] + TICK_NS
 
 
-def test_tasks_wait_behind_what_does_not_yield(locked: Seen) -> None:
+def test_tasks_wait_for_a_cpu_that_does_not_yield(locked: Seen) -> None:
     for role, spins in (
         ("irqs-off", "cm-irqs-off"),
         ("preempt-off", "cm-preempt-off"),
@@ -382,15 +382,15 @@ def test_tasks_wait_behind_what_does_not_yield(locked: Seen) -> None:
         for name in hogs:
             assert waits[name] is not None
             assert waits[name] >= queue.switched_ns
-        told = locked.doing(queue.cpu)
-        assert told is not None
-        # A tick comes to the others, and one of them may be amid it.
-        if role == "irqs-off" or not told.startswith("interrupt "):
-            assert told == "kernel cm_spin_on"
+        doing = locked.doing(queue.cpu)
+        assert doing is not None
+        # The other CPUs have ticks, and can be in one.
+        if role == "irqs-off" or not doing.startswith("interrupt "):
+            assert doing == "kernel cm_spin_on"
 
 
-def test_a_thread_that_would_stop_a_cpu_waits_first(locked: Seen) -> None:
-    """That is migration/N, which other CPUs want to take tasks from there."""
+def test_stop_class_thread_waits_first(locked: Seen) -> None:
+    """It is migration/N, woken by other CPUs to move tasks."""
     stopping = [
         queue
         for queue in locked.queues
@@ -404,44 +404,44 @@ def test_a_thread_that_would_stop_a_cpu_waits_first(locked: Seen) -> None:
 
 
 @pytest.mark.parametrize("role", ["groups", "quiet", "isolated"])
-def test_a_cpu_whose_timer_is_overdue_is_found(whole: Seen, role: str) -> None:
-    """One with a tick, one that is idle, one that runs a task without a tick."""
+def test_cpu_with_an_overdue_timer_is_found(whole: Seen, role: str) -> None:
+    """CPUs with a tick, idle, and running a task without a tick."""
     cpu = whole.cpu(role)
     expires = per_cpu(whole.prog["hrtimer_bases"], cpu).expires_next
-    for late, told in (
+    for late, reason in (
         (LATE_NS, "interrupts off"),
         (10 * LATE_NS, "interrupts off"),
         (LATE_NS - 1, whole.by_cpu[cpu].lag_why),
     ):
         put_word(expires, whole.ticks.latest_ns - late)
-        changed = replace(whole.by_cpu[cpu], lag_why=told)
+        changed = replace(whole.by_cpu[cpu], lag_why=reason)
         assert whole.again().by_cpu == {**whole.by_cpu, cpu: changed}
 
 
-def test_a_tick_that_does_not_come_is_found_while_timers_are_served(
+def test_missing_tick_is_found_while_timers_are_served(
     whole: Seen,
 ) -> None:
     cpu = whole.cpu("groups")
     put_word(per_cpu(whole.prog["hrtimer_bases"], cpu).expires_next, (1 << 63) - 1)
     sched = per_cpu(whole.prog["tick_cpu_sched"], cpu)
     put_word(sched.last_tick_jiffies, 0)
-    for late, told in ((LATE_NS, "interrupts off"), (LATE_NS - 1, None)):
+    for late, reason in ((LATE_NS, "interrupts off"), (LATE_NS - 1, None)):
         put_word(sched.sched_timer.node.expires, whole.ticks.latest_ns - late + TICK_NS)
         found = whole.again()
-        assert found.by_cpu[cpu].lag_why == told
+        assert found.by_cpu[cpu].lag_why == reason
         assert found.by_cpu[cpu].ticked_ns == late
 
 
-def test_a_clock_that_stands_lags(whole: Seen) -> None:
+def test_stopped_clock_lags(whole: Seen) -> None:
     cpu = whole.cpu("groups")
     put_word(whole.rq(cpu).clock, whole.clocks.local_ns - 3 * LATE_NS)
-    # Its tick came nevertheless, or did not, as before.
+    # Its tick is unchanged.
     changed = {"clock_ns": whole.clocks.local_ns - 3 * LATE_NS, "lag_ns": 3 * LATE_NS}
     found = whole.again().by_cpu
     assert found == {**whole.by_cpu, cpu: replace(whole.by_cpu[cpu], **changed)}
 
 
-def test_a_damaged_clock_is_none(whole: Seen) -> None:
+def test_damaged_clock_is_null(whole: Seen) -> None:
     cpu = whole.cpu("groups")
     put_word(whole.rq(cpu).clock, 1 << 63)
     found = whole.again().by_cpu
@@ -449,7 +449,7 @@ def test_a_damaged_clock_is_none(whole: Seen) -> None:
     assert found == {**whole.by_cpu, cpu: changed}
 
 
-def test_a_run_queue_that_is_lost_is_left_out(whole: Seen) -> None:
+def test_unreadable_run_queue_is_left_out(whole: Seen) -> None:
     lost = whole.cpu("groups")
     lose(whole.prog, whole.rq(lost).address_, sizeof(whole.rq(lost)))
     found = whole.again()
@@ -460,16 +460,16 @@ def test_a_run_queue_that_is_lost_is_left_out(whole: Seen) -> None:
     assert found.processors[lost].capacity is None
 
 
-def test_a_list_that_breaks_off_costs_what_comes_after(whole: Seen) -> None:
+def test_broken_list_costs_the_later_tasks(whole: Seen) -> None:
     cpu = whole.cpu("fair")
     listed = list_of(whole, cpu)
-    # As much as there is: what the type has at its end, the CPU may not need.
+    # The allocated size: it can be smaller than the type's.
     size = whole.prog["task_struct_cachep"].object_size.value_()
     lose(whole.prog, listed[3].value_(), size)
     found = whole.again()
     known = {task.pid.value_() for task in listed[:3]}
     assert known <= {task.pid for task in all_of(found.by_cpu[cpu])}
-    # What runs is told by the run queue.
+    # The running task is known from the run queue.
     assert len(all_of(found.by_cpu[cpu])) <= len(known) + 1
     assert found.losses.coverage["queues_broken"] == 1
     assert found.losses.coverage["run_queues_differ"] == 1
@@ -478,7 +478,7 @@ def test_a_list_that_breaks_off_costs_what_comes_after(whole: Seen) -> None:
             assert queue == whole.by_cpu[queue.cpu]
 
 
-def test_a_list_in_a_circle_ends(whole: Seen) -> None:
+def test_loop_in_a_list_ends(whole: Seen) -> None:
     cpu = whole.cpu("fair")
     listed = list_of(whole, cpu)
     second = listed[1].se.group_node.address_of_().value_()
@@ -491,7 +491,7 @@ def test_a_list_in_a_circle_ends(whole: Seen) -> None:
     assert found.losses.coverage["queues_broken"] == 1
 
 
-def test_groups_in_a_circle_end(whole: Seen) -> None:
+def test_loop_of_groups_ends(whole: Seen) -> None:
     cpu = whole.cpu("groups")
     entity = find_task(whole.prog, whole.made["group-b"]["pid"]).se
     put_word(entity.parent.parent, entity.parent.value_())
@@ -504,8 +504,8 @@ def list_of(dump: Seen, cpu: int) -> list[Object]:
     return list(list_for_each_entry("struct task_struct", head, "se.group_node"))
 
 
-def test_throttled_ones_come_last(whole: Seen) -> None:
-    """Those of a group are throttled with it, and nobody else is."""
+def test_throttled_tasks_are_last(whole: Seen) -> None:
+    """All tasks of a throttled group are throttled, and no others."""
     (group,) = {throttles(whole, name).address_ for name in LIMITED}
     cpu = whole.cpu("groups")
     for count in (0, 1, 2):
@@ -520,20 +520,20 @@ def test_throttled_ones_come_last(whole: Seen) -> None:
         assert [task.comm for task in waiting][-len(throttled) :] == throttled
 
 
-def test_who_had_more_than_the_average_comes_later(whole: Seen) -> None:
-    """The average counts what runs, too, which is not in the kernel's sums."""
+def test_entity_above_the_average_is_later(whole: Seen) -> None:
+    """The average includes the running entity, which is not in the kernel's sums."""
     cpu = whole.cpu("fair")
     queue = whole.rq(cpu).cfs
     tree = queue.tasks_timeline.rb_root.address_of_()
-    # The one with the earliest deadline, before all others if it may run.
+    # The entity with the earliest deadline: it is first if it is eligible.
     entity, *others = rbtree_inorder_for_each_entry(
         "struct sched_entity", tree, "run_node"
     )
     first = container_of(entity, "struct task_struct", "se").pid.value_()
     zero = queue.zero_vruntime.value_()
-    weights = [weight(each) for each in (entity, queue.curr, *others)]
-    farthest = max(abs(since(each.vruntime, zero)) for each in (queue.curr, *others))
-    # So much that it lifts the average above all others, however little it weighs.
+    weights = [weight(other) for other in (entity, queue.curr, *others)]
+    farthest = max(abs(since(other.vruntime, zero)) for other in (queue.curr, *others))
+    # Enough to raise the average above all others, whatever its weight.
     more = 2 * (farthest + 1) * sum(weights)
     change = zero + more - entity.vruntime.value_()
     put_word(queue.avg_vruntime, queue.avg_vruntime.value_() + weights[0] * change)
@@ -541,7 +541,7 @@ def test_who_had_more_than_the_average_comes_later(whole: Seen) -> None:
     found = whole.again()
     assert pids_of(found, cpu)[-1] == first
     assert pids_of(found, cpu) == runs_before(found, queue)
-    # As if what runs had run for longer still, so that the average is above that.
+    # Make the running entity run longer still, so that the average is above that.
     put_word(queue.curr.vruntime, zero + (more + farthest) * sum(weights) // weights[1])
     found = whole.again()
     assert pids_of(found, cpu)[0] == first
@@ -552,12 +552,12 @@ def test_who_had_more_than_the_average_comes_later(whole: Seen) -> None:
     ("vruntime", "shift", "has_its_share"),
     [(0, 0, False), (10, 0, False), (11, 0, True), (8, 1, False), (9, 1, True)],
 )
-def test_who_had_just_the_average_may_run(
+def test_entity_at_the_average_is_eligible(
     vruntime: int, shift: int, has_its_share: bool
 ) -> None:
-    """The average of what waits, and of what runs: a weight of 3, at 12.
+    """The average is of waiting entities and the running one, with weight 3 at 12.
 
-    If the queue's weights are scaled down, so is that one, to no less than 2.
+    If the queue's weights are scaled down, its weight is as well, to at least 2.
     """
     queue = _Queue(zero=0, curr=1, sum=4, weights=1, shift=shift, throttled=False)
     if shift:
@@ -569,7 +569,7 @@ def test_who_had_just_the_average_may_run(
 
 
 def weight(entity: Object) -> int:
-    """Return the weight of an entity as the kernel scales it down."""
+    """Return the weight of an entity, scaled down as in the kernel."""
     scaled: int = entity.load.weight.value_() >> 10
     return max(scaled, 2)
 
@@ -584,12 +584,12 @@ def deadline_tasks(dump: Seen) -> list[Object]:
 
 
 def throttle(task: Object, is_throttled: bool) -> None:
-    """Have the kernel say that a deadline task is throttled, or that it is not."""
+    """Set or clear the throttled bit of a deadline task."""
     member = task.prog_.type("struct sched_dl_entity").member("dl_throttled")
-    place, bit = divmod(member.bit_offset, 8)
-    at = task.dl.address_ + place
-    others = task.prog_.read(at, 1)[0] & ~(1 << bit)
-    put(task.prog_, at, bytes([others | is_throttled << bit]))
+    offset, bit = divmod(member.bit_offset, 8)
+    address = task.dl.address_ + offset
+    others = task.prog_.read(address, 1)[0] & ~(1 << bit)
+    put(task.prog_, address, bytes([others | is_throttled << bit]))
 
 
 def test_deadline_tasks_are_in_the_order_of_their_deadlines(whole: Seen) -> None:
@@ -597,7 +597,7 @@ def test_deadline_tasks_are_in_the_order_of_their_deadlines(whole: Seen) -> None
     tasks = deadline_tasks(whole)
     for task in tasks:
         throttle(task, False)
-    # As if something else ran.
+    # Make another task the running one.
     put_word(whole.rq(cpu).curr, whole.rq(cpu).idle.value_())
     for order in (tasks, tasks[::-1]):
         for number, task in enumerate(order):
@@ -611,16 +611,16 @@ def test_deadline_tasks_are_in_the_order_of_their_deadlines(whole: Seen) -> None
         assert [task.deadline_ns for task in waiting] == [-1000, 0]
 
 
-def test_throttled_deadline_tasks_are_found_though_on_no_queue(whole: Seen) -> None:
+def test_throttled_deadline_tasks_are_found_on_no_queue(whole: Seen) -> None:
     cpu = whole.cpu("partition")
     runs, waits = deadline_tasks(whole)
-    # As if the first ran, whichever did.
+    # Make the first one the running task.
     put_word(whole.rq(cpu).curr, runs.value_())
     for task in (runs, waits):
         on_cpu = int(task is runs).to_bytes(4, "little")
         put(whole.prog, task.on_cpu.address_, on_cpu)
     throttle(waits, True)
-    # While it is on the queue still, it is there once.
+    # While it is still on the queue, it is listed once.
     before = whole.again().by_cpu[cpu]
     pid = waits.pid.value_()
     assert [task.pid for task in before.waiting].count(pid) == 1
@@ -630,7 +630,7 @@ def test_throttled_deadline_tasks_are_found_though_on_no_queue(whole: Seen) -> N
     assert len(found.waiting) == len(before.waiting)
 
 
-def test_a_task_that_sleeps_on_the_queue_does_not_wait(whole: Seen) -> None:
+def test_delayed_sleeper_does_not_wait(whole: Seen) -> None:
     cpu = whole.cpu("fair")
     sleeper = whole.by_cpu[cpu].waiting[2]
     delayed = find_task(whole.prog, sleeper.pid).se.sched_delayed
@@ -638,12 +638,12 @@ def test_a_task_that_sleeps_on_the_queue_does_not_wait(whole: Seen) -> None:
     found = whole.again()
     others = [task for task in whole.by_cpu[cpu].waiting if task != sleeper]
     assert found.by_cpu[cpu].waiting == tuple(others)
-    # The kernel counts it, and so do we.
+    # The kernel's count includes it.
     assert found.by_cpu[cpu].running == whole.by_cpu[cpu].running
     assert not found.losses.notes
 
 
-def test_a_wrong_count_is_noted(whole: Seen) -> None:
+def test_wrong_count_is_noted(whole: Seen) -> None:
     queue = whole.rq(whole.cpu("fair"))
     count = queue.nr_running.value_()
     assert count >= 8
@@ -655,13 +655,13 @@ def test_a_wrong_count_is_noted(whole: Seen) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_cost_is_some_reads_a_cpu_and_a_task(kernel: str) -> None:
+def test_reads_per_cpu_and_task(kernel: str) -> None:
     dump = seen(f"cpus-{kernel}")
     cpus = len(dump.queues)
     tasks = sum(len(all_of(queue)) for queue in dump.queues)
     run_queues, processors = dump.reads
-    # Of each CPU, the queue, and the thread that stops it. Of each task, what links it,
-    # the task itself with two parts, and some tasks' groups with their names.
+    # Per CPU: the queue and its stop thread. Per task: its link, the task in two parts,
+    # and for some the groups with their names.
     assert run_queues <= 2 * cpus + 4 * tasks + 40
-    # Of each CPU, five structures; the names of some steps.
+    # Per CPU: five structures. Also names of some hotplug steps.
     assert processors <= 5 * cpus + 10

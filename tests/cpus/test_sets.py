@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Masks, cpusets and processor sets, equal to what the guest's kernel said of them."""
+"""Masks, cpusets and processor sets agree with the guest's record."""
 
 import re
 from dataclasses import replace
@@ -31,7 +31,7 @@ def of_path(path: str) -> Cpuset:
     return found
 
 
-def look(program: Program) -> Seen:
+def read_sets(program: Program) -> Seen:
     return look_at(program, lab.build("cpus-6.12"))
 
 
@@ -45,22 +45,24 @@ def test_masks_of_the_kernel(dump: Seen) -> None:
     assert dump.masks.online != dump.masks.present
 
 
-def test_cpus_that_the_command_line_isolates(dump: Seen) -> None:
-    asked = dump.run.workload["isolation"]
+def test_cpus_isolated_by_the_command_line(dump: Seen) -> None:
+    options = dump.run.workload["isolation"]
     assert dump.masks.isolcpus == dump.numbers(f"{CPU}/isolated") != ()
     assert dump.masks.nohz_full == dump.numbers(f"{CPU}/nohz_full") != ()
     assert dump.masks.managed_irq == dump.masks.isolcpus
-    offloaded = {*numbers(asked["rcu_nocbs"]), *numbers(asked["nohz_full"])}
+    offloaded = {*numbers(options["rcu_nocbs"]), *numbers(options["nohz_full"])}
     assert dump.masks.rcu_nocb == tuple(sorted(offloaded))
     assert dump.masks.words == {
-        "isolcpus": f"isolcpus={asked['isolcpus']}",
-        "managed_irq": f"isolcpus={asked['isolcpus']}",
-        "nohz_full": f"nohz_full={asked['nohz_full']}",
-        "rcu_nocb": f"nohz_full={asked['nohz_full']} rcu_nocbs={asked['rcu_nocbs']}",
+        "isolcpus": f"isolcpus={options['isolcpus']}",
+        "managed_irq": f"isolcpus={options['isolcpus']}",
+        "nohz_full": f"nohz_full={options['nohz_full']}",
+        "rcu_nocb": (
+            f"nohz_full={options['nohz_full']} rcu_nocbs={options['rcu_nocbs']}"
+        ),
     }
 
 
-def test_isolated_are_those_of_partitions_too(dump: Seen) -> None:
+def test_cpus_of_partitions_are_isolated(dump: Seen) -> None:
     isolated = f"{GROUPS}/cpuset.cpus.isolated"
     if dump.has(isolated):
         assert dump.masks.isolated == dump.numbers(isolated)
@@ -69,8 +71,8 @@ def test_isolated_are_those_of_partitions_too(dump: Seen) -> None:
     assert dump.masks.isolated == tuple(sorted(both))
 
 
-def test_root_domains_are_those_that_the_kernel_logged(dump: Seen) -> None:
-    """The domains that there are now are the last that were made of their CPUs."""
+def test_root_domains_are_those_in_the_kernel_log(dump: Seen) -> None:
+    """The current domains are the last ones logged for their CPUs."""
     spans = [
         numbers(match[1])
         for line in dump.run.workload["log"]
@@ -95,7 +97,7 @@ def test_root_domains_are_those_that_the_kernel_logged(dump: Seen) -> None:
 
 
 def partition_text(one: Cpuset) -> str:
-    """As ``cpuset.cpus.partition`` says it."""
+    """Return the contents of ``cpuset.cpus.partition``."""
     text = one.partition if one.valid else f"{one.partition} invalid"
     return text if one.reason is None else f"{text} ({one.reason})"
 
@@ -119,8 +121,8 @@ def test_all_cpusets_equal_their_files(dump: Seen) -> None:
         where = f"{GROUPS}{(one.path or '').rstrip('/')}"
         for name, field in files.items():
             if dump.has(f"{where}/{name}"):
-                told = dump.numbers(f"{where}/{name}")
-                assert field(one) == told, (one.path, name)
+                recorded = dump.numbers(f"{where}/{name}")
+                assert field(one) == recorded, (one.path, name)
             elif one.parent:
                 assert field(one) is None, (one.path, name)
         if one.parent:
@@ -131,7 +133,7 @@ def test_all_cpusets_equal_their_files(dump: Seen) -> None:
     assert any(one.reason for one in dump.cpusets.all)
 
 
-def test_parents_come_first(dump: Seen) -> None:
+def test_parents_are_first(dump: Seen) -> None:
     paths = {one.address: one.path or "" for one in dump.cpusets.all}
     first, *others = dump.cpusets.all
     assert (first, first.path) == (dump.cpusets.root, "/")
@@ -145,7 +147,7 @@ def test_parents_come_first(dump: Seen) -> None:
 # --- sets
 
 
-def test_sets_and_where_they_come_from(dump: Seen) -> None:
+def test_sets_and_their_sources(dump: Seen) -> None:
     made = dump.run.workload["sets"]
     words = dump.run.workload["isolation"]
     partitions = [one["path"] for one in made if one["partition"] != "member"]
@@ -178,7 +180,7 @@ def test_sets_and_where_they_come_from(dump: Seen) -> None:
         assert dump.one(name).kind == name
 
 
-def test_default_has_what_is_left(dump: Seen) -> None:
+def test_default_set_has_the_other_cpus(dump: Seen) -> None:
     default = dump.one("default")
     assert (default.kind, default.source, default.asked) == ("root", "/", None)
     names = ("/db", "/quiet", "isolcpus", "nohz_full")
@@ -188,13 +190,13 @@ def test_default_has_what_is_left(dump: Seen) -> None:
     assert default.nodes == dump.numbers(f"{GROUPS}/cpuset.mems.effective")
 
 
-def test_what_is_balanced(dump: Seen) -> None:
+def test_balanced_sets(dump: Seen) -> None:
     found = {one.name: one.balanced for one in dump.sets}
     assert found == {
         "default": True,
         "/db": True,
         "/quiet": False,
-        # These have isolated CPUs and others.
+        # Sets with isolated and other CPUs.
         "/gone": None,
         "/mems": None,
         "/limit": True,
@@ -211,10 +213,10 @@ def test_what_is_balanced(dump: Seen) -> None:
     assert dump.one("/quiet").root_domain is None
 
 
-def test_exclusive_cpus_where_the_kernel_keeps_them(dump: Seen) -> None:
+def test_exclusive_cpus(dump: Seen) -> None:
     file = f"{GROUPS}/db/cpuset.cpus.exclusive.effective"
-    told = dump.numbers(file) if dump.has(file) else None
-    assert dump.one("/db").exclusive == told
+    recorded = dump.numbers(file) if dump.has(file) else None
+    assert dump.one("/db").exclusive == recorded
     assert dump.one("/limit").exclusive is None
 
 
@@ -225,18 +227,18 @@ def test_the_set_of_each_cpu(dump: Seen) -> None:
     assert names[roles["partition"]] == "/db"
     assert names[roles["quiet"]] == "/quiet"
     assert names[roles["isolated"]] == "isolcpus"
-    # Its partition is not in force: nobody has it.
+    # Its partition is invalid, so the CPU is in the default set.
     assert names[roles["gone"]] == "default"
     assert sum(name != "default" for name in names.values()) == 3
 
 
-# --- what cannot be had
+# --- cpusets made by hand, and losses
 
 
 def test_cpus_of_several_sets_are_named_by_the_deepest_partition() -> None:
     sets = (
         set_of("default", "root", (0,)),
-        # The first has given two of its CPUs away; one of these is offline.
+        # The first set has passed on two of its CPUs, of which one is offline.
         set_of("/a", "root", (1,), asked=(1, 2, 3)),
         set_of("/a/b", "isolated", (2,), asked=(2, 3)),
         set_of("/c", "invalid", (0, 1), asked=(0, 7)),
@@ -258,7 +260,7 @@ def test_cpus_of_several_sets_are_named_by_the_deepest_partition() -> None:
     }
 
 
-def test_exclusive_cpus_count_more_than_those_asked_for() -> None:
+def test_exclusive_cpus_take_precedence() -> None:
     sets = (
         set_of("default", "root", (0,)),
         set_of("/a", "root", (1,), asked=(0, 1, 2), exclusive=(1, 3)),
@@ -292,72 +294,72 @@ def test_lists_of_cpus() -> None:
     assert ranges([5]) == "5"
 
 
-def test_a_cpuset_that_is_lost_costs_a_count(program: Program) -> None:
+def test_unreadable_cpuset_is_counted(program: Program) -> None:
     whole = seen("cpus-6.12")
     lose(program, of_path("/quiet").address, 8)
-    found = look(program)
+    found = read_sets(program)
     assert found.losses.coverage["queues_broken"]
     paths = [one.path for one in found.cpusets.all]
     assert "/db" in paths
     assert "/quiet" not in paths
-    # Its CPU is known to be isolated all the same.
+    # Its CPU is still known to be isolated.
     assert found.masks.isolated == whole.masks.isolated
 
 
-def test_a_mask_that_is_lost_costs_a_count(program: Program) -> None:
+def test_unreadable_mask_is_counted(program: Program) -> None:
     pointer = program["isolated_cpus"]
     lose(program, pointer.value_(), 8)
     lose(program, program["rcu_nocb_mask"].value_(), 8)
-    found = look(program)
+    found = read_sets(program)
     assert found.losses.coverage["cpumasks_unreadable"] == 2
     assert found.masks.rcu_nocb is None
-    # Root domains tell of those that are online.
+    # The online CPUs' isolation is known from root domains.
     assert found.masks.isolated == seen("cpus-6.12").masks.isolated
 
 
-def test_a_tree_of_cpusets_that_is_a_loop_ends(program: Program) -> None:
-    """The first child's children begin with that child."""
+def test_loop_of_cpusets_ends(program: Program) -> None:
+    """A child is its own first child."""
     first = program["top_cpuset"].css.children.next
     node = first.value_()
     below = container_of(first, "struct cgroup_subsys_state", "sibling").children.next
     put(program, below.address_, node.to_bytes(8, "little"))
-    found = look(program)
+    found = read_sets(program)
     assert found.losses.coverage["queues_broken"]
     assert len(found.cpusets.all) < len(seen("cpus-6.12").cpusets.all)
 
 
-def test_a_partition_of_unknown_kind_is_noted(program: Program) -> None:
+def test_partition_of_unknown_kind_is_noted(program: Program) -> None:
     one = of_path("/db")
     state = program["top_cpuset"].type_.member("partition_root_state")
     put(program, one.address + state.bit_offset // 8, (9).to_bytes(4, "little"))
-    found = look(program)
+    found = read_sets(program)
     assert found.losses.coverage["partitions_unknown"]
     assert found.one("/db").kind == "limit"
 
 
-def test_a_reason_that_is_none_is_a_number(program: Program) -> None:
+def test_unknown_reason_is_a_number(program: Program) -> None:
     one = of_path("/limit/root")
     error = program["top_cpuset"].type_.member("prs_err")
     put(program, one.address + error.bit_offset // 8, (99).to_bytes(4, "little"))
-    found = look(program)
+    found = read_sets(program)
     assert found.one("/limit/root").reason == "error 99"
     assert found.losses.lost["partitions_unknown"]
 
 
-def test_cpusets_of_an_own_hierarchy(program: Program) -> None:
+def test_cpusets_of_cgroup_v1(program: Program) -> None:
     """In cgroup v1 each asks for CPUs: one that is like its parent is no set."""
     put(program, program["cpuset_cgrp_subsys"].root.address_, bytes(8))
-    found = look(program)
+    found = read_sets(program)
     assert not found.cpusets.unified
     limits = {one.name: one for one in found.sets if one.kind == "limit"}
     assert limits["/limit/one"].cpus == seen("cpus-6.12").one("/limit/one").cpus
-    # It asks for no CPUs, which is what these are of no use for in v1.
+    # It has no CPUs of its own.
     assert "/mems" not in limits
 
 
-def test_a_kernel_without_number_of_cpus(program: Program) -> None:
+def test_kernel_without_nr_cpu_ids(program: Program) -> None:
     lose(program, program["nr_cpu_ids"].address_, 4)
-    found = look(program)
+    found = read_sets(program)
     assert found.masks.online == ()
     assert all(one.tasks is None for one in found.sets)
     assert found.losses.lost
@@ -365,8 +367,8 @@ def test_a_kernel_without_number_of_cpus(program: Program) -> None:
         found.reader.read(program["nr_cpu_ids"].address_, 4)
 
 
-def test_masks_that_lie_in_variables_and_masks_behind_pointers(dump: Seen) -> None:
-    """``cpumask_var_t`` is a pointer or an array of one, by configuration."""
+def test_masks_in_variables_and_behind_pointers(dump: Seen) -> None:
+    """``cpumask_var_t`` is a pointer or an array, by configuration."""
     pointer = dump.prog["tick_nohz_full_mask"]
     assert place_of(pointer) == pointer.value_()
     mask = dump.prog.array_type(dump.prog.type("struct cpumask"), 1)
@@ -375,13 +377,17 @@ def test_masks_that_lie_in_variables_and_masks_behind_pointers(dump: Seen) -> No
     assert mask_at(dump.reader, place_of(here)) == dump.masks.nohz_full
 
 
-def test_partition_whose_cpus_are_gone() -> None:
-    """The kernel has no word for it, but all others that tell why are its own."""
+def test_partition_without_online_cpus() -> None:
+    """The kernel has no reason for it; all other reasons are the kernel's."""
     gone = cpuset("/gone", (0, 1), kind="invalid", asked=(3, 4))
     assert with_reason(gone, (0, 1, 2)).reason == (
         "no CPU of it is online (cpuset.cpus is 3-4)"
     )
-    said = replace(gone, reason="Not exclusive")
-    for other in (said, replace(gone, kind="root"), replace(gone, asked=None)):
+    with_kernels_reason = replace(gone, reason="Not exclusive")
+    for other in (
+        with_kernels_reason,
+        replace(gone, kind="root"),
+        replace(gone, asked=None),
+    ):
         assert with_reason(other, (0, 1, 2)) == other
     assert with_reason(gone, (0, 3)).reason is None

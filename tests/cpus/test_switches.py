@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Involuntary switches and moves, by CPU."""
+"""Involuntary switches and migrations, by CPU."""
 
 import re
 
@@ -21,7 +21,7 @@ COLUMNS = ("address", "pid", "start_ns", "cpu", "nivcsw", "migrations")
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_tasks_of_a_dump(kernel: str) -> None:
-    """Moves of those that have slept since are exact; others have no fewer."""
+    """Migrations of tasks that slept since are exact; others have at least as many."""
     guest = Guest(lab.build(f"cpus-{kernel}"))
     table = TaskReader(Reader(open_dump(guest.run.name, "btf"))).read_all(LossLog())
     rows = {pid: row for row, pid in enumerate(table["pid"].tolist())}
@@ -38,7 +38,7 @@ def test_tasks_of_a_dump(kernel: str) -> None:
         assert found == recorded if has_rested else found >= recorded
         rested += has_rested
         moved += found
-    # All that the guest made to rest.
+    # All resting tasks of the workload.
     assert rested >= sum(task["does"] == "rest" for task in guest.made.values())
     assert moved > 0
     cpus = np.arange(8)
@@ -48,7 +48,7 @@ def test_tasks_of_a_dump(kernel: str) -> None:
         assert counted is not None
         assert counted.known.all()
         assert counted.values.tolist() == sums
-        # Of a CPU that is not asked about nothing is told.
+        # Other CPUs are not counted.
         some = count(table, cpus[2:4])
         assert some is not None
         assert some.values.tolist() == sums[2:4]
@@ -59,20 +59,20 @@ def tasks(*rows: tuple[int, ...], columns: tuple[str, ...] = COLUMNS) -> TaskTab
     return TaskTable(records, frozenset(columns))
 
 
-def test_since_an_earlier_look() -> None:
+def test_since_an_earlier_sample() -> None:
     before = tasks(
         (0x100, 1, 5, 0, 10, 4),
         (0x200, 2, 6, 1, 7, 0),
         (0x300, 3, 7, 1, 90, 9),
     )
     after = tasks(
-        # Goes on elsewhere.
+        # Moved to another CPU.
         (0x100, 1, 5, 2, 13, 5),
-        # Has the memory of one that ended.
+        # Has the memory of an ended task.
         (0x300, 4, 8, 1, 2, 1),
-        # Stays.
+        # On the same CPU.
         (0x200, 2, 6, 1, 8, 0),
-        # Is new.
+        # New.
         (0x400, 5, 9, 0, 1, 0),
     )
     cpus = np.arange(3)
@@ -83,6 +83,6 @@ def test_since_an_earlier_look() -> None:
     assert involuntary(after, cpus).values.tolist() == [1, 10, 13]
 
 
-def test_moves_that_are_not_kept() -> None:
+def test_unknown_migrations() -> None:
     table = tasks((0x100, 1, 5, 0, 10), columns=COLUMNS[:-1])
     assert moves(table, np.arange(1)) is None

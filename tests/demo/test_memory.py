@@ -70,7 +70,7 @@ def test_notes(memory: ElfMemory) -> None:
 
 
 def test_memory(memory: ElfMemory) -> None:
-    assert memory.frames == [range(7), range(7, 8), range(0x100, 0x101)]
+    assert memory.pfns == [range(7), range(7, 8), range(0x100, 0x101)]
     assert memory.page(0x100) == b"x" * PAGE
     assert memory.read(0x6FF8, 16) == bytes(8) + b"7" * 8
     for address, size in ((0x7FF8, 16), (0x8000, 1), (0x101000, 1)):

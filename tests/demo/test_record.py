@@ -79,7 +79,7 @@ def test_same_dump_gives_same_core(
     demo: Demo, recorder: Recorder, tmp_path: Path
 ) -> None:
     again = rewritten(demo, recorder, tmp_path)
-    assert len(recorder.frames) == demo.facts()["core"]["pages"]
+    assert len(recorder.pfns) == demo.facts()["core"]["pages"]
     assert again.core.read_bytes() == demo.core.read_bytes()
 
 
@@ -92,11 +92,11 @@ def test_page_that_is_lost_is_noticed(
     prog = open_target(TargetSpec(path=str(demo.core), types="btf")).prog
     place = follow_phys(prog["init_mm"].address_of_(), prog.symbol(symbol).address)
     lost = int(place) // PAGE
-    recorder.frames.remove(lost)
+    recorder.pfns.remove(lost)
     try:
         other = rewritten(demo, recorder, tmp_path)
     finally:
-        recorder.frames.add(lost)
+        recorder.pfns.add(lost)
     with pytest.raises((DemoError, FaultError, TargetError)):
         check(other)
 

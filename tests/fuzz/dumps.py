@@ -124,9 +124,9 @@ def _kdump(core: str, format: str) -> Dump:
     method = METHODS[format]
     path = DEMOS[core].core
     data, layout = path.read_bytes(), Layout(path)
-    front = bytearray(data[: layout.table_at])
+    front = bytearray(data[: layout.table_offset])
     struct.pack_into("<I", front, STATUS, method.flag)
-    at = layout.table_at + len(layout.kept) * DESCRIPTOR.size
+    at = layout.table_offset + len(layout.kept) * DESCRIPTOR.size
     stored: dict[bytes, bytes] = {}
     table, blocks = [], []
     for pfn in layout.kept.tolist():
@@ -140,7 +140,7 @@ def _kdump(core: str, format: str) -> Dump:
             at += len(block)
         table.append(stored[page])
     whole = b"".join([front, *table, *blocks])
-    starts = range(layout.table_at, at, DESCRIPTOR.size)
+    starts = range(layout.table_offset, at, DESCRIPTOR.size)
     header = kdump.parse(lambda offset, size: whole[offset : offset + size])
     return Dump(
         core,
@@ -148,7 +148,7 @@ def _kdump(core: str, format: str) -> Dump:
         whole,
         dict(zip(layout.kept.tolist(), starts, strict=False)),
         range(header.bitmap_offset),
-        range(layout.table_at, layout.table_at + len(table) * DESCRIPTOR.size),
+        range(layout.table_offset, layout.table_offset + len(table) * DESCRIPTOR.size),
         header.notes[1],
     )
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Memory with holes, made of bytes, behind a real drgn program."""
+"""A drgn program whose memory is a byte string with holes."""
 
 from collections.abc import Collection
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Clocks of a kernel's CPUs, some of which are damaged."""
+"""Clocks are read, and a damaged one is replaced or reported."""
 
 import pytest
 from drgn import Program, sizeof
@@ -30,7 +30,7 @@ def write(prog: Program, address: int, value: int) -> None:
     ],
 )
 def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
-    """The clocks are those of the other."""
+    """The clocks of the other CPU are used."""
     prog, losses = open_dump(NAME, "btf"), LossLog()
     other = per_cpu(prog["runqueues"], 1 - cpu)
     queue = per_cpu(prog["runqueues"], cpu)
@@ -45,7 +45,7 @@ def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
     ("value", "offset"), [*((n, None) for n in IMPOSSIBLE[:2]), ((1 << 64) - 5, -5)]
 )
 def test_offset(value: int, offset: int | None) -> None:
-    """It may be below zero, and it may be damaged."""
+    """The offset can be negative; an impossible one is reported as unknown."""
     prog, losses = open_dump(NAME, "btf"), LossLog()
     write(prog, prog["__gtod_offset"].address_, value)
     clocks = read_clocks(Reader(prog), losses)
@@ -54,8 +54,8 @@ def test_offset(value: int, offset: int | None) -> None:
     assert losses.lost["clocks_unreadable"] == (offset is None)
 
 
-def test_cpus_that_are_online() -> None:
-    """If they are lost the clocks are those of CPUs that tasks may come to."""
+def test_online_mask_that_is_lost() -> None:
+    """The clocks of all present CPUs are used instead."""
     prog, losses = open_dump(NAME, "btf"), LossLog()
     whole = read_clocks(Reader(prog), losses)
     assert whole.local_ns

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Open files of tasks and their paths, against drgn's own look at them."""
+"""Open files of tasks and their paths are those that drgn's helpers find."""
 
 import os
 
@@ -66,7 +66,7 @@ def test_what_is_not_open(prog: Program, tasks: list[Object]) -> None:
 
 
 def test_paths_of_all_files(prog: Program, tasks: list[Object]) -> None:
-    """drgn knows the names of files that have one."""
+    """Paths of named files are those that d_path() returns."""
     losses = LossLog()
     reader = Reader(prog)
     paths = Paths(reader, losses)
@@ -84,7 +84,7 @@ def test_paths_of_all_files(prog: Program, tasks: list[Object]) -> None:
             assert plain == os.fsdecode(d_path(file.f_path)).removesuffix(" (deleted)")
             named += 1
         else:
-            # A pipe's or a socket's has no name at all.
+            # A pipe or socket has only a dentry name.
             assert path == file.f_path.dentry.d_name.name.string_().decode()
             bare += 1
     assert named > 15

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The list of tasks while some of them end, and others begin in their memory.
+"""A list is read while entries are removed and their memory is reused.
 
-No real kernel does that to order, so this one is made: a list of nodes, and what
-happens to it before each read.
+The kernel is simulated: a list of nodes, and events that change it before given reads.
 """
 
 import struct
@@ -24,7 +23,7 @@ Events = dict[int, Callable[["Kernel"], None]]
 
 
 class Kernel:
-    """Nodes by address: what is next, and what was before."""
+    """List nodes: address -> addresses of the next and the previous node."""
 
     def __init__(self, *nodes: int, live: bool = True) -> None:
         self.links: dict[int, list[int]] = {}
@@ -37,13 +36,13 @@ class Kernel:
             self.begin(node)
 
     def begin(self, node: int) -> None:
-        """A task comes to the end of the list."""
+        """Append a node, as list_add_tail_rcu() does."""
         last = self.links[HEAD][1]
         self.links[node] = [HEAD, last]
         self.links[last][0] = self.links[HEAD][1] = node
 
     def end(self, node: int) -> None:
-        """As list_del_rcu() does it."""
+        """Remove a node, as list_del_rcu() does."""
         after, before = self.links[node]
         self.links[before][0], self.links[after][1] = after, before
         self.links[node][1] = POISON
@@ -63,27 +62,27 @@ def walked(kernel: Kernel) -> tuple[list[int], LossLog]:
     return [address for address, _ in found], losses
 
 
-def test_list_that_stands_still() -> None:
+def test_unchanged_list() -> None:
     found, losses = walked(Kernel(1, 2, 3))
     assert found == [1, 2, 3]
     assert not losses.coverage
 
 
-def test_memory_of_one_that_ended_is_anothers() -> None:
-    """Who is between the two is not missed."""
+def test_next_node_is_reused() -> None:
+    """The nodes between its old and its new position are not missed."""
     kernel = Kernel(1, 2, 3, 4)
 
     def reuse(kernel: Kernel) -> None:
         kernel.end(2)
         kernel.begin(2)
 
-    kernel.events[3] = reuse  # 1 was read, and led to 2
+    kernel.events[3] = reuse  # after 1 was read, whose next node is 2
     found, losses = walked(kernel)
     assert found == [1, 3, 4, 2]
     assert losses.coverage == {"lists_resumed": 1}
 
 
-def test_all_that_were_passed_have_ended() -> None:
+def test_all_visited_nodes_are_removed() -> None:
     kernel = Kernel(1, 2, 3, 4)
 
     def end(kernel: Kernel) -> None:
@@ -96,8 +95,8 @@ def test_all_that_were_passed_have_ended() -> None:
     assert "lists_broken" not in losses.coverage
 
 
-def test_memory_of_one_that_was_passed_is_anothers() -> None:
-    """It is met a second time, which is no loop."""
+def test_visited_node_is_reused() -> None:
+    """It is found a second time, which does not count as a loop."""
     kernel = Kernel(1, 2, 3, 4)
 
     def reuse(kernel: Kernel) -> None:
@@ -121,15 +120,15 @@ def test_loop_ends(live: bool) -> None:
     assert kernel.reads < 20
 
 
-def test_list_that_never_rests() -> None:
-    """The walk ends, and tells that it is not whole."""
+def test_list_that_changes_with_each_read() -> None:
+    """The walk ends and is counted as broken."""
     kernel = Kernel(1, 2, 3)
 
-    class Restless(dict[int, Callable[[Kernel], None]]):
+    class Always(dict[int, Callable[[Kernel], None]]):
         def pop(self, *_: object) -> Callable[[Kernel], None]:  # type: ignore[override]
             return lambda kernel: kernel.links[2].__setitem__(1, POISON)
 
-    kernel.events = Restless()
+    kernel.events = Always()
     found, losses = walked(kernel)
     assert found == [1]
     assert losses.coverage["lists_broken"] == 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Modules by address, held against drgn's walk of all of them."""
+"""Modules found by address are those of drgn's walk of all modules."""
 
 import drgn
 import pytest
@@ -33,7 +33,7 @@ def prog(request: pytest.FixtureRequest) -> drgn.Program:
 def test_every_module_is_found(
     prog: drgn.Program, walk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the kernel's tree of modules, or where it keeps none."""
+    """Modules are found by the kernel's tree of modules, or without one by its list."""
 
     def none(_: Reader) -> None:
         raise LookupError("there is none here")
@@ -52,8 +52,10 @@ def test_every_module_is_found(
         ]
         for start, end in regions:
             for address in (start, end - 1):
-                one = found.find(address)
-                assert one == LoadedModule(module.value_(), name, tuple(regions))
+                module_there = found.find(address)
+                assert module_there == LoadedModule(
+                    module.value_(), name, tuple(regions)
+                )
             assert found.find(end + (1 << 30)) is None
     assert found.find(0) is None
     assert not losses.notes
@@ -86,21 +88,20 @@ def test_few_reads(types: str) -> None:
     found = CodeModules(reader, LossLog())
     assert found.find(start)
     reads = reader.reads
-    # The sequence, the root, at most all nodes, and the module.
+    # At most: the sequence count, the root, all nodes, and the module.
     assert reads <= 3 + 7 * len(by_drgn(prog))
     assert found.find(start + 1) is found.find(start)
     assert reader.reads == reads
 
 
-def test_tree_that_is_damaged_ends() -> None:
-    """A node that is its own child."""
+def test_walk_of_a_damaged_tree_ends() -> None:
+    """The root node is its own child."""
     prog = open_dump(NEWEST, "btf")
     node = prog.type("struct rb_node")
     for which in (0, 1):
         root = prog["mod_tree"].root.tree[which].rb_node.value_()
         for member in ("rb_left", "rb_right"):
-            place = root + drgn.offsetof(node, member)
-            put(prog, place, root.to_bytes(8, "little"))
+            put(prog, root + drgn.offsetof(node, member), root.to_bytes(8, "little"))
     losses = LossLog()
     assert CodeModules(Reader(prog), losses).find(1) is None
     assert losses.lost == {"modules_unreadable": 1}

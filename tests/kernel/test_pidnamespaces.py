@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""PID namespaces, held against a walk of drgn's over all that is in them."""
+"""PID namespaces have the PIDs that drgn's walk of them finds."""
 
 import drgn
 import numpy as np
@@ -53,7 +53,7 @@ def test_namespaces(prog: drgn.Program) -> None:
         assert known == sum(number < RESERVED_PIDS for number in low)
 
 
-def test_those_above_come_too() -> None:
+def test_parent_namespaces_are_read_as_well() -> None:
     prog = open_dump("zombies-6.12", "btf")
     pids = [pid for pid in for_each_pid(prog) if pid.level == 2]
     deepest = pids[0].numbers[2].ns

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks by PID: in real dumps held against a walk of all, and in trees made by hand."""
+"""Tasks found by PID are those of a walk of all tasks; also in trees made by hand."""
 
 from collections.abc import Mapping
 from struct import pack
@@ -24,19 +24,20 @@ DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", MANY)
 def test_every_thread_is_found(name: str) -> None:
     reader, losses = Reader(open_dump(name, "btf")), LossLog()
     tasks = TaskReader(reader).read_all(losses)
-    there = dict(zip(tasks["pid"].tolist(), tasks["address"].tolist(), strict=True))
-    assert len(there) == len(tasks) > 100
-    # All numbers in between, process groups without a leader among them, have no task.
-    pids = [*range(-1, max(pid for pid in there if pid < 100_000) + 64), *there]
-    assert find_tasks(reader, pids, losses) == there
+    addresses = dict(zip(tasks["pid"].tolist(), tasks["address"].tolist(), strict=True))
+    assert len(addresses) == len(tasks) > 100
+    # The numbers in between have no task, even if they are IDs of process groups.
+    pids = [*range(-1, max(pid for pid in addresses if pid < 100_000) + 64)]
+    pids += addresses
+    assert find_tasks(reader, pids, losses) == addresses
     assert not losses.notes
-    for pid in (1, max(there)):
+    for pid in (1, max(addresses)):
         reads = reader.reads
-        assert find_tasks(reader, [pid], losses) == {pid: there[pid]}
+        assert find_tasks(reader, [pid], losses) == {pid: addresses[pid]}
         assert reader.reads - reads <= 7
 
 
-# A node's slots are 16 bytes from its start, and it has 64.
+# A node has 64 slots, from byte 16.
 HEAD, ROOT, MIDDLE, LEAF, PID, TASK = (0x10_0000 + 0x1000 * i for i in range(6))
 NUMBER = 70 << 6 | 5
 
@@ -65,10 +66,10 @@ def types() -> Program:
 
 
 def node(shift: int, **slots: int) -> bytes:
-    words = [0] * 64
-    for place, word in slots.items():
-        words[int(place[1:])] = word
-    return pack("<B15x64Q", shift, *words)
+    entries = [0] * 64
+    for name, entry in slots.items():
+        entries[int(name[1:])] = entry
+    return pack("<B15x64Q", shift, *entries)
 
 
 WHOLE = {
@@ -81,10 +82,10 @@ WHOLE = {
 }
 
 
-def look(
+def find(
     pid: int, changed: Mapping[int, bytes | None] | None = None
 ) -> tuple[dict[int, int], LossLog, int]:
-    """Look a PID up in a tree of which some parts are others, or missing."""
+    """Look a PID up in the tree ``WHOLE`` with some parts changed or missing."""
     prog = types()
     for start, data in {**WHOLE, **(changed or {})}.items():
         if data is not None:
@@ -96,7 +97,7 @@ def look(
 
 
 def test_whole_tree() -> None:
-    found, losses, reads = look(NUMBER)
+    found, losses, reads = find(NUMBER)
     assert found == {NUMBER: TASK}
     assert not losses.notes
     assert reads == 6
@@ -106,8 +107,8 @@ def test_whole_tree() -> None:
     "pid",
     [NUMBER + 1, NUMBER + 64, NUMBER - 4096, 64**3 + NUMBER, 1, 0, -1, PID_MAX_LIMIT],
 )
-def test_number_that_no_task_has(pid: int) -> None:
-    found, losses, _ = look(pid)
+def test_pid_without_a_task(pid: int) -> None:
+    found, losses, _ = find(pid)
     assert found == {}
     assert not losses.notes
 
@@ -115,19 +116,19 @@ def test_number_that_no_task_has(pid: int) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {HEAD: pack("<4Q", 0, 0, 0, 0)},  # none at all
-        {HEAD: pack("<4Q", 0, 0, PID, 0)},  # number 0 alone
-        {HEAD: pack("<4Q", 0, 0, 256 << 2 | 2, 0)},  # one that changes
+        {HEAD: pack("<4Q", 0, 0, 0, 0)},  # empty
+        {HEAD: pack("<4Q", 0, 0, PID, 0)},  # a single entry, at index 0
+        {HEAD: pack("<4Q", 0, 0, 256 << 2 | 2, 0)},  # a retry entry
         {MIDDLE: node(6, _6=256 << 2 | 2)},
         {MIDDLE: node(6, _6=PID)},
         {LEAF: node(0, _5=PID | 1)},
         {LEAF: node(0, _5=256 << 2 | 2)},
-        # The number of a process group or session only.
+        # The ID of a process group or session only.
         {PID: pack("<16xQ72xi28x", 0, NUMBER)},
     ],
 )
 def test_tree_without_the_task(changed: dict[int, bytes]) -> None:
-    found, losses, _ = look(NUMBER, changed)
+    found, losses, _ = find(NUMBER, changed)
     assert found == {}
     assert not losses.notes
 
@@ -147,14 +148,14 @@ def test_tree_without_the_task(changed: dict[int, bytes]) -> None:
     ],
 )
 def test_damage_costs_a_note(changed: dict[int, bytes | None]) -> None:
-    found, losses, reads = look(NUMBER, changed)
+    found, losses, reads = find(NUMBER, changed)
     assert found == {}
     assert losses.coverage["pids_unreadable"] == 1
     assert losses.lost == {"pids_unreadable": 1}
     assert reads <= 6
 
 
-def test_others_are_found_past_damage() -> None:
+def test_others_are_found_despite_damage() -> None:
     prog = open_dump("memory-6.12", "btf")
     reader, losses = Reader(prog), LossLog()
     whole = find_tasks(reader, [1, 2, 3], losses)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a session does that implements its reports alone."""
+"""The default methods of a session that implements only its reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class TimeReport(Report):
 
 
 class Times(Session[TimeReport]):
-    """A report for each time of the kernel."""
+    """A session that reports the given times of the kernel in turn."""
 
     def __init__(self, times: Sequence[int | None]) -> None:
         self._times = iter(times)
@@ -43,8 +43,8 @@ class Grown(Times):
         return replace(current, grown_ns=current.taken_at_ns - previous.taken_at_ns)
 
 
-def test_report_alone() -> None:
-    """Each interval has its length, or none if the kernel's time is not known."""
+def test_intervals_without_a_delta() -> None:
+    """An interval has a length if the kernel's time is known at both ends."""
     session = Times([5, 7, 10, None, 11])
     session.begin(quietly)
     assert session.period_s is None
@@ -58,7 +58,7 @@ def test_without_an_interval() -> None:
     assert Times([5]).report(quietly).interval_ns is None
 
 
-def test_delta_is_of_the_reports_at_both_ends() -> None:
+def test_delta_gets_the_reports_at_both_ends() -> None:
     session = Grown([5, 7, 10, 20, 50])
     session.begin(quietly)
     assert [session.advance(quietly).grown_ns for _ in range(2)] == [2, 3]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Columns of structures are as wide as the members' types, and have their signs."""
+"""Columns of structures have the widths and signs of the members' types."""
 
 import drgn
 import numpy as np
@@ -46,7 +46,7 @@ def reader() -> Reader:
 
 
 def test_columns(reader: Reader) -> None:
-    """No byte is read beyond the last member: there is none."""
+    """No byte is read past the last member, where memory ends."""
     members = {
         "mode": ("newer", "mode"),
         "state": ("state",),
@@ -74,6 +74,6 @@ def test_one_structure(reader: Reader) -> None:
         read_struct(reader, "struct made", members, 0)
 
 
-def test_a_bit_field_has_no_width_of_its_own(reader: Reader) -> None:
+def test_bit_field_is_refused(reader: Reader) -> None:
     with pytest.raises(LookupError, match="bit field"):
         struct_layout(reader, "struct made", {"flags": ("flags",)})

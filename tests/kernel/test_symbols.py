@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The nearest symbol, among a few made by hand."""
+"""The nearest symbols before an address, and the address of the next one."""
 
 import pytest
 from drgn import Symbol, SymbolBinding, SymbolKind

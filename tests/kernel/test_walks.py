@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Walks of linked structures, whole and damaged."""
+"""Walks of lists and trees, intact and damaged."""
 
 import random
 from struct import pack
@@ -27,7 +27,10 @@ def at(index: int) -> int:
 
 
 def list_of(*nexts: int) -> bytes:
-    """Make a head and entries, whose list node is at 8, by the index of the next."""
+    """Make a list head and entries, with the list node at byte 8.
+
+    :param nexts: for the head and each entry, the index of the next
+    """
     return b"".join(
         pack("<QQ", index, at(target) + 8).ljust(STEP, b"\0")
         for index, target in enumerate(nexts)
@@ -42,10 +45,10 @@ def walk(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], LossLog]:
 
 
 LOOP = list_of(1, 2, 1)
-"""It misses the head."""
+"""A loop that does not include the head."""
 
 NULL = list_of(1, 2) + pack("<QQ", 2, 0).ljust(STEP, b"\0")
-"""A list whose last entry names none."""
+"""A list whose last entry has a null pointer."""
 
 
 @pytest.mark.parametrize(
@@ -68,15 +71,15 @@ def test_list(
         assert "loop" in next(iter(losses.notes.values())).text
 
 
-def test_what_is_no_list_ends_soon() -> None:
-    """Each leads to the next, and none names the one before."""
+def test_walk_without_back_links_ends_soon() -> None:
+    """Each node has a next node, but no previous one."""
     count = 2 * _MAX_ASTRAY
     found, losses = walk(list_of(*range(1, count + 1)) + bytes(STEP))
     assert len(found) == _MAX_ASTRAY + 1
     assert losses.coverage["lists_broken"] == 1
 
 
-def test_long_list_that_is_one() -> None:
+def test_long_sound_list() -> None:
     count = 4 * _MAX_ASTRAY
     data = linked(*(((i + 1) % count, i - 1) for i in range(count)))
     found, losses = walk(data)
@@ -84,11 +87,14 @@ def test_long_list_that_is_one() -> None:
     assert not losses.notes
 
 
-def linked(*ways: tuple[int, int]) -> bytes:
-    """Make a head and entries by the indices of the next and the previous one."""
+def linked(*links: tuple[int, int]) -> bytes:
+    """Make a list head and entries.
+
+    :param links: for the head and each entry, the indices of the next and the previous
+    """
     return b"".join(
         pack("<QQQ", 0, at(following) + 8, at(previous) + 8).ljust(STEP, b"\0")
-        for following, previous in ways
+        for following, previous in links
     )
 
 
@@ -128,38 +134,38 @@ def test_nodes_of_a_loop_that_misses_the_head(count: int, back: int) -> None:
 
 
 def words(
-    data: bytes, at_: int, holes: tuple[int, ...] = (), live: bool = False
+    data: bytes, offset: int, holes: tuple[int, ...] = (), live: bool = False
 ) -> tuple[list[int], LossLog, Reader]:
     losses = LossLog()
     data = data.ljust(-(-len(data) // WINDOW) * WINDOW, b"\0")
     reader = reader_of(data, holes, granule=WINDOW)
     reader.is_live = live
-    found = list_words(reader, at(0) + 8, 8, at_, losses, "a list")
+    found = list_words(reader, at(0) + 8, 8, offset, losses, "a list")
     return found.tolist(), losses, reader
 
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 2, 200])
 def test_words_of_a_list(count: int, live: bool) -> None:
-    ways = [(i + 1, i - 1) for i in range(count)]
-    data = bytearray(linked(*ways, (0, count - 1)))
+    links = [(i + 1, i - 1) for i in range(count)]
+    data = bytearray(linked(*links, (0, count - 1)))
     for i in range(count + 1):
         data[STEP * i : STEP * i + 8] = pack("<Q", i)
         data[STEP * i + 24 : STEP * i + 32] = pack("<Q", (1 << 64) - 1 - i)
     before, losses, reader = words(bytes(data), 0, live=live)
     assert before == [*range(1, count + 1)]
     assert not losses.coverage
-    # What changes is read with what names it.
+    # On a running kernel, each word is read together with the link to the next node.
     assert reader.reads == 1 + count if live else -(-STEP * (count + 1) // WINDOW)
     after, _, _ = words(bytes(data), 24, live=live)
     assert after == [(1 << 64) - 1 - i for i in range(1, count + 1)]
 
 
-def test_words_that_are_lost() -> None:
-    """Nodes in one page, and a word of the last of them in the next."""
+def test_words_that_cannot_be_read() -> None:
+    """The word of the last node is in the next page, which is missing."""
     count = WINDOW // STEP
-    ways = [(i + 1, i - 1) for i in range(count - 1)]
-    found, losses, _ = words(linked(*ways, (0, count - 2)), STEP, holes=(1,))
+    links = [(i + 1, i - 1) for i in range(count - 1)]
+    found, losses, _ = words(linked(*links, (0, count - 2)), STEP, holes=(1,))
     assert len(found) == count - 2
     assert losses.coverage["lists_broken"] == 1
 
@@ -168,8 +174,8 @@ def test_nodes_in_more_windows_than_are_kept() -> None:
     count = 2 * MAX_WINDOWS
     data = bytearray((count + 1) * WINDOW)
     for i in range(count + 1):
-        links = ((i + 1) % (count + 1)) * WINDOW, ((i - 1) % (count + 1)) * WINDOW
-        data[i * WINDOW : i * WINDOW + 16] = pack("<QQ", *(BASE + x for x in links))
+        pair = ((i + 1) % (count + 1)) * WINDOW, ((i - 1) % (count + 1)) * WINDOW
+        data[i * WINDOW : i * WINDOW + 16] = pack("<QQ", *(BASE + x for x in pair))
     reader, losses = reader_of(bytes(data)), LossLog()
     found = list_nodes(reader, BASE, losses, "a list")
     assert found.tolist() == [BASE + WINDOW * i for i in range(1, count + 1)]
@@ -185,7 +191,7 @@ def test_nodes_before_a_hole() -> None:
 
 
 @pytest.mark.parametrize("following", [0, 3, at(2) + 9])
-def test_nodes_before_what_is_no_pointer(following: int) -> None:
+def test_nodes_before_an_invalid_pointer(following: int) -> None:
     data = bytearray(list_of(1, 2, 0))
     data[STEP + 8 : STEP + 16] = pack("<Q", following)
     losses = LossLog()
@@ -195,7 +201,7 @@ def test_nodes_before_what_is_no_pointer(following: int) -> None:
     assert losses.coverage["lists_broken"] == 1
 
 
-def test_the_same_trouble_is_noted_once() -> None:
+def test_repeated_damage_is_noted_once() -> None:
     losses = LossLog()
     for _ in range(3):
         reader = reader_of(list_of(1, 1))
@@ -205,7 +211,10 @@ def test_the_same_trouble_is_noted_once() -> None:
 
 
 def tree(*nodes: tuple[int, int]) -> bytes:
-    """Make a root and nodes by the indices of their children, 0 for none."""
+    """Make a tree's root and nodes.
+
+    :param nodes: for each node, the indices of its right and left child, 0 for none
+    """
     root = pack("<Q", at(1) if nodes else 0).ljust(STEP, b"\0")
     return root + b"".join(
         pack("<QQQ", 0, right and at(right), left and at(left)).ljust(STEP, b"\0")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Trees by number, against drgn's own walk of them; whole and damaged."""
+"""Entries of XArrays and maple trees are those of drgn's walk; damage is counted."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from tests.support.dumps import open_dump
 from tests.support.overlay import lose, put
 
 INTERNAL = 2
-"""Of the pointer to a node (include/linux/xarray.h)."""
+"""The tag of a pointer to a node (include/linux/xarray.h)."""
 
 
 def pids(prog: Program) -> Object:
@@ -35,7 +35,7 @@ def maple_by_drgn(tree: Object) -> Entries:
 
 
 def mappings(prog: Program) -> Iterator[Object]:
-    """The trees of what processes map."""
+    """Return the maple trees of the processes' mappings."""
     return (
         task.mm.mm_mt.address_of_()
         for task in for_each_task(prog)
@@ -62,7 +62,7 @@ def test_xarray(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tasks-6.1", "tasks-6.12"])
 def test_maple_tree(name: str) -> None:
-    """Trees of all sizes: most have two levels, and one 2,000 entries."""
+    """Trees have all sizes: most have two levels, one has 2,000 entries."""
     sizes = set()
     for tree in mappings(open_dump(name, "btf")):
         found, losses = ours(tree)
@@ -75,25 +75,25 @@ def test_maple_tree(name: str) -> None:
 
 @pytest.fixture
 def program() -> Program:
-    """One dump opened anew, to be damaged."""
+    """A dump of the test's own, which it can damage."""
     return open_dump("tasks-6.12", "btf")
 
 
 def top(prog: Program) -> int:
-    """Find the node at the top of the tree of PIDs, which has others below."""
+    """Return the address of the top node of the tree of PIDs, which is not a leaf."""
     node = int(pids(prog).xa_head.value_()) - INTERNAL
     assert prog.read_u8(node + prog.type("struct xa_node").member("shift").offset)
     return node
 
 
-def slot(prog: Program, number: int) -> int:
-    """Tell where a slot of the node at the top is."""
+def slot(prog: Program, index: int) -> int:
+    """Return the address of a slot of the top node."""
     slots = prog.type("struct xa_node").member("slots").offset
-    return top(prog) + slots + 8 * number
+    return top(prog) + slots + 8 * index
 
 
 @pytest.mark.parametrize("how", ["part lost", "root lost", "itself", "other level"])
-def test_damage_costs_what_is_below(program: Program, how: str) -> None:
+def test_damage_costs_a_subtree(program: Program, how: str) -> None:
     tree = pids(program)
     whole, _ = ours(tree)
     node = program.type("struct xa_node")
@@ -118,7 +118,7 @@ def test_damage_costs_what_is_below(program: Program, how: str) -> None:
 
 
 def maple_slot(prog: Program, tree: Object) -> int:
-    """Tell where the first slot of a tree's top node is."""
+    """Return the address of the first slot of a tree's top node."""
     root = tree.ma_root.value_()
     assert root >> 3 & 15 == prog.constant("maple_arange_64").value_()
     node = root & ~255
@@ -126,23 +126,23 @@ def maple_slot(prog: Program, tree: Object) -> int:
 
 
 @pytest.mark.parametrize("how", ["itself", "of no type", "gone"])
-def test_a_damaged_maple_tree(program: Program, how: str) -> None:
+def test_damaged_maple_tree(program: Program, how: str) -> None:
     tree = max(mappings(program), key=lambda tree: len(ours(tree)[0]))
     whole, _ = ours(tree)
-    place = maple_slot(program, tree)
-    first = program.read_u64(place)
+    address = maple_slot(program, tree)
+    first = program.read_u64(address)
     words = {
         "itself": tree.ma_root.value_(),
         "of no type": first | 15 << 3,
         "gone": first & 255 | 0xFFFF << 48,
     }
-    put(program, place, words[how].to_bytes(8, "little"))
+    put(program, address, words[how].to_bytes(8, "little"))
     found, losses = ours(tree)
     assert set(found) < set(whole)
     assert losses.coverage["trees_broken"] == 1
 
 
-def test_one_entry_needs_no_node(program: Program) -> None:
+def test_single_entry_without_a_node(program: Program) -> None:
     tree = pids(program)
     put(program, tree.xa_head.address_, (0x1000).to_bytes(8, "little"))
     assert ours(tree)[0] == [(0, 0, 0x1000)]
@@ -150,16 +150,16 @@ def test_one_entry_needs_no_node(program: Program) -> None:
     assert ours(tree)[0] == []
 
 
-def test_what_is_behind_the_end_does_not_count(program: Program) -> None:
-    """A node that had more entries once still has them."""
+def test_slots_past_the_end_do_not_count(program: Program) -> None:
+    """A node keeps old contents of slots past its last entry."""
     tree = max(mappings(program), key=lambda tree: len(ours(tree)[0]))
     whole, _ = ours(tree)
-    place = maple_slot(program, tree)
-    node = Object(program, "struct maple_arange_64", address=place & ~255)
+    address = maple_slot(program, tree)
+    node = Object(program, "struct maple_arange_64", address=address & ~255)
     end = node.meta.end.value_()
     assert end + 1 < len(node.slot)
-    first = program.read(place, 8)
-    put(program, place + 8 * (end + 1), first)
+    first = program.read(address, 8)
+    put(program, address + 8 * (end + 1), first)
     put(program, node.pivot[end].address_, (1 << 40).to_bytes(8, "little"))
     found, losses = ours(tree)
     assert found == whole

@@ -24,7 +24,7 @@ from fixtures.lab.inside import RESULTS
 from msatools.locks.locks import Locks
 from msatools.locks.options import LocksOptions
 from msatools.target import TargetSpec, open_target
-from tests.locks.reports import Told
+from tests.locks.reports import LoggedReport
 
 Report = dict[str, Any]
 
@@ -255,19 +255,19 @@ def test_all_is_as_it_was_made(stuck: lab.Live) -> None:
     assert {confidence for confidence, _ in made} == {"exact", "possible"}
     for _ in range(2):
         report = session.advance(lambda done, total: None)
-        told = Told(stuck, report)
-        for name, truth in told.truths.items():
+        logged = LoggedReport(stuck, report)
+        for name, truth in logged.truths.items():
             waiters = [waiter["pid"] for waiter in truth["waiters"]]
-            assert list(told.of(truth).waiters) == waiters, name
+            assert list(logged.of(truth).waiters) == waiters, name
             holders = {owner["pid"] for owner in truth["owners"]}
-            assert {own.pid for own in told.of(truth).owners} <= holders, name
+            assert {own.pid for own in logged.of(truth).owners} <= holders, name
         assert made == {
             (deadlock.confidence, frozenset(deadlock.pids))
             for deadlock in report.deadlocks
         }
         assert report.coverage.get("owners_unconfirmed", 0) == 0
         assert report.changes is not None
-        assert set(report.changes.stuck) >= set(told.waits)
+        assert set(report.changes.stuck) >= set(logged.waits)
         assert not report.changes.begun + report.changes.moved
 
 

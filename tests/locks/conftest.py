@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The lab's dumps in which tasks wait, each on the kernels that it is built for."""
+"""The lab's dumps with waiting tasks, on each kernel that they are built for."""
 
 import pytest
 
@@ -9,29 +9,29 @@ from tests.locks.seen import MODULE, SPINNING, STOCK, TASKS, Seen, seen
 
 @pytest.fixture(params=TASKS)
 def tasks(request: pytest.FixtureRequest) -> Seen:
-    """Tasks of every class."""
+    """A dump with tasks of every class."""
     return seen(request.param)
 
 
 @pytest.fixture(params=STOCK)
 def stock(request: pytest.FixtureRequest) -> Seen:
-    """Locks that tasks of user space wait for, or the kernel for them."""
+    """A dump with locks that user tasks wait for."""
     return seen(request.param)
 
 
 @pytest.fixture(params=MODULE)
 def module(request: pytest.FixtureRequest) -> Seen:
-    """Locks of a module, waited for by its threads."""
+    """A dump with locks of a module and its threads as waiters."""
     return seen(request.param)
 
 
 @pytest.fixture(params=[*STOCK, *MODULE])
 def locks(request: pytest.FixtureRequest) -> Seen:
-    """Those of either."""
+    """A dump of either kind."""
     return seen(request.param)
 
 
 @pytest.fixture(params=SPINNING)
 def spinning(request: pytest.FixtureRequest) -> Seen:
-    """CPUs that spin."""
+    """A dump with CPUs that spin on locks."""
     return seen(request.param)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of locks, written by hand."""
+"""Make reports of locks by hand."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -28,7 +28,7 @@ TARGET = Target(
 
 
 def wait(pid: int, lock: str | None = None, **others: Any) -> Wait:
-    """Make a task that waits, in D for so many seconds as its number if not said."""
+    """Make a waiting task; by default it is in D for as many seconds as its PID."""
     given: dict[str, Any] = {
         "tgid": pid,
         "comm": f"task-{pid}",
@@ -44,7 +44,7 @@ def wait(pid: int, lock: str | None = None, **others: Any) -> Wait:
 
 
 def owner(text: str, comm: str | None = None, *, seen: bool = False) -> Owner:
-    """Make an owner of ``=12``: a mark and the number of a task."""
+    """Make an owner from text such as ``=12``: a mark for the confidence, and a PID."""
     pid = int(text[1:])
     return Owner(
         pid=pid, confidence=MARKS[text[0]], comm=comm or f"task-{pid}", seen=seen
@@ -57,7 +57,7 @@ def lock(
     owners: str | Sequence[Owner] = "",
     **more: Any,
 ) -> LockRow:
-    """Make a lock; owners are told as in ``=12 ~13``."""
+    """Make a lock; owners can be text such as ``=12 ~13``."""
     if isinstance(owners, str):
         owners = [owner(word) for word in owners.split()]
     given: dict[str, Any] = {"address": None, "name": None}
@@ -72,7 +72,10 @@ def lock(
 
 
 def root(pid: int | None, blocked: tuple[int, int], **others: Any) -> Root:
-    """Make a root that keeps so many tasks in D waiting, and so many in S."""
+    """Make a root.
+
+    :param blocked: Numbers of blocked tasks in D and in S.
+    """
     given: dict[str, Any] = {
         "kind": "task",
         "reason": "runs on CPU 1",
@@ -102,7 +105,7 @@ def report(
     roots: Sequence[Root] = (),
     **others: Any,
 ) -> LocksReport:
-    """Make a report of a dump; its waits in order of their age."""
+    """Make a report of a dump, with waits sorted by age."""
     given: dict[str, Any] = {
         "target": TARGET,
         "taken_at_ns": None,

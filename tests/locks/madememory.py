@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A kernel that has nothing but what a test writes into its memory."""
+"""A kernel made of types, variables and memory that a test writes."""
 
 import struct
 from collections.abc import Callable
@@ -25,7 +25,7 @@ SIZE = 0x10000
 
 
 class MadeMemory:
-    """Types and variables that are made up, and memory that can be written."""
+    """A drgn program with types and variables of the test, and writable memory."""
 
     def __init__(self) -> None:
         self.memory = bytearray(SIZE)
@@ -36,8 +36,8 @@ class MadeMemory:
         self.prog.add_memory_segment(BASE, SIZE, self._read)
         self.prog.register_type_finder("made", self._type, enable_index=0)
         self.prog.register_object_finder("made", self._object, enable_index=0)
-        self.word = self.prog.int_type("unsigned long", 8, False)
-        self.half = self.prog.int_type("unsigned int", 4, False)
+        self.u64 = self.prog.int_type("unsigned long", 8, False)
+        self.u32 = self.prog.int_type("unsigned int", 4, False)
         self.pointer = self.prog.pointer_type(self.prog.void_type())
         self.heads = self.struct(
             "list_head", 16, next=(self.pointer, 0), prev=(self.pointer, 8)
@@ -58,11 +58,17 @@ class MadeMemory:
         return made() if made else None
 
     def struct(self, name: str, size: int, /, **members: tuple[Type, int]) -> Type:
-        """Make a structure of members, each of a type and at an offset."""
+        """Make a structure type.
+
+        :param members: name -> (type, offset in bytes)
+        """
         made = self.prog.struct_type(
             name,
             size,
-            [TypeMember(type_, key, 8 * at) for key, (type_, at) in members.items()],
+            [
+                TypeMember(type_, key, 8 * offset)
+                for key, (type_, offset) in members.items()
+            ],
         )
         self.types[name] = made
         return made
@@ -76,16 +82,16 @@ class MadeMemory:
     def variable(self, name: str, type_: Type, address: int) -> None:
         self.variables[name] = lambda: Object(self.prog, type_, address=address)
 
-    def write_half(self, address: int, *halves: int) -> None:
+    def write_u32(self, address: int, *halves: int) -> None:
         self._write(address, struct.pack(f"<{len(halves)}I", *halves))
 
     def _write(self, address: int, data: bytes) -> None:
         self.memory[address - BASE : address - BASE + len(data)] = data
 
     def link(self, *nodes: int) -> None:
-        """Make a ring."""
-        for place, node in enumerate(nodes):
-            self.write(node, nodes[(place + 1) % len(nodes)], nodes[place - 1])
+        """Make a circular list of list nodes."""
+        for index, node in enumerate(nodes):
+            self.write(node, nodes[(index + 1) % len(nodes)], nodes[index - 1])
 
     @property
     def layout(self) -> Layout:

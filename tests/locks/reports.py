@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-locks reports of the lab's dumps, beside what was logged in the guests."""
+"""Reports of msa-locks for the lab's dumps, with the guests' records."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,7 +13,9 @@ from tests.support.dumps import open_dump
 
 
 @dataclass
-class Told:
+class LoggedReport:
+    """A report and the run that it is of."""
+
     run: lab.Run
     report: LocksReport
 
@@ -27,11 +29,11 @@ class Told:
 
     @property
     def truths(self) -> dict[str, Truth]:
-        """The locks that were logged, by the name that the lab has for each."""
+        """The locks that the guest recorded, by their names in the lab."""
         return {truth["name"]: truth for truth in self.run.workload["locks"]}
 
     def of(self, truth: Truth) -> LockRow:
-        """The lock that those are said to wait for who do so in truth."""
+        """Return the reported lock of a recorded lock's waiters."""
         pids = [waiter["pid"] for waiter in truth["waiters"]]
         ids = {id_ for pid in pids for id_ in self.ids(pid)}
         found = [self.locks[id_] for id_ in ids if self.is_at(truth, self.locks[id_])]
@@ -52,5 +54,5 @@ class Told:
 
 
 @lru_cache(maxsize=8)
-def told(name: str, types: str = "btf") -> Told:
-    return Told(lab.build(name), collect_locks(open_dump(name, types)))
+def logged_report(name: str, types: str = "btf") -> LoggedReport:
+    return LoggedReport(lab.build(name), collect_locks(open_dump(name, types)))

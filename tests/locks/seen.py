@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The tasks of a dump, what they wait for, and what the guest says of them."""
+"""The tasks of a dump, the locks they wait for, and the guest's record of them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
@@ -32,13 +32,13 @@ SPINNING = ("lockspin-6.1", "lockspin-6.12")
 TASKS = ("tasks-6.1", "tasks-6.12")
 
 Truth = dict[str, Any]
-"""What the guest says of a task or a lock."""
+"""The guest's record of a task or a lock."""
 
 Asked = Callable[[LockContext, BlockedTask], Request | None]
 
 
 class Seen:
-    """Some tasks of a dump, all if not said."""
+    """Some or all tasks of a dump."""
 
     def __init__(self, run: lab.Run, reader: Reader, table: TaskTable) -> None:
         aside = LossLog()
@@ -48,19 +48,19 @@ class Seen:
         self.collector = StackCollector(reader, aside)
         self.now = collect_now(self.collector, self.prog, table, self.clocks)
         self.losses = LossLog()
-        """Of what is asked later on."""
+        """Losses after the tasks themselves were read."""
 
     def again(self) -> "Seen":
-        """Look at all tasks once more."""
+        """Read all tasks again."""
         return look_at(self.prog, self.run.name)
 
     def only(self, tid: int) -> "Seen":
-        """Look at one thread: others than it are not in the table of tasks then."""
+        """Read one thread only: no others are in the table of tasks."""
         address = int(self.table["address"][self.rows[tid]])
         one = TaskReader(self.reader).read([address], LossLog())
         return Seen(self.run, self.reader, one)
 
-    # --- what is said of tasks
+    # --- the guest's record
 
     @cached_property
     def rows(self) -> dict[int, int]:
@@ -81,7 +81,7 @@ class Seen:
         return int(self.table["address"][self.row(name)])
 
     def waits(self, *kinds: str) -> dict[str, Truth]:
-        """Return the named tasks that wait for something of some kinds."""
+        """Return the named tasks that wait for certain kinds of objects."""
         return {
             name: task
             for name, task in self.named.items()
@@ -89,18 +89,18 @@ class Seen:
         }
 
     def is_as_said(self, name: str) -> bool:
-        """Tell whether a task is in the class that it said: a steady one must be."""
+        """Return whether a task is in its recorded class, as a steady task must be."""
         task, row = self.named[name], self.row(name)
         same = bool(self.now.classes[row] == TaskClass[task["class"]])
         assert same or not task["steady"], name
         return same
 
     def locks(self, *types: str) -> list[Truth]:
-        """Return what the guest says of locks of some types, or of all."""
+        """Return the recorded locks of some types, or all."""
         locks: list[Truth] = self.run.workload["locks"]
         return [lock for lock in locks if not types or lock["type"] in types]
 
-    # --- what is found out
+    # --- results
 
     @cached_property
     def _explained(self) -> tuple[list[WaitTarget | None], int]:
@@ -112,12 +112,12 @@ class Seen:
 
     @property
     def ons(self) -> list[WaitTarget | None]:
-        """What each waits on."""
+        """The wait target of each task."""
         return self._explained[0]
 
     @property
     def reads(self) -> int:
-        """That it took to explain what they wait on."""
+        """Number of reads that the wait targets took."""
         return self._explained[1]
 
     def on(self, name: str) -> WaitTarget:
@@ -126,7 +126,7 @@ class Seen:
         return found
 
     def context(self, alone: bool | None = None) -> LockContext:
-        """Make a look at all of the tasks; its losses are its own."""
+        """Return a context for these tasks, with its own losses."""
         alone = len(self.table) == 1 if alone is None else alone
         layout = Layout(self.reader)
         return LockContext(layout, self.table, LossLog(), self.clocks, alone=alone)
@@ -134,19 +134,19 @@ class Seen:
     def cases(
         self, context: LockContext, rows: Iterable[int] | None = None
     ) -> Iterator[BlockedTask]:
-        """Read the cases of some rows, or of all."""
+        """Read the blocked tasks of some rows, or all."""
         wanted = range(len(self.table)) if rows is None else rows
         size = stack_bytes(self.prog)
         return read_cases(context, self.now, np.array(list(wanted), np.intp), size)
 
     def case(self, of: str | int, context: LockContext | None = None) -> BlockedTask:
-        """Read the case of a task, by its name or its thread ID."""
+        """Read a blocked task, by its name or thread ID."""
         row = self.row(of) if isinstance(of, str) else self.rows[of]
         (case,) = self.cases(context or self.context(), [row])
         return case
 
     def requests(self, context: LockContext, asked: Asked) -> dict[int, Request]:
-        """Ask of each task what it waits for; by thread ID."""
+        """Return the request of each task that has one, by thread ID."""
         tids = self.table["pid"].tolist()
         found = ((tids[case.row], asked(context, case)) for case in self.cases(context))
         return {tid: request for tid, request in found if request is not None}
@@ -161,22 +161,22 @@ class Seen:
 
 
 def lock_of(truth: Truth) -> Lock:
-    """Return a lock as the guest knows it."""
+    """Return a lock as the guest recorded it."""
     return Lock(truth["type"], int(truth["address"], 16))
 
 
 def look_at(prog: Program, name: str) -> Seen:
-    """Look at all tasks of a dump."""
+    """Read all tasks of a dump."""
     reader = Reader(prog)
     return Seen(lab.build(name), reader, TaskReader(reader).read_all(LossLog()))
 
 
 @lru_cache(maxsize=4)
 def seen(name: str, types: str = "btf") -> Seen:
-    """Look at a dump; the last ones are kept for the next test."""
+    """Read a dump; the last ones are cached."""
     return look_at(open_dump(name, types), name)
 
 
 def damaged(name: str) -> Seen:
-    """Look at a dump that is opened anew, to be damaged."""
+    """Read a dump that the test can damage."""
     return look_at(open_dump(name, "btf"), name)

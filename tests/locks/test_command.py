@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-locks as people call it: what it understands and hands on."""
+"""Options of msa-locks, and the views that they select."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ RUN = "msatools.locks.locks.Locks"
 
 
 @pytest.mark.parametrize(
-    ("words", "given"),
+    ("words", "changed"),
     [
         ("", {}),
         ("-p 12,7,12", {"pids": (12, 7)}),
@@ -34,11 +34,11 @@ RUN = "msatools.locks.locks.Locks"
     ],
 )
 def test_options(
-    monkeypatch: pytest.MonkeyPatch, words: str, given: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, words: str, changed: dict[str, Any]
 ) -> None:
-    """What is collected; how it is shown is the renderer's alone."""
+    """Options of collection are passed on; those of rendering are not."""
     found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
-    assert found == LocksOptions(**given)
+    assert found == LocksOptions(**changed)
 
 
 def shown(*words: str) -> list[str]:

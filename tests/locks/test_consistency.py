@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is told of tasks that go on while they are looked at, as in a made scene."""
+"""Waits that changed while a running kernel was read are left out."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
 TASK = 0xFFFF888000100000
-"""Where the first task is; the others follow."""
+"""Address of the first task; the others follow."""
 
 COLUMNS = (
     *("address", "pid", "start_ns", "state", "on_cpu", "nvcsw", "nivcsw", "sp"),
@@ -37,7 +37,10 @@ def address(row: int) -> int:
 
 
 def table(count: int = 4, **changed: dict[int, int]) -> TaskTable:
-    """Make tasks that sleep; *changed* has by column the values of some rows."""
+    """Make sleeping tasks.
+
+    :param changed: column -> row -> other value
+    """
     records = np.zeros(count, [(name, "u8") for name in COLUMNS])
     records["address"] = [address(row) for row in range(count)]
     records["pid"] = np.arange(count) + 1
@@ -88,12 +91,12 @@ def deadlocks(found: WaitSnapshot) -> list[frozenset[int]]:
     return [cycle.tasks for cycle in found.graph.cycles]
 
 
-# Each of the first two has what the other waits for.
+# The first two tasks wait for each other's lock.
 WAITS = {0: AB, 1: BC}
 OWNERS = {AB: [owned(1)], BC: [owned(0)]}
 
 
-def test_what_stays_is_kept() -> None:
+def test_unchanged_waits_are_kept() -> None:
     before = snapshot(WAITS, OWNERS)
     assert concerned(before) == [address(0), address(1)]
     kept = held(before, table(), alone=False)
@@ -103,8 +106,8 @@ def test_what_stays_is_kept() -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS[1:-3])
-def test_wait_of_one_that_was_switched_is_left_out(column: str) -> None:
-    """So are deadlocks that it was in: by now it may have given its lock back."""
+def test_wait_of_a_task_that_ran_is_left_out(column: str) -> None:
+    """Its deadlocks are left out as well: it can have released its lock."""
     again = table(**{column: {1: 1}})
     kept = held(snapshot(WAITS, OWNERS), again, alone=False)
     assert set(kept.blocked) == {0}
@@ -112,8 +115,8 @@ def test_wait_of_one_that_was_switched_is_left_out(column: str) -> None:
     assert deadlocks(kept) == []
 
 
-def test_one_that_is_about_to_sleep_anew() -> None:
-    """It has set its state, and no switch is counted: it may have got its lock."""
+def test_task_that_is_about_to_sleep_again() -> None:
+    """It has set its state, but no switch is counted: it can have acquired its lock."""
     tasks = table(on_cpu={1: 1})
     kept = held(snapshot(WAITS, OWNERS, tasks=tasks), tasks, alone=False)
     assert set(kept.blocked) == {0}
@@ -131,11 +134,11 @@ def test_one_that_is_about_to_sleep_anew() -> None:
 def test_waiter_that_was_preempted(
     changed: dict[str, dict[int, int]], queued: tuple[int, ...]
 ) -> None:
-    """It is no waiter unless it has a wait, as the first task has."""
+    """It counts as a waiter only if it has a wait, as the first task has."""
     tasks = table(**changed)
     before = snapshot({0: AB}, {}, queue=(address(0), address(2)), tasks=tasks)
     kept = held(before, tasks, alone=False)
-    assert [each.task for each in kept.wanted[AB].queue or ()] == [
+    assert [waiter.task for waiter in kept.wanted[AB].queue or ()] == [
         address(row) for row in queued
     ]
 
@@ -143,21 +146,21 @@ def test_waiter_that_was_preempted(
 @pytest.mark.parametrize(
     ("age_ns", "closed"), [(BRIEF_NS, True), (BRIEF_NS - 1, False)]
 )
-def test_stack_of_one_that_sleeps_but_briefly(age_ns: int, closed: bool) -> None:
-    """It may be of a lock that was given back, and closes no circle."""
+def test_stack_of_a_task_that_slept_only_briefly(age_ns: int, closed: bool) -> None:
+    """Its evidence can be of a released lock, and closes no cycle."""
     made = snapshot(WAITS, {AB: [owned(1)], BC: [owned(0, "evidence")]})
     made.now.age_ns[0] = age_ns
     assert bool(deadlocks(made)) == closed
 
 
-def test_who_waits_for_any_of_several_waits_for_nobody() -> None:
-    """Whose lock it gets first is open."""
+def test_wait_for_any_of_several_locks_has_no_edge() -> None:
+    """It is unknown which of the locks it will get."""
     made = snapshot({0: AB, 1: BC}, {AB: [owned(2)], BC: [owned(3)]})
     made.blocked[0] = Blocked(0, (Request(AB), Request(BC)))
     assert [(edge.waiter, edge.owner) for edge in made.graph.edges] == [(1, 3)]
 
 
-def test_task_that_is_gone() -> None:
+def test_task_that_has_exited() -> None:
     again = table()
     again = again.only(again["pid"] != 2)
     kept = held(snapshot(WAITS, OWNERS), again, alone=False)
@@ -166,7 +169,7 @@ def test_task_that_is_gone() -> None:
 
 
 def test_owner_need_not_sleep() -> None:
-    """The lock has said that it has it; what its stack says is of two moments."""
+    """An owner that ran is kept if the lock records it, not if its stack does."""
     before = snapshot({0: AB, 3: BC}, {AB: [owned(1)], BC: [owned(2, "evidence")]})
     assert concerned(before) == [address(row) for row in range(4)]
     kept = held(before, table(nvcsw={1: 8, 2: 8}), alone=False)
@@ -175,7 +178,7 @@ def test_owner_need_not_sleep() -> None:
     assert kept.moved == {1}
 
 
-def test_owner_of_whose_memory_another_task_was_made() -> None:
+def test_owner_whose_task_struct_is_reused() -> None:
     before = snapshot({0: AB}, {AB: [owned(1)]})
     kept = held(before, table(pid={1: 9}, start_ns={1: 8}), alone=False)
     assert set(kept.blocked) == {0}
@@ -183,39 +186,39 @@ def test_owner_of_whose_memory_another_task_was_made() -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_queue_has_those_who_stayed(alone: bool) -> None:
-    """Of those that are not in the table nothing is known where it has but a few."""
+def test_queue_keeps_unchanged_waiters(alone: bool) -> None:
+    """Waiters that are not in the table are kept only if it has selected tasks."""
     unknown = address(77)
     queue = (address(0), address(1), unknown, address(2))
     before = snapshot({0: AB, 1: AB}, {}, queue)
     assert concerned(before) == [address(0), address(1), address(2)]
     kept = held(before, table(nvcsw={1: 8}), alone=alone)
-    left = [each.task for each in kept.wanted[AB].queue or ()]
+    left = [waiter.task for waiter in kept.wanted[AB].queue or ()]
     between = [unknown] if alone else []
     assert left == [address(0), *between, address(2)]
 
 
-def test_queue_has_nobody_who_was_woken_up() -> None:
+def test_queue_loses_woken_waiters() -> None:
     tasks = table(state={2: 0})
     before = snapshot({0: AB}, {}, (address(0), address(2)), tasks)
     kept = held(before, tasks, alone=False)
     assert kept.wanted[AB].queue == (QueuedWaiter(address(0)),)
 
 
-# --- a second look at what is a circle by the first
+# --- a second snapshot of cycles in the first
 
 
-def second_look(owners: dict[Lock, list[Owned]]) -> WaitSnapshot:
-    """Look again at the two in the circle only, which are the rows 1 and 0 then."""
+def second_snapshot(owners: dict[Lock, list[Owned]]) -> WaitSnapshot:
+    """Return a second snapshot of the two tasks in the cycle, as rows 1 and 0."""
     tasks = table(2)
     swapped = TaskTable(tasks.records[::-1].copy(), tasks.columns)
     return snapshot({1: AB, 0: BC}, owners, tasks=swapped)
 
 
-def test_circle_that_is_there_twice() -> None:
+def test_cycle_in_both_snapshots_is_confirmed() -> None:
     first = snapshot({**WAITS, 2: AB, 3: AB}, OWNERS)
     assert in_circles(first) == [address(0), address(1)]
-    assert unconfirmed(first, second_look({AB: [owned(0)], BC: [owned(1)]})) == []
+    assert unconfirmed(first, second_snapshot({AB: [owned(0)], BC: [owned(1)]})) == []
 
 
 @pytest.mark.parametrize(
@@ -224,19 +227,19 @@ def test_circle_that_is_there_twice() -> None:
         {AB: [owned(0)]},
         {BC: [owned(1)]},
         {AB: [owned(0)], BC: [owned(1, "likely")]},
-        # Each seems to have what it waits for itself.
+        # Each seems to own the lock that it waits for.
         {AB: [owned(1)], BC: [owned(0)]},
     ],
 )
-def test_circle_that_is_there_once(owners: dict[Lock, list[Owned]]) -> None:
+def test_cycle_in_one_snapshot_is_left_out(owners: dict[Lock, list[Owned]]) -> None:
     first = snapshot(WAITS, OWNERS)
-    left = without_edges(first, unconfirmed(first, second_look(owners)))
+    left = without_edges(first, unconfirmed(first, second_snapshot(owners)))
     assert deadlocks(left) == []
     assert set(left.blocked) == {0, 1}
 
 
-def test_lock_that_was_handed_to_its_waiter() -> None:
-    """As futex_unlock_pi() does, before it wakes up the new owner."""
+def test_lock_handed_to_its_waiter() -> None:
+    """futex_unlock_pi() sets the new owner before it wakes it."""
     first = snapshot({0: AB, 1: AB}, {AB: [owned(0)]})
     assert deadlocks(first) == [frozenset((0,))]
     again = snapshot({}, {}, tasks=table(1))

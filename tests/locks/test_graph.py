@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Edges in; roots, cycles and chains out."""
+"""Roots, cycles and chains of a wait graph."""
 
 import random
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ MARKS: dict[str, OwnerConfidence] = {"=": "exact", "~": "likely", "?": "evidence
 
 
 def edge(text: str) -> Edge:
-    """Make an edge of ``1=2``; one with ``!`` is too loose to close a cycle."""
+    """Make an edge from text such as ``1=2``; with ``!`` it cannot close a cycle."""
     mark = text.strip("0123456789!")
     waiter, owner = text.rstrip("!").split(mark)
     lock = Lock("mutex", 0x1000 * int(owner))
@@ -24,12 +24,14 @@ def edge(text: str) -> Edge:
 
 def graph(text: str, things: dict[int, str] | None = None) -> Graph:
     edges = [edge(word) for word in text.split()]
-    # Who has the smaller number has waited longer.
+    # Tasks with smaller numbers have waited longer.
     return Graph(edges, things or {}, lambda task: -task)
 
 
-def told(text: str, things: dict[int, str] | None = None) -> dict[object, set[int]]:
-    """What is behind each root."""
+def blocked_by(
+    text: str, things: dict[int, str] | None = None
+) -> dict[object, set[int]]:
+    """Return the tasks that each root blocks."""
     roots = graph(text, things).roots
     return {
         root.thing or tuple(sorted(root.tasks)): set(root.blocked) for root in roots
@@ -44,7 +46,7 @@ def test_nothing() -> None:
     ("edges", "things", "direct", "chain"),
     [
         ("1=2 2=3 4=3", {}, (2, 4), (1, 2, 3)),
-        # That of the longest wait.
+        # The chain starts at the longest wait.
         ("5=9 4=9", {}, (5, 4), (4, 9)),
         ("1=2", {2: "disk", 3: "disk"}, (2, 3), (1, 2)),
     ],
@@ -58,26 +60,26 @@ def test_chain(
 
 
 @pytest.mark.parametrize(
-    ("edges", "things", "behind"),
+    ("edges", "things", "blocked"),
     [
         ("1=2 2=3 4=3", {}, {(3,): {1, 2, 4}}),
         ("1=2", {2: "disk", 3: "disk"}, {"disk": {1, 2, 3}}),
-        # Who waits for a task does not wait for a thing.
+        # A task that waits for a task is not counted for a thing.
         ("1=2", {1: "disk"}, {(2,): {1}}),
-        # Readers are each waited for.
+        # Each of several readers is a root.
         ("1=2 1=3", {}, {(2,): {1}, (3,): {1}}),
         ("1=2 2=1 3=1", {}, {(1, 2): {3}}),
         ("1=1 2=1", {}, {(1,): {2}}),
-        # What is too loose for a cycle counts elsewhere.
+        # An edge that cannot close a cycle counts otherwise.
         ("1=2 2?1!", {}, {(2,): {1}}),
         ("1=2 2?3!", {}, {(3,): {1, 2}}),
         ("1=2 2?1!", {2: "rwsem"}, {"rwsem": {1, 2}}),
     ],
 )
-def test_who_is_behind_each_root(
-    edges: str, things: dict[int, str], behind: dict[object, set[int]]
+def test_tasks_blocked_by_each_root(
+    edges: str, things: dict[int, str], blocked: dict[object, set[int]]
 ) -> None:
-    assert told(edges, things) == behind
+    assert blocked_by(edges, things) == blocked
 
 
 @pytest.mark.parametrize(
@@ -85,13 +87,13 @@ def test_who_is_behind_each_root(
     [
         ("1=2 2=1", [(True, {1, 2}, [1, 2])]),
         ("1=1", [(True, {1}, [1])]),
-        # One doubt makes it possible.
+        # One edge that is not exact makes the cycle possible.
         ("1=2 2~1", [(False, {1, 2}, [1, 2])]),
         ("1=2 2?1", [(False, {1, 2}, [1, 2])]),
-        # An exact one within a possible one, and one apart.
+        # An exact cycle within a possible one, and a separate one.
         ("1=2 2=1 2~3 3=1", [(True, {1, 2}, [1, 2])]),
         ("1=2 2=1 5~6 6=5", [(True, {1, 2}, [1, 2]), (False, {5, 6}, [5, 6])]),
-        # The edges are of a shortest one.
+        # The edges are those of a shortest cycle.
         ("1=2 2=3 3=4 4=1 2=1", [(True, {1, 2, 3, 4}, [1, 2])]),
         ("1=2 2?1!", []),
     ],
@@ -111,7 +113,7 @@ def test_way() -> None:
 
 
 def test_crowd_of_many() -> None:
-    """As deep and as wide as a kernel can be: no recursion, and in linear time."""
+    """Deep and wide graphs need no recursion and linear time."""
     count = 10_000
     line = [Edge(n, Lock("mutex", n), n + 1, "exact") for n in range(count)]
     crowd = [Edge(count + 1 + n, Lock("mutex", 1), 0, "exact") for n in range(count)]
@@ -135,7 +137,7 @@ def reaches(edges: Iterable[Edge], start: int) -> set[int]:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_against_reachability(seed: int) -> None:
-    """Components, roots and who is behind them, by asking who reaches whom."""
+    """Components, roots and blocked tasks agree with reachability."""
     chance = random.Random(seed)
     pairs = list(permutations(range(7), 2))
     edges = [
@@ -149,7 +151,7 @@ def test_against_reachability(seed: int) -> None:
         task for cycle in made.cycles if cycle.exact for task in cycle.tasks
     }
     possible = {frozenset(o for o in after[t] if t in after[o]) for t in in_cycles}
-    # Each component with a cycle is told, or one within it that is without a doubt.
+    # Each component with a cycle is reported, or an exact cycle within it.
     for component in possible:
         assert any(cycle.tasks <= component for cycle in made.cycles)
     assert all(any(cycle.tasks <= c for c in possible) for cycle in made.cycles)
@@ -161,8 +163,8 @@ def test_against_reachability(seed: int) -> None:
         assert {edge.waiter for edge in cycle.edges} <= cycle.tasks
     waiting = {edge.waiter for edge in edges}
     for root in made.roots:
-        behind = {task for task in waiting if after[task] & root.tasks} - root.tasks
-        assert root.blocked == behind
+        blocked = {task for task in waiting if after[task] & root.tasks} - root.tasks
+        assert root.blocked == blocked
         outside = set().union(*(after[task] for task in root.tasks)) - root.tasks
         assert not outside
         assert set(root.chain) <= root.blocked | root.tasks

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which crowds are herds: of every dump, and of crowds made up."""
+"""Crowds that are herds, in dumps and made by hand."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_the_server_that_broadcasts_has_the_only_herd(tasks: Seen) -> None:
     assert herd.name is None
     now = tasks.clocks.monotonic_ns
     assert now is not None
-    # By which clocks of CPUs may be apart: of some guests more than a tick.
+    # The maximum difference of the CPUs' clocks, in some guests more than a tick.
     slack = bound_of(read_accounting(tasks.prog, LossLog()))
     assert herd.max_age_ns <= now - server["last_request_ns"] + slack
     assert herd.min_age_ns >= now - server["at_rest_ns"] - slack
@@ -53,7 +53,7 @@ def test_both_futexes_of_a_condition_variable_are_one(tasks: Seen) -> None:
     server = tasks.run.workload["servers"]["server-broadcast"]
     workers = {tasks.rows[tid] for tid in server["workers"]}
     (word,) = {on.address for row, on in enumerate(tasks.ons) if row in workers if on}
-    # As if half of them waited on the other one.
+    # Make half of them wait on the other futex.
     assert word is not None
     ons = list(tasks.ons)
     for row in sorted(workers)[:500]:
@@ -81,10 +81,10 @@ def crowd(
     gap_ns: int = 0,
     late: float = 0.5,
 ) -> tuple[Herd, ...]:
-    """Have some workers wait as told: what *find_herds* makes of them."""
+    """Return the herds that are found after changing how some workers wait."""
     tids = dump.run.workload["servers"]["server-broadcast"]["workers"][:count]
     rows = np.array([dump.rows[tid] for tid in tids])
-    # So late that any of them may have lived so long.
+    # Move the clock so that each worker can have lived for *life_ns*.
     clocks = replace(dump.clocks, local_ns=dump.clocks.local_ns + life_ns)
     now_ns = clocks.monotonic_ns or 0
     records = dump.table.records.copy()
@@ -113,7 +113,7 @@ def dump() -> Seen:
     return seen(TASKS[1])
 
 
-def test_a_crowd_that_is_a_herd(dump: Seen) -> None:
+def test_crowd_that_is_a_herd(dump: Seen) -> None:
     (herd,) = crowd(dump, 300, **HERD)
     assert (herd.waiters, herd.nvcsw_median) == (300, 400)
     assert herd.max_age_ns - herd.min_age_ns == HERD["apart_ns"]
@@ -128,7 +128,7 @@ def test_a_crowd_that_is_a_herd(dump: Seen) -> None:
         pytest.param({"count": MIN_WAITERS - 1, "apart_ns": 0}, id="are few"),
     ],
 )
-def test_a_crowd_that_is_none(dump: Seen, change: dict[str, int]) -> None:
+def test_crowd_that_is_not_a_herd(dump: Seen, change: dict[str, int]) -> None:
     values = {"count": 300, **HERD, **change}
     assert crowd(dump, values.pop("count"), **values) == ()
 
@@ -143,10 +143,10 @@ def test_a_crowd_that_is_none(dump: Seen, change: dict[str, int]) -> None:
         (600 * TURN_NS, 3000 * TURN_NS, 0),
     ],
 )
-def test_a_crowd_part_of_which_has_waited_for_a_cpu(
+def test_crowd_with_a_part_that_waited_for_a_cpu(
     dump: Seen, apart_ns: int, gap_ns: int, found: int
 ) -> None:
-    """Two parts that are well apart, and each asleep at once."""
+    """The two parts fell asleep at well separated times, each part at once."""
     values = {**HERD, "apart_ns": apart_ns, "gap_ns": gap_ns}
     assert len(crowd(dump, 300, **values)) == found
 
@@ -158,7 +158,7 @@ def test_few_have_waited_for_a_cpu(dump: Seen, late: float) -> None:
 
 
 def waker_of(dump: Seen, **values: int) -> Waker | None:
-    """Change what the kernel keeps of whom the server woke: who is told as waker."""
+    """Return the waker that is found after changing the server's wakee fields."""
     row = dump.rows[dump.run.workload["servers"]["server-broadcast"]["pid"]]
     records = dump.table.records.copy()
     for name, value in values.items():
@@ -168,8 +168,8 @@ def waker_of(dump: Seen, **values: int) -> Waker | None:
     return herd.waker
 
 
-def test_waker_that_an_interrupt_came_upon(dump: Seen) -> None:
-    """What it woke last may be anybody; that it wakes many is known all the same."""
+def test_waker_that_was_interrupted(dump: Seen) -> None:
+    """last_wakee can be any task; wakee_flips still identifies the waker."""
     other = int(dump.table["address"][0])
     waker = waker_of(dump, last_wakee=other)
     assert waker is not None
@@ -177,7 +177,7 @@ def test_waker_that_an_interrupt_came_upon(dump: Seen) -> None:
     assert waker_of(dump, last_wakee=other, wakee_flips=499) is None
 
 
-def test_the_fewest_that_are_a_herd(dump: Seen) -> None:
+def test_smallest_herd(dump: Seen) -> None:
     (herd,) = crowd(dump, MIN_WAITERS, **{**HERD, "apart_ns": 0})
     assert herd.waiters == MIN_WAITERS
 
@@ -195,7 +195,7 @@ def test_the_fewest_that_are_a_herd(dump: Seen) -> None:
         (WaitTarget(kind="flock", inode=3, device="vda 254:0"), "flock 3 of vda 254:0"),
     ],
 )
-def test_a_herd_of_another_queue(dump: Seen, on: WaitTarget, lock: str) -> None:
+def test_herds_of_other_queues(dump: Seen, on: WaitTarget, lock: str) -> None:
     (herd,) = crowd(dump, 300, on=on, **HERD)
     assert herd.lock == lock
     assert herd.address == on.address
@@ -210,7 +210,7 @@ def test_a_herd_of_another_queue(dump: Seen, on: WaitTarget, lock: str) -> None:
         WaitTarget(kind="tty"),
     ],
 )
-def test_what_is_no_one_thing_has_no_herd(dump: Seen, on: WaitTarget) -> None:
+def test_waits_without_a_common_object_are_no_herd(dump: Seen, on: WaitTarget) -> None:
     assert crowd(dump, 300, on=on, **HERD) == ()
 
 
@@ -242,23 +242,23 @@ def test_herd_within_an_interval(dump: Seen) -> None:
     ("slept", "asleep_ns", "looks"),
     [(0, SECOND, 0), (1, 6 * SECOND, 1), (None, SECOND, 1), (None, 6 * SECOND, 0)],
 )
-def test_crowd_that_rests_is_not_looked_at_again(
+def test_idle_crowd_is_not_read_again(
     dump: Seen, slept: int | None, asleep_ns: int, looks: int
 ) -> None:
-    """It costs, and in no round that is under way can it be."""
-    asked = []
+    """Reading again costs time, and an idle crowd cannot be within a round."""
+    counts_read = []
 
     def again(rows: Rows) -> Iterator[TaskTable]:
-        asked.append(len(rows))
+        counts_read.append(len(rows))
         return iter(())
 
     counts = None if slept is None else np.full(len(dump.table), slept, np.int64)
     values = {**HERD, "apart_ns": 600 * TURN_NS, "asleep_ns": asleep_ns}
     assert crowd(dump, 300, watched=Watched(counts, again), **values) == ()
-    assert asked == [300] * looks
+    assert counts_read == [300] * looks
 
 
-def test_looks_at_crowds_are_bounded(
+def test_repeated_reads_of_crowds_are_bounded(
     dump: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(herds.time, "sleep", lambda _: None)
@@ -269,8 +269,8 @@ def test_looks_at_crowds_are_bounded(
     assert {len(table) for each in tables for table in each} == {250}
 
 
-def test_many_that_wait_are_not_told_to_be_woken_in_vain(dump: Seen) -> None:
-    """A crowd that was woken one by one, each for work of its own."""
+def test_crowd_woken_for_separate_work_is_not_a_herd(dump: Seen) -> None:
+    """The server wakes its workers one by one, each for its own work."""
     (herd, *_) = herds_of(dump)
     server = dump.run.workload["servers"]["server-signal"]
     rows = np.array([dump.rows[tid] for tid in server["workers"]])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who has a lock: what it says of itself, and what stacks say."""
+"""Owners of a lock, from its own record and from stacks."""
 
 import pytest
 
@@ -14,7 +14,7 @@ SEMAPHORE = Lock("semaphore", 0xFFFF888000001000)
 FUTEX = Lock("futex", 0x4C1520)
 
 
-def told(
+def owners_of(
     lock: Lock = RWSEM,
     named: list[tuple[int, OwnerConfidence]] | None = None,
     readers: int | None = 1,
@@ -29,60 +29,60 @@ def exact(row: int) -> Owned:
 
 
 def seen(row: int, firm: bool = True) -> Owned:
-    """Make one whose stack says that it has the lock."""
+    """Make an owner with evidence on its stack."""
     return Owned(row, "evidence", True, firm)
 
 
 LAST: list[tuple[int, OwnerConfidence]] = [(1, "likely")]
 FIRST: list[tuple[int, OwnerConfidence]] = [(1, "exact")]
 LIKELY = Owned(1, "likely", True, True)
-# Not seen, it may close no cycle.
+# Without evidence on its stack, it cannot close a cycle.
 UNSEEN = Owned(1, "likely", False, False)
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        # An exact owner is the only one: others may have had it, or have passed its
-        # address on.
-        (told(MUTEX, FIRST, None, seen=(5, 6)), [exact(1)]),
-        (told(RWSEM, FIRST, 0, seen=(5,)), [exact(1)]),
+        # An exact owner is the only one: other stacks can be of former owners, or have
+        # passed on the lock's address.
+        (owners_of(MUTEX, FIRST, None, seen=(5, 6)), [exact(1)]),
+        (owners_of(RWSEM, FIRST, 0, seen=(5,)), [exact(1)]),
         # The last reader.
-        (told(named=LAST, seen=(1, 7), waiting=(7,)), [LIKELY]),
-        (told(named=LAST), [UNSEEN]),
-        # It has left when another is the only one.
-        (told(named=LAST, seen=(5,)), [seen(5)]),
-        (told(named=LAST, readers=2, seen=(1, 5)), [LIKELY, seen(5)]),
-        # It may be the second that is not seen.
-        (told(named=LAST, readers=2, seen=(5,)), [UNSEEN, seen(5)]),
-        # More are seen than there are: the lock's own word is left.
-        (told(named=LAST, seen=(1, 5)), [Owned(1, "likely", True, False)]),
-        (told(seen=(5, 6)), []),
-        # A writer that waits for readers is first in the queue, and no owner.
-        (told(PERCPU, FIRST, 1, seen=(1, 5), waiting=(1, 2)), [seen(5)]),
-        # Who has it and wants it again waits for itself.
-        (told(PERCPU, FIRST, 0, waiting=(1,)), [exact(1)]),
-        (told(SEMAPHORE, readers=None, seen=(5,)), [seen(5)]),
+        (owners_of(named=LAST, seen=(1, 7), waiting=(7,)), [LIKELY]),
+        (owners_of(named=LAST), [UNSEEN]),
+        # It has released the lock if another task is the only reader.
+        (owners_of(named=LAST, seen=(5,)), [seen(5)]),
+        (owners_of(named=LAST, readers=2, seen=(1, 5)), [LIKELY, seen(5)]),
+        # It can be the second reader, which has no evidence.
+        (owners_of(named=LAST, readers=2, seen=(5,)), [UNSEEN, seen(5)]),
+        # More tasks have evidence than there are readers: only the recorded one counts.
+        (owners_of(named=LAST, seen=(1, 5)), [Owned(1, "likely", True, False)]),
+        (owners_of(seen=(5, 6)), []),
+        # A writer that waits for readers is first in the queue and not an owner.
+        (owners_of(PERCPU, FIRST, 1, seen=(1, 5), waiting=(1, 2)), [seen(5)]),
+        # An owner that acquires it again waits for itself.
+        (owners_of(PERCPU, FIRST, 0, waiting=(1,)), [exact(1)]),
+        (owners_of(SEMAPHORE, readers=None, seen=(5,)), [seen(5)]),
         (
-            told(SEMAPHORE, readers=None, seen=(5, 6)),
+            owners_of(SEMAPHORE, readers=None, seen=(5, 6)),
             [seen(5, firm=False), seen(6, firm=False)],
         ),
-        # A word of the C library.
-        (told(FUTEX, LAST, None), [Owned(1, "likely", False, True)]),
-        (told(), []),
-        (told(MUTEX, readers=None, seen=(5,)), []),
+        # A lock word of the C library.
+        (owners_of(FUTEX, LAST, None), [Owned(1, "likely", False, True)]),
+        (owners_of(), []),
+        (owners_of(MUTEX, readers=None, seen=(5,)), []),
     ],
 )
 def test_owners(found: tuple[Owned, ...], expected: list[Owned]) -> None:
     assert [*found] == expected
 
 
-def test_last_reader_where_others_were_not_looked_at() -> None:
-    """It is told only if its own stack says so, too."""
+def test_last_reader_if_stacks_were_not_searched() -> None:
+    """It is an owner only with evidence on its own stack."""
     assert owners(RWSEM, LAST, 1, (), (), searched=False) == ()
     found = owners(RWSEM, LAST, 1, (1,), (), searched=False)
     assert [own.row for own in found] == [1]
 
 
 def test_a_thousand_readers() -> None:
-    assert len(told(readers=1000, seen=tuple(range(1000)))) == MAX_BY_STACK
+    assert len(owners_of(readers=1000, seen=tuple(range(1000)))) == MAX_BY_STACK

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task that others wait for is said to be doing."""
+"""The reason why a task blocks others."""
 
 import re
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.locks.seen import Seen
 
 MAX_LENGTH = 60
 
-# By name; of a pattern in braces, what the guest says that the task waits on.
+# Name of a task -> reason; braces are filled in from the guest's record.
 REASONS = {
     "pipe-read": "asleep in read of pipe:[{inode}]",
     "pipe-write": "asleep in write of pipe:[{inode}]",
@@ -51,14 +51,14 @@ REASONS = {
 }
 
 
-def told(
+def reason_of(
     dump: Seen,
     of: str | int,
     *,
     context: LockContext | None = None,
     what: str | None = None,
 ) -> str:
-    """Return the reason of a task, by its name or its row."""
+    """Return the reason of a task, by name or row."""
     context = context or dump.context()
     row = dump.row(of) if isinstance(of, str) else of
     (case,) = dump.cases(context, [row])
@@ -75,7 +75,7 @@ def test_reasons_of_named_tasks(tasks: Seen) -> None:
     context, wrong = tasks.context(), {}
     for name, text in REASONS.items():
         expected = text.format(**(tasks.named[name]["on"] or {}))
-        found = told(tasks, name, context=context)
+        found = reason_of(tasks, name, context=context)
         if not (re.fullmatch(expected, found) if "(" in text else found == expected):
             wrong[name] = found, expected
     assert wrong == {}
@@ -92,7 +92,7 @@ def test_every_task_has_a_short_reason(tasks: Seen) -> None:
         assert not re.search(r"None|  ", found), found
 
 
-def test_who_runs_in_the_kernel_is_told_with_its_function(tasks: Seen) -> None:
+def test_running_tasks_have_their_function(tasks: Seen) -> None:
     context, compared = tasks.context(), 0
     classes = {
         int(TaskClass.USR): r"runs on CPU \d+ in user mode",
@@ -105,12 +105,12 @@ def test_who_runs_in_the_kernel_is_told_with_its_function(tasks: Seen) -> None:
             found = reason(context, row, tasks.now, None, None, None)
             assert re.fullmatch(classes[task_class], found), found
             compared += 1
-    # Of its two CPUs each has a task that runs.
+    # Each of the two CPUs has a running task.
     assert compared >= 2
 
 
-def test_a_call_may_be_the_last_of_its_function(tasks: Seen) -> None:
-    """It then returns to where the next function begins."""
+def test_return_address_after_the_end_of_a_function(tasks: Seen) -> None:
+    """A call at the end of a function returns to the start of the next one."""
     context = tasks.context()
     start = context.layout.symbol("schedule")
     names = [
@@ -128,8 +128,8 @@ def test_a_call_may_be_the_last_of_its_function(tasks: Seen) -> None:
         ("futex-wait", "parked: nobody wakes it", "parked: nobody wakes it"),
     ],
 )
-def test_what_a_lock_stands_for(tasks: Seen, name: str, what: str, text: str) -> None:
-    assert told(tasks, name, what=what) == text
+def test_purpose_of_a_lock(tasks: Seen, name: str, what: str, text: str) -> None:
+    assert reason_of(tasks, name, what=what) == text
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_a_lock_stands_for(tasks: Seen, name: str, what: str, text: str) ->
     ],
 )
 def test_frozen_tasks(tasks: Seen, functions: tuple[str, ...], text: str) -> None:
-    """As none is in the dump, by the functions that such a task is in."""
+    """No task in the dump is frozen, so the functions on a stack are replaced."""
     context, row = tasks.context(), tasks.row("pause")
     frozen = replace(tasks.case("pause", context), names=functions)
     now = in_class(tasks, row, TaskClass.STP)
@@ -149,18 +149,18 @@ def test_frozen_tasks(tasks: Seen, functions: tuple[str, ...], text: str) -> Non
 
 
 def test_kernel_threads_sleep_in_a_function(tasks: Seen) -> None:
-    """Who has a lock does not just wait for work."""
+    """A kernel thread that blocks others is not reported as idle."""
     (row,) = np.flatnonzero(tasks.table["comm"] == b"kthreadd").tolist()
-    assert told(tasks, row) == "asleep in kthreadd"
+    assert reason_of(tasks, row) == "asleep in kthreadd"
 
 
-def test_who_exits_says_so(tasks: Seen) -> None:
+def test_exiting_tasks(tasks: Seen) -> None:
     context, row = tasks.context(), tasks.row("disk-read")
     records = tasks.table.records.copy()
     records["flags"][row] |= 0x4  # PF_EXITING
     context.tasks = replace(tasks.table, records=records)
-    before = told(tasks, row)
-    assert told(tasks, row, context=context) == f"exiting, {before}"
+    before = reason_of(tasks, row)
+    assert reason_of(tasks, row, context=context) == f"exiting, {before}"
 
 
 def test_dead_tasks_that_are_being_reaped(tasks: Seen) -> None:
@@ -191,7 +191,7 @@ def test_dead_tasks_that_are_being_reaped(tasks: Seen) -> None:
         ("WAI", None, "asleep in pause"),
     ],
 )
-def test_what_is_known_in_part(
+def test_incomplete_wait_targets(
     tasks: Seen, task_class: str, on: WaitTarget | None, text: str
 ) -> None:
     row = tasks.row("pause")
@@ -199,7 +199,7 @@ def test_what_is_known_in_part(
     assert reason(tasks.context(), row, now, None, on, None) == text
 
 
-def test_what_a_server_does_is_said_where_it_is_not_known_to_read() -> None:
+def test_reason_of_a_fuse_server() -> None:
     text, doing = "FUSE server ~480 fuse-srv (/mnt/d)", "stopped by SIGSTOP"
     likely = External("fuse", ("fuse", 1), text, 480, (Holder(2, "likely"),))
     assert external_reason(likely, doing) == f"{text}, {doing}"

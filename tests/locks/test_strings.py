@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Names in the kernel's memory that end where what can be read ends."""
+"""Names are read up to their end, even if memory ends there."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +23,7 @@ def made() -> MadeMemory:
     return MadeMemory()
 
 
-def test_a_file_system_is_named_at_the_end_of_memory(made: MadeMemory) -> None:
+def test_name_of_a_file_system_at_the_end_of_memory(made: MadeMemory) -> None:
     made.struct("super_block", 64, s_type=(made.pointer, 40))
     made.struct("file_system_type", 64, name=(made.pointer, 0))
     made.write(BASE + 40, BASE + 0x100)
@@ -32,7 +32,7 @@ def test_a_file_system_is_named_at_the_end_of_memory(made: MadeMemory) -> None:
     assert file_system_type(made.layout, BASE) == "ext4"
 
 
-def test_a_device_is_named_at_the_end_of_memory(made: MadeMemory) -> None:
+def test_name_of_a_device_at_the_end_of_memory(made: MadeMemory) -> None:
     kobject = made.struct("kobject", 64, name=(made.pointer, 0))
     made.struct("device", 128, kobj=(kobject, 8))
     made.write(BASE + 8, END - 4)
@@ -43,14 +43,14 @@ def test_a_device_is_named_at_the_end_of_memory(made: MadeMemory) -> None:
     assert describe(cast(Any, context), place).name == "device(vdb).mutex"
 
 
-def test_a_name_that_goes_on_in_the_next_page(made: MadeMemory) -> None:
-    """Of a slab cache, whose name was cut at the end of its page."""
+def test_name_across_a_page_boundary(made: MadeMemory) -> None:
+    """The name of a slab cache is not cut at the end of its page."""
     made.struct(
         "kmem_cache",
         64,
         list=(made.heads, 0),
         name=(made.pointer, 16),
-        size=(made.half, 24),
+        size=(made.u32, 24),
     )
     made.link(BASE, BASE + 0x100)
     made.write(BASE + 0x110, BASE + PAGE - 3, 64)
@@ -60,8 +60,8 @@ def test_a_name_that_goes_on_in_the_next_page(made: MadeMemory) -> None:
     assert [cache.name for cache in caches] == ["kmalloc-64"]
 
 
-def test_text_of_an_array_is_as_long_as_its_type_has_it(made: MadeMemory) -> None:
-    """What comes after an array that is full is no part of it."""
+def test_text_of_an_array_is_at_most_its_length(made: MadeMemory) -> None:
+    """Memory after a full array is not part of the text."""
     letters = made.prog.array_type(made.prog.int_type("char", 1, True), 4)
     made.struct("gendisk", 16, disk_name=(letters, 4))
     made.text(BASE + 4, b"vda1more")
@@ -70,6 +70,6 @@ def test_text_of_an_array_is_as_long_as_its_type_has_it(made: MadeMemory) -> Non
         made.layout.text(BASE, "gendisk", "name")
 
 
-def test_what_is_no_text_is_escaped() -> None:
+def test_invalid_text_is_escaped() -> None:
     assert decode_string(b"a\xff\0b") == "a\\xff"
     assert decode_string(b"whole") == "whole"

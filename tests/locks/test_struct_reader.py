@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Members of structures are as wide as their types, and have their signs."""
+"""Members of structures have the widths and signs of their types."""
 
 import struct
 
@@ -18,7 +18,7 @@ def made() -> MadeMemory:
 
 
 def _types(made: MadeMemory) -> dict[str, tuple[Type, bytes, int]]:
-    """Types that a member may have, bytes of each, and what they are."""
+    """Return types of a member, with example bytes and their value."""
     prog = made.prog
     short = prog.int_type("unsigned short", 2, False)
     number = prog.int_type("int", 4, True)
@@ -28,8 +28,8 @@ def _types(made: MadeMemory) -> dict[str, tuple[Type, bytes, int]]:
     states = prog.enum_type("states", number, [TypeEnumerator("RUNS", 0)])
     return {
         "u16": (short, b"\xff\xff", 0xFFFF),
-        "u32": (made.half, b"\xff" * 4, 0xFFFF_FFFF),
-        "u64": (made.word, b"\xff" * 8, (1 << 64) - 1),
+        "u32": (made.u32, b"\xff" * 4, 0xFFFF_FFFF),
+        "u64": (made.u64, b"\xff" * 8, (1 << 64) - 1),
         "pointer": (made.pointer, b"\xff" * 8, (1 << 64) - 1),
         "int": (number, b"\xff" * 4, -1),
         "long": (signed, b"\xfe" + b"\xff" * 7, -2),
@@ -43,8 +43,8 @@ def _types(made: MadeMemory) -> dict[str, tuple[Type, bytes, int]]:
 
 
 @pytest.mark.parametrize("name", list(_types(MadeMemory())))
-def test_a_member_is_as_wide_as_its_type(made: MadeMemory, name: str) -> None:
-    """Beyond it nothing is read: what it is in is the last that there is."""
+def test_member_is_as_wide_as_its_type(made: MadeMemory, name: str) -> None:
+    """No byte is read past the member, where memory ends."""
     type_, data, expected = _types(made)[name]
     made.struct("inode", 32, member=(type_, 32 - len(data)))
     made.text(END - len(data), data)
@@ -53,7 +53,7 @@ def test_a_member_is_as_wide_as_its_type(made: MadeMemory, name: str) -> None:
     assert layout.members(END - 32, "inode", ("newer", "member")) == (expected,)
 
 
-def test_members_come_with_one_read(made: MadeMemory) -> None:
+def test_members_take_one_read(made: MadeMemory) -> None:
     types = _types(made)
     made.struct(
         "inode",
@@ -70,7 +70,7 @@ def test_members_come_with_one_read(made: MadeMemory) -> None:
     assert layout.reader.bytes == 30
 
 
-def test_what_is_no_integer_is_not_read(made: MadeMemory) -> None:
+def test_non_integers_are_refused(made: MadeMemory) -> None:
     number = made.prog.int_type("int", 4, True)
     double = made.prog.float_type("double", 8)
     bits = made.prog.struct_type(

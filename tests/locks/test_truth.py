@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Roots, reasons, herds and ages, against what was logged in guests.
+"""Roots, reasons, herds and ages agree with the guests' records.
 
-What is true of each lock alone is in ``tests/truth/locks.py``.
+Facts of single locks are in ``tests/truth/locks.py``.
 """
 
 from itertools import pairwise
@@ -16,7 +16,7 @@ from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
 from msatools.target.describe import describe
 from msatools.tasks.microstates import bound_of
-from tests.locks.reports import Told, told
+from tests.locks.reports import LoggedReport, logged_report
 from tests.locks.seen import MODULE, SPINNING, STOCK
 from tests.support.dumps import open_dump
 
@@ -24,31 +24,31 @@ ALL = (*STOCK, *MODULE)
 
 
 @pytest.fixture(params=ALL)
-def dump(request: pytest.FixtureRequest) -> Told:
-    return told(request.param)
+def dump(request: pytest.FixtureRequest) -> LoggedReport:
+    return logged_report(request.param)
 
 
 @pytest.fixture(params=STOCK)
-def stock(request: pytest.FixtureRequest) -> Told:
-    return told(request.param)
+def stock(request: pytest.FixtureRequest) -> LoggedReport:
+    return logged_report(request.param)
 
 
 @pytest.fixture(params=MODULE)
-def module(request: pytest.FixtureRequest) -> Told:
-    return told(request.param)
+def module(request: pytest.FixtureRequest) -> LoggedReport:
+    return logged_report(request.param)
 
 
-def test_deadlocks_name_what_each_waits_for(dump: Told) -> None:
+def test_deadlocks_have_the_lock_of_each_task(dump: LoggedReport) -> None:
     for deadlock in dump.report.deadlocks:
         assert len(deadlock.pids) == len(deadlock.locks)
-        circle = [*zip(deadlock.pids, deadlock.locks, strict=True)]
-        for (pid, lock), (owner, _) in pairwise([*circle, circle[0]]):
+        cycle = [*zip(deadlock.pids, deadlock.locks, strict=True)]
+        for (pid, lock), (owner, _) in pairwise([*cycle, cycle[0]]):
             assert dump.waits[pid].lock == lock
             assert owner in [own.pid for own in dump.locks[lock].owners]
 
 
-def test_roots(stock: Told) -> None:
-    """Each root that can be known, what kind it is, and how many it blocks."""
+def test_roots(stock: LoggedReport) -> None:
+    """Each identifiable root has its kind and its number of blocked tasks."""
     known = {
         owner["pid"] for truth in stock.truths.values() for owner in truth["owners"]
     }
@@ -56,7 +56,7 @@ def test_roots(stock: Told) -> None:
     for truth in stock.run.workload["roots"]:
         blocked, kind = len(truth["blocks"]), truth["kind"]
         if kind == "task" and truth["pid"] not in known:
-            continue  # readers of an rwlock in user space: nothing names them
+            continue  # readers of a user-space rwlock are not recorded anywhere
         if kind == "cycle":
             (root,) = [root for root in found if root.kind == "cycle"]
             assert sorted(root.waiters) == sorted(truth["pids"])
@@ -65,7 +65,7 @@ def test_roots(stock: Told) -> None:
         (root,) = [
             root
             for root in found
-            # What one alone waits for is told as that task, which is not behind itself.
+            # A thing with a single waiter is reported as that task, which is the root.
             if root.blocked_d + root.blocked_s == blocked - (root.kind != kind)
             and pids & {root.pid, *root.waiters}
         ]
@@ -88,31 +88,31 @@ def test_roots(stock: Told) -> None:
         ("inversion", "waits for CPU 1"),
     ],
 )
-def test_reasons(stock: Told, pid_of: str, reason: str) -> None:
+def test_reasons(stock: LoggedReport, pid_of: str, reason: str) -> None:
     (owner,) = stock.truths[pid_of]["owners"]
     (root,) = [root for root in stock.report.roots if root.pid == owner["pid"]]
     assert root.kind == "task"
     assert root.reason == reason
 
 
-def test_reasons_outside_of_tasks(stock: Told) -> None:
+def test_reasons_of_external_roots(stock: LoggedReport) -> None:
     reasons = {root.reason for root in stock.report.roots if root.kind == "external"}
     for number in ("254:0", "254:1"):
         assert any(f"{number} (suspended)" in reason for reason in reasons)
     assert "frozen file system /mnt/frozen" in reasons
     server = stock.truths["fuse-folio"]["fuse_server"]
-    (told_,) = [reason for reason in reasons if f"FUSE server {server} " in reason]
-    assert "(/mnt/fuse)" in told_
+    (found,) = [reason for reason in reasons if f"FUSE server {server} " in reason]
+    assert "(/mnt/fuse)" in found
 
 
-def test_parked_by_the_c_library(stock: Told) -> None:
+def test_parked_by_the_c_library(stock: LoggedReport) -> None:
     truth = stock.truths["pi-abba-parked"]
     (waiter,) = truth["waiters"]
     (root,) = [root for root in stock.report.roots if root.pid == waiter["pid"]]
     assert "own stack" in root.reason
 
 
-def test_priority_inversion(stock: Told) -> None:
+def test_priority_inversion(stock: LoggedReport) -> None:
     truth = stock.truths["inversion"]
     (found,) = stock.report.inversions
     assert found.owner == truth["owners"][0]["pid"]
@@ -121,13 +121,13 @@ def test_priority_inversion(stock: Told) -> None:
     assert found.waiter_pri < 0 < found.owner_pri
 
 
-def test_crowd(stock: Told) -> None:
+def test_crowd(stock: LoggedReport) -> None:
     (herd,) = stock.report.herds
     assert herd.waiters == 300
     assert herd.lock == stock.of(stock.truths["herd"]).id
 
 
-def test_chain_to_its_root(module: Told) -> None:
+def test_chain_to_its_root(module: LoggedReport) -> None:
     owner = module.truths["chain-2"]["owners"][0]["pid"]
     (root,) = [root for root in module.report.roots if root.pid == owner]
     order = [
@@ -136,10 +136,10 @@ def test_chain_to_its_root(module: Told) -> None:
     assert list(root.chain) == [*order, owner]
 
 
-def test_waits_are_as_old_as_was_logged(module: Told) -> None:
-    """Each begins to wait after it logged the time, and before the next one did.
+def test_ages_of_waits(module: LoggedReport) -> None:
+    """Each wait began after the waiter logged the time, and before the next one did.
 
-    The module lets that one go once the one before it waits.
+    The module starts the next waiter only when the previous one waits.
     """
     taken_at_ns = module.report.taken_at_ns
     assert taken_at_ns is not None
@@ -147,7 +147,7 @@ def test_waits_are_as_old_as_was_logged(module: Told) -> None:
     waiters.sort(key=lambda waiter: int(waiter["start_ns"]))
     starts = [waiter["start_ns"] for waiter in waiters]
     ends = [*starts[1:], module.run.workload["times"]["monotonic_ns"]]
-    # By which clocks of CPUs may be apart.
+    # The maximum difference of the CPUs' clocks.
     accounting = read_accounting(open_dump(module.run.name, "btf"), LossLog())
     slack_ns = bound_of(accounting)
     for waiter, start, end in zip(waiters, starts, ends, strict=True):
@@ -157,10 +157,10 @@ def test_waits_are_as_old_as_was_logged(module: Told) -> None:
         assert start - slack_ns <= began <= end + slack_ns, waiter
 
 
-def test_what_a_lock_stands_for_may_be_lost(
-    stock: Told, monkeypatch: pytest.MonkeyPatch
+def test_unreadable_purpose_of_a_lock(
+    stock: LoggedReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It costs a note, but neither the lock nor the report."""
+    """The loss is noted; the locks are still reported."""
     prog = open_dump(stock.run.name, "btf")
     for error in (LookupError("no such member"), FaultError("not there", 0)):
 
@@ -179,10 +179,11 @@ def test_what_a_lock_stands_for_may_be_lost(
 @pytest.mark.parametrize("name", [*ALL, *SPINNING])
 def test_same_with_debug_info(name: str) -> None:
     """Types from BTF and from DWARF give one answer, and the same reads."""
-    assert same(told(name)) == same(told(name, "dwarf"))
+    btf, dwarf = logged_report(name), logged_report(name, "dwarf")
+    assert comparable(btf) == comparable(dwarf)
 
 
-def same(dump: Told) -> object:
+def comparable(dump: LoggedReport) -> object:
     report = dump.report
     return (
         *(report.waits, report.locks, report.roots, report.deadlocks, report.herds),
@@ -192,23 +193,23 @@ def same(dump: Told) -> object:
 
 @pytest.mark.parametrize("name", SPINNING)
 def test_spinlocks_of_cpus(name: str) -> None:
-    """By the registers and stacks in the dump."""
-    dump = told(name)
+    """Owners and waiters are found by the registers and stacks in the dump."""
+    dump = logged_report(name)
     for truth in dump.truths.values():
         assert all(owner.seen for owner in dump.of(truth).owners)
         callers = [dump.waits[waiter["pid"]].caller for waiter in truth["waiters"]]
         assert all(caller and caller.startswith("lm_") for caller in callers)
 
 
-def test_one_task_that_was_asked_for(dump: Told) -> None:
-    """It has the lock that it has among all, and no owner that it has not."""
+def test_single_selected_task(dump: LoggedReport) -> None:
+    """It has the same lock as in the full report, and no other owners."""
     prog = open_dump(dump.run.name, "btf")
     target = describe(prog)
-    # One waiter of each lock: the last of its queue, behind all others.
+    # The last waiter in the queue of each lock.
     for truth in dump.truths.values():
         pid = truth["waiters"][-1]["pid"]
         report = collect_locks(prog, target=target, options=LocksOptions(pids=(pid,)))
-        alone = Told(dump.run, report)
+        alone = LoggedReport(dump.run, report)
         assert alone.ids(pid) == dump.ids(pid), truth["name"]
         for id_ in alone.ids(pid):
             ours, whole = alone.locks[id_], dump.locks[id_]
@@ -226,9 +227,9 @@ def test_one_task_that_was_asked_for(dump: Told) -> None:
         pytest.param("manytasks-6.12", "rwsem", 800, marks=pytest.mark.long),
     ],
 )
-def test_one_task_of_a_crowd(name: str, kind: str, count: int) -> None:
-    """It is found with some reads for each that waits; the lock names its owner."""
-    dump = told(name)
+def test_single_task_of_a_crowd(name: str, kind: str, count: int) -> None:
+    """The report takes a few reads per waiter; the lock records its owner."""
+    dump = logged_report(name)
     (crowd,) = [herd for herd in dump.report.herds if kind in herd.lock]
     lock = dump.locks[crowd.lock]
     assert len(lock.waiters) >= count

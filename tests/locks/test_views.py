@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-locks prints of the lab's dumps, beside what it reports of them."""
+"""Views and selections of msa-locks on the lab's dumps agree with its full report."""
 
 import io
 import json
@@ -34,7 +34,7 @@ def text(name: str, *words: str) -> list[str]:
 
 
 def report(name: str, *words: str) -> Any:
-    """Give a report's JSON; it is to be left as it is."""
+    """Return a report's JSON."""
     (line,) = text(name, "--json", *words)
     return json.loads(line)
 
@@ -50,7 +50,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_ids(name: str) -> None:
-    """Each names one lock, and each lock that is waited for has one."""
+    """IDs of locks are unique, and every wait's lock is listed."""
     found = report(name)
     ids = [lock["id"] for lock in found["locks"]]
     assert len(set(ids)) == len(ids)
@@ -61,7 +61,7 @@ def test_ids(name: str) -> None:
     "words", ["-v", "--by task", "--by lock", "--chains", "--holders", "--dot -v"]
 )
 def test_views_of_a_dump(name: str, words: str) -> None:
-    """What each shows of a report is held against tests/golden by tests/render."""
+    """Views have lines; tests/render compares their contents with golden files."""
     lines = text(name, *words.split())
     assert len(lines) > len(report(name)["roots"]) > 10
     assert len(text(name)) < 100
@@ -79,13 +79,13 @@ SELECTIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("words", SELECTIONS)
 def test_selection(name: str, words: str) -> None:
-    """Those that fit, and those on their ways to a root."""
+    """Selected waits are listed, and those between them and a root."""
     everything, found = report(name), report(name, *words.split())
     types = {lock["id"]: lock["type"] for lock in everything["locks"]}
     waits = {wait["pid"]: wait for wait in everything["waits"]}
 
     def lock_type(wait: Report) -> str | None:
-        # Of any of several the first is as good as the others: all are alike.
+        # If a task waits for any of several locks, they have the same type.
         return types.get((wait.get("any_of") or [wait["lock"]])[0])
 
     fit = {
@@ -94,7 +94,7 @@ def test_selection(name: str, words: str) -> None:
     assert fit
     assert len(fit) < len(waits)
     assert fit <= set(pids(found))
-    # Whoever is there and does not fit is in the way of one that does.
+    # Every other wait is in the chain of a selected one.
     chains = [set(root["chain"]) for root in found["roots"]]
     owners = {owner["pid"] for lock in found["locks"] for owner in lock["owners"]}
     for pid in set(pids(found)) - fit:
@@ -116,27 +116,24 @@ def test_least_wait(name: str) -> None:
 def test_named_tasks_and_what_they_wait_for(name: str) -> None:
     truth = lab.build(name).workload["locks"]
     for kind, few in (("mutex", False), ("pi_futex", True)):
-        case = next(each for each in truth if each["type"] == kind and each["owners"])
+        case = next(lock for lock in truth if lock["type"] == kind and lock["owners"])
         waiter = case["waiters"][-1]["pid"]
         owner = case["owners"][0]["pid"]
         found = report(name, "-p", str(waiter))
         assert waiter in pids(found)
-        (lock,) = (each for each in found["locks"] if waiter in each["waiters"])
-        assert [each["pid"] for each in lock["owners"]] == [owner]
-        # Looked up directly; but who has the mutex waits for a mount that all tasks
-        # have to be asked for.
+        (held,) = (lock for lock in found["locks"] if waiter in lock["waiters"])
+        assert [own["pid"] for own in held["owners"]] == [owner]
+        # Tasks are looked up directly, except that the mutex's owner waits for a mount,
+        # for which all tasks are read.
         assert (found["coverage"]["tasks"] < 10) == few
 
 
 def test_named_tasks_have_the_same_owners(name: str) -> None:
-    """One waiter of each lock, and who has it: as in the report of all."""
+    """With -p, the owners of a waiter's lock are those in the full report."""
     compared = 0
     for lock in report(name)["locks"]:
-        (found,) = (
-            each
-            for each in report(name, "-p", str(lock["waiters"][0]))["locks"]
-            if each["id"] == lock["id"]
-        )
+        selected = report(name, "-p", str(lock["waiters"][0]))["locks"]
+        (found,) = (other for other in selected if other["id"] == lock["id"])
         assert owners_of(found) == owners_of(lock), lock["id"]
         compared += bool(lock["owners"])
     assert compared > 10
@@ -156,8 +153,8 @@ def test_stacks(name: str) -> None:
     assert len(groups) == len(alike)
 
 
-def test_waits_of_a_control_group_and_of_a_namespace() -> None:
-    """Where a thread is that waits; who is in its way may be anywhere."""
+def test_waits_of_a_control_group_or_namespace() -> None:
+    """Waiters are selected by group; their owners can be in any group."""
     dump, first = "tasks-6.12", "4026531836"
     named = lab.build(dump).workload["tasks"]
     wanted = {named[task]["tid"] for task in ("swap-in", "over-high")}

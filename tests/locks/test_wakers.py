@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which wakers of herds get frames of their user stack; live: live/test_herddumps.py"""
+"""Wakers of herds get user stack frames (live: tests/live/test_herddumps.py)."""
 
 from dataclasses import replace
 
@@ -24,24 +24,24 @@ HERD = Herd(
 )
 
 
-def told(dump: Seen, pid: int, herd: Herd = HERD) -> Herd:
+def with_waker(dump: Seen, pid: int, herd: Herd = HERD) -> Herd:
     herd = replace(herd, waker=Waker(pid=pid, tgid=1, comm="waker"))
     (found,) = with_frames([herd], dump.context(), stack_bytes(dump.prog))
     return found
 
 
-def test_a_waker_has_frames(tasks: Seen) -> None:
-    waker = told(tasks, 1).waker
+def test_waker_has_frames(tasks: Seen) -> None:
+    waker = with_waker(tasks, 1).waker
     assert waker is not None
     assert waker.frames
     assert not waker.frames[0].guess
 
 
-def test_one_that_was_not_read_has_none(tasks: Seen) -> None:
-    """As it has ended meanwhile, or is not among those that were asked for."""
-    assert told(tasks, NOBODY).waker == Waker(pid=NOBODY, tgid=1, comm="waker")
+def test_waker_that_was_not_read_has_no_frames(tasks: Seen) -> None:
+    """It has exited, or is not among the selected tasks."""
+    assert with_waker(tasks, NOBODY).waker == Waker(pid=NOBODY, tgid=1, comm="waker")
 
 
-def test_one_that_is_no_waker_has_none(tasks: Seen) -> None:
+def test_waker_of_an_unconfirmed_herd_has_no_frames(tasks: Seen) -> None:
     alone = replace(HERD, confidence="none")
-    assert told(tasks, 1, alone).waker == Waker(pid=1, tgid=1, comm="waker")
+    assert with_waker(tasks, 1, alone).waker == Waker(pid=1, tgid=1, comm="waker")

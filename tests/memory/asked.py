@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-memstat prints of a dump that is open already."""
+"""Run msa-memstat on a dump that is already open."""
 
 import io
 from contextlib import redirect_stdout

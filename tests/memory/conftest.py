@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""One scan of each kernel's dump, for all tests to look at."""
+"""Reports of each kernel's dump, shared by all tests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,17 +34,17 @@ BY_OWNER = ("file", "fs", "cgroup", "slab", "vmalloc")
 
 @dataclass
 class PagesByPfn:
-    """Class and flags of every pfn, as the scan saw them."""
+    """Class and flags of every pfn, as the scan read them."""
 
     codes: npt.NDArray[np.uint8]
-    """Before per-CPU lists and files are settled; 255 where there is no page."""
+    """Classes before per-CPU lists and files are resolved; 255 for no page."""
 
     tails: npt.NDArray[np.bool_]
     heads: npt.NDArray[np.intp]
     """The pfn of each page's head, or its own."""
 
     flags: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
-    """By name, of the page itself."""
+    """Name -> whether the page itself has the flag."""
 
 
 @pytest.fixture(
@@ -68,7 +68,7 @@ def report(prog: Program) -> MemstatReport:
 
 @pytest.fixture(scope="session")
 def cut_up(prog: Program) -> MemstatReport:
-    """The same memory by order and section, how it is cut up, and a map of it."""
+    """The same memory by order and section, with its fragmentation and map."""
     return collect_memstat(prog, by=("order", "section"), frag=True, memory_map=True)
 
 
@@ -80,7 +80,7 @@ def pages(report: MemstatReport) -> dict[str, int]:
 
 @pytest.fixture(scope="session")
 def by_owner(prog: Program) -> MemstatReport:
-    """The memory scenario by everything that owns memory but processes."""
+    """The memory scenario by every kind of owner except processes."""
     return collect_memstat(prog, by=BY_OWNER)
 
 
@@ -101,12 +101,12 @@ def owners_report(owners_prog: Program) -> MemstatReport:
 
 
 @dataclass
-class Look:
-    """Looks at each block of a scan in one process."""
+class BlockObserver:
+    """Calls a function with each block of a scan, in one process."""
 
     observe: Callable[[Block], None]
 
-    def merge(self, later: "Look") -> None:
+    def merge(self, later: "BlockObserver") -> None:
         raise NotImplementedError
 
 
@@ -124,14 +124,14 @@ def by_pfn(prog: Program) -> PagesByPfn:
         seen.flags[name] = np.zeros(end, np.bool_)
 
     def observe(block: Block) -> None:
-        here = slice(block.pfn, block.pfn + len(block))
-        seen.codes[here] = block.codes
+        pfns = slice(block.pfn, block.pfn + len(block))
+        seen.codes[pfns] = block.codes
         seen.tails[block.pfn + block.tails] = True
         seen.heads[block.pfn + block.tails] = block.pfn + block.tail_heads
         for name, bit in bits.items():
-            seen.flags[name][here] = block.flags & bit != 0
+            seen.flags[name][pfns] = block.flags & bit != 0
 
     owners = collect_owners(reader, layout, ranges, losses)
-    scan(reader, layout, ranges, owners.pages(), observers=[Look(observe)])
+    scan(reader, layout, ranges, owners.pages(), observers=[BlockObserver(observe)])
     assert PageClass.EXCLUDED not in seen.codes
     return seen

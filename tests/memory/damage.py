@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A dump of which pages are lost, or words overwritten, and which is whole again."""
+"""Damage a dump's memory for one test, and restore it."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -23,10 +23,10 @@ def struct_page(prog: Program, pfn: int, member: str) -> int:
 
 class Patient:
     """
-    A program whose memory is damaged by one test after the other.
+    A program whose memory one test after the other damages.
 
-    To open a dump takes longer than to look at it. So a test mends what it damaged:
-    the bytes are those of the dump again, and what was known from before is forgotten.
+    Opening a dump takes longer than reading it. So after each test, :meth:`mend`
+    restores the memory and the program's cache.
     """
 
     def __init__(self, name: str, types: str) -> None:
@@ -53,14 +53,14 @@ class Patient:
     def poke(
         self, address: int, value: int, size: int = 8, physical: bool = False
     ) -> None:
-        """Overwrite what lies at an address, within a page."""
+        """Overwrite memory at an address, within a page."""
         start = address & -PAGE
         page = bytearray(self.prog.read(start, PAGE, physical))
         page[address - start : address - start + size] = value.to_bytes(size, "little")
         self._replace(start, bytes(page), physical)
 
     def poke_member(self, member: Object, value: int) -> None:
-        """Overwrite a member of a structure, and not what is beside it."""
+        """Overwrite a member of a structure, in its size."""
         address = member.address_
         assert address is not None
         self.poke(address, value, sizeof(member))
@@ -75,7 +75,7 @@ class Patient:
 
 @cache
 def patient(name: str, types: str = "dwarf") -> Patient:
-    """Return the program of a dump that is there to be damaged."""
+    """Return a dump to damage, opened once."""
     return Patient(name, types)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Struct pages made by hand, in the layout of a real kernel."""
+"""Make struct pages by hand, in the layout of a real kernel."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +16,7 @@ from msatools.memory.pages.layout import PageLayout, page_layout
 from msatools.target import TargetSpec, open_target
 
 ADDRESS = 0xFFFFEA0000000000
-"""Of the first struct page."""
+"""Address of the first struct page."""
 
 NODE_1 = 1 << 54
 NOT_MAPPED = 0xFFFFFFFF
@@ -29,7 +29,7 @@ def no_far_heads(address: int) -> FarHead:
 
 
 def type_word(layout: PageLayout, code: int) -> int:
-    """Return the ``_mapcount`` of a page whose type is the first of a class."""
+    """Return the ``_mapcount`` (page type) of a page of a class."""
     types = layout.types
     key = int(np.flatnonzero(types.classes == code)[0])
     return key << types.shift | 0xFFFFFFFF & ~(types.mask << types.shift)
@@ -46,7 +46,7 @@ def demo_layout(name: str) -> PageLayout:
 
 
 class Pages:
-    """Struct pages that tell nothing, in use by the kernel until something is put."""
+    """Struct pages without type or owner, in use by the kernel."""
 
     def __init__(self, layout: PageLayout, count: int, flags: int = NODE_1) -> None:
         self.layout = layout
@@ -56,7 +56,7 @@ class Pages:
         self.put(slice(None), "refcount", 1)
 
     def address(self, page: int) -> int:
-        """Return the address of a struct page, by its place among these."""
+        """Return the address of a struct page by its index."""
         return ADDRESS + page * self.layout.size
 
     def copy(self) -> "Pages":
@@ -65,7 +65,7 @@ class Pages:
         return other
 
     def put(self, pages: Chosen, member: str, value: int) -> None:
-        """Set a member, of 4 bytes if it is a count and of 8 if it is not."""
+        """Set a member: 4 bytes if its name ends in ``count``, else 8."""
         self.put_at(
             pages,
             getattr(self.layout, member),
@@ -79,7 +79,7 @@ class Pages:
         columns[pages, offset : offset + size] = np.frombuffer(new, np.uint8)
 
     def flag(self, pages: Chosen, *names: str) -> None:
-        """Set flags by their names; those that the kernel lacks are left out."""
+        """Set flags by name, except those that the kernel does not have."""
         for name in names:
             self.flag_bits(pages, self.layout.bits.get(name, 0))
 
@@ -101,7 +101,7 @@ class Pages:
         self.tails(slice(first + 1, first + count), first)
 
     def tails(self, pages: Chosen, head: int) -> None:
-        """Make pages tails of a head, which may lie outside of these."""
+        """Make pages tails of a head, which can be outside of these pages."""
         self.put(pages, "compound_head", self.address(head) | 1)
 
     def data(self) -> bytes:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of memstat made by hand."""
+"""Make reports of memstat by hand."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def check(name: str, walk: int, kernel: int, why: str | None = None) -> Check:
 def report(
     pages: Mapping[str, int], page_size: int = PAGE, **more: Any
 ) -> MemstatReport:
-    """A report of so many pages of each class."""
+    """Return a report with these numbers of pages by class."""
     counts = (ClassCount(n, count, count * page_size) for n, count in pages.items())
     made: dict[str, Any] = {
         "target": TARGET,
@@ -52,6 +52,6 @@ def report(
 
 
 def group(key: str, name: str = "", **pages: int) -> PageGroup:
-    """A group of so many pages of each class, whose names have an underline here."""
+    """Return a group with these numbers of pages; class names have _ for the dot."""
     classes = {name.replace("_", ".", 1): count for name, count in pages.items()}
     return PageGroup(key, name or key, sum(classes.values()), classes)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a scan found of pages that may be on lists, made by hand."""
+"""Make scan results with pages that can be on free lists."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.scan.result import CachePages, FreeCandidates, ScanResult
 
 PAGES = 1000
-"""In all, of one class."""
+"""Number of pages, all of one class."""
 
 KEY = 0
 
@@ -19,10 +19,10 @@ def scanned(
     code: int = PageClass.UNATTRIBUTED,
 ) -> ScanResult:
     """
-    Make what a scan found.
+    Make a scan result.
 
-    :param links: By list node, what is behind and before it on a list.
-    :param rooms: Pages of the largest block that each may begin.
+    :param links: list node -> next and previous node
+    :param rooms: Pages of the largest block that can begin at each page.
     """
     counts = np.zeros(NCLASSES, np.int64)
     counts[code] = PAGES

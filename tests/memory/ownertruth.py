@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the guest of the owners scenario said of files, groups, slabs, as numbers."""
+"""Figures of files, control groups and slabs that the owners guest recorded."""
 
 import re
 from typing import Any
@@ -13,14 +13,14 @@ PAGE = 4096
 
 
 def process(run: Run, name: str) -> dict[str, Any]:
-    """What the workload said of one of its processes."""
+    """Return the workload's record of one of its processes."""
     found: dict[str, Any]
     (found,) = (p for p in run.workload["processes"] if p["name"] == name)
     return found
 
 
 def open_file_pages(run: Run, name: str) -> dict[str, int]:
-    """Count the cached pages of the files that a process holds, by their names."""
+    """Count the cached pages of each file that a process holds open."""
     holder = process(run, name)
     return {
         file: cached_pages(run, f"/proc/{holder['pid']}/fd/{descriptor}")
@@ -29,12 +29,12 @@ def open_file_pages(run: Run, name: str) -> dict[str, int]:
 
 
 def region_pages(run: Run, region: str) -> int:
-    """Count the pages of a region that are there."""
+    """Count the present pages of a region."""
     return sum(pfn is not None for pfn in run.pfns(region))
 
 
 def files_by_path(run: Run) -> dict[str, int]:
-    """Count the cached pages of all files that have a path, and that were asked for."""
+    """Count the cached pages of each file whose mincore() was recorded."""
     prefix = "mincore/"
     paths = (
         name.removeprefix("mincore")
@@ -49,13 +49,16 @@ def files_by_path(run: Run) -> dict[str, int]:
 
 
 def memory_stat(run: Run, cgroup: str) -> dict[str, int]:
-    """Read a group's memory.stat, as it is: bytes, and counts of events."""
+    """Return a control group's memory.stat: bytes, and counts of events."""
     text = run.truth(f"sys/fs/cgroup/{cgroup}/memory.stat").decode()
     return {name: int(value) for name, value in map(str.split, text.splitlines())}
 
 
 def slabinfo(run: Run) -> dict[str, tuple[int, int, int, int]]:
-    """By cache: active objects, objects, slabs, pages a slab; read last of all."""
+    """Return for each cache: active objects, objects, slabs, pages per slab.
+
+    /proc/slabinfo was read after everything else.
+    """
     found = {}
     for line in run.truth("last/slabinfo.again").decode().splitlines():
         match = re.match(
@@ -69,7 +72,7 @@ def slabinfo(run: Run) -> dict[str, tuple[int, int, int, int]]:
 
 
 def vmalloc_callers(run: Run) -> dict[str, tuple[int, int]]:
-    """By caller: areas that have pages, and the pages of those."""
+    """Return for each caller: vmalloc areas with pages, and their pages."""
     found: dict[str, tuple[int, int]] = {}
     for line in run.truth("proc/vmallocinfo").decode().splitlines():
         match = re.match(r"\S+ +\d+ (\w+)[+.\w/]* .*\bpages=(\d+)", line)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Groups and checks of a report, and what each break-down of memory promises."""
+"""Read parts of a report, and check that a breakdown sums to the total."""
 
 from msatools.memory.by.groups import PageGroup
 from msatools.memory.model import Check, MemstatReport
 
 
 def view(report: MemstatReport, name: str) -> tuple[PageGroup, ...]:
-    """Return the groups of a view that was asked for."""
+    """Return the groups of a view that the report has."""
     assert report.by is not None
     return report.by[name]
 
@@ -32,7 +32,7 @@ def summed(groups: tuple[PageGroup, ...]) -> dict[str, int]:
 
 
 def check(report: MemstatReport, name: str) -> tuple[PageGroup, ...]:
-    """Hold the groups of a view against the classes, and return them."""
+    """Check that the groups of a view sum to the classes; return them."""
     groups = view(report, name)
     assert all(g.pages == sum(g.classes.values()) > 0 for g in groups)
     pages = pages_of(report)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The memmap read in bulk, and as drgn reads it."""
+"""The memmap read in bulk is the same as read by drgn."""
 
 from pathlib import Path
 
@@ -28,18 +28,18 @@ def open_dump(path: Path) -> Reader:
 
 
 def pieces(reader: Reader) -> list[tuple[int, int]]:
-    """Address and size of each piece in which the memmap is read."""
+    """Return address and size of each piece in which the memmap is read."""
     layout = page_layout(reader.prog)
     return [
-        (at, min(CHUNK_BYTES, part.address_end(layout.size) - at))
+        (start, min(CHUNK_BYTES, part.address_end(layout.size) - start))
         for part in memmap_ranges(reader, layout, LossLog())
-        for at in range(part.address, part.address_end(layout.size), CHUNK_BYTES)
+        for start in range(part.address, part.address_end(layout.size), CHUNK_BYTES)
     ]
 
 
 @pytest.fixture(scope="module")
 def small() -> lab.Run:
-    """A small dump, as what is tested is its format."""
+    """A small dump: only its format matters."""
     return lab.build("barepages-6.12")
 
 
@@ -53,11 +53,13 @@ def assert_same(reader: Reader) -> None:
     found = BulkReader.of(reader)
     assert BulkReader.of(reader) is found
     before = reader.reads, reader.bytes
-    data = [found.read_around_gaps(at, size, PAGE) for at, size in whole]
+    data = [found.read_around_gaps(address, size, PAGE) for address, size in whole]
     assert found.in_bulk
     assert reader.reads == before[0] + len(whole)
     assert reader.bytes == before[1] + sum(size for _, size in whole)
-    assert data == [reader.read_around_gaps(at, size, PAGE) for at, size in whole]
+    assert data == [
+        reader.read_around_gaps(address, size, PAGE) for address, size in whole
+    ]
 
 
 @pytest.mark.parametrize("format", IN_BULK)
@@ -66,30 +68,36 @@ def test_memmap_is_the_same(small: lab.Run, format: str) -> None:
 
 
 def test_memmap_of_huge_pages_is_the_same(run: lab.Run) -> None:
-    """In it are vmemmap pages that stand for many."""
+    """With HVO, one page of the memmap is mapped many times."""
     assert_same(open_dump(run.dump("kdump-lzo")))
 
 
 @pytest.mark.parametrize("format", ["elf", "elf-filtered"])
-def test_what_is_left_to_drgn(small: lab.Run, format: str) -> None:
+def test_formats_that_are_left_to_drgn(small: lab.Run, format: str) -> None:
     reader = open_dump(small.dump(format))
-    at, size = pieces(reader)[0]
+    address, size = pieces(reader)[0]
     found = BulkReader.of(reader)
     assert not found.in_bulk
-    assert found.read_around_gaps(at, size, PAGE) == (reader.read(at, size), [])
+    assert found.read_around_gaps(address, size, PAGE) == (
+        reader.read(address, size),
+        [],
+    )
 
 
 @pytest.mark.parametrize(
     ("skip", "size", "granule"), [(8, PAGE, PAGE), (0, 100, PAGE), (0, PAGE, 64)]
 )
 def test_parts_of_pages(reader: Reader, skip: int, size: int, granule: int) -> None:
-    at = pieces(reader)[0][0] + skip
-    data, gaps = BulkReader.of(reader).read_around_gaps(at, size, granule)
-    assert (data, gaps) == (reader.read(at, size), [])
+    address = pieces(reader)[0][0] + skip
+    data, gaps = BulkReader.of(reader).read_around_gaps(address, size, granule)
+    assert (data, gaps) == (reader.read(address, size), [])
 
 
 class Holes:
-    """Pages of a dump, some of which are lost."""
+    """Pages of a dump with some replaced.
+
+    :param lost: index in the pages read -> replacement, None for a page left to drgn
+    """
 
     def __init__(self, pages: KdumpPages, lost: dict[int, bytes | None]) -> None:
         self.page_size = pages.page_size
@@ -101,24 +109,24 @@ class Holes:
         return [self._lost.get(i, page) for i, page in enumerate(found)]
 
 
-def test_pages_that_drgn_has_to_be_asked_for(
+def test_pages_that_drgn_must_read(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at, size = pieces(reader)[0]
-    expected = reader.read(at, size)
-    asked = dict.fromkeys([0, 1, 5, size // PAGE - 1])
+    address, size = pieces(reader)[0]
+    expected = reader.read(address, size)
+    left_to_drgn = dict.fromkeys([0, 1, 5, size // PAGE - 1])
     monkeypatch.setattr(
-        bulk, "KdumpPages", lambda path: Holes(KdumpPages(path), {**asked})
+        bulk, "KdumpPages", lambda path: Holes(KdumpPages(path), {**left_to_drgn})
     )
     before = reader.reads, reader.bytes
-    data, gaps = BulkReader.of(reader).read_around_gaps(at, size, PAGE)
+    data, gaps = BulkReader.of(reader).read_around_gaps(address, size, PAGE)
     assert (bytes(data), gaps) == (expected, [])
-    # All but those with one read, and one for each run of them.
+    # One read for all other pages, and one for each run of these.
     assert (reader.reads, reader.bytes) == (before[0] + 4, before[1] + size)
 
 
-def test_gaps_come_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages that are cut off are lost; of those that are left out drgn tells why."""
+def test_gaps_are_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that are cut off are unreadable; drgn has the reason for missing ones."""
     start, size = pieces(reader)[0]
     vmemmap = start - (1 << 30)
     lost = {2: CUT_OFF, 3: CUT_OFF, 9: None}
@@ -128,7 +136,7 @@ def test_gaps_come_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> 
     expected[2 * PAGE : 4 * PAGE] = bytes(2 * PAGE)
     assert data == expected
     assert gaps == [Gap(i * PAGE, PAGE, "unreadable") for i in (2, 3)]
-    # What is not mapped at all.
+    # Memory that is not mapped address all.
     found = BulkReader.of(reader).read_around_gaps(vmemmap, 4 * PAGE, PAGE)
     assert found == reader.read_around_gaps(vmemmap, 4 * PAGE, PAGE)
     assert len(found[1]) == 4
@@ -144,43 +152,48 @@ def test_wrong_page_tables_are_noticed(
         return found
 
     monkeypatch.setattr(VmallocTables, "frames", shifted)
-    at, size = pieces(reader)[0]
+    address, size = pieces(reader)[0]
     found = BulkReader.of(reader)
     assert found.in_bulk
-    assert found.read_around_gaps(at, size, PAGE) == (reader.read(at, size), [])
+    assert found.read_around_gaps(address, size, PAGE) == (
+        reader.read(address, size),
+        [],
+    )
     assert not found.in_bulk
 
 
 def test_memmap_of_a_cut_dump(small: lab.Run, tmp_path: Path) -> None:
-    """What is there is right, and what is not is lost, not zero.
+    """Existing pages are right, and missing pages are gaps, not zeros.
 
-    Where the memmap lies is chance, as is whether a dump without the end of it has the
-    kernel still: so every other page is said to lie where the file has ended.
+    The memmap's position in the dump varies, so instead of cutting the file, the test
+    changes the descriptors of every other page to point past its end.
     """
     whole = small.dump("kdump-lzo")
     intact, layout = open_dump(whole), Layout(whole)
     tables = page_tables(intact.prog)
     assert tables is not None
-    frames = [tables.frames(at, size // PAGE)[1::2] for at, size in pieces(intact)]
+    frames = [
+        tables.frames(address, size // PAGE)[1::2] for address, size in pieces(intact)
+    ]
     gone = np.flatnonzero(np.isin(layout.kept, np.concatenate(frames))).tolist()
     end = whole.stat().st_size
     changes = {
-        layout.table_at + row * DESCRIPTOR.size: DESCRIPTOR.pack(
+        layout.table_offset + row * DESCRIPTOR.size: DESCRIPTOR.pack(
             end, *layout.descriptors[row][1:]
         )
         for row in gone
     }
     reader = open_dump(copied(whole, tmp_path, changes))
     lost = 0
-    for at, size in pieces(intact):
-        data, gaps = BulkReader.of(reader).read_around_gaps(at, size, PAGE)
-        expected = bytearray(intact.read(at, size))
+    for address, size in pieces(intact):
+        data, gaps = BulkReader.of(reader).read_around_gaps(address, size, PAGE)
+        expected = bytearray(intact.read(address, size))
         for gap in gaps:
             assert gap.reason == "unreadable"
             expected[gap.offset : gap.offset + gap.size] = bytes(gap.size)
             lost += gap.size
         assert data == expected
-    # Those of huge pages may be one page mapped more than once.
+    # With HVO, a page of the memmap can be mapped more than once.
     assert (
         (1 << 20) < len(gone) * PAGE <= lost < sum(size for _, size in pieces(intact))
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Memory by process, held against smaps_rollup of each process."""
+"""Memory by process agrees with each process's smaps_rollup."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -61,7 +61,7 @@ def processes(report: MemstatReport) -> dict[int, ProcessGroup]:
 
 def test_processes_sum_to_the_table(its_report: MemstatReport) -> None:
     (rest,) = (group for group in check(its_report, "process") if group.key == "-")
-    # Nobody maps what the kernel uses for itself.
+    # Kernel memory is mapped by no process.
     assert "kernel.slab" in rest.classes
     for group in processes(its_report).values():
         assert not any(name.startswith("kernel.") for name in group.classes)
@@ -77,8 +77,8 @@ def test_nothing_is_lost(its_report: MemstatReport) -> None:
     assert its_report.notes == ()
 
 
-def test_what_two_map_is_divided(owners_run: lab.Run) -> None:
-    """One maps a whole file, another one a part of it."""
+def test_pages_mapped_twice_are_divided(owners_run: lab.Run) -> None:
+    """One process maps a whole file, another one a part of it."""
     prog = patient(owners_run.name, "btf").prog
     found = processes(collect_memstat(prog, by=("process",)))
     pids = {p["name"]: p["pid"] for p in owners_run.workload["processes"]}
@@ -98,20 +98,20 @@ def test_what_two_map_is_divided(owners_run: lab.Run) -> None:
 
 
 Table = tuple[int, int]
-"""Physical address of a table, and of the entry in it that names the next one."""
+"""Physical address of a table, and of its entry for the next level's table."""
 
 LEVELS = 5
-"""Of the page tables of the lab's guests."""
+"""Page table levels of the lab's guests."""
 
 
 def tables(prog: Program, pid: int) -> list[Table]:
-    """Find the first table of each level that a process has, from the top."""
+    """Return a process's first table of each level, from the top."""
     task = find_task(prog, pid)
     found = []
     address = task.mm.pgd.value_() - prog["page_offset_base"].value_()
     for _ in range(LEVELS):
         words = np.frombuffer(prog.read(address, PAGE, True), "<u8")
-        # A huge page is no table.
+        # Skip huge pages.
         present = np.flatnonzero((words & 1 != 0) & (words & 0x80 == 0))
         entry = address + 8 * int(present[0])
         found.append((address, entry))
@@ -147,10 +147,10 @@ def test_lost_table(
     assert report.coverage["user_tables_unreadable"] == 1
     assert any(note.code == "user-tables-unreadable" for note in report.notes)
     for pid in recorded_processes(run_612):
-        said, rss = kib(run_612, pid, "smaps_rollup")["Rss"], found[pid].rss_pages
-        # Of the others, all is known; of this one, what is still found.
-        assert rss == (None if pid == victim else said // 4)
-    # The entry of the second names all that a process has below 256 TiB.
+        kib_recorded = kib(run_612, pid, "smaps_rollup")["Rss"]
+        expected = None if pid == victim else kib_recorded // 4
+        assert found[pid].rss_pages == expected
+    # The first entry of the second level covers all addresses below 256 TiB.
     assert (found[victim].pages > 0) == (level > 1)
 
 
@@ -160,10 +160,10 @@ def whole(run_612: lab.Run) -> dict[int, ProcessGroup]:
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_entry_that_names_no_memory_or_its_own_table(
+def test_entry_without_memory_or_for_its_own_table(
     damaged: Patient, whole: dict[int, ProcessGroup], victim: int, level: int
 ) -> None:
-    """The walk ends, and what others have is as it was."""
+    """The walk ends, and the figures of other processes are unchanged."""
     table, entry = tables(damaged.prog, victim)[level]
     for target, broken in ((ADDRESS, 1), (table, None)):
         damaged.poke(entry, target | 1, physical=True)
@@ -174,7 +174,7 @@ def test_entry_that_names_no_memory_or_its_own_table(
 
 
 def test_lost_address_space(damaged: Patient, victim: int) -> None:
-    """A process of which nothing can be read is not there; its memory is nobody's."""
+    """A process whose mm_struct cannot be read is not listed."""
     start = find_task(damaged.prog, victim).mm.value_()
     damaged.lose(start)
     damaged.lose(start + PAGE)
@@ -194,7 +194,12 @@ FILE_MAPPING = 0xFFFF_8880_0000_1000
 def huge_page(
     layout: PageLayout, mapping: int, own: list[int], entire: int, both: bool
 ) -> Block:
-    """Make a huge page, whose pages and which itself is mapped so often."""
+    """Make a huge page.
+
+    :param own: mapcount of each page
+    :param entire: mapcount of the huge page as a whole
+    :param both: whether it has PG_double_map
+    """
     pages = Pages(layout, HUGE_PAGES)
     pages.compound(0, HUGE_PAGES)
     pages.put(0, "mapping", mapping)
@@ -207,14 +212,12 @@ def huge_page(
 
 
 @pytest.mark.parametrize("mapping", [ANON_MAPPING, FILE_MAPPING])
-def test_how_often_pages_of_a_huge_page_are_mapped(
-    layout: PageLayout, mapping: int
-) -> None:
-    """Twice as a whole, and one of them once more for itself."""
+def test_mapcounts_of_a_huge_page(layout: PageLayout, mapping: int) -> None:
+    """It is mapped twice as a whole, and one of its pages once more."""
     doubled = "double_map" in layout.bits
     of_file = mapping == FILE_MAPPING
-    # Up to v6.1 each page counts mappings of a file's huge page as well, and one more
-    # if an anonymous one is mapped both ways.
+    # Up to v6.1 each page also counts the mappings of a file's huge page, and one more
+    # if an anonymous huge page is mapped both as a whole and by page.
     more = (2 if of_file else 1) if doubled else 0
     own = [more] * HUGE_PAGES
     own[7] += 1
@@ -224,16 +227,16 @@ def test_how_often_pages_of_a_huge_page_are_mapped(
     assert set(counts) == {2}
 
 
-def test_how_often_typed_and_unmapped_pages_are_mapped(layout: PageLayout) -> None:
+def test_mapcounts_of_typed_and_unmapped_pages(layout: PageLayout) -> None:
     own = [0] * HUGE_PAGES
-    own[3] = 1 - (1 << 24)  # a type, instead of a count
+    own[3] = 1 - (1 << 24)  # a page type instead of a count
     block = huge_page(layout, ANON_MAPPING, own, 0, False)
     assert set(mapcounts(block).tolist()) == {0}
 
 
 @pytest.mark.parametrize("gone", [0, 7, HUGE_PAGES - 1])
-def test_huge_page_of_which_a_page_is_another(layout: PageLayout, gone: int) -> None:
-    """As on a running kernel, where it was split meanwhile."""
+def test_huge_page_with_a_page_of_another_class(layout: PageLayout, gone: int) -> None:
+    """On a running kernel it can be split during the scan."""
     block = huge_page(layout, ANON_MAPPING, [0] * HUGE_PAGES, 1, False)
     block.codes[gone] = PageClass.FREE_BUDDY
     key = HUGE_PAGES << SPACE_BITS
@@ -250,24 +253,24 @@ def test_rounding_keeps_the_sum() -> None:
     codes = np.array([5, 5, 5, 8, 8])
     shares = np.array([667, 667, 666, 2500, 100])
     pages = _whole_pages(codes, shares, 1000)
-    # 2 pages in all; then 2.6, of which the rest is 0.4 of 3 pages.
+    # The shares of the first class sum to 2 pages, those of the second to 2.6.
     assert pages[:3].sum() == 2
     assert pages.tolist()[3:] == [3, 0]
     assert (np.abs(pages * 1000 - shares) < 1000).all()
 
 
-def test_rounding_leaves_a_rest_its_own() -> None:
+def test_rounding_gives_a_fraction_to_nobody() -> None:
     pages = _whole_pages(np.array([5, 5]), np.array([300, 200]), 1000)
-    assert pages.tolist() == [0, 0]  # half a page is nobody's, and more than either
+    assert pages.tolist() == [0, 0]  # the unowned half page is larger than either share
 
 
 @pytest.mark.parametrize(
     ("threads", "chosen"),
     [
         ([(10, 10, 1), (11, 10, 1)], [10]),
-        # The leader is dead, and has no address space.
+        # The leader has exited and has no address space.
         ([(12, 10, 1), (11, 10, 1)], [11]),
-        # vfork(): two processes, one address space.
+        # vfork(): two processes with one address space.
         ([(30, 30, 1), (20, 20, 1), (21, 20, 1)], [20]),
         ([(10, 10, 2), (20, 20, 1)], [20, 10]),
         ([], []),

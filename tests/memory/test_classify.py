@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Classes of struct pages made by hand, in the layout of a real kernel."""
+"""Struct pages made by hand are classified, in the layout of a real kernel."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def far_head(address: int) -> FarHead:
 
 
 def classes(pages: Pages, *gaps: Gap) -> dict[int, list[int]]:
-    """Return the pages by class, but those that tell nothing."""
+    """Return the pages by class, except unattributed ones."""
     codes = pages.block(far_heads=far_head, gaps=[*gaps]).codes
     return {
         code: np.flatnonzero(codes == code).tolist()
@@ -34,7 +34,7 @@ def classes(pages: Pages, *gaps: Gap) -> dict[int, list[int]]:
     }
 
 
-def test_nothing_told(pages: Pages) -> None:
+def test_pages_without_type_or_owner(pages: Pages) -> None:
     assert classes(pages) == {}
     pages.words[10:20] = 0
     assert classes(pages) == {PageClass.EXCLUDED: [*range(10, 20)]}
@@ -61,15 +61,15 @@ def test_mapping(
 
 
 def test_compound_pages_of_other_blocks(pages: Pages) -> None:
-    """Of one before, and of one behind."""
+    """Their heads are in an earlier and in a later block."""
     pages.tails(slice(7), -64)
     pages.tails(9, 2 * PAGES)
     expected = {PageClass.SHMEM: [*range(7)], PageClass.DEVICE: [9]}
     assert classes(pages) == expected
 
 
-def test_fake_heads_have_their_true_heads_class(pages: Pages) -> None:
-    """With the vmemmap optimisation 64 struct pages are there again and again."""
+def test_fake_heads_have_the_class_of_the_true_head(pages: Pages) -> None:
+    """With HVO the same 64 struct pages are mapped repeatedly."""
     pages.compound(512, 64)
     pages.anon(512)
     pages.flag(512, "hwpoison")
@@ -85,7 +85,7 @@ def test_fake_heads_have_their_true_heads_class(pages: Pages) -> None:
 
 def test_free_block(pages: Pages) -> None:
     pages.free(64, 6)
-    # What the pages were before they were freed stays in them.
+    # Pages keep old contents after they are freed.
     pages.anon(70)
     assert classes(pages) == {PageClass.FREE_BUDDY: [*range(64, 128)]}
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The scan in C against the one in numpy, which is right by definition."""
+"""The scan in C gives the same as the scan in numpy, which is the reference."""
 
 import ctypes
 import importlib.util
@@ -36,10 +36,10 @@ from msatools.memory.scan.scan import scan
 from .madepages import ADDRESS, Pages, open_demo, type_word
 
 FIRST_PFN = (1 << 16) + 32
-"""No free block of more than order 5 fits to it."""
+"""A pfn at which no free block of more than order 5 is aligned."""
 
 MANY = settings(max_examples=400)
-"""No chance: each run has the same examples, however long one takes."""
+"""Each run has the same examples and no deadline (profile in tests/conftest.py)."""
 
 NOBODY = OwnedPages(np.empty(0, np.uint64), np.empty(0, np.uint8))
 COLUMNS = ("flags", "mapping", "counts", "codes", "tails", "tail_heads", "words")
@@ -48,7 +48,7 @@ COLUMNS += ("fakes", "notable")
 
 @dataclass
 class Digests:
-    """Remembers what was in each block."""
+    """Records checksums of each block's columns."""
 
     blocks: list[dict[str, int]] = field(default_factory=list)
     classes: set[int] = field(default_factory=set)
@@ -66,7 +66,7 @@ class Digests:
 
 
 def comparable(result: ScanResult) -> dict[str, Any]:
-    """All that a scan found, however it came in pieces."""
+    """Return all results of a scan, independent of how they are split."""
 
     def joined(parts: list[Any]) -> list[int]:
         return [int(number) for part in parts for number in part]
@@ -84,7 +84,7 @@ Scan = Callable[[], tuple[ScanResult, Digests]]
 
 
 def assert_same(do_scan: Scan) -> tuple[ScanResult, Digests]:
-    """Scan both ways, and return what both found."""
+    """Scan both ways, check that the results are equal, and return them."""
     if compiled.library() is None:
         pytest.skip("it is not compiled: see test_it_is_built()")
     with pytest.MonkeyPatch.context() as patch:
@@ -124,7 +124,7 @@ def test_it_is_built() -> None:
 
 @needs_compiler
 def test_switch(demo_prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compiled is used, unless numpy is asked for."""
+    """The C code is used unless the environment asks for numpy."""
     classified: list[int] = []
     original = compiled.Compiled.classify
 
@@ -134,7 +134,7 @@ def test_switch(demo_prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiled.Compiled, "classify", classify)
     seen = both_scans(demo_prog)
-    # Of the two scans one.
+    # Only one of the two scans uses it.
     assert classified == [block["pfn"] for block in seen.blocks]
     assert len(classified) >= 12
 
@@ -157,7 +157,7 @@ def demo_prog(request: pytest.FixtureRequest) -> Program:
 
 
 class Memory(Reader):
-    """Nothing but struct pages, of which some cannot be read."""
+    """Memory with struct pages only, some of which cannot be read."""
 
     def __init__(self, data: bytes, missing: frozenset[int]) -> None:
         super().__init__(Program())
@@ -177,16 +177,16 @@ class Memory(Reader):
 
 @dataclass(frozen=True)
 class Made:
-    """A memmap that no kernel made."""
+    """A memmap made by hand."""
 
     layout: PageLayout
     data: bytes
     owned: OwnedPages = NOBODY
     missing: frozenset[int] = frozenset()
-    """Which 4096 bytes each."""
+    """Indices of 4096-byte pages that cannot be read."""
 
     step: int = 512
-    """Pages a block."""
+    """Pages per block."""
 
     def scan(self) -> tuple[ScanResult, Digests]:
         seen = Digests()
@@ -201,7 +201,7 @@ class Made:
 
 @cache
 def layouts(name: str) -> dict[str, PageLayout]:
-    """Return a kernel's layout, and others that kernels have or could have."""
+    """Return a kernel's layout and variations of it."""
     layout = page_layout(open_demo(name))
     types = replace(layout.types, names=layout.types.names | {"large_kmalloc"})
     mark = HugetlbMark(layout.flags, 8, layout.bits["active"], layout.bits["active"])
@@ -216,7 +216,7 @@ def layouts(name: str) -> dict[str, PageLayout]:
 
 
 class Chance:
-    """What hypothesis chooses for the struct pages of a memmap."""
+    """Struct pages of a memmap with contents that hypothesis chooses."""
 
     def __init__(self, draw: st.DrawFn, layout: PageLayout, pages: int) -> None:
         self.draw = draw
@@ -231,7 +231,7 @@ class Chance:
         self.members = self._members()
 
     def _members(self) -> dict[str, st.SearchStrategy[int]]:
-        """What the members of a struct page may be, likely or not."""
+        """Return strategies for a struct page's members, with likely and odd values."""
         layout = self.layout
         zones = st.integers(0, 5).map(lambda zone: zone << layout.zone_shift)
         near = st.integers(-3, self.count + 3).map(self.pages.address)
@@ -270,17 +270,18 @@ class Chance:
         if mark is not None and self.draw(st.booleans()):
             self.pages.put_at(second, mark.offset, mark.size, mark.value)
         if self.draw(st.booleans()):
-            # One page of struct pages is there again and again, fake heads in it.
-            words, each = self.pages.words[first : first + count], 64
-            for at in range(each, len(words), each):
-                words[at : at + each] = words[: len(words[at : at + each])]
+            # HVO: one page of struct pages is mapped repeatedly, with fake heads.
+            words, per_page = self.pages.words[first : first + count], 64
+            for start in range(per_page, len(words), per_page):
+                part = words[start : start + per_page]
+                part[:] = words[: len(part)]
 
     def free(self, first: int, end: int) -> None:
         order = self.draw(st.integers(0, 7) | st.sampled_from([9, 20, 21]))
         self.pages.free(first, order)
 
     def swapped(self, first: int, end: int) -> None:
-        """Make pages of the swap cache, which may be shared memory's."""
+        """Make pages of the swap cache, anonymous or of shared memory."""
         low_bits = self.draw(st.sampled_from([0, 1, 3]))
         self.pages.anon(slice(first, end), (1 << 40) * self.draw(st.integers(0, 1)))
         self.pages.words[first:end, self.layout.mapping // 8] |= np.uint64(low_bits)
@@ -314,7 +315,7 @@ MAKE = (
 
 @st.composite
 def memmaps(draw: st.DrawFn) -> Made:
-    """Memmaps of a few blocks, of words that mean something in no order that does."""
+    """Generate memmaps of a few blocks, with valid words in arbitrary combinations."""
     kernel = draw(st.sampled_from(list(DEMOS)))
     layout = layouts(kernel)[draw(st.sampled_from(sorted(layouts(kernel))))]
     step = draw(st.sampled_from([64, 128, 512]))
@@ -340,8 +341,8 @@ def test_any_memmap() -> None:
         found.merge(result)
 
     check()
-    # What was compared is not all of one kind. Which examples there are depends on the
-    # text of this module: of some 20 classes a rare one may be in none of them.
+    # The examples have many kinds of pages. They depend on the text of the test, so a
+    # rare one of the 20 or so classes can be in none of them.
     assert len(classes) > 12
     for name in ("anon_swapcache", "shmem_swapcache", "anon_unmapped"):
         assert getattr(found, name), name
@@ -351,7 +352,7 @@ def test_any_memmap() -> None:
 
 
 def test_block_of_one_page(layout: PageLayout) -> None:
-    """Behind it is nothing that could be looked at."""
+    """There is no next page to read."""
     pages = Pages(layout, 1)
     pages.anon(0)
     pages.flag(0, "head")
@@ -362,7 +363,7 @@ def test_block_of_one_page(layout: PageLayout) -> None:
 
 @pytest.fixture
 def unloaded() -> Iterator[None]:
-    """As in a process that has not looked for the library."""
+    """Forget a loaded library, as in a new process."""
     compiled.library.cache_clear()
     yield
     compiled.library.cache_clear()
@@ -394,7 +395,7 @@ def test_file_that_is_not_the_library(
 
 @pytest.mark.usefixtures("unloaded")
 def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An editable installation keeps what it was built with."""
+    """An editable installation can have an old library."""
     longer = type("longer", (ctypes.Structure,), {"_fields_": [("x", ctypes.c_int64)]})
     monkeypatch.setattr(compiled, "_Layout", longer)
     assert compiled.library() is None
@@ -411,7 +412,7 @@ def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
         {"hugetlb": HugetlbMark(0, 4, 1, 1)},
     ],
 )
-def test_layout_that_cannot_be(demo_prog: Program, change: dict[str, Any]) -> None:
+def test_invalid_layout(demo_prog: Program, change: dict[str, Any]) -> None:
     layout = page_layout(demo_prog)
     assert compiled.compiled_classifier(layout) is not None
     assert compiled.compiled_classifier(replace(layout, **change)) is None

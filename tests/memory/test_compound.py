@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Words of heads for their tails, on struct pages made by hand."""
+"""Tails get words of their heads, on struct pages made by hand."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ GROUP = 0xFFFF888000002000
 
 @pytest.fixture
 def block(prog: Program) -> Block:
-    """Tails of a huge page before it, a file's folio, anonymous pages."""
+    """A block: tails of an earlier huge page, a file's folio, anonymous pages."""
     pages = Pages(page_layout(prog), PAGES)
     pages.tails(slice(8), -128)
     pages.compound(16, 4)
@@ -33,7 +33,7 @@ def block(prog: Program) -> Block:
     pages.flag_bits(33, pages.layout.swapcache_bits)
     offset = charge_offset(prog)
     assert offset is not None
-    # Of tails it is something else.
+    # In tails the word has another meaning.
     pages.put_at(slice(40), offset, 8, 0xBEEF)
     pages.put_at([16, 32, 33], offset, 8, GROUP)
 
@@ -44,7 +44,7 @@ def block(prog: Program) -> Block:
     return pages.block(0x1000, far_head)
 
 
-def test_tails_have_their_heads_words(block: Block) -> None:
+def test_tails_get_the_words_of_their_heads(block: Block) -> None:
     words = np.arange(PAGES)
     far = copy_to_tails(block, words)
     assert words[16:20].tolist() == [16] * 4
@@ -64,7 +64,7 @@ def test_mappings(block: Block) -> None:
 
 
 def test_charges(prog: Program, block: Block) -> None:
-    """Who is far is found after the scan, by the address of the head."""
+    """Charges of far heads are looked up after the scan, by the head's address."""
     tally = ChargeTally(charge_offset(prog))
     tally.observe(block)
     sums = tally.by_class.sums()

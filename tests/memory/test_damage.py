@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Dumps with a page lost or a word overwritten: a report always, and no silence."""
+"""A dump with a missing page or a wrong word gives a report that says so."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -27,8 +27,8 @@ def damaged() -> Iterator[Patient]:
     yield from to_damage("memory-6.12")
 
 
-def looked_at(damaged: Patient, **options: Any) -> MemstatReport:
-    """Return the report, which has all pages and says that something is wrong."""
+def damaged_report(damaged: Patient, **options: Any) -> MemstatReport:
+    """Return the report after checking that it has all pages and fails ``--strict``."""
     report = collect_memstat(damaged.prog, **options)
     assert_whole(report)
     assert COMMAND.problems(report)
@@ -57,9 +57,9 @@ LOST: dict[str, Callable[[Program], int]] = {
 }
 
 
-@pytest.mark.parametrize("what", LOST)
-def test_lost_page(damaged: Patient, what: str) -> None:
-    damaged.lose(LOST[what](damaged.prog))
+@pytest.mark.parametrize("case", LOST)
+def test_lost_page(damaged: Patient, case: str) -> None:
+    damaged.lose(LOST[case](damaged.prog))
     report = collect_memstat(damaged.prog)
     assert sum(pages_of(report).values()) == report.pages > 0
     assert report.notes or COMMAND.problems(report)
@@ -67,19 +67,19 @@ def test_lost_page(damaged: Patient, what: str) -> None:
 
 
 POKED = {
-    # A member of a struct page, or a variable, and what it says.
+    # A member of a struct page, or a variable, and its new value.
     "a tail without a head": ("compound_head", 0x1235),
     "a tail whose head is far off": ("compound_head", 0xFFFFFFFFFFFFFFF1),
-    "a mapping that is none": ("mapping", 0x10),
+    "an invalid mapping": ("mapping", 0x10),
     "a list of tables that leads nowhere": ("pgd_list", 8),
-    "a memmap beyond all addresses": ("vmemmap_base", (1 << 64) - 1),
-    "a huge zero page that is none": ("huge_zero_folio", 0x1000),
+    "a memmap past the last address": ("vmemmap_base", (1 << 64) - 1),
+    "an invalid huge zero page": ("huge_zero_folio", 0x1000),
 }
 
 
-@pytest.mark.parametrize("what", POKED)
-def test_overwritten_word(damaged: Patient, what: str) -> None:
-    name, value = POKED[what]
+@pytest.mark.parametrize("case", POKED)
+def test_overwritten_word(damaged: Patient, case: str) -> None:
+    name, value = POKED[case]
     if name in ("compound_head", "mapping"):
         damaged.poke(struct_page(damaged.prog, 0x110007, name), value)
     else:
@@ -110,7 +110,7 @@ ABSURD: dict[str, tuple[Callable[[Program], Object], int, str]] = {
         lambda prog: init_process(prog).stack_vm_area.nr_pages,
         *(0xFFFFFFFF, "vmalloc_areas_unreadable"),
     ),
-    # What is behind a table of files is not read as files, one read each.
+    # Memory past the end of a table is not read as files.
     "number of open files": (
         lambda prog: find_task(prog, 1).files.fdt.max_fds,
         *(1 << 20, "file_tables_unreadable"),
@@ -125,13 +125,13 @@ ABSURD: dict[str, tuple[Callable[[Program], Object], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", ABSURD)
-def test_absurd(damaged: Patient, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    find, value, counted = ABSURD[what]
-    # The guest's 5 GiB of addresses, and as much that is not there.
+@pytest.mark.parametrize("case", ABSURD)
+def test_absurd(damaged: Patient, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    find, value, counted = ABSURD[case]
+    # The guest's 5 GiB of addresses, and as many without memory.
     monkeypatch.setattr(memmap, "_MAX_PROBED_SECTIONS", 80)
     damaged.poke_member(find(damaged.prog), value)
-    coverage = looked_at(damaged).coverage
+    coverage = damaged_report(damaged).coverage
     assert (coverage[counted], coverage["files_unreadable"]) == (1, 0)
 
 
@@ -139,16 +139,16 @@ def test_absurd(damaged: Patient, monkeypatch: pytest.MonkeyPatch, what: str) ->
 @pytest.mark.parametrize("count", [0, 0x7FFFFFFF])
 def test_absurd_number_of_lists(damaged: Patient, name: str, count: int) -> None:
     damaged.poke_member(damaged.prog[name], count)
-    report = looked_at(damaged)
+    report = damaged_report(damaged)
     assert any("there cannot be" in note.text for note in report.notes)
 
 
 @pytest.mark.parametrize("views", [(), ("order", "zone")])
 @pytest.mark.parametrize("order", [2, 9])
-def test_list_of_blocks_that_has_single_pages(
+def test_list_of_blocks_with_single_pages(
     damaged: Patient, order: int, views: tuple[str, ...]
 ) -> None:
-    """They are not taken for blocks, with all that lies behind each."""
+    """Single pages are not taken for blocks of the list's order."""
     prog = damaged.prog
     whole = collect_memstat(prog)
     zones = [prog["node_data"][0].node_zones[i] for i in (1, 2)]
@@ -159,7 +159,7 @@ def test_list_of_blocks_that_has_single_pages(
         damaged.poke_member(singles.next, 0)
         damaged.poke_member(blocks.next, first)
         damaged.poke_member(blocks.prev, last)
-    report = looked_at(damaged, by=views)
+    report = damaged_report(damaged, by=views)
     before, after = map(pages_of, (whole, report))
     assert after["free.pcp"] < before["free.pcp"]
     moved = ("free.pcp", "kernel.unattributed")
@@ -169,15 +169,15 @@ def test_list_of_blocks_that_has_single_pages(
         assert sum(group.pages for group in groups) == report.pages
 
 
-def test_bitmap_of_page_blocks_beyond_all_addresses(damaged: Patient) -> None:
+def test_pageblock_bitmap_past_the_last_address(damaged: Patient) -> None:
     table = damaged.prog["mem_section"][0].value_()
     usage = damaged.prog.type("struct mem_section").member("usage").offset
     damaged.poke(table + usage, (1 << 64) - 8)
-    assert looked_at(damaged, frag=True).coverage["pageblocks_unreadable"] > 0
+    assert damaged_report(damaged, frag=True).coverage["pageblocks_unreadable"] > 0
 
 
-def test_lost_block_devices_are_no_sum(damaged: Patient) -> None:
+def test_incomplete_sum_of_block_devices_is_null(damaged: Patient) -> None:
     damaged.poke_member(damaged.prog["blockdev_superblock"].s_inodes.next, 8)
-    check = check_of(looked_at(damaged), "cache.blockdev")
+    check = check_of(damaged_report(damaged), "cache.blockdev")
     assert check.walk_pages > 0
     assert check.kernel_pages is None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What differs between two snapshots, and what is no snapshot."""
+"""Differences between two snapshots, and files that are not snapshots."""
 
 import io
 import json
@@ -68,7 +68,7 @@ def test_classes_and_time() -> None:
     assert found.by is None
 
 
-def test_class_that_one_does_not_have() -> None:
+def test_class_that_one_report_lacks() -> None:
     after = report({"free.buddy": 990, "kernel.new": 10})
     changes = {change.name: change for change in compare(BEFORE, after).classes}
     assert changes["kernel.new"].before_pages is None
@@ -77,7 +77,7 @@ def test_class_that_one_does_not_have() -> None:
     assert changes["user.anon"].delta_pages == -100
 
 
-def test_other_machine_is_told() -> None:
+def test_other_machine_is_noted() -> None:
     target = replace(TARGET, release="6.1.1", arch="aarch64")
     after = report({"free.buddy": 10}, target=target, taken_at_ns=SECOND)
     found = compare(BEFORE, after)
@@ -91,7 +91,7 @@ def test_other_machine_is_told() -> None:
     assert found.elapsed_ns is None
 
 
-def test_other_guest_is_told() -> None:
+def test_other_guest_is_noted() -> None:
     one, other = (replace(TARGET, kind="qmp", path=path) for path in ("/a", "/b"))
     found = compare(replace(BEFORE, target=one), replace(AFTER, target=other))
     assert codes(found) == ["other-guest"]
@@ -110,20 +110,20 @@ def test_pages_of_another_size_change_in_bytes() -> None:
     assert (free.delta_pages, free.delta_bytes) == (None, 1600 * PAGE - 900 * PAGE)
 
 
-def test_lost_pages_are_told() -> None:
+def test_lost_pages_are_noted() -> None:
     lost = replace(AFTER, coverage={"excluded_pages": 2, "unreadable_pages": 3})
     found = compare(BEFORE, lost)
     assert [note.text for note in found.notes] == ["the second lacks 5 struct pages"]
     assert (found.before.lost_pages, found.after.lost_pages) == (0, 5)
 
 
-def test_time_of_none_is_none() -> None:
+def test_missing_time_gives_no_interval() -> None:
     found = compare(BEFORE, replace(AFTER, taken_at_ns=None))
     assert found.elapsed_ns is None
     assert found.notes == ()
 
 
-def test_checks_are_put_side_by_side() -> None:
+def test_checks_are_paired_by_name() -> None:
     one, other = check("cache", 10, 10), check("cache", 12, 10)
     found = compare(
         replace(BEFORE, checks=(one, check("old", 1, 1))),
@@ -149,14 +149,14 @@ def test_groups_are_joined_by_key() -> None:
     assert gone.name_before is None
 
 
-def test_groups_of_one_key_are_one() -> None:
+def test_groups_of_one_key_are_added() -> None:
     twice = group("-", user_anon=1), group("-", user_anon=2, cache_file=4)
     (only,) = joined(twice, (group("-", user_anon=3, cache_file=5),))
     assert (only.before_pages, only.after_pages) == (7, 8)
     assert [(c.name, c.delta_pages) for c in only.classes] == [("cache.file", 1)]
 
 
-def test_groups_that_one_does_not_have_are_left_out() -> None:
+def test_views_that_one_report_lacks_are_left_out() -> None:
     found = compare(
         replace(BEFORE, by={"node": (group("0", user_anon=1),)}),
         replace(AFTER, by={"zone": (group("0", user_anon=1),)}),
@@ -173,7 +173,7 @@ def test_groups_that_one_does_not_have_are_left_out() -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., str]:
-    """Writes a file, and gives its path."""
+    """A function that writes a file and returns its path."""
 
     def save(text: str | bytes, name: str = "a.json") -> str:
         path = tmp_path / name
@@ -183,7 +183,7 @@ def saved(tmp_path: Path) -> Callable[..., str]:
     return save
 
 
-def test_all_that_is_compared_comes_back(saved: Callable[..., str]) -> None:
+def test_snapshot_is_loaded_as_saved(saved: Callable[..., str]) -> None:
     made = replace(
         BEFORE,
         checks=(check("cache", 10, 9), check("free.buddy", 5, 4, "because")),
@@ -193,8 +193,8 @@ def test_all_that_is_compared_comes_back(saved: Callable[..., str]) -> None:
     assert load_snapshot(saved(dumps(made))) == made
 
 
-def test_demo_comes_back() -> None:
-    """A real report, with what nobody compares in it, has no difference from itself."""
+def test_report_of_the_demo_does_not_differ_from_itself() -> None:
+    """A real report also has parts that are not compared."""
     opened = open_target(TargetSpec(path=str(DEMOS["6.12"].core), types="btf"))
     by = ("node", "zone", *VIEWS)
     real = collect_memstat(opened.prog, target=opened.target, by=by, verbose=True)
@@ -212,7 +212,7 @@ def test_demo_comes_back() -> None:
     assert real.by is not None
     for name, groups in found.by.items():
         assert not any(group.delta_bytes or group.classes for group in groups)
-        # By its key each is told from all others.
+        # Keys are unique.
         assert len(groups) == len(real.by[name]) > 0
 
 
@@ -224,8 +224,8 @@ FOREIGN["classes"][0]["more"] = None
     "text",
     [
         f"{dumps(BEFORE)}\n{dumps(AFTER)}\n\n",  # the last line counts
-        json.dumps(json.loads(dumps(AFTER)), indent=2),  # as ``jq .`` lays it out
-        json.dumps(FOREIGN),  # what a newer msatools adds is no error
+        json.dumps(json.loads(dumps(AFTER)), indent=2),  # as formatted by ``jq .``
+        json.dumps(FOREIGN),  # keys of a newer msatools are ignored
     ],
 )
 def test_report_in_other_shapes(saved: Callable[..., str], text: str) -> None:
@@ -233,12 +233,12 @@ def test_report_in_other_shapes(saved: Callable[..., str], text: str) -> None:
 
 
 def refused(path: str) -> str:
-    """What is said of a file that is no snapshot, without its name."""
+    """Return the error message for a file that is not a snapshot, without its name."""
     with pytest.raises(SnapshotError) as caught:
         load_snapshot(path)
-    what, _, said = str(caught.value).partition(": ")
-    assert what == path
-    return said
+    name, _, message = str(caught.value).partition(": ")
+    assert name == path
+    return message
 
 
 WHOLE = dumps(BEFORE)
@@ -268,12 +268,12 @@ WHOLE = dumps(BEFORE)
         (WHOLE.replace('"pages": 1000', '"pages": NaN', 1), "cut off, or damaged"),
     ],
 )
-def test_no_snapshot(saved: Callable[..., str], text: str | bytes, why: str) -> None:
+def test_not_a_snapshot(saved: Callable[..., str], text: str | bytes, why: str) -> None:
     assert refused(saved(text)).startswith(why)
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "why"),
+    ("path", "value", "why"),
     [
         (("pages",), None, "pages: expected `int`, got `null`"),
         (("pages",), True, "pages: expected `int`, got `bool`"),
@@ -302,13 +302,13 @@ def test_no_snapshot(saved: Callable[..., str], text: str | bytes, why: str) -> 
     ],
 )
 def test_damaged_report(
-    saved: Callable[..., str], place: tuple[Any, ...], value: object, why: str
+    saved: Callable[..., str], path: tuple[Any, ...], value: object, why: str
 ) -> None:
     found: Any = json.loads(WHOLE)
-    *way, last = place
+    *parents, last = path
     part = found
-    for step in way:
-        part = part[step]
+    for key in parents:
+        part = part[key]
     part[last] = value
     assert refused(saved(json.dumps(found))) == f"damaged: {why}; take it again"
 
@@ -352,7 +352,7 @@ def test_standard_input(msa: Msa, files: tuple[str, str], which: int) -> None:
 def test_standard_input_that_is_closed(
     files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """Python has none then."""
+    """sys.stdin is None then."""
     monkeypatch.setattr(sys, "stdin", None)
     assert run_console(COMMAND, ["--diff", files[0], "-"]) == 1
     error = "standard input: closed; name a file of msa-memstat --json"

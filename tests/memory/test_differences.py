@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages whose contents move to others while memstat looks at a running kernel.
+"""Differences between scan and counters are explained by events during the scan.
 
-khugepaged did that in the midst of looks inside of guests: of 50 looks on a busy
-machine two were 513 and 898 pages off, with two huge pages made meanwhile.
+On a running kernel, khugepaged moves pages: of 50 scans in guests on a busy machine,
+two were 513 and 898 pages off, with two huge pages made during the scan.
 """
 
 import pytest
@@ -17,15 +17,15 @@ from msatools.memory.differences import Difference, Meanwhile, Reason, explain
 
 from . import truth
 
-# Those that a guest does not add to while its truth is taken.
+# Events that do not happen while a guest records its truth.
 QUIET = ("THP_COLLAPSE_ALLOC", "PGMIGRATE_SUCCESS", "THP_FAULT_ALLOC", "PSWPOUT")
 
 
 def test_events_are_those_of_proc(prog: Program, run: lab.Run) -> None:
-    """Each is counted by CPU, and told in small letters."""
+    """Events are summed over CPUs; /proc/vmstat has them in lower case."""
     found = vm_events(Reader(prog), (*QUIET, "NO_SUCH_EVENT"), LossLog())
-    said = truth.vmstat(run)
-    assert found == {name: said[name.lower()] for name in QUIET}
+    recorded = truth.vmstat(run)
+    assert found == {name: recorded[name.lower()] for name in QUIET}
     assert found["PGMIGRATE_SUCCESS"] > 0 or found["THP_FAULT_ALLOC"] > 0
 
 
@@ -41,23 +41,23 @@ BOTH = "132 in reserved boot memory; went from 138 to 144 during the scan"
 @pytest.mark.parametrize(
     ("name", "before", "after", "walks", "meanwhile", "why"),
     [
-        # It may have been missed, or met twice; no more than moved is explained.
+        # Moved pages can be missed or counted twice; they explain no more.
         (ANON, 34_921, 34_927, (34_414, 34_921 + 1024), MOVED, MOVES),
         (ANON, 34_921, 34_927, (34_921 - 1025, 34_927 + 1025), MOVED, None),
-        # What cannot move.
+        # This class cannot move.
         (VMALLOC, 1004, 1004, (1000,), MOVED, None),
-        # The counters alone explain it, or not.
+        # Only the change of the counter can explain it.
         (ANON, 6, 7, (5,), Meanwhile(), None),
         (ANON, 5, 7, (6,), MOVED, "went from 5 to 7 during the scan"),
-        # Pages that another process has had, and given back, meanwhile.
+        # Pages that were allocated and freed again during the scan.
         (ANON, 100, 110, (90,), Meanwhile(freed=10), FREED),
         (ANON, 100, 110, (89,), Meanwhile(freed=10), None),
-        # Others come to the lists for those that are taken.
+        # Per-CPU lists are refilled as pages are allocated.
         (PCP, 50, 60, (75, 35), Meanwhile(allocated=11, freed=4), TAKEN),
         (PCP, 50, 60, (76, 34), Meanwhile(allocated=11, freed=4), None),
     ],
 )
-def test_what_happens_meanwhile_explains_as_much(
+def test_events_explain_differences_up_to_their_count(
     name: str,
     before: int,
     after: int,
@@ -71,13 +71,13 @@ def test_what_happens_meanwhile_explains_as_much(
 
 
 @pytest.mark.parametrize(("walk", "why"), [(9, BOTH), (13, None)])
-def test_a_reason_and_a_counter_that_went_on(walk: int, why: str | None) -> None:
+def test_reason_and_changed_counter(walk: int, why: str | None) -> None:
     difference = Difference("kernel.percpu", walk, 144, 138, REASON)
     assert explain(difference, Meanwhile(), 0, LossLog()) == why
 
 
-def test_on_a_dump_what_was_lost_explains_nothing() -> None:
-    """Not even a list that broke off: that nobody counted."""
+def test_on_a_dump_uncounted_losses_explain_nothing() -> None:
+    """The number of pages on a broken list is unknown."""
     lost = LossLog()
     lost.coverage.update(pcp_lists_broken=19, vmalloc_areas_unreadable=1)
     for name in ("free.pcp", "kernel.vmalloc", "kernel.stacks"):
@@ -92,13 +92,13 @@ def test_on_a_dump_what_was_lost_explains_nothing() -> None:
         (PCP, 5, 50, 45, "45 struct pages could not be read"),
         (PCP, 4, 50, 45, None),
         (PCP, 51, 50, 45, None),
-        # Counters of CPUs that are missing explain what they can hold.
+        # Missing per-CPU parts of counters explain at most their maximum.
         (ANON, 1254, 1000, 0, "2 per-CPU parts of counters could not be read"),
         (ANON, 1255, 1000, 0, None),
         (VMALLOC, 1001, 1000, 0, None),
     ],
 )
-def test_what_is_missing_explains_as_much(
+def test_losses_explain_differences_up_to_their_count(
     name: str, walk: int, kernel: int, missing: int, why: str | None
 ) -> None:
     lost = LossLog()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The same kernel from every format that a dump can have, whole and damaged."""
+"""Every dump format gives the same report, also when damaged."""
 
 import os
 import subprocess
@@ -20,10 +20,10 @@ from tests.support.elf import file_offset, load_segments
 from .sums import check_of, pages_of
 
 SMALL = "barepages-6.12"
-"""As what is tested is the format."""
+"""A small dump: only its format matters."""
 
 WHOLE = (
-    *((SMALL, f"kdump-{how}") for how in ("zlib", "lzo", "snappy", "zstd", "raw")),
+    *((SMALL, f"kdump-{codec}") for codec in ("zlib", "lzo", "snappy", "zstd", "raw")),
     (SMALL, "flattened"),
     ("memory-6.12", "qemu-kdump-zlib"),
 )
@@ -36,12 +36,12 @@ def collect(path: Path | None) -> MemstatReport:
 
 @cache
 def of_elf(name: str) -> MemstatReport:
-    """Return the report of the dump from which the others are made."""
+    """Return the report of the ELF dump that the others are converted from."""
     return collect(lab.build(name).elf)
 
 
 @pytest.mark.parametrize(("name", "format"), WHOLE)
-def test_every_format_tells_the_same(name: str, format: str) -> None:
+def test_every_format_gives_the_same_report(name: str, format: str) -> None:
     found, report = collect(lab.build(name).dump(format)), of_elf(name)
     assert found.classes == report.classes
     assert found.checks == report.checks
@@ -50,13 +50,13 @@ def test_every_format_tells_the_same(name: str, format: str) -> None:
 
 @pytest.mark.parametrize("format", ["elf-filtered", "kdump-filtered"])
 @pytest.mark.parametrize("kernel", ["6.1", "6.12"])
-def test_filtered_pages_are_no_loss(kernel: str, format: str) -> None:
+def test_filtered_pages_are_not_a_loss(kernel: str, format: str) -> None:
     """makedumpfile drops the contents of user pages, not their struct pages."""
     name = f"barepages-{kernel}"
     found, report = collect(lab.build(name).dump(format)), of_elf(name)
     if kernel == "6.12":
-        # makedumpfile 1.7.2 takes slab pages of this kernel for user pages, with
-        # them what tells who owns other pages. It must be said.
+        # makedumpfile 1.7.2 mistakes slab pages of this kernel for user pages. They
+        # contain the owners of other pages, so the report must have a note.
         assert unowned(found) == unowned(report)
         assert found.classes == report.classes or found.notes
         return
@@ -65,7 +65,7 @@ def test_filtered_pages_are_no_loss(kernel: str, format: str) -> None:
 
 
 def unowned(report: MemstatReport) -> dict[str, int]:
-    """The classes that struct pages alone tell."""
+    """Return the classes that depend on struct pages only."""
     owned = ("file", "exec", "blockdev", "kernel.")
     return {
         name: pages
@@ -75,12 +75,12 @@ def unowned(report: MemstatReport) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("part", [0.7, 0.99])
-def test_truncated_dump_says_what_it_lacks(
+def test_truncated_dump_is_reported_as_such(
     run: lab.Run, prog: Program, report: MemstatReport, tmp_path: Path, part: float
 ) -> None:
     assert run.elf is not None
-    # The kernel lies anywhere; nothing can be had without it. What tells of the
-    # sections lies at the very end.
+    # Keep the kernel image, wherever it is, and cut off the section table, which is at
+    # the very end.
     last = prog.symbol("_end").address - 4096
     kernel = file_offset(prog, load_segments(run.elf), last)
     size = run.elf.stat().st_size
@@ -90,7 +90,7 @@ def test_truncated_dump_says_what_it_lacks(
     os.truncate(cut, keep)
     found = collect(cut)
     assert found.target.truncated
-    # Node 1 is lost: its struct pages lie in its own memory.
+    # Node 1 is lost: its struct pages are in its own memory.
     assert found.pages - found.coverage["unreadable_pages"] < report.pages
     assert found.coverage["section_table_lost"] == 1
     assert any("table of memory sections" in note.text for note in found.notes)
@@ -99,15 +99,15 @@ def test_truncated_dump_says_what_it_lacks(
     lost = ("unreadable", "kernel.unattributed", "cache.file", "kernel.large_kmalloc")
     assert all(have[name] <= whole_has[name] for name in have if name not in lost)
     assert have["free.buddy"] > 0
-    # How much is missing nobody counted, so nothing explains a difference.
+    # The number of missing pages is unknown, so differences are unexplained.
     managed = check_of(found, "managed")
     assert managed.difference is not None
     assert managed.difference < 0
     assert managed.explained_by is None
 
 
-def test_nothing_is_left(run: lab.Run, msa: Msa, tmp_path: Path) -> None:
-    """A dump cut before the kernel's image gives one clear error."""
+def test_dump_without_the_kernel_image(run: lab.Run, msa: Msa, tmp_path: Path) -> None:
+    """The dump is cut before the kernel image, which gives a single error."""
     assert run.elf is not None
     cut = tmp_path / "vmcore"
     with run.elf.open("rb") as whole:

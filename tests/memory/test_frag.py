@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What keeps blocks of memory from being free, held against the guest's own words."""
+"""Fragmentation agrees with the classes and with the guest's page flags."""
 
 import copy
 import pickle
@@ -72,7 +72,7 @@ def test_sizes_sum_to_the_classes(
         assert sum(needed.blocks for needed in size.needed) == blocked
         assert sum(row.alone_blocks for row in size.blockers) <= blocked
         assert all(row.blocks <= blocked for row in size.blockers)
-    # All that cannot be moved is in blocked blocks, or takes the whole of one.
+    # Unmovable pages are in blocked blocks, or fill a whole block.
     huge = {row.name: row.pages for row in size_of(frag, 9).blockers}
     whole = {"free.hugetlb", "user.hugetlb"}
     for name in CLASSES.values():
@@ -153,11 +153,11 @@ def test_states_of_blocks() -> None:
     assert blocks.alone[PageClass.SLAB] == 1
     assert blocks.alone.sum() == 1
     assert blocks.pages[PageClass.SLAB] == 4
-    # One page, and five to eight.
+    # The buckets of one page, and of five to eight.
     assert blocks.needed.nonzero()[0].tolist() == [0, 3]
 
 
-def test_types_of_page_blocks() -> None:
+def test_migrate_types_of_page_blocks() -> None:
     records = np.array([[0x21, 0x43]], np.uint8)
     assert _unpack(records, 4).tolist() == [[1, 2, 3, 4]]
     assert _unpack(records, 8).tolist() == [[0x21, 0x43]]
@@ -170,7 +170,9 @@ def test_types_of_page_blocks() -> None:
     assert len(pickle.loads(pickle.dumps(types)).sections) == 0
 
 
-def test_types_that_are_lost(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_types_that_cannot_be_read(
+    prog: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost(*_: object) -> None:
         raise FaultError("lost", 0)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages on per-CPU lists told by their links, where the lists cannot be followed."""
+"""Pages on per-CPU lists are recognized by their links if a list cannot be walked."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ def node(pfn: int) -> int:
         (HEAD, node(2), True),
         (node(1), HEAD, True),
         (node(0), node(PAGES - 1), True),
-        # Of the only one on a list nothing but the list tells.
+        # A single page on a list has links to the head only.
         (HEAD, HEAD, False),
         (node(7), node(7), False),
         (node(1), node(7), False),
@@ -94,18 +94,18 @@ def test_list_heads_lie_in_the_direct_map(kernel_start: int, direct_map: int) ->
     assert linked.tolist() == [True, False, False, False, False]
 
 
-def test_order_is_that_of_what_the_links_lead_to() -> None:
-    # Five pages, a list's head, and nowhere.
+def test_order_spreads_along_links() -> None:
+    # Five pages, a list head, and an unlisted node.
     orders = np.array([UNLISTED, UNLISTED, UNLISTED, 2, UNLISTED, 3, UNLISTED])
     following = [1, 5, 3, 6, 4]
     preceding = [6, 0, 6, 2, 0]
-    # The last leads to itself one way, the other way to the first.
+    # The last page links to itself one way and to the first page the other way.
     spread = spread_orders(orders, (following, preceding))
     assert spread.tolist() == [3, 3, 2, 2, 3, 3, UNLISTED]
     assert spread_orders(orders, (following,))[4] == UNLISTED
 
 
-def test_order_of_the_first_of_very_many() -> None:
+def test_order_spreads_along_many_links() -> None:
     count = 10_000
     orders = np.full(count + 2, UNLISTED)
     orders[count] = 1
@@ -114,7 +114,7 @@ def test_order_of_the_first_of_very_many() -> None:
     )
 
 
-def test_blocks_inside_of_others() -> None:
+def test_blocks_inside_others() -> None:
     pfns = np.array([8, 9, 10, 12, 16, 20, 31, 32], np.uint64)
     orders = np.array([2, 0, UNLISTED, 0, 4, 1, 0, 0])
     assert inside_others(pfns, orders).tolist() == [1, 5, 6]
@@ -122,11 +122,11 @@ def test_blocks_inside_of_others() -> None:
     assert inside_others(none.astype(np.uint64), none).tolist() == []
 
 
-# Struct pages made by hand, of which a scan has found these.
+# Scan results made by hand.
 
 CODE, OWNED = PageClass.UNATTRIBUTED, PageClass.PIPES
 GONE = node(999)
-"""A page that was on the list, and was in use when it was scanned, or the list read."""
+"""A page that was on the list, but in use when it was scanned or the list was read."""
 
 LIST = PcpList(HEAD, GONE, GONE, order=0)
 
@@ -134,14 +134,15 @@ LIST = PcpList(HEAD, GONE, GONE, order=0)
 def found(
     links: dict[int, tuple[int, int]], rooms: int = 1, code: int = CODE
 ) -> ScanResult:
+    """Make a scan result.
+
+    :param links: pfn -> next and previous list node
     """
-    :param links: By pfn, what is behind and before it on a list.
-    """
-    return scanned({node(pfn): ways for pfn, ways in links.items()}, rooms, code)
+    return scanned({node(pfn): pair for pfn, pair in links.items()}, rooms, code)
 
 
-def told(result: ScanResult, *lists: PcpList) -> int:
-    """Count the pages that are told to be on lists."""
+def pcp_pages(result: ScanResult, *lists: PcpList) -> int:
+    """Return the number of pages that are taken to be on lists."""
     pages, broken = settle_pcp(result, PcpLists([*lists], None), LINKS)
     assert broken == len(lists)
     assert result.totals()[PageClass.FREE_PCP] == pages
@@ -157,26 +158,24 @@ IN_A_BLOCK = {8: (HEAD, GONE), 10: (GONE, GONE), 12: (GONE, GONE)}
     ("result", "listed", "pages"),
     [
         (found({1: (node(2), GONE), 2: (GONE, node(1)), 5: (GONE, GONE)}), LIST, 3),
-        # Links may be left over in memory that somebody has.
+        # Memory in use can contain stale links.
         (found({1: (node(2), GONE)}, code=OWNED), LIST, 0),
-        # The order is that of the list, but for where there is no room for it.
+        # Blocks have the list's order, unless there is no room for it.
         (found({8: (HEAD, GONE)}, rooms=4), LARGER, 4),
         (found({8: (GONE, HEAD)}, rooms=4), LARGER, 4),
         (found({8: (HEAD, GONE)}, rooms=4), replace(LIST, order=3), 1),
-        # A block was split, or joined, between the looks at both.
+        # A block was split or merged between the scan and the walk of the list.
         (found(IN_A_BLOCK, rooms=4), LARGER, 4 + 1),
     ],
 )
 def test_pages_of_a_list_that_changed(
     result: ScanResult, listed: PcpList, pages: int
 ) -> None:
-    assert told(result, listed) == pages
+    assert pcp_pages(result, listed) == pages
 
 
 @pytest.mark.parametrize("owned", [False, True])
-def test_page_that_comes_by_is_told_if_nobody_has_it(
-    prog: Program, owned: bool
-) -> None:
+def test_linked_page_is_free_if_it_has_no_owner(prog: Program, owned: bool) -> None:
     layout = page_layout(prog)
     pages = Pages(layout, 2)
     pages.put(slice(2), "refcount", 0)
@@ -194,7 +193,7 @@ def test_page_that_comes_by_is_told_if_nobody_has_it(
 
 @pytest.fixture
 def as_if_live(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have links told on a dump, too."""
+    """Use links on a dump, as on a running kernel."""
 
     def links(
         reader: Reader, layout: PageLayout, ranges: Sequence[MemmapRange]
@@ -215,7 +214,7 @@ def section(number: int, address: int) -> MemmapRange:
     return MemmapRange(number, "online", True, number * 100, 100, address)
 
 
-def test_memmap_that_is_not_one_array_has_no_links(prog: Program) -> None:
+def test_no_links_if_the_memmap_is_not_contiguous(prog: Program) -> None:
     reader, layout = Reader(prog), page_layout(prog)
     assert free_links(reader, layout, ()) is None, "no dump needs them"
     reader.is_live = True
@@ -227,7 +226,7 @@ def test_memmap_that_is_not_one_array_has_no_links(prog: Program) -> None:
     assert free_links(reader, layout, []) is None
 
 
-def test_none_is_told_that_is_on_no_list(prog: Program, as_if_live: None) -> None:
+def test_links_add_no_pages_to_complete_lists(prog: Program, as_if_live: None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "free_links", lambda *_: None)
         lists = totals(prog)
@@ -236,13 +235,13 @@ def test_none_is_told_that_is_on_no_list(prog: Program, as_if_live: None) -> Non
 
 
 def lost(lists: PcpLists) -> PcpLists:
-    """Lists of which neither end leads to a page."""
+    """Return lists whose heads have no links to pages."""
     return replace(
-        lists, lists=[replace(one, first=HEAD, last=HEAD) for one in lists.lists]
+        lists, lists=[replace(pcp, first=HEAD, last=HEAD) for pcp in lists.lists]
     )
 
 
-def test_all_are_told_that_are_on_lists_with_others(
+def test_links_find_all_pages_on_longer_lists(
     prog: Program, as_if_live: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = totals(prog)
@@ -252,7 +251,7 @@ def test_all_are_told_that_are_on_lists_with_others(
         result: ScanResult, pcp: PcpLists, links: FreeLinks | None
     ) -> tuple[int, int]:
         nonlocal alone
-        alone = sum(1 << one.order for one in pcp.lists if one.first == one.last)
+        alone = sum(1 << each.order for each in pcp.lists if each.first == each.last)
         return settle_pcp(result, lost(pcp), links)
 
     monkeypatch.setattr(driver, "settle_pcp", settle_lost)
@@ -265,10 +264,10 @@ def test_all_are_told_that_are_on_lists_with_others(
     assert pages_of(report)[name] == lists[name] - alone > 0
 
 
-def test_pages_of_lost_lists_are_told_as_they_come_by(
+def test_links_find_the_first_pages_of_blocks(
     prog: Program, as_if_live: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each block on a list the first page, which alone is on it."""
+    """During the scan, only the first page of a block is found: it alone has links."""
     name = CLASSES[PageClass.FREE_PCP]
     lists = totals(prog, "slab")[name]
     beyond = 0
@@ -276,7 +275,7 @@ def test_pages_of_lost_lists_are_told_as_they_come_by(
     def lost_pages(reader: Reader, layout: PageLayout, pcp: PcpLists) -> ListedPages:
         nonlocal beyond
         orders = listed_pages(reader, layout, pcp).orders.astype(int)
-        alone = sum(one.first == one.last for one in pcp.lists)
+        alone = sum(each.first == each.last for each in pcp.lists)
         beyond = int(((1 << orders) - 1).sum()) + alone
         return listed_pages(reader, layout, lost(pcp))
 
@@ -286,7 +285,7 @@ def test_pages_of_lost_lists_are_told_as_they_come_by(
 
 
 @pytest.mark.parametrize("kernel", ["5.10"])
-def test_old_kernels_have_links_left_over(kernel: str) -> None:
+def test_old_kernels_have_stale_links(kernel: str) -> None:
     reader = Reader(open_dump(f"memory-{kernel}", "btf"))
     reader.is_live = True
     assert free_links(reader, page_layout(reader.prog), ()) is None

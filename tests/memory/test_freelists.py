@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Per-CPU lists of free pages, which change between the scan and the look at them."""
+"""Per-CPU lists of free pages, which can change between the scan and the walk."""
 
 import struct
 from types import SimpleNamespace
@@ -24,7 +24,10 @@ CODE = PageClass.UNATTRIBUTED
 
 
 def found_on(*lists: list[int]) -> ScanResult:
-    """What a scan found: the nodes of each list in order, which begin with its head."""
+    """Make a scan result.
+
+    :param lists: the nodes of each list in order, first the head
+    """
     links = {
         node: (after, before)
         for nodes in lists
@@ -46,11 +49,11 @@ def settled(result: ScanResult, *lists: PcpList) -> tuple[int, int]:
     ("nodes", "listed", "pages"),
     [
         ([10, 11, 12], PcpList(HEAD, 10, 12, order=2), (12, 0)),
-        # At the front one more has come since, behind which none is that was not there.
+        # A page was added at the front after the scan; the walk starts at the end.
         ([10, 11, 12, 13], PcpList(HEAD, 99, 13, order=0), (4, 0)),
-        # Or one has gone.
+        # A page was removed at the front.
         ([10, 11, 12, 13], PcpList(HEAD, 11, 13, order=0), (3, 0)),
-        # Smaller blocks than those of the list.
+        # The blocks are smaller than the list's order.
         ([10, 11, 12], PcpList(HEAD, 10, 12, order=3), (0, 1)),
     ],
 )
@@ -58,16 +61,16 @@ def test_list(nodes: list[int], listed: PcpList, pages: tuple[int, int]) -> None
     assert settled(found_on([HEAD, *nodes]), listed) == pages
 
 
-def test_middle_that_is_lost() -> None:
-    """What is on this side of it, and on the other."""
+def test_list_with_a_missing_middle() -> None:
+    """The pages on both sides are found."""
     result = found_on([HEAD, 10, 11, 50], [51, 12, 13])
-    # The second part ends at the head, its first is after what is lost.
+    # The second part ends at the head; its first node follows the missing part.
     result.candidates.nexts[0][-1] = HEAD
     result.candidates.nexts[0][2] = 60
     assert settled(result, PcpList(HEAD, 10, 13, order=0)) == (5, 1)
 
 
-def test_circle_ends() -> None:
+def test_loop_ends() -> None:
     result = found_on([HEAD, 10, 11, 12])
     result.candidates.nexts[0][-1] = 10
     result.candidates.prevs[0][0] = 12
@@ -80,12 +83,12 @@ def test_page_is_counted_once() -> None:
     assert settled(result, twice, twice) == (3, 1)
 
 
-# The same lists, followed before there is a scan.
+# The same lists, walked before the scan.
 
 BASE = 0xFFFFEA0000000000
 LRU, SIZE, PAGES = 8, 64, 256
 OUTSIDE = 0xFFFF888000000000
-"""Of a list's head, in memory of another kind."""
+"""Address of a list head, outside the memmap."""
 
 
 def node(pfn: int) -> int:
@@ -95,7 +98,7 @@ def node(pfn: int) -> int:
 def listed(
     monkeypatch: pytest.MonkeyPatch, links: dict[int, tuple[int, int]], *lists: PcpList
 ) -> tuple[dict[int, int], int]:
-    """Follow lists through a memmap, and give orders by pfn, and broken lists."""
+    """Walk lists in a memmap; return orders by pfn, and the number of broken lists."""
     memmap = bytearray(PAGES * SIZE)
     for pfn, pointers in links.items():
         struct.pack_into("<QQ", memmap, pfn * SIZE + LRU, *pointers)
@@ -112,41 +115,41 @@ def listed(
 
 
 def chain(*pfns: int) -> dict[int, tuple[int, int]]:
-    """The links of a whole list of these pages."""
+    """Return the links of a complete list of these pages."""
     nodes = [OUTSIDE, *map(node, pfns), OUTSIDE]
     return dict(zip(pfns, zip(nodes[2:], nodes, strict=False), strict=True))
 
 
 def test_listed_pages_are_those_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The last is at the end of what can be read.
+    # The last page's struct page is at the end of the memmap.
     links = {**chain(9, 3, 255), 17: (1, 2)}
-    one = PcpList(OUTSIDE, node(9), node(255), order=0)
-    assert listed(monkeypatch, links, one) == ({3: 0, 9: 0, 255: 0}, 0)
+    pcp = PcpList(OUTSIDE, node(9), node(255), order=0)
+    assert listed(monkeypatch, links, pcp) == ({3: 0, 9: 0, 255: 0}, 0)
 
 
-def test_listed_blocks_begin_where_such_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = PcpList(OUTSIDE, node(8), node(12), order=2)
-    assert listed(monkeypatch, chain(8, 4, 12), one) == ({4: 2, 8: 2, 12: 2}, 0)
-    assert listed(monkeypatch, chain(8, 4, 11, 12), one) == ({4: 2, 8: 2, 12: 2}, 1)
+def test_listed_blocks_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pcp = PcpList(OUTSIDE, node(8), node(12), order=2)
+    assert listed(monkeypatch, chain(8, 4, 12), pcp) == ({4: 2, 8: 2, 12: 2}, 0)
+    assert listed(monkeypatch, chain(8, 4, 11, 12), pcp) == ({4: 2, 8: 2, 12: 2}, 1)
 
 
 @pytest.mark.parametrize("astray", [0, 5, node(40) + 1, node(PAGES), 1 << 63])
-def test_list_that_leads_astray_is_followed_from_its_end(
+def test_broken_list_is_followed_from_its_end(
     monkeypatch: pytest.MonkeyPatch, astray: int
 ) -> None:
     links = chain(1, 2, 3, 4)
     links[2] = (astray, links[2][1])
     links[3] = (links[3][0], astray)
-    one = PcpList(OUTSIDE, node(1), node(4), order=0)
-    found, broken = listed(monkeypatch, links, one)
+    pcp = PcpList(OUTSIDE, node(1), node(4), order=0)
+    found, broken = listed(monkeypatch, links, pcp)
     assert broken == 1
     assert {1, 2, 3, 4} <= set(found) <= {1, 2, 3, 4, PAGES}
 
 
-def test_listed_pages_of_a_circle_are_found_once(
+def test_listed_pages_of_a_loop_are_found_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     links = {**chain(1, 2, 3), 3: (node(1), node(2)), 1: (node(2), node(3))}
-    one = PcpList(OUTSIDE, node(1), node(3), order=0)
-    assert listed(monkeypatch, links, one) == ({1: 0, 2: 0, 3: 0}, 1)
-    assert listed(monkeypatch, links, one, one)[1] == 2
+    pcp = PcpList(OUTSIDE, node(1), node(3), order=0)
+    assert listed(monkeypatch, links, pcp) == ({1: 0, 2: 0, 3: 0}, 1)
+    assert listed(monkeypatch, links, pcp, pcp)[1] == 2

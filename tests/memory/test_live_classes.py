@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Classes that others than the struct page tell, where it is made by hand."""
+"""Classes that depend on free lists are resolved during the scan."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ PAGES = 2048
 
 @pytest.mark.parametrize(("in_use", "found"), [(PAGES, 512), (1024, 512), (1023, 0)])
 def test_huge_page_on_a_per_cpu_list(prog: Program, in_use: int, found: int) -> None:
-    """All of it is free; one of which a page is in use is none."""
+    """A block on the list is free only if none of its pages is in use."""
     made = Pages(page_layout(prog), PAGES)
     made.put(slice(in_use), "refcount", 0)
     block = made.block(PFN)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The cells of a map, on real dumps and of memory of any size."""
+"""Cells of a map, on real dumps and for memory of any size."""
 
 import json
 from dataclasses import replace
@@ -33,28 +33,26 @@ def test_cells_sum_to_the_classes(memory: MemoryMap, report: MemstatReport) -> N
     assert sums.sum() == report.pages
 
 
-def test_cells_are_where_the_sections_are(
-    memory: MemoryMap, report: MemstatReport
-) -> None:
+def test_cells_cover_the_sections(memory: MemoryMap, report: MemstatReport) -> None:
     assert report.sections is not None
     assert memory.section_pages == SECTION
-    each = memory.cell_pages
-    assert len(memory.cells) == report.pages // each <= MAX_CELLS
+    step = memory.cell_pages
+    assert len(memory.cells) == report.pages // step <= MAX_CELLS
     expected = [
-        pfn for s in report.sections for pfn in range(s.pfn, s.pfn + s.pages, each)
+        pfn for s in report.sections for pfn in range(s.pfn, s.pfn + s.pages, step)
     ]
-    assert (memory.cells.numbers * each).tolist() == expected
+    assert (memory.cells.numbers * step).tolist() == expected
 
 
-def test_cells_tell_their_zones(memory: MemoryMap, report: MemstatReport) -> None:
+def test_cells_have_their_zones(memory: MemoryMap, report: MemstatReport) -> None:
     zones = {group.key: group.pages for group in view(report, "zone")}
     cells = memory.cells
     sums = {
-        f"{place.node}:{place.zone}": int(cells.counts[cells.places == at].sum())
-        for at, place in enumerate(cells.all_places)
+        f"{place.node}:{place.zone}": int(cells.counts[cells.places == index].sum())
+        for index, place in enumerate(cells.all_places)
     }
     assert sums.keys() == zones.keys()
-    # Struct pages of holes at a zone's end name another zone, and lie in this one.
+    # Struct pages of holes at the end of a zone have another zone in their flags.
     for key, pages in zones.items():
         assert abs(sums[key] - pages) <= 256
     assert sum(sums.values()) == report.pages
@@ -70,13 +68,13 @@ def test_json_has_an_outline(cut_up: MemstatReport, memory: MemoryMap) -> None:
     assert sum(run["cells"] for run in found["runs"]) <= OUTLINE_CELLS
     joined = memory.at_most(OUTLINE_CELLS)
     assert found["cell_pages"] == joined.cell_pages
-    # Each cell again, from the runs.
-    each, cells = joined.cell_pages, []
+    # Expand the runs to cells.
+    step, cells = joined.cell_pages, []
     for run in found["runs"]:
         assert run["pages"] == sum(run["classes"].values())
         for number in range(run["cells"]):
             counts = {name: n // run["cells"] for name, n in run["classes"].items()}
-            cells.append((run["pfn"] // each + number, counts))
+            cells.append((run["pfn"] // step + number, counts))
     assert cells == [
         (number, {CLASSES[code]: n for code, n in enumerate(counts) if n})
         for number, counts in zip(
@@ -104,7 +102,7 @@ def made(numbers: list[int], codes: list[int], places: list[int]) -> MemoryMap:
     return MemoryMap(16, SECTION, cells)
 
 
-def test_runs_end_where_cells_are_not_alike() -> None:
+def test_runs_end_where_cells_differ() -> None:
     assert made([], [], []).outline().runs == ()
     anon, slab = PageClass.ANON, PageClass.SLAB
     outline = made(
@@ -122,15 +120,15 @@ def test_runs_end_where_cells_are_not_alike() -> None:
 
 
 def test_outline_of_a_terabyte_is_small(cut_up: MemstatReport) -> None:
-    """Of memory with a dozen classes everywhere, in no two cells as many pages."""
-    each = 1024 * GIB // MAX_CELLS
+    """All cells have a dozen classes with different numbers of pages."""
+    step = 1024 * GIB // MAX_CELLS
     random = np.random.default_rng(1)
     counts = np.zeros((MAX_CELLS, NCLASSES), np.int64)
     for code in random.choice(NCLASSES, 12, replace=False):
-        counts[:, code] = random.integers(1, each // 12, MAX_CELLS)
+        counts[:, code] = random.integers(1, step // 12, MAX_CELLS)
     places = np.zeros(MAX_CELLS, np.intp)
-    cells = Cells(np.arange(MAX_CELLS), counts, places, each, (MapPlace(0, "Normal"),))
-    memory = MemoryMap(each, SECTION, cells)
+    cells = Cells(np.arange(MAX_CELLS), counts, places, step, (MapPlace(0, "Normal"),))
+    memory = MemoryMap(step, SECTION, cells)
     document = json.loads(dumps(replace(cut_up, map=memory)))["map"]
     assert len(document["runs"]) == OUTLINE_CELLS
     assert document["cell_pages"] == GIB
@@ -159,9 +157,9 @@ def sections(*spans: tuple[int, int]) -> list[MemmapRange]:
 def test_cells_are_bounded(ranges: list[MemmapRange], pages: int) -> None:
     assert cell_size(ranges) == pages
 
-    def cells(each: int) -> int:
+    def cells(step: int) -> int:
         numbers = [
-            np.arange(part.pfn // each, (part.pfn + part.pages - 1) // each + 1)
+            np.arange(part.pfn // step, (part.pfn + part.pages - 1) // step + 1)
             for part in ranges
         ]
         return len(np.unique(np.concatenate(numbers)))

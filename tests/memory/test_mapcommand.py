@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""``--map`` and ``--frag`` as users ask for them."""
+"""``--map`` and ``--frag`` on the command line."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ NO_PICTURES = (
     *("--map=map.jpg", "--map map.jpg", "--map map.JPG vmcore", "vmcore --map map.jpg"),
     *("--map map.pdf 5", "-k --map map.jpg 5"),
     "--json --map map.jpg --frag vmcore",
-    # No picture's ending, but the target is another.
+    # Not a picture's suffix, but the target is named separately.
     *("--map map vmcore", "vmcore --map map", "-c vmcore --map map", "-k --map map"),
     "--qemu guest.sock --map map 5",
 )
@@ -59,7 +59,7 @@ def test_file_of_another_kind(words: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("word", ["map.jpg", "map", "vmcore"])
 def test_file_of_another_kind_inside_drgn(word: str) -> None:
-    """A target can be no word there."""
+    """A word is not a target there."""
     parser = make_parser(COMMAND, in_drgn=True)
     with pytest.raises(UsageError, match=rf"ends in \.svg or \.png: {word}$"):
         parser.parse_intermixed_args(["--map", word])
@@ -69,7 +69,7 @@ def test_file_of_another_kind_inside_drgn(word: str) -> None:
     "words", ["--map none/vmcore", "none/vmcore --map", "--map -c none/vmcore"]
 )
 def test_target_that_follows(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is a target, not the name of a picture."""
+    """The word after ``--map`` is the target, not a picture."""
     assert run_console(COMMAND, words.split()) == 1
     assert capsys.readouterr().err.startswith("msa-memstat: none/vmcore: no such file")
 

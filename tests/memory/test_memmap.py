@@ -7,11 +7,11 @@ import pytest
 from msatools.memory.pages.memmap import _runs
 
 WORD = 8
-"""A bitmap is made of whole longs, whatever the number of its bits."""
+"""A bitmap consists of whole longs, whatever its number of bits."""
 
 
 @pytest.mark.parametrize(
-    ("bitmap", "pages", "each", "runs"),
+    ("bitmap", "pages", "step", "runs"),
     [
         (b"\x00", 32768, 512, []),
         (b"\x01", 32768, 512, [(0, 512)]),
@@ -25,6 +25,6 @@ WORD = 8
     ],
 )
 def test_runs(
-    bitmap: bytes, pages: int, each: int, runs: list[tuple[int, int]]
+    bitmap: bytes, pages: int, step: int, runs: list[tuple[int, int]]
 ) -> None:
-    assert _runs(bitmap.ljust(WORD, b"\0"), pages, each) == runs
+    assert _runs(bitmap.ljust(WORD, b"\0"), pages, step) == runs

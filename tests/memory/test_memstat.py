@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""memstat on real dumps, held against what the guest said of itself."""
+"""memstat on real dumps agrees with the guest's own records."""
 
 import re
 from collections.abc import Callable
@@ -35,21 +35,21 @@ def test_classes_sum_to_the_pages_examined(report: MemstatReport, pages: Pages) 
 def test_every_check_is_exact_or_explained(report: MemstatReport) -> None:
     assert len(report.checks) >= 15
     assert [c for c in report.checks if c.difference and not c.explained_by] == []
-    # On a dump at rest nothing but these two has a reason to differ.
+    # On a dump at rest, only these two can differ.
     differing = {check.name for check in report.checks if check.difference}
     assert differing <= {"kernel.stacks", "kernel.percpu"}
 
 
 def test_cached_files(run: lab.Run, pages: Pages) -> None:
     files = {*run.workload["files"]} - truth.executed_files(run)
-    # Others than those of the workload were read as well.
+    # Other files than those of the workload were read as well.
     assert pages["cache.file"] >= sum(truth.cached_pages(run, f) for f in files)
 
 
 def test_swapped_shared_memory_is_shmem(run: lab.Run, pages: Pages) -> None:
-    """Its pages in the swap cache are no longer in the kernel's counter."""
-    said = truth.vmstat(run)["nr_shmem"]
-    assert pages["cache.shmem"] > said + truth.held_back(run)
+    """The kernel's counter excludes its pages in the swap cache."""
+    counted = truth.vmstat(run)["nr_shmem"]
+    assert pages["cache.shmem"] > counted + truth.held_back(run)
 
 
 def test_pipes_and_sockets(run: lab.Run, pages: Pages) -> None:
@@ -64,11 +64,11 @@ def test_little_is_unattributed(report: MemstatReport, pages: Pages) -> None:
 
 
 @pytest.fixture
-def said(run: lab.Run, by_pfn: PagesByPfn) -> Callable[[str], Booleans]:
-    """Whether the guest said a flag of each pfn that there is a page of."""
+def recorded(run: lab.Run, by_pfn: PagesByPfn) -> Callable[[str], Booleans]:
+    """A function that returns whether each existing page had a flag in kpageflags."""
     flags = truth.page_flags(run)[: len(by_pfn.codes)]
-    here = by_pfn.codes != 255
-    return lambda flag: truth.having(flags, flag)[here]
+    exists = by_pfn.codes != 255
+    return lambda flag: truth.having(flags, flag)[exists]
 
 
 @pytest.mark.parametrize(
@@ -83,42 +83,44 @@ def said(run: lab.Run, by_pfn: PagesByPfn) -> Callable[[str], Booleans]:
     ],
 )
 def test_class_of_each_pfn(
-    said: Callable[[str], Booleans],
+    recorded: Callable[[str], Booleans],
     by_pfn: PagesByPfn,
     flag: str,
     classes: list[PageClass],
 ) -> None:
     codes = by_pfn.codes[by_pfn.codes != 255]
-    assert np.array_equal(np.isin(codes, classes), said(flag))
+    assert np.array_equal(np.isin(codes, classes), recorded(flag))
 
 
 def test_anon_of_each_pfn(run: lab.Run, by_pfn: PagesByPfn) -> None:
-    """Anonymous pages of hugetlb are hugetlb; swap read ahead is anon, or shmem."""
+    """hugetlb pages are not anon; pages of swap readahead are anon or shmem."""
     flags = truth.page_flags(run)[: len(by_pfn.codes)]
     anon = np.isin(by_pfn.codes, [PageClass.ANON, PageClass.KSM])
-    said = truth.having(flags, "ANON") & ~truth.having(flags, "HUGE")
-    # From v6.10 on the kernel says ANON by the mapping word alone, in which slab
-    # pages keep something else.
-    said &= ~truth.having(flags, "SLAB")
-    assert not np.any(said & ~anon)
-    extra = anon & ~said
+    recorded = truth.having(flags, "ANON") & ~truth.having(flags, "HUGE")
+    # Since v6.10 the kernel derives ANON from the mapping word alone, which has
+    # another meaning in slab pages.
+    recorded &= ~truth.having(flags, "SLAB")
+    assert not np.any(recorded & ~anon)
+    extra = anon & ~recorded
     heads = by_pfn.heads[extra]
     assert np.all(truth.having(flags, "SWAPCACHE")[heads])
 
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_flag_of_each_pfn(
-    run: lab.Run, said: Callable[[str], Booleans], by_pfn: PagesByPfn, name: str
+    run: lab.Run, recorded: Callable[[str], Booleans], by_pfn: PagesByPfn, name: str
 ) -> None:
-    # Up to v6.9 the kernel says what is in the page's own word, then its folio's.
+    # Up to v6.9 kpageflags has the page's own flags, later its folio's.
     mine = by_pfn.flags[name]
     if not run.release.startswith("6.1."):
         mine = mine[by_pfn.heads]
-    assert np.array_equal(mine[by_pfn.codes != 255], said(name.upper()))
+    assert np.array_equal(mine[by_pfn.codes != 255], recorded(name.upper()))
 
 
-def test_tails_of_each_pfn(said: Callable[[str], Booleans], by_pfn: PagesByPfn) -> None:
-    assert np.array_equal(by_pfn.tails[by_pfn.codes != 255], said("COMPOUND_TAIL"))
+def test_tails_of_each_pfn(
+    recorded: Callable[[str], Booleans], by_pfn: PagesByPfn
+) -> None:
+    assert np.array_equal(by_pfn.tails[by_pfn.codes != 255], recorded("COMPOUND_TAIL"))
 
 
 REGIONS = {
@@ -135,9 +137,7 @@ REGIONS = {
 
 
 @pytest.mark.parametrize("region", REGIONS)
-def test_class_of_what_the_workload_mapped(
-    run: lab.Run, by_pfn: PagesByPfn, region: str
-) -> None:
+def test_class_of_mapped_regions(run: lab.Run, by_pfn: PagesByPfn, region: str) -> None:
     pfns = [pfn for pfn in run.pfns(region) if pfn]
     assert set(by_pfn.codes[pfns].tolist()) == {int(REGIONS[region])}
 
@@ -150,18 +150,18 @@ def test_sections(run: lab.Run, report: MemstatReport) -> None:
         assert section.memmap_end == section.memmap + 64 * (section.pages - 1)
         block = f"sys/devices/system/memory/memory{section.nr}/valid_zones"
         zones = run.truth(block).decode().split()
-        # A block that spans zones says "none".
+        # A memory block that spans zones has "none".
         assert zones == ["none"] or set(zones) == set(section.zones)
     # The machine's nodes of 1280 and 768 MiB.
     assert [section.node for section in report.sections] == [0] * 10 + [1] * 6
 
 
-def test_reads_are_two_a_section(report: MemstatReport) -> None:
+def test_two_reads_per_section(report: MemstatReport) -> None:
     assert report.coverage["memmap_reads"] == 2 * report.coverage["sections"]
 
 
 def sources(*todo: Path) -> set[Path]:
-    """Modules, and what they import of msatools.kernel, and so on."""
+    """Return modules and, recursively, those of msatools.kernel that they import."""
     found: set[Path] = set()
     names = list(todo)
     while names:
@@ -173,7 +173,7 @@ def sources(*todo: Path) -> set[Path]:
     return found
 
 
-def test_coverage_has_every_key_that_is_ever_counted(report: MemstatReport) -> None:
+def test_coverage_has_every_key_in_the_source(report: MemstatReport) -> None:
     counted: set[str] = set()
     for path in sources(*Path(memory.__path__[0]).glob("**/*.py")):
         counted |= set(re.findall(r'coverage\["(\w+)"\]', path.read_text()))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How many bits of a page's flags are the node's: on each architecture, from types."""
+"""The number of node bits in page flags, also if the kernel does not export it."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from tests.memory.madepages import open_demo
 
 
 @pytest.mark.parametrize("name", DEMOS)
-def test_types_tell_what_the_kernel_exports(
+def test_node_bits_from_types_are_those_exported(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prog = open_demo(name)
     exported = layout._node_bits(prog)
     assert exported == 10
-    # As on arm64, which does not export the length of node_data.
+    # arm64 does not export the length of node_data.
     monkeypatch.setattr(layout, "vmcoreinfo", lambda prog: {})
     assert layout._node_bits(prog) == exported

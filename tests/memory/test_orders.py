@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Memory by order: struct pages made by hand, and real ones against their flags."""
+"""Memory by order, for struct pages made by hand and by the page flags of dumps."""
 
 import re
 from collections import Counter
@@ -31,21 +31,21 @@ def pages(layout: PageLayout) -> Pages:
 
 
 def block_of(pages: Pages, pfn: int = PAGES) -> Block:
-    """Place struct pages in memory; what is outside is anonymous memory."""
+    """Make a block of struct pages; heads outside are anonymous memory."""
     address = ADDRESS + pfn * pages.layout.size
     return pages.block(pfn, lambda _: FarHead(PageClass.ANON, 0), address=address)
 
 
-def compound(pages: Pages, at: int, count: int, pfn: int) -> None:
-    """Make *count* pages from *at* on tails of page *pfn*, or its head and tails."""
-    if pfn == PAGES + at:
-        pages.flag(at, "head")
-        at, count = at + 1, count - 1
-    pages.tails(slice(at, at + count), pfn)
+def compound(pages: Pages, first: int, count: int, pfn: int) -> None:
+    """Make *count* pages from *first* tails of page *pfn*, or its head and tails."""
+    if pfn == PAGES + first:
+        pages.flag(first, "head")
+        first, count = first + 1, count - 1
+    pages.tails(slice(first, first + count), pfn)
 
 
 def by_order(*blocks: Block) -> dict[int, Counter[int]]:
-    """Pages by order and class; each block is seen by an observer of its own."""
+    """Return pages by order and class; each block has its own observer."""
     seen = ByOrder(NONE, NONE.astype(np.uint8))
     for block in blocks:
         other = ByOrder(NONE, NONE.astype(np.uint8))
@@ -60,7 +60,7 @@ def by_order(*blocks: Block) -> dict[int, Counter[int]]:
 
 def test_free_blocks(pages: Pages) -> None:
     pages.free(0, 3)
-    pages.free(4, 2)  # was merged into the one before
+    pages.free(4, 2)  # stale: merged into the one before
     pages.free(8, 0)
     pages.free(512, 9)
     firsts, orders = free_blocks(block_of(pages))
@@ -80,7 +80,7 @@ def test_compound_pages(pages: Pages) -> None:
     pages.free(256, 8)
     compound(pages, 0, 4, PAGES)
     compound(pages, 4, 2, PAGES + 4)
-    compound(pages, 8, 3, PAGES + 8)  # of no size that there is
+    compound(pages, 8, 3, PAGES + 8)  # not a power of two
     pages.flag(16, "reserved")
     found = by_order(block_of(pages))
     assert found[8] == {PageClass.FREE_BUDDY: 256}
@@ -99,7 +99,7 @@ def test_compound_page_larger_than_a_block(pages: Pages) -> None:
     found = by_order(*two)
     assert found.keys() == {11}
     assert found[11].total() == 2 * PAGES
-    assert by_order(two[0]).keys() == {10}, "alone it is a whole one"
+    assert by_order(two[0]).keys() == {10}, "without the other, it is complete"
 
 
 def test_pages_on_per_cpu_lists(pages: Pages) -> None:
@@ -109,12 +109,12 @@ def test_pages_on_per_cpu_lists(pages: Pages) -> None:
     seen = ByOrder(pfns, np.array([2, 2, 1, 3], np.uint8))
     seen.observe(block)
     found = seen.total()[:, PageClass.FREE_PCP]
-    # Nothing tells the last two, and the last entry was taken meanwhile.
+    # The order of the last two is unknown, and the last listed page is in use again.
     assert found[[2, 1, 0, 3]].tolist() == [4, 2, 2, 0]
 
 
-def test_block_that_was_listed_and_is_in_use_in_part(pages: Pages) -> None:
-    """Its first page is on a list again, alone."""
+def test_listed_block_that_is_partly_in_use(pages: Pages) -> None:
+    """Its first page is on a list again, as a single page."""
     block = block_of(pages)
     block.codes[[8, 16, 17, 18]] = PageClass.FREE_PCP
     block.codes[PAGES - 8 :] = PageClass.FREE_PCP
@@ -131,8 +131,8 @@ def test_class_counts(each: int, skip: int) -> None:
     codes = np.random.default_rng(1).integers(0, NCLASSES, 64).astype(np.uint8)
     found = class_counts(codes, each, skip)
     parts = [[] for _ in range((skip + 63) // each + 1)]
-    for at, code in enumerate(codes.tolist()):
-        parts[(skip + at) // each].append(code)
+    for index, code in enumerate(codes.tolist()):
+        parts[(skip + index) // each].append(code)
     expected = [np.bincount(part, minlength=NCLASSES) for part in parts]
     assert (found == np.array(expected)).all()
 
@@ -162,7 +162,7 @@ def test_compound_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
     flags = truth.page_flags(run)
     heads = np.flatnonzero(truth.having(flags, "COMPOUND_HEAD"))
     tails = truth.having(flags, "COMPOUND_TAIL")
-    # A head's tails follow it, up to the first page that is none.
+    # A head's tails end at the first page that is not a tail.
     ends = np.flatnonzero(~tails)
     sizes = ends[np.searchsorted(ends, heads, side="right")] - heads
     expected: Counter[int] = Counter()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages by control group, held against memory.stat and /proc/kpagecgroup."""
+"""Pages by control group agree with memory.stat and /proc/kpagecgroup."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ DELETED = " (deleted)"
 
 @pytest.fixture(scope="module")
 def cgroups(owners_report: MemstatReport) -> Cgroups:
-    """By path."""
+    """Control groups by path."""
     groups = view(owners_report, "cgroup")
     return {g.name: g for g in groups if isinstance(g, CgroupGroup) and g.mem_cgroup}
 
@@ -34,7 +34,7 @@ def test_keys_are_inodes_of_the_groups(owners_run: lab.Run, cgroups: Cgroups) ->
     assert not any(cgroups[name].dying for name in cgroups if DELETED not in name)
 
 
-def test_removed_groups_and_what_pins_them(
+def test_removed_groups_and_the_files_that_pin_them(
     owners_run: lab.Run, cgroups: Cgroups
 ) -> None:
     removed = owners_run.workload["removed"]
@@ -45,7 +45,7 @@ def test_removed_groups_and_what_pins_them(
         group = cgroups[f"/{before['path']}{DELETED}"]
         assert group.dying
         assert group.key == str(before["inode"])
-        # What was the kernel's went over to the parent.
+        # Kernel memory was reparented.
         assert group.pages == before["stat"]["file"] // PAGE
         assert group.classes.get("cache.shmem", 0) == before["stat"]["shmem"] // PAGE
         pins = {
@@ -62,15 +62,15 @@ def test_removed_groups_and_what_pins_them(
 
 
 def test_charges_of_all_pages(owners_run: lab.Run, cgroups: Cgroups) -> None:
-    """The kernel says of each page to which group it is charged.
+    """Charges agree with /proc/kpagecgroup, which has the inode of each page's group.
 
-    Of those of removed groups it says the next above that is still there; of tails of
-    compound pages nothing up to v6.5, but of their heads.
+    For a removed group it has the nearest existing ancestor. Up to v6.5 it has nothing
+    for tails of compound pages.
     """
-    said = np.frombuffer(owners_run.truth("proc/kpagecgroup"), np.uint64)
+    recorded = np.frombuffer(owners_run.truth("proc/kpagecgroup"), np.uint64)
     flags = page_flags(owners_run)
     single = ~having(flags, "COMPOUND_HEAD") & ~having(flags, "COMPOUND_TAIL")
-    pages = Counter(said[single].tolist())
+    pages = Counter(recorded[single].tolist())
     ids = owners_run.workload["cgroups"]
     for name in ("service/web", "service/reader", "batch"):
         assert pages[ids[name]] == cgroups[f"/{name}"].pages, name
@@ -78,7 +78,9 @@ def test_charges_of_all_pages(owners_run: lab.Run, cgroups: Cgroups) -> None:
     assert pages[ids["service"]] == old["stat"]["file"] // PAGE
 
 
-def test_slabs_are_apart(owners_run: lab.Run, owners_report: MemstatReport) -> None:
+def test_slabs_have_a_group_of_their_own(
+    owners_run: lab.Run, owners_report: MemstatReport
+) -> None:
     (slabs,) = (g for g in view(owners_report, "cgroup") if g.key == "-slab")
     assert set(slabs.classes) == {"kernel.slab"}
     assert 0 < slabs.pages < pages_of(owners_report)["kernel.slab"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Owners that are lost or overwritten: their pages are counted, and that is told."""
+"""Pages of damaged owners are still counted, and the damage is reported."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,7 +42,7 @@ def whole() -> MemstatReport:
     return collect_memstat(patient(DUMP).prog, by=BY_OWNER)
 
 
-def look(prog: Program) -> MemstatReport:
+def report_of(prog: Program) -> MemstatReport:
     report = collect_memstat(prog, by=BY_OWNER)
     for name in BY_OWNER:
         groups = view(report, name)
@@ -63,12 +63,12 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("what", LOST)
-def test_lost_owner(damaged: Patient, whole: MemstatReport, what: str) -> None:
-    kind, member, name = LOST[what]
+@pytest.mark.parametrize("case", LOST)
+def test_lost_owner(damaged: Patient, whole: MemstatReport, case: str) -> None:
+    kind, member, name = LOST[case]
     group = next(group for group in view(whole, kind) if group.name == name)
     damaged.lose(getattr(group, member))
-    report = look(damaged.prog)
+    report = report_of(damaged.prog)
     assert report.classes == whole.classes
     assert report.coverage["names_unreadable"] > 0
     assert COMMAND.problems(report)
@@ -81,34 +81,34 @@ def test_lost_owner(damaged: Patient, whole: MemstatReport, what: str) -> None:
 
 
 def test_lost_names(damaged: Patient, whole: MemstatReport) -> None:
-    """Of merged slab caches the first one's name is left."""
+    """A merged slab cache keeps the name of the first one."""
     damaged.lose(damaged.prog["slab_kset"].kobj.sd.value_())
-    report = look(damaged.prog)
+    report = report_of(damaged.prog)
     assert "lost" in {note.code for note in report.notes}
     assert by_key(report, "slab").keys() == by_key(whole, "slab").keys()
 
 
 def test_lost_name_of_a_slab_cache(damaged: Patient, whole: MemstatReport) -> None:
-    """It is one loss, whoever misses it: the cache itself is there."""
+    """It is counted once, and the cache itself is listed."""
     (cache,) = (group for group in view(whole, "slab") if group.name == "dentry")
     assert isinstance(cache, SlabGroup)
     assert cache.kmem_cache is not None
     object_ = Object(damaged.prog, "struct kmem_cache", address=cache.kmem_cache)
     damaged.poke_member(object_.name, 8)
-    report = look(damaged.prog)
+    report = report_of(damaged.prog)
     assert report.coverage["names_unreadable"] == 1
     assert cache.pages in {group.pages for group in view(report, "slab")}
     assert "dentry" not in {group.name for group in view(report, "slab")}
 
 
 def test_broken_list_of_free_objects(damaged: Patient, whole: MemstatReport) -> None:
-    """What is in use of that cache is not known then; of all others it is."""
+    """The objects in use are unknown for this cache only."""
     (cache,) = (group for group in view(whole, "slab") if group.name == "dentry")
     assert isinstance(cache, SlabGroup)
     assert cache.kmem_cache is not None
     object_ = Object(damaged.prog, "struct kmem_cache", address=cache.kmem_cache)
     damaged.poke_member(per_cpu_ptr(object_.cpu_slab, 0).freelist, GARBAGE)
-    report = look(damaged.prog)
+    report = report_of(damaged.prog)
     assert report.coverage["slabs_unreadable"] == 1
     for before, after in zip(view(whole, "slab"), view(report, "slab"), strict=True):
         assert isinstance(before, SlabGroup)
@@ -118,10 +118,10 @@ def test_broken_list_of_free_objects(damaged: Patient, whole: MemstatReport) -> 
 
 def test_removed_groups_without_pages(run: lab.Run, damaged: Patient) -> None:
     """They are counted; the guest has two, both with pages."""
-    said = run.truth("sys/fs/cgroup/cgroup.stat").decode().split()
-    assert said[said.index("nr_dying_descendants") + 1] == "2"
+    words = run.truth("sys/fs/cgroup/cgroup.stat").decode().split()
+    assert words[words.index("nr_dying_descendants") + 1] == "2"
     damaged.poke_member(damaged.prog["cgrp_dfl_root"].cgrp.nr_dying_descendants, 7)
-    (note,) = (n for n in look(damaged.prog).notes if n.code == "removed-cgroups")
+    (note,) = (n for n in report_of(damaged.prog).notes if n.code == "removed-cgroups")
     assert note.text.startswith("7 removed control groups live on, 5 of them")
 
 
@@ -138,16 +138,16 @@ POKED: dict[str, tuple[Callable[[lab.Run], int | None], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", POKED)
+@pytest.mark.parametrize("case", POKED)
 def test_overwritten_owner(
-    run: lab.Run, damaged: Patient, whole: MemstatReport, what: str
+    run: lab.Run, damaged: Patient, whole: MemstatReport, case: str
 ) -> None:
-    """Just that page is none of its owner's."""
-    find, member, kind = POKED[what]
+    """Only that page moves to another group."""
+    find, member, kind = POKED[case]
     pfn = find(run)
     assert pfn is not None
     damaged.poke(struct_page(damaged.prog, pfn, member), GARBAGE)
-    report = look(damaged.prog)
+    report = report_of(damaged.prog)
     assert report.coverage["names_unreadable"] > 0
     before, after = by_key(whole, kind), by_key(report, kind)
     (new,) = after.keys() - before.keys()
@@ -155,8 +155,10 @@ def test_overwritten_owner(
     assert before[loser] - after[loser] == after[new] > 0
 
 
-def test_lost_stack_beside_cached_ones(damaged: Patient, whole: MemstatReport) -> None:
-    """What cannot be read does not explain that it is missing: the check fails."""
+def test_unreadable_stack_is_not_explained_by_cached_ones(
+    damaged: Patient, whole: MemstatReport
+) -> None:
+    """A loss does not explain the difference, so the check fails."""
     area = find_task(damaged.prog, 1).stack_vm_area
     damaged.poke_member(area.pages, (1 << 64) - 8)
     report = collect_memstat(damaged.prog)
@@ -167,8 +169,8 @@ def test_lost_stack_beside_cached_ones(damaged: Patient, whole: MemstatReport) -
 
 
 @pytest.mark.parametrize("offset", [0, 0x1000000, 0x8000000])
-def test_section_whose_struct_pages_are_none(damaged: Patient, offset: int) -> None:
-    """Whatever garbage says that it is, each view has each page once."""
+def test_section_without_struct_pages(damaged: Patient, offset: int) -> None:
+    """With garbage as struct pages, each view still has each page once."""
     memory = damaged.prog["page_offset_base"].value_() + offset
     damaged.poke(damaged.prog["mem_section"][0].value_(), memory | 0xF)
     report = collect_memstat(damaged.prog, by=VIEWS)

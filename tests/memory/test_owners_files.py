@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Page cache by file and file system, held against mincore(2) of each file."""
+"""Page cache by file and file system agrees with mincore(2) of each file."""
 
 import pytest
 from drgn import Program
@@ -27,7 +27,7 @@ def listed(report: MemstatReport) -> list[FileGroup]:
 
 @pytest.fixture(scope="module")
 def files(owners_report: MemstatReport) -> Files:
-    """By name, each of which one file has."""
+    """Files by name; names are unique."""
     found = listed(owners_report)
     assert len({group.name for group in found}) == len(found) > 20
     return {group.name: group for group in found}
@@ -92,16 +92,16 @@ def test_block_device_by_its_name(owners_run: lab.Run, files: Files) -> None:
     assert raw.classes == {"cache.blockdev": raw.pages}
 
 
-def test_file_systems_have_what_their_files_have(
+def test_file_systems_sum_their_files(
     files: Files, systems: dict[str, FileSystemGroup]
 ) -> None:
     for name in ("/mnt/data", "/mnt/tmpfs", "/"):
-        of_it = [file for file in files.values() if file.mount == name]
+        its_files = [file for file in files.values() if file.mount == name]
         system = systems[name]
-        assert system.pages == sum(file.pages for file in of_it) > 0
-        assert system.files == len(of_it)
+        assert system.pages == sum(file.pages for file in its_files) > 0
+        assert system.files == len(its_files)
         assert system.mounts == (name,)
-        assert {file.fstype for file in of_it} == {system.fstype}
+        assert {file.fstype for file in its_files} == {system.fstype}
     disks = [file for file in files.values() if file.kind == "block device"]
     assert systems["block devices"].pages == sum(file.pages for file in disks)
 
@@ -109,7 +109,7 @@ def test_file_systems_have_what_their_files_have(
 def test_too_many_files(
     monkeypatch: pytest.MonkeyPatch, owners_prog: Program, owners_report: MemstatReport
 ) -> None:
-    """The largest are listed, those by path that are larger still, and all counted."""
+    """The largest files are listed, the very largest with paths; all are counted."""
     monkeypatch.setattr(byfile, "MAX_FILES", 12)
     monkeypatch.setattr(cachefiles, "MAX_PATHS", 4)
     report = collect_memstat(owners_prog, by=("file",))
@@ -125,7 +125,7 @@ def test_too_many_files(
 
 
 @pytest.mark.parametrize("kind", ["file", "fs"])
-def test_more_files_than_are_told_apart(
+def test_more_files_than_are_counted_separately(
     monkeypatch: pytest.MonkeyPatch, owners_prog: Program, kind: str
 ) -> None:
     monkeypatch.setattr(tally, "_MOST_OWNERS", 16)
@@ -138,8 +138,8 @@ def test_more_files_than_are_told_apart(
     assert report.coverage["names_unreadable"] == 0
 
 
-def test_swap_cache_is_apart(by_owner: MemstatReport) -> None:
-    """Of shared memory, too: what is in swap has no file until it is read."""
+def test_swap_cache_has_a_group_of_its_own(by_owner: MemstatReport) -> None:
+    """It includes shared memory: a page in the swap cache has no file."""
     for kind in ("file", "fs"):
         (group,) = (g for g in view(by_owner, kind) if g.key == "-swap")
         assert group.pages == check_of(by_owner, "swapcache").walk_pages

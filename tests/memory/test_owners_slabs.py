@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Slab caches and vmalloc areas by pages, held against what /proc and /sys say."""
+"""Slab caches agree with /proc/slabinfo and /sys/kernel/slab."""
 
 import pytest
 from drgn import Program
@@ -23,7 +23,7 @@ def slabs(owners_report: MemstatReport) -> dict[str, SlabGroup]:
 
 
 def test_objects_in_use(owners_run: lab.Run, slabs: dict[str, SlabGroup]) -> None:
-    """slabinfo knows of free objects only in the slabs on the allocator's lists."""
+    """slabinfo counts free objects only in slabs on the allocator's lists."""
     for name, (active, *_) in ownertruth.slabinfo(owners_run).items():
         if name in slabs:
             in_use, objects = slabs[name].objects_in_use, slabs[name].objects
@@ -36,15 +36,15 @@ def test_objects_in_use(owners_run: lab.Run, slabs: dict[str, SlabGroup]) -> Non
     assert in_use >= made > 0
 
 
-def test_all_caches_are_listed_if_asked_for(
+def test_all_caches_are_listed_with_verbose(
     owners_run: lab.Run, owners_prog: Program
 ) -> None:
     report = collect_memstat(owners_prog, by=["slab"], verbose=True)
     groups = [g for g in view(report, "slab") if isinstance(g, SlabGroup)]
     named = {group.name: group for group in groups if group.kmem_cache}
-    said = ownertruth.slabinfo(owners_run)
-    assert named.keys() == said.keys()
-    empty = {name for name, (_, objects, *_) in said.items() if not objects}
+    recorded = ownertruth.slabinfo(owners_run)
+    assert named.keys() == recorded.keys()
+    empty = {name for name, (_, objects, *_) in recorded.items() if not objects}
     assert len(empty) > 5
     for name in empty:
         group = named[name]
@@ -52,10 +52,10 @@ def test_all_caches_are_listed_if_asked_for(
 
 
 def test_full_slabs_are_counted(slabs: dict[str, SlabGroup]) -> None:
-    """No list of the allocator has them.
+    """Full slabs are on no list of the allocator.
 
-    One that is not full has a free object or more: with fewer than half as many of
-    these as there are slabs, most are full.
+    A slab that is not full has at least one free object. If there are fewer free
+    objects than half the number of slabs, most slabs are full.
     """
     inodes = slabs["shmem_inode_cache"]
     assert inodes.objects is not None
@@ -65,10 +65,10 @@ def test_full_slabs_are_counted(slabs: dict[str, SlabGroup]) -> None:
     assert free < inodes.slabs // 2
 
 
-def test_merged_caches_are_the_same_to_the_kernel(
+def test_merged_caches_share_their_sysfs_files(
     owners_run: lab.Run, slabs: dict[str, SlabGroup]
 ) -> None:
-    def said(name: str, file: str) -> str:
+    def sysfs(name: str, file: str) -> str:
         return owners_run.truth(f"sys/kernel/slab/{name}/{file}").decode()
 
     merged = {name: group.merged for name, group in slabs.items() if group.merged}
@@ -76,4 +76,4 @@ def test_merged_caches_are_the_same_to_the_kernel(
     for name, others in merged.items():
         for other in others:
             for file in ("order", "objs_per_slab", "objects", "aliases"):
-                assert said(other, file) == said(name, file)
+                assert sysfs(other, file) == sysfs(name, file)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Whatever pages are told apart by, all of them together are those of the table."""
+"""The groups of every view sum to the table of classes."""
 
 import pytest
 
@@ -24,6 +24,6 @@ def test_groups_sum_to_the_table(owners_report: MemstatReport, view: str) -> Non
 
 @pytest.mark.parametrize("view", BY_OWNER)
 def test_groups_of_all_kinds_of_memory(by_owner: MemstatReport, view: str) -> None:
-    """Huge pages, swap and NUMA nodes among them."""
+    """The memory scenario has huge pages, swap and NUMA nodes."""
     check(by_owner, view)
     assert_nothing_lost(by_owner)

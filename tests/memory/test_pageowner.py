@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who allocated a page, in a kernel made by hand: no stock kernel keeps it.
+"""Stacks that allocated pages, in a kernel made by hand: no stock kernel records them.
 
-Its structures are those of v6.12 (mm/page_owner.c, lib/stackdepot.c).
+The structures are those of v6.12 (mm/page_owner.c, lib/stackdepot.c).
 """
 
 from struct import pack
@@ -28,12 +28,12 @@ from tests.support.madetypes import made_program, serve, struct
 from tests.support.overlay import put
 
 EXT, POOL, TEXT, TABLE = 0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000
-"""Where the records of pages are, a pool of stacks, functions, and the sections."""
+"""Addresses of struct page_ext, a stack pool, functions, and the section table."""
 
 SECTION_PAGES = 64
 SECTIONS = 4
 OFFSET = 8
-"""Of page_owner's record behind a ``struct page_ext``."""
+"""Offset of struct page_owner from its ``struct page_ext``."""
 
 EACH = 64
 OWNER, ALLOCATED = 1 << 0, 1 << 1
@@ -41,7 +41,7 @@ FUNCTIONS = ("post_alloc_hook", "__alloc_pages", "driver_probe")
 
 
 class Kernel:
-    """One that keeps page owners, unless told otherwise."""
+    """A kernel that records page owners; with *ops_offset* 0, one that does not."""
 
     def __init__(self, ops_offset: int = OFFSET) -> None:
         self.ext = bytearray(EACH * SECTION_PAGES * SECTIONS)
@@ -99,15 +99,15 @@ class Kernel:
         self.sections[8 * section : 8 * section + 8] = pack("<Q", base)
 
     def own(self, pfn: int, handle: int, flags: int = OWNER | ALLOCATED) -> None:
-        at = EACH * pfn
-        self.ext[at : at + 8] = pack("<Q", flags)
-        at += OFFSET + 8
-        self.ext[at : at + 4] = pack("<I", handle)
+        start = EACH * pfn
+        self.ext[start : start + 8] = pack("<Q", flags)
+        start += OFFSET + 8
+        self.ext[start : start + 4] = pack("<I", handle)
 
     def put_stack(self, offset: int, *addresses: int) -> int:
-        """Put a stack into the first pool.
+        """Store a stack in the first pool.
 
-        :return: Its handle.
+        :return: the stack's handle
         """
         data = pack(f"<20xI8x{len(addresses)}Q", len(addresses), *addresses)
         self.pool[offset : offset + len(data)] = data
@@ -142,14 +142,14 @@ def test_handles(kernel: Kernel) -> None:
     assert handles(kernel, 3, 4, SECTION_PAGES + 5) == [0x1234, 0, 0x5678]
 
 
-def test_page_that_is_free_has_no_owner(kernel: Kernel) -> None:
+def test_free_page_has_no_owner(kernel: Kernel) -> None:
     kernel.own(3, 0x1234, OWNER)
     assert handles(kernel, 3) == [0]
 
 
 @pytest.mark.parametrize("base", [0, EXT | 1])
 def test_section_without_records(kernel: Kernel, base: int) -> None:
-    """Of memory that was just plugged in, or is about to go."""
+    """The section was just added, or is about to be removed."""
     kernel.own(3, 0x1234)
     kernel.own(SECTION_PAGES, 0x5678)
     kernel.set_base(0, base)
@@ -173,8 +173,8 @@ def test_stack(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("prog", [Kernel(ops_offset=0).prog, made_program()])
-def test_kernel_that_keeps_no_owners(prog: Program) -> None:
-    """It was not told to, or cannot."""
+def test_kernel_without_page_owners(prog: Program) -> None:
+    """Page owner is not enabled, or not built in."""
     losses = LossLog()
     assert PageOwners.of(Reader(prog), losses) is None
     assert not losses.notes

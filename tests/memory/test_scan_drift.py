@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which struct pages that are read twice have changed, and of how many folios."""
+"""Struct pages that changed between two reads, and their folios."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +33,7 @@ def nothing(pages: Pages) -> None:
 
 
 def freed(pages: Pages, page: int) -> None:
-    """As on a per-CPU list: nothing says so but that nobody holds it."""
+    """Make a page look as on a per-CPU list: its reference count is 0."""
     for member in ("mapping", "compound_head", "refcount"):
         pages.put(page, member, 0)
     pages.put(page, "flags", NODE_1)
@@ -45,13 +45,13 @@ def huge(pages: Pages, first: int, count: int) -> None:
 
 
 def changed(before: Pages, after: Pages) -> list[int]:
-    """Return the folio of each page that is not what it was."""
+    """Return the folio of each page that changed."""
     found = changed_pages(before.data(), after.data(), PFN, ADDRESS, before.layout)
     return [int(folio) for folio in found]
 
 
-def test_what_comes_and_goes_without_a_change(before: Pages) -> None:
-    """References, mappings by page tables, bits such as PG_active, list nodes."""
+def test_members_that_do_not_count_as_a_change(before: Pages) -> None:
+    """Reference counts, mapcounts, list links, and flags such as PG_active."""
     before.anon(3)
     huge(before, 64, 16)
     after = before.copy()
@@ -69,7 +69,7 @@ def test_what_comes_and_goes_without_a_change(before: Pages) -> None:
         (nothing, lambda pages: pages.anon(5)),
         (nothing, lambda pages: freed(pages, 5)),
         (nothing, lambda pages: pages.anon(5, MAPPING)),
-        # It was mapped once.
+        # The page was mapped once.
         (lambda pages: pages.put(5, "mapcount", 0), lambda pages: freed(pages, 5)),
         # Another owner of the same class.
         (lambda pages: pages.anon(5), lambda pages: pages.anon(5, ANON_VMA + 64)),
@@ -83,7 +83,7 @@ def test_one_page(before: Pages, was: Change, change: Change) -> None:
     assert changed(after, before) == [5]
 
 
-def test_word_of_a_page_that_names_no_owner_there(before: Pages) -> None:
+def test_mapping_word_of_a_reserved_page_does_not_count(before: Pages) -> None:
     before.flag(5, "reserved")
     after = before.copy()
     after.put(5, "mapping", MAPPING)
@@ -93,13 +93,13 @@ def test_word_of_a_page_that_names_no_owner_there(before: Pages) -> None:
 def test_huge_page_is_one_folio(before: Pages) -> None:
     after = before.copy()
     huge(after, 64, 16)
-    # As it came, and as it goes.
+    # When it is made, and when it is split.
     assert changed(before, after) == [64] * 16
     assert changed(after, before) == [64] * 16
 
 
 def test_huge_page_that_is_split(before: Pages) -> None:
-    """Each page is a folio now; to the eye the huge one is what has changed."""
+    """Each page is a folio now, but the change is counted for the huge page."""
     huge(before, 64, 16)
     after = before.copy()
     after.put(64, "flags", NODE_1)
@@ -114,11 +114,11 @@ def test_part_of_a_folio_that_begins_before_the_run(before: Pages) -> None:
     assert changed(before, after) == [-256] * 100
 
 
-# --- which are read
+# --- the sample of pages that are read again
 
 
-def parts(*each: tuple[int, int]) -> list[MemmapRange]:
-    return [MemmapRange(0, "online", True, pfn, pages, 0) for pfn, pages in each]
+def parts(*spans: tuple[int, int]) -> list[MemmapRange]:
+    return [MemmapRange(0, "online", True, pfn, pages, 0) for pfn, pages in spans]
 
 
 def test_small_memory_is_read_again_in_full() -> None:
@@ -141,7 +141,7 @@ def test_no_memory_has_no_runs() -> None:
     assert sample_of([]).starts.tolist() == []
 
 
-def test_sample_keeps_what_the_scan_saw(layout: PageLayout) -> None:
+def test_sample_keeps_what_the_scan_read(layout: PageLayout) -> None:
     words = np.arange(3 * RUN_PAGES * layout.size // 8, dtype=np.uint64)
     data = words.tobytes()
     one = DriftSample(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Objects in use of slab caches, held against what drgn says of one after another."""
+"""Objects in use of slab caches agree with drgn's slab_object_info()."""
 
 import pytest
 from drgn import Program
@@ -16,7 +16,7 @@ from msatools.zombies.slabscan import SlabScan
 from tests.memory.sums import view
 
 MOST_OBJECTS = 400
-"""Of a cache that is compared: drgn takes 0.1 ms each."""
+"""Maximum objects of a cache that is compared: drgn takes 0.1 ms for each."""
 
 
 @pytest.fixture(scope="module", params=["5.10", "6.1", "6.12"])
@@ -44,5 +44,5 @@ def test_objects_in_use(prog: Program) -> None:
         compared += 1
         kept_back += 0 < cache.objects_in_use < cache.objects
     assert compared > 20
-    # In these some are free, so a count of none could not be right.
+    # Some caches have both used and free objects.
     assert kept_back > 10

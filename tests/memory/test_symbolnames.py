@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Names of the kernel's own addresses, with debug info and without."""
+"""Names of kernel addresses are the same with and without debug info."""
 
 from itertools import pairwise
 
@@ -30,7 +30,7 @@ def with_dwarf(prog: Program) -> SymbolNames:
 
 @pytest.fixture(scope="module")
 def variables(prog: Program) -> list[drgn.Symbol]:
-    """Those of the image that have a size, by address."""
+    """Variables of the kernel image with a size, by address."""
     first, end = (prog.symbol(name).address for name in ("_stext", "_end"))
     found = (
         symbol
@@ -48,7 +48,7 @@ def name(names: SymbolNames, address: int) -> str | None:
 
 
 @pytest.mark.parametrize("variable", ["hstates", "rcu_state", "init_task"])
-def test_inside_of_large_variables(
+def test_addresses_inside_large_variables(
     prog: Program, with_btf: SymbolNames, with_dwarf: SymbolNames, variable: str
 ) -> None:
     symbol = prog.symbol(variable)
@@ -60,7 +60,7 @@ def test_inside_of_large_variables(
 def test_names_are_the_same(
     variables: list[drgn.Symbol], with_btf: SymbolNames, with_dwarf: SymbolNames
 ) -> None:
-    """At the start, in the midst and at the end of what has a size."""
+    """Names agree at the start, in the middle and at the end of variables."""
     assert len(variables) > 10_000
     named = 0
     for symbol in variables[::20]:
@@ -71,30 +71,30 @@ def test_names_are_the_same(
     assert named > 1_000
 
 
-def test_what_debug_info_names_is_inside(
+def test_addresses_past_the_end_of_a_variable(
     variables: list[drgn.Symbol], with_btf: SymbolNames, with_dwarf: SymbolNames
 ) -> None:
-    """What is behind an object has no name, or that of what kallsyms has there."""
+    """An address past the end of a variable has no name, or that in kallsyms."""
     gaps = [
         (symbol, symbol.address + symbol.size)
         for symbol, following in pairwise(variables)
         if symbol.address + symbol.size < following.address
     ]
     unnamed = 0
-    for symbol, behind in gaps[::20]:
-        found = with_dwarf.name(behind)
+    for symbol, end in gaps[::20]:
+        found = with_dwarf.name(end)
         assert found is None or found.symbol != symbol.name
         if found is None:
             unnamed += 1
         else:
-            assert found == with_btf.name(behind)
+            assert found == with_btf.name(end)
     assert unnamed > 100
 
 
-def test_no_variable_is_as_far_as_strings_reach(
+def test_string_constants_have_no_name(
     prog: Program, with_btf: SymbolNames, with_dwarf: SymbolNames
 ) -> None:
-    """String constants have no symbols, and are named after nothing before them."""
+    """String constants have no symbols and are not named after earlier variables."""
     for address in (0, 8, prog.symbol("_stext").address - 1, (1 << 64) - 1):
         assert with_btf.name(address) is None
     text = prog["linux_proc_banner"].address_of_()
@@ -104,22 +104,22 @@ def test_no_variable_is_as_far_as_strings_reach(
     assert name(with_dwarf, strings) is None
 
 
-def test_ends_of_sections_name_nothing_behind_them(
+def test_end_of_section_symbols_name_no_later_address(
     prog: Program, with_btf: SymbolNames, with_dwarf: SymbolNames
 ) -> None:
     end = prog.symbol("__stop___kcrctab_gpl").address
     for names in (with_btf, with_dwarf):
         assert name(names, end) == "__stop___kcrctab_gpl"
         assert name(names, end + 8) is None
-        # The end of the text may be there as well.
+        # The end of the text can be at the same address.
         start = prog.symbol("__start_rodata").address
         assert name(names, start) == "__start_rodata"
 
 
-def test_kernel_without_symbols_of_its_own(
+def test_kernel_without_kallsyms(
     prog: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of debug info name then."""
+    """Symbols of the debug info are used instead."""
 
     def load(_: Program) -> None:
         raise NoSymbolsError("lost in this test")

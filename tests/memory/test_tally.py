@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Sums by owner and kind, held against counting one by one."""
+"""Sums by owner and kind are those of counting pages one by one."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def rows(seed: int, count: int, owners: int) -> tuple[Words, npt.NDArray[np.uint8]]:
-    """Owners in runs, as pages have them."""
+    """Make owners and classes of pages, in runs."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 9, count)
     words = np.repeat(random.integers(0, owners, count), lengths).astype(np.uint64)
@@ -48,8 +48,8 @@ def test_sums_are_those_of_counting(
 
 
 @pytest.mark.parametrize("low", [1 << 63, (1 << 64) - (1 << 47)])
-def test_pages_of_many_owners_by_turns(low: int) -> None:
-    """Owners are addresses of the kernel, or damage."""
+def test_pages_of_interleaved_owners(low: int) -> None:
+    """Owners are kernel addresses, or damaged words."""
     random = np.random.default_rng(low % 99)
     owners = random.integers(low, 1 << 64, 50, np.uint64, endpoint=False)
     words = owners[random.integers(0, 50, 4000)]
@@ -61,7 +61,7 @@ def test_pages_of_many_owners_by_turns(low: int) -> None:
     assert counted(tally.sums()) == expected
 
 
-def test_nothing_counted() -> None:
+def test_no_pages() -> None:
     tally = Tally()
     tally.add(np.empty(0, np.uint64), np.empty(0, np.uint8))
     tally.merge(Tally())
@@ -107,7 +107,7 @@ def test_ranking() -> None:
         assert owner.classes == {CLASSES[code]: pages for code, pages in mine.items()}
 
 
-def test_sums_of_what_owners_belong_to() -> None:
+def test_regrouped_sums() -> None:
     tally = Tally()
     words, codes = rows(11, 300, 30)
     tally.add(words, codes)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages that no owner explains: those that a module took, and blocks made by hand."""
+"""Unattributed pages: those that a module allocated, and blocks made by hand."""
 
 import json
 from collections import Counter
@@ -71,7 +71,7 @@ def sets(run: lab.Run) -> dict[str, dict[str, Any]]:
 def like(
     report: MemstatReport, made: dict[str, Any], **more: object
 ) -> list[UnattributedGroup]:
-    """The groups of blocks like those that the module took as a set."""
+    """Return the groups of blocks like a set that the module allocated."""
     wanted = {
         "class_name": GUESSED if made["compound"] else CLASS,
         "order": made["order"],
@@ -86,14 +86,14 @@ def like(
 
 
 def assert_sums(report: MemstatReport) -> None:
-    """The groups of each class have all of its pages."""
+    """Check that the groups of each class sum to its pages."""
     for name in (CLASS, GUESSED):
         pages = sum(g.pages for g in groups(report) if g.class_name == name)
         assert pages == pages_of(report)[name]
 
 
 def runs(made: dict[str, Any]) -> int:
-    """Count the runs of consecutive pages that a set's blocks make up."""
+    """Count the runs of consecutive pages in a set's blocks."""
     pages = sorted(
         first + page for first in made["pfns"] for page in range(1 << made["order"])
     )
@@ -106,7 +106,7 @@ def runs(made: dict[str, Any]) -> int:
 def test_pages_that_point_into_a_module(
     bare_run: lab.Run, bare_report: MemstatReport, name: str
 ) -> None:
-    """Exactly those that it took."""
+    """The group has exactly the pages that the module allocated."""
     made = sets(bare_run)[name]
     (group,) = like(bare_report, made, owner=MODULE)
     assert group.content == "module"
@@ -115,10 +115,10 @@ def test_pages_that_point_into_a_module(
     assert group.runs == runs(made)
     assert group.refcount == 1
     assert group.examples == tuple(sorted(made["pfns"])[:5])
-    each = PAGE // 64 // 2 * len(made["pfns"])
+    pointers = PAGE // 64 // 2 * len(made["pfns"])
     found = {(word.kind, word.name, word.owner): word.count for word in group.words}
     assert found == {
-        ("module", f"{symbol} [{MODULE}]", MODULE): each
+        ("module", f"{symbol} [{MODULE}]", MODULE): pointers
         for symbol in ("operations", "show")
     }
 
@@ -126,7 +126,7 @@ def test_pages_that_point_into_a_module(
 def test_nothing_else_points_into_the_module(
     bare_run: lab.Run, bare_report: MemstatReport
 ) -> None:
-    """But ftrace's records of its functions, which are told apart."""
+    """Only ftrace's records do, which have their own group."""
     pages = sum(g.pages for g in groups(bare_report) if g.owner == MODULE)
     assert pages == sum(
         len(made["pfns"]) << made["order"]
@@ -153,7 +153,7 @@ def test_pages_without_pointers(
     made = sets(bare_run)[name]
     (group,) = like(bare_report, made, content=content)
     assert group.owner is None
-    # Others may have taken some with no more in them.
+    # Other code can have allocated pages with the same contents.
     assert group.blocks is not None
     assert group.blocks >= len(made["pfns"])
     if content == "text":
@@ -163,7 +163,7 @@ def test_pages_without_pointers(
 
 
 def test_groups_sum_to_their_classes(bare_report: MemstatReport) -> None:
-    """The largest first: of those that no owner explains, then of maybe slabs."""
+    """Groups are sorted by class and size."""
     assert_sums(bare_report)
     assert min(pages_of(bare_report)[name] for name in (CLASS, GUESSED)) > 0
     found = [(g.class_name == GUESSED, -g.pages) for g in groups(bare_report)]
@@ -175,7 +175,7 @@ def test_groups_sum_to_their_classes(bare_report: MemstatReport) -> None:
 
 
 class SomeOwners:
-    """Two stacks, by the page frame number."""
+    """Page owners with two stacks, by pfn."""
 
     def handles(self, pfns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return pfns // 8 % 2 + 1
@@ -184,7 +184,7 @@ class SomeOwners:
         return ("__alloc_pages", f"caller_{handle}")
 
 
-def test_blocks_of_different_stacks_are_not_alike(
+def test_blocks_of_different_stacks_are_separate_groups(
     bare_run: lab.Run, damaged: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unattributed.PageOwners, "of", lambda *_: SomeOwners())
@@ -203,7 +203,7 @@ def test_blocks_of_different_stacks_are_not_alike(
 @pytest.mark.parametrize("kernel", ["6.1", "6.12"])
 @pytest.mark.parametrize("scenario", ["barepages", "owners"])
 def test_types_and_workers_make_no_difference(scenario: str, kernel: str) -> None:
-    """Nor do other symbols, where many pages point to the kernel's variables."""
+    """Symbols of DWARF make no difference either."""
     name = f"{scenario}-{kernel}"
     with_btf = collected(open_dump(name, "btf"), workers=2)
     with_dwarf = collected(open_dump(name, "dwarf"), workers=1)
@@ -213,17 +213,17 @@ def test_types_and_workers_make_no_difference(scenario: str, kernel: str) -> Non
     assert any(group.content == "symbol" for group in groups(with_btf))
 
 
-def test_the_class_that_is_off_names_the_module_too(
+def test_compound_pages_of_a_module_fail_the_slab_check(
     bare_run: lab.Run, bare_report: MemstatReport
 ) -> None:
-    """What a module takes as compound pages, no counter of slabs has."""
+    """They look like large kmallocs, but are in no slab counter."""
     made = sets(bare_run)["compounds"]
     check = check_of(bare_report, "kernel.slab")
     assert check.difference == len(made["pfns"]) << made["order"]
     assert check.explained_by is None
 
 
-def test_what_json_has(bare_report: MemstatReport) -> None:
+def test_keys_of_the_json(bare_report: MemstatReport) -> None:
     document = json.loads(as_json.dumps(bare_report))["unattributed"]
     assert len(document) == len(groups(bare_report))
     first = document[0]
@@ -245,10 +245,10 @@ def test_first_rows(bare_run: lab.Run, bare_report: MemstatReport) -> None:
     assert rest[-1] == "more"
 
 
-# --- Limits, and what is lost
+# --- Limits and losses
 
 
-def test_more_than_is_looked_into(
+def test_more_blocks_than_are_read(
     damaged: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unattributed, "MAX_LOOKED_INTO", 100)
@@ -261,7 +261,7 @@ def test_more_than_is_looked_into(
     assert_sums(report)
 
 
-def test_more_than_is_remembered(
+def test_more_blocks_than_are_kept(
     damaged: Patient, bare_report: MemstatReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unattributed, "MAX_KEPT", 500)
@@ -278,15 +278,15 @@ def test_contents_that_are_not_in_the_dump(bare_run: lab.Run, damaged: Patient) 
     made = sets(bare_run)["large"]
     damaged.lose(made["pfns"][0] * PAGE, physical=True)
     report = collected(damaged.prog)
-    (there,) = like(report, made, owner=MODULE)
-    assert there.blocks == len(made["pfns"]) - 1
+    (readable,) = like(report, made, owner=MODULE)
+    assert readable.blocks == len(made["pfns"]) - 1
     (gone,) = like(report, made, content="not in the dump")
     assert gone.examples == (made["pfns"][0],)
     assert gone.words == ()
 
 
 def test_lost_symbols_of_the_module(bare_run: lab.Run, damaged: Patient) -> None:
-    """It is named all the same."""
+    """The module itself is still named."""
     modules = for_each_module(damaged.prog)
     (module,) = (m for m in modules if m.name.string_() == MODULE.encode())
     damaged.lose(module.kallsyms.symtab.value_())
@@ -305,7 +305,7 @@ def test_lost_records_of_ftrace(damaged: Patient) -> None:
     assert all(group.content != "ftrace" for group in groups(report))
 
 
-def test_records_of_ftrace_that_are_a_loop(damaged: Patient) -> None:
+def test_loop_of_ftrace_records(damaged: Patient) -> None:
     first = damaged.prog["ftrace_pages_start"]
     damaged.poke_member(first.next, first.value_())
     report = collected(damaged.prog)
@@ -317,7 +317,7 @@ def test_records_of_ftrace_that_are_a_loop(damaged: Patient) -> None:
 
 
 Page = tuple[int, int, int]
-"""Page frame number, references, and order or what is in its place."""
+"""Page frame number, reference count, and order, NOT_COMPOUND or TAIL."""
 
 
 def array_of(*pages: Page, node: int = 0) -> npt.NDArray[np.void]:
@@ -328,7 +328,7 @@ def array_of(*pages: Page, node: int = 0) -> npt.NDArray[np.void]:
 
 
 def block(pfn: int, order: int, refs: int = 1) -> list[Page]:
-    """What an allocation that is no compound page looks like."""
+    """Return the pages of an allocation that is not a compound page."""
     tails = [(pfn + i, 0, NOT_COMPOUND) for i in range(1, 1 << order)]
     return [(pfn, refs, NOT_COMPOUND), *tails]
 
@@ -338,7 +338,7 @@ def compound(pfn: int, order: int) -> list[Page]:
 
 
 def found(*pages: Page) -> list[tuple[int, int, int]]:
-    """First page, pages and order of each row."""
+    """Return first page, number of pages and order of each row."""
     rows: Allocations = allocations(array_of(*pages))
     return list(
         zip(rows.pfn.tolist(), rows.pages.tolist(), rows.order.tolist(), strict=True)
@@ -346,7 +346,7 @@ def found(*pages: Page) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("order", range(5))
-def test_blocks_side_by_side(order: int) -> None:
+def test_adjacent_blocks(order: int) -> None:
     size = 1 << order
     assert found(*block(64, order), *block(64 + size, order)) == [
         (64, size, order),
@@ -355,7 +355,7 @@ def test_blocks_side_by_side(order: int) -> None:
 
 
 def alone(*pfns: int) -> list[Page]:
-    """Pages that nobody holds."""
+    """Return pages with reference count 0."""
     return [(pfn, 0, NOT_COMPOUND) for pfn in pfns]
 
 
@@ -368,45 +368,45 @@ BLOCKS: dict[str, tuple[list[Page], list[tuple[int, int, int]]]] = {
         [(4, 1, 0), (5, 1, 0), (6, 1, 0)],
     ),
     "the first page fits any order": (block(0, 3), [(0, 8, 3)]),
-    "no block is larger than it is aligned": (
+    "a block is aligned to its size": (
         HELD_2 + alone(3, 4, 5),
         [(2, 2, 1), (4, 2, NO_ORDER)],
     ),
-    "what is left of a run is no block": (
+    "the rest of a run is not a block": (
         HELD_8 + alone(9, 10),
         [(8, 2, 1), (10, 1, NO_ORDER)],
     ),
-    "pages that nobody holds are no block": (
+    "pages without references are not a block": (
         alone(8, 9, 11),
         [(8, 2, NO_ORDER), (11, 1, NO_ORDER)],
     ),
-    "compound pages say what they are": (
+    "compound pages have their own order": (
         [*FOUR, *compound(12, 2), *block(16, 1)],
         [(8, 4, 2), (12, 4, 2), (16, 2, 1)],
     ),
-    "pages behind a compound page are not its own": (
+    "pages after a compound page are not part of it": (
         compound(8, 1) + alone(10),
         [(8, 2, 1), (10, 1, NO_ORDER)],
     ),
-    "a tail is of no block": (
+    "a tail alone is not a block": (
         [*block(8, 0), (9, 0, TAIL)],
         [(8, 1, 0), (9, 1, NO_ORDER)],
     ),
-    "the last tail is of another class": (FOUR[:3], [(8, 3, 2)]),
-    "a tail between is of another class": (
+    "the last tail has another class": (FOUR[:3], [(8, 3, 2)]),
+    "a tail in between has another class": (
         [*FOUR[:2], *FOUR[3:]],
         [(8, 2, 2), (11, 1, NO_ORDER)],
     ),
 }
 
 
-@pytest.mark.parametrize("what", BLOCKS)
-def test_blocks_from_pages(what: str) -> None:
-    pages, rows = BLOCKS[what]
+@pytest.mark.parametrize("case", BLOCKS)
+def test_blocks_from_pages(case: str) -> None:
+    pages, rows = BLOCKS[case]
     assert found(*pages) == rows
 
 
-def test_blocks_are_of_one_node() -> None:
+def test_block_is_within_one_node() -> None:
     pages = np.concatenate(
         [array_of(*block(8, 1)[:1]), array_of((9, 0, NOT_COMPOUND), node=1)]
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Page tables made by hand: what an entry says, and how far the walk goes."""
+"""Page tables made by hand are walked: entries are decoded, damage is counted."""
 
 import pickle
 from copy import deepcopy
@@ -19,7 +19,7 @@ PAGE = 4096
 LINEAR = 0xFFFF_8880_0000_0000
 ADDRESS = 0x000F_FFFF_FFFF_F000
 END = 1 << 20
-"""Memory has so many pages; the tables lie in the first ones."""
+"""Number of pages of memory; the tables are in the first ones."""
 
 PRESENT, HUGE, PROTNONE, SPECIAL = 1 << 0, 1 << 7, 1 << 8, 1 << 9
 DIRTY = 1 << 6
@@ -27,7 +27,7 @@ PAT_OF_HUGE = 1 << 12
 
 
 class Memory:
-    """Pages with entries, behind a program that knows as little as it can."""
+    """Memory with page tables, in a program with as few objects as possible."""
 
     def __init__(self, info: str = "") -> None:
         self.pages: dict[int, bytearray] = {}
@@ -57,7 +57,7 @@ class Memory:
         self.pages[pfn] = bytearray(words.tobytes())
 
     def put_chain(self, *pfns: int, flags: int = 0) -> "Memory":
-        """Have the first entry of each table name the next one."""
+        """Make the first entry of each table point to the next table."""
         for pfn, following in pairwise(pfns):
             self.put(pfn, names(following, PRESENT | flags))
         return self
@@ -74,19 +74,19 @@ def names(pfn: int, flags: int = PRESENT) -> int:
 
 
 def absent(pfn: int, flags: int) -> int:
-    """An entry whose page is not to be touched: its address is inverted."""
+    """Return a non-present entry with an inverted address (L1TF)."""
     return ~(pfn * PAGE) & ADDRESS | flags
 
 
 def small(*entries: int) -> tuple[Mapped, LossLog]:
-    """Walk what one address space has in a table of the lowest level."""
+    """Walk an address space with these entries in a lowest-level table."""
     memory = Memory().put_chain(1, 2, 3, 4)
     memory.put(4, *entries)
     return memory.walk(1)
 
 
 def pages(mapped: Mapped) -> list[tuple[int, int]]:
-    """The pages and address spaces of all single entries."""
+    """Return pfn and address space of each small page."""
     found, spaces = mapped.small_within(0, END)
     return list(zip(found.tolist(), spaces.tolist(), strict=True))
 
@@ -114,14 +114,14 @@ def test_entry_of_the_lowest_level(entry: int, pfn: int | None) -> None:
 
 
 @pytest.mark.parametrize("entry", [names(END), names((1 << 40) - 1)])
-def test_entry_that_names_no_memory(entry: int) -> None:
+def test_entry_past_the_end_of_memory(entry: int) -> None:
     mapped, losses = small(names(7), entry)
     assert pages(mapped) == [(7, 0)]
     assert losses.coverage["user_table_entries_broken"] == 1
 
 
 def test_only_entries_of_a_swap_device_are_swap() -> None:
-    types = (0, 1, 2, 31)  # there are two; 31 is a marker, or a page on its way
+    types = (0, 1, 2, 31)  # there are two devices; 31 is a marker or a migration entry
     offset = ~(5 << 9) & ((1 << 59) - 1) & ~0x1FF
     mapped, _ = small(*(type_ << 59 | offset for type_ in types))
     assert pages(mapped) == []
@@ -150,15 +150,15 @@ def test_huge_page(level: int, flags: int, mapped: bool) -> None:
 
 
 @pytest.mark.parametrize("flags", [HUGE, HUGE | PROTNONE])
-def test_huge_page_that_is_being_split_or_watched(flags: int) -> None:
+def test_huge_page_that_is_being_split_or_is_protnone(flags: int) -> None:
     memory = Memory().put_chain(1, 2, 3)
     memory.put(3, absent(1024, flags))
     first, end, _ = memory.walk(1)[0].large_within(0, END)
     assert (first.tolist(), end.tolist()) == ([1024], [1536])
 
 
-def test_part_of_memory() -> None:
-    """A huge page that begins before a part, or ends behind it, is cut."""
+def test_pages_within_a_range() -> None:
+    """A huge page that begins before or ends after the range is cut."""
     memory = Memory()
     memory.put(1, names(2))
     memory.put(2, names(3), names(0, PRESENT | HUGE))
@@ -176,7 +176,7 @@ def test_part_of_memory() -> None:
     assert mapped.small_within(701, 100)[0].tolist() == []
 
 
-def test_only_the_lower_half_is_the_process_own() -> None:
+def test_kernel_half_is_not_walked() -> None:
     memory = Memory()
     memory.put(1, *[0] * 256, names(2))
     mapped, losses = memory.walk(1)
@@ -189,16 +189,18 @@ def test_only_the_lower_half_is_the_process_own() -> None:
     ("info", "tables", "flags"),
     [
         ("NUMBER(pgtable_l5_enabled)=1\n", (1, 2, 3, 4, 5, 1000), 0),
-        # The encryption bit is no part of an address.
+        # The encryption bit is not part of an address.
         (f"NUMBER(sme_mask)={1 << 47}\n", (1, 2, 3, 4, 1000), 1 << 47),
     ],
 )
-def test_what_vmcoreinfo_tells(info: str, tables: tuple[int, ...], flags: int) -> None:
+def test_levels_and_encryption_from_vmcoreinfo(
+    info: str, tables: tuple[int, ...], flags: int
+) -> None:
     memory = Memory(info).put_chain(*tables, flags=flags)
     assert pages(memory.walk(1)[0]) == [(1000, 0)]
 
 
-def test_lost_tables_cost_what_is_below_them() -> None:
+def test_lost_tables_cost_the_entries_below_them() -> None:
     memory = Memory()
     memory.put(1, names(2))
     memory.put(2, names(3), names(50))
@@ -211,7 +213,7 @@ def test_lost_tables_cost_what_is_below_them() -> None:
     assert losses.coverage["user_tables_unreadable"] == 3
 
 
-def test_tables_that_name_one_another_are_read_once_a_level() -> None:
+def test_table_that_points_to_itself_is_read_once_per_level() -> None:
     memory = Memory()
     memory.put(1, *[names(1)] * 512)
     mapped, _ = memory.walk(1)
@@ -219,7 +221,7 @@ def test_tables_that_name_one_another_are_read_once_a_level() -> None:
     assert set(pages(mapped)) == {(1, 0)}
 
 
-def test_what_travels_is_empty() -> None:
+def test_pickled_mappings_are_empty() -> None:
     mapped, _ = small(names(1000))
     assert deepcopy(mapped) is mapped
     assert pages(pickle.loads(pickle.dumps(mapped))) == []

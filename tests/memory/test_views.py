@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a view is shown: the very classes that the table has."""
+"""A view gets the same classes as the table."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ from .sums import view
 
 
 class ClassCounts:
-    """Counts the pages of each class, and says in which order it saw them."""
+    """Counts the pages of each class, and records the order of blocks."""
 
     def __init__(self) -> None:
         self.pages: Counter[int] = Counter()
@@ -38,7 +38,7 @@ class ClassCounts:
 
 
 class CountsView:
-    """One group of all pages, whose key tells the order in which they came."""
+    """A view with one group of all pages."""
 
     def __init__(self, context: ScanContext) -> None:
         self.observer = ClassCounts()
@@ -56,7 +56,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, prog: Program) -> MemstatReport:
     return collect_memstat(prog, by=("counts",))
 
 
-def test_view_sees_the_classes_of_the_table(
+def test_view_gets_the_classes_of_the_table(
     counted: MemstatReport, report: MemstatReport, pages: dict[str, int]
 ) -> None:
     (group,) = view(counted, "counts")
@@ -66,7 +66,7 @@ def test_view_sees_the_classes_of_the_table(
     assert counted.notes == report.notes
 
 
-def test_words_of_by_are_all_views() -> None:
+def test_by_accepts_all_views() -> None:
     argument = next(a for a in COMMAND.arguments if "--by" in getattr(a, "args", ()))
     words = set(argument.kwargs["type"](",".join(["node", "zone", *by.VIEWS])))
     assert words == {"node", "zone", *by.VIEWS}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Workers that share a scan: what they find is the same, and none is left behind."""
+"""Workers share a scan with the same results, and always end."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ from msatools.render.json import dumps
 from msatools.target import TargetSpec, open_target
 
 COSTS = {"reads", "bytes_read"}
-"""What each worker does for itself, and others may have done before."""
+"""Keys in ``coverage`` that depend on the number of workers."""
 
 
 def in_worker(parent: int) -> bool:
@@ -37,7 +37,7 @@ def in_worker(parent: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Tell whether a process is gone, or waits for who has inherited it."""
+    """Return whether a process is gone or a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
     except FileNotFoundError:
@@ -45,11 +45,11 @@ def has_ended(pid: int) -> bool:
 
 
 HANGS = 120.0
-"""Seconds after which a process that is to end has hung; it ends in no time."""
+"""Seconds after which a process that must end has hung; it usually ends at once."""
 
 
-def no_more(directory: Path) -> bool:
-    """Wait until all who left their pid in a directory have ended."""
+def all_ended(directory: Path) -> bool:
+    """Wait until all processes with their PID in a directory have ended."""
     pids = [int(path.name) for path in directory.iterdir()]
     assert pids
     deadline = time.monotonic() + HANGS
@@ -59,7 +59,7 @@ def no_more(directory: Path) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_results_come_in_order(workers: int) -> None:
+def test_results_are_taken_in_order(workers: int) -> None:
     taken: list[tuple[int, bool, bytes]] = []
     done: list[int] = []
     parent = os.getpid()
@@ -68,7 +68,7 @@ def test_results_come_in_order(workers: int) -> None:
         return bytes([number]) * 3_000_000 if number > 3 else b""
 
     def work(number: int) -> tuple[int, bool, bytes]:
-        # The later, the sooner done.
+        # Later pieces are done sooner.
         time.sleep(0.02 * (6 - number))
         return number, in_worker(parent), large(number)
 
@@ -78,7 +78,7 @@ def test_results_come_in_order(workers: int) -> None:
 
 
 @pytest.mark.parametrize("victims", [{1}, {0, 1, 2, 3, 4}])
-def test_what_a_killed_worker_leaves_is_done_here(victims: set[int]) -> None:
+def test_work_of_a_killed_worker_is_done_by_the_parent(victims: set[int]) -> None:
     parent = os.getpid()
     taken: list[tuple[int, bool]] = []
     done: list[int] = []
@@ -96,7 +96,9 @@ def test_what_a_killed_worker_leaves_is_done_here(victims: set[int]) -> None:
 
 
 @pytest.mark.parametrize("who", ["works", "takes"])
-def test_error_is_raised_here_and_ends_the_workers(tmp_path: Path, who: str) -> None:
+def test_error_is_raised_by_the_parent_and_ends_the_workers(
+    tmp_path: Path, who: str
+) -> None:
     def work(number: int) -> int:
         (tmp_path / str(os.getpid())).touch()
         if who == "works" and number == 1:
@@ -114,29 +116,29 @@ def test_error_is_raised_here_and_ends_the_workers(tmp_path: Path, who: str) -> 
         do_in_order(work, 3, 2, take, lambda _: None)
     assert taken == [0]
     (tmp_path / str(os.getpid())).unlink(missing_ok=True)
-    assert no_more(tmp_path)
+    assert all_ended(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["pipe", "second pipe", "fork", "begin"])
-def test_work_is_done_here_where_no_worker_can(
-    monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("case", ["pipe", "second pipe", "fork", "begin"])
+def test_work_is_done_by_the_parent_without_workers(
+    monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """No pipe or process can be made, or no worker can begin."""
     pipe, pipes = os.pipe, iter(range(1))
 
     def refuse() -> int:
-        raise BlockingIOError if what == "fork" else PermissionError
+        raise BlockingIOError if case == "fork" else PermissionError
 
     def few_pipes() -> tuple[int, int]:
-        if what == "pipe" or next(pipes, None) is None:
+        if case == "pipe" or next(pipes, None) is None:
             raise OSError(errno.EMFILE, "too many open files")
         return pipe()
 
-    if what == "fork":
+    if case == "fork":
         monkeypatch.setattr(os, "fork", refuse)
-    if "pipe" in what:
+    if "pipe" in case:
         monkeypatch.setattr(os, "pipe", few_pipes)
-    begin = refuse if what == "begin" else lambda: None
+    begin = refuse if case == "begin" else lambda: None
     parent = os.getpid()
     taken: list[tuple[int, bool]] = []
 
@@ -147,7 +149,7 @@ def test_work_is_done_here_where_no_worker_can(
     assert taken == [(number, False) for number in range(3)]
 
 
-def test_workers_begin_each_for_itself() -> None:
+def test_each_worker_calls_begin() -> None:
     parent = os.getpid()
     begun: list[int] = []
 
@@ -176,10 +178,10 @@ def test_signal_ends_the_workers(tmp_path: Path, number: int) -> None:
 
     with stop_on_signals(), pytest.raises(Stopped):
         do_in_order(work, 3, 2, lambda _: None, lambda _: None)
-    assert no_more(tmp_path)
+    assert all_ended(tmp_path)
 
 
-# A terminal's Ctrl-C goes to the workers as well; nothing can be done about SIGKILL.
+# Ctrl-C on a terminal reaches the workers as well; SIGKILL cannot be handled.
 GROUP = """
 import os, pathlib, signal, sys, time
 from msatools.memory.scan.workers import do_in_order
@@ -205,9 +207,7 @@ except Stopped as stopped:
         ("os.kill(os.getppid(), signal.SIGKILL)", signal.SIGKILL),
     ],
 )
-def test_whoever_is_signalled_none_is_left(
-    tmp_path: Path, act: str, number: int
-) -> None:
+def test_signal_to_any_process_ends_all(tmp_path: Path, act: str, number: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", GROUP.format(act=act), tmp_path],
         start_new_session=True,
@@ -217,10 +217,10 @@ def test_whoever_is_signalled_none_is_left(
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
-    assert no_more(tmp_path)
+    assert all_ended(tmp_path)
 
 
-# The command as it is installed, but that a worker takes its time.
+# The installed command with slow workers.
 SLOW = """
 import os, pathlib, sys, time
 from msatools.commands import memstat
@@ -235,7 +235,7 @@ sys.exit(memstat.main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_command_that_is_stopped_leaves_nothing(
+def test_stopped_command_leaves_no_processes_or_files(
     run_612: lab.Run, tmp_path: Path, number: int
 ) -> None:
     pids, temporary = tmp_path / "pids", tmp_path / "temporary"
@@ -254,12 +254,12 @@ def test_command_that_is_stopped_leaves_nothing(
     os.killpg(process.pid, number)
     assert process.communicate(timeout=HANGS) == (b"", b"")
     assert process.returncode == -number
-    assert no_more(pids)
+    assert all_ended(pids)
     assert list(temporary.iterdir()) == []
 
 
 def collected(prog: Program, workers: int, by: tuple[str, ...]) -> dict[str, object]:
-    """Collect a report, but for what depends on who reads how often, and when."""
+    """Return a report without costs and times."""
     more = dict.fromkeys(("sections", "verbose"), True)
     if by:
         more |= dict.fromkeys(("frag", "memory_map"), True)
@@ -283,7 +283,7 @@ def collected(prog: Program, workers: int, by: tuple[str, ...]) -> dict[str, obj
         ("barepages-6.12", "flattened"),
     ],
 )
-def test_any_number_of_workers_finds_the_same(
+def test_any_number_of_workers_gives_the_same_report(
     name: str, format: str, by: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "_PART_PAGES", 1 << 15)
@@ -296,12 +296,12 @@ def test_any_number_of_workers_finds_the_same(
 
 
 def test_nothing_is_read_twice(prog: Program) -> None:
-    """Without those who look on, each worker reads what is its own, and no more."""
+    """Without observers, each worker reads only its own part."""
     coverages = [collect_memstat(prog, workers=n).coverage for n in (1, 2, 3)]
     assert coverages[0] == coverages[1] == coverages[2]
 
 
-def test_report_is_whole_though_a_worker_was_killed(
+def test_report_is_complete_if_workers_are_killed(
     prog: Program, report: MemstatReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = os.getpid()
@@ -337,7 +337,7 @@ def section(nr: int, pages: int = 1 << 15) -> MemmapRange:
     return MemmapRange(nr, "online", True, nr << 15, pages, nr << 21)
 
 
-def test_parts_are_the_ranges_in_their_order() -> None:
+def test_parts_are_the_ranges_in_order() -> None:
     ranges = [section(nr) for nr in (*range(10), *range(40, 45))]
     cut = parallel.cut(ranges)
     assert [item for part in cut for item in part] == ranges
@@ -345,7 +345,7 @@ def test_parts_are_the_ranges_in_their_order() -> None:
     assert parallel.cut([]) == []
 
 
-def test_parts_of_much_memory_are_larger_and_not_more() -> None:
+def test_number_of_parts_is_bounded() -> None:
     # 12 TiB, in sections of 128 MiB.
     cut = parallel.cut([section(nr) for nr in range(12 << 13)])
     assert 500 < len(cut) < 600 <= MAX_PIECES
@@ -374,20 +374,20 @@ def test_workers_by_default(flags: ProgramFlags, sections: int, default: int) ->
     assert parallel.can_share(prog) == (flags != LIVE)
 
 
-def test_dump_has_one_worker_a_core(
+def test_dump_has_one_worker_per_cpu(
     prog: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int | None] = []
+    counts: list[int | None] = []
     shared = driver.scan_parts
 
     def scan_parts(*args: Any, **options: Any) -> parallel.Scanned:
-        asked.append(args[-1])
+        counts.append(args[-1])
         return shared(*args, **options)
 
     monkeypatch.setattr(driver, "scan_parts", scan_parts)
     monkeypatch.setattr(parallel, "_PAGES_PER_WORKER", 1)
     collect_memstat(prog)
-    assert asked == [CORES]
+    assert counts == [CORES]
 
 
 def test_each_worker_of_a_scan_opens_the_kernel_again(

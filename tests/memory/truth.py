@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the guest said of its own memory, as numbers."""
+"""Figures of its own memory that a guest recorded."""
 
 import re
 
@@ -17,10 +17,10 @@ def vmstat(run: Run) -> dict[str, int]:
 
 def held_back(run: Run) -> int:
     """
-    Bound the pages by which a counter of /proc/vmstat can be behind.
+    Return the maximum error of a counter in /proc/vmstat, in pages.
 
-    The kernel keeps a CPU's part of a counter from the sum that the file shows
-    until it passes a threshold, which the guest gives for each CPU and zone.
+    A CPU adds its part to the counter only above a threshold, which /proc/zoneinfo has
+    for each CPU and zone.
     """
     text = run.truth("proc/zoneinfo").decode()
     return sum(map(int, re.findall(r"vm stats threshold: (\d+)", text)))
@@ -34,13 +34,13 @@ def meminfo_pages(run: Run, name: str) -> int:
 
 
 def recorded_processes(run: Run) -> list[int]:
-    """The processes whose smaps_rollup there is."""
+    """Return the processes whose smaps_rollup was recorded."""
     names = "\n".join(run.truth_names())
     return [int(pid) for pid in re.findall(r"^proc/(\d+)/smaps_rollup$", names, re.M)]
 
 
 def kib(run: Run, pid: int, file: str) -> dict[str, int]:
-    """Read the sizes that a file of a process has."""
+    """Return the sizes in KiB in a file of a process."""
     text = run.truth(f"proc/{pid}/{file}").decode(errors="replace")
     lines = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)
     return {name: int(value) for name, value in lines}
@@ -76,7 +76,7 @@ def cached_pages(run: Run, path: str) -> int:
 
 
 def executed_files(run: Run) -> set[str]:
-    """Name every file that some process mapped executable."""
+    """Return the files that processes mapped executable."""
     found: set[str] = set()
     for name in run.truth_names():
         if re.fullmatch(r"proc/\d+/maps", name):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The lives of all threads in one of the lab's dumps of tasks."""
+"""Microstates of all threads in the lab's dumps of tasks."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ ALL = (*OFF, *ON, *MIDWAY)
 
 
 def long(*names: str) -> list[Any]:
-    """Give dumps as parameters of tests that run with them in `make test-long`."""
+    """Return dumps as test parameters for `make test-long`."""
     return [pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
@@ -55,17 +55,17 @@ class Dump:
     delays: Delays
     slept: Sleeps
     as_kept: Microstates
-    """As the kernel keeps them, with sleep that counts as latency."""
+    """Microstates as counted by the kernel, with sleep that counts as latency."""
 
     lives: Microstates
     parts: Breakdown
     losses: LossLog
 
     started_boottime_ns: Nanoseconds
-    """What /proc tells as the start."""
+    """Start times as shown in /proc."""
 
     wait_sum_ns: Nanoseconds
-    """What the statistics count as waiting for a CPU."""
+    """Time that schedstats count as waiting for a CPU."""
 
     @property
     def bound_ns(self) -> int:
@@ -99,27 +99,27 @@ class Dump:
 
     @property
     def delays_dequeue(self) -> bool:
-        """Whether threads may sleep on the run queue (6.12)."""
+        """Whether threads can sleep on the run queue (6.12)."""
         return self.table.has("sched_delayed")
 
     @property
     def delayed_ns(self) -> Nanoseconds:
-        """How long each thread slept on the run queue, by the kernel's statistics.
+        """Time that each thread slept on the run queue, by schedstats.
 
-        They alone count that as waiting for a CPU. Below zero, it is sleep that all
-        but they count so, as the thread was moved.
+        Only schedstats count it as waiting for a CPU. A negative value is sleep that
+        other counters count so, because the thread was migrated.
         """
         return self.wait_sum_ns - self.table["run_delay_ns"].astype(np.int64)
 
     @property
     def stopped(self) -> Booleans:
-        """Who is or was stopped or traced."""
+        """Threads that are or were stopped or traced."""
         return self.named("stopped", "stopped-thread", "traced", "has-stopped")
 
     def still(self) -> Iterator[tuple[int, str]]:
-        """Threads that last ran before the guest read what it says of them.
+        """Yield threads that last ran before the guest read their files.
 
-        Nor have they been woken up since. Rows, and where their files lie.
+        Threads woken since are left out. Each item is a row and a directory in /proc.
         """
         offset = self.clocks.monotonic_offset_ns
         assert offset is not None
@@ -139,7 +139,7 @@ class Dump:
 def by_drgn(
     prog: Program, table: TaskTable, read: Callable[[Object], Object]
 ) -> Nanoseconds:
-    """Read what the table does not have from each ``struct task_struct``."""
+    """Read a value that the table does not have from each task_struct."""
     tasks = (
         Object(prog, "struct task_struct", address=address)
         for address in table["address"].tolist()
@@ -148,7 +148,7 @@ def by_drgn(
 
 
 @cache
-def look(name: str) -> Dump:
+def read_dump(name: str) -> Dump:
     prog = open_dump(name, "btf")
     reader, losses = Reader(prog), LossLog()
     table = TaskReader(reader).read_all(losses)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Threads made by hand: each started ten seconds ago on CPU 0 and slept since."""
+"""Make threads by hand: by default each started ten seconds ago and sleeps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,11 +30,11 @@ COLUMNS = (
     *("sleep_start_ns", "block_start_ns"),
 )
 CLOCKS = Clocks(NOW, 0, np.array([0, 2 * MS]))
-"""CPU 1 has lost 2 ms to interrupts, or to the hypervisor."""
+"""Clocks of which CPU 1 lost 2 ms to interrupts or to the hypervisor."""
 
 DEFAULTS = {"start_ns": START, "utime_ns": 1, "stime_ns": 1, "state": ASLEEP}
 NEW = ("sched_delayed",)
-"""What kernels up to 6.11 do not have."""
+"""Columns that kernels up to 6.11 lack."""
 
 OFF = Accounting(False, False, False, False, True)
 ON = Accounting(True, True, False, False, True)
@@ -44,7 +44,7 @@ Thread = Mapping[str, Any]
 
 
 class Made:
-    """Some threads, and all that is to be told of them."""
+    """Some threads with their microstates and breakdowns."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Made:
 
 
 def shares(lives: Microstates, row: int = 0) -> list[int]:
-    """User, system, latency, off the CPU, zombie, in ms; they must be all there is."""
+    """Return user, system, latency, off-CPU and zombie in ms; they sum to the life."""
     arrays = (lives.user_ns, lives.system_ns, lives.latency_ns, lives.off_cpu_ns)
     found = [int(values[row]) for values in (*arrays, lives.zombie_ns)]
     assert sum(found) == lives.lifetime_ns[row]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rows of threads made by hand: each started ten seconds ago and sleeps."""
+"""Make rows by hand: by default each thread started ten seconds ago and sleeps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ MIB = 1 << 20
 LIFE = 10 * SECOND
 
 Thread = Mapping[str, Any]
-"""Of the columns below; ``dead`` and ``reaped`` are by name of a sum."""
+"""Values of the columns below; ``dead`` and ``reaped`` map sums' names to values."""
 
 _TABLE = {
     **dict.fromkeys(("pid", "tgid", "state", "exit_state", "prio"), "i8"),
@@ -63,7 +63,7 @@ _SUMS = ("utime_ns", "stime_ns", "gtime_ns", "nvcsw", "nivcsw", "min_flt", "maj_
 
 
 class MadeThreads:
-    """Some threads, those of a process one after another, and all their values."""
+    """Some threads, in order of their processes, with all their values."""
 
     def __init__(
         self,
@@ -176,28 +176,28 @@ class MadeThreads:
         )
 
     def _breakdown(self) -> Breakdown:
-        """Covered to a share: all of that sleep; the rest is not known."""
+        """Return a breakdown in which only the covered time is sleep."""
         shares = np.array(self._values("covered"), np.float64)
         known = ~np.isnan(shares)
         slept = np.where(known, np.nan_to_num(shares) * self.lives.off_cpu_ns, 0)
         none = np.zeros(len(shares), np.int64)
 
-        def given(name: str) -> SplitColumn:
-            there = np.array([name in thread for thread in self._given], np.bool_)
-            return SplitColumn(self._column(name), there)
+        def split(name: str) -> SplitColumn:
+            known = np.array([name in thread for thread in self._given], np.bool_)
+            return SplitColumn(self._column(name), known)
 
         def of_sleep(name: str) -> SplitColumn:
             return SplitColumn(self._column(name), known)
 
-        delays = {kind: given(kind) for kind in self._delays}
+        delays = {kind: split(kind) for kind in self._delays}
         return Breakdown(
             sleeps=Sleeps(
                 SplitColumn(slept.astype(np.int64), known),
                 of_sleep("blocked_ns"),
                 of_sleep("iowait_ns"),
             ),
-            stopped=given("stopped_ns"),
-            interrupted=given("interrupted_ns"),
+            stopped=split("stopped_ns"),
+            interrupted=split("interrupted_ns"),
             delays=delays,
             unexplained_ns=none,
             coverage=shares,

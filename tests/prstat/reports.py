@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-prstat prints of the lab's dumps, and what each guest's /proc said."""
+"""Reports of msa-prstat for the lab's dumps, and each guest's /proc."""
 
 import io
 import json
@@ -20,7 +20,7 @@ MS = 1_000_000
 SECOND = 1000 * MS
 PAGE = 4096
 TICK_NS = 10 * MS
-"""Of /proc's times: USER_HZ is 100."""
+"""Unit of times in /proc: USER_HZ is 100."""
 
 Task = dict[str, Any]
 """A row of a report's ``tasks``."""
@@ -33,7 +33,7 @@ def opened(name: str, types: str) -> Program:
 
 @cache
 def on_dump(name: str, *words: str, types: str = "btf") -> str:
-    """Give what ``%prstat`` prints of one of the lab's dumps."""
+    """Return the output of ``%prstat`` for one of the lab's dumps."""
     out = io.StringIO()
     with redirect_stdout(out):
         run_in_drgn(COMMAND, opened(name, types), words)
@@ -45,7 +45,7 @@ def text(name: str, *words: str) -> list[str]:
 
 
 def report(name: str, *words: str, types: str = "btf") -> Any:
-    """Give a report's JSON; it is to be left as it is."""
+    """Return a report's JSON; tests must not change it."""
     return _parsed(on_dump(name, "--json", *words, types=types))
 
 
@@ -56,14 +56,14 @@ def _parsed(out: str) -> Any:
 
 
 def table(lines: list[str], first: str) -> list[dict[str, str]]:
-    """Give the rows of the table whose first column is called so.
+    """Return the rows of the table with this first column.
 
-    Cells of the last column may have spaces, and those of ON.
+    Cells of the last column and of ON can contain spaces.
     """
-    (at,) = (n for n, line in enumerate(lines) if line.split()[:1] == [first])
-    head, rows = lines[at], []
+    (start,) = (n for n, line in enumerate(lines) if line.split()[:1] == [first])
+    head, rows = lines[start], []
     names = head.split()
-    for line in lines[at + 1 :]:
+    for line in lines[start + 1 :]:
         if line.startswith(("Total:", "NPROC", "~ ")):
             break
         cells: list[str] = []
@@ -78,7 +78,7 @@ def table(lines: list[str], first: str) -> list[dict[str, str]]:
 
 
 class Said:
-    """What a guest said of its tasks, with its kernel stopped."""
+    """A guest's record of its tasks."""
 
     def __init__(self, name: str) -> None:
         self.run = lab.build(name)
@@ -95,18 +95,18 @@ class Said:
     def has(self, name: str) -> bool:
         return name in self.names
 
-    def stat(self, place: str) -> list[str]:
-        """The fields of a stat file: the process ID is number 1."""
-        after = self.run.truth(f"{place}/stat").rpartition(b") ")[2]
+    def stat(self, path: str) -> list[str]:
+        """Return the fields of a stat file, from 1."""
+        after = self.run.truth(f"{path}/stat").rpartition(b") ")[2]
         return ["", "", "", *after.decode().split()]
 
-    def status(self, place: str) -> dict[str, list[str]]:
-        whole = self.run.truth(f"{place}/status").decode("utf-8", "replace")
+    def status(self, path: str) -> dict[str, list[str]]:
+        whole = self.run.truth(f"{path}/status").decode("utf-8", "replace")
         lines = (line.partition(":") for line in whole.split("\n"))
         return {key: value.split() for key, _, value in lines}
 
-    def schedstat(self, place: str) -> list[int]:
-        return list(map(int, self.run.truth(f"{place}/schedstat").split()))
+    def schedstat(self, path: str) -> list[int]:
+        return list(map(int, self.run.truth(f"{path}/schedstat").split()))
 
 
 @cache
@@ -119,16 +119,16 @@ def by_pid(found: Any) -> dict[int, Task]:
 
 
 def still(name: str, found: Any) -> Iterator[tuple[Task, str]]:
-    """Threads whose present wait began before the guest read what it says of them.
+    """Yield threads whose present wait began before the guest read their files.
 
-    Rows, and where their files lie. What the dump's clocks may be apart is allowed for.
+    Each item is a row and a directory in /proc. Differences of clocks are allowed for.
     """
     truth = said(name)
     recorded_ns = truth.run.workload["times"]["monotonic_ns"]
     for task in found["tasks"]:
         began_ns = found["taken_at_ns"] - task["class_age_ns"]
-        place = f"proc/{task['tgid']}/task/{task['pid']}"
-        if task["class_age_bound"] == "upper" or not truth.has(f"{place}/stat"):
+        path = f"proc/{task['tgid']}/task/{task['pid']}"
+        if task["class_age_bound"] == "upper" or not truth.has(f"{path}/stat"):
             continue
         if began_ns < recorded_ns - found["bound_ns"] and task["state"] != "R":
-            yield task, place
+            yield task, path

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What accounting is on, held against what each guest's /proc said."""
+"""Enabled kinds of accounting are those in each guest's /proc."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def accounting(name: str, types: str) -> Accounting:
 
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("name", [*OFF, *ON, *long(*MIDWAY)])
-def test_as_proc_says(name: str, types: str) -> None:
+def test_accounting_is_as_in_proc(name: str, types: str) -> None:
     found, run = accounting(name, types), lab.build(name)
     for kept, file in (
         (found.schedstats, "sched_schedstats"),
@@ -38,7 +38,7 @@ def test_as_proc_says(name: str, types: str) -> None:
 
 @pytest.mark.parametrize("name", OFF)
 def test_stable_clock(name: str) -> None:
-    """Where the kernel takes the time from something else, its clock is not stable."""
+    """The clock is unstable if the kernel's clock source is not the TSC."""
     found = accounting(name, "btf")
     source = open_dump(name, "dwarf")["curr_clocksource"].name.string_()
     assert found.stable_clock == (source == b"tsc")
@@ -47,7 +47,7 @@ def test_stable_clock(name: str) -> None:
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("name", ["memory-5.10"])
 def test_kernel_without_switch(name: str, types: str) -> None:
-    """5.10 has no sysctl for delay accounting, which is on if nobody says otherwise."""
+    """5.10 has no sysctl for delay accounting, which is on by default."""
     found, run = accounting(name, types), lab.build(name)
     assert found.schedstats is False
     assert found.delayacct is True
@@ -55,7 +55,7 @@ def test_kernel_without_switch(name: str, types: str) -> None:
 
 
 class Memory:
-    """A kernel of which only switches are known."""
+    """A kernel with switches only."""
 
     def __init__(self, **values: int | None) -> None:
         self.values = values
@@ -90,7 +90,7 @@ ALL_ON = {
     "context_tracking_key": 3,
     "__sched_clock_stable": 1,
 }
-"""A static key counts who wants it on."""
+"""Values of switches; a static key is a counter."""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ ALL_ON = {
         ({}, Accounting(None, None, False, False, True)),
         (ALL_ON, Accounting(True, True, True, True, True)),
         ({"sched_clock_irqtime": 1}, Accounting(None, None, True, False, True)),
-        # The name that the key had before.
+        # An older name of the key.
         ({"context_tracking_enabled": 1}, Accounting(None, None, False, True, True)),
         (
             {"context_tracking_key": 0, "context_tracking_enabled": 1},

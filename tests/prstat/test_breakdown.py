@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Time off the CPU, split by hand."""
+"""The breakdown of off-CPU time, for threads made by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,13 +37,13 @@ from tests.prstat.made import (
 from tests.support.dumps import TYPES, open_dump
 
 STOPPED = 4
-Told = list[int | None]
+Split = list[int | None]
 
 
-def told(made: Made, row: int = 0) -> Told:
-    """Interruptible, blocked, waiting for input or output, stopped; in milliseconds.
+def split(made: Made, row: int = 0) -> Split:
+    """Return interruptible, blocked, I/O and stopped time in ms, and the coverage.
 
-    And how much of the time off the CPU is covered, in hundredths.
+    The coverage is the covered share of the off-CPU time in percent.
     """
     sleeps = made.parts.sleeps
     columns = (sleeps.sleep, sleeps.blocked, sleeps.iowait, made.parts.stopped)
@@ -54,7 +54,7 @@ def told(made: Made, row: int = 0) -> Told:
 
 
 def asleep(seconds: int, **columns: Any) -> Thread:
-    """Sleeps since so many seconds."""
+    """Return a thread that has slept for some seconds."""
     return {"age_ns": seconds * SECOND, **columns}
 
 
@@ -68,28 +68,28 @@ PAST = {
 PRESENT = {**PAST, **asleep(4)}
 AWAKE = {**PRESENT, "exec_start_ns": NOW}
 STOPPER = {**PAST, **asleep(3, state=STOPPED)}
-"""Has slept for six seconds, and done something else for four."""
+"""A thread that slept for six seconds, and did something else for four."""
 
 
 def witness(ns: int = 10 * SECOND, **columns: Any) -> Thread:
-    """Sleeps, with a stamp that the statistics made."""
+    """Return a sleeping thread with a stamp from schedstats."""
     stamp = {"sleep_start_ns": NOW - ns, "exec_start_ns": NOW - ns}
     return {"age_ns": ns, **stamp, **columns}
 
 
-NONE: Told = [None] * 5
-WHOLE: Told = [10_000, 0, 0, 0, 100]
-SLEPT: Told = [3000, 2000, 1000, None, 60]
+NONE: Split = [None] * 5
+WHOLE: Split = [10_000, 0, 0, 0, 100]
+SLEPT: Split = [3000, 2000, 1000, None, 60]
 UNSTABLE = replace(ON, stable_clock=False)
 KEEPS_INTERRUPTS = replace(ON, irq_time=True)
-"""As no stock kernel does."""
+"""Accounting that no stock kernel enables."""
 
 NO_STATISTICS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns", "sleep_start_ns")
 DELAYS: dict[str, Any] = {"without": ()}
-"""A kernel where threads may sleep on the run queue."""
+"""Options for a kernel whose threads can sleep on the run queue."""
 
-CASES: dict[str, tuple[list[Thread], dict[str, Any], list[Told]]] = {
-    # Threads, options, and what is told of each.
+CASES: dict[str, tuple[list[Thread], dict[str, Any], list[Split]]] = {
+    # Threads, options, and the split of each.
     "asleep": ([witness(4 * SECOND, **PAST)], {}, [[7000, 2000, 1000, 0, 100]]),
     "blocked": ([{**PRESENT, "state": BLOCKED}], {}, [[3000, 6000, 1000, 0, 100]]),
     "waits for a disk": (
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[list[Thread], dict[str, Any], list[Told]]] = {
     ),
     "killable": ([asleep(10, state=0x102)], {}, [[0, 10_000, 0, 0, 100]]),
     "idle": ([asleep(10, state=0x402)], {}, [[0, 10_000, 0, 0, 100]]),
-    # The age is not one of sleep.
+    # The age is not that of a sleep.
     "awake": ([{**AWAKE, "state": 0, "on_cpu": 1}], {}, [SLEPT]),
     "about to sleep": ([{**AWAKE, "on_cpu": 1}], {}, [SLEPT]),
     "dead": ([{**AWAKE, "exit_state": EXIT_ZOMBIE}], {}, [SLEPT]),
@@ -111,19 +111,19 @@ CASES: dict[str, tuple[list[Thread], dict[str, Any], list[Told]]] = {
         },
         [NONE],
     ),
-    # They have what they have; they say nothing of those who did not sleep then.
+    # Earlier statistics count, but say nothing about threads that did not sleep then.
     "statistics were on before": ([PAST, {}], {"accounting": OFF}, [SLEPT, NONE]),
-    # The sleep that lasts is known in any case, by what went before it; but a thread
-    # may have slept, too, before that was counted.
+    # The current sleep is always known. Sleeps before the statistics were switched on
+    # are unknown.
     "statistics on midway": (
         *([asleep(4), asleep(10)], {}),
         [[4000, 0, 0, None, 40], WHOLE],
     ),
-    # They were on before it started, as another's stamp tells.
+    # Another thread's stamp shows that they were on before it started.
     "stopped": ([STOPPER, witness()], {}, [[3000, 2000, 1000, 4000, 60], WHOLE]),
     "no witness": ([STOPPER, {}], {}, [SLEPT]),
     "late witness": ([STOPPER, witness(9 * SECOND)], {}, [SLEPT]),
-    # From when they were on before, and off again: it has been awake since.
+    # The stamp is from an earlier time when they were on.
     "old witness": ([STOPPER, witness(exec_start_ns=START + SECOND)], {}, [SLEPT]),
     "awake witness": ([STOPPER, witness(state=0, on_cpu=1)], {}, [SLEPT]),
     "stopped, but its class has no statistics": (
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[list[Thread], dict[str, Any], list[Told]]] = {
         *({}, [[3000, 2000, 1000, 0, 60]]),
     ),
     "slept on the run queue instead": ([STOPPER, witness()], DELAYS, [SLEPT, WHOLE]),
-    # Interrupts are no sleep, and no stop; where they are not kept, they are user time.
+    # Interrupts are neither sleep nor stopped; if not accounted, they are user time.
     "interrupts": (
         [witness(9 * SECOND, delays={"irq": SECOND}), witness()],
         {"accounting": KEEPS_INTERRUPTS},
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[list[Thread], dict[str, Any], list[Told]]] = {
         [witness(9 * SECOND, delays={"irq": 0}), witness()],
         *({}, [[9000, 0, 0, 1000, 90]]),
     ),
-    # They are in the time off the CPU, and nobody knows how much of it.
+    # Interrupts are an unknown part of the off-CPU time.
     "interrupts without delay accounting": (
         [witness(9 * SECOND), witness()],
         {"accounting": KEEPS_INTERRUPTS},
@@ -158,7 +158,7 @@ CASES: dict[str, tuple[list[Thread], dict[str, Any], list[Told]]] = {
 def test_time_off_the_cpu(case: str) -> None:
     threads, options, expected = CASES[case]
     made = Made(*threads, **options)
-    assert [told(made, row) for row in range(len(expected))] == expected
+    assert [split(made, row) for row in range(len(expected))] == expected
     for row, (*_, covered) in enumerate(expected):
         assert made.parts.known[row] == (covered is not None)
         if covered == 100:
@@ -168,7 +168,7 @@ def test_time_off_the_cpu(case: str) -> None:
 @pytest.mark.parametrize(
     ("accounting", "bound"), [(ON, BOUND_NS), (UNSTABLE, UNSTABLE_BOUND_NS)]
 )
-def test_less_than_clocks_are_apart_is_no_stop(
+def test_less_than_the_clock_difference_is_not_stopped_time(
     accounting: Accounting, bound: int
 ) -> None:
     assert bound_of(accounting) == bound
@@ -178,37 +178,37 @@ def test_less_than_clocks_are_apart_is_no_stop(
         assert made.parts.stopped[0] == stopped * MS
 
 
-# --- counters that are too large
+# --- impossible counters
 
 
-def test_more_sleep_than_there_was_time() -> None:
+def test_more_sleep_than_lifetime() -> None:
     most = 10 * SECOND + BOUND_NS
     made = Made({"sum_sleep_ns": most + 1}, {"age_ns": SECOND}, {"sum_sleep_ns": most})
-    assert told(made) == NONE
+    assert split(made) == NONE
     assert made.parts.impossible.tolist() == [True, False, False]
     assert made.parts.known.tolist() == [False, True, True]
-    assert told(made, 2)[3:] == [0, 100]
+    assert split(made, 2)[3:] == [0, 100]
     assert made.parts.unexplained_ns[2] == -BOUND_NS
 
 
 @pytest.mark.parametrize(
     ("options", "refine", "latency_s", "slept"),
-    # Eight seconds of sleep are in both (6.12); latency that is exact stays.
+    # Eight seconds of sleep are in both counters (6.12); exact latency is kept.
     [(DELAYS, False, 9, None), (DELAYS, True, 1, 9000), ({}, True, 9, None)],
 )
-def test_sleep_that_counts_as_latency_too(
+def test_sleep_counted_as_latency(
     options: dict[str, Any], refine: bool, latency_s: int, slept: int | None
 ) -> None:
     thread = {"sum_sleep_ns": 9 * SECOND, "run_delay_ns": 9 * SECOND}
     made = Made(thread, refine=refine, **options)
     assert made.parts.impossible[0] == (slept is None)
-    assert told(made)[0] == slept
+    assert split(made)[0] == slept
     assert shares(made.lives)[2] == 1000 * latency_s
 
 
 HELD: dict[str, tuple[Thread, dict[str, Any], dict[str, int | None]]] = {
-    # A thread that was held up, options, and the delays that are believed. Work that
-    # took its time may have been on the CPU; a wait for a disk is not.
+    # A thread with delays, options, and the accepted delays. Delays for work can
+    # include time on the CPU; a wait for a disk cannot.
     "wait that is too long": (
         {"sum_exec_ns": 2 * SECOND, "delays": {"blkio": 9, "freepages": 9}},
         *({}, {"blkio": None, "freepages": 9}),
@@ -218,9 +218,9 @@ HELD: dict[str, tuple[Thread, dict[str, Any], dict[str, int | None]]] = {
         *({}, {"blkio": 0, "freepages": None}),
     ),
     "wait": (witness(delays={"blkio": 2}), {}, {"blkio": 2}),
-    # Where it is counted at wrong moments (6.12), the statistics contradict.
+    # Delays counted at wrong times (6.12) contradict schedstats.
     "wait that was sleep": (witness(delays={"blkio": 2}), DELAYS, {"blkio": None}),
-    # Unless they lack some themselves.
+    # Schedstats that are incomplete cannot contradict.
     "statistics that lack it": (
         *(asleep(7, delays={"blkio": 2}), DELAYS),
         {"blkio": 2},
@@ -232,7 +232,7 @@ HELD: dict[str, tuple[Thread, dict[str, Any], dict[str, int | None]]] = {
 def test_delays(case: str) -> None:
     thread, options, expected = HELD[case]
     seconds = {kind: value * SECOND for kind, value in thread["delays"].items()}
-    # Another was forked while they were off.
+    # The other thread was forked while delay accounting was off.
     made = Made({**thread, "delays": seconds}, {}, **options)
     found = {kind: column[0] for kind, column in made.parts.delays.items()}
     assert found == {
@@ -250,7 +250,7 @@ def test_no_threads() -> None:
 
 @pytest.mark.parametrize("types", TYPES)
 def test_in_iowait(types: str) -> None:
-    """As the kernel's types have it, but for what cannot be read."""
+    """in_iowait is that of the kernel's type; False for unreadable tasks."""
     reader, losses = Reader(open_dump("tasks-6.12", types)), LossLog()
     table = TaskReader(reader).read_all(losses)
     good = read_in_iowait(reader, table, losses)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-prstat as people call it: what it selects, shows and refuses."""
+"""Selection, order, views and shares of msa-prstat, on dumps."""
 
 import json
 from collections import Counter
@@ -93,12 +93,12 @@ def test_selection_by_age(name: str, view: str) -> None:
 def check_selection(
     name: str, view: tuple[str, ...], words: str, fits: Callable[[Task], bool]
 ) -> None:
-    """Those that fit and no others, as they are among all; totals are of them."""
+    """Check that exactly the matching rows are listed, and that totals are theirs."""
     everything, found = report(name, *view), report(name, *view, *words.split())
     if view or not words.startswith(("--class", "--state")):
         wanted = [task for task in everything["tasks"] if fits(task)]
     else:
-        # What any thread of a process is in, it is in.
+        # A process matches if any of its threads does.
         threads = {task["tgid"] for task in tasks(name, "-L") if fits(task)}
         wanted = [task for task in everything["tasks"] if task["pid"] in threads]
     assert by_pid(found) == by_pid({"tasks": wanted})
@@ -116,7 +116,7 @@ def test_first_rows(name: str) -> None:
 
 
 def test_order(name: str) -> None:
-    """By CPU, if not asked for another; what is equal by PID."""
+    """Rows are sorted by CPU share by default, then by PID."""
     used = [(t["user_ns"] + t["system_ns"]) / t["lifetime_ns"] for t in tasks(name)]
     assert used == sorted(used, reverse=True)
     found = tasks(name, "-L", "--sort", "STATE,-MAJ")
@@ -132,7 +132,7 @@ def test_order(name: str) -> None:
 
 
 def test_one_process(name: str) -> None:
-    """With its threads summed up, as among all; found without the others."""
+    """A process has the same sums as in the full report, without reading others."""
     server = said(name).run.workload["servers"]["server-broadcast"]
     found = report(name, "-p", str(server["pid"]))
     assert found["tasks"] == [by_pid(report(name))[server["pid"]]]
@@ -144,7 +144,7 @@ def test_one_process(name: str) -> None:
 
 
 def test_threads_of_a_process(name: str) -> None:
-    """-L -p names all threads of a process by its PID, and one by its own."""
+    """-L -p with a PID selects all threads of the process, with a TID one thread."""
     process, rows = said(name).tasks["threads"]["pid"], by_pid(report(name, "-L"))
     found = by_pid(report(name, "-L", "-p", str(process)))
     assert found == {n: task for n, task in rows.items() if task["tgid"] == process}
@@ -157,22 +157,22 @@ def test_threads_of_a_process(name: str) -> None:
 
 
 def test_several_pids(name: str) -> None:
-    """A thread stands for its process, which comes once."""
+    """A TID selects its process, which is listed once."""
     thread, process = tid(name, "threads-07"), said(name).tasks["threads"]["pid"]
     words = f"{thread},{process},1,{tid(name, 'zombie')},{thread}"
     assert pids(name, "-p", words) == {process, 1, tid(name, "zombie")}
     assert pids(name, "-p", words, "--state", "Z") == {tid(name, "zombie")}
 
 
-def test_process_by_name_that_leads_no_more(name: str) -> None:
-    told = said(name).tasks["leaderless"]
-    both = {task["pid"] for task in tasks(name, "-L", "-p", str(told["pid"]))}
-    assert both == {told["pid"], told["tid"]}
-    (process,) = tasks(name, "-p", str(told["tid"]))
-    assert (process["pid"], process["class"]) == (told["pid"], "SIG")
+def test_process_with_a_dead_leader(name: str) -> None:
+    task = said(name).tasks["leaderless"]
+    both = {row["pid"] for row in tasks(name, "-L", "-p", str(task["pid"]))}
+    assert both == {task["pid"], task["tid"]}
+    (process,) = tasks(name, "-p", str(task["tid"]))
+    assert (process["pid"], process["class"]) == (task["pid"], "SIG")
 
 
-# --- what is shown
+# --- microstates
 
 
 def number(cell: str) -> float:
@@ -183,8 +183,8 @@ SHARES = "USR,SYS,LAT,OFF,ZMB,SCL,SIG,TRP"
 
 
 @pytest.mark.parametrize("dump_name", [*OFF, *ON])
-def test_shares_make_up_a_life(dump_name: str) -> None:
-    """Each is rounded to a tenth, or to one if it is all."""
+def test_shares_sum_to_100(dump_name: str) -> None:
+    """Each share is rounded to a tenth, or to a whole number if it is 100."""
     for words in ("-L", "-m"):
         rows = table(text(dump_name, words, "-o", SHARES), "USR")
         assert len(rows) > 80
@@ -223,17 +223,17 @@ def test_why_with_statistics(dump_name: str, kept: str) -> None:
     bounds = {why["field"]: why["bound"] for why in found}
     assert {bounds[field] for field in ("IOW", "BLK", "INT")} == {kept}
     assert bounds["BIO"] == "exact"
-    # No kernel of a distribution has IRQ_TIME_ACCOUNTING switched on here.
+    # The lab's kernels have no IRQ_TIME_ACCOUNTING.
     assert bounds["IRQ"] == "not kept"
 
 
 # --- load
 
 
-def test_load_is_made_of_r_and_d(name: str) -> None:
-    """The threads that never sleep, and those that /proc shows as D and rest there.
+def test_load_is_threads_in_r_and_d(name: str) -> None:
+    """Threads that never sleep and those in D in /proc are in the load.
 
-    Who runs while /proc is read may sleep when the dump is made.
+    A thread that runs while /proc is read can sleep when the dump is made.
     """
     found = report(name, "--load", "-L")
     load, groups = found["load"], found["load"]["groups"]
@@ -259,7 +259,7 @@ def pids_of(groups: list[Any], state: str) -> set[int]:
     return {pid for g in groups if g["state"] == state for pid in g["pids"]}
 
 
-def test_load_says_what_is_waited_for(name: str) -> None:
+def test_load_has_wait_targets(name: str) -> None:
     rows = report(name, "-L")
     for group in report(name, "--load")["load"]["groups"]:
         members = [by_pid(rows)[pid] for pid in group["pids"]]
@@ -280,7 +280,7 @@ def test_load_says_what_is_waited_for(name: str) -> None:
     assert any("s_vfs_rename_mutex" in line for line in lines)
 
 
-def test_load_of_some(name: str) -> None:
+def test_load_of_selected_threads(name: str) -> None:
     groups = report(name, "--load", "--class", "KLK")["load"]["groups"]
     assert {group["class"] for group in groups} == {"KLK"}
     assert sum_of(groups, "D") == len(tasks(name, "-L", "--class", "KLK"))
@@ -291,7 +291,7 @@ def test_load_of_some(name: str) -> None:
 
 @pytest.mark.parametrize("option", ["-a", "-Z"])
 @pytest.mark.parametrize("words", [(), ("-L",), ("-n", "3")], ids=str)
-def test_groups_sum_to_the_whole(
+def test_groups_sum_to_the_total(
     name: str, option: str, words: tuple[str, ...]
 ) -> None:
     found = report(name, option, *words)
@@ -311,8 +311,8 @@ def test_groups_sum_to_the_whole(
 # --- stacks
 
 
-def test_stacks_of_all_that_are_off_the_cpu(name: str) -> None:
-    """Those that wait for a CPU as well: they lost theirs amid something."""
+def test_stacks_of_all_threads_off_the_cpu(name: str) -> None:
+    """Threads that wait for a CPU are included: they were preempted."""
     found = report(name, "--stacks", "-L")
     rows, seen = by_pid(found), []
     for group in found["stacks"]:
@@ -346,7 +346,7 @@ def test_stacks_with_a_function(name: str) -> None:
 
 
 def test_stacks_by_state(name: str) -> None:
-    """Threads are selected, whatever the leader of their process does."""
+    """Threads are selected by their own state, not their leader's."""
     found = report(name, "--stacks", "--state", "D")["stacks"]
     pids = {pid for group in found for pid in group["pids"]}
     asleep = tasks(name, "-L", "--state", "D")
@@ -356,7 +356,7 @@ def test_stacks_by_state(name: str) -> None:
 
 @pytest.mark.parametrize("weight", ["count", "age"])
 def test_folded(name: str, weight: str) -> None:
-    """What flame graph tools read: names joined by semicolons, a space, a number."""
+    """Lines for flame graph tools: names joined by semicolons, a space, a number."""
     found = report(name, "--stacks", "-L")
     rows = by_pid(found)
     expected: Counter[tuple[str, ...]] = Counter()
@@ -372,13 +372,13 @@ def test_folded(name: str, weight: str) -> None:
 
 
 @pytest.mark.parametrize("view", ["stacks", "load"])
-def test_some_groups(view: str, name: str) -> None:
-    """The largest, and how many are left; JSON has all."""
+def test_first_groups(view: str, name: str) -> None:
+    """The largest groups are printed, with the number of others; JSON has all."""
     found = report(name, f"--{view}", "-n", "2")[view]
     count = len(found if view == "stacks" else found["groups"])
     lines, whole = text(name, f"--{view}", "-n", "2"), text(name, f"--{view}")
     left = lines.index(f"({count - 2:,} more groups)")
-    # Columns are as wide as what is in them.
+    # Column widths depend on the contents.
     words = [line.split() for line in lines]
     assert words[:left] == [line.split() for line in whole[:left]]
     assert words[left + 1 :] == [
@@ -390,11 +390,11 @@ def test_some_groups(view: str, name: str) -> None:
 
 PARTS = ("USR", "SYS", "TRP", "TFL", "DFL", "LCK", "SLP", "LAT", "STP", "ZMB")
 ROUNDED = 0.05 + 1e-9
-"""How far a share of one decimal may be off, in percent."""
+"""Rounding error of a share with one decimal, in percent."""
 
 
 def bounds(cell: str) -> tuple[float, float]:
-    """Return the least and the most that a cell says that a share may be."""
+    """Return the least and the largest share that a cell can stand for."""
     if cell == "-":
         return 0, 100
     share, mark = float(cell.lstrip("~<>")), cell[0]
@@ -404,7 +404,7 @@ def bounds(cell: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize("dump", [*OFF, "tasks-on-6.12"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_shares_make_up_100(dump: str, view: str) -> None:
+def test_splits_sum_to_100(dump: str, view: str) -> None:
     first = "PID/TID" if view == "threads" else "PID"
     rows = table(text(dump, "-m", *VIEWS[view]), first)
     exact = 0
@@ -417,8 +417,8 @@ def test_shares_make_up_100(dump: str, view: str) -> None:
     assert exact > len(rows) / 3
 
 
-def test_process_has_the_mean_of_its_threads(name: str) -> None:
-    """Each counts by how long it has lived."""
+def test_process_has_the_weighted_mean_of_its_threads(name: str) -> None:
+    """Threads are weighted by their lifetimes."""
     keys = {"USR": "user_ns", "SYS": "system_ns", "LAT": "latency_ns"}
     parts = (*keys.values(), "off_cpu_ns", "zombie_ns")
     of_process: dict[int, list[Task]] = {}
@@ -427,7 +427,7 @@ def test_process_has_the_mean_of_its_threads(name: str) -> None:
     compared = 0
     for row in table(text(name, "-m"), "PID"):
         threads = of_process[int(row["PID"])]
-        # Others have some that have ended, or whose leader has.
+        # Other processes have threads or a leader that have ended.
         if len(threads) < 2 or f"/{len(threads)}" not in row["PROCESS/NLWP"]:
             continue
         if any(thread["state"] == "Z" for thread in threads):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What one PID costs where 40,000 others are: reads of the dump, as strace counts."""
+"""Reads of the dump for one PID among 40,000, counted by strace."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.strace import reads_of
 pytestmark = pytest.mark.long
 
 MOST_READS = 100
-"""After opening, for a process with few threads."""
+"""Maximum reads after opening, for a process with few threads."""
 
 OPEN = """
 import sys

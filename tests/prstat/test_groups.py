@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Processes and threads summed up by what they have in common."""
+"""Processes and threads summed by user, control group and other keys."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ PROCESSES = (
 
 
 def test_users() -> None:
-    """Largest share of a CPU first, then the largest in memory."""
+    """Groups are sorted by CPU share, then by memory."""
     found = group_by("user", MadeThreads(*PROCESSES).by_process())
     assert found == (
         TaskGroup("5", 1, 2, 8 * MIB, 4 * MIB, 4 * SECOND, 4 * SECOND / LIFE),
@@ -37,12 +37,12 @@ def test_users() -> None:
 
 
 def test_users_of_threads() -> None:
-    """Memory is a process's, once, however many rows it has."""
+    """A process's memory counts once, however many rows it has."""
     made = MadeThreads(*PROCESSES)
     assert group_by("user", made.by_thread()) == group_by("user", made.by_process())
 
 
-def test_threads_whose_leader_is_dead_or_left_out() -> None:
+def test_threads_with_a_dead_or_unselected_leader() -> None:
     dead = {"has_mm": False, "size_bytes": 0, "rss_bytes": 0, "threads": 2}
     rows = MadeThreads({"pid": 2, **dead}, {"pid": 3, "tgid": 2}).by_thread()
     for some, threads in ((rows, 2), (rows[1:], 1)):
@@ -53,7 +53,9 @@ def test_threads_whose_leader_is_dead_or_left_out() -> None:
 
 def test_control_groups() -> None:
     paths = ("/", f"/docker/{ID}/a", f"/docker/{ID}/b", "/user")
-    threads = [{"pid": n, "cgroup": at} for n, at in enumerate((0, 1, 2, 2, 3, -1), 1)]
+    threads = [
+        {"pid": n, "cgroup": index} for n, index in enumerate((0, 1, 2, 2, 3, -1), 1)
+    ]
     found = group_by("cgroup", MadeThreads(*threads, paths=paths).by_process())
     counts = {group.key: group.processes for group in found}
     assert counts == {"/": 1, f"/docker/{ID}": 3, "/user": 1, "-": 1}
@@ -66,8 +68,10 @@ CONTAINED = (
 
 
 def test_containers() -> None:
-    """By the outermost, as its control group is."""
-    threads = [{"pid": n, "cgroup": at} for n, at in enumerate((0, 1, 2, 3, 4, -1), 1)]
+    """Threads are grouped by the outermost container in their control group's path."""
+    threads = [
+        {"pid": n, "cgroup": index} for n, index in enumerate((0, 1, 2, 3, 4, -1), 1)
+    ]
     found = group_by("container", MadeThreads(*threads, paths=CONTAINED).by_process())
     counts = {group.key: group.processes for group in found}
     assert counts == {"-": 3, ID: 2, ID[::-1]: 1}
@@ -105,7 +109,7 @@ WAITING = (
 
 
 def test_classes() -> None:
-    """Each thread is in its own, whatever its process's row says."""
+    """Each thread counts in its own class, not in its process's."""
     made = MadeThreads(*WAITING)
     for rows in (made.by_process(), made.by_thread()):
         assert group_by_class(rows) == (
@@ -116,7 +120,7 @@ def test_classes() -> None:
 
 
 def test_classes_of_an_interval() -> None:
-    """Time is of all threads, also those that do something else by now."""
+    """Times include threads that are in another class at the end."""
     made = MadeThreads(*(thread | {"user_ns": 4} for thread in WAITING))
     ns = np.zeros((3, ON_CODE + 1), np.int64)
     ns[0, TaskClass.LCK] = 100
@@ -137,7 +141,7 @@ def test_classes_of_an_interval() -> None:
         }
 
 
-def test_nobody() -> None:
+def test_no_threads() -> None:
     rows = MadeThreads().by_process()
     assert group_by_class(rows) == ()
     for kind in {*GROUPS} - {"class", "ns"}:

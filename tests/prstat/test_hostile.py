@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What damaged dumps and other kernels have in their records of tasks."""
+"""Impossible values in records of tasks are dropped, cut or noted."""
 
 from struct import pack
 from typing import Any
@@ -36,32 +36,32 @@ def record(**columns: int) -> Any:
 
 @pytest.mark.parametrize("pid", [0, -5, PID_MAX_LIMIT + 1])
 @pytest.mark.parametrize("column", ["pid", "tgid"])
-def test_what_has_no_pid_is_no_task(column: str, pid: int) -> None:
+def test_record_without_a_valid_pid_is_dropped(column: str, pid: int) -> None:
     losses = LossLog()
     assert len(believable(record(**{column: pid}), losses)) == 0
     assert losses.coverage["tasks_unreadable"] == 1
     assert losses.notes
 
 
-def test_what_may_be_gone_is_no_loss() -> None:
+def test_invalid_record_of_a_running_kernel_is_not_a_loss() -> None:
     losses = LossLog()
     assert len(believable(record(pid=0), losses, may_be_gone=True)) == 0
     assert losses.coverage == {"tasks_gone": 1}
     assert not losses.notes
 
 
-def test_tasks_are_believed() -> None:
+def test_valid_records_are_unchanged() -> None:
     losses = LossLog()
-    told = record(pid=PID_MAX_LIMIT, nvcsw=7, sum_exec_ns=SECOND, mm=HUGE)
-    found = believable(told.copy(), losses)
-    assert found.tolist() == told.tolist()
+    valid = record(pid=PID_MAX_LIMIT, nvcsw=7, sum_exec_ns=SECOND, mm=HUGE)
+    found = believable(valid.copy(), losses)
+    assert found.tolist() == valid.tolist()
     assert not losses.coverage
     assert not losses.notes
 
 
 @pytest.mark.parametrize("column", ["nvcsw", "sum_exec_ns"])
 @pytest.mark.parametrize("value", [HUGE, 1 << 63, 1 << 61])
-def test_counts_that_cannot_be_are_cut(column: str, value: int) -> None:
+def test_impossible_counts_are_cut(column: str, value: int) -> None:
     losses = LossLog()
     found = believable(record(**{column: value}), losses)
     assert 0 < int(found[column][0]) < value
@@ -69,7 +69,7 @@ def test_counts_that_cannot_be_are_cut(column: str, value: int) -> None:
     assert losses.notes
 
 
-def test_what_is_cut_can_be_added_up() -> None:
+def test_cut_counts_can_be_summed() -> None:
     found = cut(np.array([HUGE, HUGE, 3], np.uint64), LossLog())
     assert found[2] == 3
     assert int(found.sum()) == sum(map(int, found)) > 0
@@ -82,7 +82,7 @@ def test_what_is_cut_can_be_added_up() -> None:
         {"sum_sleep_ns": SECOND, "sum_block_ns": 0, "iowait_sum_ns": SECOND},
     ],
 )
-def test_a_part_of_sleep_that_is_more_than_all_of_it(sums: dict[str, int]) -> None:
+def test_part_of_sleep_larger_than_the_sum(sums: dict[str, int]) -> None:
     made = Made(sums)
     assert made.parts.impossible[0]
     assert not made.parts.known[0]
@@ -90,7 +90,7 @@ def test_a_part_of_sleep_that_is_more_than_all_of_it(sums: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize("start", [START, NOW + SECOND])
-def test_no_task_does_anything_longer_than_it_lives(start: int) -> None:
+def test_ages_are_at_most_the_lifetime(start: int) -> None:
     values = {
         **dict.fromkeys(("cpu", "on_cpu", "exit_state", "last_queued_ns"), 0),
         **dict.fromkeys(("exec_start_ns", "last_arrival_ns"), SECOND),
@@ -104,7 +104,7 @@ def test_no_task_does_anything_longer_than_it_lives(start: int) -> None:
 
 
 def kernel_with_small_members() -> Program:
-    """A kernel whose ``struct task_struct`` has members smaller than most have."""
+    """Return a kernel whose ``struct task_struct`` has unusually small members."""
     prog = made_program()
     byte, int_ = prog.int_type("u8", 1, False), prog.int_type("int", 4, True)
     long = prog.int_type("unsigned long", 8, False)
@@ -127,7 +127,7 @@ def kernel_with_small_members() -> Program:
 
 
 def test_members_of_other_sizes() -> None:
-    """``on_rq`` is not part of ``on_cpu``, nor the state's upper half of the state."""
+    """Members are read in their own sizes, without adjacent bytes."""
     losses = LossLog()
     reader = Reader(kernel_with_small_members())
     table = TaskReader(reader).read([LEADER], losses)
@@ -137,8 +137,8 @@ def test_members_of_other_sizes() -> None:
     assert not losses.notes
 
 
-def test_cpus_that_are_online_are_lost() -> None:
-    """They are counted by those that tasks may come to, and ages are as they were."""
+def test_unreadable_online_mask() -> None:
+    """The present CPUs are used instead, and ages are unchanged."""
     core = TargetSpec(path=str(DEMOS[KERNEL].core), types="btf")
     whole = collect_prstat(open_target(core).prog)
     prog = open_target(core).prog
@@ -146,7 +146,7 @@ def test_cpus_that_are_online_are_lost() -> None:
     lose(prog, mask.address_, sizeof(mask))
     found = collect_prstat(prog)
     assert found.totals.cpus == whole.totals.cpus
-    ages = [[task.class_age_ns for task in each.tasks] for each in (whole, found)]
+    ages = [[task.class_age_ns for task in report.tasks] for report in (whole, found)]
     assert ages[0] == ages[1]
     assert found.coverage["cpumasks_unreadable"]
     assert "cpumasks_unreadable" not in whole.coverage

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Intervals made by hand: what threads did is known, and snapshots are made of it."""
+"""Intervals of simulated threads: results are compared with what the threads did."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -45,25 +45,25 @@ COLUMNS = {
 
 NO_WAIT = len(TaskClass)
 WAITS = (
-    *(StackWait(each, None, None, None) for each in TaskClass),
+    *(StackWait(cls, None, None, None) for cls in TaskClass),
     StackWait(TaskClass.OTH, None, None, None, preempted=True),
 )
 
 
 @dataclass
 class Thread:
-    """A thread that does as it is told, and is counted as the kernel counts it."""
+    """A simulated thread with the kernel's counters."""
 
     pid: int
     at_ns: int = BEGIN
     columns: dict[str, int] = field(default_factory=dict)
     task_class: TaskClass = POL
-    told: bool = True
+    class_known: bool = True
     woken_from: TaskClass | None = None
-    """What it slept in before it waited for a CPU."""
+    """The class that it slept in before it waited for a CPU."""
 
     counted: tuple[int, int] = (0, 0)
-    """Switches before the interval."""
+    """Voluntary and involuntary switches before the interval."""
 
     def __post_init__(self) -> None:
         self.columns = {
@@ -79,7 +79,7 @@ class Thread:
         }
 
     def sleeps(self, ms: float, task_class: TaskClass | None = None) -> "Thread":
-        """Sleep: a new sleep if a class is given, else the same goes on."""
+        """Sleep: in a new sleep if a class is given, else in the same one."""
         if task_class is not None:
             self._leaves("nvcsw", 1)
             self.task_class = task_class
@@ -95,7 +95,7 @@ class Thread:
         return self
 
     def waits(self, ms: float) -> "Thread":
-        """Be preempted, or woken up, and wait for a CPU."""
+        """Wait for a CPU, after being preempted or woken."""
         self.woken_from = None if self.columns["on_cpu"] else self.task_class
         if self.columns["on_cpu"]:
             self._leaves("nivcsw", 0)
@@ -104,7 +104,7 @@ class Thread:
         return self.goes(ms)
 
     def gets_cpu(self) -> "Thread":
-        """End a wait for a CPU: what it took is counted."""
+        """End a wait for a CPU, which is then counted."""
         waited = self.at_ns - self.columns["last_queued_ns"]
         self.columns["run_delay_ns"] += waited
         return self.runs(0)
@@ -116,19 +116,19 @@ class Thread:
         return self
 
     def ran_instead(self, ms: float) -> "Thread":
-        """Have run for a part of a wait for a CPU that was open."""
+        """Run for part of the current wait for a CPU."""
         waited = self.at_ns - self.columns["last_queued_ns"]
         self.columns["run_delay_ns"] += waited - round(ms * MS)
         self.columns["sum_exec_ns"] += round(ms * MS)
         return self
 
     def loses_stamp(self) -> "Thread":
-        """Be moved to another CPU as a delayed sleeper (6.12): its age is lost."""
+        """Migrate as a delayed sleeper (6.12), which overwrites its stamp."""
         self.columns["exec_start_ns"] = 0
         return self
 
-    def is_told(self, told: int) -> "Thread":
-        self.told = bool(told)
+    def is_known(self, known: int) -> "Thread":
+        self.class_known = bool(known)
         return self
 
     def _leaves(self, counter: str, state: int) -> None:
@@ -142,7 +142,7 @@ class Thread:
 
 
 def snapshot(*threads: Thread) -> TaskSample:
-    """All threads, which have to have come to the same moment."""
+    """Return a snapshot of threads that are at the same time."""
     (at_ns,) = {thread.at_ns for thread in threads}
     records = np.zeros(len(threads), list(COLUMNS.items()))
     for row, thread in enumerate(threads):
@@ -162,7 +162,7 @@ def snapshot(*threads: Thread) -> TaskSample:
         clocks,
         microstates(tasks, clocks),
         TaskState(classes, age, bound, stacks, WAITS),
-        np.array([thread.told for thread in threads]),
+        np.array([thread.class_known for thread in threads]),
         np.zeros(len(threads), np.bool_),
         took_ns=0,
     )
@@ -175,7 +175,7 @@ def by_class(
 
 
 def parts(made: Deltas, row: int = 0) -> list[float]:
-    """User, system, latency, off the CPU, zombie, in ms; they must be all there is."""
+    """Return user, system, latency, off-CPU and zombie in ms; they sum to the life."""
     lives = made.lives
     arrays = (lives.user_ns, lives.system_ns, lives.latency_ns, lives.off_cpu_ns)
     found = [int(values[row]) for values in (*arrays, lives.zombie_ns)]
@@ -188,13 +188,13 @@ def parts(made: Deltas, row: int = 0) -> list[float]:
 
 
 def off(made: Deltas, row: int = 0) -> dict[str | None, float]:
-    """Time off the CPU by class, in ms."""
+    """Return off-CPU time by class, in ms."""
     found = by_class(made.off, row)
     return {key and key.name: ns / MS for key, (ns, _) in found.items()}
 
 
 def exactly(made: Deltas, row: int = 0) -> dict[str | None, float]:
-    """The same, where nothing of it is an estimate."""
+    """Return off-CPU time by class after checking that none of it is an estimate."""
     assert made.off.exact[row]
     assert not made.off.error_ns[row].any()
     return off(made, row)
@@ -205,24 +205,24 @@ LOSES_STAMP = "runs 10, sleeps 90 DSK, loses_stamp"
 
 
 def between(first: TaskSample, *later: TaskSample) -> Deltas:
-    """An interval from the first of some snapshots to the last."""
+    """Return the interval from the first to the last of some snapshots."""
     under_way = Interval(first)
-    for each in later:
-        under_way.add(each)
+    for sample in later:
+        under_way.add(sample)
     return under_way.end()
 
 
 def interval(thread: Thread, *steps: Step) -> Deltas:
-    """An interval of one thread; a snapshot after each step."""
-    looks = [snapshot(thread)]
+    """Return the interval of one thread, with a snapshot after each step."""
+    samples = [snapshot(thread)]
     for step in steps:
         step(thread)
-        looks.append(snapshot(thread))
-    return between(*looks)
+        samples.append(snapshot(thread))
+    return between(*samples)
 
 
 def acts(words: str) -> Step:
-    """What a thread does, one after the other, such as ``runs 50, sleeps 850 TMR``."""
+    """Return a step from text such as ``runs 50, sleeps 850 TMR``."""
 
     def step(thread: Thread) -> None:
         for act in filter(None, words.split(", ")):
@@ -234,7 +234,7 @@ def acts(words: str) -> Step:
 
 
 def made_by(before: str, during: str) -> tuple[Thread, Deltas]:
-    """An interval of one thread; a bar is where a snapshot is made in between."""
+    """Return the interval of one thread; a bar in the text makes a snapshot."""
     thread = Thread(1)
     acts(before)(thread)
     thread.counted = thread.columns["nvcsw"], thread.columns["nivcsw"]
@@ -242,14 +242,14 @@ def made_by(before: str, during: str) -> tuple[Thread, Deltas]:
 
 
 EXACT: dict[str, tuple[str, str, list[int], dict[str, int]]] = {
-    # Before, meanwhile, the parts of the interval, and the time off the CPU.
+    # Before and during the interval, its parts, and off-CPU time by class.
     "never switches": (
         "",
         "sleeps 400 | sleeps 600",
         [0, 0, 0, 1000, 0],
         {"POL": 1000},
     ),
-    # Both are known, also without samples: one was seen to begin, one to last.
+    # Both sleeps are known without samples: from the first and the last snapshot.
     "one sleep after another": (
         *("", "sleeps 100, runs 50, sleeps 850 TMR"),
         *([25, 25, 0, 950, 0], {"TMR": 850, "POL": 100}),
@@ -265,24 +265,24 @@ EXACT: dict[str, tuple[str, str, list[int], dict[str, int]]] = {
         *("runs 5", "runs 10, sleeps 80 LCK, waits 10", [5, 5, 10, 80, 0]),
         {"LCK": 80},
     ),
-    # What it had waited before the interval does not count, nor as less after.
+    # The wait before the interval does not count.
     "open latency is clipped": (
         *("runs 1, waits 500", "goes 70, gets_cpu, runs 30"),
         *([15, 15, 70, 0, 0], {}),
     ),
-    # The first look took it to wait for 30 ms; in truth it ran for 25 of them.
+    # The first snapshot shows a wait of 30 ms, of which it ran for 25.
     "wait that ended before the clocks were read": (
         *("", "sleeps 70, waits 30 | ran_instead 25, runs 1, sleeps 99 TMR"),
         *([13, 13, 5, 169, 0], {"TMR": 99, "POL": 70}),
     ),
-    # The switch of its death is no sleep.
+    # The switch at exit is not a sleep.
     "dies": ("", "sleeps 50, runs 10, dies, goes 40", [5, 5, 0, 50, 40], {"POL": 50}),
     "dead before": ("dies", "goes 70", [0, 0, 0, 0, 70], {}),
 }
 
 
 @pytest.mark.parametrize("case", EXACT)
-def test_what_is_known_exactly(case: str) -> None:
+def test_exact_times(case: str) -> None:
     before, during, expected, by_class = EXACT[case]
     thread, made = made_by(before, during)
     assert parts(made) == expected
@@ -295,7 +295,7 @@ def test_what_is_known_exactly(case: str) -> None:
 
 
 GUESSED: dict[str, tuple[str, str, dict[str | None, int]]] = {
-    # There is but what it did at both ends to tell them by.
+    # Only the states at both ends are known.
     "sleeps that nothing saw": (
         *("", "sleeps 100, runs 10, sleeps 200 DSK, runs 10, sleeps 300 TMR"),
         {"TMR": 300, "POL": 300},
@@ -308,21 +308,21 @@ GUESSED: dict[str, tuple[str, str, dict[str | None, int]]] = {
         *("runs 1", "sleeps 100 DSK, runs 10, sleeps 200 LCK, runs 1, waits 10"),
         {None: 300},
     ),
-    # After another sleep it is not known which of the two took how long.
+    # After another sleep, the time of each of the two is unknown.
     "stamp is lost": ("", f"{LOSES_STAMP} | sleeps 100", {"DSK": 145, "POL": 45}),
-    "class that is not told": ("", "runs 1, sleeps 99 DSK, is_told 0", {None: 99}),
-    # The stack could not be read the first time, and it sleeps on.
-    "class told later": (
-        *("", "sleeps 50, is_told 0 | sleeps 50, is_told 1"),
+    "class that is not known": ("", "runs 1, sleeps 99 DSK, is_known 0", {None: 99}),
+    # The stack could not be read the first time, and it keeps sleeping.
+    "class known later": (
+        *("", "sleeps 50, is_known 0 | sleeps 50, is_known 1"),
         {None: 50, "POL": 50},
     ),
-    # Neither on the CPU, nor waiting for it, nor asleep.
+    # Time in interrupts is neither on-CPU time, latency nor sleep.
     "interrupts": ("runs 1", "runs 60, goes 40, runs 0", {None: 40}),
 }
 
 
 @pytest.mark.parametrize("case", GUESSED)
-def test_what_is_not_known_exactly(case: str) -> None:
+def test_estimated_times(case: str) -> None:
     before, during, by_class = GUESSED[case]
     _, made = made_by(before, during)
     assert off(made) == by_class
@@ -330,7 +330,7 @@ def test_what_is_not_known_exactly(case: str) -> None:
 
 
 def test_estimate() -> None:
-    """Seven futexes to three timers, too short to be seen but at the samples."""
+    """Sleeps on futexes and timers, 7:3, that only samples can observe."""
     random = np.random.default_rng(1)
     thread = Thread(1)
     under_way = Interval(snapshot(thread))
@@ -345,13 +345,13 @@ def test_estimate() -> None:
     for task_class, share in ((LCK, 0.7), (TMR, 0.3)):
         ns, error = found[task_class]
         assert abs(ns - share * total) < 3 * error
-        # That of 199 samples, less what is exact.
+        # The error of 199 samples, without the exact part.
         assert 0.5 < error / (total * (0.7 * 0.3 / 199) ** 0.5) < 1.1
     assert not made.off.exact[0]
 
 
-def test_errors_are_what_estimates_miss() -> None:
-    """Of many threads, two in three miss by less than the error, and none by much."""
+def test_errors_match_the_differences() -> None:
+    """Two thirds of many threads differ by less than the error, and none by much."""
     random = np.random.default_rng(2)
     threads = [Thread(pid, task_class=LCK) for pid in range(1, 201)]
     locked = np.zeros(len(threads))
@@ -369,19 +369,19 @@ def test_errors_are_what_estimates_miss() -> None:
     assert np.mean(missed < 3) > 0.97
 
 
-def test_few_samples_that_agree_are_no_certainty() -> None:
+def test_few_equal_samples_have_an_error() -> None:
     def step(thread: Thread) -> None:
         thread.runs(1).sleeps(40, DSK).runs(1).sleeps(58, POL)
 
     made = interval(Thread(1), *([step] * 5))
     ((_, (ns, error)),) = by_class(made.off).items()
     assert ns == 490 * MS
-    # Half of it is what was seen; the other half was DSK in truth.
+    # Half of the time is as sampled; the other half was DSK.
     assert 0.1 < error / (200 * MS) < 0.5
 
 
-def test_samples_while_it_runs_tell_nothing() -> None:
-    """What it slept in between has the shares of what was seen at other times."""
+def test_samples_of_a_running_thread_do_not_count() -> None:
+    """Unobserved sleep has the shares of the observed sleep."""
 
     def unseen(thread: Thread) -> None:
         thread.runs(1).sleeps(40, DSK).runs(1)
@@ -396,7 +396,7 @@ def test_samples_while_it_runs_tell_nothing() -> None:
 
 
 def test_sleep_that_counts_as_latency() -> None:
-    """6.12: at the wake-up, more latency than there was time for since."""
+    """On 6.12 a wake-up can add more latency than the time since."""
 
     def step(thread: Thread) -> None:
         thread.sleeps(900).waits(2).gets_cpu()
@@ -404,11 +404,11 @@ def test_sleep_that_counts_as_latency() -> None:
         thread.runs(8).sleeps(90, TMR)
 
     alone = interval(Thread(1), step)
-    # The part that no snapshot tells from latency.
+    # Without a sample, part of the sleep cannot be separated from latency.
     assert parts(alone) == [4, 4, 902, 90, 0]
     assert alone.lives.impossible[0]
     assert alone.lives.missed_ns[0] == 4100 * MS
-    # A sample sees that it slept until then.
+    # A sample shows that it slept until then.
     made = interval(Thread(1), lambda t: t.sleeps(0), lambda t: t.sleeps(890), step)
     assert made.interval_ns == 1890 * MS
     assert parts(made)[2] == 902
@@ -425,7 +425,7 @@ def test_user_and_system_by_the_ticks_of_the_interval() -> None:
     assert parts(interval(Thread(1, columns=columns), step))[:2] == [75, 25]
 
 
-def test_user_and_system_where_no_tick_met_it() -> None:
+def test_user_and_system_without_ticks() -> None:
     columns = {"utime_ns": 1, "stime_ns": 3}
     made = interval(Thread(1, columns=columns), lambda t: t.runs(100))
     assert parts(made)[:2] == [25, 75]
@@ -442,10 +442,10 @@ def newborn(pid: int, at_ns: int, **columns: int) -> Thread:
 
 def test_born_within_the_interval() -> None:
     old = Thread(1)
-    looks = [snapshot(old), snapshot(old.sleeps(100))]
+    samples = [snapshot(old), snapshot(old.sleeps(100))]
     new = newborn(2, old.at_ns).runs(10).sleeps(20, TMR)
-    looks.append(snapshot(new, old.sleeps(30)))
-    made = between(*looks, snapshot(old.sleeps(70), new.sleeps(70)))
+    samples.append(snapshot(new, old.sleeps(30)))
+    made = between(*samples, snapshot(old.sleeps(70), new.sleeps(70)))
     assert made.born.tolist() == [False, True]
     assert parts(made, 0) == [0, 0, 0, 200, 0]
     assert parts(made, 1) == [5, 5, 0, 90, 0]
@@ -454,12 +454,12 @@ def test_born_within_the_interval() -> None:
     assert made.nvcsw.tolist() == [0, 1]
 
 
-def test_born_while_the_first_look_was_under_way() -> None:
-    """What it did is what it has counted since its birth, as far as there is room."""
+def test_born_during_the_first_snapshot() -> None:
+    """Its counters since birth are cut to the length of the interval."""
     first = replace(snapshot(Thread(1)), took_ns=300 * MS)
     born = BEGIN - 200 * MS
     asleep = newborn(2, born).runs(40).sleeps(260, TMR)
-    # It has waited for a CPU in the look, and run in the interval.
+    # It waited for a CPU during the snapshot, and ran in the interval.
     busy = newborn(3, born).waits(150).gets_cpu().runs(150)
     missed = newborn(4, BEGIN - 300 * MS - 2 * BOUND_NS).runs(400 + 2 * BOUND_NS / MS)
     made = between(first, snapshot(Thread(1).sleeps(100), asleep, busy, missed))
@@ -469,7 +469,7 @@ def test_born_while_the_first_look_was_under_way() -> None:
     assert parts(made, 2) == [50, 50, 0, 0, 0]
     assert parts(made, 3) == [0, 0, 0, 0, 0]
     assert made.nvcsw.tolist() == [0, 1, 0, 0]
-    # There was time for all of the wait: it is no counter that cannot be.
+    # The wait fits into its lifetime, so it is not an impossible counter.
     assert not made.lives.missed_ns.any()
 
 
@@ -487,27 +487,27 @@ def test_gone_within_the_interval() -> None:
 @pytest.mark.parametrize(
     ("missed", "known"), [(1, [0, 0, 0, 100, 0]), (0, [0, 0, 0, 0, 0])]
 )
-def test_thread_that_a_look_has_missed(missed: int, known: list[int]) -> None:
-    """Its life before is not of the interval; nor is anything known without a begin.
+def test_thread_missed_by_a_snapshot(missed: int, known: list[int]) -> None:
+    """Its earlier life is not in the interval, and without a start nothing is known.
 
-    It has run for half of its 99 s, and waited for a CPU for 20.
+    It ran for half of its 99 s, and waited for a CPU for 20 s.
     """
     columns = {"sum_exec_ns": 50 * SECOND, "run_delay_ns": 20 * SECOND}
     one, other = Thread(1), Thread(2, columns=columns)
-    looks = []
+    samples = []
     for number in range(missed + 2):
         if number:
             one.sleeps(50)
             other.sleeps(50)
-        looks.append(snapshot(one) if number == missed else snapshot(one, other))
-    made = between(*looks)
+        samples.append(snapshot(one) if number == missed else snapshot(one, other))
+    made = between(*samples)
     assert parts(made, 1) == known
     assert off(made, 1) == ({None: 100} if missed else {})
     assert not made.lives.impossible.any()
     assert not made.nvcsw.any()
 
 
-def test_address_that_another_thread_has_now() -> None:
+def test_reused_task_struct() -> None:
     old = Thread(1)
     new = newborn(2, BEGIN + 10 * MS, address=old.columns["address"])
     made = between(snapshot(old), snapshot(new.runs(10)))
@@ -515,8 +515,8 @@ def test_address_that_another_thread_has_now() -> None:
     assert parts(made) == [5, 5, 0, 0, 0]
 
 
-def test_thread_that_takes_the_place_of_its_leader() -> None:
-    """exec(): it gets the leader's number and start; what it has counted is its own."""
+def test_thread_that_becomes_the_leader() -> None:
+    """exec() gives it the leader's PID and start time; its counters are its own."""
     thread = Thread(7, columns={"tgid": 3, "start_ns": 2 * SECOND})
     first = snapshot(thread)
     thread.columns |= {"pid": 3, "start_ns": SECOND}
@@ -525,7 +525,7 @@ def test_thread_that_takes_the_place_of_its_leader() -> None:
     assert parts(made) == [0, 0, 0, 100, 0]
 
 
-def test_no_thread_at_all() -> None:
+def test_no_threads() -> None:
     one = snapshot(Thread(1))
     nobody = np.zeros(1, np.bool_)
     tasks = one.tasks.only(nobody)
@@ -547,14 +547,14 @@ def test_no_thread_at_all() -> None:
 
 
 def test_clock_that_lags() -> None:
-    """A thread has run for a little more than there was time: clocks are apart."""
+    """A thread can have run for slightly more than the interval, as clocks differ."""
     made = interval(Thread(1).runs(1), lambda t: t.runs(100).goes(-BOUND_NS / MS))
     assert parts(made)[2:] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_happens_the_parts_add_up(seed: int) -> None:
-    """And nothing that is said to be exact is not."""
+def test_parts_of_random_threads_sum_up(seed: int) -> None:
+    """Exact times are exact."""
     random = np.random.default_rng(seed)
     threads = [Thread(pid) for pid in range(1, 30)]
     slept: dict[int, dict[str, float]] = {thread.pid: {} for thread in threads}
@@ -594,16 +594,16 @@ def test_whatever_happens_the_parts_add_up(seed: int) -> None:
         if made.off.exact[row]:
             exact += 1
             expected = {k: v for k, v in slept[thread.pid].items() if v > 0.01}
-            told = {k: v for k, v in off(made, row).items() if v > 0.01}
-            assert told == pytest.approx(expected, abs=0.05)
+            times = {k: v for k, v in off(made, row).items() if v > 0.01}
+            assert times == pytest.approx(expected, abs=0.05)
     assert exact > 0
 
 
-# Threads that ended
+# --- ended threads
 
 
 def processes(count: int, **dead: list[int]) -> Processes:
-    """Processes, and what those of their threads did that have ended."""
+    """Return processes with the sums of their ended threads."""
 
     def column(name: str) -> Numbers:
         return np.array(dead.get(name, [0] * count))
@@ -613,7 +613,7 @@ def processes(count: int, **dead: list[int]) -> Processes:
         known=np.ones(count, np.bool_),
         nr_threads=zeros,
         group_exit_code=zeros,
-        dead=ProcessSums(*(column(each.name) for each in fields(ProcessSums))),
+        dead=ProcessSums(*(column(field.name) for field in fields(ProcessSums))),
         dead_sum_exec_ns=column("sum_exec"),
     )
 
@@ -624,7 +624,7 @@ def cpu_ns(made: Ended) -> list[int]:
 
 
 def test_threads_that_ended() -> None:
-    """What a thread had done before the interval is not what it did in it."""
+    """The interval excludes what ended threads had done before it."""
     leader = Thread(1)
     ends = Thread(2, columns={"tgid": 1, "signal": 512, "nvcsw": 40})
     other = Thread(3)
@@ -634,7 +634,7 @@ def test_threads_that_ended() -> None:
         first,
         processes(3, sum_exec=[7, 7, 0], nvcsw=[5, 5, 0], utime_ns=[4, 4, 0]),
         last,
-        # What it had, 300 ms and 3 switches more; and another that was born and ended.
+        # 300 ms and 3 switches more than before; and a thread born and ended since.
         processes(
             2,
             sum_exec=[7 + SECOND + 300 * MS + 50 * MS, 0],
@@ -653,7 +653,7 @@ def test_threads_that_ended() -> None:
 
 @pytest.mark.parametrize("reused", [False, True])
 def test_process_that_is_new(reused: bool) -> None:
-    """It may have the memory of one that has ended, which is no part of it."""
+    """It can have the memory of an ended process, whose sums do not count."""
     gone, new = Thread(2, columns={"signal": 4096}), newborn(3, BEGIN + MS)
     if reused:
         new.columns["signal"] = 4096
@@ -668,9 +668,9 @@ def test_process_that_is_new(reused: bool) -> None:
 
 
 @pytest.mark.parametrize("unknown", [0, 1])
-def test_process_that_is_not_known(unknown: int) -> None:
-    """Without one of its ends nothing is known of what it grew by."""
+def test_process_that_is_unknown_at_one_end(unknown: int) -> None:
+    """Without the sums at both ends, the difference is unknown."""
     first, last = processes(1, sum_exec=[9]), processes(1, sum_exec=[SECOND])
     (first, last)[unknown].known[:] = False
-    looks = snapshot(Thread(1)), snapshot(Thread(1).sleeps(1000))
-    assert cpu_ns(ended(looks[0], first, looks[1], last)) == [0]
+    samples = snapshot(Thread(1)), snapshot(Thread(1).sleeps(1000))
+    assert cpu_ns(ended(samples[0], first, samples[1], last)) == [0]

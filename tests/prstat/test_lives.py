@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Every life adds up, on each kernel, with its statistics off, on and on since midway.
+"""Microstates sum to each lifetime, with schedstats off, on, and switched on midway.
 
-A guest without KVM may have a clock source that is not the TSC (Linux 6.1's take the
-HPET here); then each CPU's clock goes by its own ticks, and ``bound_ns`` is wide.
+A guest without KVM can have another clock source than the TSC (Linux 6.1 uses the HPET
+here). Then each CPU's clock advances by its own ticks, and ``bound_ns`` is large.
 """
 
 import numpy as np
@@ -11,50 +11,50 @@ import pytest
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.structs import Booleans
-from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, look
+from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, read_dump
 
 MS = 1_000_000
 TICK_NS = 10 * MS
-"""Of /proc's times: USER_HZ is 100."""
+"""Unit of times in /proc: USER_HZ is 100."""
 
 HOGS = ("hog-pinned-0", "hog-pinned-1", "hog-pinned-2")
 FEW = 5
-"""Of fewer of a class a CPU may have stood at half."""
+"""Classes with fewer threads are not compared: one stalled CPU could affect half."""
 
 ZOMBIES = ("zombie", "zombie-killed", "zombie-terminated", "dead-leader")
 
 
 @pytest.fixture(params=[*OFF, *long(*ON, *MIDWAY)])
 def dump(request: pytest.FixtureRequest) -> Dump:
-    return look(request.param)
+    return read_dump(request.param)
 
 
 @pytest.fixture(params=ON)
 def on(request: pytest.FixtureRequest) -> Dump:
-    return look(request.param)
+    return read_dump(request.param)
 
 
 @pytest.fixture(params=long(*MIDWAY))
 def midway(request: pytest.FixtureRequest) -> Dump:
-    return look(request.param)
+    return read_dump(request.param)
 
 
 def assert_near(dump: Dump, apart: Nanoseconds, rows: Booleans) -> None:
-    """Threads of each class are hardly farther apart than the clocks.
+    """Check that differences are within the clocks' bound for most threads of a class.
 
-    The kernel reads its clock twice for some pairs of counters, and in between the CPU
-    may stand, as the host has something else to run. That meets few threads and any:
-    what is told wrongly is so for all of a kind.
+    The kernel reads its clock twice for some pairs of counters, and an emulated CPU can
+    stall in between. That affects a few random threads; a wrong computation would
+    affect all of a class.
     """
-    for each in np.unique(dump.now.classes[rows]):
-        of_class = np.abs(apart[rows & (dump.now.classes == each)])
+    for cls in np.unique(dump.now.classes[rows]):
+        of_class = np.abs(apart[rows & (dump.now.classes == cls)])
         assert np.median(of_class) <= dump.bound_ns or len(of_class) < FEW
 
 
 def test_hogs_that_share_a_cpu(dump: Dump) -> None:
-    """All of it, and the rest waiting for it.
+    """They use all of the CPU's time, and otherwise wait for it.
 
-    How fair the kernel is, is its own: what each has had by then /proc has told.
+    Their shares are the scheduler's choice; /proc recorded them.
     """
     rows = [dump.row(name) for name in HOGS]
     lifetimes, ran = dump.lives.lifetime_ns[rows], dump.cpu_ns[rows]
@@ -62,25 +62,25 @@ def test_hogs_that_share_a_cpu(dump: Dump) -> None:
     waited = dump.as_kept.latency_ns[rows] + dump.as_kept.missed_ns[rows]
     for name, *ours in zip(HOGS, ran, waited, strict=True):
         task = dump.tasks[name]
-        place = f"proc/{task['pid']}/task/{task['tid']}"
-        told = dump.run.truth(f"{place}/schedstat.again").split()[:2]
-        for had, least in zip(ours, told, strict=True):
+        path = f"proc/{task['pid']}/task/{task['tid']}/schedstat.again"
+        recorded = dump.run.truth(path).split()[:2]
+        for had, least in zip(ours, recorded, strict=True):
             assert had >= int(least) > 0, name
-    # Until each was bound to that CPU it may have run on the other.
+    # Before each was bound to that CPU, it can have run on the other.
     assert dump.clocks.monotonic_ns is not None
     starts = np.array([dump.tasks[name]["start_ns"] for name in HOGS])
     elsewhere = lifetimes - (dump.clocks.monotonic_ns - starts)
     assert elsewhere.min() > 0
     assert ran.sum() <= lifetimes.max() + elsewhere.sum() + dump.bound_ns
-    # It slept to be moved there, and never since.
+    # It slept only while it was migrated.
     assert (dump.lives.off_cpu_ns[rows] <= elsewhere + dump.bound_ns).all()
-    # Neither has the kernel counted more than there was.
+    # The kernel has not counted more than the lifetime either.
     assert dump.as_kept.missed_ns[rows].max() <= dump.bound_ns
     rest = lifetimes - ran - dump.lives.latency_ns[rows]
     assert np.array_equal(rest, dump.lives.off_cpu_ns[rows])
 
 
-def test_every_life_adds_up(dump: Dump) -> None:
+def test_microstates_sum_to_the_lifetime(dump: Dump) -> None:
     for lives in (dump.as_kept, dump.lives):
         parts = (lives.user_ns, lives.system_ns, lives.latency_ns, lives.off_cpu_ns)
         assert np.array_equal(sum((*parts, lives.zombie_ns)), lives.lifetime_ns)
@@ -89,8 +89,8 @@ def test_every_life_adds_up(dump: Dump) -> None:
     assert len(dump.table) > 2200
 
 
-def test_no_life_is_overrun(dump: Dump) -> None:
-    """More was counted than there was time for, by no more than clocks are apart."""
+def test_counters_do_not_exceed_the_lifetime(dump: Dump) -> None:
+    """Counters exceed the lifetime by at most the clocks' difference."""
     missed = dump.as_kept.missed_ns > dump.bound_ns
     assert np.array_equal(missed, dump.as_kept.impossible)
     if not dump.delays_dequeue:
@@ -100,30 +100,30 @@ def test_no_life_is_overrun(dump: Dump) -> None:
         assert dump.as_kept.latency_is_bound
 
 
-def test_as_proc_says(dump: Dump) -> None:
-    """What the kernel shows of time on the CPU, latency and the start."""
+def test_times_are_as_in_proc(dump: Dump) -> None:
+    """CPU time, latency and start time are those in /proc."""
     compared, later = 0, []
     offset = dump.clocks.monotonic_offset_ns
     assert offset is not None
-    for row, place in dump.still():
-        on_cpu, latency, _ = map(int, dump.run.truth(f"{place}/schedstat").split())
-        assert dump.cpu_ns[row] == on_cpu, place
+    for row, path in dump.still():
+        on_cpu, latency, _ = map(int, dump.run.truth(f"{path}/schedstat").split())
+        assert dump.cpu_ns[row] == on_cpu, path
         assert dump.as_kept.latency_ns[row] + dump.as_kept.missed_ns[row] == latency
-        fields = dump.run.truth(f"{place}/stat").rpartition(b") ")[2].split()
-        told = dump.started_boottime_ns[row]
-        assert told // TICK_NS == int(fields[19]), place
+        fields = dump.run.truth(f"{path}/stat").rpartition(b") ")[2].split()
+        boottime = dump.started_boottime_ns[row]
+        assert boottime // TICK_NS == int(fields[19]), path
         started = dump.clocks.local_ns - dump.lives.lifetime_ns[row] - offset
-        later.append(told - started)
+        later.append(boottime - started)
         compared += 1
     assert compared > 2000
-    # In CLOCK_BOOTTIME, which is CLOCK_MONOTONIC as long as nothing is suspended, and
-    # which the kernel reads next (copy_process()); some are interrupted between.
+    # CLOCK_BOOTTIME equals CLOCK_MONOTONIC without suspend. The kernel reads it second
+    # (copy_process()), and can be interrupted in between.
     assert min(later) >= 0
     assert np.median(later) < MS
 
 
 def test_zombies(dump: Dump) -> None:
-    """They died after they said so, and before they were seen to be dead."""
+    """They died between their announcement and their first observation as dead."""
     monotonic = dump.clocks.monotonic_ns
     assert monotonic is not None
     for name in ZOMBIES:
@@ -138,28 +138,28 @@ def test_zombies(dump: Dump) -> None:
     assert not dump.lives.zombie_ns[alive].any()
 
 
-# --- what the time off the CPU was
+# --- off-CPU time
 
 
 def uncounted(dump: Dump) -> Booleans:
-    """Threads that were off the CPU in ways that the statistics do not count."""
+    """Return threads that were off the CPU in ways that schedstats do not count."""
     return dump.stopped | stop_class(dump) | parked(dump)
 
 
 def stop_class(dump: Dump) -> Booleans:
-    """Threads of a scheduling class that has no statistics."""
+    """Return threads of a scheduling class without schedstats."""
     return dump.kernels_own & np.char.startswith(dump.table["comm"], b"migration/")
 
 
 def parked(dump: Dump) -> Booleans:
-    """Threads of CPU 1 that are made before it is there, and parked until then."""
+    """Return threads of CPU 1 that are created, and parked, before it is up."""
     names = dump.table["comm"]
     own = np.char.endswith(names, b"/1") & ~np.char.startswith(names, b"kworker")
     return dump.kernels_own & own & ~stop_class(dump)
 
 
-def test_sleeps_are_all_of_it(on: Dump) -> None:
-    """But for the time stopped; and on 6.12, for some sleep on the run queue."""
+def test_sleeps_sum_to_the_off_cpu_time(on: Dump) -> None:
+    """Exceptions are stopped time and, on 6.12, some sleep on the run queue."""
     lack = on.parts.unexplained_ns
     if on.delays_dequeue:
         lack = lack - np.maximum(on.delayed_ns, 0)
@@ -168,11 +168,11 @@ def test_sleeps_are_all_of_it(on: Dump) -> None:
     assert_near(on, lack, counted)
 
 
-def test_what_statistics_do_not_count(on: Dump) -> None:
-    """Each kind that is taken out above lacks what it is said to lack."""
+def test_times_that_schedstats_do_not_count(on: Dump) -> None:
+    """Each exception above applies to some threads."""
     table, parts = on.table, on.parts
     for row in np.flatnonzero(stop_class(on)).tolist():
-        # It sleeps, has slept often, and neither is counted.
+        # Neither its current nor its earlier sleeps are counted.
         assert table["state"][row] == 1
         assert table["pcount"][row] > 0
         assert table["sleep_start_ns"][row] == table["block_start_ns"][row] == 0
@@ -188,16 +188,16 @@ def test_what_statistics_do_not_count(on: Dump) -> None:
     assert until.max() <= up + on.bound_ns
     for name in ("stopped", "stopped-thread", "traced"):
         row = on.row(name)
-        # No kind of sleep.
+        # Not a sleep.
         assert table["state"][row] & 3 == 0
         assert parts.unexplained_ns[row] >= on.now.age_ns[row] - on.bound_ns
 
 
 def test_stopped(on: Dump) -> None:
-    """What is left, if nothing else can be: not where delayed sleeps are lost."""
+    """Stopped time is the rest, unless delayed sleeps are lost."""
     was, past = on.row("has-stopped"), on.tasks["has-stopped"]["stopped_ns"]
-    # It was waited for half a second after it was seen to be stopped; and a fork may
-    # take its time before it wakes who is new, which is nobody's sleep.
+    # The workload waited half a second after it was stopped. A fork can also be slow to
+    # wake the new thread, which counts as no sleep.
     before = on.tasks["has-stopped"]["start_ns"] - int(on.table["start_ns"][was])
     lack = on.parts.unexplained_ns[was] - max(on.delayed_ns[was], 0)
     assert 500 * MS - on.bound_ns <= lack <= before + on.bound_ns
@@ -210,18 +210,18 @@ def test_stopped(on: Dump) -> None:
             assert stopped[row] == on.parts.unexplained_ns[row]
     others = stopped.known & ~on.stopped
     assert not stopped.ns[others].any()
-    # Where sleep on the run queue is lost, it is not known: of how many is chance.
+    # It is unknown if sleep on the run queue is lost, for a varying number of threads.
     assert others.any() if on.delays_dequeue else np.count_nonzero(others) > 2200
 
 
 def test_waiting_for_disks(on: Dump) -> None:
-    """Past and present."""
+    """Past and current waits for disks are counted."""
     sleeps = on.parts.sleeps
     past = on.table["iowait_sum_ns"]
     done = ~on.in_iowait
     assert np.array_equal(sleeps.iowait.ns[done], past[done])
-    # What delay accounting has counted is here, too, but for a wait that ended on a
-    # CPU whose clock is behind: that may come to nothing, if it was the only one.
+    # Delays are counted as well, except that a single wait that ended on a CPU with a
+    # lagging clock can be counted as 0.
     waited = on.delays.count["blkio"] > 1
     assert waited[on.row("has-read")]
     assert past[waited].all()
@@ -243,16 +243,16 @@ def test_sleep_that_counts_as_latency(on: Dump) -> None:
     if not on.delays_dequeue:
         assert not twice.any()
         return
-    # Which threads that happens to is chance.
+    # The affected threads vary.
     assert_near(on, np.minimum(twice + on.delayed_ns, 0), ~stop_class(on))
     moved = twice > 0
-    # All of their latency was sleep, or all that was too much is taken from it.
+    # Either all of their latency was sleep, or the excess is subtracted from it.
     assert ((on.parts.unexplained_ns == 0) | (on.lives.latency_ns == 0))[moved].all()
     assert (on.as_kept.off_cpu_ns + twice == on.lives.off_cpu_ns).all()
 
 
 def test_impossible_counters(dump: Dump) -> None:
-    """They are of delayed sleepers, and not printed."""
+    """They belong to delayed sleepers and are not printed."""
     impossible = np.flatnonzero(dump.parts.impossible).tolist()
     if not dump.delays_dequeue:
         assert not impossible
@@ -272,7 +272,7 @@ def test_impossible_counters(dump: Dump) -> None:
 
 
 def test_delays_of_disks_are_sleeps_that_waited_for_them(on: Dump) -> None:
-    """Two counters of the same: kept apart, and agreeing where they are believed."""
+    """Two independent counters of the same waits agree where they are valid."""
     blkio = on.parts.delays["blkio"]
     past = on.table["iowait_sum_ns"].astype(np.int64)
     believed = blkio.known & ((blkio.ns > 0) | (past > 0))
@@ -291,7 +291,7 @@ def test_threads_since_the_switch_are_covered(midway: Dump) -> None:
     assert midway.parts.known.all()
     lack = midway.parts.unexplained_ns - np.maximum(midway.delayed_ns, 0)
     assert lack[later].min() >= -midway.bound_ns
-    # A fork that is interrupted is nobody's sleep.
+    # An interrupted fork counts as no sleep.
     assert np.median(lack[later]) <= midway.bound_ns
     known = midway.parts.stopped.known[later]
     if midway.delays_dequeue:
@@ -299,12 +299,12 @@ def test_threads_since_the_switch_are_covered(midway: Dump) -> None:
     assert known.all()
 
 
-def test_threads_from_before_the_switch_are_covered_in_part(midway: Dump) -> None:
-    """All but those that have slept once: the sleep that lasts is always known."""
+def test_threads_before_the_switch_are_partly_covered(midway: Dump) -> None:
+    """Threads that slept only once are fully covered: the current sleep is known."""
     switched = midway.run.workload["times"]["switched_on_ns"]
     earlier = midway.table["start_ns"].astype(np.int64) < switched - 1e9
     woken = midway.table["sum_sleep_ns"] > 0
-    # How many have been woken up since is chance.
+    # The number of threads woken since varies.
     assert (earlier & woken).any()
     assert midway.clocks.monotonic_ns is not None
     since = midway.clocks.monotonic_ns - switched
@@ -314,7 +314,7 @@ def test_threads_from_before_the_switch_are_covered_in_part(midway: Dump) -> Non
     once &= midway.table["exit_state"] == 0
     assert once.any()
     assert np.median(midway.parts.coverage[once]) > 0.99
-    # What is left may have been anything.
+    # The rest of their time is unknown.
     left = earlier & (midway.parts.unexplained_ns > midway.bound_ns)
     left &= ~midway.kernels_own
     assert left.any()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which threads make the load, of threads made by hand."""
+"""Threads in the load average, for threads made by hand."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ def load_of(
     ons: dict[int, WaitTarget | None] | None = None,
     wanted: list[bool] | None = None,
 ) -> Load:
-    """Threads that sleep uninterruptibly for a disk, if they say no other."""
+    """Return the load of threads that by default wait for a disk in D."""
     names = {"pid": "i4", "state": "u4", "exit_state": "i4", "comm": "S16"}
     records = np.zeros(len(threads), list(names.items()))
     defaults = {"state": BLOCKED, "comm": b"cat"}
@@ -51,8 +51,8 @@ def load_of(
     )
 
 
-def test_who_counts() -> None:
-    """Neither who sleeps, nor idle workers, nor frozen ones, nor the dead."""
+def test_threads_that_count() -> None:
+    """Sleeping, idle, frozen and dead threads do not count."""
     found = load_of(
         {"pid": 1},
         {"pid": 2, "state": SLEEPS},
@@ -61,7 +61,7 @@ def test_who_counts() -> None:
         {"pid": 5, "exit_state": 0x20, "class": TaskClass.ZMB},
         {"pid": 6, "state": 0, "class": TaskClass.LAT},
         {"pid": 7, "state": 0, "class": TaskClass.USR},
-        # It is about to sleep, but still on the CPU.
+        # About to sleep, but still on the CPU.
         {"pid": 8, "class": TaskClass.SYS},
         # The dump has no registers of its CPU.
         {"pid": 9, "state": 0, "class": TaskClass.OTH},
@@ -72,7 +72,7 @@ def test_who_counts() -> None:
 
 
 def test_groups() -> None:
-    """By what they are, want and wait on; the largest first, then the oldest."""
+    """Groups are by state, class and wait target, sorted by size, then age."""
     found = load_of(
         {"pid": 1, "age_ns": 5},
         {"pid": 9, "age_ns": 7},
@@ -93,7 +93,7 @@ def test_groups() -> None:
     assert {group.task_class for group in found.groups} == {"DSK"}
 
 
-def test_who_runs_is_one_load_on_any_cpu() -> None:
+def test_running_threads_are_one_group() -> None:
     runs = {"state": 0, "class": TaskClass.LAT}
     ons: dict[int, WaitTarget | None] = {
         n: WaitTarget(kind="cpu", cpu=n) for n in range(2)
@@ -102,7 +102,7 @@ def test_who_runs_is_one_load_on_any_cpu() -> None:
     assert (group.pids, group.on, group.function) == ((1, 2), None, None)
 
 
-def test_load_of_those_that_are_wanted() -> None:
+def test_load_of_selected_threads() -> None:
     runs = {"state": 0, "class": TaskClass.SYS}
     threads = ({"pid": 1}, {"pid": 2}, {"pid": 3, **runs}, {"pid": 4, **runs})
     found = load_of(*threads, wanted=[True, False, False, True])

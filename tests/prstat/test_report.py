@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The JSON of msa-prstat on each kernel's dumps, held against its guest's /proc."""
+"""The JSON of msa-prstat on each kernel's dumps."""
 
 from collections import Counter
 from dataclasses import replace
@@ -33,7 +33,7 @@ def processes(name: str) -> Any:
 
 
 def test_every_thread_and_process_once(threads: Any, processes: Any) -> None:
-    """Which there are the guest's files say: see ``tests.truth``."""
+    """Rows are unique; ``tests.truth`` compares them with the guest's files."""
     found = [task["pid"] for task in threads["tasks"]]
     assert len(found) == len(set(found)) > 2200
     pids = [task["pid"] for task in processes["tasks"]]
@@ -47,8 +47,8 @@ def test_nothing_is_lost(threads: Any) -> None:
     kinds = ("unreadable", "broken", "incomplete", "lost")
     assert not {k: n for k, n in coverage.items() if n and k.endswith(kinds)}
     codes = {note["code"] for note in threads["notes"]}
-    # Delayed sleepers have impossible counters, and so have CPUs whose clocks were
-    # apart: how many is chance, but not that it is said.
+    # Delayed sleepers and CPUs with different clocks have impossible counters. Their
+    # number varies, but they must be noted.
     impossible = {
         f"{key}-impossible"
         for key in ("latency", "breakdown")
@@ -57,11 +57,11 @@ def test_nothing_is_lost(threads: Any) -> None:
     assert codes == impossible
 
 
-# --- what each is doing
+# --- states of threads
 
 
 def test_ages_that_are_bounds(name: str, threads: Any) -> None:
-    """Only threads that sleep on the run queue lose when their wait began."""
+    """Only threads that sleep on the run queue lose the start of their wait."""
     bounds = [task["class_age_bound"] for task in threads["tasks"]]
     assert bounds.count("estimate") == sum(t["state"] == "Z" for t in threads["tasks"])
     delays = name.endswith("6.12")
@@ -72,7 +72,7 @@ def test_ages_that_are_bounds(name: str, threads: Any) -> None:
 
 
 def test_herds(name: str, threads: Any, processes: Any) -> None:
-    """The server that wakes all its workers is one, the other one is not."""
+    """The server that wakes all its workers is a herd, the other one is not."""
     server = said(name).run.workload["servers"]["server-broadcast"]
     for found in (threads, processes):
         (herd,) = found["herds"]
@@ -83,7 +83,7 @@ def test_herds(name: str, threads: Any, processes: Any) -> None:
         assert herd["lock"].startswith(f"futex {server['pid']}:0x")
 
 
-# --- and of processes
+# --- processes
 
 
 def of_process(found: Any, pid: int) -> list[Task]:
@@ -94,12 +94,12 @@ SUMMED = ("nvcsw", "nivcsw", "user_ns", "system_ns")
 
 
 def test_processes_are_sums_of_their_threads(threads: Any, processes: Any) -> None:
-    """Of all that live, exactly, where none has ended."""
+    """Sums are exact for processes without ended threads."""
     dead = more = 0
     for task in processes["tasks"]:
         of = of_process(threads, task["pid"])
         summed = {key: sum(t[key] for t in of) for key in SUMMED}
-        # Those of a dead leader are no longer its process's, unless all are dead.
+        # A dead leader's counters are not in the process's row, unless all are dead.
         living = [t for t in of if t["class"] != "ZMB"] or of
         for key in ("latency_ns", "off_cpu_ns"):
             assert task[key] == sum(t[key] for t in living), key
@@ -111,10 +111,10 @@ def test_processes_are_sums_of_their_threads(threads: Any, processes: Any) -> No
     assert more > 8
 
 
-def test_states_note_what_ended_threads_did(
+def test_states_have_the_time_of_ended_threads(
     name: str, threads: Any, processes: Any
 ) -> None:
-    """Exactly the time that processes have and their threads do not."""
+    """It is the time in processes' rows that is not in their threads' rows."""
     of_processes, of_threads = (
         sum(task["user_ns"] + task["system_ns"] for task in found["tasks"])
         for found in (processes, threads)
@@ -131,10 +131,10 @@ def test_states_note_what_ended_threads_did(
 
 
 def test_process_whose_leader_is_dead(name: str, threads: Any, processes: Any) -> None:
-    """What it is doing is what its oldest living thread is."""
-    told = said(name).tasks["leaderless"]
-    process, rows = by_pid(processes)[told["pid"]], by_pid(threads)
-    leader, thread = rows[told["pid"]], rows[told["tid"]]
+    """It has the class of its oldest living thread."""
+    task = said(name).tasks["leaderless"]
+    process, rows = by_pid(processes)[task["pid"]], by_pid(threads)
+    leader, thread = rows[task["pid"]], rows[task["tid"]]
     assert (leader["class"], leader["state"]) == ("ZMB", "Z")
     for key in ("class", "class_age_ns", "class_age_bound", "state", "on"):
         assert process[key] == thread[key], key
@@ -160,7 +160,7 @@ def test_other_processes_are_as_their_leaders(threads: Any, processes: Any) -> N
     assert compared > 190
 
 
-# --- the whole
+# --- totals
 
 
 def test_totals(threads: Any, processes: Any) -> None:
@@ -176,7 +176,7 @@ def test_totals(threads: Any, processes: Any) -> None:
 
 @pytest.mark.parametrize("name", [*OFF, *ON, *long(*MIDWAY)])
 def test_accounting(name: str) -> None:
-    """Without statistics, nothing is 0; with them, no wait is longer than all waits."""
+    """Without statistics, values are null, not 0; with them, parts fit into sums."""
     found = report(name, "-L")
     splits = [task["breakdown"] for task in found["tasks"]]
     if name in OFF:
@@ -188,7 +188,7 @@ def test_accounting(name: str) -> None:
     assert {"blkio", "swapin", "freepages", "thrashing", "compact", "wpcopy"} <= delays
     lack = sum(None in split["delays"].values() for split in splits)
     impossible = found["coverage"]["breakdown_impossible"]
-    # With accounting on from boot all threads have them, but for impossible ones.
+    # With accounting since boot, all threads have values, except impossible ones.
     assert lack <= impossible if name in ON else impossible < lack < len(splits)
     asleep = [task for task in found["tasks"] if task["state"] in "SDI"]
     assert len(asleep) > 2000
@@ -203,8 +203,8 @@ def test_accounting(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OFF)
-def test_debug_info_says_the_same(name: str) -> None:
-    """Number for number, but for how the types were found."""
+def test_dwarf_gives_the_same(name: str) -> None:
+    """All numbers are the same."""
     one, other = (dict(report(name, "-L", "--children", types=kind)) for kind in TYPES)
     kinds = one.pop("target"), other.pop("target")
     assert [kind["types"] for kind in kinds] == ["btf", "dwarf"]
@@ -222,14 +222,14 @@ def test_debug_info_says_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_bound", "told"),
+    ("is_bound", "reason"),
     [
         (True, "sleep on the run queue counts, since 6.12"),
         (False, "the clocks of the CPUs have been 128 ms apart, or more"),
     ],
 )
-def test_why_latency_is_impossible(is_bound: bool, told: str) -> None:
-    """Only a kernel that delays dequeues counts sleep; else it is the clocks."""
+def test_why_latency_is_impossible(is_bound: bool, reason: str) -> None:
+    """Kernels with delayed dequeue count sleep; otherwise clocks are the reason."""
     made = MadeThreads({"pid": 1}, {"pid": 2}, latency_is_bound=is_bound)
     lives = replace(made.lives, missed_ns=np.array([127_537_310, 5]))
-    assert _why_impossible(lives) == told
+    assert _why_impossible(lives) == reason

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rows of threads and processes, of threads made by hand."""
+"""Rows of threads and processes made by hand."""
 
 from dataclasses import replace
 from math import nan
@@ -90,7 +90,7 @@ def test_thread() -> None:
     )
 
 
-def test_what_is_not_known() -> None:
+def test_unknown_values() -> None:
     made = MadeThreads(
         {"pid": 1, "uid": -1, "ppid": -1, "known": False, "mm_known": False},
         {"pid": 2, "cgroup": -1, "has_mm": False, "size_bytes": 0, "rss_bytes": 0},
@@ -100,7 +100,7 @@ def test_what_is_not_known() -> None:
     assert (unknown.uid, unknown.ppid, unknown.threads) == (None, None, None)
     assert (unknown.size_bytes, unknown.rss_bytes) == (None, None)
     assert unknown.children is None
-    # Who has no memory has none of it, which is known; root is 0.
+    # A thread without an address space has size 0; root's uid is 0.
     assert (none.size_bytes, none.rss_bytes, none.uid, none.cgroup) == (0, 0, 0, None)
 
 
@@ -113,7 +113,7 @@ def test_latency_that_is_a_bound() -> None:
 
 
 def test_process() -> None:
-    """Sums of its threads, what else there is from the first."""
+    """Sums are over its threads, other values are its leader's."""
     one, other = MadeThreads(*SERVER, {"pid": 20, "nvcsw": 5}).by_process()
     assert (one.pid, one.tgid, one.comm, one.threads) == (10, 10, "server", 3)
     assert (one.user_ns, one.system_ns, one.latency_ns) == (SECOND, 2 * SECOND, 5)
@@ -130,7 +130,7 @@ def test_process_with_threads_that_have_ended() -> None:
     (row,) = made.by_process()
     assert (row.user_ns, row.system_ns) == (SECOND + 10, 2 * SECOND + 20)
     assert (row.nvcsw, row.nivcsw, row.min_flt, row.maj_flt) == (1321, 7, 3, 6)
-    # Of threads alone, those have no part.
+    # Rows of threads do not include ended ones.
     assert [thread.nvcsw for thread in made.by_thread()] == [1, 20, 300]
 
 
@@ -143,7 +143,7 @@ def test_process_whose_leader_is_dead() -> None:
         {**SERVER[2], "start_ns": 80, "class": TaskClass.LCK, "age_ns": 5},
     )
     (row,) = made.by_process()
-    # The oldest by its start, not by its number.
+    # The oldest thread by start time, not by TID.
     assert (row.task_class, row.class_age_ns, row.state) == ("LCK", 5, "S")
     assert (row.pid, row.comm) == (10, "server")
     assert row.size_bytes == 8 * MIB
@@ -152,7 +152,7 @@ def test_process_whose_leader_is_dead() -> None:
 
 
 def test_dead_process() -> None:
-    """Also one whose threads are all dead."""
+    """This includes a process whose threads are all dead."""
     dead = {"exit_state": EXIT_ZOMBIE, "class": TaskClass.ZMB, "zombie_ns": SECOND}
     threads = [{**thread, **dead} for thread in ({"pid": 1}, *SERVER)]
     rows = MadeThreads(*threads).by_process()
@@ -191,7 +191,7 @@ def test_split_of_threads() -> None:
 
 
 def test_split_of_a_process() -> None:
-    """Known if that of all its threads is; covered by how much of its time is."""
+    """A split is known if all threads' are; its coverage is weighted by time."""
     long, short = SERVER[0], {**SERVER[2], "lifetime_ns": SECOND, "covered": 0.0}
     for threads, expected in (
         # Nine seconds of ten, not half.
@@ -204,23 +204,23 @@ def test_split_of_a_process() -> None:
 
 
 def test_time_off_the_cpu_by_class() -> None:
-    """Of a thread, and of all threads of a process; the longest first."""
+    """Off-CPU time of a thread or of all threads of a process, the longest first."""
     made = MadeThreads({"pid": 1}, {"pid": 2, "tgid": 1}, {"pid": 3})
     ns, error = np.zeros((2, 3, len(TaskClass) + 1), np.int64)
     ns[0, [TaskClass.LCK, TaskClass.TMR]] = 5, 7
     ns[1, [TaskClass.LCK, ON_CODE]] = 4, 1
     error[:2, TaskClass.LCK] = 3, 2
-    untold = np.array([6, 0, 8])
-    off_cpu = OffCpuByClass(ns, error, untold, np.zeros(3, np.bool_))
+    unknown = np.array([6, 0, 8])
+    off_cpu = OffCpuByClass(ns, error, unknown, np.zeros(3, np.bool_))
     spent = replace(made.spent, off_cpu=off_cpu)
-    untold, faults = OffCpu(None, 6, 0), OffCpu("FLT", 1, 0, on_code=True)
-    first = (OffCpu("TMR", 7, 0), untold, OffCpu("LCK", 5, 3))
+    unknown, faults = OffCpu(None, 6, 0), OffCpu("FLT", 1, 0, on_code=True)
+    first = (OffCpu("TMR", 7, 0), unknown, OffCpu("LCK", 5, 3))
     second = (OffCpu("LCK", 4, 2), faults)
     last = (OffCpu(None, 8, 0),)
     threads = thread_rows(keep(made.threads, spent))
     assert [row.off_cpu for row in threads] == [first, second, last]
-    # What one look has met, it has met of all threads: errors go together.
-    both = (OffCpu("LCK", 9, 5), OffCpu("TMR", 7, 0), untold, faults)
+    # Samples are of all threads at once, so their errors are added.
+    both = (OffCpu("LCK", 9, 5), OffCpu("TMR", 7, 0), unknown, faults)
     processes = process_rows(keep(made.threads, spent))
     assert [row.off_cpu for row in processes] == [both, last]
     waited = Waited(1, 0, 9, 0, untold_ns=6, is_estimate=True)
@@ -230,25 +230,25 @@ def test_time_off_the_cpu_by_class() -> None:
 def test_sequence() -> None:
     rows = MadeThreads(*({"pid": pid} for pid in (5, 6, 7))).by_thread()
     assert [row.pid for row in rows] == [5, 6, 7]
-    assert [rows[at].pid for at in (0, 2, -1)] == [5, 7, 7]
+    assert [rows[index].pid for index in (0, 2, -1)] == [5, 7, 7]
     assert [row.pid for row in rows[1:]] == [6, 7]
     assert [row.pid for row in rows[::-1]] == [7, 6, 5]
-    assert list(rows) == [rows[at] for at in range(3)]
-    for place in (3, -4):
+    assert list(rows) == [rows[index] for index in range(3)]
+    for index in (3, -4):
         with pytest.raises(IndexError):
-            rows[place]
+            rows[index]
     ons = [None, WaitTarget(kind="pipe", inode=3), None]
     taken = rows.with_ons(ons).take(np.array([2, 1]))
     assert [(row.pid, row.on) for row in taken] == [(7, None), (6, ons[1])]
 
 
-def test_many_rows_are_as_each() -> None:
+def test_iteration_gives_the_same_rows() -> None:
     """Iteration makes rows in bulk."""
     threads = [{"pid": n, "uid": -(n % 2), "nvcsw": n * n} for n in range(1, 3001)]
     rows = MadeThreads(*threads, split=True).by_thread()
-    assert list(rows) == [rows[at] for at in range(len(rows))]
+    assert list(rows) == [rows[index] for index in range(len(rows))]
     assert [row.nvcsw for row in rows] == [n * n for n in range(1, 3001)]
-    # Python's own numbers, which JSON takes.
+    # Values are Python ints, for JSON.
     assert {type(row.nvcsw) for row in rows} == {int}
 
 
@@ -257,7 +257,7 @@ def test_no_rows() -> None:
     assert list(made.by_thread()) == list(made.by_process()) == []
 
 
-def test_threads_of_the_kernel() -> None:
+def test_kernel_threads() -> None:
     rows = MadeThreads({"pid": 2, "flags": PF_KTHREAD}, {"pid": 3}).by_thread()
     assert [row.kthread for row in rows] == [True, False]
 

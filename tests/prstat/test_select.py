@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which rows are wanted, and in which order."""
+"""Selection and order of rows."""
 
 import operator
 import random
@@ -124,7 +124,7 @@ def pids(rows: TaskRows, *words: str) -> list[int]:
 
 
 def test_order(rows: TaskRows) -> None:
-    """By the first key; what is equal by the next, then by PID."""
+    """Rows are sorted by the first key, then the next, then PID."""
     assert pids(rows) == [1, 2, 3]
     assert pids(rows, "COMMAND") == [1, 2, 3]
     assert pids(rows, "NOW", "-PSR") == [2, 3, 1]
@@ -133,7 +133,7 @@ def test_order(rows: TaskRows) -> None:
 
 
 def lived_ns(row: Any) -> int:
-    """By all threads of a row."""
+    """Return the lifetime of all threads of a row."""
     on_cpu: int = row.user_ns + row.system_ns
     return on_cpu + row.latency_ns + row.off_cpu_ns + row.zombie_ns
 
@@ -221,7 +221,7 @@ VALUES: dict[str, Value] = {
     "CMIN": of_child("min_flt"),
     "CMAJ": of_child("maj_flt"),
 }
-"""What a row is ordered by, as its cell shows it."""
+"""Column -> the value of a row that its cell shows."""
 
 SUMS = ("utime_ns", "stime_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
 DELAYS = ("blkio", "swapin", "freepages", "thrashing", "compact", "wpcopy", "irq")
@@ -243,7 +243,7 @@ OFTEN = (TaskClass.LCK, TaskClass.FLT, TaskClass.ZMB)
 
 @pytest.fixture(scope="module")
 def many() -> MadeThreads:
-    """Threads with any values, some of a process; of some, things are not known."""
+    """Threads with random values, some of one process, some with unknown values."""
     chance = random.Random(1)
     threads = []
     for pid in chance.sample(range(1, 500), 40):
@@ -274,7 +274,7 @@ def many() -> MadeThreads:
 @pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("view", ["by_thread", "by_process"])
 def test_order_of_many(many: MadeThreads, name: str, view: str) -> None:
-    """By what the cells show; the least or the largest first, what is equal by PID."""
+    """Rows are sorted by the values in cells, then by PID."""
     rows: TaskRows = getattr(many, view)()
     value = VALUES[name]
     for sign in "+-":
@@ -287,12 +287,12 @@ def test_order_of_many(many: MadeThreads, name: str, view: str) -> None:
 
 HUGE = 1 << 62
 ORDERS: dict[str, tuple[list[dict[str, Any]], dict[str, list[int]]]] = {
-    # Threads, and their order by some keys.
-    "what is not known is less than all else": (
+    # Threads, sort keys, and the resulting order.
+    "unknown values are least": (
         [{"uid": 7}, {"uid": -1}, {"uid": 0}],
         {"USER": [2, 3, 1], "-USER": [1, 3, 2]},
     ),
-    # Not by time: who is young and busy comes first.
+    # By share of the lifetime, not by time.
     "shares": (
         [
             {"user_ns": 3 * SECOND},
@@ -306,10 +306,10 @@ ORDERS: dict[str, tuple[list[dict[str, Any]], dict[str, list[int]]]] = {
         {"SIZE": [3, 1, 2, 4]},
     ),
     "control groups by their paths": (
-        [{"cgroup": at} for at in (2, 0, -1, 1)],
+        [{"cgroup": index} for index in (2, 0, -1, 1)],
         {"CGROUP": [3, 4, 1, 2]},
     ),
-    # Who never slept has no mean time.
+    # A thread that never slept has no mean time.
     "mean time off the CPU": (
         [{"nvcsw": count} for count in (0, 10, 2)],
         {"OFF/VCX": [3, 2, 1]},

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Threads grouped by stacks that are made by hand."""
+"""Threads are grouped by stack, with stacks made by hand."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -46,7 +46,10 @@ class Thread:
 STACKS = [
     NO_STACK,
     # Return addresses are after the call.
-    *(Stack(tuple(at + 1 for at in found)) for found in ((1, 2, 5), (1, 4, 5), (1, 3))),
+    *(
+        Stack(tuple(start + 1 for start in starts))
+        for starts in ((1, 2, 5), (1, 4, 5), (1, 3))
+    ),
     Stack((2, 100)),
 ]
 
@@ -92,7 +95,7 @@ def test_largest_first() -> None:
 
 
 def test_one_stack_of_two_classes() -> None:
-    """Who is stopped has come there the same way."""
+    """A stopped thread can have the same stack as others."""
     found = groups(Thread(1, 1), Thread(2, 1, task_class=TaskClass.STP))
     assert [(group.task_class, group.pids) for group in found] == [
         ("DSK", (1,)),
@@ -100,13 +103,13 @@ def test_one_stack_of_two_classes() -> None:
     ]
 
 
-def test_only_those_that_are_wanted() -> None:
+def test_selected_threads_only() -> None:
     found = groups(Thread(1, 1), Thread(2, 1, wanted=False), Thread(3, 2, wanted=False))
     assert [group.pids for group in found] == [(1,)]
 
 
 def test_module_and_address() -> None:
-    """A frame of a module says so; one that nothing names is its address."""
+    """A frame has its module; one without a name has its address."""
     named, unnamed = groups(Thread(1, 2), Thread(2, 4))
     assert named.frames == ("schedule", "commit [jbd2]", "entry")
     assert unnamed.frames == ("schedule", "0x63")
@@ -117,7 +120,7 @@ def test_module_and_address() -> None:
     [
         ({"functions": ["io_schedule"]}, [1]),
         ({"functions": ["io_schedule", "commit"]}, [1, 2]),
-        # The compiler's parts of functions go by the function's name, too.
+        # Parts of functions (.part, .cold) match the function's name as well.
         ({"functions": ["wait"]}, [3]),
         ({"functions": ["wait.part.0"]}, [3]),
         ({"functions": ["io"]}, []),
@@ -133,5 +136,5 @@ def test_filters(filters: dict[str, list[str]], pids: list[int]) -> None:
     assert sorted(pid for group in found for pid in group.pids) == pids
 
 
-def test_nobody() -> None:
+def test_no_threads() -> None:
     assert groups() == groups(Thread(1, 0)) == ()

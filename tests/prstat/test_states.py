@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The states of Gelato and Solaris: by hand, and of all threads in the lab's dumps."""
+"""Gelato and Solaris states, of threads made by hand and in the lab's dumps."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from msatools.kernel.structs import Booleans
 from msatools.prstat.states import StateTime, states
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.microstates import EXIT_ZOMBIE
-from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, look
+from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, read_dump
 from tests.prstat.made import BLOCKED, MS, NOW, SECOND, Made, Thread
 from tests.prstat.made import OFF as NO_STATISTICS
 from tests.prstat.made import ON as STATISTICS
@@ -43,7 +43,7 @@ def of(made: Made | Dump, family: str, **options: Booleans) -> States:
 
 
 def sleeper(task_class: TaskClass, **more: object) -> Thread:
-    """Ran for two seconds, waited for one, slept for three, and sleeps since four."""
+    """Return a thread that ran 2 s, waited 1 s, slept 3 s, and has slept for 4 s."""
     past = {"sum_exec_ns": 2 * SECOND, "run_delay_ns": SECOND}
     slept = {"sum_sleep_ns": 3 * SECOND, "sum_block_ns": SECOND}
     start = NOW - 4 * SECOND
@@ -52,8 +52,8 @@ def sleeper(task_class: TaskClass, **more: object) -> Thread:
     return {**past, **slept, **stamp, **kind, **more}
 
 
-def test_what_is_kept() -> None:
-    """Of one that sleeps on a futex, and has the statistics on."""
+def test_known_states() -> None:
+    """States of a thread that sleeps on a futex, with schedstats."""
     made = Made(sleeper(TaskClass.LCK))
     gelato = of(made, "gelato")
     kept = {name: s.ns // MS for name, s in gelato.items() if s.ns is not None}
@@ -108,8 +108,8 @@ def test_where_a_thread_is_now(
     made = Made(sleeper(task_class, **more), accounting=NO_STATISTICS)
     for family, name in (("gelato", gelato), ("solaris", solaris)):
         found = of(made, family)
-        here = {n: s.now_ns for n, s in found.items() if s.now_threads}
-        assert here == ({name: 4 * SECOND} if name else {})
+        current = {n: s.now_ns for n, s in found.items() if s.now_threads}
+        assert current == ({name: 4 * SECOND} if name else {})
         unknown = {n for n, s in found.items() if s.now_threads is None}
         never = {"ONCPU_TRAP", "ONEXPIREDQUEUE"}
         assert unknown == (
@@ -119,7 +119,7 @@ def test_where_a_thread_is_now(
 
 @pytest.mark.parametrize("task_class", [TaskClass.CPU, TaskClass.OTH])
 def test_mode_of_a_running_thread_without_registers(task_class: TaskClass) -> None:
-    """On a live kernel (CPU), and in a dump that lacks a CPU's registers (OTH)."""
+    """The class is CPU on a running kernel, OTH in a dump without registers."""
     runs = sleeper(task_class, on_cpu=1)
     made = Made(runs, sleeper(TaskClass.LCK))
     found = of(made, "gelato")
@@ -140,12 +140,12 @@ def test_faults_on_text() -> None:
 
 def test_selection() -> None:
     made = Made(sleeper(TaskClass.LCK), sleeper(TaskClass.LCK, sum_exec_ns=3 * SECOND))
-    one, both = (
+    first, both = (
         of(made, "solaris", selected=np.array(selected))
         for selected in ([True, False], [True, True])
     )
-    assert [s["USER"].ns for s in (one, both)] == [SECOND, 5 * SECOND // 2]
-    assert [s["USER_LOCK"].now_threads for s in (one, both)] == [1, 2]
+    assert [s["USER"].ns for s in (first, both)] == [SECOND, 5 * SECOND // 2]
+    assert [s["USER_LOCK"].now_threads for s in (first, both)] == [1, 2]
 
 
 def test_without_statistics() -> None:
@@ -158,7 +158,7 @@ def test_without_statistics() -> None:
 
 
 def test_statistics_that_lack_some() -> None:
-    """On since midway: three seconds may have been sleep, or not."""
+    """Switched on midway: three seconds can have been sleep or not."""
     lacks = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0, sum_block_ns=0))
     known_of_one = Made(sleeper(TaskClass.LCK), {"sum_sleep_ns": 99 * SECOND})
     for made, slept, stopped in (
@@ -197,7 +197,7 @@ def test_interrupts_and_paging() -> None:
 
 
 def test_page_faults_that_last_count() -> None:
-    """And that there was none is not known."""
+    """Without a current fault, the number of faults is unknown."""
     delays = {"swapin": 0}
     fault = sleeper(TaskClass.FLT, delays=delays)
     made = Made(fault, fault, sleeper(TaskClass.LCK, delays=delays))
@@ -213,34 +213,34 @@ def test_page_faults_that_last_count() -> None:
         assert (found.ns, found.bound) == (None, "none")
 
 
-def test_precise_split_says_where() -> None:
+def test_precise_split() -> None:
     precise = replace(STATISTICS, precise_cputime=True)
     made = Made(sleeper(TaskClass.LCK), accounting=precise)
     assert "nohz_full" in of(made, "solaris")["USER"].reason
 
 
-# --- of all threads in the dumps
+# --- all threads in the dumps
 
 
 @pytest.fixture(params=[*OFF, *ON, *long(*MIDWAY)])
 def dump(request: pytest.FixtureRequest) -> Dump:
-    return look(request.param)
+    return read_dump(request.param)
 
 
 @pytest.fixture(params=ON)
 def on(request: pytest.FixtureRequest) -> Dump:
-    return look(request.param)
+    return read_dump(request.param)
 
 
 def test_each_thread_is_in_one_state(dump: Dump) -> None:
-    """And what is kept at all times makes up the lives."""
+    """States that are always counted sum to the lifetimes."""
     gelato, solaris = of(dump, "gelato"), of(dump, "solaris")
-    here, there = (
+    current, alive = (
         sum(state.now_threads or 0 for state in family.values())
         for family in (gelato, solaris)
     )
     dead = gelato["ZOMBIE"].now_threads or 0
-    assert (here, there) == (len(dump.table), len(dump.table) - dead)
+    assert (current, alive) == (len(dump.table), len(dump.table) - dead)
     assert sum(s.now_ns or 0 for s in gelato.values()) == dump.now.age_ns.sum()
     assert dead >= 4
     total = int(dump.lives.lifetime_ns.sum())
@@ -253,8 +253,8 @@ def test_each_thread_is_in_one_state(dump: Dump) -> None:
     assert {gelato[n].ns is None for n in kept} == {dump.run.name in OFF}
 
 
-def test_known_tasks_are_where_they_said(dump: Dump) -> None:
-    """The one that waits for a disk interruptibly is left out."""
+def test_tasks_are_in_their_recorded_states(dump: Dump) -> None:
+    """The task that waits for a disk interruptibly is left out."""
     for task_class, state in {
         "LCK": "FUTEX_SLEEP",
         "POL": "POLL_SLEEP",
@@ -277,7 +277,7 @@ def test_known_tasks_are_where_they_said(dump: Dump) -> None:
 
 
 def test_sleeps_of_processes(on: Dump) -> None:
-    """Of user threads nothing is missing on 6.1; 6.12 may lack delayed sleep."""
+    """User threads are fully covered on 6.1; 6.12 can lack delayed sleep."""
     dump = on
     gelato = of(dump, "gelato", selected=~dump.kernels_own)
     whole = not dump.lives.latency_is_bound
@@ -286,7 +286,7 @@ def test_sleeps_of_processes(on: Dump) -> None:
     three = ("INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED")
     off_cpu = int(dump.lives.off_cpu_ns[~dump.kernels_own].sum())
     made_up = sum(gelato[state].ns or 0 for state in three)
-    # The clock of a run queue, by which sleep is counted, may be a tick late.
+    # A run queue's clock, used to count sleep, can be a tick late.
     threads = int(np.count_nonzero(~dump.kernels_own))
     assert made_up == pytest.approx(off_cpu, abs=threads * TICK_NS)
 
@@ -296,8 +296,8 @@ def test_tasks_that_stopped(on: Dump) -> None:
     stopped = of(on, "gelato", selected=on.named("has-stopped"))["STOPPED"]
     assert stopped.now_threads == 0
     assert stopped.ns is not None
-    # As it tells of what nobody has slept, a fork that took long may be in it, and so
-    # may sleep on the run queue (6.12).
+    # Stopped time is the rest, so it can include a slow fork and sleep on the run queue
+    # (6.12).
     started_ns = int(on.table["start_ns"][row])
     before = on.tasks["has-stopped"]["start_ns"] - started_ns
     most = before + max(on.delayed_ns[row], 0) + on.bound_ns

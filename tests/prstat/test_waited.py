@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Time off the CPU as Solaris splits it, of threads made by hand."""
+"""Off-CPU time in Solaris's categories, for threads made by hand."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from msatools.tasks.task_state import AgeBound, TaskState
 
 
 def row_of(columns: dict[str, Any], row: int) -> dict[str, int]:
-    """What is not zero."""
+    """Return a row's values that are not 0."""
     return {name: int(values[row]) for name, values in columns.items() if values[row]}
 
 
@@ -33,7 +33,7 @@ def test_within_an_interval() -> None:
     assert row_of(made, 1) == {"untold_ns": 6, "is_estimate": 1}
 
 
-def test_of_a_life_the_wait_that_lasts() -> None:
+def test_over_a_life_only_the_current_wait() -> None:
     classes = [TaskClass.LCK, TaskClass.FLT, TaskClass.SWP, TaskClass.STP]
     classes += [TaskClass.LAT, TaskClass.CPU, TaskClass.ZMB, TaskClass.WAK]
     count = len(classes)
@@ -48,7 +48,7 @@ def test_of_a_life_the_wait_that_lasts() -> None:
     assert row_of(made, 0) == {"locks_ns": 10, "untold_ns": 2}
     assert row_of(made, 1) == {"code_faults_ns": 11, "untold_ns": 1}
     assert row_of(made, 2) == {"data_faults_ns": 12}
-    # It is older than all that it was off the CPU: clocks are apart.
+    # It is older than the total off-CPU time, because clocks differ.
     assert row_of(made, 3) == {"stopped_ns": 12, "is_estimate": 1}
     for row in range(4, count):
         assert row_of(made, row) == {"untold_ns": 12}

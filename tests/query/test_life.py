@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""One thread's life by numbers is the same, to the nanosecond, as that by arrays."""
+"""Times computed for one thread equal, to the nanosecond, those computed by arrays."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.prstat.made import COLUMNS, MS, NEW, NOW, SECOND
 TIMES = st.one_of(st.sampled_from([0, SECOND]), st.integers(0, 20 * SECOND))
 SMALL = st.one_of(st.just(0), st.integers(0, 2 * SECOND))
 STARTS = st.one_of(st.sampled_from([2 * SECOND, 5 * SECOND]), st.integers(0, NOW))
-"""Often after the time of others at which statistics are known to be on."""
+"""Often later than the first time at which statistics were on."""
 STATISTICS = tuple(n for n in COLUMNS if n.startswith(("sum_s", "sum_b", "iow")))
 THREAD = st.fixed_dictionaries(
     {
@@ -83,7 +83,7 @@ def test_as_by_arrays(
     accounting: Accounting,
     clocks: Clocks,
 ) -> None:
-    """All kinds of threads, of which some could not be, on kernels old and new."""
+    """Threads of all kinds, also impossible ones, on old and new kernels."""
     compare(without, threads, accounting, clocks)
 
 
@@ -111,7 +111,7 @@ def test_stops(
     stamp: int,
     ran: int,
 ) -> None:
-    """How long one was stopped is known by how long others have slept."""
+    """A stopped thread's time depends on how long others have slept."""
     other = REST | {"state": 1, "start_ns": 0}
     other |= {"sleep_start_ns": stamp * SECOND, "exec_start_ns": ran * SECOND}
     threads = [REST | {"policy": policy, "irq_ns": irq_ns}, other]
@@ -125,7 +125,7 @@ def compare(
     accounting: Accounting,
     clocks: Clocks,
 ) -> None:
-    """Hold what is computed by numbers against the same by arrays."""
+    """Compare the times computed for each thread with those computed by arrays."""
     if STATISTICS[0] in without and accounting.schedstats:
         return  # there is nothing to switch on
     kept = [n for n in threads[0] if n not in (*without, *ASIDE)]
@@ -171,9 +171,9 @@ def compare(
 def now_of(
     tasks: TaskTable, clocks: Clocks, classes: list[TaskClass | None]
 ) -> TaskState:
-    told = [TaskClass.TMR if found is None else found for found in classes]
-    numbers = np.array(told, np.uint8)
-    return TaskState(numbers, *ages(tasks, clocks, numbers), Stacks(None), ())
+    known = [TaskClass.TMR if found is None else found for found in classes]
+    codes = np.array(known, np.uint8)
+    return TaskState(codes, *ages(tasks, clocks, codes), Stacks(None), ())
 
 
 def delays_of(threads: list[Thread]) -> Delays:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What programs are told of a dump's tasks, held against msa-prstat's reports."""
+"""The tasks of the Python API, compared with msa-prstat's reports on dumps."""
 
 import doctest
 import json
@@ -26,7 +26,7 @@ from msatools.query.kernel import (
 from msatools.query.model import Now, Process, States, Thread, Timers
 from msatools.target import TargetError
 from msatools.tasks.classes import TaskClass
-from tests.prstat.dumps import look
+from tests.prstat.dumps import read_dump
 from tests.prstat.reports import on_dump, opened
 from tests.support.dumps import TYPES, open_dump
 from tests.support.overlay import lose, lose_page, put
@@ -36,7 +36,7 @@ NAME = "tasks-6.12"
 DUMPS = (NAME, "tasks-on-6.12", "tasks-6.1")
 SECTIONS = {"gelato": "timers", "solaris": "states"}
 READS = 14
-"""More than are needed to ask a running kernel of two CPUs about a thread."""
+"""Maximum number of reads to look up a thread of a running kernel of two CPUs."""
 
 
 def kernel(name: str) -> Kernel:
@@ -44,8 +44,8 @@ def kernel(name: str) -> Kernel:
 
 
 def test_running_thread_without_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in no timer of sleep: a dump may lack the registers of its CPU."""
-    dump, asked = look(NAME), kernel(NAME)
+    """A dump may lack the registers of a CPU: its thread is in no timer of sleep."""
+    dump, asked = read_dump(NAME), kernel(NAME)
     runs = (dump.table["on_cpu"] != 0) & (dump.table["exit_state"] == 0)
     tid = int(dump.table["pid"][runs][0])
     assert asked.thread(tid).now.timer in ("oncpu_usr", "oncpu_sys", "interrupted")
@@ -65,7 +65,7 @@ def reported(name: str, *words: str) -> list[dict[str, Any]]:
 def compare(
     answer: Thread | Process, now: tuple[Now, ...], states: list[dict[str, Any]]
 ) -> None:
-    """Hold an answer against the command's: times, bounds, reasons, and places."""
+    """Compare an answer with the command's: times, bounds, reasons, threads in each."""
     for state in states:
         section = SECTIONS[state["family"]]
         name = state["name"].lower()
@@ -84,8 +84,8 @@ def compare(
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_processes(name: str) -> None:
-    """Of each kind: with one thread and with a thousand, alive, stopped and dead."""
-    dump, asked = look(name), kernel(name)
+    """Every fourth process: with one thread and with many, alive, stopped and dead."""
+    dump, asked = read_dump(name), kernel(name)
     tgids = {
         int(dump.table["tgid"][dump.row(task)]): task
         for task in dump.tasks
@@ -103,8 +103,8 @@ def test_processes(name: str) -> None:
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_threads(name: str) -> None:
-    """Of each class: alone, as they are if another than the first is named."""
-    dump, asked = look(name), kernel(name)
+    """Every fourth thread that is not the first of its process."""
+    dump, asked = read_dump(name), kernel(name)
     leaders = set(dump.table["pid"][dump.table.leaders].tolist())
     others = {task["tid"] for task in dump.tasks.values()} & dump.rows.keys() - leaders
     assert len(others) > 20
@@ -115,8 +115,8 @@ def test_threads(name: str) -> None:
 
 @pytest.mark.parametrize("name", [NAME, "tasks-on-6.12"])
 def test_every_thread(name: str) -> None:
-    """Each is where the arrays of all threads have it, and lives as long."""
-    dump, asked = look(name), kernel(name)
+    """Times and ages equal those of the arrays of all threads."""
+    dump, asked = read_dump(name), kernel(name)
     for row, tid in enumerate(dump.table["pid"].tolist()):
         answer = asked.thread(tid)
         lives = dump.lives
@@ -133,7 +133,7 @@ def test_every_thread(name: str) -> None:
 
 @pytest.mark.parametrize("types", TYPES)
 def test_classes(types: str) -> None:
-    dump, asked = look(NAME), msatools.open(opened(NAME, types))
+    dump, asked = read_dump(NAME), msatools.open(opened(NAME, types))
     rows = json.loads(on_dump(NAME, "-L", "--json"))["tasks"]
     classes = {row["pid"]: row["class"] for row in rows}
     for name in dump.tasks:
@@ -160,7 +160,7 @@ def test_children() -> None:
 
 
 def test_ended_threads() -> None:
-    """What is in no timer is what the command's rows have more."""
+    """The command's rows include ended threads, the timers do not."""
     asked = kernel(NAME)
     rows = json.loads(on_dump(NAME, "--json"))["tasks"]
     ended = 0
@@ -174,7 +174,7 @@ def test_ended_threads() -> None:
 
 
 def test_names() -> None:
-    """Every state of the report has an answer, and the other way round."""
+    """The states of the report and of the API are the same, in the same order."""
     states = reported(NAME, "-p", "1")
     for family, model in (("gelato", Timers), ("solaris", States)):
         names = [s["name"].lower() for s in states if s["family"] == family]
@@ -202,7 +202,7 @@ def damaged() -> Program:
 
 
 def task_at(prog: Program, tid: int) -> Object:
-    dump = look(NAME)
+    dump = read_dump(NAME)
     address = int(dump.table["address"][dump.rows[tid]])
     return Object(prog, "struct task_struct", address=address)
 
@@ -220,10 +220,10 @@ def test_lost_task(damaged: Program) -> None:
     ("member", "value"), [("pid", 7), ("utime", 1 << 61), ("tgid", -1)]
 )
 def test_damaged_task(damaged: Program, member: str, value: int) -> None:
-    place = task_at(damaged, 1).member_(member)
-    assert place.address_ is not None
-    size = drgn.sizeof(place)
-    put(damaged, place.address_, value.to_bytes(size, "little", signed=True))
+    obj = task_at(damaged, 1).member_(member)
+    assert obj.address_ is not None
+    size = drgn.sizeof(obj)
+    put(damaged, obj.address_, value.to_bytes(size, "little", signed=True))
     with pytest.raises(UnreadableTaskError, match="no task"):
         msatools.open(damaged).thread(1)
 
@@ -240,7 +240,7 @@ def test_lost_counts_of_a_process(damaged: Program) -> None:
 
 
 def test_lost_clocks(damaged: Program) -> None:
-    """One is a note; without any, there is no now."""
+    """One clock that cannot be read gives a note; without any, the call fails."""
     for cpu in (0, 1):
         lose(damaged, per_cpu(damaged["runqueues"], cpu).clock.address_, 8)
         asked = Kernel(damaged)
@@ -252,16 +252,16 @@ def test_lost_clocks(damaged: Program) -> None:
 
 
 def test_few_reads() -> None:
-    """A running kernel is read anew with each question; how often is what it costs."""
+    """Each call reads a running kernel anew; the reads are its cost."""
     asked = Kernel(opened(NAME, "btf"))
     reader = asked.reader
     reader.is_live = True
-    for tid in (1, 2, look(NAME).tasks["nanosleep"]["tid"]):
+    for tid in (1, 2, read_dump(NAME).tasks["nanosleep"]["tid"]):
         asked.thread(tid)
         before = reader.reads
         answer = asked.thread(tid)
         assert reader.reads - before <= READS
-        # To find out what it does now takes no more.
+        # Its present state takes no further reads.
         assert answer.now.task_class is not None
         assert reader.reads - before <= READS
 
@@ -275,7 +275,7 @@ def default() -> Iterator[Program]:
 
 
 def test_default_program(default: Program) -> None:
-    """At drgn's prompt it is what drgn has open."""
+    """At drgn's prompt, the default target is drgn's program."""
     asked = msatools.open(default)
     assert msatools.thread(1) == asked.thread(1)
     assert msatools.process(1) == asked.process(1)
@@ -290,7 +290,7 @@ def test_other_attributes() -> None:
 
 
 def test_readme() -> None:
-    """Its example is what it says."""
+    """The README's example prints what it shows."""
     text = (ROOT / "README.md").read_text()
     (example,) = [b for b in text.split("```") if ">>> import msatools\n" in b]
     example = example.replace("fixtures/", f"{ROOT}/fixtures/")
@@ -312,7 +312,7 @@ def test_import_is_cheap() -> None:
 
 @pytest.mark.parametrize("name", list(DEMOS))
 def test_demo(name: str) -> None:
-    """Of a core that is named by its path."""
+    """A core can be opened by its path; its times sum up to the lifetime."""
     asked = msatools.open(DEMOS[name].core)
     answer = asked.process(1)
     times = answer.states

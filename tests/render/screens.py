@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What views show of reports made by hand, held against golden files."""
+"""Compare the views of reports made by hand with golden files."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,10 @@ from msatools.render.blocks import Block, Span
 from tests.support.golden import Golden
 
 Screens = Mapping[str, Iterable[Block]]
-"""What is shown, by what it is an example of."""
+"""Blocks to show, by title."""
 
 EVIL = "a\x1b[31m\u202eb\r\nc"
-"""A name that a dump may have, and what it has to become."""
+"""A name that a dump may contain; ``SAFE`` is how it has to be shown."""
 SAFE = r"a\x1b[31m\u202eb\x0d\x0ac"
 
 
@@ -25,14 +25,14 @@ def printed(blocks: Iterable[Block]) -> list[str]:
 
 
 def alarms(blocks: Iterable[Block]) -> list[Span]:
-    """Return the pieces of text that stand out, each once."""
+    """Return the spans in a style for good, bad or warning, each once."""
     spans = (span for each in blocks for line in plain.lines(each) for span in line)
     styled = (span for span in spans if span.style not in (None, "title", "dim"))
     return list(dict.fromkeys(styled))
 
 
 def check_screens(golden: Golden, name: str, screens: Screens) -> None:
-    """Compare screens, and below each what stands out in it, with a golden file."""
+    """Compare screens, each followed by its styled spans, with a golden file."""
     lines = []
     for title, blocks in screens.items():
         shown = list(blocks)

@@ -65,7 +65,7 @@ def test_golden(golden: Golden) -> None:
 
 @pytest.fixture
 def colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an environment in which terminals have colours."""
+    """Set an environment in which terminals have colours."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
@@ -111,7 +111,7 @@ def test_terminal_without_colours(
 
 @pytest.mark.usefixtures("colours")
 def test_end_of_a_long_table_has_no_colours() -> None:
-    """rich takes a millisecond a line, and nobody looks at ten thousand."""
+    """rich takes a millisecond a line: lines after the first thousand are plain."""
     table = Table(TABLE.columns, [[Span("x", "good"), "1", "2"]] * 1500)
     out = FakeTerminal()
     show([table], out)

@@ -228,7 +228,7 @@ def queues() -> Screens:
     four = {"ticked_ns": 4 * SECOND}
     late = {"current": queued(9), **four}
     made = (
-        # Quiet ones are one line.
+        # Run queues without anything to show share one line.
         *(queue(0), queue(4, lag_why="offline", current=None), queue(5), queue(6)),
         queue(7, lag_why=None),
         queue(
@@ -254,7 +254,7 @@ def queues() -> Screens:
         queue(17, current=None, ticked_ns=None, lag_ns=None),
         queue(18, waiting=[queued(5)], current=None, lag_why="offline", **four),
         queue(19, lag_why="tick stopped", lag_ns=SECOND // 10, **late),
-        # A little late is everybody.
+        # A clock less than 0.1 s late is normal.
         queue(20, lag_why=None, lag_ns=SECOND // 10 - 1, **late),
     )
     every, off = report([cpu(0)], run_queues=made), queue(0, lag_why="interrupts off")
@@ -438,11 +438,11 @@ def psrset() -> Screens:
 
 
 def nothing_is_known() -> Screens:
-    """What is not kept is a dash, never 0."""
+    """Unknown values are a dash, never 0."""
     none: dict[str, Any] = dict.fromkeys(field.name for field in fields(processor(0)))
-    place = replace(processor(0), **(none | {"siblings": ()}))
+    unknown = replace(processor(0), **(none | {"siblings": ()}))
     made = report(
-        [cpu(0, **{**NOTHING, "state": ON}, processor=place)],
+        [cpu(0, **{**NOTHING, "state": ON}, processor=unknown)],
         [cpuset("default", [0], nodes=(), root_domain=None, balanced=None)],
         run_queues=[queue(0, current=None, lag_ns=None, ticked_ns=None)],
         irqs=(irq(1, {}, name="", chip=None),),
@@ -455,7 +455,7 @@ def nothing_is_known() -> Screens:
 
 
 def design() -> Screens:
-    """What the sample of the design shows, with all there is to be said."""
+    """The sample of the design document, with a finding."""
     hot = cpu(
         21,
         state=ON,
@@ -505,7 +505,8 @@ def test_golden_numbers(golden: Golden) -> None:
         for ns in spans
     ]
     shares = (None, 0, 0.7104, 0.9994, 1)
-    golden("cpus/numbers", [*lines, *(f"{each}: {percent(each)}" for each in shares)])
+    lines += [f"{share}: {percent(share)}" for share in shares]
+    golden("cpus/numbers", lines)
 
 
 def test_columns_are_those_of_the_model() -> None:
@@ -522,7 +523,7 @@ def test_many_cpus_have_rows_on_request() -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("verbose", [False, True])
-def test_what_is_well_does_not_stand_out(view: View, verbose: bool) -> None:
+def test_healthy_cpus_have_no_alarms(view: View, verbose: bool) -> None:
     quiet = cpuset("default", [0, 1, 3], tasks=tasks(1, [bound(5, [0])] * 11))
     waiting = [queued(5, cgroup="/a")] * 3
     at_work = queue(1, current=queued(9, cgroup="/a"), waiting=waiting)
@@ -536,7 +537,7 @@ def test_what_is_well_does_not_stand_out(view: View, verbose: bool) -> None:
 def test_text_of_a_dump_is_escaped(view: View, verbose: bool) -> None:
     task = bound(5, [0], comm=EVIL, cgroup=EVIL)
     evil_tasks = tasks(1, [task], [bound(6, [0], EVIL, comm=EVIL)])
-    place = processor(0, hotplug=EVIL, hotplug_target=EVIL, idle_state=EVIL)
+    evil_cpu = processor(0, hotplug=EVIL, hotplug_target=EVIL, idle_state=EVIL)
     evil_queue = queue(
         *(0,),
         current=queued(5, comm=EVIL, cgroup=EVIL),
@@ -544,7 +545,7 @@ def test_text_of_a_dump_is_escaped(view: View, verbose: bool) -> None:
         doing=EVIL,
     )
     made = report(
-        [cpu(0, set=EVIL, state=ON, current=running(5, EVIL), processor=place)],
+        [cpu(0, set=EVIL, state=ON, current=running(5, EVIL), processor=evil_cpu)],
         [
             cpuset(EVIL, [0], source=EVIL, reason=EVIL, kind="invalid"),
             cpuset("default", [0], tasks=evil_tasks),
@@ -559,7 +560,7 @@ def test_text_of_a_dump_is_escaped(view: View, verbose: bool) -> None:
 
 
 def cost(count: int) -> int:
-    """Return the calls of functions that all views of so many CPUs take."""
+    """Return the number of function calls that all views of ``count`` CPUs take."""
     counts = dict.fromkeys(range(count), 5)
     numbers = range(count // 4)
     made = report(
@@ -577,6 +578,6 @@ def cost(count: int) -> int:
     return calls(lambda: [printed([*show(), *show(verbose=True)]) for show in shown])
 
 
-def test_many_cpus_cost_no_more_each() -> None:
-    """Twice as many take twice the calls; by their square, it would be four times."""
+def test_work_is_linear_in_cpus() -> None:
+    """Twice the CPUs take twice the calls, not four times."""
     assert cost(128) < 2.5 * cost(64)

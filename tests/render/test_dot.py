@@ -43,7 +43,7 @@ class Parsed:
 
 
 def parse(made: LocksReport, *, verbose: bool = False) -> Parsed:
-    """Read a graph; what is no sentence of the language fails."""
+    """Parse a graph; fail for a line that is not a statement of the language."""
     lines = printed(digraph(made, verbose=verbose))
     assert lines[:3] == ["digraph waits {", "  rankdir=LR;", "  node [shape=box];"]
     assert lines[-1] == "}"
@@ -54,10 +54,10 @@ def parse(made: LocksReport, *, verbose: bool = False) -> Parsed:
         name, to, inside = matched.groups()
         given = {}
         while inside:
-            each = ATTRIBUTE.match(inside)
-            assert each, inside
-            given[each[1]] = unquoted(each[2])
-            inside = inside[each.end() :]
+            attribute = ATTRIBUTE.match(inside)
+            assert attribute, inside
+            given[attribute[1]] = unquoted(attribute[2])
+            inside = inside[attribute.end() :]
         if to is None:
             assert name not in parsed.nodes
             parsed.nodes[name] = given
@@ -76,7 +76,7 @@ def unquoted(string: str) -> str:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_strings_stay_what_they_are(text: str) -> None:
+def test_quoted_strings_are_read_back_the_same(text: str) -> None:
     string = quoted(text, "next")
     assert re.fullmatch(STRING, string)
     assert string.isprintable()
@@ -87,7 +87,7 @@ def test_strings_stay_what_they_are(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_names(text: str) -> None:
-    """They change no node, edge or attribute, wherever they are."""
+    """Hostile names change no node, edge or attribute."""
 
     def made(name: str) -> LocksReport:
         return report(
@@ -139,7 +139,7 @@ def test_deadlock_is_red() -> None:
     assert ("t3", "l0") in parsed.edges
 
 
-def test_outside() -> None:
+def test_external_roots_are_octagons() -> None:
     lonely = lock("mutex 1", (2, 3))
     on_lock = root(None, (0, 2), kind="external", reason="nobody", lock="mutex 1")
     served = root(
@@ -152,7 +152,7 @@ def test_outside() -> None:
     assert {("l0", "r0"), ("t5", "r1")} <= parsed.edges.keys()
 
 
-def test_crowds_are_cut_but_for_those_who_hold() -> None:
+def test_long_queues_are_cut_except_for_lock_owners() -> None:
     crowd = tuple(range(100, 400))
     made = report(
         [wait(pid, "mutex a") for pid in crowd] + [wait(1, "mutex b")],
@@ -168,7 +168,6 @@ def test_crowds_are_cut_but_for_those_who_hold() -> None:
 
 
 def test_idle_tasks_are_left_out() -> None:
-    """They are many, and have nothing to do with the others."""
     pool = lock("futex 9:0x10", (2, 3))
     nobody = root(None, (0, 2), kind="external", lock="futex 9:0x10", waiters=(2, 3))
     made = report([wait(2, state="S"), wait(3, state="S")], [pool], [nobody])
@@ -179,5 +178,5 @@ def test_idle_tasks_are_left_out() -> None:
     assert {("t3", "l0"), ("l1", "t3")} <= parse(more).edges.keys()
 
 
-def test_nothing() -> None:
+def test_empty_report_gives_an_empty_graph() -> None:
     assert parse(report()) == Parsed()

@@ -13,23 +13,23 @@ def fitted(blocks: list[Block], width: int, height: int) -> tuple[list[str], int
     return ["".join(span.text for span in line).rstrip() for line in lines], left_out
 
 
-def test_all_of_it_fits() -> None:
+def test_blocks_that_fit_are_whole() -> None:
     assert fitted([text("a"), table(2)], 80, 4) == (["a", "N", "0", "1"], 0)
 
 
-def test_the_longest_loses_its_end() -> None:
+def test_longest_block_is_cut() -> None:
     blocks = [text("head"), table(2), table(10), text("foot")]
     lines, left_out = fitted(blocks, 80, 9)
     assert lines == ["head", "N", "0", "1", "N", "0", "1", "2", "foot"]
     assert left_out == 7
 
 
-def test_text_goes_on_after_a_word() -> None:
+def test_text_is_folded_between_words() -> None:
     lines, _ = fitted([text("one two, ", "three four")], 9, 9)
     assert lines == ["one two,", "three", "four"]
 
 
-def test_rows_that_no_screen_shows_count() -> None:
+def test_rows_of_a_long_table_are_counted_as_left_out() -> None:
     lines, left_out = fitted([table(20_000), text("foot")], 80, 5)
     assert lines == ["N", "0", "1", "2", "foot"]
     assert left_out == 19_997

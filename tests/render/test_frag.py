@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How memory is cut up, made by hand and as text."""
+"""The text view of a fragmentation report made by hand."""
 
 from msatools.memory.frag.model import (
     Blocker,

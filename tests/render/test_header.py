@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The lines that each report begins with: see ``tests/golden/header.txt``."""
+"""The first lines of each report: see ``tests/golden/header.txt``."""
 
 from dataclasses import replace
 

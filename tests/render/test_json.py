@@ -54,7 +54,7 @@ def test_order_is_the_schema_then_the_models() -> None:
     ]  # fmt: skip
 
 
-def test_target_has_what_the_contract_promises() -> None:
+def test_target_has_the_members_of_the_contract() -> None:
     target = json.loads(dumps(report()))["target"]
     promised = ("path", "kind", "live", "release", "arch", "page_size", "types")
     for name in (*promised, "dump_level", "truncated"):
@@ -103,13 +103,13 @@ def test_field_that_has_another_form_in_json(
     assert json.loads(dumps(formed))["names"] == expected
 
 
-def test_what_a_report_cannot_hold() -> None:
+def test_values_without_json_are_refused() -> None:
     for value in (object(), float("nan"), float("inf")):
         with pytest.raises((TypeError, ValueError)):
             dumps(report(extra=value))
 
 
-def test_one_line_of_ascii_a_report() -> None:
+def test_report_is_one_line_of_ascii() -> None:
     out = io.StringIO()
     show(report(), out)
     show(replace(report(), interval_ns=7), out)

@@ -461,10 +461,10 @@ def test_golden(group: str, golden: Golden) -> None:
     check_screens(golden, f"locks/{group}", GROUPS[group]())
 
 
-# --- where there is much to say
+# --- large reports
 
 
-def test_work_grows_no_faster_than_who_waits() -> None:
+def test_work_is_linear_in_waiters() -> None:
     def work(count: int) -> int:
         held, idle = crowd(count), crowd(count, of="futex 9:0x10", owners="")
         idle = replace(idle, waits=tuple(replace(one, state="S") for one in idle.waits))
@@ -477,7 +477,7 @@ def test_work_grows_no_faster_than_who_waits() -> None:
 
 
 def test_roots_share_a_screen() -> None:
-    """The first has more room than the last, and each some."""
+    """The first roots have more lines than the last, and each has some."""
     locks = [
         lock(f"mutex {number}", tuple(range(10 * number, 10 * number + 4)), f"={owner}")
         for owner in range(1, 10)
@@ -487,21 +487,20 @@ def test_roots_share_a_screen() -> None:
     lines = printed(
         blocks(report(waits, locks, [root(n, (16, 0)) for n in range(1, 10)]))
     )
-    heads = [at for at, line in enumerate(lines) if line.startswith(("ROOT", "R, W"))]
-    # Each with its own line, and one that tells how many are not shown.
+    heads = [n for n, line in enumerate(lines) if line.startswith(("ROOT", "R, W"))]
+    # Of each root, one line is its own and one counts the waiters left out.
     sizes = [end - start for start, end in pairwise(heads)]
     assert sizes == [14, 14, 6, *(5,) * 6]
 
 
-def test_deep_chains_go_on_elsewhere() -> None:
+def test_deep_chains_refer_to_chains() -> None:
     lines = printed(blocks(chain(40), verbose=True))
     assert lines[-3].endswith("… 7 behind it: --chains shows the way")
-    # Each of the 32 is four columns farther in than the one before it.
+    # Each of the 32 levels is indented by four more columns.
     assert max(map(len, lines)) < 180
 
 
-def test_chain_of_many() -> None:
-    """No recursion that a dump could exhaust."""
+def test_long_chains_need_no_recursion() -> None:
     for view in VIEWS:
         assert printed(blocks(chain(1500), view=view))
     assert printed(blocks(chain(1500), verbose=True))
@@ -511,7 +510,7 @@ def test_chain_of_many() -> None:
     ("view", "what"), [("task", "row"), ("chains", "chain"), ("lock", "row")]
 )
 def test_rows(view: View, what: str) -> None:
-    """All of a dump, twenty of each sample, and as many as are asked for."""
+    """All rows of a dump, 20 of each sample, and as many as ``-n`` asks for."""
     made = chain(31)
 
     def rows(of: LocksReport, **options: Any) -> tuple[int, str]:

@@ -34,18 +34,18 @@ def memory_of(
     numbers: Sequence[int],
     counts: Sequence[Counts],
     places: Sequence[int] | None = None,
-    each: int = 16,
+    cell_pages: int = 16,
     section: int = 32,
 ) -> MemoryMap:
-    """Make a map; what is in no class is free."""
+    """Make a map; pages in no class of ``counts`` are free."""
     rows = np.zeros((len(numbers), NCLASSES), np.int64)
     for row, its in zip(rows, counts, strict=True):
         for code, pages in its.items():
             row[code] = pages
-        row[PageClass.FREE_BUDDY] += each - row.sum()
-    at = np.array(places or [0] * len(numbers), np.intp)
-    cells = Cells(np.array(numbers), rows, at, each, NODES)
-    return MemoryMap(each, section, cells)
+        row[PageClass.FREE_BUDDY] += cell_pages - row.sum()
+    node_rows = np.array(places or [0] * len(numbers), np.intp)
+    cells = Cells(np.array(numbers), rows, node_rows, cell_pages, NODES)
+    return MemoryMap(cell_pages, section, cells)
 
 
 def chart(memory: MemoryMap) -> list[str]:
@@ -96,7 +96,7 @@ def test_golden_text(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize(("step", "label"), [(1, "Node 0"), (2, "")])
-def test_zones_in_many_pieces_are_not_told_apart(step: int, label: str) -> None:
+def test_zones_in_many_pieces_share_a_band(step: int, label: str) -> None:
     alternating = [step * (i % 2) for i in range(200)]
     (band,) = bands(memory_of(range(200), [{}] * 200, alternating), 64)
     assert band.label == label
@@ -110,7 +110,7 @@ def test_no_memory() -> None:
     assert svg(map_picture.picture(memory, PAGE, "6.1"))
 
 
-def test_each_class_has_a_look_of_its_own() -> None:
+def test_letters_and_colours_of_classes_differ() -> None:
     free = {PageClass.FREE_BUDDY, PageClass.FREE_PCP}
     assert LOOKS.keys() == CLASSES.keys()
     looks = [look for code, look in LOOKS.items() if code not in free]
@@ -120,8 +120,8 @@ def test_each_class_has_a_look_of_its_own() -> None:
     assert FREE_COLOUR not in {look.colour for look in looks}
 
 
-# What people see who lack one kind of cones: G. M. Machado, M. M. Oliveira and L. A.
-# F. Fernandes, "A physiologically-based model for simulation of color vision
+# How colours look to people who lack one kind of cone: G. M. Machado, M. M. Oliveira
+# and L. A. F. Fernandes, "A physiologically-based model for simulation of color vision
 # deficiency" (2009), table 1, severity 1.0.
 VISIONS = {
     "normal": np.eye(3),
@@ -164,7 +164,7 @@ MOST_OF_MEMORY = (
 
 
 def lab(colour: str, vision: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Place a colour in CIELAB (D65)."""
+    """Convert a colour to CIELAB (D65)."""
     srgb = np.array(list(bytes.fromhex(colour[1:]))) / 255
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     seen = np.clip(np.asarray(vision) @ linear, 0, 1)
@@ -174,14 +174,14 @@ def lab(colour: str, vision: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_colours_are_told_apart(vision: str) -> None:
-    places = {
+def test_colours_can_be_distinguished(vision: str) -> None:
+    colours = {
         CLASSES[code]: lab(LOOKS[code].colour, VISIONS[vision])
         for code in MOST_OF_MEMORY
     }
-    for (one, here), (other, there) in itertools.combinations(places.items(), 2):
-        # A difference of 2.3 is just noticed, side by side.
-        assert np.linalg.norm(here - there) > 12, (one, other)
+    for (a, a_lab), (b, b_lab) in itertools.combinations(colours.items(), 2):
+        # Side by side, a difference of 2.3 is just noticeable.
+        assert np.linalg.norm(a_lab - b_lab) > 12, (a, b)
 
 
 @pytest.mark.parametrize("ground", ["#000000", "#ffffff"])
@@ -208,7 +208,7 @@ def coloured(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def on_terminal(patch: pytest.MonkeyPatch, encoding: str) -> io.TextIOWrapper:
-    """Return what stands for a terminal of this encoding."""
+    """Patch in a terminal of this encoding, and return its file."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     console = Console(file=file, force_terminal=True)
     patch.setattr(terminal, "_console", lambda _: console)
@@ -257,7 +257,7 @@ def area(boxes: Sequence[Box]) -> int:
 
 
 def test_area_of_a_colour_is_the_share_of_its_class(drawn: Picture) -> None:
-    # Beside the map each has a sample, and free memory one in the scale.
+    # Besides the map, the legend has a sample of each, the scale one of free memory.
     sample, step = 14 * 14, 36 * 14
     anon = area(drawn.boxes[LOOKS[PageClass.ANON].colour]) - sample
     free = area(drawn.boxes[FREE_COLOUR]) - sample - step
@@ -280,8 +280,9 @@ def test_svg_and_png_show_the_same(drawn: Picture) -> None:
     assert image.getpixel((x, y + 48)) == tuple(bytes.fromhex(FREE_COLOUR[1:]))
 
 
-def picture_of(cells: Cells, each: int, release: str = "6.1") -> Picture:
-    return map_picture.picture(MemoryMap(each, 8 * each, cells), PAGE, release)
+def picture_of(cells: Cells, cell_pages: int, release: str = "6.1") -> Picture:
+    memory = MemoryMap(cell_pages, 8 * cell_pages, cells)
+    return map_picture.picture(memory, PAGE, release)
 
 
 def test_text_of_dumps_is_escaped() -> None:
@@ -297,7 +298,7 @@ def test_text_of_dumps_is_escaped() -> None:
 
 
 def test_size_of_files_is_bounded() -> None:
-    """As if no two cells of the largest map were alike."""
+    """The worst case: no two cells of the largest map are alike."""
     count = 1 << 16
     rows = np.random.default_rng(1).integers(0, 100, (count, NCLASSES))
     places = np.zeros(count, np.intp)
@@ -306,7 +307,7 @@ def test_size_of_files_is_bounded() -> None:
 
 
 def test_addresses_do_not_overlap() -> None:
-    places = [at // 100 % 3 for at in range(4000)]
+    places = [cell // 100 % 3 for cell in range(4000)]
     memory = memory_of(range(4000), [{}] * 4000, places)
     labels = map_picture.picture(memory, PAGE, "6.1").labels
     addresses = [x.y for x in labels if x.anchor == "end" and "0x" in x.text]

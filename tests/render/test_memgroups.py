@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Break-downs of the classes as tables, with made-up groups."""
+"""Tables that break the classes down, of groups made by hand."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from tests.support.golden import Golden
 
 @dataclass(frozen=True)
 class Odd(PageGroup):
-    """A group of which more is known."""
+    """A group with more columns."""
 
     pid: int | None = None
     held_pages: int | None = None
@@ -34,7 +34,7 @@ def shown(by: str, groups: list[PageGroup], top: int | None = None) -> list[str]
 
 
 def test_golden_tables(golden: Golden) -> None:
-    """Nodes and zones are columns; what more is known of groups has columns."""
+    """Nodes and zones are columns; so are the other members of groups."""
     known = Odd("1", "one", 1, {}, 12345, 12345, 8192, True, ("a", "b"), None, 7)
     classes = {f"class.{n}": n for n in range(6)}
     golden(

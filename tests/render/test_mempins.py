@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tables of what keeps removed control groups."""
+"""Tables of the files that pin removed control groups."""
 
 from msatools.memory.by.groups import CgroupGroup, PinningFile
 from msatools.render.memstat.groups import pins_table

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What ``msa-memstat --diff`` shows."""
+"""The view of ``msa-memstat --diff``."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_golden_all_of_it(golden: Golden) -> None:
     golden("memstatdiff", shown(compare(BEFORE, AFTER, ("a.json", "b.json"))))
 
 
-def test_golden_checks_that_differ_in_one(golden: Golden) -> None:
+def test_golden_checks_that_fail_in_one_snapshot(golden: Golden) -> None:
     same, none = check("free.buddy", 5, 5), check("swapcache", 0, 0)
     explained = check("cache", 10, 9, "why it is so")
     lost = replace(check("cache", 10, 9), kernel_pages=None, difference=None)
@@ -59,18 +59,18 @@ def test_golden_groups(golden: Golden, rows: int | None) -> None:
         replace(BEFORE, by={"process": before}), replace(AFTER, by={"process": after})
     )
     lines = shown(diff, rows)
-    # What there is room for is all there is.
+    # 20 rows have room for all groups, so that both are one golden file.
     golden(f"memstatdiff-groups{'-2' * (rows == 2)}", lines[lines.index("") :])
 
 
-def test_groups_of_which_none_changed() -> None:
+def test_unchanged_groups_are_only_counted() -> None:
     groups = {"node": (group("0", user_anon=1), group("1", user_anon=2))}
     diff = compare(replace(BEFORE, by=groups), replace(AFTER, by=groups))
     assert shown(diff)[-2:] == ["Changes by node", "2 that did not"]
 
 
-def test_golden_bytes_where_pages_are_not_the_same(golden: Golden) -> None:
-    """And a class that is not known here."""
+def test_golden_bytes_if_page_sizes_differ(golden: Golden) -> None:
+    """One of the classes is unknown to this version."""
     target = replace(TARGET, page_size=16 * PAGE)
     groups = {"node": (group("0", free_buddy=100),)}
     pages = {"free.buddy": 100, "kernel.new": 7}
@@ -79,7 +79,7 @@ def test_golden_bytes_where_pages_are_not_the_same(golden: Golden) -> None:
     golden("memstatdiff-bytes", lines)
 
 
-def test_what_a_file_says_is_escaped() -> None:
+def test_text_of_a_snapshot_is_escaped() -> None:
     target = replace(TARGET, release=EVIL, path=EVIL)
     noted = replace(BEFORE, target=target, notes=(Note("x", EVIL),))
     check_escaped(blocks(compare(noted, AFTER, (EVIL, "b")), 20), 3)

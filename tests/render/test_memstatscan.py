@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What memstat says of its scan, and of what changed meanwhile."""
+"""What msa-memstat shows about its scan, and about changes during it."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def live(**changes: int | None) -> MemstatReport:
 
 
 def test_golden(golden: Golden) -> None:
-    """The lines that tell of the scan; of a dump it is a detail."""
+    """The lines about the scan; for a dump, they need ``-v``."""
     reports = {
         "live": live(),
         "nothing seen to change": live(

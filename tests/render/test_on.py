@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task waits on, in a few words."""
+"""The text of the ON column: what a task waits for."""
 
 import pytest
 
@@ -105,7 +105,7 @@ TEXTS = {
     ),
     "cgroup /high": WaitTarget(kind="cgroup", path="/high"),
     "cpu3": WaitTarget(kind="cpu", cpu=3),
-    # A kind that is new.
+    # A kind without words of its own.
     "fanotify fd 3": WaitTarget(kind="fanotify", fd=3),
 }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""prstat's cells and tables, of reports made by hand: see ``tests/golden/prstat``."""
+"""Cells and tables of prstat, of reports made by hand: see ``tests/golden/prstat``."""
 
 import os
 import pwd
@@ -177,7 +177,7 @@ CELLS: dict[str, tuple[TaskRow, TaskContext]] = {
 
 
 def test_golden_cells(golden: Golden) -> None:
-    """Each cell of a thread, and those that are other than its."""
+    """All cells of a thread, and of other rows the cells that differ from them."""
     usual = {name: cell(name) for name in COLUMNS}
     lines = []
     for what, (of, about) in CELLS.items():
@@ -195,7 +195,7 @@ def test_golden_shares(golden: Golden) -> None:
     golden("prstat/shares", [f"{ns} of {of}: {share(ns, of)}" for ns, of in shares])
 
 
-def test_users_have_names_on_the_machine_itself() -> None:
+def test_users_have_names_on_the_running_kernel() -> None:
     here = replace(ABOUT, names=True)
     own = row(uid=os.getuid())
     assert cell("USER", own, here) == pwd.getpwuid(os.getuid()).pw_name
@@ -295,7 +295,7 @@ NOTE = Note("lost", "something\x1b is lost")
 
 
 def screens() -> Screens:
-    """Names are escaped, and columns are by what is asked for and kept."""
+    """Names are escaped; columns depend on the options and the kernel's accounting."""
     one = replace(WITHIN, tasks=WITHIN.tasks[:1])
     stop = replace(LASTS, stopped_ns=LASTS.untold_ns, untold_ns=0)
     unkept = replace(WITHIN, accounting=REPORT.accounting)
@@ -354,6 +354,6 @@ def test_golden_views(golden: Golden) -> None:
 
 @pytest.mark.parametrize("weight", ["count", "age"])
 def test_golden_folded(weight: str, golden: Golden) -> None:
-    """Outermost first; in names no character that the format has for itself."""
+    """Frames are outermost first; separators of the format are replaced in names."""
     stacks = folded(replace(REPORT, stacks=STACKS), weight)
     golden(f"prstat/folded-{weight}", printed(stacks))

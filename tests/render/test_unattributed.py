@@ -41,17 +41,17 @@ def shown(*groups: UnattributedGroup, top: int | None = None) -> list[str]:
 
 
 def test_golden_rows(golden: Golden) -> None:
-    """Classes have tables of their own, and stacks come below the rows."""
+    """Each class has a table, and stacks are below the rows."""
     owned = replace(GROUP, stack=("__alloc_pages", "leaky_open"))
     guessed = replace(GROUP, class_name="kernel.large_kmalloc")
     some = shown(GROUP, owned, owned, LEFT_OUT, guessed, top=2)
     golden("unattributed", [*shown(GROUP, LEFT_OUT), *some])
 
 
-def test_nothing_from_a_dump_reaches_the_terminal_as_it_is() -> None:
+def test_text_of_a_dump_is_escaped() -> None:
     evil = replace(GROUP, owner=EVIL, stack=(EVIL,))
     check_escaped(blocks((evil, GROUP), 4096, None), 2)
 
 
-def test_nothing() -> None:
+def test_no_groups_show_nothing() -> None:
     assert shown() == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Quantities as people read them: see ``tests/golden/units.txt``."""
+"""Human-readable quantities: see ``tests/golden/units.txt``."""
 
 from msatools.kernel.ranges import ranges
 from msatools.reports.units import clock, count, duration, short_size, size
@@ -19,7 +19,7 @@ CLOCKS = (0, 10**7 - 1, 10**7, MINUTE - 1, MINUTE, HOUR, 100 * HOUR + 61 * 10**9
 
 
 def test_golden(golden: Golden) -> None:
-    """Counts are cut off, never rounded up to what is not there."""
+    """Counts are truncated, never rounded up."""
     tables = (
         (size, SIZES),
         (short_size, (*SHORT, *LARGE)),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A report of locks, followed from waiter to owner and back."""
+"""The graph of waits in a report: from waiters to owners, and back."""
 
 import random
 from functools import partial
@@ -14,7 +14,7 @@ from tests.support.cost import calls
 
 
 def graph(*locks: str) -> WaitGraph:
-    """Make a graph of ``2,3>1``: 2 and 3 wait for a lock that 1 has."""
+    """Make a graph of texts such as ``2,3>1``: 2 and 3 wait for a lock that 1 owns."""
     return WaitGraph(made(*locks))
 
 
@@ -43,7 +43,7 @@ def test_way() -> None:
     assert way(chain, 1) == []
     assert way(chain, 99) == []
     assert way(graph("3>2", "2>"), 3) == [2, None]
-    # That of a cycle ends where it has been.
+    # In a cycle, the way ends at the first task that it meets again.
     assert way(graph("1>2", "2>3", "3>1"), 1) == [2, 3, 1]
     assert way(graph("9>1", "1>2", "2>1"), 9) == [1, 2, 1]
     assert way(graph("1>1"), 1) == [1]
@@ -55,7 +55,7 @@ def test_way_takes_the_surest_owner() -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_behind_by_asking_who_reaches_whom(seed: int) -> None:
+def test_behind_counts_the_tasks_that_reach_an_owner(seed: int) -> None:
     chance = random.Random(seed)
     pids = list(range(1, 9))
     locks = []
@@ -79,7 +79,7 @@ def test_behind_by_asking_who_reaches_whom(seed: int) -> None:
                 todo += after.get(other, ())
         return seen
 
-    owners = {pid for each in after.values() for pid in each}
+    owners = {pid for pids in after.values() for pid in pids}
     assert found.behind == {
         owner: sum(owner in reached(pid) for pid in after if pid != owner)
         for owner in owners
@@ -87,7 +87,7 @@ def test_behind_by_asking_who_reaches_whom(seed: int) -> None:
 
 
 def test_long_chain_and_large_crowd() -> None:
-    """No recursion, and nothing that grows with the square of their number."""
+    """There is no recursion, and the work is linear in the number of tasks."""
 
     def chain(count: int) -> None:
         found = graph(*(f"{n + 1}>{n}" for n in range(1, count)))

@@ -114,7 +114,7 @@ EVIDENCE = {
     ),
     "any": evidence(threads=(thread(1, doing="", waiting=waiting()),)),
 }
-"""In a line each, and in full with -v."""
+"""Evidence by what is special about it: shown in one line, or in full with ``-v``."""
 
 HEIRS = (
     heir(509, 300, reaps=False),
@@ -126,10 +126,10 @@ LEAKS = (leak(774, 1), leak(778, 1003, task=1, pidfd=2))
 
 
 def with_evidence() -> ZombiesReport:
-    """Make a report with a group for all evidence there is."""
+    """Make a report with a group for each of ``EVIDENCE``."""
     dead = [zombie(n, n) for n in range(1, len(EVIDENCE) + 1)]
     pairs = zip(dead, EVIDENCE.values(), strict=True)
-    return report(dead, [group([one], evidence=told) for one, told in pairs])
+    return report(dead, [group([one], evidence=its) for one, its in pairs])
 
 
 def belongings() -> list[Zombie]:
@@ -146,7 +146,7 @@ def belongings() -> list[Zombie]:
 
 
 def strange() -> list[Zombie]:
-    """Make zombies of which some is known that seldom is there, and some is not."""
+    """Make zombies with rare members, and with unknown ones."""
     return [
         zombie(12),
         zombie(
@@ -409,7 +409,7 @@ def test_every_verdict_has_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "scope", "name", "told"),
+    ("others", "scope", "name", "shown"),
     [
         ({}, "system", "threads-max", True),
         ({"cgroup": "/a/b"}, "/a", "pids.max", True),
@@ -427,11 +427,11 @@ def test_every_verdict_has_words() -> None:
     ],
 )
 def test_limits_of_a_group(
-    others: dict[str, Any], scope: str, name: str, told: bool
+    others: dict[str, Any], scope: str, name: str, shown: bool
 ) -> None:
-    """Those that it counts towards."""
+    """A group shows a limit only if its zombies count towards it."""
     made = report([zombie(1, **others)], limits=[limit(name, 8, 10, 1, scope=scope)])
-    assert printed(blocks(made))[2].endswith(f"  {name} 80 %") == told
+    assert printed(blocks(made))[2].endswith(f"  {name} 80 %") == shown
 
 
 def test_limit_of_a_group_is_the_nearest_that_it_matters_to() -> None:
@@ -440,9 +440,9 @@ def test_limit_of_a_group_is_the_nearest_that_it_matters_to() -> None:
     farther, unknown = limit("RLIMIT_NPROC", 2, 10, 1), limit("pid_max", None, 10, 1)
     for made, end in (
         ([near, farther, far, unknown], "  pids left 80 %"),
-        # Nor is one told of which little is used.
+        # A limit of which the zombies use little is not shown.
         ([replace(far, used=9, max=100)], "never waits for children"),
-        # One of a hundred is not what makes it full; one of ten may be.
+        # One zombie of a hundred does not fill the limit; one of ten may.
         ([replace(near, used=10, max=11)], "  threads-max 90 %"),
     ):
         assert printed(blocks(report([zombie(1)], limits=made)))[2].endswith(end)
@@ -452,10 +452,10 @@ def test_limit_of_a_group_is_the_nearest_that_it_matters_to() -> None:
 @pytest.mark.parametrize("verbose", [False, True])
 def test_text_of_a_dump_is_escaped(view: View, verbose: bool) -> None:
     dead = [zombie(1, comm=EVIL, parent_comm=EVIL, cgroup=f"/{EVIL}")]
-    told = evidence(EVIL, root=EVIL, threads=(thread(1, comm=EVIL, doing=EVIL),))
+    proof = evidence(EVIL, root=EVIL, threads=(thread(1, comm=EVIL, doing=EVIL),))
     made = report(
         dead,
-        [group(dead, evidence=told, advice=EVIL)],
+        [group(dead, evidence=proof, advice=EVIL)],
         [limit("pids.max", 1, 2, 1, scope=f"/{EVIL}", first=True)],
         heirs=(heir(147, 1, heir_comm=EVIL, why=EVIL),),
         leaks=(leak(1, 2, **{EVIL: 1}),),
@@ -470,8 +470,8 @@ def test_one_task_is_escaped() -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_screenful(view: View) -> None:
-    """However much there is, without -v."""
+def test_views_fit_a_screen(view: View) -> None:
+    """Without ``-v``, however many zombies there are."""
     made = replace(
         crowd(2000, parents=500),
         limits=tuple(limit("pids.max", 1, 2, 1, scope=f"/{n}") for n in range(200)),
@@ -489,6 +489,6 @@ def cost(count: int) -> int:
     return calls(lambda: [printed([*show(), *show(verbose=True)]) for show in shown])
 
 
-def test_effort_grows_as_zombies_do() -> None:
-    """And not by their square."""
+def test_work_is_linear_in_zombies() -> None:
+    """Four times the zombies take four times the calls, not sixteen times."""
     assert cost(400) < 4.5 * cost(100)

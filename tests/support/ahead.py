@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Guests and dumps made while other tests run: a pytest plugin.
+A pytest plugin that builds guests and dumps while other tests run.
 
-Pure tests come first, then those of the dumps in the order in which these are made.
+Tests without dumps run first, then tests of dumps in the order of the builds.
 """
 
 import os
@@ -23,7 +23,7 @@ DUMPS = (
     *("memory-6.12", "memory-6.1", "owners-6.12", "barepages-6.12"),
     *("tasks-6.12", "tasks-on-6.12", "tasks-6.1", "zombies-6.12", "zombies-6.1"),
 )
-"""What ``make test`` needs, in the order of its tests."""
+"""The dumps that ``make test`` needs, in the order of its tests."""
 
 GUESTS = {
     "kcore-6.12": ("commands", "kcore", "locks", "prstat", "terminal"),
@@ -31,24 +31,25 @@ GUESTS = {
     "cpulive-6.12": ("cpus",),
     "hotplug-6.12": ("hotplug",),
 }
-"""Guests in which the commands run for minutes, the longest first, and whose tests each
-has. These begin with those of the last, so that two processes have guests to make; they
-come after the tests that boot guests of their own."""
+"""Guests in which commands run for minutes, the longest first, and their test modules.
+
+The tests that boot guests of their own run first, then the tests of the last guest
+here. So this process and the tests' both have a guest to build."""
 
 PURE = ("tests/render/", "tests/demo/", "tests/kernel/", "tests/test_")
-"""Modules that need no dump, or hardly any."""
+"""Modules with few or no tests that need a dump."""
 
 MANY_MODULES = {"live": 8, "dumps": 100}
-"""Who runs fewer modules wants no guests but those that these ask for."""
+"""Minimum numbers of modules to run before anything is built ahead."""
 
 END_SECONDS = 20.0
-"""How long a builder has to end its guest when it is told to."""
+"""Time for a builder to end its guest after an interrupt."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put pure tests first, and last those that wait for guests made ahead.
+    """Put tests without dumps first, and tests that need ``GUESTS`` last.
 
-    The order stays the same otherwise.
+    Otherwise keep the order.
     """
     items.sort(key=lambda item: _rank(item.nodeid))
 
@@ -61,18 +62,18 @@ def _rank(test: str) -> int:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start to make what most tests need, unless few tests run."""
+    """Start to build the dumps or guests that the tests need, unless few tests run."""
     config = session.config
     if config.getoption("--no-lab") or config.getoption("--collect-only"):
         return
-    # With workers, the first of them has collected the tests.
+    # With xdist, only the first worker builds.
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
         return
     modules = {item.nodeid.partition("::")[0] for item in session.items}
     if "not live" in config.getoption("markexpr"):
         if len(modules) >= MANY_MODULES["dumps"]:
             make_ahead(config, DUMPS)
-    # A guest that another process has is not booted anew.
+    # With --anew the tests rebuild the guests themselves.
     elif not config.getoption("--anew"):
         live = {name for name in modules if name.startswith("tests/live/")}
         if len(live) >= MANY_MODULES["live"]:
@@ -80,14 +81,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def make_ahead(config: pytest.Config, names: Sequence[str]) -> None:
-    """Make guests in a process that ends with the tests."""
+    """Build scenarios in a process that ends with the tests."""
     lab = [sys.executable, "-m", "fixtures.lab", "build", *names]
     builder = start(lab, config.rootpath)
     config.add_cleanup(lambda: end(builder))
 
 
 def start(command: Sequence[str], directory: Path) -> "subprocess.Popen[bytes]":
-    """Start a program that says nothing, and dies with this process."""
+    """Start a program without output that is killed when this process dies."""
     return subprocess.Popen(
         [*ending_with_parent("KILL"), *command],
         cwd=directory,
@@ -98,7 +99,7 @@ def start(command: Sequence[str], directory: Path) -> "subprocess.Popen[bytes]":
 
 
 def end(builder: "subprocess.Popen[bytes]", seconds: float = END_SECONDS) -> None:
-    """Interrupt a builder, so that it ends its guest; kill it if it goes on."""
+    """Interrupt a builder, so that it ends its guest; kill it after *seconds*."""
     builder.send_signal(signal.SIGINT)
     try:
         builder.wait(seconds)
@@ -109,7 +110,7 @@ def end(builder: "subprocess.Popen[bytes]", seconds: float = END_SECONDS) -> Non
 
 
 def ending_with_parent(signal_name: str) -> list[str]:
-    """Return what starts a program that gets a signal when this process dies.
+    """Return a command prefix: the program gets a signal when this process dies.
 
     :param signal_name: the signal, without ``SIG``
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Commands called as their console scripts do, on targets that are open already.
+"""Run commands as their console scripts do, on a demo core that is already open.
 
-Opening a dump takes longer than most reports. A demo core also stands for a guest that
-runs: whatever names one is answered with the core, whose clock stands still.
+Opening a dump takes longer than most reports. A target that is a running guest is
+replaced by the demo core as well; its clock does not advance.
 """
 
 import io
@@ -26,7 +26,7 @@ from tests.support.tiers import KERNEL
 
 CORE = str(DEMOS[KERNEL].core)
 GUEST = ("--qemu", "still.sock")
-"""The words that name the core as a guest that runs."""
+"""Arguments to open the core as a running guest."""
 
 Open = Callable[[TargetSpec], Opened]
 
@@ -46,7 +46,7 @@ MADE = Target(
 
 @dataclass(frozen=True)
 class Ran:
-    """How a run ended, and what it printed."""
+    """The exit status and the output of a run."""
 
     status: int
     out: str
@@ -54,40 +54,41 @@ class Ran:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The only report."""
+        """The one report printed."""
         (found,) = self.samples
         return found
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """The report of each line."""
+        """The reports printed, one per line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
 @cache
 def demo() -> Opened:
-    """Open the demo core, once."""
+    """Return the demo core, opened once."""
     return open_target(TargetSpec(path=CORE, types="btf"))
 
 
 def open_demo(spec: TargetSpec) -> Opened:
-    """Open the demo core, whatever is named; a running kernel is the core, too."""
+    """Return the demo core, described as the target that *spec* names."""
     found = demo()
     return Opened(found.prog, as_named(found.target, spec))
 
 
 def open_nothing(spec: TargetSpec) -> Opened:
-    """Open a program without memory: enough for a command that reads none."""
+    """Return a program without memory, for commands that read none."""
     return Opened(Program(), as_named(MADE, spec))
 
 
 def as_named(target: Target, spec: TargetSpec) -> Target:
-    """Say of a target what is so of one that is named in some words."""
+    """Return *target* described as the one that *spec* names."""
     if spec.is_live:
         kind = "kcore" if spec.qemu is None else "qmp"
         path = spec.qemu or "/proc/kcore"
-        is_so = {"live": True, "kind": kind, "path": path, "format": ""}
-        return replace(target, **is_so, dump_level=None)
+        return replace(
+            target, live=True, kind=kind, path=path, format="", dump_level=None
+        )
     return replace(target, path=spec.path or "")
 
 
@@ -110,10 +111,10 @@ def start(
     before: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> "subprocess.Popen[str]":
-    """Start a command as a process of its own.
+    """Start a command in its own process.
 
-    :param before: Is called in the process first.
-    :param options: Of :func:`forked`.
+    :param before: Called in the process first.
+    :param options: Passed to :func:`forked`.
     """
 
     def work() -> int:
@@ -126,6 +127,6 @@ def start(
 
 
 def end(process: "subprocess.Popen[str]") -> Ran:
-    """Wait for the end of a process."""
+    """Wait for a process to end."""
     out, err = process.communicate(timeout=60)
     return Ran(process.returncode, out, err)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A command's line as its tests say it: in words, with no target opened."""
+"""Parse and render a command's options without opening a target."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -21,9 +21,9 @@ def parsed(command: Command[Any], *words: str) -> Namespace:
 def given_options(
     command: Command[Any], run: str, monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> object:
-    """Give the options that a run is started with.
+    """Return the options object that a command starts its session with.
 
-    :param run: The class of runs, by its full name.
+    :param run: Full name of the session's class.
     """
     started: list[Any] = []
     monkeypatch.setattr(run, lambda *given: started.append(given))
@@ -35,7 +35,7 @@ def given_options(
 
 
 def shown(command: Command[Any], report: Any, *words: str) -> list[str]:
-    """Give a report's lines as these words have it shown."""
+    """Return the lines of a report, rendered with these options."""
     blocks = command.blocks(report, parsed(command, *words))
     texts = ("".join(s.text for s in line) for block in blocks for line in lines(block))
     return [text.rstrip() for text in texts]

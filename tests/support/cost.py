@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What work costs, whatever the machine's speed: the calls that it takes."""
+"""Measure work by its number of calls, whatever the machine's speed."""
 
 import sys
 from collections.abc import Callable
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Count the functions that some work calls, those written in C as well."""
+    """Count the functions that *work* calls, including C functions."""
     count = 0
 
     def profile(frame: object, event: str, arg: object) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The lab's dumps by name, opened with debug info or without."""
+"""Open the lab's dumps by name, with DWARF or BTF."""
 
 from collections.abc import Iterable, Iterator
 from itertools import product
@@ -12,10 +12,10 @@ from fixtures import lab
 from msatools.target import TargetSpec, open_target
 
 IDLE = ("memory-5.10", "memory-6.1", "memory-6.12", "crash-6.1", "crash-6.12")
-"""Where nothing happens: threads sleep, kernel threads wait for work."""
+"""Idle machines: threads sleep, kernel threads wait for work."""
 
 BUSY = ("tasks-6.1", "tasks-6.12")
-"""Where tasks of every class are."""
+"""Machines with tasks of every class."""
 
 TYPES = ("btf", "dwarf")
 

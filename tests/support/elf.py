@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where in an ELF dump the memory of the kernel lies."""
+"""Find memory and CPU registers in an ELF dump, without msatools."""
 
 import struct
 from pathlib import Path
@@ -9,16 +9,16 @@ from drgn import Program
 from drgn.helpers.linux.mm import follow_phys
 
 Segments = list[tuple[int, int, int]]
-"""Physical address, size and file offset of each."""
+"""Physical address, size and file offset of each segment."""
 
 PT_LOAD, PT_NOTE = 1, 4
 NT_PRSTATUS = 1
 CS_OFFSET = 112 + 17 * 8
-"""Of the code segment in the ``struct elf_prstatus`` of x86-64."""
+"""Offset of the cs register in x86-64's ``struct elf_prstatus``."""
 
 
 def segments(path: Path, kind: int) -> Segments:
-    """Read what an ELF dump's program headers of one kind say."""
+    """Return the segments of one kind in an ELF dump's program headers."""
     with path.open("rb") as file:
         header = file.read(64)
         (table,) = struct.unpack_from("<Q", header, 32)
@@ -30,30 +30,33 @@ def segments(path: Path, kind: int) -> Segments:
 
 
 def load_segments(path: Path) -> Segments:
-    """Read an ELF dump's memory segments."""
+    """Return an ELF dump's memory segments."""
     return segments(path, PT_LOAD)
 
 
 def in_user_mode(path: Path) -> list[bool]:
-    """Tell of each CPU whether the code segment in its registers is user mode's."""
+    """Return for each CPU whether it was in user mode, by its cs register."""
     ((_, size, offset),) = segments(path, PT_NOTE)
     with path.open("rb") as file:
         file.seek(offset)
         notes = file.read(size)
-    found, at = [], 0
-    while at < size:
-        name_size, length, kind = struct.unpack_from("<III", notes, at)
-        at += 12
-        name = notes[at : at + name_size]
-        at += (name_size + 3) & ~3
+    found, offset = [], 0
+    while offset < size:
+        name_size, length, kind = struct.unpack_from("<III", notes, offset)
+        offset += 12
+        name = notes[offset : offset + name_size]
+        offset += (name_size + 3) & ~3
         if name == b"CORE\0" and kind == NT_PRSTATUS:
-            found.append(notes[at + CS_OFFSET] & 3 == 3)
-        at += (length + 3) & ~3
+            found.append(notes[offset + CS_OFFSET] & 3 == 3)
+        offset += (length + 3) & ~3
     return found
 
 
 def file_offset(prog: Program, segments: Segments, address: int) -> int:
-    """Find where a dump has the page of a kernel address."""
+    """Return the file offset of a kernel address.
+
+    :raises LookupError: if the dump does not contain it
+    """
     physical: int = follow_phys(prog["init_mm"].address_of_(), address).value_()
     for start, size, offset in segments:
         if start <= physical < start + size:

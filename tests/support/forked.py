@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A program that is a forked copy of the tests' own process.
+"""Run a function in a fork of the test process.
 
-It has descriptors, signals and an exit status of its own, as one that is started, and
-not the second that Python takes to start and to import what commands need.
+The fork has its own descriptors, signals and exit status, like a program, but need not
+spend a second on starting Python and importing the commands.
 """
 
 import os
@@ -20,22 +20,22 @@ def forked(
     environ: dict[str, str] | None = None,
     **options: object,
 ) -> "subprocess.Popen[str]":
-    """Start a copy of this process.
+    """Start a fork of this process.
 
-    :param work: What it does, and gives its exit status.
-    :param environ: Variables to change.
-    :param options: Of :class:`subprocess.Popen`.
+    :param work: Function to run in it; returns the exit status.
+    :param environ: Environment variables to change.
+    :param options: Passed to :class:`subprocess.Popen`.
     """
     known = _descriptors()
 
     def run() -> NoReturn:
-        # The copy is not to keep the other ends of its own pipes open.
+        # The fork must not keep the other ends of its own pipes open.
         for descriptor in _descriptors() - known - {0, 1, 2}:
             os.close(descriptor)
         os.environ.update(environ or {})
         _run(work)
 
-    # What is run before a program is executed never ends, so that none is.
+    # preexec_fn never returns, so no program is executed.
     return subprocess.Popen(
         ["/nonexistent"],
         preexec_fn=run,
@@ -45,7 +45,7 @@ def forked(
 
 
 def _descriptors() -> set[int]:
-    # One of them is that of the list itself, and closed by now.
+    # One of them belonged to the listing itself and is closed now.
     listed = {int(name) for name in os.listdir("/proc/self/fd")}
     return {descriptor for descriptor in listed if _is_open(descriptor)}
 

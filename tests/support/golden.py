@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Rendered text held against files that are reviewed as text: a pytest plugin.
+A pytest plugin that compares rendered text with golden files.
 
-``make golden`` (``pytest --record-golden``) writes the files anew, and git shows what
-has changed. A test that names a file that is not there fails.
+``make golden`` (``pytest --record-golden``) rewrites the files; review the changes with
+git. A test whose golden file does not exist fails.
 """
 
 import difflib
@@ -16,7 +16,7 @@ import pytest
 DIRECTORY = Path(__file__).parents[1] / "golden"
 
 Golden = Callable[[str, Iterable[str] | str], None]
-"""Takes the name of a file below ``tests/golden`` and the text, or its lines."""
+"""Called with the name of a file below ``tests/golden`` and a text or its lines."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,14 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Run what has golden files alone, if these are to be recorded."""
+    """With ``--record-golden``, run only tests that have golden files."""
     if config.getoption("--record-golden"):
         items[:] = [i for i in items if "golden" in getattr(i, "fixturenames", ())]
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
-    """Compare text with a golden file, trailing blanks aside."""
+    """Return a function that compares text with a golden file, less trailing blanks."""
     record = bool(request.config.getoption("--record-golden"))
 
     def compare(name: str, text: Iterable[str] | str) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where a kdump has what, and copies of it that are damaged."""
+"""Find the parts of a kdump, and make damaged copies of it."""
 
 import struct
 from pathlib import Path
@@ -16,7 +16,7 @@ DESCRIPTOR = struct.Struct("<QIIQ")
 
 
 class Layout:
-    """Where a dump has what, found without what is tested."""
+    """The pages, descriptors and offsets of a dump, read without kdumppages."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -26,22 +26,25 @@ class Layout:
             half = header.bitmap_size // 2
             bits = np.frombuffer(read(header.bitmap_offset + half, half), np.uint8)
             self.kept = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-            self.table_at = header.bitmap_offset + header.bitmap_size
-            table = read(self.table_at, len(self.kept) * DESCRIPTOR.size)
+            self.table_offset = header.bitmap_offset + header.bitmap_size
+            table = read(self.table_offset, len(self.kept) * DESCRIPTOR.size)
             self.descriptors = list(DESCRIPTOR.iter_unpack(table))
         assert header.max_pfn is not None
         self.max_pfn = header.max_pfn
 
     def left_out(self) -> Pfns:
-        """The pages after such as were kept, as far as they were not."""
+        """Return up to ten pfns that are not in the dump, each after one that is."""
         return np.setdiff1d(self.kept + 1, [*self.kept, self.max_pfn])[:10]
 
 
 def copied(path: Path, directory: Path, changes: dict[int, bytes]) -> Path:
-    """A copy of a dump with some bytes changed."""
+    """Return a copy of a dump with some bytes changed.
+
+    :param changes: file offset -> new bytes
+    """
     data = bytearray(path.read_bytes())
-    for at, new in changes.items():
-        data[at : at + len(new)] = new
+    for offset, new in changes.items():
+        data[offset : offset + len(new)] = new
     copy = directory / "changed"
     copy.write_bytes(data)
     return copy

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""ELF files without sections, of either byte order and word size."""
+"""Make ELF files without sections, of either byte order and word size."""
 
 import struct
 
@@ -28,9 +28,9 @@ def image(
     many: bool = False,
     build_id: bytes = BUILD_ID,
 ) -> bytes:
-    """An ELF file with a note segment and one of 100 bytes at its end.
+    """Return an ELF file with a note segment and a segment of 100 bytes at its end.
 
-    ``many``: the number of segments is where it goes when the header is too small.
+    :param many: Store the number of segments in section header 0 (PN_XNUM).
     """
     notes = note(order, b"CORE", 1, b"abcde") + note(order, b"GNU", 3, build_id)
     ident = b"\x7fELF" + bytes([bits // 32, 1 if order == "<" else 2, 1]) + bytes(9)
@@ -43,8 +43,8 @@ def image(
         word, head = "I", "HHIIIIIHHHHHH"
     shoff = ehdr if many else 0
     phoff = ehdr + (shdr if many else 0)
-    notes_at = phoff + 2 * phdr
-    data_at = notes_at + len(notes)
+    notes_offset = phoff + 2 * phdr
+    data_offset = notes_offset + len(notes)
     header = struct.pack(
         order + head, kind, 62, 1, 0, phoff, shoff, 0, ehdr, phdr, phnum, shdr, 0, 0
     )
@@ -60,5 +60,5 @@ def image(
             )
         return struct.pack(order + "IIIIIIII", p_type, offset, 0, 0, size, size, 0, 0)
 
-    table = segment(4, notes_at, len(notes)) + segment(1, data_at, 100)
+    table = segment(4, notes_offset, len(notes)) + segment(1, data_offset, 100)
     return ident + header + section + table + notes + bytes(100)

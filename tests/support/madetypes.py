@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Kernels made by hand: programs that know a few types and objects, and no others.
+"""Make programs with a few types and objects and no others.
 
-Their memory is put in place by :func:`tests.support.overlay.put`.
+Their memory is added by :func:`tests.support.overlay.put`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from drgn import Architecture, Object, Platform, Program, Type, TypeKind, TypeMe
 
 
 def made_program() -> Program:
-    """Return a program for x86-64 that knows nothing."""
+    """Return an x86-64 program without types, objects or memory."""
     return Program(Platform(Architecture.X86_64))
 
 
@@ -20,16 +20,18 @@ def struct(
 ) -> Type:
     """Make a structure type.
 
-    :param members: By name, the type of each, or a bit field, and its offset in bytes.
+    :param members: name -> (type or bit field, offset in bytes)
     """
-    made = [TypeMember(kind, name, 8 * at) for name, (kind, at) in members.items()]
+    made = [
+        TypeMember(kind, name, 8 * offset) for name, (kind, offset) in members.items()
+    ]
     return prog.struct_type(tag, size, made)
 
 
 def serve(
     prog: Program, types: Iterable[Type], objects: Mapping[str, Object] | None = None
 ) -> None:
-    """Let a program find types by their tags, typedefs and objects by their names."""
+    """Add types (by tag, typedefs by name) and objects (by name) to a program."""
     by_name = {
         type_.name if type_.kind == TypeKind.TYPEDEF else type_.tag: type_
         for type_ in types

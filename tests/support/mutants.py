@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Change single lines of the product at random, and see whether the tests notice.
+Mutation testing: change single lines of msatools at random, and run the tests.
 
     python -m tests.support.mutants [-n 60] [--seed N] [--only K ...] [--list]
 
-Each package gets its share of the mutants by its lines of code. They are made in copies
-of the checkout. Of each, the tests of ``make test`` run until the first failure: those
-of its package in one process, what imports the module first, then all others in two.
-A test that fails has to pass without the mutation; the files of those that fail anyway
-are left out from then on.
+Mutants are shared among packages by their lines of code, and made in copies of the
+checkout. For each mutant, the tests of ``make test`` run until the first failure: first
+the tests of its package in one process (those that import the module first), then all
+others in two processes. A failing test must pass without the mutation; if it does not,
+its file is left out from then on.
 
-The exit status is 1 if fewer than 90 % were noticed, and 2 if tests failed anyway.
+The exit status is 1 if fewer than 90 % of the mutants were noticed, and 2 if tests
+failed without a mutation.
 """
 
 import argparse
@@ -47,13 +48,13 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("msatools/**/*.py", "commands/**/*.py", "msatools/memory/_classify.c")
 WANTED = 0.9
 LIMIT = 1800
-"""Seconds in which the whole suite ends on a machine that has other things to do."""
+"""Seconds for the whole suite, enough on a busy machine."""
 TEST_LIMIT = 300
-"""Seconds that no single test takes, guests being cached: a mutant that hangs."""
+"""Seconds for a single test, with cached guests; a mutant that takes longer hangs."""
 MEMORY = 12 << 30
-"""Bytes that one process may have; guests have a few GiB."""
+"""Limit on a process's memory in bytes; guests need a few GiB."""
 NO_TESTS = 5
-"""pytest's exit status if all tests were left out."""
+"""pytest's exit status if no tests were selected."""
 
 _BUILD_COMPILED = ("setup.py", "--quiet", "build_ext", "--inplace")
 _HUNG_TEST = re.compile(r'File "[^"]*/(tests/[^"]*/test_\w+\.py)", line \d+ in (\w+)')
@@ -62,17 +63,17 @@ _NOT_RUN = ("tests/live/", "tests/bench/", "tests/support/")
 
 
 class EndedError(Exception):
-    """Somebody else has ended the tests, such as the kernel for want of memory."""
+    """Something else killed the tests, such as the kernel's OOM killer."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mutation with the number by which it can be had again."""
+    """A mutation, and its number for ``--only``."""
 
     number: int
     mutation: Mutation
     source: str
-    """The file's text before."""
+    """The file's original text."""
 
     @property
     def package(self) -> str:
@@ -89,11 +90,11 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests made of a mutant."""
+    """The result of testing a mutant."""
 
     mutant: Mutant
     noticed_by: str | None
-    """The first test that failed, or how else it was noticed."""
+    """The first test that failed, or another description of how it was noticed."""
     seconds: float
     note: str = ""
 
@@ -105,14 +106,14 @@ class Outcome:
 
 
 def package_of(path: str) -> str:
-    """Return the folder; what is compiled is a package of its own."""
+    """Return the folder of a Python file; a C file is a package of its own."""
     return path if path.endswith(".c") else path.rpartition("/")[0]
 
 
 def choose_mutants(root: Path, count: int, seed: int, below: str = "") -> list[Mutant]:
-    """Choose mutants of all packages, the same for the same seed and product.
+    """Choose mutants of all packages; the same sources and seed give the same mutants.
 
-    :param below: What the paths of all begin with.
+    :param below: Prefix of the mutants' paths.
     """
     sources: dict[str, str] = {}
     for pattern in PRODUCT:
@@ -128,7 +129,7 @@ def choose_mutants(root: Path, count: int, seed: int, below: str = "") -> list[M
 
     def works(mutation: Mutation) -> bool:
         source = sources[mutation.path]
-        # Whether C compiles, and to something else, is seen when it is built.
+        # C is compared after it is built; see try_one.
         return mutation.path.endswith(".c") or changes_code(
             source, mutation.apply(source)
         )
@@ -146,9 +147,9 @@ def choose_mutants(root: Path, count: int, seed: int, below: str = "") -> list[M
 
 
 def tests_of(path: str, tests: Iterable[str], texts: dict[str, str]) -> list[str]:
-    """Return the test files of a module's package: the likeliest to notice first.
+    """Return the test files of a module's package, the likeliest to fail first.
 
-    :param texts: What test files hold, by their path.
+    :param texts: path of a test file -> its text
     """
     parts = path.partition(".")[0].split("/")
     module = parts[-1]
@@ -174,7 +175,7 @@ def tests_of(path: str, tests: Iterable[str], texts: dict[str, str]) -> list[str
 
 
 class Copy:
-    """A copy of the checkout, with an environment of its own, to change and test."""
+    """A copy of the checkout with its own environment."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -187,21 +188,21 @@ class Copy:
         _copy_environment(self.root)
 
     def write(self, path: str, text: str) -> None:
-        """Write a file such that no byte code of before is taken for its own."""
+        """Write a file so that Python does not use its old bytecode."""
         target = self.root / path
         target.write_text(text)
-        # Byte code is known by its source's size and time in seconds.
+        # Bytecode is valid for a source's size and modification time in seconds.
         self._clock += 2
         os.utime(target, (self._clock, self._clock))
         if path.endswith(".c"):
             self.run(*_BUILD_COMPILED, limit=LIMIT)
 
     def compiled(self) -> list[bytes]:
-        """Return what the compiled parts are."""
+        """Return the contents of the compiled extensions."""
         return [path.read_bytes() for path in self.root.glob("msatools/**/*.so")]
 
     def test(self, words: Sequence[str], limit: float) -> tuple[int, list[str], str]:
-        """Run tests until the first failure: status, what failed, and the output."""
+        """Run tests until the first failure; return status, failed tests and output."""
         cache = self.directory / "p"
         shutil.rmtree(cache, ignore_errors=True)
         status, output = self.run(
@@ -216,9 +217,9 @@ class Copy:
         return status, failed, output
 
     def run(self, *words: str, limit: float) -> tuple[int, str]:
-        """Run Python in the copy: its status and what it printed.
+        """Run Python in the copy; return its status and output.
 
-        :raises TimeoutExpired: if it takes longer than *limit* seconds
+        :raises TimeoutExpired: after *limit* seconds
         :raises EndedError: if it is killed
         """
         if self.stopped:
@@ -255,7 +256,7 @@ class Copy:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a session of processes, be the first of them gone."""
+    """Kill a session of processes, even if its leader has exited."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -277,7 +278,7 @@ def _copy_sources(root: Path) -> None:
 
 
 def _copy_environment(root: Path) -> None:
-    """Make an environment in which msatools is the copy, and all else is the same."""
+    """Copy the environment, with msatools installed from the copy of the checkout."""
     old = Path(sys.prefix)
     new = root / ".venv"
     site = next(old.glob("lib/python3*/site-packages"))
@@ -295,7 +296,7 @@ def _copy_environment(root: Path) -> None:
 
 
 def _copy_with_paths(source: Path, target: Path, root: Path) -> None:
-    """Copy a link or a script; paths of the checkout become those of the copy."""
+    """Copy a link or a script, replacing paths of the checkout by the copy's."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source, target, follow_symlinks=False)
     if source.is_symlink():
@@ -306,7 +307,7 @@ def _copy_with_paths(source: Path, target: Path, root: Path) -> None:
 
 
 class Trial:
-    """Mutants tested in some copies at once."""
+    """Tests mutants in several copies in parallel."""
 
     def __init__(self, package_only: bool, limit: float) -> None:
         self.package_only = package_only
@@ -318,9 +319,9 @@ class Trial:
         )
         self.texts = {path: (ROOT / path).read_text() for path in self.tests}
         self.passing: set[str] = set()
-        """Tests that were seen to pass without a mutation."""
+        """Tests that passed without a mutation."""
         self.broken: set[str] = set()
-        """Files of those that were not."""
+        """Files with tests that failed without a mutation."""
 
     def run(self, mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
         with (
@@ -352,7 +353,7 @@ class Trial:
                     copy.stop()
 
     def try_one(self, copy: Copy, mutant: Mutant) -> Outcome | None:
-        """Test one mutant; ``None`` if it is none."""
+        """Test one mutant; ``None`` if it compiles to the same code."""
         began = time.monotonic()
         mutation, source = mutant.mutation, mutant.source
         before = copy.compiled() if mutation.path.endswith(".c") else None
@@ -392,7 +393,7 @@ class Trial:
         return None
 
     def _passes(self, copy: Copy, test: str) -> bool:
-        """Whether a test passes without a mutation; its file is left out if not."""
+        """Return whether a test passes unmutated; if not, leave out its file."""
         if test not in self.passing:
             words = [test] if "::" in test else ["--collect-only", test]
             status, _, output = copy.test(words, LIMIT)
@@ -412,7 +413,7 @@ def _how_it_failed(status: int, output: str) -> str:
 
 
 def table(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return a line a package: mutants tried and noticed."""
+    """Return a line per package: mutants tried and noticed."""
     tried: Counter[str] = Counter()
     noticed: Counter[str] = Counter()
     for outcome in outcomes:
@@ -463,7 +464,7 @@ def main(words: Sequence[str]) -> int:
     if args.list:
         print(*(mutant.describe() for mutant in mutants), sep="\n")
         return 0
-    # So that the tests end, too.
+    # Raise KeyboardInterrupt, so that the tests are ended as well.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcomes = []
     trial = Trial(args.package_only, args.limit)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Where a line of source text can be changed into another that does something else.
+Find small changes of source lines that change what the code does.
 
-Changes are found in Python's syntax tree and made in the text, so that the rest of the
-file stays as it is. Nothing here runs anything: mutants.py does.
+Changes are found in Python's syntax tree and applied to the text, so that the rest of
+the file is unchanged. mutants.py runs the tests on them.
 """
 
 import ast
@@ -31,7 +31,7 @@ COMPARED: dict[type[ast.cmpop], tuple[str, ...]] = {
     ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),
 }
-"""The operator as it is written, and what it becomes."""
+"""The operator's text, then its replacements."""
 
 COMPUTED: dict[type[ast.operator], tuple[str, ...]] = {
     ast.Add: ("+", "-"),
@@ -67,7 +67,7 @@ C_OPERATORS = {
 }
 
 _MEMBER = re.compile(r"[A-Za-z_][\w.]*")
-"""A string that may name a member, a field or a type; messages have blanks."""
+"""A string that can be the name of a member, field or type; messages have blanks."""
 
 _C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _C_OPERATOR = re.compile(
@@ -79,7 +79,7 @@ _C_WORD = re.compile(r"\b(?:break|continue)\b(?=;)|!(?=[\w(*])")
 
 @dataclass(frozen=True, order=True)
 class Mutation:
-    """A change of a part of one line."""
+    """A replacement of part of one line."""
 
     path: str
     line: int
@@ -91,11 +91,11 @@ class Mutation:
     kind: str
 
     def line_of(self, source: str) -> str:
-        """Return the line as it is."""
+        """Return the original line."""
         return source.splitlines()[self.line - 1]
 
     def changed_line(self, source: str) -> str:
-        """Return the line as it becomes."""
+        """Return the changed line."""
         line = self.line_of(source)
         return line[: self.start] + self.new + line[self.end :]
 
@@ -108,13 +108,13 @@ class Mutation:
 
 
 def find_mutations(path: str, source: str) -> list[Mutation]:
-    """Return the mutations of a Python or C file, be they no Python or no change."""
+    """Return mutations of a Python or C file; some do not compile or change nothing."""
     finder = _c_mutations if path.endswith(".c") else _python_mutations
     return sorted(set(finder(path, source)))
 
 
 def changes_code(before: str, after: str) -> bool:
-    """Whether *after* compiles, and to other byte code."""
+    """Return whether *after* compiles to bytecode other than that of *before*."""
     try:
         return _shape(compile(after, "x", "exec")) != _shape(
             compile(before, "x", "exec")
@@ -124,7 +124,7 @@ def changes_code(before: str, after: str) -> bool:
 
 
 def _shape(code: CodeType) -> tuple[object, ...]:
-    """Return what the byte code does, without where it stands in the source."""
+    """Return the bytecode with its constants and names, without source positions."""
     constants = tuple(
         _shape(value) if isinstance(value, CodeType) else (type(value), repr(value))
         for value in code.co_consts
@@ -134,7 +134,7 @@ def _shape(code: CodeType) -> tuple[object, ...]:
 
 
 def code_lines(path: str, source: str) -> int:
-    """Count the lines that hold more than a comment or a docstring."""
+    """Count the lines with code, not only a comment or docstring."""
     if path.endswith(".c"):
         return sum(map(bool, map(str.strip, _without_comments(source).splitlines())))
     kinds = (tokenize.NAME, tokenize.OP, tokenize.NUMBER)
@@ -144,8 +144,8 @@ def code_lines(path: str, source: str) -> int:
 def share(lines: Mapping[str, int], count: int) -> dict[str, int]:
     """Share *count* mutants among packages by their lines of code.
 
-    Each gets one at least, if there are enough; the others go one by one to the package
-    that has the most lines for what it would have (the method of Sainte-Laguë).
+    Each package gets at least one, if there are enough. The others are allocated by the
+    Sainte-Laguë method.
     """
     shares = dict.fromkeys(lines, 1 if count >= len(lines) else 0)
     for _ in range(count - sum(shares.values())):
@@ -159,24 +159,24 @@ def choose(
     random: Random,
     works: Callable[[Mutation], bool],
 ) -> list[Mutation]:
-    """Choose mutations at random, all lines being equal, and all kinds on a line.
+    """Choose mutations at random: first a line, then a kind of mutation on it.
 
-    :param works: Whether a mutation compiles, and to other code; asked only for some.
+    :param works: Returns whether a mutation changes the code; called only as needed.
     """
     lines: dict[tuple[str, int], list[Mutation]] = defaultdict(list)
     for mutation in sorted(found):
         lines[mutation.path, mutation.line].append(mutation)
     chosen: list[Mutation] = []
-    for place in random.sample(sorted(lines), len(lines)):
+    for line in random.sample(sorted(lines), len(lines)):
         if len(chosen) == count:
             break
-        options = filter(works, _kinds_in_turn(lines[place], random))
+        options = filter(works, _kinds_in_turn(lines[line], random))
         chosen += itertools.islice(options, 1)
     return chosen
 
 
 def _kinds_in_turn(found: Sequence[Mutation], random: Random) -> list[Mutation]:
-    """Shuffle mutations such that one of each kind comes first."""
+    """Shuffle mutations so that one of each kind comes first."""
     shuffled = random.sample(found, len(found))
     seen: Counter[str] = Counter()
     turns = {}
@@ -195,7 +195,7 @@ def _python_mutations(path: str, source: str) -> Iterator[Mutation]:
 
 
 class _Finder:
-    """The mutations of one Python file."""
+    """Finds the mutations of one Python file."""
 
     def __init__(self, path: str, source: str) -> None:
         self.path = path
@@ -217,7 +217,7 @@ class _Finder:
     def _walk(
         self, node: ast.AST, parents: tuple[ast.AST, ...]
     ) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
-        """Yield all that is executed; no annotation, message or docstring."""
+        """Yield the nodes that are executed, except messages, with their parents."""
         if isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr)):
             return
         if isinstance(node, ast.If) and _is_aside(node.test):
@@ -282,11 +282,11 @@ class _Finder:
     def _names(
         self, node: ast.AST, parents: Sequence[ast.AST]
     ) -> Iterator[tuple[tuple[object, ...], str, ast.expr, int]]:
-        """Yield names of members: among which they are, the name, and where it stands.
+        """Yield names of members: key of their siblings, name, node, and length or 0.
 
-        Attributes of the same object are those within the same function, or class.
-        Strings are siblings if they are the same argument of the same function, or at
-        the same place in tables within one statement.
+        Attributes are siblings if they are of the same object in the same function (of
+        ``self``: in the same class). Strings are siblings if they are the same argument
+        of the same function, or at the same index in tables within one statement.
         """
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             owner = ast.unparse(node.value)
@@ -313,7 +313,7 @@ class _Finder:
     def _operator(
         self, left: ast.expr, right: ast.expr, words: Sequence[str]
     ) -> Iterator[Mutation]:
-        """Yield what becomes of the operator between two operands."""
+        """Yield the replacements of the operator between two operands."""
         first, last = self._end(left), self._start(right)
         old, *others = words
         span = slice(bisect_left(self.starts, first), bisect_left(self.starts, last))
@@ -328,7 +328,7 @@ class _Finder:
     def _replace(
         self, node: ast.expr | ast.stmt, new: str | None, kind: str, tail: int = 0
     ) -> Iterator[Mutation]:
-        """Yield a node replaced, or its last *tail* characters, if it is on a line."""
+        """Replace a node, or its last *tail* characters, if it is on one line."""
         (line, start), (last, end) = self._start(node), self._end(node)
         if line == last and new is not None:
             start = end - tail if tail else start
@@ -336,7 +336,7 @@ class _Finder:
                 yield Mutation(self.path, line, start, end, new, kind)
 
     def _text(self, node: ast.expr) -> str | None:
-        """Return the node's text, in parentheses if need be; ``None`` if of lines."""
+        """Return a node's text, parenthesized if needed; ``None`` if multi-line."""
         (line, start), (last, end) = self._start(node), self._end(node)
         if line != last:
             return None
@@ -353,7 +353,7 @@ class _Finder:
         return node.end_lineno, self._column(node.end_lineno, node.end_col_offset)
 
     def _column(self, line: int, offset: int) -> int:
-        """Return a column in characters; the tree's are in bytes."""
+        """Return a column in characters, from the syntax tree's in bytes."""
         return len(self.lines[line - 1].encode()[:offset].decode())
 
 
@@ -365,7 +365,7 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _is_aside(test: ast.expr) -> bool:
-    """Whether a block runs only for type checkers, or in a script."""
+    """Return whether a block runs only for type checkers or in a script."""
     return any(
         isinstance(node, ast.Name) and node.id in ("TYPE_CHECKING", "__name__")
         for node in ast.walk(test)
@@ -373,7 +373,7 @@ def _is_aside(test: ast.expr) -> bool:
 
 
 def _joins(node: ast.BinOp) -> bool:
-    """Whether it makes a text, or a union of types, for which nothing else will do."""
+    """Return whether an operator joins strings or types and has no replacement."""
     for side in (node.left, node.right):
         if isinstance(side, ast.JoinedStr):
             return True
@@ -385,12 +385,12 @@ def _joins(node: ast.BinOp) -> bool:
 
 
 def _statement(parents: Sequence[ast.AST]) -> int:
-    """Return which statement it is in."""
+    """Return the ID of the innermost statement."""
     return next(id(node) for node in reversed(parents) if isinstance(node, ast.stmt))
 
 
 def _without_comments(source: str) -> str:
-    """Blank comments and strings of C, so that all else stays where it is."""
+    """Replace C comments and strings by blanks, keeping all columns."""
     return _C_COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
 
 

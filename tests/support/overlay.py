@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Other memory laid over that of a dump, as if it had been lost or damaged."""
+"""Replace memory of a dump, as if it were missing or damaged."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def lay_over(
     read: Callable[[int, int, int, bool], bytes],
     physical: bool = False,
 ) -> None:
-    """Have *read* give what lies at an address, for readers that there are, too."""
+    """Read memory at an address with *read*, also for existing readers."""
     prog.add_memory_segment(address, size, read, physical)
     forget_direct_map(prog)
 
@@ -38,7 +38,7 @@ def lose_page(prog: Program, address: int) -> None:
 
 
 def put(prog: Program, address: int, data: bytes) -> None:
-    """Have other data in memory of a dump."""
+    """Replace memory of a dump by other data."""
 
     def read(_: int, count: int, offset: int, physical: bool) -> bytes:
         return data[offset : offset + count]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A guest that is paused for ever: QEMU's part is played with the memory of a dump.
+"""A paused guest: a QMP server that answers as QEMU would, from a dump's memory.
 
-What is done on a running kernel, and on no dump, can be tried on all that a dump holds,
-and has to come to the same.
+Code paths for running kernels can be tested on it, and must give the dump's results.
 """
 
 import json
@@ -29,9 +28,9 @@ _HEADERS_BYTES = 64 + 56
 
 @contextmanager
 def paused(dump: Path, directory: Path) -> Iterator[str]:
-    """Serve an ELF dump of x86-64 as a guest; give the address for ``--qemu``.
+    """Serve an x86-64 ELF dump as a guest; yield the address for ``--qemu``.
 
-    :param directory: For the socket.
+    :param directory: Directory for the socket.
     """
     socket_path = directory / "qmp"
     process = forked(lambda: _listen(dump, socket_path))
@@ -52,7 +51,7 @@ def _listen(dump: Path, path: Path) -> int:
     early = path.with_suffix(".early")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(early))
-        # Memory is read from the process that listens.
+        # The socket gets its name when it listens: drgn reads this process's memory.
         listener.listen()
         early.rename(path)
         while True:
@@ -61,7 +60,7 @@ def _listen(dump: Path, path: Path) -> int:
 
 
 class _Guest:
-    """Answers what drgn asks QEMU for (libdrgn/qemu_machine_protocol.c)."""
+    """Answers the QMP commands that drgn sends (libdrgn/qemu_machine_protocol.c)."""
 
     def __init__(self, dump: Path) -> None:
         with dump.open("rb") as file:
@@ -73,15 +72,15 @@ class _Guest:
         self._descriptors: list[int] = []
 
     def serve(self, connection: socket.socket) -> None:
-        """Answer until the other side hangs up."""
+        """Answer until the client disconnects."""
         self._send(connection, GREETING)
         while True:
             line, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
             if not line:
                 return
             self._descriptors += descriptors
-            asked = json.loads(line)
-            answer = self._answer(asked["execute"], asked.get("arguments", {}))
+            request = json.loads(line)
+            answer = self._answer(request["execute"], request.get("arguments", {}))
             self._send(connection, {"return": answer})
 
     def _send(self, connection: socket.socket, message: dict[str, Any]) -> None:
@@ -104,12 +103,12 @@ class _Guest:
             ]
             head = ["FlatView #0", ' AS "memory", root: system', " Root memory region:"]
             return "\n".join([*head, *ranges, ""])
-        if asked := re.fullmatch("gpa2hva 0x([0-9a-f]+)", words):
-            place = self._place(int(asked[1], 16))
-            return f"Host virtual address for {asked[1]} (ram) is {place:#x}\n"
+        if match := re.fullmatch("gpa2hva 0x([0-9a-f]+)", words):
+            address = self._host_address(int(match[1], 16))
+            return f"Host virtual address for {match[1]} (ram) is {address:#x}\n"
         return f"{words.split()[-1]}: Cannot access memory\n"
 
-    def _place(self, physical: int) -> int:
+    def _host_address(self, physical: int) -> int:
         ((start, offset),) = (
             (start, offset)
             for start, size, offset in self._memory
@@ -118,9 +117,9 @@ class _Guest:
         return self._start + offset + physical - start
 
     def _dump_notes(self, descriptor: int) -> None:
-        """Write a core that has notes alone."""
+        """Write a core with notes only."""
         header = bytearray(self._file[:_HEADERS_BYTES])
-        # One program header, right after the file's own: that of notes.
+        # One program header, for the notes, after the ELF header.
         header[32:40] = (64).to_bytes(8, "little")
         header[56:58] = (1).to_bytes(2, "little")
         sizes = len(self._notes).to_bytes(8, "little")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-probe: a command as small as can be, to see what all commands have in common."""
+"""msa-probe: a minimal command, to test what all commands have in common."""
 
 import argparse
 import subprocess
@@ -30,13 +30,13 @@ class ProbeReport(Report):
 
     number: int
     since: int | None = None
-    """The number of the report before."""
+    """The number of the previous report."""
 
     samples: int | None = None
 
 
 class Probe(Session[ProbeReport]):
-    """A run, which counts the samples in each interval."""
+    """A session that counts the samples in each interval."""
 
     def __init__(self, prog: Program, target: Target, args: argparse.Namespace) -> None:
         self._prog = prog
@@ -84,7 +84,7 @@ class Probe(Session[ProbeReport]):
 
 
 def spin(seconds: float) -> None:
-    """Take CPU time."""
+    """Use CPU time."""
     until = time.process_time() + seconds
     while time.process_time() < until:
         pass
@@ -127,12 +127,12 @@ GUEST = ("--qemu", "guest.sock")
 
 
 def run(*words: str, **options: Any) -> Ran:
-    """Run it to the end, in a process of its own."""
+    """Run msa-probe to its end in its own process."""
     return end(start(COMMAND, *words, opening=open_nothing, **options))
 
 
 def start_probe(*words: str, **options: Any) -> "subprocess.Popen[str]":
-    """Start it and wait until it collects."""
+    """Start msa-probe and wait until it collects."""
     process = start(COMMAND, *words, opening=open_nothing, **options)
     assert process.stderr is not None
     assert process.stderr.readline() == "collecting\n"
@@ -142,7 +142,7 @@ def start_probe(*words: str, **options: Any) -> "subprocess.Popen[str]":
 def on_terminal(
     *words: str, command: Command[ProbeReport] = COMMAND, **options: Any
 ) -> Terminal:
-    """Start it on a terminal."""
+    """Start msa-probe on a terminal."""
 
     def work() -> int:
         with patch("msatools.cli.main.open_target", open_nothing):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What took longest, by module and by guest, printed at the end: a pytest plugin."""
+"""A pytest plugin that prints the slowest modules and guests at the end."""
 
 import time
 from collections import Counter
@@ -11,11 +11,11 @@ from fixtures.lab.cache import default_cache
 from fixtures.lab.store import built_since
 
 MODULES = 15
-"""Modules that are listed."""
+"""Number of modules listed."""
 
 
 class Slowest:
-    """The seconds that each module took, over all workers."""
+    """Sums the seconds of each module over all workers."""
 
     def __init__(self) -> None:
         self.began = time.time()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How often a command reads a file, as the kernel sees it."""
+"""Count a command's system calls that read a file, with strace."""
 
 import os
 import re
@@ -13,21 +13,21 @@ from pathlib import Path
 from fixtures.lab import host
 
 MARKER = "strace-marker "
-"""What a command may write to standard error to part its reads."""
+"""Prefix of a line on standard error after which reads are counted separately."""
 
 _SECONDS = 300
 _READS = "read,pread64,readv,preadv,preadv2"
-# With -y each descriptor is followed by its file's path: pread64(3</tmp/vmcore>, ...
+# With -y, strace shows each descriptor's path: pread64(3</tmp/vmcore>, ...
 _CALL = re.compile(r"(?:\d+\s+)?(?P<name>\w+)\(\d+<(?P<path>[^>]*)>(?P<rest>.*)")
-_SAID = re.compile(rf'"{MARKER}([^"\\]*)')
+_WRITTEN = re.compile(rf'"{MARKER}([^"\\]*)')
 
 
 def reads_of(argv: Sequence[str | Path], path: Path) -> dict[str, int]:
     """
-    Count the reads of *path* that a command makes.
+    Count a command's reads of *path*.
 
-    :return: How many follow each marker that it writes, by the marker's text; what
-        comes before the first is under the empty text.
+    :return: text of a marker -> number of reads after it; those before the first marker
+        are under the empty text.
     """
     host.require(["strace"])
     with tempfile.TemporaryDirectory() as directory:
@@ -53,8 +53,8 @@ def _count(log: str, path: str) -> dict[str, int]:
         if not call:
             continue
         if call["name"] == "write":
-            said = _SAID.search(call["rest"])
-            part = said[1] if said else part
+            marker = _WRITTEN.search(call["rest"])
+            part = marker[1] if marker else part
         elif call["path"] == path:
             counts[part] += 1
     return dict(counts)

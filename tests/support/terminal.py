@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A terminal with a program in its foreground, and someone at the keys."""
+"""A pseudo-terminal with a program in its foreground."""
 
 import codecs
 import fcntl
@@ -20,16 +20,17 @@ from typing import Any
 from tests.support.forked import forked
 
 PATIENCE_SECONDS = 60.0
-"""What takes longer never ends."""
+"""Time after which a program that has not answered is taken to hang."""
 
 
 class Terminal:
-    """Start a program on a terminal; ``seen`` is what it has printed.
+    """A terminal on which a program is started; ``seen`` is the output so far.
 
-    Its ``modes`` are those from before the program, and in the end those after it.
+    ``modes`` are the terminal's modes before the program, and after :meth:`end` those
+    that it left.
 
-    :param words: the program's, or what a copy of this process is to do
-    :param is_own: whether it is the terminal of the program's session
+    :param words: the program and its arguments, or a function to run in a fork
+    :param is_own: whether it is the controlling terminal of the program's session
     :param size: columns and lines
     """
 
@@ -45,7 +46,7 @@ class Terminal:
         self.resize(*size)
         self.seen = ""
         self.modes = termios.tcgetattr(self.fd)
-        # What is read may end in the midst of a character.
+        # A read can end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         streams = {"stdin": follower, "stdout": follower, "stderr": follower}
         environ = {"TERM": "xterm-256color", "NO_COLOR": "", **environ}
@@ -54,9 +55,9 @@ class Terminal:
             work = words
 
             def copy() -> int:
-                # The terminal is gone once we have closed it.
+                # Keep no second descriptor of the terminal, so that it hangs up.
                 os.close(self.fd)
-                # The tests may run under nohup.
+                # Restore the default: the tests can run under nohup.
                 signal.signal(signal.SIGHUP, signal.SIG_DFL)
                 if is_own:
                     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -85,15 +86,15 @@ class Terminal:
         os.write(self.fd, keys.encode())
 
     def send(self, number: int) -> None:
-        """Send a signal to the program, as another one would."""
+        """Send a signal to the program."""
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        """Wait for the end, and give the exit status."""
+        """Wait for the program to end; return the exit status."""
         return self._process.wait(PATIENCE_SECONDS)
 
     def wait_until_stopped(self) -> None:
-        """Read until a signal has stopped the program, which waits to be read."""
+        """Wait until a signal has stopped the program, reading its output meanwhile."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
         while os.waitid(os.P_PID, self._process.pid, options) is None:
@@ -104,13 +105,13 @@ class Terminal:
     def read_until(
         self, pattern: str, start: int = 0, timeout: float = PATIENCE_SECONDS
     ) -> None:
-        """Read until a pattern is seen after ``start``."""
+        """Read until a pattern matches output after index *start* of ``seen``."""
         deadline = time.monotonic() + timeout
         while not re.search(pattern, self.seen[start:]):
             assert self._read(deadline), f"no {pattern!r} in {self.seen[start:]!r}"
 
     def end(self) -> int:
-        """Read to the end and give the exit status, a signal's as negative."""
+        """Read to the end; return the exit status, negative for a signal."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self._read(deadline):
             pass
@@ -120,7 +121,7 @@ class Terminal:
         return status
 
     def _read(self, deadline: float) -> bool:
-        """Add to ``seen``; tell whether there may be more."""
+        """Add output to ``seen``; return whether there can be more."""
         left = max(deadline - time.monotonic(), 0)
         if not select.select([self.fd], [], [], left)[0]:
             raise AssertionError(f"nothing more, and no end: {self.seen[-1000:]!r}")

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Which tests run when: a pytest plugin.
+A pytest plugin that selects the tests to run.
 
-``make test`` runs what is pure, the demo cores and dumps, on one kernel (``KERNEL``). A
-test for several kernels has their names in its id; the others run where the code
-branches (marker ``kernels``) and with ``--all-kernels``.
+``make test`` runs tests without dumps, tests of the demo cores, and tests of dumps of
+one kernel (``KERNEL``). A test for several kernels has their names in its ID; with
+other kernels it runs only if it has the marker ``kernels``, because the code differs
+between them, or with ``--all-kernels``.
 
-``make test-live`` runs what needs a guest that runs (marker ``live``), which all tests
-are that use the fixtures ``live_guest`` or ``live_qmp``, or lie in ``tests/live``.
+``make test-live`` runs tests that need a running guest (marker ``live``): those that
+use the fixtures ``live_guest`` or ``live_qmp``, and all in ``tests/live``.
 """
 
 import re
@@ -21,7 +22,7 @@ from fixtures.lab import store
 from fixtures.lab.cache import Cache
 
 KERNEL = "6.12"
-"""The kernel that all tests have."""
+"""The kernel that every test runs on."""
 
 _KERNEL_NAME = re.compile(
     r"(?<![\d.])(?:5\.10|6\.1|6\.12|7\.(?:\d+|x))"
@@ -70,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Mark live tests; leave out the kernels that nobody asked for."""
+    """Mark live tests; deselect tests of kernels that are not to run."""
     chosen, left_out = [], []
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
@@ -93,7 +94,7 @@ def _no_lab(name: str, *_: object, **__: object) -> NoReturn:
 
 
 class _Guard:
-    """Fails tests that need guests other than those that they are marked for."""
+    """Fails tests that need a guest without the marker for it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._build = lab.build
@@ -128,7 +129,7 @@ class _Guard:
 
 
 def _build_anew() -> None:
-    """Forget each guest in which commands run before it is first asked for."""
+    """Rebuild each guest in which commands run when it is first requested."""
     build = lab.build
     renewed: set[str] = set()
 

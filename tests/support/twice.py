@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Run the tests of running guests, and those that fail once more on guests booted anew.
+Run the tests of running guests; repeat those that fail, on guests booted again.
 
     python -m tests.support.twice [PYTEST-OPTION...]
 
-A guest's CPUs are emulated on a machine that has other things to do, and QEMU itself
-makes mistakes. The summary names each test that needed a second try; what fails twice
-is red, and so is what was not run.
+Tests can fail by chance: guests are emulated on a busy machine, and QEMU has faults.
+The summary names each test that needed a second try. The exit status is non-zero if a
+test fails twice or was not run.
 """
 
 import json
@@ -27,7 +27,7 @@ from tests.support.ahead import ending_with_parent
 
 LIVE = ("-m", "live and not long")
 AGAIN = ("--anew", "--last-failed")
-"""How pytest is called the second time."""
+"""Options of the second run of pytest."""
 
 POLL_SECONDS = 0.1
 _RECORD = "--record"
@@ -35,18 +35,18 @@ _RECORD = "--record"
 
 @dataclass
 class Outcome:
-    """What became of the tests in one run of pytest; they go by their node IDs."""
+    """The outcome of one run of pytest; tests are listed by node ID."""
 
     status: int = pytest.ExitCode.INTERNAL_ERROR
     chosen: list[str] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    """Also those whose fixtures failed, and modules that could not be collected."""
+    """Includes tests whose fixtures failed and modules that could not be collected."""
 
     @property
     def unfinished(self) -> list[str]:
-        """The chosen tests that have no outcome, as the run was cut short."""
+        """The chosen tests without an outcome, because the run was interrupted."""
         done = {*self.passed, *self.skipped, *self.failed}
         return [test for test in self.chosen if test not in done]
 
@@ -73,7 +73,7 @@ class Recorder:
             self.outcome.passed.append(report.nodeid)
 
     def _fail(self, test: str) -> None:
-        # A test that passes fails all the same if what ends its fixtures does.
+        # A test that passed counts as failed if the teardown of its fixtures fails.
         if test in self.outcome.passed:
             self.outcome.passed.remove(test)
         if test not in self.outcome.failed:
@@ -81,9 +81,9 @@ class Recorder:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the tests, and those that failed once more.
+    """Run the tests, then those that failed again.
 
-    :return: the exit status, as pytest has it
+    :return: pytest's exit status
     """
     with tempfile.TemporaryDirectory() as directory:
         first = run(Path(directory), *words)
@@ -98,7 +98,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def summary(first: Outcome, second: Outcome) -> Iterator[str]:
-    """Name each test that needed a second try, and what came of it."""
+    """Yield a line for each test that failed, with the outcome of the second try."""
     for test in first.failed:
         if test in second.failed:
             yield f"failed twice: {test}"
@@ -120,7 +120,7 @@ def status_of(first: Outcome, second: Outcome) -> int:
 
 
 def run(directory: Path, *words: str) -> Outcome:
-    """Run pytest in a process of its own; an interrupt is passed on to it."""
+    """Run pytest in its own process, passing on an interrupt."""
     path = directory / "outcome"
     path.unlink(missing_ok=True)
     module = [sys.executable, "-m", "tests.support.twice", _RECORD, str(path)]
@@ -128,38 +128,40 @@ def run(directory: Path, *words: str) -> Outcome:
     with caught(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         process = subprocess.Popen(
             [*ending_with_parent("INT"), *module, *LIVE, *cache, *words],
-            # So Ctrl-C at the terminal does not reach it by two ways.
+            # Otherwise Ctrl-C would reach it twice.
             start_new_session=True,
         )
-        told = False
+        interrupted = False
         while process.poll() is None:
-            if interrupts and not told:
-                # Once: a second one would break off what ends the guests.
+            if interrupts and not interrupted:
+                # Only once: a second interrupt would stop the cleanup of guests.
                 process.send_signal(signal.SIGINT)
-                told = True
+                interrupted = True
             time.sleep(POLL_SECONDS)
     if not path.exists():
-        return Outcome(pytest.ExitCode.INTERRUPTED if told else process.returncode)
+        return Outcome(
+            pytest.ExitCode.INTERRUPTED if interrupted else process.returncode
+        )
     return Outcome(**json.loads(path.read_text()))
 
 
 @contextmanager
 def caught(*numbers: signal.Signals) -> Iterator[list[int]]:
-    """Collect the signals that come during the block."""
-    came: list[int] = []
+    """Collect the signals received during the block."""
+    received: list[int] = []
     handlers = {
-        number: signal.signal(number, lambda number, frame: came.append(number))
+        number: signal.signal(number, lambda number, frame: received.append(number))
         for number in numbers
     }
     try:
-        yield came
+        yield received
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def record(path: Path, words: Sequence[str]) -> int:
-    """Run pytest in this process, and leave its outcome in a file."""
+    """Run pytest in this process and write its outcome to a file."""
     recorder = Recorder()
     status = pytest.main([*words], plugins=[recorder])
     recorder.outcome.status = int(status)

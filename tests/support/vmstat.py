@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What /proc/vmstat of a running kernel counts, and memstat counts as well."""
+"""Compare memstat's classes with the counters in /proc/vmstat."""
 
 import re
 from typing import Any
@@ -20,23 +20,25 @@ COUNTED = {
     "page tables": (("kernel.page_tables",), ("nr_page_table_pages",)),
     "stacks": (("kernel.stacks",), ("nr_kernel_stack",)),
 }
-"""Classes, and what the kernel calls their pages. Pages go from the buddy allocator to
-per-CPU lists and back by the hundred, without being used in between."""
+"""Name -> classes, and the kernel's counters of the same pages.
+
+Pages on per-CPU lists are included in "free": they move between these and the buddy
+allocator by the hundred without being allocated."""
 
 HUGE_PAGES = 512
-"""In one that khugepaged makes."""
+"""Pages in a huge page that khugepaged makes."""
 
 CACHED_STACKS = 2 * 2 * 4
-"""Two of four pages for each of two CPUs are kept for the next threads, and in no
-counter."""
+"""Pages of cached stacks, which no counter includes: two stacks of four pages for each
+of two CPUs."""
 
 _PAGE_KB = 4
 
 
 def counters(vmstat: str, zoneinfo: str) -> dict[str, int]:
-    """Read the counters of /proc/vmstat in pages, and ``pcp``, pages on per-CPU lists.
+    """Return the counters of /proc/vmstat in pages, and ``pcp``.
 
-    These are in no counter of /proc/vmstat.
+    ``pcp`` is the number of pages on per-CPU lists, which /proc/vmstat does not count.
     """
     pairs = (line.split() for line in vmstat.splitlines())
     values = {name: int(value) for name, value in pairs}
@@ -47,22 +49,22 @@ def counters(vmstat: str, zoneinfo: str) -> dict[str, int]:
 
 
 def held_back(zoneinfo: str) -> int:
-    """Return how many pages a counter in /proc/vmstat may be off.
+    """Return the maximum error of a counter in /proc/vmstat, in pages.
 
-    A CPU passes on what it has counted only above a threshold, which depends on the
-    zone (at most 125).
+    A CPU adds its difference to the counter only above a threshold, which depends on
+    the zone (at most 125).
     """
     return sum(map(int, re.findall(r"vm stats threshold: (\d+)", zoneinfo)))
 
 
 def counted(report: dict[str, Any], name: str) -> int:
-    """Return what a report of msa-memstat has of the classes that are counted.
+    """Return the pages of *name* in a report of msa-memstat.
 
-    A huge page of which a part was unmapped is kept, and reported, as a whole until
-    memory is scarce; NR_ANON_MAPPED has no more than is mapped of it.
+    A partially unmapped huge page stays allocated, and is reported as a whole, until
+    memory is scarce; NR_ANON_MAPPED counts only its mapped pages.
     """
     if name == "anon":
-        (check,) = [each for each in report["checks"] if each["name"] == "user.anon"]
+        (check,) = [c for c in report["checks"] if c["name"] == "user.anon"]
         return int(check["walk_pages"])
     classes, _ = COUNTED[name]
-    return sum(each["pages"] for each in report["classes"] if each["name"] in classes)
+    return sum(c["pages"] for c in report["classes"] if c["name"] in classes)

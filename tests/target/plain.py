@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A dump as it is opened, but with all its memory read through drgn's page walks."""
+"""Open a dump as usual, but with all memory read through drgn's page walks."""
 
 from unittest.mock import patch
 
@@ -11,9 +11,9 @@ from msatools.target import TargetSpec, open_target
 
 
 def open_plain(name: str, format: str = "elf") -> Program:
-    """Open the lab's dump of this name."""
+    """Open a dump of the lab, without :func:`map_kernel`."""
     path = lab.build(name).dump(format)
-    with patch("msatools.target.open.map_kernel") as left_out:
+    with patch("msatools.target.open.map_kernel") as map_kernel:
         prog = open_target(TargetSpec(path=str(path), types="btf")).prog
-    left_out.assert_called_once()
+    map_kernel.assert_called_once()
     return prog

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where the kernel's addresses begin, asked of real kernels."""
+"""The first kernel address, by architecture and page table levels."""
 
 import pytest
 from drgn import Architecture
@@ -19,7 +19,7 @@ ARM64_52 = {"NUMBER(VA_BITS)": "52"}
         ("barepages-6.12", 0xFFFF_8000_0000_0000),
     ],
 )
-def test_kernels_with_five_and_with_four_levels(name: str, start: int) -> None:
+def test_kernels_with_five_and_four_levels(name: str, start: int) -> None:
     dump = lab.build(name).elf
     prog = open_target(TargetSpec(path=str(dump), types="btf")).prog
     assert kernel_start(prog) == start

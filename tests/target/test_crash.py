@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""The description of a crash is the one on the guest's console."""
+
 import re
 
 import pytest

@@ -34,7 +34,7 @@ def described(layout: Layout, row: int, **fields: int) -> dict[int, bytes]:
         fields.get("flags", flags),
         page_flags,
     )
-    return {layout.table_at + row * DESCRIPTOR.size: new}
+    return {layout.table_offset + row * DESCRIPTOR.size: new}
 
 
 def cut(path: Path, directory: Path, less: int) -> Path:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""Debug info is found by name or debuginfod, and must match the kernel."""
+
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,8 +18,8 @@ from tests.support.madeelf import BUILD_ID, image
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """The paths that a debuginfod server of our own is asked for."""
+def requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """Start a debuginfod server; yield the paths that are requested from it."""
     paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -31,14 +33,17 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("DEBUGINFOD_URLS", f"http://127.0.0.1:{server.server_port}")
-        # The client remembers for ten minutes that a server did not have something.
+        # The client caches misses for ten minutes.
         monkeypatch.setenv("DEBUGINFOD_CACHE_PATH", str(tmp_path))
         yield paths
         server.shutdown()
 
 
 def open_without_build_id(run: lab.Run, release: str) -> Program:
-    """Open a dump as if its kernel were older than 5.9, when there was no BUILD-ID."""
+    """Open a dump as if its kernel were older than 5.9, without BUILD-ID.
+
+    :param release: release to put into VMCOREINFO
+    """
     prog = Program()
     prog.set_core_dump(run.elf)
     note = prog["VMCOREINFO"].string_().decode()
@@ -65,7 +70,7 @@ def test_kernel_without_build_id(run_612: lab.Run) -> None:
 
 
 def test_vmlinux_of_another_build_without_build_id(run_612: lab.Run) -> None:
-    """What lies where the debug info has the banner names another release."""
+    """The banner at the debug info's address names another release."""
     prog = open_without_build_id(run_612, "6.12.1-other")
     with pytest.raises(WrongBuildError, match="another build"):
         debuginfo.load_named(prog, str(run_612.vmlinux))
@@ -79,7 +84,7 @@ def test_vmlinux_of_another_build_without_build_id(run_612: lab.Run) -> None:
         (b"hello, world\n" * 10, "not an ELF file"),
     ],
 )
-def test_file_that_is_no_vmlinux(
+def test_file_that_is_not_a_vmlinux(
     run_612: lab.Run, tmp_path: Path, content: bytes, why: str
 ) -> None:
     path = tmp_path / "vmlinux"
@@ -89,7 +94,7 @@ def test_file_that_is_no_vmlinux(
     assert caught.value.what == str(path)
 
 
-def test_vmlinux_that_is_not_there(run_612: lab.Run, tmp_path: Path) -> None:
+def test_vmlinux_that_does_not_exist(run_612: lab.Run, tmp_path: Path) -> None:
     for path, why in ((tmp_path, "directory"), (tmp_path / "vmlinux", "no such file")):
         with pytest.raises(TargetError, match=why):
             open_target(TargetSpec(path=str(run_612.elf), vmlinux=str(path)))
@@ -107,11 +112,11 @@ def test_stripped_vmlinux(run_612: lab.Run, tmp_path: Path) -> None:
         open_target(TargetSpec(path=str(run_612.elf), vmlinux=str(stripped)))
 
 
-def test_no_debug_info_found(run_612: lab.Run, asked: list[str]) -> None:
+def test_no_debug_info_found(run_612: lab.Run, requested: list[str]) -> None:
     with pytest.raises(NoTypesError, match="no debug info found") as caught:
         open_target(TargetSpec(path=str(run_612.elf), types="dwarf"))
     assert f"linux-image-{run_612.release}-dbg" in caught.value.what_to_do
-    assert asked == []
+    assert requested == []
 
 
 @pytest.mark.parametrize("release", ["../../../../tmp", "..", ".", "6.12 x", "a/b"])
@@ -137,10 +142,12 @@ def is_looked_for(prog: Program) -> bool:
     return bool(looked)
 
 
-def test_debuginfod_is_asked_when_told_to(run_612: lab.Run, asked: list[str]) -> None:
+def test_debuginfod_is_asked_if_requested(
+    run_612: lab.Run, requested: list[str]
+) -> None:
     open_target(TargetSpec(path=str(run_612.elf), debuginfod=True))
-    assert asked
-    assert all(path.startswith("/buildid/") for path in asked)
+    assert requested
+    assert all(path.startswith("/buildid/") for path in requested)
 
 
 def test_debuginfod_without_a_server(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""ELF headers and notes are parsed; damaged ones raise errors."""
+
 import struct
 
 import pytest
@@ -23,22 +25,22 @@ def test_headers(order: str, bits: int, many: bool) -> None:
 
 
 def test_notes_of_a_separate_debug_file_are_in_its_sections() -> None:
-    """What its program headers point at is not in the file."""
+    """Its program headers point at parts of the stripped file, which it lacks."""
     data = bytearray(image())
     note, other = elf.parse(reader(data)).segments
-    struct.pack_into("<Q", data, 40, len(data))  # place of the section headers
-    struct.pack_into("<HH", data, 58, 64, 1)  # bytes of one, and their number
+    struct.pack_into("<Q", data, 40, len(data))  # e_shoff
+    struct.pack_into("<HH", data, 58, 64, 1)  # e_shentsize, e_shnum
     data += struct.pack("<IIQQQQIIQQ", 0, 7, 0, 0, note.offset, note.size, *[0] * 4)
     struct.pack_into("<Q", data, 64 + 8, other.offset)
     assert elf.build_id(reader(bytes(data)), elf.parse(reader(data))) == BUILD_ID
 
 
-def test_end_of_cut_file_is_that_of_whole() -> None:
+def test_end_of_a_cut_file_is_that_of_the_whole() -> None:
     whole = image()
     assert elf.parse(reader(whole[:-50])).end == len(whole)
 
 
-def test_program_is_no_core() -> None:
+def test_executable_is_not_a_core() -> None:
     assert not elf.parse(reader(image(kind=2))).is_core
 
 
@@ -54,7 +56,7 @@ def test_file_cut_off_within_its_headers(size: int) -> None:
         (0, b"ELF?"),
         (4, b"\x07"),  # class
         (5, b"\x07"),  # byte order
-        (54, b"\x01\0"),  # bytes in a program header
+        (54, b"\x01\0"),  # e_phentsize
     ],
 )
 def test_garbage_in_the_header(offset: int, garbage: bytes) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""Headers of kdumps are parsed; damaged ones raise errors."""
+
 import struct
 
 import pytest
@@ -23,7 +25,7 @@ def image(
     vmcoreinfo: int = 1000,
     split: int = 0,
 ) -> bytes:
-    """A kdump with three pages: one of 100 bytes, two that share one of 50."""
+    """Return a kdump of three pages: one of 100 bytes, two that share 50 bytes."""
     utsname = b"".join(
         field.ljust(65, b"\0")
         for field in (b"Linux", b"host", release, b"#1", b"x86_64", b"")
@@ -38,9 +40,9 @@ def image(
         sub += struct.pack(order + "QQQQ", *PART[:2], 5000, vmcoreinfo)
         sub += struct.pack(order + "QQQQQQQ", 5000, vmcoreinfo, 0, 0, *PART, 1 << 15)
     bitmaps = b"\xff" * block + b"\x15".ljust(block, b"\0")
-    data_at = 4 * block + 3 * 24
-    pages = [(data_at, 100), (data_at + 100, 50), (data_at + 100, 50)]
-    table = b"".join(struct.pack(order + "QIIQ", at, n, 0, 0) for at, n in pages)
+    start = 4 * block + 3 * 24
+    pages = [(start, 100), (start + 100, 50), (start + 100, 50)]
+    table = b"".join(struct.pack(order + "QIIQ", *page, 0, 0) for page in pages)
     blocks = header.ljust(block, b"\0") + sub.ljust(block, b"\0")
     return blocks + bitmaps + table + bytes(150)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages of kdumps read in bulk: the same, byte for byte, as libkdumpfile's."""
+"""Pages of kdumps read in bulk are the same, byte for byte, as libkdumpfile's."""
 
 import errno
 import os
@@ -31,18 +31,18 @@ FORMATS = (
 )
 DEMO = DEMOS["6.12"].core
 
-# Where fields of the headers lie.
+# Offsets of header fields.
 VERSION, STATUS, BITMAP_BLOCKS = 8, 424, 436
 SPLIT, MAX_PFN = PAGE + 12, PAGE + 96
 
 
 class Library:
-    """The same dump by libkdumpfile."""
+    """A dump read by libkdumpfile."""
 
     def __init__(self, path: Path) -> None:
         self.prog = Program()
         self.prog.set_core_dump(path)
-        # The first read looks for the kernel, and fails if its page tables are damaged.
+        # The first read makes libkdumpfile set up address translation, which can fail.
         self.page(0)
 
     def page(self, pfn: int) -> bytes | None:
@@ -58,7 +58,7 @@ def array(pfns: object) -> Pfns:
 
 
 def compare(path: Path, pfns: Pfns) -> int:
-    """Hold pages against libkdumpfile's; tell how many there are."""
+    """Compare pages with libkdumpfile's; return how many are in the dump."""
     library = Library(path)
     pages = KdumpPages(str(path)).read(pfns)
     assert len(pages) == len(pfns)
@@ -72,11 +72,11 @@ def test_every_format(format: str) -> None:
     path = lab.build("memory-6.12").dump(format)
     layout = Layout(path)
     chance = np.random.default_rng(0)
-    # Runs, each page by itself, pages that were left out, pages beyond all memory.
+    # Runs of pages, single pages, excluded pages, and pages past the end of memory.
     first = chance.integers(0, len(layout.kept) - 300, 5)
     pfns = np.concatenate(
         [
-            *(layout.kept[at : at + 300] for at in first),
+            *(layout.kept[start : start + 300] for start in first),
             chance.choice(layout.kept, 500),
             chance.integers(0, layout.max_pfn + 1000, 500),
         ]
@@ -88,11 +88,11 @@ def test_every_format(format: str) -> None:
 def test_every_page_of_the_demos(name: str) -> None:
     layout = Layout(DEMOS[name].core)
     assert compare(DEMOS[name].core, layout.kept) == len(layout.kept)
-    # Many of them are stored once for several.
-    assert len({at for at, *_ in layout.descriptors}) < len(layout.kept)
+    # Identical pages share their data.
+    assert len({offset for offset, *_ in layout.descriptors}) < len(layout.kept)
 
 
-def test_pages_come_in_the_order_asked() -> None:
+def test_pages_are_returned_in_the_given_order() -> None:
     kept = Layout(DEMO).kept
     chance = np.random.default_rng(1)
     pages = KdumpPages(str(DEMO))
@@ -101,7 +101,7 @@ def test_pages_come_in_the_order_asked() -> None:
     assert pages.read(shuffled) == [found[pfn] for pfn in shuffled.tolist()]
 
 
-def test_no_such_page() -> None:
+def test_pages_that_are_not_in_the_dump() -> None:
     layout = Layout(DEMO)
     left_out = layout.left_out()
     pages = KdumpPages(str(DEMO))
@@ -111,8 +111,8 @@ def test_no_such_page() -> None:
     assert pages.read(array([])) == []
 
 
-def test_what_is_left_out_reads_as_excluded() -> None:
-    """Which is libkdumpfile's word, and what None leads to."""
+def test_libkdumpfile_excludes_pages_that_are_left_out() -> None:
+    """For None, the caller reads through libkdumpfile, which raises this error."""
     library = Library(DEMO)
     for pfn in Layout(DEMO).left_out().tolist():
         with pytest.raises(FaultError, match="Excluded page"):
@@ -125,7 +125,7 @@ def test_pages_are_the_same_in_a_forked_process() -> None:
     expected = pages.read(kept)
     pid = os.fork()
     if not pid:
-        # What it raises must not go on as the tests do.
+        # An exception in the child must not continue the tests.
         try:
             os._exit(pages.read(kept) != expected)
         finally:
@@ -135,7 +135,7 @@ def test_pages_are_the_same_in_a_forked_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "new"),
+    ("offset", "new"),
     [
         (0, b"KDUMB   "),
         (VERSION, struct.pack("<i", 7)),
@@ -144,16 +144,16 @@ def test_pages_are_the_same_in_a_forked_process() -> None:
         (SPLIT, struct.pack("<i", 1)),
         (MAX_PFN, struct.pack("<Q", 1 << 40)),
         (MAX_PFN, struct.pack("<Q", 0)),
-        # Two of four readings of the header put its block size elsewhere.
+        # Block sizes at the offsets of other byte orders and word sizes.
         (STATUS, struct.pack(">II", 1, PAGE)),
         (STATUS - 12, struct.pack("<II", 1, PAGE)),
     ],
 )
-def test_kinds_that_are_left_to_libkdumpfile(
-    at: int, new: bytes, tmp_path: Path
+def test_headers_that_are_left_to_libkdumpfile(
+    offset: int, new: bytes, tmp_path: Path
 ) -> None:
-    changes = {at: new}
-    if at == STATUS - 12:
+    changes = {offset: new}
+    if offset == STATUS - 12:
         changes[STATUS] = bytes(8)
     with pytest.raises(ValueError, match="kdump"):
         KdumpPages(str(copied(DEMO, tmp_path, changes)))
@@ -173,7 +173,7 @@ def test_part_of_a_split_dump(tmp_path: Path) -> None:
     copy = copied(
         DEMO,
         tmp_path,
-        {SPLIT: struct.pack("<i", 1), MAX_PFN - 16: part, layout.table_at: table},
+        {SPLIT: struct.pack("<i", 1), MAX_PFN - 16: part, layout.table_offset: table},
     )
     pages = KdumpPages(str(copy))
     assert pages.read(layout.kept[[0, first - 1, last]]) == [None] * 3
@@ -189,24 +189,22 @@ def test_bitmaps_that_are_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS[:5])
-def test_what_a_cut_file_lacks_is_cut_off(format: str, tmp_path: Path) -> None:
-    """
-    All before is there. libkdumpfile takes zeros for what is not, or worse.
-    """
+def test_pages_past_the_end_are_cut_off(format: str, tmp_path: Path) -> None:
+    """Pages before the end are read. libkdumpfile returns zeros past it, or crashes."""
     path = lab.build("memory-6.12").dump(format)
     layout = Layout(path)
-    at, size, *_ = layout.descriptors[len(layout.kept) // 2]
-    end = at + size // 2
+    offset, size, *_ = layout.descriptors[len(layout.kept) // 2]
+    end = offset + size // 2
     cut = tmp_path / "cut"
     with path.open("rb") as whole:
         cut.write_bytes(whole.read(end))
     middle = slice(len(layout.kept) // 2 - 200, len(layout.kept) // 2 + 200)
     library = Library(path)
     found = KdumpPages(str(cut)).read(layout.kept[middle])
-    for pfn, place, page in zip(
+    for pfn, (offset, size, *_), page in zip(
         layout.kept[middle].tolist(), layout.descriptors[middle], found, strict=True
     ):
-        if place[0] + place[1] <= end:
+        if offset + size <= end:
             assert page == library.page(pfn)
         else:
             assert page == CUT_OFF
@@ -216,7 +214,7 @@ def test_what_a_cut_file_lacks_is_cut_off(format: str, tmp_path: Path) -> None:
 def test_descriptors_that_are_cut_off(tmp_path: Path) -> None:
     layout = Layout(DEMO)
     cut = tmp_path / "cut"
-    cut.write_bytes(DEMO.read_bytes()[: layout.table_at + 10 * DESCRIPTOR.size])
+    cut.write_bytes(DEMO.read_bytes()[: layout.table_offset + 10 * DESCRIPTOR.size])
     found = KdumpPages(str(cut)).read(layout.kept)
     assert found[:10] == [CUT_OFF] * 10
     assert found[10:] == [None] * (len(found) - 10)
@@ -225,13 +223,13 @@ def test_descriptors_that_are_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("descriptor", "found"),
     [
-        # A place that is in no file.
+        # An offset past the end of any file.
         ((1 << 63, PAGE, 0, 0), CUT_OFF),
         (((1 << 64) - 1, 1, 1, 0), CUT_OFF),
         (((1 << 63) - 1, 0xFFFFFFFF, 1, 0), CUT_OFF),
         ((0, 0xFFFFFFFF, 1, 0), CUT_OFF),
-        # What libkdumpfile has to judge: no data; too little and too much for a page;
-        # flags that mean nothing.
+        # Left to libkdumpfile: no data; too little and too much for a page; invalid
+        # flags.
         ((0, 0, 0, 0), None),
         ((0, PAGE - 1, 0, 0), None),
         ((0, PAGE + 1, 0, 0), None),
@@ -241,46 +239,46 @@ def test_descriptors_that_are_cut_off(tmp_path: Path) -> None:
         ((0, 2 * PAGE, 1, 0), None),
     ],
 )
-def test_descriptor_that_lies(
+def test_invalid_descriptor(
     descriptor: tuple[int, int, int, int], found: object, tmp_path: Path
 ) -> None:
     layout = Layout(DEMO)
-    copy = copied(DEMO, tmp_path, {layout.table_at: DESCRIPTOR.pack(*descriptor)})
+    copy = copied(DEMO, tmp_path, {layout.table_offset: DESCRIPTOR.pack(*descriptor)})
     (second,) = KdumpPages(str(DEMO)).read(layout.kept[1:2])
     assert KdumpPages(str(copy)).read(layout.kept[:2]) == [found, second]
 
 
 @pytest.mark.parametrize("format", [*FORMATS[:5], "demo"])
 def test_damage(format: str, tmp_path: Path) -> None:
-    """Random bytes of pages and descriptors are changed: never another page."""
+    """With random bytes changed, a page is None, cut off, or as by libkdumpfile."""
     path = DEMO if format == "demo" else lab.build("memory-6.12").dump(format)
     layout = Layout(path)
     chance = random.Random(format)
     first = len(layout.kept) // 3
-    here = range(first, first + 1500)
+    rows = range(first, first + 1500)
     copy = tmp_path / "damaged"
     copy.write_bytes(path.read_bytes())
     size = copy.stat().st_size
     with copy.open("r+b") as file:
-        for row in here:
-            at, length, *_ = layout.descriptors[row]
+        for row in rows:
+            offset, length, *_ = layout.descriptors[row]
             for _ in range(chance.choice((0, 0, 1, 1, 2, 5))):
-                file.seek(at + chance.randrange(length))
+                file.seek(offset + chance.randrange(length))
                 file.write(chance.randbytes(1))
             if chance.random() < 0.1:
                 field = chance.randrange(DESCRIPTOR.size - 8)
-                file.seek(layout.table_at + row * DESCRIPTOR.size + field)
+                file.seek(layout.table_offset + row * DESCRIPTOR.size + field)
                 file.write(chance.randbytes(1))
     damaged = Layout(copy)
     library = Library(copy)
-    pfns = layout.kept[here.start : here.stop]
+    pfns = layout.kept[rows.start : rows.stop]
     same = lost = 0
     for row, pfn, page in zip(
-        here, pfns.tolist(), KdumpPages(str(copy)).read(pfns), strict=True
+        rows, pfns.tolist(), KdumpPages(str(copy)).read(pfns), strict=True
     ):
-        at, length, *_ = damaged.descriptors[row]
-        if at + length > size:
-            # Here libkdumpfile would end the tests.
+        offset, length, *_ = damaged.descriptors[row]
+        if offset + length > size:
+            # Here libkdumpfile would crash.
             assert page == CUT_OFF
             continue
         if page is None:
@@ -288,8 +286,8 @@ def test_damage(format: str, tmp_path: Path) -> None:
             continue
         theirs = library.page(pfn)
         if theirs is None and format == "kdump-zstd":
-            # The libzstd within drgn's wheel (1.4.4) takes some blocks for damaged
-            # of which newer ones make a page.
+            # libzstd 1.4.4 in drgn's wheel rejects some blocks that newer versions
+            # decompress.
             continue
         assert page == theirs
         same += 1
@@ -297,36 +295,36 @@ def test_damage(format: str, tmp_path: Path) -> None:
     assert lost > 50 or format == "kdump-raw"
 
 
-@pytest.mark.parametrize("gives", [0, 1000])
+@pytest.mark.parametrize("limit", [0, 1000])
 @pytest.mark.parametrize("format", ["kdump-lzo", "kdump-raw"])
 def test_disk_that_fails(
-    format: str, gives: int, monkeypatch: pytest.MonkeyPatch
+    format: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lab.build("memory-6.12").dump(format)
     layout = Layout(path)
     pages = KdumpPages(str(path))
     row = len(layout.kept) // 2
-    here = layout.kept[row : row + 1]
-    assert pages.read(here)[0]
+    pfns = layout.kept[row : row + 1]
+    assert pages.read(pfns)[0]
     pread = os.pread
 
-    def fail(fd: int, size: int, at: int) -> bytes:
-        if at < layout.descriptors[0][0]:
-            return pread(fd, size, at)
-        if not gives:
+    def fail(fd: int, size: int, offset: int) -> bytes:
+        if offset < layout.descriptors[0][0]:
+            return pread(fd, size, offset)
+        if not limit:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return pread(fd, min(size, gives), at)
+        return pread(fd, min(size, limit), offset)
 
     monkeypatch.setattr(os, "pread", fail)
-    assert layout.descriptors[row][1] > gives
-    assert pages.read(here) == [None]
+    assert layout.descriptors[row][1] > limit
+    assert pages.read(pfns) == [None]
 
 
 @pytest.mark.parametrize("compression", ["zlib", "lzo", "snappy", "zstd"])
 def test_missing_library(
     compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it, the dump is left alone; zlib comes with Python."""
+    """A dump whose library is missing is left to libkdumpfile; zlib is in Python."""
     for name in ("zlib_ng", "lzallright", "cramjam", "zstandard"):
         monkeypatch.setitem(sys.modules, name, None)
     flag = {"zlib": 1, "lzo": 2, "snappy": 4, "zstd": 0x20}[compression]
@@ -339,14 +337,14 @@ def test_missing_library(
         KdumpPages(str(copy))
 
 
-def test_compression_that_is_not_known() -> None:
+def test_unknown_compression() -> None:
     assert find_codec("rar", PAGE) is None
 
 
 @pytest.mark.parametrize(
     ("format", "block"),
     [
-        # Frames that say to hold 1 GiB, and 4 GiB.
+        # Headers with an uncompressed size of 1 GiB and of 4 GiB.
         ("kdump-zstd", b"\x28\xb5\x2f\xfd\xa0\0\0\0\x40" + bytes(50)),
         ("kdump-snappy", b"\xff\xff\xff\xff\x0f" + bytes(50)),
     ],
@@ -359,8 +357,8 @@ def test_block_that_asks_for_much_memory(
     row = next(i for i, (_, size, *_) in enumerate(layout.descriptors) if size < PAGE)
     copy = tmp_path / "copy"
     copy.write_bytes(path.read_bytes())
-    at, *_ = layout.descriptors[row]
+    offset, *_ = layout.descriptors[row]
     with copy.open("r+b") as file:
-        file.seek(at)
+        file.seek(offset)
         file.write(block)
     assert KdumpPages(str(copy)).read(layout.kept[row : row + 1]) == [None]

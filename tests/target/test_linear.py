@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Memory that is mapped in one piece, with the page tables and without."""
+"""Linear mappings are read without page tables, with the same results."""
 
 import random
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DUMPS = [
 
 
 @pytest.mark.parametrize(("name", "format"), DUMPS)
-def test_pieces_are_where_the_page_tables_have_them(name: str, format: str) -> None:
+def test_pieces_agree_with_the_page_tables(name: str, format: str) -> None:
     plain, mapped = open_plain(name, format), open_plain(name, format)
     pieces = map_linear(mapped)
     assert len(pieces) == 5
@@ -37,7 +37,7 @@ def test_pieces_are_where_the_page_tables_have_them(name: str, format: str) -> N
             try:
                 expected = plain.read(address, 4096)
             except FaultError:
-                # A hole in physical memory may be mapped, and may be not.
+                # A hole in physical memory, which can be mapped or not.
                 continue
             assert mapped.read(address, 4096) == expected
             physical = follow_phys(space, address).value_()
@@ -56,8 +56,8 @@ def test_names_and_types_are_the_same() -> None:
         )
 
 
-def test_piece_that_is_elsewhere_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong address in VMCOREINFO costs speed, not truth."""
+def test_piece_that_does_not_match_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong address in VMCOREINFO costs speed, not correctness."""
     number = vmcoreinfo.vmcoreinfo_number
 
     def shifted(prog: Program, name: str) -> int | None:
@@ -68,12 +68,12 @@ def test_piece_that_is_elsewhere_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [piece.physical for piece in map_linear(prog)] == [0]
 
 
-def test_hole_in_memory_is_a_fault_of_the_address_asked() -> None:
+def test_fault_in_a_hole_has_the_virtual_address() -> None:
     prog = open_plain("memory-6.12")
     memory = map_linear(prog)[0]
     last = memory.start + memory.size - 4096
     assert len(prog.read(last, 4096)) == 4096
-    # Below 4 GiB are PCI devices, and no memory.
+    # PCI devices are mapped below 4 GiB, so there is no memory.
     hole = memory.start + (3 << 30)
     assert memory.size > 4 << 30
     with pytest.raises(FaultError) as caught:
@@ -82,40 +82,40 @@ def test_hole_in_memory_is_a_fault_of_the_address_asked() -> None:
 
 
 @pytest.mark.parametrize(("name", "format"), DUMPS)
-def test_readers_need_not_ask_drgn_for_what_it_was_given(
+def test_readers_bypass_drgn_for_linear_memory(
     name: str, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, mapped = open_plain(name, format), open_plain(name, format)
-    asked: list[int] = []
+    addresses: list[int] = []
     reading = linear._reading
 
     def counted(prog: Program, piece: linear.Piece) -> Callable[..., bytes]:
         read = reading(prog, piece)
 
-        def ask(address: int, count: int, offset: int, physical: bool) -> bytes:
-            asked.append(address)
+        def record(address: int, count: int, offset: int, physical: bool) -> bytes:
+            addresses.append(address)
             return read(address, count, offset, physical)
 
-        return ask
+        return record
 
     monkeypatch.setattr(linear, "_reading", counted)
     early = Reader(mapped)
     memory = map_linear(mapped)[0]
-    asked.clear()
+    addresses.clear()
     first = plain["init_task"].tasks.next.value_()
     assert 0 < first - memory.start < memory.size
     for reader in (early, Reader(mapped)):
         assert reader.read(first, 64) == plain.read(first, 64)
-        # What is in the kernel's image, and what only begins in memory, drgn reads.
+        # drgn reads the kernel image, and ranges that end past the mapping.
         image = plain["init_task"].address_
         assert reader.read(image, 64) == plain.read(image, 64)
         with pytest.raises(FaultError):
             reader.read(memory.start + memory.size - 8, 16)
-    assert first not in asked
-    assert asked.count(image) == 2
+    assert first not in addresses
+    assert addresses.count(image) == 2
 
 
-def test_readers_fault_at_the_address_asked() -> None:
+def test_readers_fault_at_the_virtual_address() -> None:
     prog = open_plain("memory-6.12")
     hole = map_linear(prog)[0].start + (3 << 30)
     with pytest.raises(FaultError) as caught:
@@ -124,7 +124,7 @@ def test_readers_fault_at_the_address_asked() -> None:
     assert fault_reason(caught.value) == "excluded"
 
 
-def test_readers_see_what_is_laid_over() -> None:
+def test_readers_see_overlays() -> None:
     prog = open_plain("memory-6.12")
     map_linear(prog)
     reader = Reader(prog)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is said where /proc/kcore cannot be opened, and what to do about it.
+"""Errors for a /proc/kcore that cannot be opened, and their advice.
 
-Guests show the common cases (tests/live); these are files in place of the kernel's.
+The common cases are tested in guests (tests/live); here, files replace the kernel's.
 """
 
 import os
@@ -19,7 +19,7 @@ NO_CAPABILITIES = "CapEff:\t0000000000000000\n"
 ALL_CAPABILITIES = "CapEff:\t000001ffffffffff\n"
 
 
-def said() -> str:
+def error() -> str:
     with pytest.raises(TargetError) as raised:
         open_target(TargetSpec())
     return str(raised.value).replace(opening.KCORE, "/proc/kcore")
@@ -36,7 +36,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def denied(proc: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same with a /proc/kcore that root, too, may not open."""
+    """The same with a /proc/kcore that even root may not open."""
 
     def deny() -> None:
         raise DENIED
@@ -50,14 +50,14 @@ def denied(proc: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_proc_is_not_mounted(proc: Path) -> None:
-    assert said() == (
+    assert error() == (
         "/proc/kcore: /proc is not mounted; mount it: mount -t proc proc /proc"
     )
 
 
 def test_no_kcore(proc: Path) -> None:
     (proc / "self").mkdir()
-    assert said() == (
+    assert error() == (
         "/proc/kcore: no such file; this kernel or container offers none: name a dump "
         "instead"
     )
@@ -66,9 +66,9 @@ def test_no_kcore(proc: Path) -> None:
 def test_something_else_in_its_place(
     proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Docker mounts /dev/null over it."""
+    """Docker mounts /dev/null over /proc/kcore."""
     monkeypatch.setattr(opening, "KCORE", "/dev/null")
-    assert said() == (
+    assert error() == (
         "/proc/kcore: something else is mounted over it, as in a container; run "
         "outside of the container"
     )
@@ -77,7 +77,7 @@ def test_something_else_in_its_place(
 def test_golden_denied(
     denied: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    """Where the kernel is locked down, to become root would not help."""
+    """The advice to become root is omitted if the kernel is locked down."""
     locked, lines = "none integrity [confidentiality]", []
     for user, lockdown, capabilities in (
         (1000, None, ALL_CAPABILITIES),
@@ -92,17 +92,15 @@ def test_golden_denied(
         if lockdown:
             (denied / "lockdown").write_text(f"{lockdown}\n")
         (denied / "self/status").write_text("Name:\tmsa\n" + capabilities)
-        lines += [f"user {user}, {capabilities.strip()}, lockdown {lockdown}:", said()]
+        lines += [f"user {user}, {capabilities.strip()}, lockdown {lockdown}:", error()]
     golden("kcore-denied", lines)
 
 
-def test_something_that_drgn_does_not_know(
-    denied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kcore_that_drgn_rejects(denied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ValueError("not an ELF core file")
 
     monkeypatch.setattr(kcore, "open_kcore", fail)
-    assert said() == (
+    assert error() == (
         "/proc/kcore: drgn cannot open it: not an ELF core file; name a dump instead"
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""Dumps of every format are opened and described; others raise errors."""
+
 import gzip
 import os
 import socket
@@ -59,7 +61,7 @@ def test_formats(run: lab.Run, format: str) -> None:
     assert banner.startswith(f"Linux version {run.release} ")
 
 
-def test_only_the_kernel_proper_is_loaded(run_612: lab.Run) -> None:
+def test_only_the_kernel_itself_is_loaded(run_612: lab.Run) -> None:
     assert run_612.elf is not None
     prog, _ = open_target(spec(run_612, run_612.elf))
     assert [module.name for module in prog.modules()] == ["kernel"]
@@ -85,7 +87,7 @@ def test_description_of_a_program_that_drgn_opened(
     assert ours.target.capabilities.frame_locals
 
 
-def test_a_program_that_is_no_kernel() -> None:
+def test_program_that_is_not_a_kernel() -> None:
     prog = Program()
     prog.set_pid(os.getpid())
     with pytest.raises(NotADumpError):
@@ -93,8 +95,8 @@ def test_a_program_that_is_no_kernel() -> None:
 
 
 @pytest.mark.parametrize("format", ["elf", "kdump-zlib"])
-def test_pointer_to_nowhere(run_612: lab.Run, format: str) -> None:
-    """There is something in both, but nothing of the kernel's."""
+def test_user_addresses_are_not_readable(run_612: lab.Run, format: str) -> None:
+    """The same physical addresses are readable."""
     prog = open_target(spec(run_612, run_612.dump(format))).prog
     for address in (0, 0x1000, 0x400000):
         with pytest.raises(FaultError):
@@ -106,7 +108,7 @@ def test_pointer_to_nowhere(run_612: lab.Run, format: str) -> None:
     ("format", "kept"),
     [("elf", 0.9), ("kdump-lzo", 0.9), ("kdump-lzo", 0.5)],
 )
-def test_truncated_dump_opens_and_says_so(
+def test_truncated_dump_is_marked_as_such(
     run_612: lab.Run, tmp_path: Path, format: str, kept: float
 ) -> None:
     whole = run_612.dump(format)
@@ -118,7 +120,7 @@ def test_truncated_dump_opens_and_says_so(
 @pytest.mark.parametrize(
     ("formats", "size", "why"),
     [
-        # Within its bitmaps, where libkdumpfile dies, or within its descriptors.
+        # Within the bitmaps, where libkdumpfile crashes, or the descriptors.
         (["kdump-lzo"], 32 << 10, "before its pages"),
         (["kdump-lzo"], 200_000, "before its pages"),
         (["kdump-lzo"], 1_000_000, "before its pages"),
@@ -183,7 +185,7 @@ def test_no_such_file(tmp_path: Path) -> None:
         open_target(TargetSpec(path=str(tmp_path / "vmcore")))
 
 
-def test_kcore_that_is_not_there_or_not_allowed() -> None:
+def test_kcore_that_is_missing_or_not_permitted() -> None:
     try:
         with open("/proc/kcore", "rb"):
             pytest.skip("this kernel's /proc/kcore can be read")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+"""Errors of QMP sockets, and of guests that end or are reset during a report."""
+
 import errno
 import socket
 import threading
@@ -34,17 +36,17 @@ REFUSAL = '{"error": {"class": "GenericError", "desc": "there is a dump"}}'
 @pytest.mark.parametrize(
     ("answer", "ends", "why"),
     [
-        # Its thread for QMP goes on, and the main one does not.
+        # QEMU's QMP thread runs, but its main thread hangs.
         ((), False, r"has not answered for 0\.2 s; see what"),
         ((NEGOTIATED,), False, r"has not answered for 0\.2 s; see what"),
         ((NEGOTIATED,), True, "QEMU has ended"),
         ((REFUSAL,), False, "refuses: GenericError: there is a dump; try"),
     ],
 )
-def test_qemu_that_does_not_help(
+def test_qemu_that_does_not_answer(
     answer: tuple[str, ...], ends: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It greets, gives an answer or none, and then is silent, or ends."""
+    """It sends the greeting and some answers, then nothing more, or ends."""
     ours, theirs = socket.socketpair()
 
     def connected(_: str) -> socket.socket:
@@ -54,7 +56,7 @@ def test_qemu_that_does_not_help(
     monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
     monkeypatch.setattr(qmp, "_connect", connected)
     with theirs:
-        # All that it will say is there before anything is asked.
+        # All its messages are in the socket before anything is requested.
         theirs.sendall("".join(f"{line}\r\n" for line in (GREETING, *answer)).encode())
         if ends:
             theirs.close()
@@ -62,7 +64,7 @@ def test_qemu_that_does_not_help(
             open_target(TargetSpec(qemu="guest"))
 
 
-def test_too_many_wait_for_the_socket(
+def test_socket_with_a_full_backlog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
@@ -99,7 +101,7 @@ def test_another_protocol(tmp_path: Path, where: str) -> None:
         thread.join()
 
 
-# --- whether it is the same guest
+# --- changes of the guest during a report
 
 
 class Watched(NamedTuple):
@@ -112,7 +114,7 @@ class Watched(NamedTuple):
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
-    """A guest of which only the connection is there."""
+    """A program of a guest with only a connection to QEMU."""
     prog = Program()
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -125,11 +127,11 @@ def test_events_are_read(watched: Watched) -> None:
     for _ in range(2):
         with qmp.steady(watched.prog):
             pass
-    # The rest of it has not come.
+    # The incomplete line stays in the socket.
     assert watched.ours.recv(100, socket.MSG_DONTWAIT) == b'{"ev'
 
 
-def test_rest_of_a_line_is_left_to_who_has_its_beginning(watched: Watched) -> None:
+def test_line_without_its_beginning_is_left_in_the_socket(watched: Watched) -> None:
     data = b'ent": "STOP"}\r\n{"event": "RESUME"}\r\n'
     watched.qemu.sendall(data)
     with qmp.steady(watched.prog):
@@ -138,7 +140,7 @@ def test_rest_of_a_line_is_left_to_who_has_its_beginning(watched: Watched) -> No
 
 
 def report(prog: Program, error: Exception | None) -> None:
-    """Make a report, of which some error may come."""
+    """Make a report, which can raise an error."""
     with qmp.steady(prog):
         if error is not None:
             raise error
@@ -146,7 +148,7 @@ def report(prog: Program, error: Exception | None) -> None:
 
 @pytest.mark.parametrize("error", [None, FaultError("?", 0), LookupError()])
 def test_reset(watched: Watched, error: Exception | None) -> None:
-    """Whatever came of the report."""
+    """A reset is reported whether or not the report failed."""
     watched.qemu.sendall(b'{"event": "RESET", "data": {"guest": true}}\r\n')
     with pytest.raises(TargetError, match="guest: the guest has been reset"):
         report(watched.prog, error)
@@ -172,7 +174,7 @@ def test_memory_that_cannot_be_read(watched: Watched, number: int, why: str) -> 
     with pytest.raises(TargetError, match=f"^guest: {why}"):
         report(watched.prog, OSError(number, "?"))
     if number == errno.EAGAIN:
-        # An answer that comes late is not taken for that to the next read.
+        # The connection is shut down: a late answer must not be taken for the next one.
         assert watched.ours.recv(1) == b""
 
 

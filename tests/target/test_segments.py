@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What becomes of /proc/kcore's segments, on files that look as it does."""
+"""Changes of /proc/kcore's segments are noticed, on files of the same format."""
 
 import os
 import struct
@@ -18,11 +18,11 @@ BASE = 0xFFFF_8880_0000_0000
 NOWHERE = (1 << 64) - 1
 
 Memory = dict[int, tuple[int, bytes]]
-"""By its address: its physical address, and what is in it."""
+"""Address -> physical address and contents."""
 
 
 def fill(first: int, pages: int) -> bytes:
-    """Pages of which each word says which page of physical memory it is in."""
+    """Return pages in which each word is the page's pfn."""
     return b"".join(struct.pack("<Q", first + n) * 512 for n in range(pages))
 
 
@@ -31,9 +31,9 @@ ADDED = {BASE + 8 * PAGE: (8 * PAGE, fill(8, 2))}
 
 
 def write(path: Path, memory: Memory, moved: int = 0) -> None:
-    """Write a file as the kernel offers it: an address has its own place, after all.
+    """Write a file like /proc/kcore, where an address determines the file offset.
 
-    :param moved: By how many pages all of it lies further behind.
+    :param moved: Pages to add to all file offsets.
     """
     count = 1 + len(memory)
     ident = b"\x7fELF\2\1\1".ljust(16, b"\0")
@@ -58,7 +58,7 @@ def write(path: Path, memory: Memory, moved: int = 0) -> None:
 
 
 def opened(path: Path) -> tuple[Program, Segments]:
-    """Read it as drgn does: by the table as it was when it was opened."""
+    """Open a file as drgn does, which uses the segments at the time of opening."""
     prog = Program(Platform(Architecture.X86_64))
     segments = Segments(str(path))
     table = segments.look()
@@ -88,7 +88,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def refreshed(path: Path, memory: Memory) -> Program:
-    """Open a file, and refresh what is known of it as its memory has moved."""
+    """Open a file, move its memory, and refresh the segments."""
     prog, segments = opened(path)
     write(path, memory, moved=1)
     assert segments.refresh(prog)
@@ -99,7 +99,7 @@ def page_at(prog: Program, address: int, physical: bool = False) -> int:
     return int(prog.read_u64(address, physical))
 
 
-def test_nothing_changes(path: Path) -> None:
+def test_unchanged_file(path: Path) -> None:
     prog, segments = opened(path)
     assert not segments.refresh(prog)
     assert not segments.is_moved()
@@ -107,8 +107,8 @@ def test_nothing_changes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [RAM | ADDED, RAM])
-def test_change_is_seen(path: Path, memory: Memory) -> None:
-    """Whether memory came or all moved: until what is known is refreshed."""
+def test_change_is_noticed(path: Path, memory: Memory) -> None:
+    """Added or moved memory counts as a change until the segments are refreshed."""
     prog, segments = opened(path)
     for _ in range(2):
         assert segments.is_unchanged()
@@ -121,7 +121,7 @@ def test_change_is_seen(path: Path, memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("moved", [0, 1])
-def test_memory_comes(path: Path, moved: int) -> None:
+def test_memory_is_added(path: Path, moved: int) -> None:
     prog, segments = opened(path)
     with pytest.raises(FaultError):
         page_at(prog, BASE + 8 * PAGE)
@@ -135,14 +135,14 @@ def test_memory_comes(path: Path, moved: int) -> None:
         assert page_at(prog, number * PAGE, physical=True) == number
 
 
-def test_without_a_look_it_would_be_read_wrong(path: Path) -> None:
+def test_without_refresh_wrong_memory_is_read(path: Path) -> None:
     prog, _ = opened(path)
     write(path, RAM | ADDED, moved=1)
     assert page_at(prog, BASE + 17 * PAGE) == 16
 
 
 @pytest.mark.parametrize("moved", [0, 1])
-def test_memory_goes(path: Path, moved: int) -> None:
+def test_memory_is_removed(path: Path, moved: int) -> None:
     write(path, RAM | ADDED)
     prog, segments = opened(path)
     assert page_at(prog, BASE + 9 * PAGE) == 9
@@ -155,7 +155,7 @@ def test_memory_goes(path: Path, moved: int) -> None:
         assert page_at(prog, base + 16 * PAGE, physical) == 16
 
 
-def test_it_comes_and_goes_again(path: Path) -> None:
+def test_memory_is_added_and_removed_repeatedly(path: Path) -> None:
     prog, segments = opened(path)
     for turn in range(6):
         write(path, RAM if turn % 2 else RAM | ADDED, moved=turn % 3)
@@ -177,8 +177,8 @@ def test_segments_split_and_touch(path: Path) -> None:
     assert page_at(prog, BASE + 3 * PAGE) == 3
 
 
-def test_text_is_no_place_in_ram(path: Path) -> None:
-    """It has a segment of its own, and another address there than in the RAM."""
+def test_text_segment_is_not_used_for_physical_memory(path: Path) -> None:
+    """The segment of the kernel text has another physical address than its own."""
     text = 0xFFFF_FFFF_8000_0000
     prog = Program(Platform(Architecture.X86_64))
     segments = Segments(str(path))
@@ -192,8 +192,8 @@ def test_text_is_no_place_in_ram(path: Path) -> None:
     assert page_at(prog, PAGE, physical=True) == 1
 
 
-def test_what_drgn_knows_may_not_be_known(path: Path) -> None:
-    """As at drgn's prompt, where somebody else has opened it."""
+def test_refresh_without_known_segments(path: Path) -> None:
+    """In drgn, /proc/kcore was opened by drgn itself."""
     prog, _ = opened(path)
     segments = Segments(str(path))
     write(path, RAM | ADDED, moved=1)
@@ -201,7 +201,7 @@ def test_what_drgn_knows_may_not_be_known(path: Path) -> None:
     assert page_at(prog, BASE + 17 * PAGE) == 17
 
 
-def test_a_file_that_ends(path: Path) -> None:
+def test_read_past_the_end_of_the_file(path: Path) -> None:
     prog = refreshed(path, RAM)
     with path.open("r+b") as file:
         file.truncate(PAGE * 3)
@@ -220,7 +220,7 @@ def test_reads_that_fail(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         page_at(prog, BASE)
 
 
-def test_what_is_open_is_read_where_it_cannot_be_opened_again(
+def test_open_file_is_used_if_it_cannot_be_opened_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prog, segments = opened(path)
@@ -236,7 +236,7 @@ def test_what_is_open_is_read_where_it_cannot_be_opened_again(
 
 @pytest.fixture
 def known(path: Path) -> Program:
-    """A program of which :func:`steady` knows the segments."""
+    """A program whose segments are known to :func:`steady`."""
     prog, segments = opened(path)
     prog.cache[kcore._NAME] = segments
     return prog
@@ -257,7 +257,9 @@ def test_steady(known: Program, path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [None, FaultError("no wonder", 0), KeyError("x")])
-def test_moved_meanwhile(known: Program, path: Path, error: Exception | None) -> None:
+def test_memory_that_moves_during_a_report(
+    known: Program, path: Path, error: Exception | None
+) -> None:
     with pytest.raises(MovedError) as raised, steady(known):
         move(path, error)
     assert raised.value.__cause__ is error
@@ -268,17 +270,17 @@ def test_moved_meanwhile(known: Program, path: Path, error: Exception | None) ->
         assert page_at(known, BASE + 17 * PAGE) == 17
 
 
-def test_memory_that_comes_meanwhile_moves_nothing(known: Program, path: Path) -> None:
+def test_memory_that_is_added_during_a_report(known: Program, path: Path) -> None:
     with steady(known):
         write(path, RAM | ADDED)
 
 
-def test_a_signal_is_not_held_up(known: Program, path: Path) -> None:
+def test_interrupt_is_passed_on(known: Program, path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), steady(known):
         move(path, KeyboardInterrupt())
 
 
-def test_other_programs_have_none() -> None:
+def test_program_without_segments() -> None:
     with steady(Program(Platform(Architecture.X86_64))):
         pass
 
@@ -288,7 +290,7 @@ def test_other_programs_have_none() -> None:
 
 @pytest.fixture
 def path_of_kcore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is taken for /proc/kcore, and all programs for those of it."""
+    """A file in place of /proc/kcore, for all programs."""
     path = tmp_path / "kcore of no other test"
     path.write_bytes(b"kcore")
     monkeypatch.setattr(kcore, "KCORE", str(path))
@@ -299,9 +301,9 @@ def path_of_kcore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_open_files_are_opened_again(path_of_kcore: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"other")
     with path_of_kcore.open("rb") as file, (tmp_path / "other").open("rb") as other:
-        # A position is one of what belongs to an open file.
-        for each in (file, other):
-            os.lseek(each.fileno(), 2, os.SEEK_SET)
+        # The file offset belongs to the open file description.
+        for opened_file in (file, other):
+            os.lseek(opened_file.fileno(), 2, os.SEEK_SET)
         before = len(os.listdir("/proc/self/fd"))
         open_again(Program())
         assert len(os.listdir("/proc/self/fd")) == before
@@ -309,12 +311,12 @@ def test_open_files_are_opened_again(path_of_kcore: Path, tmp_path: Path) -> Non
         assert (file.read(), other.read()) == (b"kcore", b"her")
 
 
-def test_who_finds_no_open_file_must_not_read(path_of_kcore: Path) -> None:
+def test_missing_open_file_raises(path_of_kcore: Path) -> None:
     with pytest.raises(FileNotFoundError):
         open_again(Program())
 
 
-def test_others_have_nothing_to_open_again(path_of_kcore: Path) -> None:
+def test_programs_of_other_files_open_nothing_again(path_of_kcore: Path) -> None:
     path_of_kcore.unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kcore, "_is_kcore", lambda _: False)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What vmalloc() mapped, by tables that were read before and by drgn's walk."""
+"""vmalloc memory is read with cached page tables as by drgn's page walks."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -42,10 +42,10 @@ def modules(prog: Program) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
-def test_all_is_read_as_drgn_reads_it(name: str) -> None:
+def test_memory_is_as_drgn_reads_it(name: str) -> None:
     plain, mapped = open_plain(name), open_plain(name)
     assert map_vmalloc(mapped)
-    # Whole, in part, across pages, and with the guard page before it.
+    # Stacks: whole, in part, across pages, and with the guard page before them.
     parts = [
         (stack + offset, size)
         for stack in stacks(plain)
@@ -79,7 +79,7 @@ def test_tables_are_read_once() -> None:
     assert read(mapped, stack, 64) == data
 
 
-def test_fault_is_of_the_address_asked() -> None:
+def test_fault_has_the_virtual_address() -> None:
     prog = open_plain("memory-6.12")
     assert map_vmalloc(prog)
     guard = next(stacks(prog)) - PAGE
@@ -88,21 +88,21 @@ def test_fault_is_of_the_address_asked() -> None:
     assert caught.value.address == guard
 
 
-@pytest.mark.parametrize("what", ["root", "nowhere", "no number", "levels", "live"])
-def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", ["root", "nowhere", "no number", "levels", "live"])
+def test_tables_that_are_not_used(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prog = open_plain("memory-6.12")
     lines = vmalloc.vmcoreinfo(prog)
-    if what == "root":
+    if case == "root":
         wrong = hex(int(lines["SYMBOL(swapper_pg_dir)"], 16) + PAGE)
         lines = {**lines, "SYMBOL(swapper_pg_dir)": wrong}
-    elif what in ("nowhere", "no number"):
-        damaged = {"nowhere": "8", "no number": "ffff$"}[what]
+    elif case in ("nowhere", "no number"):
+        damaged = {"nowhere": "8", "no number": "ffff$"}[case]
         lines = {**lines, "SYMBOL(swapper_pg_dir)": damaged}
     monkeypatch.setattr(vmalloc, "vmcoreinfo", lambda prog: lines)
-    if what == "levels":
-        # It has five.
+    if case == "levels":
+        # This kernel has five levels.
         monkeypatch.setattr(vmalloc, "table_format", lambda prog: TableFormat())
-    if what == "live":
+    if case == "live":
         monkeypatch.setattr(
             vmalloc, "ProgramFlags", SimpleNamespace(IS_LIVE=prog.flags)
         )
@@ -110,7 +110,7 @@ def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
-def test_frames_are_where_drgn_finds_them(name: str) -> None:
+def test_frames_are_those_that_drgn_finds(name: str) -> None:
     prog = open_plain(name)
     tables = page_tables(prog)
     assert tables
@@ -120,28 +120,28 @@ def test_frames_are_where_drgn_finds_them(name: str) -> None:
         *list(stacks(prog))[:20],
         *list(modules(prog))[:20],
         prog.symbol("_stext").address & -PAGE,
-        # Sections of the memmap, some pages of which may stand for many.
+        # Sections of the memmap, in which one page can be mapped many times (HVO).
         *range(memmap, memmap + (40 << 20), 2 << 20),
         prog["page_offset_base"].value_(),
     ]
     mapped = 0
     for start in starts:
-        # With what is not mapped before it, and across large pages.
+        # Includes unmapped pages before it, and large pages.
         first, count = (start & -PAGE) - 8 * PAGE, 600
         found = tables.frames(first, count)
         chosen = [*range(16), *range(16, count, 37)]
         for index in chosen:
             try:
-                place = follow_phys(space, first + index * PAGE).value_() // PAGE
+                pfn = follow_phys(space, first + index * PAGE).value_() // PAGE
             except FaultError:
-                place = -1
-            assert found[index] == place, hex(first + index * PAGE)
-            mapped += place >= 0
+                pfn = -1
+            assert found[index] == pfn, hex(first + index * PAGE)
+            mapped += pfn >= 0
     assert mapped > 500
 
 
 def test_frames_by_tables_of_five_levels() -> None:
-    """Pages of each size that there are, and nothing, each below its own table."""
+    """A 4 KiB page, a 2 MiB page and unmapped addresses below a 5-level table."""
     present, large = 1, 1 << 7
     address = 0xFF_12_3456_789A_B000 | 0xFF << 56
     entries = [address >> shift & 511 for shift in (48, 39, 30, 21, 12)]
@@ -152,10 +152,10 @@ def test_frames_by_tables_of_five_levels() -> None:
     memory[4, entries[4] :] |= np.uint64(present)
     memory[3, entries[3] + 1] = (5 << 21) | present | large
 
-    def read(at: int, size: int, physical: bool) -> bytes:
+    def read(address: int, size: int, physical: bool) -> bytes:
         assert physical
         assert size == PAGE
-        return memory[at // PAGE].tobytes()
+        return memory[address // PAGE].tobytes()
 
     tables = VmallocTables(
         SimpleNamespace(read=read), 0, TableFormat((48, 39, 30, 21, 12))
@@ -170,9 +170,9 @@ def test_frames_by_tables_of_five_levels() -> None:
     assert tables.translate(address)[0] == (7000 + entries[4]) * PAGE
 
 
-def test_frames_by_a_table_that_is_lost() -> None:
-    def read(at: int, size: int, physical: bool) -> bytes:
-        raise FaultError("gone", at)
+def test_frames_by_an_unreadable_table() -> None:
+    def read(address: int, size: int, physical: bool) -> bytes:
+        raise FaultError("gone", address)
 
     tables = VmallocTables(SimpleNamespace(read=read), 0, TableFormat())
     assert tables.frames(0xFFFF_8000_0000_0000, 3).tolist() == [-1] * 3

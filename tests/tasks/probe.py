@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What it takes to read tasks: ``python -m tests.tasks.probe DUMP [PID]``.
+"""Measure reads of tasks: ``python -m tests.tasks.probe DUMP [PID]``.
 
-Reads all that is kept of one process, or of all, with a marker for
-:mod:`tests.support.strace` before each part.
+Reads one process or all, with a marker for :mod:`tests.support.strace` before each
+part.
 """
 
 import sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The tasks of a dump that do not run, and their stacks: ours, and drgn's."""
+"""The sleeping tasks of a dump, and their stacks by msatools and by drgn."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +19,7 @@ USER_SPACE = 1 << 63
 
 @dataclass
 class Tasks:
-    """The tasks of one dump that do not run, as what collects stacks wants them."""
+    """The sleeping tasks of one dump, as arguments of StackCollector.collect()."""
 
     name: str
     prog: Program
@@ -45,7 +45,7 @@ def tasks_of(name: str, types: str) -> Tasks:
 
 @cache
 def known(name: str, types: str) -> Tasks:
-    """The same, read once: they are to be left as they are."""
+    """Return the sleeping tasks, cached: tests must not change them."""
     return tasks_of(name, types)
 
 
@@ -56,9 +56,9 @@ def collect(tasks: Tasks, losses: LossLog | None = None) -> Stacks:
 
 def by_drgn(task: Object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """
-    Unwind one stack, without inlined calls and user mode.
+    Unwind one stack with drgn, without inlined calls and user mode.
 
-    :return: The pc of each frame, and which frames an exception left.
+    :return: The pc of each frame, and the indices of frames that were interrupted.
     """
     addresses: list[int] = []
     interrupted = []

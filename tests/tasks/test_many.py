@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""20,000 zombies and 20,000 threads: what one costs, and whether all are right."""
+"""20,000 zombies and 20,000 threads are classified, with few reads for one process."""
 
 import random
 import sys
@@ -26,7 +26,7 @@ from tests.tasks.sleepers import by_drgn
 MANY = 20_000
 SAMPLE = 250
 MOST_READS = 50
-"""Of the 100 that one PID may cost in all: what it waits on takes some, too."""
+"""Reads for one PID, of the 100 allowed: its wait targets need some as well."""
 
 pytestmark = pytest.mark.long
 
@@ -40,12 +40,9 @@ class Dump:
     losses: LossLog
 
     def counts(self, pids: list[int]) -> Counter[str]:
-        """The classes of some threads."""
+        """Count the classes of some threads."""
         classes = self.now.classes[np.isin(self.table["pid"], pids)]
         return Counter(TaskClass(number).name for number in classes.tolist())
-
-
-pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module", params=["6.1", "6.12"])
@@ -68,8 +65,8 @@ def test_all_are_there(dump: Dump) -> None:
     zombies = workload["farm"]["zombies"]
     crowds = workload["crowds"].values()
     assert len(zombies) == sum(len(crowd["tids"]) for crowd in crowds) == MANY
-    # The kernel's own count; /proc/loadavg has it, too, but of before the dump, since
-    # when workers of the kernel may have come.
+    # The kernel's own count. /proc/loadavg has one from before the dump; kernel workers
+    # may have been created since.
     prog = dump.reader.prog
     assert len(dump.table) == prog.read_u32(prog.symbol("nr_threads").address)
     assert not dump.losses.notes
@@ -88,7 +85,7 @@ def test_every_class_is_right(dump: Dump) -> None:
 
 
 def test_stacks_are_drgns(dump: Dump) -> None:
-    """Of some: drgn takes milliseconds for each."""
+    """A sample is compared: drgn takes milliseconds per stack."""
     stacks = dump.now.stacks
     rows = np.flatnonzero(stacks.index).tolist()
     for row in random.Random(1).sample(rows, SAMPLE):
@@ -105,11 +102,11 @@ def test_stacks_are_drgns(dump: Dump) -> None:
 
 
 def test_reads_of_a_process_grow_with_its_threads_only(run: lab.Run) -> None:
-    """Not with the threads of others."""
+    """The threads of other processes are not read."""
     crowd = run.workload["crowds"]["futex"]
     assert run.elf
     probe = [sys.executable, "-m", "tests.tasks.probe", run.elf, str(crowd["pid"])]
     counts = reads_of(probe, run.elf)
     counts.pop("")
-    # Each its record, its stack, and what it has counted of memory (up to v6.1).
+    # Per thread: its record, its stack, and its memory counters (up to v6.1).
     assert sum(counts.values()) <= MOST_READS + 4 * len(crowd["tids"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Threads selected by control group, container and namespace."""
+"""Threads are selected by control group, container and namespace."""
 
 from typing import Any
 
@@ -48,13 +48,13 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("path", OTHERS)
-def test_what_is_no_container(path: str) -> None:
+def test_paths_without_a_container(path: str) -> None:
     assert container_path(f"{path}/b") == f"{path}/b"
     assert container_ids(f"{path}/b") == ()
 
 
 @pytest.mark.parametrize(
-    ("path", "pattern", "is_so"),
+    ("path", "pattern", "expected"),
     [
         ("/a", "/", True),
         ("/", "/", True),
@@ -74,8 +74,8 @@ def test_what_is_no_container(path: str) -> None:
         ("/a/B", "/a/b", False),
     ],
 )
-def test_below(path: str, pattern: str, is_so: bool) -> None:
-    assert is_below(path, pattern) == is_so
+def test_below(path: str, pattern: str, expected: bool) -> None:
+    assert is_below(path, pattern) == expected
 
 
 GROUPS = TaskCgroups(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lives made by hand."""
+"""Microstates over the lives of tasks made by hand."""
 
 import pytest
 
@@ -27,16 +27,16 @@ LIVES: dict[str, tuple[dict[str, int], list[int]]] = {
         {"sum_exec_ns": 2 * SECOND, "run_delay_ns": SECOND, "utime_ns": 3},
         [1500, 500, 1000, 7000, 0],
     ),
-    # Since it was last accounted for, it has run.
+    # It has run since its time was last accounted.
     "runs": ({**RUNS, "sum_exec_ns": SECOND}, [1000, 1000, 0, 8000, 0]),
     "runs where the task clock is behind": ({**RUNS, "cpu": 1}, [499, 499, 0, 9002, 0]),
     "waits": ({**WAITS, "run_delay_ns": SECOND}, [0, 0, 2000, 8000, 0]),
-    # Since 6.12: it could be taken for one that waits for a CPU.
+    # Since 6.12: it could be mistaken for a task that waits for a CPU.
     "asleep on the run queue": ({**WAITS, "sched_delayed": 1}, [0, 0, 0, 10_000, 0]),
-    # A migrated sleeper keeps last_queued; its state tells.
+    # A migrated sleeper keeps last_queued; its state shows that it sleeps.
     "queued stamp left behind": ({"last_queued_ns": AGO}, [0, 0, 0, 10_000, 0]),
     "zombie": ({**DIED, "sum_exec_ns": SECOND}, [500, 500, 0, 6000, 3000]),
-    # It died by another CPU's clock: what was counted stays.
+    # It died on a CPU with another clock: counted time is kept.
     "zombie that ran to the end": (
         {**DIED, "sum_exec_ns": 7 * SECOND + 2 * MS},
         [3501, 3501, 0, 0, 2998],
@@ -45,7 +45,7 @@ LIVES: dict[str, tuple[dict[str, int], list[int]]] = {
         {"flags": PF_KTHREAD, "sum_exec_ns": SECOND, "utime_ns": 5, "stime_ns": 0},
         [0, 1000, 0, 9000, 0],
     ),
-    # An idle CPU's clock may be older than a task's start.
+    # The clock of an idle CPU can be before a task's start.
     "clock that lags": (
         {"start_ns": NOW + MS, "sum_exec_ns": SECOND, "run_delay_ns": SECOND},
         [0, 0, 0, 0, 0],

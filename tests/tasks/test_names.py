@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Kernel threads by the names that the guest's /proc had for them."""
+"""Kernel threads have the names that the guest's /proc recorded."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskTable
-from tests.prstat.dumps import OFF, Dump, look
+from tests.prstat.dumps import OFF, Dump, read_dump
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose, put
 
@@ -19,11 +19,11 @@ LONGEST_COMM = 15
 
 @pytest.fixture(scope="module", params=OFF)
 def dump(request: pytest.FixtureRequest) -> Dump:
-    return look(request.param)
+    return read_dump(request.param)
 
 
 def names_of(dump: Dump, reader: Reader, losses: LossLog) -> list[bytes]:
-    """The name of each thread of a dump."""
+    """Return the name of each thread of a dump."""
     table = TaskTable(dump.table.records.copy(), dump.table.columns)
     KernelNames(reader).fill(table, losses)
     names: list[bytes] = table["comm"].tolist()
@@ -32,24 +32,24 @@ def names_of(dump: Dump, reader: Reader, losses: LossLog) -> list[bytes]:
 
 @pytest.mark.kernels
 def test_names_are_those_of_proc(dump: Dump) -> None:
-    """Of threads that have not run since the guest read them."""
+    """Compare threads that have not run since the guest read their names."""
     losses = LossLog()
     names = names_of(dump, Reader(open_dump(dump.run.name, "btf")), losses)
     recorded = dict(dump.still())
     own = [row for row in recorded if dump.kernels_own[row]]
     own = [row for row in own if f"{recorded[row]}/comm" in dump.run.truth_names()]
-    told = {row: dump.run.truth(f"{recorded[row]}/comm")[:-1] for row in own}
-    assert {row: names[row] for row in own} == told
-    assert any(len(name) > LONGEST_COMM for name in told.values())
-    workers = [name for name in told.values() if name.startswith(b"kworker/")]
+    expected = {row: dump.run.truth(f"{recorded[row]}/comm")[:-1] for row in own}
+    assert {row: names[row] for row in own} == expected
+    assert any(len(name) > LONGEST_COMM for name in expected.values())
+    workers = [name for name in expected.values() if name.startswith(b"kworker/")]
     assert any(b"-" in name for name in workers)
     assert not losses.coverage
-    # Those of processes are what they were.
+    # Names of user tasks are unchanged.
     others = np.flatnonzero(~dump.kernels_own).tolist()
     assert [names[row] for row in others] == dump.table["comm"][others].tolist()
 
 
-def test_names_that_are_lost_stay_as_they_are(dump: Dump) -> None:
+def test_names_that_cannot_be_read_stay_short(dump: Dump) -> None:
     prog = open_dump(dump.run.name, "btf")
     row = next(
         row
@@ -64,8 +64,8 @@ def test_names_that_are_lost_stay_as_they_are(dump: Dump) -> None:
     assert losses.coverage == {"names_unreadable": 1}
 
 
-def test_worker_of_another_is_not_believed(dump: Dump) -> None:
-    """What it names is the memory of one that has ended."""
+def test_worker_of_another_task_is_ignored(dump: Dump) -> None:
+    """kthread.data can point to freed memory of a worker that has ended."""
     prog = open_dump(dump.run.name, "btf")
     reader = Reader(prog)
     names = names_of(dump, reader, LossLog())

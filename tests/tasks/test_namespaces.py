@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Namespaces and control groups of tasks as they themselves see them, and selected."""
+"""Namespaces and control groups of tasks are those that the tasks recorded."""
 
 from functools import cache
 from typing import Any
@@ -38,15 +38,15 @@ def tasks(name: str) -> tuple[Reader, TaskTable]:
 
 
 @cache
-def told(name: str) -> dict[str, dict[str, Any]]:
-    """Return what each task that can said of itself."""
+def recorded(name: str) -> dict[str, dict[str, Any]]:
+    """Return the records of the tasks that recorded their namespaces."""
     named = lab.build(name).workload["tasks"]
-    return {task: said for task, said in named.items() if "namespaces" in said}
+    return {name: task for name, task in named.items() if "namespaces" in task}
 
 
 def rows(table: TaskTable, name: str) -> dict[str, int]:
     by_pid = {pid: row for row, pid in enumerate(table["pid"].tolist())}
-    return {task: by_pid[said["tid"]] for task, said in told(name).items()}
+    return {task: by_pid[record["tid"]] for task, record in recorded(name).items()}
 
 
 def read(name: str) -> tuple[TaskTable, TaskNamespaces, LossLog]:
@@ -60,8 +60,8 @@ def test_namespaces_are_those_that_tasks_see(name: str) -> None:
     assert set(found.inodes) == set(KINDS)
     for task, row in rows(table, name).items():
         inodes = {kind: int(found.inodes[kind][row]) for kind in KINDS}
-        assert inodes == told(name)[task]["namespaces"], task
-    # All that there are to tell apart.
+        assert inodes == recorded(name)[task]["namespaces"], task
+    # Namespaces differ where they must.
     child, parent = (rows(table, name)[f"namespaced{end}"] for end in ("-child", ""))
     first = rows(table, name)["outside"]
     for kind in set(KINDS) - {"cgroup"}:
@@ -70,17 +70,17 @@ def test_namespaces_are_those_that_tasks_see(name: str) -> None:
         assert (inodes[child] == inodes[parent]) == (kind not in ("pid", "time")), kind
 
 
-def test_threads_of_the_kernel_are_in_the_first_namespaces(name: str) -> None:
+def test_kernel_threads_are_in_the_initial_namespaces(name: str) -> None:
     table, found, _ = read(name)
     outside = rows(table, name)["outside"]
     kernels = np.flatnonzero(table["flags"] & 0x00200000)
     assert len(kernels) > 30
     for kind in set(KINDS) - {"mnt"}:
-        # kdevtmpfs alone has mounts of its own.
+        # Only kdevtmpfs has its own mount namespace.
         assert (found.inodes[kind][kernels] == found.inodes[kind][outside]).all(), kind
 
 
-def test_types_by_debug_info_agree() -> None:
+def test_dwarf_gives_the_same() -> None:
     name = "contained-6.12"
     reader, losses = Reader(open_dump(name, "dwarf")), LossLog()
     table = TaskReader(reader).read_all(losses)
@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
     records = table.records.copy()
     records["nsproxy"][3] = NOWHERE
     records["cred"][4] = NOWHERE
-    records["nsproxy"][5] = 0  # as of the dead
+    records["nsproxy"][5] = 0  # as for a dead task
     losses = LossLog()
     found = read_namespaces(reader, TaskTable(records, table.columns), losses)
     assert losses.coverage == {"cred_unreadable": 1, "nsproxy_unreadable": 1}
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
         assert (found.inodes[kind] == expected).all(), kind
 
 
-def test_a_kernel_without_namespaces(name: str) -> None:
+def test_kernel_without_namespaces(name: str) -> None:
     reader, table = tasks(name)
     few = TaskTable(table.records, table.columns - {"nsproxy", "thread_pid"})
     found = read_namespaces(reader, few, LossLog())
@@ -120,7 +120,7 @@ def test_control_groups_are_those_that_tasks_see(name: str) -> None:
     reader, table = tasks(name)
     cgroups = read_cgroups(reader, table, LossLog())
     for task, row in rows(table, name).items():
-        assert cgroups.path(row) == told(name)[task]["cgroup"], task
+        assert cgroups.path(row) == recorded(name)[task]["cgroup"], task
 
 
 def selected(name: str, **wanted: Any) -> set[str]:
@@ -135,8 +135,8 @@ SERVICES = {"service-web", "service-db"}
 
 
 def test_members(name: str) -> None:
-    of_child = told(name)["namespaced-child"]["namespaces"]
-    of_parent = told(name)["namespaced"]["namespaces"]
+    of_child = recorded(name)["namespaced-child"]["namespaces"]
+    of_parent = recorded(name)["namespaced"]["namespaces"]
     apart = {"namespaced", "namespaced-child"}
     assert selected(name, cgroups=("/service",)) == SERVICES
     assert selected(name, cgroups=("/service/w*",)) == {"service-web"}
@@ -149,7 +149,7 @@ def test_members(name: str) -> None:
     assert selected(name, namespaces=(of_child["pid"],)) == {"namespaced-child"}
     for kind in ("mnt", "net", "uts", "ipc", "user"):
         assert selected(name, namespaces=(of_parent[kind],)) == apart, kind
-    assert selected(name, cgroups=("/",)) == set(told(name))
+    assert selected(name, cgroups=("/",)) == set(recorded(name))
 
 
 SELECTIONS = {
@@ -164,15 +164,15 @@ SELECTIONS = {
 @pytest.mark.parametrize("words", SELECTIONS)
 def test_prstat_selects(name: str, words: str, view: tuple[str, ...]) -> None:
     found = report(name, *view, *words.split())
-    pids = {told(name)[task]["pid"] for task in SELECTIONS[words]}
+    pids = {recorded(name)[task]["pid"] for task in SELECTIONS[words]}
     assert {task["pid"] for task in found["tasks"]} == pids
     assert found["totals"]["processes"] == len(pids)
 
 
 def test_prstat_selects_by_namespace(name: str) -> None:
-    said = told(name)["namespaced-child"]
-    (row,) = report(name, "--ns", str(said["namespaces"]["pid"]))["tasks"]
-    assert row["pid"] == said["pid"]
+    task = recorded(name)["namespaced-child"]
+    (row,) = report(name, "--ns", str(task["namespaces"]["pid"]))["tasks"]
+    assert row["pid"] == task["pid"]
 
 
 def test_prstat_groups(name: str) -> None:
@@ -188,4 +188,5 @@ def test_prstat_groups(name: str) -> None:
         for kind, groups in by["by"].items()
     }
     assert counts["container"][ID] == len(INSIDE)
-    assert counts["ns"][str(told(name)["namespaced-child"]["namespaces"]["pid"])] == 1
+    child = recorded(name)["namespaced-child"]
+    assert counts["ns"][str(child["namespaces"]["pid"])] == 1

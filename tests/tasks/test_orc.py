@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""ORC entries in each form that the kernel has had."""
+"""ORC entries of each kernel version are decoded."""
 
 import pytest
 from drgn import Architecture, Object, Platform, Program, Type, TypeMember
@@ -31,7 +31,7 @@ def entry_type(version: str) -> Type:
 @pytest.mark.parametrize(
     ("version", "numbering", "flags", "expected"),
     [
-        # A call, with what is at an offset from the stack pointer.
+        # A call, with the CFA at an offset from the stack pointer.
         (
             "v4.14",
             "first",
@@ -50,7 +50,7 @@ def entry_type(version: str) -> Type:
         ("v4.14", "first", 0x014, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
         ("v6.4", "first", 0x214, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
         ("v6.4", "second", 0x284, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
-        # A stack that was aligned anew.
+        # A realigned stack.
         (
             "v6.4",
             "first",
@@ -63,7 +63,7 @@ def entry_type(version: str) -> Type:
             0x24A,
             Rule(OrcKind.CALL, Base.BP_AT, 16, Base.BP, -8, False),
         ),
-        # An exception, which leaves no return address.
+        # An exception frame, which has no return address.
         ("v4.14", "first", 0x105, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
         ("v6.3", "first", 0x505, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
         ("v6.3", "first", 0x105, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, False)),
@@ -88,7 +88,7 @@ def entry_type(version: str) -> Type:
             0x100,
             Rule(OrcKind.END, Base.NONE, 16, Base.NONE, -8, False),
         ),
-        # Nothing known, or nothing that means anything.
+        # Undefined or invalid entries.
         ("v4.14", "first", 0x000, BY_FRAME_POINTER),
         ("v6.3", "first", 0x000, BY_FRAME_POINTER),
         ("v6.4", "first", 0x000, BY_FRAME_POINTER),
@@ -101,7 +101,7 @@ def test_entry(version: str, numbering: str, flags: int, expected: Rule) -> None
     assert found == expected
 
 
-def test_entries_of_another_size() -> None:
+def test_entry_of_another_size() -> None:
     prog = Program(Platform(Architecture.X86_64))
     with pytest.raises(LookupError):
         _Format(prog.struct_type("orc_entry", 8, ()), "first")

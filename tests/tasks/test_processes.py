@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What belongs to processes, held against what each guest's /proc said of them."""
+"""Figures of processes are those in each guest's /proc."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from tests.support.dumps import open_dump
 
 @dataclass
 class Read:
-    """All that is read of one dump."""
+    """Everything that is read from one dump."""
 
     run: lab.Run
     reader: Reader
@@ -83,14 +83,14 @@ def status(text: bytes) -> dict[str, list[str]]:
 
 
 def names(dump: Read, pattern: str) -> Iterator[tuple[str, int]]:
-    """The files that were recorded, and the last number in their names."""
+    """Yield recorded files that match, with the last number in their paths."""
     for name in dump.run.truth_names():
         if re.fullmatch(pattern, name):
             yield name, int(re.findall(r"/(\d+)/", name)[-1])
 
 
-def stands_still(dump: Read, pid: int) -> bool:
-    """Whether no thread of a process has run since its files were read."""
+def is_unchanged(dump: Read, pid: int) -> bool:
+    """Return whether no thread of a process has run since its files were read."""
     for row in dump.rows(pid):
         name = f"proc/{pid}/task/{dump.table['pid'][row]}/schedstat"
         if name not in dump.recorded:
@@ -101,15 +101,15 @@ def stands_still(dump: Read, pid: int) -> bool:
 
 
 def still(dump: Read, file: str) -> Iterator[tuple[bytes, int]]:
-    """A file of each process that stands still, and the process's first row.
+    """Yield a file of each process that has not run since, and the process's first row.
 
-    Not of those that are known to go on: they may have run between the reading of
+    Processes that keep running are left out: they can have run between the reads of
     their files.
     """
     tasks = dump.run.workload["tasks"].values()
-    goes_on = {task["pid"] for task in tasks if not task["steady"]}
+    running = {task["pid"] for task in tasks if not task["steady"]}
     for name, pid in names(dump, rf"proc/\d+/{file}"):
-        if pid not in goes_on and stands_still(dump, pid):
+        if pid not in running and is_unchanged(dump, pid):
             yield dump.run.truth(name), int(dump.rows(pid)[0])
 
 
@@ -133,20 +133,20 @@ def test_users(dump: Read) -> None:
 
 
 def test_dead_threads(dump: Read) -> None:
-    """What each used itself; it also began and ended."""
+    """The sum includes at least the CPU time that the threads measured."""
     task = dump.task("dead-threads")
     row = dump.row(task["pid"])
     assert dump.processes.dead_sum_exec_ns[row] > sum(task["used_ns"])
 
 
-def test_children_that_used_time(dump: Read) -> None:
+def test_times_of_reaped_children(dump: Read) -> None:
     task = dump.task("reaped")
     row = dump.row(task["pid"])
     reaped = dump.reaped
     for column, seconds in zip(
         (reaped.utime_ns, reaped.stime_ns), task["reaped_s"], strict=True
     ):
-        # getrusage() cuts off what is below a microsecond.
+        # getrusage() rounds down to microseconds.
         assert int(column[row]) // 1000 == round(seconds * 1e6)
     assert reaped.nvcsw[row] + reaped.nivcsw[row] >= len(task["children_s"])
 
@@ -159,7 +159,7 @@ def test_exit_codes_of_processes(dump: Read) -> None:
 
 
 def test_resident(dump: Read) -> None:
-    """VmRSS is exact where the commit that made it so was taken, as in 6.12.117."""
+    """VmRSS is exact only in kernels with the backported fix, such as 6.12.117."""
     exact = dump.run.kernel.kernel.name == "6.12"
     memory = dump.memory
     shown = memory.rss_bytes if exact else memory.rss_counted_bytes
@@ -170,13 +170,13 @@ def test_resident(dump: Read) -> None:
         if "VmRSS" in listed:
             assert shown[row] == int(listed["VmRSS"][0]) << 10, text
             compared += memory.rss_bytes[row] != memory.rss_counted_bytes[row]
-    # Of how many the counters differ is chance.
+    # The number of processes whose counters differ varies.
     assert compared > 0
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
 def test_resident_by_page_tables(name: str) -> None:
-    """Rss of smaps_rollup counts what is mapped, page by page: the exact sum is it."""
+    """Rss in smaps_rollup, counted page by page, equals the sum of the counters."""
     dump = read(name)
     compared = counted_less = 0
     for file, pid in names(dump, r"proc/\d+/smaps_rollup"):
@@ -192,19 +192,20 @@ def test_resident_by_page_tables(name: str) -> None:
 
 
 def test_delays(dump: Read) -> None:
-    """As taskstats had them, of tasks that did not go on."""
+    """Delays of sleeping tasks are those that taskstats reported."""
     steady = {t["tid"] for t in dump.run.workload["tasks"].values() if t["steady"]}
     totals = dict.fromkeys(dump.delays.delay_ns, 0)
     compared = 0
-    for tid, told in dump.run.workload["taskstats"].items():
-        assert totals.keys() == {n[:-3] for n in told if n.endswith("_ns")} - {"cpu"}
+    for tid, stats in dump.run.workload["taskstats"].items():
+        kinds = {name[:-3] for name in stats if name.endswith("_ns")}
+        assert totals.keys() == kinds - {"cpu"}
         if int(tid) not in steady:
             continue
         compared += 1
         row = dump.row(int(tid))
         for kind, delay in dump.delays.delay_ns.items():
-            assert delay[row] == told[f"{kind}_ns"], (tid, kind)
-            assert dump.delays.count[kind][row] == told[f"{kind}_count"], (tid, kind)
+            assert delay[row] == stats[f"{kind}_ns"], (tid, kind)
+            assert dump.delays.count[kind][row] == stats[f"{kind}_count"], (tid, kind)
             totals[kind] += int(delay[row])
     assert compared > 150
     on = dump.run.name in ON
@@ -215,7 +216,7 @@ def test_delays(dump: Read) -> None:
 
 @pytest.mark.parametrize("name", long(*MIDWAY))
 def test_delays_switched_on_midway(name: str) -> None:
-    """Those have them that were forked since."""
+    """Only tasks forked since then have delays."""
     dump = read(name)
     later = dump.table["start_ns"] > dump.run.workload["times"]["switched_on_ns"]
     assert 10 < np.count_nonzero(later) < len(later) - 10
@@ -223,8 +224,8 @@ def test_delays_switched_on_midway(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["memory-5.10"])
-def test_kinds_of_types_agree(name: str) -> None:
-    """On a kernel that keeps resident sizes in the old way, too."""
+def test_btf_and_dwarf_agree(name: str) -> None:
+    """This kernel keeps resident sizes in mm_rss_stat."""
     by_btf, by_dwarf = read(name, "btf"), read(name, "dwarf")
     for part in ("identities", "processes", "memory", "cgroups", "delays"):
         one, other = getattr(by_btf, part), getattr(by_dwarf, part)
@@ -238,7 +239,7 @@ COLUMNS = ("cred", "real_parent", "signal", "mm", "cgroups", "delays")
 
 
 def test_pointers_to_nowhere() -> None:
-    """Each is counted once, however many tasks have it, and no other row suffers."""
+    """A bad pointer is counted once, not per task, and affects no other row."""
     good = read("tasks-on-6.12")
     records = good.table.records.copy()
     for column in COLUMNS:
@@ -277,7 +278,7 @@ def test_no_tasks() -> None:
     assert not losses.notes
 
 
-def test_parts_of_counters_that_cannot_be_read() -> None:
+def test_percpu_parts_that_cannot_be_read() -> None:
     reader, losses = Reader(open_dump("tasks-6.12", "btf")), LossLog()
     sums = sum_parts(reader, np.array([NOWHERE, 0, NOWHERE], np.uint64), losses)
     assert sums.tolist() == [0, 0, 0]

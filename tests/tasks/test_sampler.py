@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Looks at a real kernel's threads: what the last look told is not read again."""
+"""Samples of threads are right, and reuse what has not changed since the last one."""
 
 import time
 
@@ -27,7 +27,7 @@ def prog(request: pytest.FixtureRequest) -> drgn.Program:
 
 
 class Stepped:
-    """A dump whose tasks one can alter between two looks, as if they had gone on."""
+    """A dump whose tasks can be changed between two samples, as if they had run."""
 
     def __init__(self, prog: drgn.Program) -> None:
         self.reader = Reader(prog)
@@ -40,11 +40,11 @@ class Stepped:
 
 
 def awake(sample: TaskSample) -> int:
-    """Count the threads that wait for a CPU: their stacks are unwound each time."""
+    """Count the threads that wait for a CPU; each sample unwinds their stacks."""
     return int(np.count_nonzero(sample.now.classes == TaskClass.LAT))
 
 
-def test_first_look_is_what_the_collector_finds(prog: drgn.Program) -> None:
+def test_first_sample_is_as_collected(prog: drgn.Program) -> None:
     reader, losses = Reader(prog), LossLog()
     sampler = Sampler(reader, losses)
     sample = sampler.sample()
@@ -56,13 +56,13 @@ def test_first_look_is_what_the_collector_finds(prog: drgn.Program) -> None:
     assert (sample.now.age_bound == expected.age_bound).all()
     for row in range(0, len(sample.tasks), 7):
         assert sample.now.stacks[row] == expected.stacks[row]
-        place, other = sample.now.stacks.index[row], expected.stacks.index[row]
-        assert sample.now.waits[place] == expected.waits[other]
+        index, other = sample.now.stacks.index[row], expected.stacks.index[row]
+        assert sample.now.waits[index] == expected.waits[other]
     assert sample.class_known.all()
     assert sampler.period_s is None
 
 
-def test_who_was_not_switched_is_not_unwound_again(prog: drgn.Program) -> None:
+def test_thread_without_switches_is_not_unwound_again(prog: drgn.Program) -> None:
     stepped = Stepped(prog)
     first = stepped.sampler.sample()
     reads, unwound = stepped.reader.reads, stepped.losses.coverage["stacks"]
@@ -75,8 +75,8 @@ def test_who_was_not_switched_is_not_unwound_again(prog: drgn.Program) -> None:
         assert second.now.stacks[row] == first.now.stacks[row]
 
 
-def test_who_was_switched_is(prog: drgn.Program) -> None:
-    """In any of the ways in which it shows."""
+def test_changed_thread_is_unwound_again(prog: drgn.Program) -> None:
+    """A change shows in switch counts, state or start time."""
     stepped = Stepped(prog)
     first = stepped.sampler.sample()
     waits = np.flatnonzero(first.now.classes == TaskClass.TMR)
@@ -113,8 +113,8 @@ def test_threads_that_come_and_go(prog: drgn.Program) -> None:
     assert not made.lives.lifetime_ns.any()
 
 
-def test_how_long_a_look_takes(prog: drgn.Program) -> None:
-    """From before the threads are read, in which some may be born unseen."""
+def test_duration_of_a_sample(prog: drgn.Program) -> None:
+    """The time includes reading the threads, during which others can be created."""
     stepped = Stepped(prog)
 
     def read(_: LossLog) -> TaskTable:
@@ -128,7 +128,7 @@ def test_how_long_a_look_takes(prog: drgn.Program) -> None:
         assert 20_000_000 <= sample.took_ns <= time.monotonic_ns() - begun
 
 
-def test_stacks_that_nobody_has_are_forgotten(
+def test_unused_stacks_are_dropped(
     prog: drgn.Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SPARE_STACKS", 5)
@@ -149,21 +149,23 @@ def test_stacks_that_nobody_has_are_forgotten(
 
 
 class Racing(Stepped):
-    """The same as if it were alive: tasks move on while they are looked at."""
+    """The same as on a running kernel: a task can change while it is read."""
 
     def __init__(self, prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(prog)
         monkeypatch.setattr(self.sampler, "_live", True)
         monkeypatch.setattr(self.sampler.task_reader, "read", self._read_some)
         self.row = int(np.flatnonzero(self.table["comm"] == b"nanosleep")[0])
-        """A thread that sleeps, as good as any."""
+        """The row of a sleeping thread."""
 
         self._address = int(self.table["address"][self.row])
-        self._rows = {int(at): n for n, at in enumerate(self.table["address"])}
+        self._rows = {
+            int(address): row for row, address in enumerate(self.table["address"])
+        }
         self._readings: list[np.void] = []
 
     def then(self, **columns: int) -> "Racing":
-        """When the thread is read again, once, some columns have changed."""
+        """Change columns for the next time that the thread is read again."""
         record = self.table.records[self.row].copy()
         for name, value in columns.items():
             record[name] = value
@@ -171,7 +173,7 @@ class Racing(Stepped):
         return self
 
     def _read_some(self, addresses: list[int], losses: LossLog) -> TaskTable:
-        records = self.table.records[[self._rows[at] for at in addresses]]
+        records = self.table.records[[self._rows[address] for address in addresses]]
         if self._address in addresses and self._readings:
             records[addresses.index(self._address)] = self._readings.pop(0)
         return TaskTable(records, self.table.columns)
@@ -186,7 +188,7 @@ def racing(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> Racing:
     return Racing(prog, monkeypatch)
 
 
-def test_live_look_is_the_same_if_nothing_moves(
+def test_live_sample_is_the_same_if_nothing_changes(
     racing: Racing, prog: drgn.Program
 ) -> None:
     sample = racing.sampler.sample()
@@ -210,15 +212,15 @@ def test_task_that_is_reused_while_it_is_read(racing: Racing) -> None:
 
 
 def test_task_that_wakes_up_while_it_is_read(racing: Racing) -> None:
-    """What was read last is what counts, and is of one moment."""
+    """The last record read is used, in all columns."""
     racing.then(state=0, on_rq=1, run_delay_ns=77)
     sample = racing.sampler.sample()
     assert sample.now.classes[racing.row] == TaskClass.LAT
     assert sample.tasks["run_delay_ns"][racing.row] == 77
 
 
-def test_task_that_goes_on_after_its_stack_was_read(racing: Racing) -> None:
-    """Its stack is whole, and tells; but it is not taken to be there still."""
+def test_task_that_runs_after_its_stack_was_read(racing: Racing) -> None:
+    """Its stack is complete and gives a class, but is not reused by the next sample."""
     switches = int(racing.table["nvcsw"][racing.row])
     racing.then(nvcsw=switches + 1)
     first = racing.sampler.sample()
@@ -230,10 +232,10 @@ def test_task_that_goes_on_after_its_stack_was_read(racing: Racing) -> None:
     assert racing.unwound == unwound + 2 * others + 1
 
 
-def test_stack_that_is_torn_tells_nothing(
+def test_torn_stack_gives_no_class(
     racing: Racing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends too early, and the task has gone on."""
+    """The stack ends too early, and the task has run since."""
     stack, switches = (
         int(racing.table[name][racing.row]) for name in ("stack", "nvcsw")
     )
@@ -268,14 +270,14 @@ def test_list_that_changes_while_it_is_followed(
     assert len(racing.sampler.sample().tasks) == len(racing.table)
     assert racing.losses.coverage["walks_retried"] == 2
     assert racing.losses.notes == {}
-    # One that never holds still costs what is missing, and a note.
+    # If the list changes at each try, the sample is incomplete, with a note.
     left = [racing.table.only(racing.table["pid"] < 50)] * 9
     assert len(racing.sampler.sample().tasks) == len(left[0])
     assert racing.losses.lost["lists_broken"] == 1
 
 
 def test_period(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As asked for; where a look costs more than its share, longer."""
+    """The period is as requested, or longer if a sample costs more than its share."""
     stepped = Stepped(prog)
     stepped.sampler.sample()
     assert stepped.sampler.period_s == 0.1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Stacks of all tasks at once, held against those that drgn unwinds one by one."""
+"""Stacks of all tasks, unwound together, are those that drgn unwinds one by one."""
 
 import random
 from dataclasses import replace
@@ -25,7 +25,7 @@ BORDERS = {"io_schedule_timeout": "__sched_text_start"}
 
 
 def each_stack(found: Stacks) -> list[int]:
-    """Return the first and the last row that has each stack."""
+    """Return the first and the last row of each distinct stack."""
     _, first = np.unique(found.index, return_index=True)
     _, last = np.unique(found.index[::-1], return_index=True)
     return sorted({*first.tolist(), *(len(found) - 1 - last).tolist()})
@@ -52,7 +52,7 @@ def test_every_stack_is_drgns(tasks: Tasks) -> None:
     assert deep > 10
 
 
-def test_one_stack_is_as_among_many(tasks_btf: Tasks) -> None:
+def test_single_stack_is_as_among_many(tasks_btf: Tasks) -> None:
     many = collect(tasks_btf)
     collector = StackCollector(Reader(tasks_btf.prog), LossLog())
     for row in each_stack(many):
@@ -64,18 +64,18 @@ def test_one_stack_is_as_among_many(tasks_btf: Tasks) -> None:
 
 
 def test_exceptions_in_the_kernel(busy: Tasks) -> None:
-    """The kernel itself may touch what is not there, and wait for it."""
+    """The kernel can fault on a page itself, and wait for it."""
     found = collect(busy)
     names = {
-        found.names(stack)[place]
+        found.names(stack)[index]
         for stack in found.unique
-        for place in stack.interrupted
+        for index in stack.interrupted
     }
     assert names
     assert not any(name.startswith("0x") for name in names)
 
 
-def test_all_end_where_they_began(tasks: Tasks) -> None:
+def test_all_end_at_an_entry(tasks: Tasks) -> None:
     found = collect(tasks)
     for row, task in enumerate(tasks.objects):
         stack, names = found[row], found.names(found[row])
@@ -92,7 +92,7 @@ def test_all_end_where_they_began(tasks: Tasks) -> None:
 
 
 def test_names_are_drgns(tasks_btf: Tasks) -> None:
-    """Those of the same symbols, where no inlined calls are known."""
+    """Names are those of drgn's symbols; without DWARF there are no inlined calls."""
     found = collect(tasks_btf)
     for row in each_stack(found):
         task = tasks_btf.objects[row]
@@ -103,7 +103,7 @@ def test_names_are_drgns(tasks_btf: Tasks) -> None:
                 if frame.pc >= USER_SPACE
             )
             ours = found.names(found[row])
-            # Where the text has a part of its own, drgn may name that.
+            # At the start of a section of the text, drgn can name its boundary symbol.
             assert names in (ours, tuple(map(BORDERS.get, ours, ours)))
 
 
@@ -115,7 +115,7 @@ def test_names_are_the_same_with_debug_info(name: str) -> None:
     ]
 
 
-def test_one_read_a_stack_and_one_object_a_kind(tasks_btf: Tasks) -> None:
+def test_one_read_per_stack_and_one_object_per_distinct_stack(tasks_btf: Tasks) -> None:
     reader, losses = Reader(tasks_btf.prog), LossLog()
     collector = StackCollector(reader, losses)
     assert collector.has_orc
@@ -124,12 +124,12 @@ def test_one_read_a_stack_and_one_object_a_kind(tasks_btf: Tasks) -> None:
     columns = (tasks_btf.tasks, tasks_btf.stacks, tasks_btf.pointers)
     found = collector.collect(*(np.tile(column, 9) for column in columns))
     rows = len(tasks_btf.tasks)
-    there = tasks_btf.stacks != 0
-    count = int(np.count_nonzero(there))
+    has_stack = tasks_btf.stacks != 0
+    count = int(np.count_nonzero(has_stack))
     assert len(found) == 9 * rows
     assert reader.reads - reads == 9 * count
     used = tasks_btf.stacks + np.uint64(STACK_BYTES) - tasks_btf.pointers
-    assert reader.bytes - size == 9 * int(used[there].sum())
+    assert reader.bytes - size == 9 * int(used[has_stack].sum())
     assert len(found.unique) < rows
     assert len(set(found.unique)) == len(found.unique)
     assert np.array_equal(found.index, np.tile(found.index[:rows], 9))
@@ -137,7 +137,7 @@ def test_one_read_a_stack_and_one_object_a_kind(tasks_btf: Tasks) -> None:
     assert losses.notes == {}
 
 
-def test_blocks_are_one_table(
+def test_blocks_make_one_table(
     tasks_btf: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = collect(tasks_btf)
@@ -147,7 +147,7 @@ def test_blocks_are_one_table(
     assert len(parts.unique) == len(whole.unique)
 
 
-def test_who_has_no_stack_is_not_looked_at(tasks_btf: Tasks) -> None:
+def test_tasks_without_a_stack_are_skipped(tasks_btf: Tasks) -> None:
     losses = LossLog()
     none = np.zeros(len(tasks_btf.tasks), np.uint64)
     found = collect(replace(tasks_btf, stacks=none), losses)
@@ -162,7 +162,7 @@ def test_who_has_no_stack_is_not_looked_at(tasks_btf: Tasks) -> None:
 
 @pytest.mark.parametrize("offset", [-8, STACK_BYTES, STACK_BYTES + 8, 4, 1 << 40, None])
 def test_stack_that_cannot_be_read(offset: int | None) -> None:
-    """Its pointer leads elsewhere, or it is missing; all others are as they were."""
+    """A bad stack pointer or missing memory affects no other stack."""
     tasks = tasks_of(NEWEST, "btf")
     expected = rows_of(collect(tasks))
     if offset is None:
@@ -177,8 +177,8 @@ def test_stack_that_cannot_be_read(offset: int | None) -> None:
     assert losses.lost == ({} if offset is not None else {"stacks_unreadable": 1})
 
 
-def test_stack_that_breaks_off() -> None:
-    """What was there before the damage is kept, and counted as incomplete."""
+def test_stack_with_a_damaged_frame() -> None:
+    """The frames before the damage are kept, and the stack is counted as incomplete."""
     tasks = tasks_of(NEWEST, "btf")
     expected = collect(tasks)[3].addresses
     pointer, end = int(tasks.pointers[3]), int(tasks.stacks[3]) + STACK_BYTES
@@ -194,21 +194,21 @@ def test_stack_that_breaks_off() -> None:
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", NEWEST])
-def test_stacks_of_rubbish(name: str) -> None:
-    """Stacks torn in every way: code, their own addresses, flags, anything."""
+def test_stacks_of_random_words(name: str) -> None:
+    """Words are code addresses, stack addresses, small numbers, or anything."""
     tasks = tasks_of(name, "btf")
     chance = random.Random(0)
     text = tasks.prog.symbol("_stext").address
     end = tasks.prog.symbol("_etext").address
-    true = sorted({a for stack in collect(tasks).unique for a in stack.addresses})
+    real = sorted({a for stack in collect(tasks).unique for a in stack.addresses})
     for row, stack in enumerate(tasks.stacks.tolist()):
         choices = (
-            lambda: chance.choice(true),
+            lambda: chance.choice(real),
             lambda: chance.randrange(text, end),
             lambda stack=stack: stack + 8 * chance.randrange(STACK_BYTES // 8),
             lambda: chance.getrandbits(64),
             lambda: chance.getrandbits(8),
-            # A module's place, or a compiled BPF program's.
+            # The area of modules and compiled BPF programs.
             lambda: 0xFFFF_FFFF_C000_0000 + chance.getrandbits(24),
         )
         words = [chance.choice(choices)() for _ in range(STACK_BYTES // 8)]
@@ -216,8 +216,8 @@ def test_stacks_of_rubbish(name: str) -> None:
         offset = 8 * chance.randrange(STACK_BYTES // 8)
         tasks.pointers[row] = np.uint64(stack + offset)
         if row == 10:
-            # Bound to loop, if anything could.
-            loop = np.full(STACK_BYTES // 8, true[0], "<u8")
+            # The same return address throughout, to provoke a loop.
+            loop = np.full(STACK_BYTES // 8, real[0], "<u8")
             put(tasks.prog, stack, loop.tobytes())
     losses = LossLog()
     found = collect(tasks, losses)
@@ -228,10 +228,8 @@ def test_stacks_of_rubbish(name: str) -> None:
         assert len(found.names(stack)) == len(stack.addresses)
 
 
-def test_without_orc_drgn_is_asked(
-    idle: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As elsewhere than on x86-64."""
+def test_without_orc_drgn_unwinds(idle: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only x86-64 has ORC."""
     expected = collect(idle)
 
     def none(*_: object) -> Orc:
@@ -245,8 +243,8 @@ def test_without_orc_drgn_is_asked(
     assert [note.code for note in losses.notes.values()] == ["stacks-slow"]
 
 
-def test_drgn_is_asked_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a register is needed that no sleeping task has."""
+def test_drgn_unwinds_a_limited_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """drgn unwinds stacks that need a register not saved for a sleeping task."""
     tasks = tasks_of(NEWEST, "btf")
     expected = collect(tasks)
     needs = Rule(OrcKind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
@@ -263,15 +261,15 @@ def test_drgn_is_asked_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("types", TYPES)
 def test_functions_of_modules(types: str) -> None:
-    """By their modules' own ORC and symbols, which debug info of the kernel lacks."""
-    name, address = a_function_of_a_module(open_dump(NEWEST, "btf"))
+    """Modules have their own ORC and symbols, which the kernel's debug info lacks."""
+    name, address = module_function(open_dump(NEWEST, "btf"))
     prog, losses = open_dump(NEWEST, types), LossLog()
     reader = Reader(prog)
     text = StackCollector(reader, losses).text
     orc = Orc(reader, text, losses)
     assert text.name(address) == name
     assert text.name(address - (1 << 30)) is None
-    # Where a function starts, its return address is what the stack pointer is at.
+    # At the start of a function, the stack pointer points to the return address.
     rule = orc.rule(address)
     assert rule is not None
     assert (rule.kind, rule.cfa, rule.cfa_offset) == (OrcKind.CALL, Base.SP, 8)
@@ -281,14 +279,14 @@ def test_functions_of_modules(types: str) -> None:
     assert losses.notes == {}
 
 
-def a_function_of_a_module(prog: Program) -> tuple[str, int]:
+def module_function(prog: Program) -> tuple[str, int]:
     (symbol,) = prog.symbols("fw_cfg_sysfs_remove")
     return symbol.name, symbol.address
 
 
 def test_damaged_module_costs_a_note() -> None:
     prog, losses = open_dump(NEWEST, "btf"), LossLog()
-    _, address = a_function_of_a_module(prog)
+    _, address = module_function(prog)
     reader = Reader(prog)
     text = StackCollector(reader, losses).text
     orc = Orc(reader, text, losses)

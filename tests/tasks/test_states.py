@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Letters of states, of threads made by hand."""
+"""State letters of threads made by hand."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from msatools.tasks.states import LETTERS, letters, loads
 from msatools.tasks.table import TaskTable
 
-# state, exit_state, the letter that /proc has, whether it counts in the load.
+# state, exit_state, the letter in /proc, whether it counts in the load average.
 CASES = {
     "running": (0x0, 0, "R", False),
     "interruptible": (0x1, 0, "S", False),
@@ -41,7 +41,7 @@ def table(*states: tuple[int, int]) -> TaskTable:
 @pytest.mark.parametrize("case", CASES)
 def test_letter(case: str) -> None:
     state, exit_state, letter, counts = CASES[case]
-    # One does not change another.
+    # The letter does not depend on other rows.
     some = table((state, exit_state), *(case[:2] for case in CASES.values()))
     assert letters(some).tolist() == [letter, *(case[2] for case in CASES.values())]
     assert letter in LETTERS

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""System calls and their arguments, against /proc/PID/task/TID/syscall."""
+"""System calls and their arguments are those in /proc/PID/task/TID/syscall."""
 
 import re
 from dataclasses import astuple, dataclass
@@ -36,7 +36,7 @@ class Read:
     losses: LossLog
 
     def shown(self, row: int) -> list[str]:
-        """Write it as the kernel does (proc_pid_syscall())."""
+        """Format a call as the kernel does (proc_pid_syscall())."""
         words = [self.calls.sp[row], self.calls.ip[row]]
         number = int(self.calls.number[row])
         if number != NO_CALL:
@@ -58,7 +58,7 @@ def dump(request: pytest.FixtureRequest) -> Read:
     return read(request.param, "btf")
 
 
-def test_every_task_is_in_the_call_that_proc_says(dump: Read) -> None:
+def test_calls_are_those_in_proc(dump: Read) -> None:
     recorded = set(dump.run.truth_names())
     calls, exceptions = 0, 0
     pairs = zip(dump.table["pid"].tolist(), dump.table["tgid"].tolist(), strict=True)
@@ -76,8 +76,8 @@ def test_every_task_is_in_the_call_that_proc_says(dump: Read) -> None:
     assert exceptions > 4
 
 
-def test_threads_of_the_kernel_have_none(dump: Read) -> None:
-    """Nor have the dead; all others have been in user mode."""
+def test_kernel_threads_and_zombies_have_no_call(dump: Read) -> None:
+    """All other tasks have entered from user mode."""
     kernel = (dump.table["flags"] & PF_KTHREAD) != 0
     dead = dump.table["exit_state"] != 0
     assert np.array_equal(dump.calls.known, ~kernel & ~dead)
@@ -85,12 +85,12 @@ def test_threads_of_the_kernel_have_none(dump: Read) -> None:
     assert (dump.calls.number[kernel | dead] == NO_CALL).all()
 
 
-def test_one_read_a_task(dump: Read) -> None:
+def test_at_most_one_read_per_task(dump: Read) -> None:
     assert dump.reads <= np.count_nonzero(dump.calls.known)
     assert not dump.losses.lost
 
 
-def test_stacks_that_have_been_read_say_the_same(dump: Read) -> None:
+def test_stacks_in_memory_give_the_same(dump: Read) -> None:
     reader, losses = Reader(open_dump(dump.run.name, "btf")), LossLog()
     asleep = dump.table.only((dump.table["state"] != 0) & (dump.table["on_cpu"] == 0))
     size = stack_bytes(reader.prog)
@@ -110,7 +110,7 @@ def assert_same(calls: Syscalls, others: Syscalls) -> None:
 
 
 def test_names_of_calls(dump: Read) -> None:
-    """Also of those that the compiler has put into their callers."""
+    """Calls whose functions are inlined are named as well."""
     tasks = dump.run.workload["tasks"]
     rows = {tid: row for row, tid in enumerate(dump.table["pid"].tolist())}
     for name, call in {
@@ -131,7 +131,7 @@ def test_names_of_calls(dump: Read) -> None:
 
 @pytest.mark.skipif(not HEADER.exists(), reason="no headers of Linux for x86-64")
 def test_numbers_of_calls() -> None:
-    """As the C library's headers have them, and what is newer than those may be."""
+    """Numbers are those in the C library's headers, and two newer ones."""
     listed = re.findall(r"#define __NR_(\w+) (\d+)", HEADER.read_text())
     names = {455: "futex_wait", 456: "futex_requeue"}
     names |= {int(number): name for name, number in listed}
@@ -140,5 +140,5 @@ def test_numbers_of_calls() -> None:
 
 
 @pytest.mark.parametrize("name", BUSY)
-def test_debug_info_says_the_same(name: str) -> None:
+def test_dwarf_gives_the_same(name: str) -> None:
     assert_same(*(read(name, types).calls for types in TYPES))

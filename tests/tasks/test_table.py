@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The table of tasks, held against what each guest's /proc said of them."""
+"""The table of tasks has the figures in each guest's /proc."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.support.overlay import lose
 STATES = {"S": 1, "D": 2, "T": 4, "t": 8, "I": 0x402, "Z": 0}
 STAT_FIELDS = {"min_flt": 10, "maj_flt": 12, "exit_signal": 38, "cpu": 39}
 STAT_FIELDS |= {"rt_priority": 40, "policy": 41}
-"""Where /proc/PID/stat has them, the process ID being field 1."""
+"""Field numbers in /proc/PID/stat, from 1."""
 
 
 @pytest.fixture(scope="module", params=["6.1", "6.12"])
@@ -41,7 +41,7 @@ def table(opened: tuple[Reader, LossLog, TaskTable]) -> TaskTable:
 
 
 def threads(run: lab.Run) -> Iterator[tuple[int, int]]:
-    """The processes and threads that the guest listed, but the one that did so."""
+    """Yield process and thread IDs that the guest listed, without its recorder's."""
     recorder = {
         task["tid"] for task in run.workload["tasks"].values() if task["class"] is None
     }
@@ -52,7 +52,7 @@ def threads(run: lab.Run) -> Iterator[tuple[int, int]]:
 
 
 def stat(run: lab.Run, pid: int, tid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat: the name is number 2."""
+    """Return the fields of /proc/PID/stat, from 1."""
     text = run.truth(f"proc/{pid}/task/{tid}/stat")
     before, _, rest = text.partition(b" (")
     name, _, after = rest.rpartition(b") ")
@@ -66,17 +66,17 @@ def row(table: TaskTable, tid: int) -> np.void:
 
 
 def test_reads(opened: tuple[Reader, LossLog, TaskTable]) -> None:
-    """One a thread, but for each list of threads that has its end read first."""
+    """There is at most one read per thread, and one more."""
     reader, losses, table = opened
     assert len(table) == len(set(table["pid"].tolist())) > 2200
     assert reader.reads <= len(table) + 1
     assert losses.notes == {}
 
 
-def test_columns_that_stand_still(run: lab.Run, table: TaskTable) -> None:
-    """All that a task has counted, of all that did not run meanwhile.
+def test_columns_of_sleeping_tasks(run: lab.Run, table: TaskTable) -> None:
+    """Counters are compared for tasks that have not run since /proc was read.
 
-    Nor were woken up to do so when the guest was stopped.
+    Tasks that were woken, but did not run before the guest stopped, are left out.
     """
     compared = 0
     woken = {*table["pid"][waits_for_cpu(table)].tolist()}
@@ -88,7 +88,7 @@ def test_columns_that_stand_still(run: lab.Run, table: TaskTable) -> None:
         if state not in STATES or int(sched[2]) != record["pcount"] or tid in woken:
             continue
         compared += 1
-        # What a worker works on follows its name in /proc.
+        # In /proc, a worker's name is followed by its workqueue's.
         assert fields[2].startswith(record["comm"].partition(b"\0")[0]), tid
         if state == "Z":
             assert record["exit_state"] == 0x20
@@ -106,7 +106,7 @@ def test_columns_that_stand_still(run: lab.Run, table: TaskTable) -> None:
 def test_clock_is_that_of_the_guest(
     run: lab.Run, opened: tuple[Reader, LossLog, TaskTable]
 ) -> None:
-    """The dump was taken after the guest wrote down what time it was."""
+    """The dump was taken after the guest recorded the time."""
     reader, losses, table = opened
     now = read_clocks(reader, losses).monotonic_ns
     assert now is not None
@@ -133,7 +133,7 @@ def test_process_of_one_thread(
     assert not losses.notes
 
 
-def test_processes_come_in_the_order_asked(
+def test_processes_are_returned_in_the_given_order(
     opened: tuple[Reader, LossLog, TaskTable],
 ) -> None:
     reader, _, table = opened

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Frames of every kind, on stacks made by hand."""
+"""Frames of every kind are unwound, on stacks made by hand."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,10 @@ BY_R10 = Rule(OrcKind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
 
 
 def unwinder(rules: dict[int, Rule]) -> Unwinder:
-    """Unwind with rules by the offset in the text of what is looked up."""
+    """Return an unwinder.
+
+    :param rules: offset in the text -> ORC rule
+    """
     types = made_program()
     u64 = types.int_type("unsigned long", 8, False)
     names = ("r15", "r14", "r13", "r12", "bx", "bp", "ret_addr")
@@ -44,9 +47,9 @@ def unwinder(rules: dict[int, Rule]) -> Unwinder:
 
 
 def unwind(rules: dict[int, Rule], *stacks: list[int]) -> Frames:
-    """Unwind stacks that are given from where the saved registers start.
+    """Unwind stacks, given as words from the saved registers on.
 
-    Few are unwound one after the other, many at once: that comes to the same.
+    A few stacks are unwound one after the other, many together; results are the same.
     """
     few = unwind_together(rules, *stacks)
     many = unwind_together(rules, *stacks, *[[]] * 20)
@@ -75,7 +78,7 @@ def frames(found: Frames, row: int = 0) -> list[int]:
     return [pc - TEXT for pc in found.pcs[row].tolist() if pc]
 
 
-# What a return address of N is looked up by is N - 1.
+# The rule of a return address N is looked up at N - 1.
 
 
 def test_calls() -> None:
@@ -86,8 +89,8 @@ def test_calls() -> None:
     assert not found.guessed.any()
 
 
-def test_frame_pointer_that_a_frame_between_saved() -> None:
-    # The first saves it, the second uses what the first saved.
+def test_frame_pointer_saved_by_an_earlier_frame() -> None:
+    # The first frame saves it, the second uses the saved value.
     top = STACK + 8 * 11
     stack = [*saved(0x10), top, TEXT + 0x20, 0, 0, 0x77, TEXT + 0x30]
     found = unwind({0xF: SAVES_BP, 0x1F: BY_BP, 0x2F: LAST}, stack)
@@ -95,11 +98,10 @@ def test_frame_pointer_that_a_frame_between_saved() -> None:
     assert found.ends.tolist() == [End.START]
 
 
-def test_stack_that_was_aligned_anew() -> None:
-    # The word before where the frame pointer points is the caller's stack pointer.
+def test_realigned_stack() -> None:
+    # The word before the frame pointer's target is the caller's stack pointer.
     bp = STACK + 8 * 8
-    stack = [*saved(0x10, bp), STACK + 8 * 11, 0x55, TEXT + 0x20, 0]
-    stack[10] = TEXT + 0x20
+    stack = [*saved(0x10, bp), STACK + 8 * 11, 0x55, 0, TEXT + 0x20]
     found = unwind({0xF: ALIGNED, 0x1F: LAST}, stack)
     assert frames(found) == [0x10, 0x20]
 
@@ -111,7 +113,7 @@ def regs(pc: int, sp: int, bp: int = 0) -> list[int]:
 
 
 def test_exception_in_the_kernel() -> None:
-    """Where it struck is no return address, and all registers are known there."""
+    """Its pc is not a return address, and all registers are known."""
     bp = STACK + 8 * 30
     after = STACK + 8 * 29
     stack = [*saved(0x10), *regs(TEXT + 0x40, after, bp), 0, 0, 0, TEXT + 0x50]
@@ -121,7 +123,7 @@ def test_exception_in_the_kernel() -> None:
     assert found.ends.tolist() == [End.START]
 
 
-def test_exception_before_all_was_saved() -> None:
+def test_exception_with_partial_registers() -> None:
     after = STACK + 8 * 13
     stack = [*saved(0x10), 0, TEXT + 0x40, 0, 0, after, 0, TEXT + 0x50]
     found = unwind({0xF: PARTIAL, 0x40: BARE, 0x4F: LAST}, stack)
@@ -141,7 +143,7 @@ def test_task_that_has_never_run() -> None:
     assert found.ends.tolist() == [End.START]
 
 
-def test_code_that_no_table_knows() -> None:
+def test_code_without_orc() -> None:
     bp = STACK + 8 * 7
     stack = [*saved(0x10, bp), 0, TEXT + 0x20]
     for rules in ({0x1F: LAST}, {0xF: BY_FRAME_POINTER, 0x1F: LAST}):
@@ -156,20 +158,20 @@ def test_code_that_no_table_knows() -> None:
         (BY_R10, [*saved(0x10), 0, 0, TEXT + 0x20], End.UNSUPPORTED),
         (BY_SP, saved(0x10), End.LOST),  # past the end
         (FAR_BP, [*saved(0x10), TEXT + 0x20], End.LOST),  # saved elsewhere
-        (BY_SP, [*saved(0x10), 0, 0, 0x1234], End.LOST),  # no address of code
-        (BY_SP, [*saved(0x10), 0, 0, STACK], End.LOST),  # the kernel's, but no code
-        (BY_BP, [*saved(0x10, STACK - 64), 0, 0, TEXT + 0x20], End.LOST),  # elsewhere
-        (BY_BP, [*saved(0x10, STACK + 57), 0, 0, TEXT + 0x20], End.LOST),  # no word
+        (BY_SP, [*saved(0x10), 0, 0, 0x1234], End.LOST),  # not a kernel address
+        (BY_SP, [*saved(0x10), 0, 0, STACK], End.LOST),  # not code
+        (BY_BP, [*saved(0x10, STACK - 64), 0, 0, TEXT + 0x20], End.LOST),  # outside
+        (BY_BP, [*saved(0x10, STACK + 57), 0, 0, TEXT + 0x20], End.LOST),  # not aligned
         (BY_BP, [*saved(0x10, STACK + 40), 0, 0, TEXT + 0x20], End.LOST),  # backwards
     ],
 )
-def test_stack_that_is_lost(rule: Rule, stack: list[int], end: End) -> None:
+def test_stack_that_cannot_be_unwound(rule: Rule, stack: list[int], end: End) -> None:
     found = unwind({0xF: rule, 0x1F: LAST}, stack)
     assert frames(found) == [0x10]
     assert found.ends.tolist() == [end]
 
 
-def test_many_go_their_own_ways() -> None:
+def test_many_different_stacks() -> None:
     shallow, deep = [*saved(0x20)], [*saved(0x10), 0, 0, TEXT + 0x20]
     rules = {0xF: BY_SP, 0x1F: LAST}
     found = unwind(rules, deep, shallow, [], [0, 0, 0, 0, 0, 0, 5], deep)

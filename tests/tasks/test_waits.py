@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What stacks tell: by hand, and of all tasks of the lab's dumps."""
+"""Stacks are classified: made by hand, and of all tasks in the lab's dumps."""
 
 from collections import Counter
 
@@ -62,7 +62,7 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
             f" vfs_read ksys_read {SYSCALL}",
             "KLK",
         ),
-        # A disk's wait on behalf of a fault or of reclaim is not the disk's.
+        # Disk I/O for a fault or reclaim counts as the fault or reclaim.
         (f"schedule io_schedule folio_wait_bit_common filemap_fault {FAULT}", "FLT"),
         (f"schedule io_schedule wait_on_page_bit_common filemap_fault {FAULT}", "FLT"),
         (f"schedule io_schedule folio_wait_bit_common do_swap_page {FAULT}", "SWP"),
@@ -76,14 +76,14 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
             f" ksys_read {SYSCALL}",
             "DSK",
         ),
-        # But a lock within it is.
+        # A lock within a fault counts as a lock.
         (
             "schedule rwsem_down_read_slowpath down_read_killable"
             f" lock_mm_and_find_vma do_user_addr_fault {FAULT}",
             "KLK",
         ),
         (f"schedule percpu_rwsem_wait __percpu_down_read {FAULT}", "KLK"),
-        # A futex that inherits priority is an rt_mutex inside; another is a lock.
+        # A PI futex uses an rt_mutex; another rt_mutex is a kernel lock.
         (
             "schedule rt_mutex_slowlock_block.constprop.0 rt_mutex_wait_proxy_lock"
             f" futex_lock_pi do_futex {SYSCALL}",
@@ -94,7 +94,7 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
             f"schedule rwsem_down_read_slowpath get_futex_key futex_lock_pi {SYSCALL}",
             "KLK",
         ),
-        # What a completion is for says more than that it is one.
+        # The purpose of a completion determines its class.
         (
             f"schedule_timeout wait_for_completion_state kernel_clone {SYSCALL}",
             "WAI",
@@ -107,7 +107,7 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
         ("schedule schedule_timeout wait_for_completion xfs_buf_iowait f", "DSK"),
         ("schedule schedule_timeout wait_for_completion a_module_does", "KLK"),
         ("schedule schedule_timeout wait_for_completion __flush_work xfs_f", "KLK"),
-        # A kernel thread is idle if its own function went to sleep; else it is busy.
+        # A kernel thread is idle if its own function sleeps, otherwise it is busy.
         ("schedule worker_thread kthread ret_from_fork ret_from_fork_asm", "KTW"),
         ("schedule schedule_timeout kcompactd kthread ret_from_fork", "KTW"),
         ("schedule a_modules_thread kthread ret_from_fork", "KTW"),
@@ -118,13 +118,13 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
         (f"schedule schedule_preempt_disabled __mutex_lock {WORK}", "KLK"),
         ("schedule io_schedule rq_qos_wait shrink_node balance_pgdat kswapd", "RCL"),
         (f"schedule a_driver_does {WORK}", "KTW"),
-        # Nothing known but the system call.
+        # Only the system call is known.
         (f"schedule a_driver_reads vfs_read ksys_read __x64_sys_read {SYSCALL}", "PIP"),
         ("schedule new __arm64_sys_futex invoke_syscall el0_svc", "LCK"),
         ("schedule new __ia32_compat_sys_wait4 do_int80_syscall_32", "WAI"),
         ("schedule new __ia32_sys_futex_time32 do_int80_syscall_32", "LCK"),
         (f"schedule a_driver_does __x64_sys_ioctl {SYSCALL}", "OTH"),
-        # Who was about to run.
+        # Tasks that are about to run.
         ("ret_from_fork_asm", "LAT"),
         (f"schedule exit_to_user_mode_loop {SYSCALL}", "LAT"),
         ("preempt_schedule_common __cond_resched down_read f", "LAT"),
@@ -176,33 +176,33 @@ def test_no_name_has_two_classes(table: str) -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_classes_are_the_contracts() -> None:
-    assert " ".join(each.name for each in TaskClass) == (
+def test_classes_are_those_of_the_contract() -> None:
+    assert " ".join(cls.name for cls in TaskClass) == (
         "CPU USR SYS INT LAT LCK KLK FLK POL FLT SWP RCL DSK PIP NET TMR WAI SIG IPC"
         " TTY URG KTW STP TRC ZMB OTH WAK"
     )
 
 
 def classes(tasks: Tasks) -> dict[int, tuple[TaskClass, tuple[str, ...]]]:
-    """Classify all tasks that have a stack, by their thread's ID."""
+    """Classify all tasks that have a stack, by thread ID."""
     collector = StackCollector(Reader(tasks.prog), LossLog())
     found = collector.collect(tasks.tasks, tasks.stacks, tasks.pointers)
-    told = {}
+    by_tid = {}
     for row, task in enumerate(tasks.objects):
         if tasks.stacks[row]:
             names = found.names(found[row])
-            told[task.pid.value_()] = classify(names).task_class, names
-    return told
+            by_tid[task.pid.value_()] = classify(names).task_class, names
+    return by_tid
 
 
 def test_every_task_has_a_class(idle: Tasks) -> None:
-    told = classes(idle)
+    by_tid = classes(idle)
     kernel_threads = {task.pid.value_() for task in idle.objects if not task.mm}
-    for pid, (task_class, names) in told.items():
+    for pid, (task_class, names) in by_tid.items():
         assert task_class is not TaskClass.OTH, names
-        # No kernel thread has anything to do.
+        # All kernel threads are idle.
         assert (task_class is TaskClass.KTW) == (pid in kernel_threads), names
-    counts = Counter(task_class.name for task_class, _ in told.values())
+    counts = Counter(task_class.name for task_class, _ in by_tid.values())
     if idle.name.startswith("memory"):
         assert counts["LCK"] == 64  # the threads on a condition variable
     assert counts["SIG"] >= 4

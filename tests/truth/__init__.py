@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Facts: what a command reports of a dump, and what the guest itself had recorded.
+Facts: figures that a command reports about a dump and that the guest recorded itself.
 
-One module a command holds its table of facts; ``test_facts.py`` holds each against
-whatever dumps there are.
+A module per command has its table of facts; ``test_facts.py`` compares them on dumps.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-cpus says of CPUs and sets, and the guest's files of /proc and /sys."""
+"""Facts of msa-cpus: CPUs, sets, interrupts and run queues in /proc and /sys."""
 
 import re
 from typing import Any
@@ -16,8 +16,8 @@ TOPOLOGY = {
     "core": "core_id",
 }
 QUIET = r"nvme|ttyS0|timer"
-"""Interrupts that come after the guest has recorded them: the clock's, those of its
-last words, and of the disk that has its journal."""
+"""Interrupts that continue after the guest has recorded them: of the clock, the serial
+console, and the disk with the journal."""
 
 
 def text(run: Run, name: str) -> str:
@@ -25,7 +25,7 @@ def text(run: Run, name: str) -> str:
 
 
 def by_cpu(key: str) -> Any:
-    """Make what takes a key of each CPU."""
+    """Return a function that returns a key of each CPU."""
     return lambda report: {row["cpu"]: row[key] for row in report["cpus"]}
 
 
@@ -34,7 +34,7 @@ def of_processor(key: str) -> Any:
 
 
 def has_state(state: str) -> Any:
-    """Make what lists the CPUs in a state."""
+    """Return a function that lists the CPUs in a state."""
 
     def listed(report: Any) -> Figures:
         return {state: [r["cpu"] for r in report["cpus"] if state in r["state"]]}
@@ -72,12 +72,12 @@ def nodes(run: Run) -> Figures:
 
 
 def effective(run: Run) -> Figures:
-    """Return the CPUs of each cpuset that the guest made and asked CPUs for."""
+    """Return the CPUs of each cpuset that the guest made and assigned CPUs to."""
     return {
-        made["path"]: sorted(cpu_list(text(run, f"{place}/cpuset.cpus.effective")))
+        made["path"]: sorted(cpu_list(text(run, f"{directory}/cpuset.cpus.effective")))
         for made in run.workload["sets"]
         if made["cpus"]
-        for place in [f"sys/fs/cgroup{made['path']}"]
+        for directory in [f"sys/fs/cgroup{made['path']}"]
     }
 
 
@@ -89,8 +89,8 @@ def partition_kinds(run: Run) -> Figures:
     }
 
 
-def numbers(run: Run) -> list[tuple[int, list[str], list[int]]]:
-    """Return the interrupts of devices: number, words of the line, and CPUs."""
+def device_interrupts(run: Run) -> list[tuple[int, list[str], list[int]]]:
+    """Return the device interrupts: number, other words of the line, and CPUs."""
     head, *lines = text(run, "proc/interrupts").splitlines()
     cpus = [int(word.removeprefix("CPU")) for word in head.split()]
     found = []
@@ -102,10 +102,10 @@ def numbers(run: Run) -> list[tuple[int, list[str], list[int]]]:
 
 
 def interrupts(run: Run) -> Figures:
-    """Return how many came to each online CPU, of devices that are at rest."""
+    """Return the counts per online CPU of interrupts from devices at rest."""
     return {
         (irq, cpu): int(word)
-        for irq, words, cpus in numbers(run)
+        for irq, words, cpus in device_interrupts(run)
         if not re.search(QUIET, words[-1])
         for cpu, word in zip(cpus, words, strict=False)
     }
@@ -123,7 +123,7 @@ def affinities(kind: str) -> Any:
     def recorded(run: Run) -> Figures:
         return {
             irq: sorted(cpu_list(listed))
-            for irq, _, _ in numbers(run)
+            for irq, _, _ in device_interrupts(run)
             if (listed := text(run, f"proc/irq/{irq}/{kind}_affinity_list"))
         }
 
@@ -135,7 +135,7 @@ def of_irqs(key: str) -> Any:
 
 
 def policies(run: Run) -> Figures:
-    """Return the nice values of the tasks that never sleep, where those count."""
+    """Return the nice values of the tasks that never sleep and have a fair policy."""
     return {
         task["pid"]: task["nice"]
         for task in run.workload["tasks"].values()
@@ -182,12 +182,12 @@ FACTS = (
     Fact("node of a CPU", of_processor("node"), nodes),
     Fact(
         "CPUs of a set",
-        lambda report: {each["name"]: each["cpus"] for each in report["sets"]},
+        lambda report: {row["name"]: row["cpus"] for row in report["sets"]},
         effective,
     ),
     Fact(
         "kind of a partition",
-        lambda report: {each["name"]: each["kind"] for each in report["sets"]},
+        lambda report: {row["name"]: row["kind"] for row in report["sets"]},
         partition_kinds,
     ),
     Fact("interrupts", reported_interrupts, interrupts),

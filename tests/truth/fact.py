@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""One figure of a report, and where the guest's own truth has it."""
+"""A figure of a report and the same figure in the guest's own records."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -9,28 +9,28 @@ from typing import Any
 from fixtures.lab import Run
 
 Figures = Mapping[Hashable, Any]
-"""By what each is a figure of: a class, a PID, a CPU."""
+"""A class, PID, CPU or the like -> its figure."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A figure that both a command and the guest have."""
+    """A figure that both a command and the guest provide."""
 
     name: str
     reported: Callable[[Any], Figures]
-    """The figures in the command's JSON."""
+    """Returns the figures in the command's JSON."""
 
     recorded: Callable[[Run], Figures]
-    """The figures that the guest recorded, each of which has to be reported.
+    """Returns the figures that the guest recorded; all of them must be reported.
 
-    LookupError if this guest did not record any.
+    Raises LookupError if this guest recorded none.
     """
 
     tolerance: Callable[[Run], float] | None = None
-    """How far a number may be off; ``None`` if it has to be the same."""
+    """Returns the maximum difference of a number; ``None`` if it must be equal."""
 
     cause: str = ""
-    """Why they may differ at all."""
+    """The reason for a tolerance."""
 
     def __post_init__(self) -> None:
         if (self.tolerance is None) != (not self.cause):
@@ -41,15 +41,15 @@ class Fact:
 
 @dataclass
 class Verdict:
-    """How many figures of a fact are as recorded."""
+    """The numbers of figures of a fact that are as recorded."""
 
     exact: int = 0
     within: int = 0
-    """Off by no more than the tolerance."""
+    """Figures that differ by at most the tolerance."""
 
     failed: list[str] = field(default_factory=list)
     why_not: str = ""
-    """Why the fact does not apply, if it does not."""
+    """The reason why the fact does not apply; empty if it does."""
 
 
 def judge(fact: Fact, report: Any, run: Run) -> Verdict:
@@ -62,18 +62,18 @@ def judge(fact: Fact, report: Any, run: Run) -> Verdict:
         return verdict
     reported = fact.reported(report)
     slack = 0.0 if fact.tolerance is None else fact.tolerance(run)
-    for of, wanted in recorded.items():
-        found = reported.get(of, "nothing")
-        if found == wanted:
+    for key, expected in recorded.items():
+        found = reported.get(key, "nothing")
+        if found == expected:
             verdict.exact += 1
-        elif slack and _difference(found, wanted) <= slack:
+        elif slack and _difference(found, expected) <= slack:
             verdict.within += 1
         else:
-            verdict.failed.append(f"{fact.name} of {of}: {found}, recorded {wanted}")
+            verdict.failed.append(f"{fact.name} of {key}: {found}, recorded {expected}")
     return verdict
 
 
-def _difference(found: Any, wanted: Any) -> float:
-    if isinstance(found, int | float) and isinstance(wanted, int | float):
-        return abs(found - wanted)
+def _difference(found: Any, expected: Any) -> float:
+    if isinstance(found, int | float) and isinstance(expected, int | float):
+        return abs(found - expected)
     return float("inf")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-locks reports, and who took which lock and waits for it in the guests."""
+"""Facts of msa-locks: the locks, owners and waiters that a guest's workload made."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,18 +9,18 @@ from fixtures.lab import Run
 from tests.truth.fact import Fact, Figures
 
 Truth = dict[str, Any]
-"""A lock as the guest knows it."""
+"""A lock as the guest recorded it."""
 
 EXCLUSIVE = ("mutex", "ww_mutex", "rt_mutex")
 
 SHARED = ("shared-file", "shared-memory", "stopped-pi", "fuse-mutex")
-"""Futexes that are known by where they are in a file, not by an address."""
+"""Futexes that are identified by file and offset, not by an address."""
 
 
 def in_report(figure: Callable[[Any], Any]) -> Callable[[Any], Figures]:
-    """Take a figure of the lock that each task waits for.
+    """Return a function that returns a figure of the lock that each task waits for.
 
-    By the task's PID; of one that waits for any of several locks, by their address too.
+    The key is the task's PID; if it waits for any of several locks, PID and address.
     """
 
     def of(report: Any) -> Figures:
@@ -40,7 +40,7 @@ def in_report(figure: Callable[[Any], Any]) -> Callable[[Any], Figures]:
 def in_guest(
     figure: Callable[[Truth], Any], applies: Callable[[Truth], bool] = bool
 ) -> Callable[[Run], Figures]:
-    """Take a figure of the lock that each task waits for, where the guest knows it."""
+    """Return a function that returns the same figure as the guest recorded it."""
 
     def of(run: Run) -> Figures:
         figures = {key: figure(lock) for lock, key in waits(run) if applies(lock)}
@@ -52,13 +52,13 @@ def in_guest(
 
 
 def waits(run: Run) -> Iterator[tuple[Truth, Any]]:
-    """Iterate over the locks and those who wait for each, keyed as in the report."""
+    """Yield each lock with the key of each of its waiters, as in the report."""
     locks: list[Truth] = run.workload["locks"]
     pids = [one["pid"] for lock in locks for one in lock["waiters"]]
     for lock in locks:
         for one in lock["waiters"]:
             several = pids.count(one["pid"]) > 1
-            # A server that is blocked itself has to run before it can end a wait.
+            # A server that is blocked itself must be woken before it can end a wait.
             blocks = {"server_is_blocked": lock.get("fuse_server") in pids}
             key = (one["pid"], lock["address"]) if several else one["pid"]
             yield lock | blocks, key
@@ -69,34 +69,34 @@ def type_of(lock: Truth) -> str:
 
 
 def waiters(lock: Truth) -> list[int]:
-    """List the waiters in their order, which CPUs that spin do not have."""
+    """Return the waiters in queue order; CPUs that spin have none."""
     pids = [one if isinstance(one, int) else one["pid"] for one in lock["waiters"]]
     return sorted(pids) if type_of(lock) == "spinlock" else pids
 
 
 def owners(lock: Truth) -> dict[int, str]:
-    """Return the owners, and how sure each can be."""
+    """Return the owners and the confidence of each."""
     pids = [one["pid"] for one in lock["owners"]]
     kind = type_of(lock)
     if lock["name"] == "bit-lock":
-        # Who has set a bit is known to nobody but the guest.
+        # The kernel does not record the owner of a bit lock.
         return {}
     if kind == "folio" and lock["server_is_blocked"]:
         return {lock["fuse_server"]: "likely"}
     if lock.get("word_holds_tid"):
-        # The kernel knows, too: it clears the word when the thread ends.
+        # The word is in the thread's robust list: the kernel clears it at exit.
         return dict.fromkeys(pids, "exact")
     if "readers" not in lock:
         return {one["pid"]: one["confidence"] for one in lock["owners"]}
     if kind in (*EXCLUSIVE, "completion") or (kind == "rwsem" and not lock["readers"]):
         return dict.fromkeys(pids, "exact")
-    # A rwsem names the last that came to read; the others are found by their stacks.
+    # A rwsem records its last reader; the others are found by their stacks.
     last = lock.get("last_reader") if kind == "rwsem" else None
     return {pid: "likely" if pid == last else "evidence" for pid in pids}
 
 
 def described(lock: Truth) -> dict[str, Any]:
-    """Say of a lock what the guest knows, as the report does."""
+    """Return a lock's description as it must be in the report."""
     path, inode, kind = lock.get("path"), lock.get("inode"), lock["type"]
     name = lock.get("lock_name")
     if lock.get("symbol"):
@@ -105,7 +105,7 @@ def described(lock: Truth) -> dict[str, Any]:
         offset = int(lock["address"], 16) - int(lock["object"], 16)
         return {"name": f"{lock['cache']}+{offset:#x}", "cache": lock["cache"]}
     if kind == "wait_queue" and "mount" in lock:
-        # The guest says which file its request is about; we say which file system.
+        # The guest recorded the request's file; the report has its file system.
         mount = lock["mount"]
         return {"name": f"FUSE request of {mount}", "path": mount}
     if kind == "percpu_rwsem" and path:
@@ -126,13 +126,13 @@ def described(lock: Truth) -> dict[str, Any]:
 
 
 def description(key: str) -> Fact:
-    def knows(lock: Truth) -> bool:
+    def has(lock: Truth) -> bool:
         return key in described(lock)
 
     return Fact(
         name=f"{key} of the lock",
         reported=in_report(lambda lock: lock.get(key)),
-        recorded=in_guest(lambda lock: described(lock)[key], knows),
+        recorded=in_guest(lambda lock: described(lock)[key], has),
     )
 
 
@@ -146,21 +146,21 @@ def modes(run: Run) -> Figures:
 
 
 def deadlocks(run: Run) -> Figures:
-    """Return all cycles, with how sure each can be."""
+    """Return all cycles and whether each is exact."""
     locks: list[Truth] = run.workload["locks"]
     made = run.workload.get("deadlocks")
     if made is None:
         possible = [lock for lock in locks if lock["deadlock"] == "possible"]
         pids = {one["pid"] for lock in possible for one in lock["waiters"]}
         made = [{"exact": False, "pids": pids}]
-    cycles = [(each["exact"], sorted(each["pids"])) for each in made]
+    cycles = [(cycle["exact"], sorted(cycle["pids"])) for cycle in made]
     return {"all": sorted(cycles)}
 
 
 def reported_deadlocks(report: Any) -> Figures:
     cycles = [
-        (each["confidence"] == "exact", sorted(each["pids"]))
-        for each in report["deadlocks"]
+        (cycle["confidence"] == "exact", sorted(cycle["pids"]))
+        for cycle in report["deadlocks"]
     ]
     return {"all": sorted(cycles)}
 
@@ -175,7 +175,7 @@ FACTS = (
         name="address of the lock",
         reported=in_report(lambda lock: lock["address"]),
         recorded=in_guest(
-            # A condition variable goes by its start, not by the word that is waited on.
+            # A condition variable is identified by its start, not by its futex word.
             lambda lock: lock.get("condition") or lock["address"],
             lambda lock: lock["address"] is not None and lock["name"] not in SHARED,
         ),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-memstat counts, and what /proc, /sys and mincore(2) said of the same."""
+"""Facts of msa-memstat: counts in /proc, /sys and mincore(2)."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ counted = partial(checks, member="kernel_pages")
 
 
 def by(view: str, *members: str) -> Callable[[Any], Figures]:
-    """Return what finds members of a view's groups, by their names."""
+    """Return a function that returns members of a view's groups, by group name."""
 
     def found(report: Any) -> Figures:
         return {
@@ -51,7 +51,7 @@ def twice_held_back(run: Run) -> int:
     return 2 * truth.held_back(run)
 
 
-HELD_BACK = "a CPU keeps its part of a counter from /proc/vmstat up to a threshold"
+HELD_BACK = "a CPU adds its part to a counter of /proc/vmstat only above a threshold"
 COUNTERS = {
     "free.buddy": "nr_free_pages",
     "user.anon": "nr_anon_pages",
@@ -60,23 +60,23 @@ COUNTERS = {
     "swapcache": "nr_swapcached",
     "kernel.page_tables": "nr_page_table_pages",
 }
-"""By check, the counter of /proc/vmstat."""
+"""Check -> counter of /proc/vmstat."""
 
 
 def vmstat(run: Run) -> Figures:
-    said = truth.vmstat(run)
-    return {name: said[counter] for name, counter in COUNTERS.items()}
+    recorded = truth.vmstat(run)
+    return {name: recorded[counter] for name, counter in COUNTERS.items()}
 
 
 def slabs(run: Run) -> Figures:
-    """Besides slabs that is what a module took that looks like a large kmalloc."""
-    said = truth.vmstat(run)
+    """Return slab pages and a module's compound pages (like large kmallocs)."""
+    recorded = truth.vmstat(run)
     taken = sum(
         len(made["pfns"]) << made["order"]
         for made in run.workload.get("sets", ())
         if made["compound"]
     )
-    counters = said["nr_slab_reclaimable"] + said["nr_slab_unreclaimable"]
+    counters = recorded["nr_slab_reclaimable"] + recorded["nr_slab_unreclaimable"]
     return {"kernel.slab": counters + taken}
 
 
@@ -105,7 +105,7 @@ def totals(report: Any) -> Figures:
     }
 
 
-def said_totals(run: Run) -> Figures:
+def recorded_totals(run: Run) -> Figures:
     managed = truth.zone_sum(run, "managed")
     total = truth.meminfo_pages(run, "MemTotal")
     return {
@@ -151,7 +151,7 @@ def executed(run: Run) -> Figures:
 
 
 def zones(report: Any) -> Figures:
-    """Managed pages and those on per-CPU lists."""
+    """Return managed pages and pages on per-CPU lists of each zone."""
     return {
         group["key"]: (
             group["pages"] - group["classes"]["reserved"],
@@ -217,13 +217,13 @@ def memory_blocks(run: Run) -> Figures:
     }
 
 
-# --- Whose it is
+# --- Owners
 
 OF_PROCESS = ("name", "rss_pages", "anon_pages", "private_pages", "hugetlb_pages")
 
 
 def processes(report: Any) -> Figures:
-    """Pss to the KiB, which is as much as the kernel shows of it."""
+    """Return figures of each process; Pss in KiB, as the kernel prints it."""
     return {
         group["pid"]: (
             *(group[member] for member in (*OF_PROCESS, "swap_pages")),
@@ -237,23 +237,23 @@ def processes(report: Any) -> Figures:
 def smaps(run: Run) -> Figures:
     found = {}
     for pid in truth.recorded_processes(run):
-        said = truth.kib(run, pid, "smaps_rollup")
+        recorded = truth.kib(run, pid, "smaps_rollup")
         status = run.truth(f"proc/{pid}/status").decode(errors="replace")
         found[pid] = (
             status.splitlines()[0].removeprefix("Name:\t"),
-            said["Rss"] // PAGE_KB,
-            said["Anonymous"] // PAGE_KB,
-            (said["Private_Clean"] + said["Private_Dirty"]) // PAGE_KB,
-            (said["Private_Hugetlb"] + said["Shared_Hugetlb"]) // PAGE_KB,
+            recorded["Rss"] // PAGE_KB,
+            recorded["Anonymous"] // PAGE_KB,
+            (recorded["Private_Clean"] + recorded["Private_Dirty"]) // PAGE_KB,
+            (recorded["Private_Hugetlb"] + recorded["Shared_Hugetlb"]) // PAGE_KB,
             truth.kib(run, pid, "status")["VmSwap"] // PAGE_KB,
-            said["Pss"],
+            recorded["Pss"],
         )
     return found
 
 
 def files(run: Run) -> Figures:
-    said = ownertruth.files_by_path(run)
-    return {path: (pages,) for path, pages in said.items() if pages}
+    recorded = ownertruth.files_by_path(run)
+    return {path: (pages,) for path, pages in recorded.items() if pages}
 
 
 IN_MEMORY_STAT = {
@@ -267,14 +267,14 @@ IN_MEMORY_STAT = {
 
 
 def cgroups(report: Any) -> Figures:
-    """A group has its children in it, those that are gone as well."""
+    """Return pages of each control group including its children, even removed ones."""
     found: dict[tuple[str, str], int] = {}
     for group in report["by"]["cgroup"]:
         path = group["name"]
-        above = [path[:at] for at in range(2, len(path)) if path[at] == "/"]
+        above = [path[:end] for end in range(2, len(path)) if path[end] == "/"]
         for name in (path, *above):
-            for row, its in IN_MEMORY_STAT.items():
-                pages = sum(group["classes"].get(each, 0) for each in its)
+            for row, row_classes in IN_MEMORY_STAT.items():
+                pages = sum(group["classes"].get(cls, 0) for cls in row_classes)
                 key = name.removeprefix("/"), row
                 found[key] = found.get(key, 0) + pages
     return found
@@ -319,7 +319,7 @@ FACTS = (
         counted,
         lambda run: {"kernel.percpu": truth.meminfo_pages(run, "Percpu")},
     ),
-    Fact("managed and physical pages", totals, said_totals),
+    Fact("managed and physical pages", totals, recorded_totals),
     Fact("pages with the flag", of_flags, flags),
     Fact("pages of executed files", cached_files, executed),
     Fact("managed and per-CPU pages", zones, zoneinfo),

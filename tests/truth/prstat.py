@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-prstat reports of threads and processes, and their files in /proc.
+"""Facts of msa-prstat: figures of threads and processes in /proc.
 
-Of tasks at rest only: those that the guest saw where they wait, for what does not come.
+Only tasks at rest are compared: they wait for an event that does not happen.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,19 +15,19 @@ from tests.prstat.reports import PAGE, TICK_NS, Task, said
 from tests.truth.fact import Fact, Figures
 
 Texts = Mapping[int, Any]
-"""What a file says, by the ID of its thread or process."""
+"""ID of a thread or process -> contents of a file."""
 
 STAT = {"ppid": 4, "min_flt": 10, "maj_flt": 12, "pri": 18, "nice": 19}
 STAT |= {"threads": 20, "size_bytes": 23, "cpu": 39}
-"""Where /proc/PID/task/TID/stat has them, the thread's ID being field 1."""
+"""Field numbers in /proc/PID/task/TID/stat, from 1."""
 
 CHILDREN = {"user_ns": 16, "system_ns": 17, "min_flt": 11, "maj_flt": 13}
-"""Where /proc/PID/stat has what children used that were waited for."""
+"""Field numbers in /proc/PID/stat of the sums over reaped children."""
 
 
 @cache
 def resting(name: str) -> dict[int, int]:
-    """Return the threads at rest, and the process of each."""
+    """Map the threads at rest to their processes."""
     workload = said(name).run.workload
     rest = {t["tid"]: t["pid"] for t in workload["tasks"].values() if t["steady"]}
     for server in workload["servers"].values():
@@ -36,8 +36,8 @@ def resting(name: str) -> dict[int, int]:
 
 
 @cache
-def places(name: str, processes: bool) -> dict[int, str]:
-    """Return where the files lie of threads at rest, or of whole processes."""
+def directories(name: str, processes: bool) -> dict[int, str]:
+    """Map threads at rest, or processes with no others, to their /proc directories."""
     rest = resting(name)
     if not processes:
         return {tid: f"proc/{pid}/task/{tid}" for tid, pid in rest.items()}
@@ -48,7 +48,7 @@ def places(name: str, processes: bool) -> dict[int, str]:
 
 @cache
 def texts(name: str, file: str, processes: bool) -> Texts:
-    """Read a file of all threads, or processes, at rest that it was recorded of."""
+    """Return a file of each thread or process at rest for which it was recorded."""
     truth = said(name)
     read: dict[str, Callable[[str], Any]] = {
         "stat": truth.stat,
@@ -56,9 +56,9 @@ def texts(name: str, file: str, processes: bool) -> Texts:
         "schedstat": truth.schedstat,
     }
     return {
-        pid: read[file](place) if file in read else truth.run.truth(f"{place}/{file}")
-        for pid, place in places(name, processes).items()
-        if truth.has(f"{place}/{file}")
+        pid: read[file](path) if file in read else truth.run.truth(f"{path}/{file}")
+        for pid, path in directories(name, processes).items()
+        if truth.has(f"{path}/{file}")
     }
 
 
@@ -73,24 +73,25 @@ def fact(
     name: str,
     value: Callable[[Task], Any],
     file: str,
-    told: Callable[[Any], Any],
+    parse: Callable[[Any], Any],
     processes: bool = False,
     **tolerance: Any,
 ) -> Fact:
-    """Make the fact that a value of each row is what a file has.
+    """Return the fact that a value of each row equals a figure in a file.
 
-    :param told: Reads the figure from the file; ``None`` where it has none.
+    :param parse: Returns the figure from the file's contents; ``None`` to skip it.
     """
 
     def recorded(run: Run) -> Figures:
         found = texts(run.name, file, processes).items()
-        return {pid: told(text) for pid, text in found if told(text) is not None}
+        figures = {pid: parse(text) for pid, text in found}
+        return {pid: value for pid, value in figures.items() if value is not None}
 
     return Fact(name, by_pid(value), recorded, **tolerance)
 
 
 def in_stat(key: str, field: int, processes: bool = False) -> Fact:
-    """Make the fact that a number is a field of the stat file."""
+    """Return the fact that a number equals a field of the stat file."""
     where = "of processes" if processes else "of threads"
     return fact(
         f"{key} {where}",
@@ -117,14 +118,14 @@ def cpu_ns(task: Task) -> int:
 
 
 def resident_bytes(status: dict[str, list[str]]) -> int | None:
-    """Read VmRSS, of processes with few threads."""
+    """Return VmRSS, of processes with at most two threads."""
     if "VmRSS" not in status or int(status["Threads"][0]) > 2:
         return None
     return int(status["VmRSS"][0]) << 10
 
 
 def classes(run: Run) -> Figures:
-    """Return what each task at rest that has a name is doing, by its own word."""
+    """Return the class of each named task at rest, as recorded by the workload."""
     named = run.workload["tasks"].values()
     return {task["tid"]: task["class"] for task in named if task["steady"]}
 
@@ -175,7 +176,7 @@ THREADS = (
         "status",
         resident_bytes,
         tolerance=lambda run: 3 * 64 * PAGE * 2,
-        cause="VmRSS lacks what threads (6.1) or CPUs keep of each of three counters",
+        cause="VmRSS lacks the per-thread (6.1) or per-CPU parts of three counters",
     ),
     fact("time on the CPU", cpu_ns, "schedstat", lambda times: times[0]),
     fact(
@@ -184,7 +185,7 @@ THREADS = (
         "schedstat",
         lambda times: times[1],
         tolerance=lambda run: UNSTABLE_BOUND_NS,
-        cause="more than a life has room for is cut, as the CPUs' clocks are apart",
+        cause="latency is cut to the lifetime, because the CPUs' clocks differ",
     ),
     fact(
         "cgroup",
@@ -214,8 +215,8 @@ PROCESSES = (
         lambda fields: int(fields[14]) + int(fields[15]),
         processes=True,
         tolerance=lambda run: 1,
-        cause="the kernel cuts what is below a tick of user and of system time, each",
+        cause="the kernel rounds user and system time down to ticks separately",
     ),
     *(of_children(key, field) for key, field in CHILDREN.items()),
 )
-"""With what threads did that have ended."""
+"""Figures of processes, which include threads that have exited."""

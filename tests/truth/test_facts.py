@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Every fact of every command, held against every dump that has recorded it."""
+"""Every fact of every command holds on every dump that recorded it."""
 
 import io
 import json
@@ -27,7 +27,7 @@ from tests.truth.fact import Fact, Figures, Verdict, judge
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one command, and the dumps that have recorded some of them."""
+    """The facts of one command, and the dumps that recorded some of them."""
 
     command: Command[Any]
     facts: Sequence[Fact]
@@ -36,14 +36,14 @@ class Facts:
     """Options without which the report lacks figures."""
 
     branches: bool = False
-    """Whether these figures come by other code on other kernels."""
+    """Whether other kernels take other code paths for these figures."""
 
     others: Sequence[str] = ()
-    """Dumps of more kernels, which only ``--all-kernels`` takes."""
+    """Dumps of further kernels, for ``--all-kernels``."""
 
 
 def cases() -> Iterator[object]:
-    """Return each command and dump; other kernels where the code branches."""
+    """Yield each command and dump, marked ``kernels`` if the code differs by kernel."""
     for command, table in TABLES.items():
         marks = [pytest.mark.kernels] if table.branches else []
         for dump in table.dumps:
@@ -61,9 +61,9 @@ TABLES = {
         CPUS,
         cpus.FACTS,
         ("cpus-6.1", "cpus-6.12", "cpulock-6.12"),
-        # -v has all tasks read: from 6.18 on, throttled ones are on no queue.
+        # -v reads all tasks: since 6.18, throttled tasks are on no run queue.
         ("-i", "-v"),
-        branches=True,  # on how cpusets, interrupts and run queues are kept
+        branches=True,  # cpusets, interrupts and run queues
         others=("cpus-7.x",),
     ),
     "locks": Facts(
@@ -78,7 +78,7 @@ TABLES = {
         # The last has 4-level page tables.
         ("memory-6.1", "memory-6.12", "memory-7.x", "owners-6.12", "barepages-6.12"),
         memstat.WORDS,
-        branches=True,  # on how struct page tells what a page is
+        branches=True,  # page types in struct page
         others=("memory-6.12generic",),
     ),
     "prstat -L": Facts(
@@ -86,7 +86,7 @@ TABLES = {
         prstat.THREADS,
         TASKS,
         ("-L",),
-        branches=True,  # on what the kernel counts as sleep and as latency
+        branches=True,  # accounting of sleep and latency
         others=OTHER_TASKS,
     ),
     "prstat": Facts(
@@ -100,7 +100,7 @@ TABLES = {
 
 @cache
 def report(command: str, dump: str) -> Any:
-    """Return the JSON that a command prints of a dump."""
+    """Return the JSON that a command prints for a dump."""
     out = io.StringIO()
     table = TABLES[command]
     with redirect_stdout(out):
@@ -119,7 +119,7 @@ def verdicts(command: str, dump: str) -> Mapping[str, Verdict]:
 def test_facts(command: str, dump: str) -> None:
     found = verdicts(command, dump).values()
     assert [line for verdict in found for line in verdict.failed] == []
-    # What no dump records proves nothing.
+    # At least one figure was compared.
     assert sum(verdict.exact for verdict in found) > 0
 
 

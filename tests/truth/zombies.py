@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-zombies --leaks reports, and what each guest's /proc, log and module had."""
+"""Facts of msa-zombies --leaks: a guest's /proc, workload and module."""
 
 import re
 from collections import Counter
@@ -15,39 +15,44 @@ CACHES = {
     "task_struct": ("task_struct",),
     "signal_struct": ("signal_cache",),
     "sighand_struct": ("sighand_cache",),
-    # Newer kernels name it by its type.
+    # Newer kernels name the cache after its type.
     "cred": ("cred_jar", "cred"),
     "pid": ("pid",),
 }
-"""The slab caches of what a zombie holds."""
+"""Structure that a zombie keeps allocated -> names of its slab cache."""
 
 FIRST_NAMESPACE = 4026531836
 """PROC_PID_INIT_INO."""
 
 
 def column(name: str, recorded: str | Callable[[Any], Any] = "") -> Fact:
-    """Make the fact that zombies have a value, recorded under a name or worked out."""
+    """Return the fact that zombies have a value.
 
-    def of(one: Any) -> Any:
-        return recorded(one) if callable(recorded) else one[recorded or name]
+    :param recorded: Its name in the guest's record, or a function of the record.
+    """
+
+    def value(zombie: Any) -> Any:
+        if callable(recorded):
+            return recorded(zombie)
+        return zombie[recorded or name]
 
     return Fact(
         name=f"{name} of a zombie",
         reported=lambda report: {
             zombie["pid"]: zombie.get(name) for zombie in report["zombies"]
         },
-        recorded=lambda run: {one["pid"]: of(one) for one in all_dead(run)},
+        recorded=lambda run: {one["pid"]: value(one) for one in all_dead(run)},
     )
 
 
 def nested_pid(one: Any) -> int | None:
-    """Return the PID in its own namespace, unless that is the first one."""
+    """Return a zombie's PID in its own namespace; None in the initial namespace."""
     pids = one["ns_pids"]
     return int(pids[-1]) if len(pids) > 1 else None
 
 
 def mask(name: str) -> Fact:
-    """Make the fact that parents have some signals in a mask."""
+    """Return the fact that parents have certain signals in a mask."""
     return Fact(
         name=f"signals a parent has {name}",
         reported=lambda report: {
@@ -55,7 +60,7 @@ def mask(name: str) -> Fact:
             for group in report["groups"]
         },
         recorded=lambda run: {
-            # Of a leader that is dead, another thread's.
+            # If the leader is dead, another thread's mask counts.
             parent["pid"]: living(parent)[0]["masks"][name]
             for parent in run.workload["parents"]
         },
@@ -70,8 +75,8 @@ def group_counts(run: Run) -> Figures:
     return Counter((one["ppid"], one["verdict"]) for one in all_dead(run))
 
 
-def limit(name: str, of: Callable[[Any], bool] = lambda row: True) -> Fact:
-    """Make the fact that limits have a figure."""
+def limit(name: str, applies: Callable[[Any], bool] = lambda row: True) -> Fact:
+    """Return the fact that limits have a figure."""
     return Fact(
         name=f"{name} of a limit",
         reported=lambda report: {
@@ -80,23 +85,23 @@ def limit(name: str, of: Callable[[Any], bool] = lambda row: True) -> Fact:
         recorded=lambda run: {
             (row["name"], row["scope"]): row[name]
             for row in run.workload["limits"]
-            if of(row)
+            if applies(row)
         },
     )
 
 
 def is_bounded(row: Any) -> bool:
-    """Return whether a limit's maximum is one: the first user's is not enforced."""
+    """Return whether a limit is enforced: that of uid 0 is not."""
     return bool(row["scope"] != "uid 0")
 
 
 def is_still(row: Any) -> bool:
-    """Return whether the kernel's own workers do not count against a limit."""
+    """Return whether kernel threads do not count against a limit."""
     return row["scope"] not in ("system", "uid 0", f"pid_ns {FIRST_NAMESPACE}")
 
 
 def zombies_in_each(run: Run) -> Figures:
-    """Count the zombies that count against each limit."""
+    """Count the zombies in each limit's scope."""
     dead, spaces = all_dead(run), run.workload["namespaces"]
     found: Counter[tuple[str, str]] = Counter()
     found["threads-max", "system"] = len(dead)
@@ -113,7 +118,7 @@ def zombies_in_each(run: Run) -> Figures:
 
 
 def cgroup_files(run: Run) -> Figures:
-    """Return used and max of each control group at rest, as its files have them."""
+    """Return pids.current and pids.max of each control group."""
     found = {}
     for name in run.truth_names():
         match = re.fullmatch(r"sys/fs/cgroup(/.*)/pids\.current", name)
@@ -131,7 +136,7 @@ def slab_sizes(run: Run) -> Figures:
         name: sizes[cache]
         for name, caches in CACHES.items()
         for cache in caches
-        # One that is merged with others goes by their name.
+        # A cache that is merged with others has another name.
         if cache in sizes
     }
 

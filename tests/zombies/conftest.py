@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The zombies scenario, whole and to be damaged.
+"""Dumps of the zombies scenario.
 
-Types are BTF: that debug info makes no difference is shown of the whole report.
+Types are BTF; a test of the whole report shows that DWARF gives the same.
 """
 
 import pytest
@@ -20,5 +20,5 @@ def dump(request: pytest.FixtureRequest) -> Dump:
 
 @pytest.fixture
 def program() -> Program:
-    """One dump opened anew, to be damaged."""
+    """A dump that the test can damage."""
     return open_dump("zombies-6.12", "btf")

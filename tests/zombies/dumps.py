@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Dumps with dead tasks, and what their guests recorded of these."""
+"""Dumps with dead tasks, and the guests' records of them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Dump:
 
     @cached_property
     def _look(self) -> tuple[Dead, Parents, tuple[int, int]]:
-        _ = self.clocks  # not among the reads that are counted
+        _ = self.clocks  # read before counting reads
         start = self.reader.reads
         dead = self.read_dead(self.table, self.losses)
         middle = self.reader.reads
@@ -49,7 +49,7 @@ class Dump:
         return dead, parents, (middle - start, self.reader.reads - middle)
 
     def read_dead(self, table: TaskTable, losses: LossLog) -> Dead:
-        """Read the dead among other tasks."""
+        """Read the dead tasks in a table."""
         aged = read_ages(table, self.clocks)
         return read_dead(self.reader, table, aged, losses)
 
@@ -58,7 +58,7 @@ class Dump:
         return read_parents(self.reader, table, dead, aged, losses)
 
     def with_records(self, **columns: tuple[Any, Any]) -> TaskTable:
-        """Copy the table with other values in some rows of some columns."""
+        """Return a copy of the table with values changed: column=(rows, values)."""
         records = self.table.records.copy()
         for column, (rows, values) in columns.items():
             records[column][rows] = values
@@ -78,7 +78,7 @@ class Dump:
 
     @property
     def reads(self) -> tuple[int, int]:
-        """Reads that the dead took, and their parents."""
+        """Number of reads for the dead tasks, and for their parents."""
         return self._look[2]
 
     @cached_property
@@ -98,35 +98,35 @@ class Dump:
 
     @cached_property
     def recorded(self) -> dict[int, Facts]:
-        """What the guest recorded of its dead, by thread ID."""
+        """Thread ID -> the guest's record of a dead task."""
         return {one["pid"]: one for one in all_dead(self.run)}
 
-    def place(self, name: str) -> int:
-        """Find one of the dead by its name."""
+    def index(self, name: str) -> int:
+        """Return the index of a dead task by its name."""
         (pid,) = [pid for pid, one in self.recorded.items() if one["comm"] == name]
         return self.pids.index(pid)
 
     def row(self, pid: int) -> int:
-        """Find a thread's row in the table."""
+        """Return a thread's row in the table."""
         row: int = self.table["pid"].tolist().index(pid)
         return row
 
     def address(self, pid: int) -> int:
-        """Find a thread's ``struct task_struct``."""
+        """Return the address of a thread's ``struct task_struct``."""
         return int(self.table["address"][self.row(pid)])
 
     def parent(self, name: str) -> ParentFacts:
-        """Find a parent by its name."""
-        (parent,) = [each for each in self.parents.facts if each.comm == name]
+        """Return a parent by its name."""
+        (parent,) = [facts for facts in self.parents.facts if facts.comm == name]
         return parent
 
     def task(self, name: str) -> int:
-        """Find the PID of a task that the workload named."""
+        """Return the PID of a named task of the workload."""
         return int(self.workload["tasks"][name]["pid"])
 
 
 def all_dead(run: lab.Run) -> list[Facts]:
-    """What the guest recorded of dead processes, and of threads that are traced."""
+    """Return the guest's records of dead processes and of dead, traced threads."""
     return [*run.workload["zombies"], *run.workload["zombie_threads"]]
 
 
@@ -139,14 +139,14 @@ def verdicts_of(table: TaskTable, dead: Dead, parents: Parents) -> dict[int, Ver
 
 @lru_cache(maxsize=4)
 def read_dump(name: str, types: str = "btf") -> Dump:
-    """Read the tasks of a dump; the last dumps are kept for the next test."""
+    """Read the tasks of a dump; the last dumps are cached."""
     dump = Dump(open_dump(name, types), name)
     assert not dump.losses.notes
     return dump
 
 
 def with_above(counts: Counter[str]) -> Iterator[tuple[str, int]]:
-    """Yield groups by path with what is in them and below; not the root group."""
+    """Yield each control group but the root, with its count including its children."""
     above: Counter[str] = Counter()
     for path, count in counts.items():
         parts = path.split("/")[1:]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of zombies, written by hand."""
+"""Make reports of zombies by hand."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ FIRST_NAMESPACE = 4026531836
 
 
 def zombie(pid: int, ppid: int = 147, **others: Any) -> Zombie:
-    """Make a zombie that has been dead for so many seconds as its number."""
+    """Make a zombie that has been dead for as many seconds as its PID."""
     given: dict[str, Any] = {
         "comm": f"dead-{pid}",
         "parent_comm": f"parent-{ppid}",
@@ -54,7 +54,7 @@ _UNKNOWN = dict.fromkeys(
 
 
 def evidence(text: str = "it sleeps", **others: Any) -> Evidence:
-    """Make evidence of which little is known."""
+    """Make evidence with few facts."""
     given: dict[str, Any] = {**_UNKNOWN, "threads": (), "thread_count": 1}
     return Evidence(text=text, **(given | others))
 
@@ -73,16 +73,16 @@ def thread(pid: int, **others: Any) -> ParentThread:
 
 
 def waiting(kind: Any = "any", number: int | None = None, flags: str = "") -> Waiting:
-    """Make a wait(), its flags as in ``__WALL``."""
+    """Make a wait(); *flags* is text such as ``__WALL``."""
     return Waiting(
         kind=kind, number=number, clone="__WCLONE" in flags, all="__WALL" in flags
     )
 
 
 def group(zombies: Sequence[Zombie], **others: Any) -> ZombieGroup:
-    """Make the group of the children of one parent."""
+    """Make the group of one parent's zombies."""
     first, *_ = zombies
-    ages = [each.age_ns for each in zombies]
+    ages = [dead.age_ns for dead in zombies]
     given: dict[str, Any] = {
         "count": len(zombies),
         "evidence": evidence(),
@@ -91,13 +91,13 @@ def group(zombies: Sequence[Zombie], **others: Any) -> ZombieGroup:
         "parent_age_ns": 50 * SECOND,
         "min_age_ns": min(ages),
         "max_age_ns": max(ages),
-        "exit_codes": Counter(ending(each.exit_code) for each in zombies),
-        "uids": tuple(sorted({each.uid for each in zombies if each.uid is not None})),
-        "cgroups": tuple(sorted({each.cgroup for each in zombies if each.cgroup})),
+        "exit_codes": Counter(ending(dead.exit_code) for dead in zombies),
+        "uids": tuple(sorted({dead.uid for dead in zombies if dead.uid is not None})),
+        "cgroups": tuple(sorted({dead.cgroup for dead in zombies if dead.cgroup})),
         "namespaces": tuple(
-            sorted({each.namespace for each in zombies if each.namespace})
+            sorted({dead.namespace for dead in zombies if dead.namespace})
         ),
-        "pids": [each.pid for each in zombies],
+        "pids": [dead.pid for dead in zombies],
     }
     return ZombieGroup(
         ppid=first.ppid,
@@ -147,12 +147,12 @@ def report(
     limits: Sequence[Limit] = (),
     **others: Any,
 ) -> ZombiesReport:
-    """Make a report of a dump; without groups there is one a parent and verdict."""
+    """Make a report of a dump, by default with one group per parent and verdict."""
     if groups is None:
         kinds: dict[tuple[int, str], list[Zombie]] = {}
-        for each in zombies:
-            kinds.setdefault((each.ppid, each.verdict), []).append(each)
-        groups = [group(each) for each in kinds.values()]
+        for dead in zombies:
+            kinds.setdefault((dead.ppid, dead.verdict), []).append(dead)
+        groups = [group(members) for members in kinds.values()]
     given: dict[str, Any] = {
         "target": TARGET,
         "taken_at_ns": None,
@@ -161,7 +161,7 @@ def report(
         "notes": (),
         "held": HeldMemory(bytes=0, each_bytes={}),
     }
-    by_count = sorted(groups, key=lambda each: -each.count)
+    by_count = sorted(groups, key=lambda row: -row.count)
     return ZombiesReport(
         zombies=tuple(zombies),
         groups=tuple(by_count),

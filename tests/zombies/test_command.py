@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-zombies as people call it; what all commands promise: tests/test_contract."""
+"""Options of msa-zombies, and the views that they select."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ RUN = "msatools.zombies.zombies.Zombies"
 def test_options(
     monkeypatch: pytest.MonkeyPatch, words: str, given: dict[str, Any]
 ) -> None:
-    """What is collected; how it is shown is the renderer's alone."""
+    """Options of collection are passed on; those of rendering are not."""
     found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
     assert found == ZombiesOptions(**given)
 
@@ -95,6 +95,6 @@ def test_one_task() -> None:
         *(("--ns 1", True), ("-u 0", True), ("--verdict traced", True)),
     ],
 )
-def test_nobody_is_dead(words: str, some: bool) -> None:
+def test_no_zombies(words: str, some: bool) -> None:
     of = " of those that were asked for" if some else ""
     assert f"No zombie{of}." in shown(*words.split(), made=report())

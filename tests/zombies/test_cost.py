@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What one PID costs where 40,000 others are: reads of the dump, as strace counts."""
+"""Reads of the dump for one PID among 40,000, counted by strace."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from tests.support.strace import MARKER, reads_of
 MOST_READS = 100
 REPORTS = f"""
 import json, sys
-import msatools.commands.zombies  # what it imports later would be read, too
+import msatools.commands.zombies  # later imports would count as reads
 from msatools.kernel.session import quietly
 from msatools.target import TargetSpec, open_target
 from msatools.zombies.options import ZombiesOptions
@@ -35,7 +35,7 @@ open(results, "w").write(json.dumps(found))
 def check_cost(
     run: lab.Run, pids: list[int], tmp_path: Path
 ) -> dict[str, tuple[int, list[str]]]:
-    """Check that reports of one task each cost little, and as much as they say."""
+    """Check that reports of one task cost little, and report their costs correctly."""
     assert run.elf
     results = tmp_path / "results"
     words = [sys.executable, "-c", REPORTS, run.elf, results, *map(str, pids)]
@@ -57,7 +57,7 @@ def test_one_task_of_many(tmp_path: Path) -> None:
 
 
 def test_one_task_whose_parent_is_blocked(tmp_path: Path) -> None:
-    """What the parent waits for in the end would take all tasks."""
+    """Finding the end of the parent's wait chain would take all tasks."""
     run = lab.build("zombies-6.12")
     verdict = "parent-blocked"
     dead = {

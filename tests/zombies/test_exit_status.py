@@ -9,7 +9,7 @@ from msatools.zombies.exit_status import ending, signal_name
 
 
 def test_signals_are_those_of_linux() -> None:
-    names = {each.value: each.name for each in signal.Signals if each.value < 32}
+    names = {sig.value: sig.name for sig in signal.Signals if sig.value < 32}
     names |= {number: f"signal {number}" for number in (0, 32, 34, 64, 127)}
     assert {number: signal_name(number) for number in names} == names
 
@@ -28,7 +28,7 @@ def test_signals_are_those_of_linux() -> None:
 )
 def test_ending(code: int, text: str) -> None:
     assert ending(code) == text
-    # As Python understands it.
+    # Compared with Python's decoding.
     assert os.WIFEXITED(code) == text.isdigit()
     assert os.WCOREDUMP(code) == text.endswith("(core)")
 

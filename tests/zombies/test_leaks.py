@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a module leaks, and nothing else, is a leak."""
+"""Exactly the references that a module leaks are reported as leaks."""
 
 import struct
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ from tests.zombies.dumps import Dump, read_dump
 WITHOUT = (
     *("tasks-6.1", "tasks-6.12", "locks-6.1", "locks-6.12"),
     pytest.param("manytasks-6.12", marks=pytest.mark.long),
-    # Where slabs are described in struct page.
+    # This kernel keeps slab fields in struct page.
     pytest.param("memory-5.10", marks=pytest.mark.kernels),
 )
-"""Where nothing leaks: with pidfds, sockets, terminals and waits of all kinds."""
+"""Dumps without leaks, with pidfds, sockets, terminals and waits of all kinds."""
 
 
-def look(dump: Dump) -> tuple[tuple[Leak, ...], LossLog]:
+def find(dump: Dump) -> tuple[tuple[Leak, ...], LossLog]:
     losses = LossLog()
     found = find_leaks(dump.reader, dump.table, losses)
     assert found is not None
@@ -42,17 +42,17 @@ def codes(losses: LossLog) -> list[str]:
     return [note.code for note in losses.notes.values()]
 
 
-def test_what_the_module_leaks(dump: Dump) -> None:
-    """How much of it: tests/truth/zombies."""
-    found, losses = look(dump)
+def test_leaks_of_the_module(dump: Dump) -> None:
+    """The numbers of leaked references are facts in tests/truth/zombies.py."""
+    found, losses = find(dump)
     assert not losses.notes
     assert losses.coverage["struct_pids"] > len(dump.table)
     by_address = {leak.address: leak for leak in found}
-    for one in dump.workload["leaks"]:
-        leak = by_address.pop(int(one["address"], 16))
-        # Others may have held it as the module counted, and others since.
-        assert leak.named.get("number in use", 0) == (0 if one["reaped"] else 1)
-        assert leak.task == (None if one["reaped"] else "zombie")
+    for recorded in dump.workload["leaks"]:
+        leak = by_address.pop(int(recorded["address"], 16))
+        # Other holders can have existed when the module counted, and since.
+        assert leak.named.get("number in use", 0) == (0 if recorded["reaped"] else 1)
+        assert leak.task == (None if recorded["reaped"] else "zombie")
     assert by_address == {}
     assert [leak.pid for leak in found] == sorted(leak.pid for leak in found)
 
@@ -60,7 +60,7 @@ def test_what_the_module_leaks(dump: Dump) -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_nothing_else_leaks(name: str) -> None:
     dump = read_dump(name)
-    found, losses = look(dump)
+    found, losses = find(dump)
     assert found == ()
     assert not losses.notes
     assert losses.coverage["struct_pids"] >= len(dump.table)
@@ -71,9 +71,9 @@ def none(*_: Any, **__: Any) -> Iterator[Any]:
 
 
 def others(dump: Dump) -> dict[int, Leak]:
-    """Find leaks that are none of the module's, by PID."""
+    """Return leaks that are not the module's, by PID."""
     leaked = {one["pid"] for one in dump.workload["leaks"]}
-    return {leak.pid: leak for leak in look(dump)[0] if leak.pid not in leaked}
+    return {leak.pid: leak for leak in find(dump)[0] if leak.pid not in leaked}
 
 
 WAYS = {"pidfd": "_pidfds", "proc": "_proc_inodes", "owner": "_file_owners"}
@@ -83,7 +83,7 @@ WAYS = {"pidfd": "_pidfds", "proc": "_proc_inodes", "owner": "_file_owners"}
 def test_holders_are_known_by_kind(
     dump: Dump, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is held in a way that is not looked at looks like a leak."""
+    """A reference of a kind of holder that is not searched is reported as a leak."""
     monkeypatch.setattr(leaks, "_in_slabs", none)
     pid = dump.workload["held"][way]
     assert pid not in others(dump)
@@ -101,8 +101,8 @@ def test_waits_are_known(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("who", "holds"), [("leaks", False), ("waits", True)])
-def test_what_is_left_on_a_stack_holds_nothing(who: str, holds: bool) -> None:
-    """One waits for signals, whatever it did before; the other for a child."""
+def test_stale_words_on_a_stack_are_not_holders(who: str, holds: bool) -> None:
+    """A task that waits for signals holds nothing; one that waits for a child does."""
     dump = Dump(open_dump("zombies-6.12", "btf"), "zombies-6.12")
     (leak, *_) = (one for one in dump.workload["leaks"] if one["leaked"] == 1)
     if who == "leaks":
@@ -110,19 +110,19 @@ def test_what_is_left_on_a_stack_holds_nothing(who: str, holds: bool) -> None:
     else:
         tid = dump.workload["tasks"][waiting(dump)[0]]["tid"]
     (stack,) = dump.table["stack"][dump.table["pid"] == tid].tolist()
-    # A register that user mode had at its system call.
+    # A saved user-mode register.
     saved = stack + stack_bytes(dump.prog) - _REGISTERS
     put(dump.prog, saved, struct.pack("<Q", int(leak["address"], 16)))
-    found = {one.address for one in look(dump)[0]}
+    found = {one.address for one in find(dump)[0]}
     assert (int(leak["address"], 16) not in found) == holds
 
 
 _REGISTERS = 168 - 24
-"""Bytes of ``struct pt_regs``, but for the first few."""
+"""Bytes of ``struct pt_regs`` without the first registers."""
 
 
 def waiting(dump: Dump) -> list[str]:
-    """Tasks that wait for one child."""
+    """Return tasks that wait for one child."""
     tasks = dump.workload["tasks"]
     return [name for name, task in tasks.items() if "pid" in task.get("waits_for", {})]
 
@@ -130,7 +130,7 @@ def waiting(dump: Dump) -> list[str]:
 def test_search_finds_holders_of_any_kind(
     dump: Dump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without knowing where they are."""
+    """Holders are found by a search of all slab objects."""
     monkeypatch.setattr(PidHolders, "all", none)
     held = dump.workload["held"]
     assert not {held[way] for way in WAYS} & others(dump).keys()
@@ -139,19 +139,19 @@ def test_search_finds_holders_of_any_kind(
 def test_array_of_free_objects_is_no_holder(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What kernels since v6.18 keep of objects to give out has stale pointers."""
+    """Since v6.18, arrays of free objects (sheaves) have stale pointers."""
     damaged = Dump(program, "zombies-6.12")
     scan = SlabScan(damaged.reader, LossLog())
     (kmalloc,) = [c.address for c in scan.caches.values() if c.name == "kmalloc-512"]
     cache = program["init_pid_ns"].pid_cachep.value_()
-    leak, *_ = look(damaged)[0]
-    place = next(
-        int(each) for each in scan.objects(kmalloc) if _is_allocated(program, each)
+    leak, *_ = find(damaged)[0]
+    sheaf = next(
+        int(start) for start in scan.objects(kmalloc) if _is_allocated(program, start)
     )
-    put(program, place, struct.pack("<6Q", 0, 0, cache, 0, leak.address, leak.address))
+    put(program, sheaf, struct.pack("<6Q", 0, 0, cache, 0, leak.address, leak.address))
 
     def found() -> set[int]:
-        return {each.address for each in look(damaged)[0]}
+        return {leak.address for leak in find(damaged)[0]}
 
     assert leak.address not in found()
     monkeypatch.setattr(leaks, "_sheaf_cache", lambda _: 16)
@@ -160,17 +160,17 @@ def test_array_of_free_objects_is_no_holder(
 
 def test_variable_is_a_holder(program: Program) -> None:
     damaged = Dump(program, "zombies-6.12")
-    whole = {leak.address: leak for leak in look(damaged)[0]}
+    whole = {leak.address: leak for leak in find(damaged)[0]}
     leak = max(whole.values(), key=lambda leak: leak.references)
-    place = program["core_pattern"].address_
-    put(program, place + 8, struct.pack("<Q", leak.address))
-    after = {each.address: each for each in look(damaged)[0]}
+    variable = program["core_pattern"].address_
+    put(program, variable + 8, struct.pack("<Q", leak.address))
+    after = {found.address: found for found in find(damaged)[0]}
     named = {**leak.named, "variable core_pattern": 1}
     assert after == whole | {leak.address: replace(leak, named=named)}
 
 
-def test_objects_come_after_their_padding(dump: Dump) -> None:
-    """Which only debugging of slabs has (CONFIG_SLUB_DEBUG)."""
+def test_objects_start_after_their_padding(dump: Dump) -> None:
+    """Only slab debugging adds padding (CONFIG_SLUB_DEBUG)."""
     scan = SlabScan(dump.reader, LossLog())
     address, cache = next(iter(scan.caches.items()))
     plain = scan.objects(address)
@@ -182,28 +182,28 @@ def test_kind_that_fails_is_noted(dump: Dump, monkeypatch: pytest.MonkeyPatch) -
     def broken(*_: Any) -> Iterator[Any]:
         raise drgn.FaultError("gone", 0)
 
-    whole, _ = look(dump)
+    whole, _ = find(dump)
     monkeypatch.setattr(PidHolders, "_callbacks", broken)
-    found, losses = look(dump)
-    # A number that is free with one reference may be about to be let go of.
+    found, losses = find(dump)
+    # A freed number with one reference can be about to be released.
     sure = tuple(leak for leak in whole if leak.task or leak.references > 1)
     assert 0 < len(sure) < len(whole)
     assert found == sure
     assert codes(losses) == ["lost", "leaks-unsure"]
 
 
-def test_running_kernel_is_looked_at_twice(
+def test_running_kernel_is_searched_twice(
     dump: Dump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once, _ = look(dump)
+    once, _ = find(dump)
     monkeypatch.setattr(dump.reader, "is_live", True)
     before = dump.reader.reads
-    assert look(dump)[0] == once
+    assert find(dump)[0] == once
     assert dump.reader.reads > before + len(dump.table)
-    # Only what leaks both times does.
-    looks = iter([[*once], [*once[1:]]])
-    monkeypatch.setattr(leaks, "_suspects", lambda *_: next(looks))
-    assert look(dump)[0] == once[1:]
+    # Only leaks found both times are reported.
+    suspects = iter([[*once], [*once[1:]]])
+    monkeypatch.setattr(leaks, "_suspects", lambda *_: next(suspects))
+    assert find(dump)[0] == once[1:]
 
 
 def test_no_slub(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,4 +218,4 @@ def test_no_slub(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_search_is_bounded(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slabscan, "_MAX_SEARCHED", 1 << 20)
-    assert codes(look(dump)[1]) == ["search-cut-short"]
+    assert codes(find(dump)[1]) == ["search-cut-short"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What zombies use up; limits as /proc has them: tests/truth/zombies."""
+"""Limits that zombies use up; their values are facts in tests/truth/zombies.py."""
 
 import re
 from collections import Counter
@@ -34,10 +34,10 @@ def of(limits: tuple[Limit, ...], name: str) -> dict[str, Limit]:
 
 
 def more(dump: Dump) -> int:
-    """Count the threads that have come since the guest listed all, less those gone.
+    """Return the change in the number of threads since the guest listed all.
 
-    The kernel starts workers when it needs them, and ends those that were idle for
-    minutes: on a busy host a guest is up for so long.
+    The kernel starts workers on demand and ends those that were idle for minutes; a
+    guest on a busy host runs that long.
     """
     names = (name.split("/") for name in dump.run.truth_names())
     listed = {
@@ -53,21 +53,21 @@ def more(dump: Dump) -> int:
 
 
 def test_limits_of_the_first_namespace(dump: Dump, limits: tuple[Limit, ...]) -> None:
-    """As many as the guest counted when it listed all, but for who came and went."""
+    """Numbers are those that the guest counted, plus the change since then."""
     first = first_namespace(dump)
     (row,) = (row for row in dump.workload["limits"] if row["scope"] == first)
     assert of(limits, row["name"])[first].used == row["used"] + more(dump)
     names = Counter(limit.name for limit in limits)
-    said = Counter(row["name"] for row in dump.workload["limits"])
-    # A group that was removed is in no directory, but the dead are still in it.
-    assert names - said == {"pids.max": 1, "pids left": 4}
+    recorded = Counter(row["name"] for row in dump.workload["limits"])
+    # A removed group has no directory, but still has zombies.
+    assert names - recorded == {"pids.max": 1, "pids left": 4}
 
 
 def first_namespace(dump: Dump) -> str:
     return f"pid_ns {min(map(int, dump.workload['namespaces']))}"
 
 
-def test_all_that_are_in_it_count(dump: Dump, limits: tuple[Limit, ...]) -> None:
+def test_all_threads_count(dump: Dump, limits: tuple[Limit, ...]) -> None:
     (system,) = of(limits, "threads-max").values()
     assert system.used == len(dump.table)
     gone = of(limits, "pids.max")["/gone (deleted)"]
@@ -78,7 +78,7 @@ def test_users(dump: Dump, limits: tuple[Limit, ...]) -> None:
     found = of(limits, "RLIMIT_NPROC")
     users = dump.workload["users"]
     assert {int(scope.removeprefix("uid ")) for scope in found} == {*map(int, users)}
-    # The kernel counts its idle tasks, and does not hold this user to a limit.
+    # The kernel counts its idle tasks, and does not limit this user.
     idle = len(possible_cpus(dump.reader.prog, LossLog()))
     root = found["uid 0"]
     assert root.max is None
@@ -86,7 +86,7 @@ def test_users(dump: Dump, limits: tuple[Limit, ...]) -> None:
 
 
 def test_numbers_left(dump: Dump, limits: tuple[Limit, ...]) -> None:
-    """Those below 300 are given out once only, and do not count."""
+    """PIDs below 300 (RESERVED_PIDS) are not reused, and do not count."""
     first = first_namespace(dump)
     taken, rest = of(limits, "pid_max")[first], of(limits, "pids left")[first]
     low = int(np.count_nonzero(dump.table["pid"] < 300))
@@ -112,7 +112,7 @@ def test_nearest_first(limits: tuple[Limit, ...]) -> None:
 
 @pytest.mark.kernels
 def test_users_before_ucounts() -> None:
-    """Of all tasks of an old kernel, as if they were dead."""
+    """All tasks of an old kernel are treated as dead."""
     old = read_dump("memory-5.10")
     losses = LossLog()
     every = np.arange(len(old.table))
@@ -132,7 +132,7 @@ def test_users_before_ucounts() -> None:
 
 
 @pytest.mark.long
-def test_nothing_is_read_by_zombie() -> None:
+def test_no_reads_per_zombie() -> None:
     many = read_dump("manytasks-6.12")
     before = many.reader.reads
     found = collect_limits(many.reader, many.table, many.rows, LossLog())
@@ -141,8 +141,8 @@ def test_nothing_is_read_by_zombie() -> None:
     assert (system.zombies, system.used) == (20_000, len(many.table))
 
 
-def test_what_cannot_be_read_is_noted(dump: Dump) -> None:
-    """Of tasks whose pointers lead nowhere."""
+def test_unreadable_structures_are_noted(dump: Dump) -> None:
+    """Tasks have invalid pointers."""
     columns = ("thread_pid", "cgroups", "cred")
     broken = dump.with_records(**dict.fromkeys(columns, (dump.rows, 0x8_0000)))
     losses = LossLog()
@@ -163,38 +163,38 @@ def test_lowest_limit_of_a_user_counts() -> None:
     assert account.most == 7
 
 
-# --- when they will be hit
+# --- time until a limit is reached
 
 
 def limit(name: str, used: int | None, most: int | None) -> Limit:
     return Limit(name=name, scope="x", used=used, max=most, zombies=0, first=False)
 
 
-def test_rate_tells_when() -> None:
+def test_time_left_by_rate() -> None:
     before = (limit("a", 10, 100), limit("b", 0, 20))
     after = (limit("b", 1, 20), limit("a", 40, 100))
     found = [(x.name, x.left_ns, x.first) for x in left(before, after, 3 * SECOND)]
-    # 60 more at 10 a second; 19 more at one in three seconds.
+    # 60 more at 10 per second; 19 more at one per 3 seconds.
     assert found == [("a", 6 * SECOND, True), ("b", 57 * SECOND, False)]
 
 
 def test_no_rate() -> None:
-    for before, after, told in (
+    for before, after, left_ns in (
         ((5, 9), (5, 9), None),
         ((6, 9), (5, 9), None),
         ((None, 9), (5, 9), None),
         ((1, None), (5, None), None),
-        # Hit already.
+        # Already reached.
         ((9, 9), (9, 9), 0),
         ((9, 9), (11, 9), 0),
     ):
         (found,) = left((limit("a", *before),), (limit("a", *after),), SECOND)
-        assert (found.left_ns, found.first) == (told, after[1] is not None)
+        assert (found.left_ns, found.first) == (left_ns, after[1] is not None)
     (new,) = left((), (limit("a", 1, 9),), SECOND)
     assert new.left_ns is None
 
 
-def test_those_that_do_not_fill_come_after() -> None:
+def test_limits_that_do_not_fill_are_last() -> None:
     before = (limit("near", 8, 9), limit("fills", 0, 1000), limit("none", 0, None))
     after = (limit("none", 1, None), limit("near", 8, 9), limit("fills", 1, 1000))
     found = [(x.name, x.first) for x in left(before, after, SECOND)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Parents of the dead, held against what each guest's /proc recorded of them."""
+"""Parents of zombies agree with each guest's record of them."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -21,20 +21,21 @@ from tests.zombies.dumps import Dump, Facts, read_dump, verdicts_of
 
 MANY = 20_000
 PARENT_READS, THREAD_READS = 40, 4
-"""That one dead task and its parent may take, and each thread of that: of the 100 of
-``-p`` most are for the rest."""
+"""Maximum reads for a dead task and its parent, and for each thread of the parent.
+``-p`` may take 100, mostly for the rest."""
 
 
 def pairs(dump: Dump) -> list[tuple[ParentFacts, Facts]]:
-    """Each parent, and what the guest knew of it."""
-    told = {each["pid"]: each for each in dump.workload["parents"]}
-    # Of the parent of leaders with threads, the guest says nothing.
-    return [(each, told[each.pid]) for each in dump.parents.facts if each.pid in told]
+    """Return each parent with the guest's record of it."""
+    recorded = {row["pid"]: row for row in dump.workload["parents"]}
+    # The guest has no record of the parent of leaders with threads.
+    facts = dump.parents.facts
+    return [(fact, recorded[fact.pid]) for fact in facts if fact.pid in recorded]
 
 
-def threads(told: Facts) -> list[Facts]:
-    """The threads of a parent that lived, as the guest knew them."""
-    return [each for each in told["threads"] if each["state"] != "Z"]
+def threads(recorded: Facts) -> list[Facts]:
+    """Return the living threads of a parent in its record."""
+    return [each for each in recorded["threads"] if each["state"] != "Z"]
 
 
 def test_each_parent_once(dump: Dump) -> None:
@@ -43,23 +44,23 @@ def test_each_parent_once(dump: Dump) -> None:
     ppids = {one["ppid"] for one in dump.recorded.values()}
     assert set(found) == ppids
     assert ppids - {1} == {each["pid"] for each in dump.workload["parents"]}
-    # The thread that one of the dead is a child of is one of its parent.
+    # A dead task's real_parent is a thread of its parent.
     for row, index in zip(dump.parents.row, dump.parents.index, strict=True):
         assert row in dump.parents.facts[index].living
 
 
-def test_threads_that_live(dump: Dump) -> None:
-    for found, told in pairs(dump):
+def test_living_threads(dump: Dump) -> None:
+    for found, recorded in pairs(dump):
         tids = dump.table["pid"][list(found.living)].tolist()
-        assert sorted(tids) == [each["tid"] for each in threads(told)], told
+        assert sorted(tids) == [each["tid"] for each in threads(recorded)], recorded
 
 
 def test_sigchld(dump: Dump) -> None:
     seen_of = set()
-    for found, told in pairs(dump):
-        masks = [each["masks"] for each in threads(told)]
+    for found, recorded in pairs(dump):
+        masks = [each["masks"] for each in threads(recorded)]
         waiting = chain(*(mask["pending"] + mask["shared"] for mask in masks))
-        assert found.pending == (SIGCHLD in set(waiting)), told
+        assert found.pending == (SIGCHLD in set(waiting)), recorded
         assert found.blocks == all(SIGCHLD in mask["blocked"] for mask in masks)
         handled = SIGCHLD in masks[0]["caught"]
         assert (found.disposition == "handler") == handled == bool(found.handler)
@@ -82,12 +83,12 @@ def test_reapers(dump: Dump) -> None:
 
 def test_waits(dump: Dump) -> None:
     kinds = set()
-    for found, told in pairs(dump):
+    for found, recorded in pairs(dump):
         assert found.waits is not None
-        doing = {each["tid"]: each["wchan"] for each in told["threads"]}
+        doing = {each["tid"]: each["wchan"] for each in recorded["threads"]}
         in_wait = [tid for tid, where in doing.items() if where == "do_wait"]
         tids = [tid_of(dump, wait.task) for wait in found.waits]
-        assert sorted(tids) == in_wait, told
+        assert sorted(tids) == in_wait, recorded
         for wait, tid in zip(found.waits, tids, strict=True):
             (task,) = [t for t in dump.workload["tasks"].values() if t["tid"] == tid]
             waits_for = task.get("waits_for", {})
@@ -104,21 +105,21 @@ def tid_of(dump: Dump, task: int) -> int:
     return int(dump.table["pid"][dump.table["address"].tolist().index(task)])
 
 
-def test_who_is_stopped(dump: Dump) -> None:
-    for found, told in pairs(dump):
-        stops = [each for each in threads(told) if each["state"] in "Tt"]
-        frozen = told["comm"] == "frozen"
-        assert len(found.stopped) == len(stops) + frozen, told
+def test_stopped_threads(dump: Dump) -> None:
+    for found, recorded in pairs(dump):
+        stops = [each for each in threads(recorded) if each["state"] in "Tt"]
+        frozen = recorded["comm"] == "frozen"
+        assert len(found.stopped) == len(stops) + frozen, recorded
         assert len(found.frozen) == frozen
 
 
-def test_who_is_stuck(dump: Dump) -> None:
+def test_threads_in_uninterruptible_sleep(dump: Dump) -> None:
     known = dump.parents.facts
-    for found, told in pairs(dump):
-        stuck = [each["tid"] for each in threads(told) if each["state"] == "D"]
-        assert sorted(dump.table["pid"][list(found.stuck)].tolist()) == stuck, told
-    for place, parent in enumerate(known[i] for i in dump.parents.index):
-        assert (dump.parents.stuck_ns[place] >= 0) == bool(parent.stuck)
+    for found, recorded in pairs(dump):
+        stuck = [each["tid"] for each in threads(recorded) if each["state"] == "D"]
+        assert sorted(dump.table["pid"][list(found.stuck)].tolist()) == stuck, recorded
+    for index, parent in enumerate(known[i] for i in dump.parents.index):
+        assert (dump.parents.stuck_ns[index] >= 0) == bool(parent.stuck)
     vfork = dump.parent("blocked-vfork")
     assert vfork.killable
     assert not vfork.frozen
@@ -128,7 +129,7 @@ def test_who_is_stuck(dump: Dump) -> None:
 def with_state(
     dump: Dump, pid: int, state: int, jobctl: int = 0
 ) -> tuple[Parents, ParentFacts]:
-    """The parents where one thread is in another state, and the parent it is of."""
+    """Return the parents with one thread in another state, and that thread's parent."""
     row = dump.row(pid)
     bits = int(dump.table["jobctl"][row]) | jobctl
     table = dump.with_records(state=(row, state), jobctl=(row, bits))
@@ -137,19 +138,19 @@ def with_state(
     return found, next(each for each in found.facts if each.pid == tgid)
 
 
-def test_the_first_thread_and_who_has_children_may_be_stuck(dump: Dump) -> None:
+def test_blocked_leader_and_blocked_parent_thread(dump: Dump) -> None:
     first = dump.parent("never-first").pid
-    place = dump.place("of-second-1")
-    second = int(dump.table["pid"][dump.parents.row[place]])
+    index = dump.index("of-second-1")
+    second = int(dump.table["pid"][dump.parents.row[index]])
     assert second != first
-    assert dump.parents.stuck_ns[place] == UNKNOWN
+    assert dump.parents.stuck_ns[index] == UNKNOWN
     for pid in (first, second):
         found, parent = with_state(dump, pid, 2)
-        assert found.stuck_ns[place] > 0
+        assert found.stuck_ns[index] > 0
         assert not parent.killable
 
 
-def test_a_dead_leader_is_shown_by_the_first_thread_that_lives(dump: Dump) -> None:
+def test_dead_leader_is_shown_by_its_first_living_thread(dump: Dump) -> None:
     pid = dump.parent("leader-parent").pid
     first, *_, last = sorted(
         dump.table["pid"][list(dump.parent("leader-parent").living)].tolist()
@@ -159,8 +160,8 @@ def test_a_dead_leader_is_shown_by_the_first_thread_that_lives(dump: Dump) -> No
     assert states == ["D", "S"]
 
 
-def test_a_wait_for_a_child_of_vfork_is_not_frozen(dump: Dump) -> None:
-    """Though the group is to be: that is its bit in ``jobctl``."""
+def test_wait_for_a_vfork_child_is_not_frozen(dump: Dump) -> None:
+    """The group is being frozen (JOBCTL_TRAP_FREEZE), but the wait is not."""
     pid = dump.parent("blocked-vfork").pid
     _, parent = with_state(dump, pid, 0x102, jobctl=1 << 23)
     assert parent.stuck
@@ -168,30 +169,30 @@ def test_a_wait_for_a_child_of_vfork_is_not_frozen(dump: Dump) -> None:
 
 
 @pytest.mark.parametrize("state", [0x4, 0x8, 0x104, 0x8000, 0x8002])
-def test_states_that_are_stopped(dump: Dump, state: int) -> None:
+def test_stopped_states(dump: Dump, state: int) -> None:
     _, parent = with_state(dump, dump.parent("never-sleeps").pid, state)
     assert len(parent.stopped) == 1
     assert len(parent.frozen) == (state >= 0x8000)
     assert not parent.stuck
 
 
-def test_who_takes_sigchld_in_sigwait(program: Program) -> None:
+def test_parent_in_sigwait(program: Program) -> None:
     whole = read_dump("zombies-6.12")
-    assert not any(each.sigwaits for each in whole.parents.facts)
+    assert not any(parent.sigwaits for parent in whole.parents.facts)
     pid = whole.parent("masked-sigwait").pid
     task = Object(whole.prog, "struct task_struct *", whole.address(pid))
     put(program, task.blocked.address_of_().value_(), bytes(8))
     found = Dump(program, "zombies-6.12").parents.facts
-    assert [each.pid for each in found if each.sigwaits] == [pid]
+    assert [parent.pid for parent in found if parent.sigwaits] == [pid]
 
 
 def alone(dump: Dump, pid: int) -> tuple[str, int, int]:
-    """Look at one of the dead only, in a table of it and its parent's threads.
+    """Read one dead task, in a table of it and its parent's threads.
 
-    :return: The verdict, how many reads it took, and the threads in the table.
+    :return: The verdict, the number of reads, and the number of threads in the table.
     """
-    place = dump.pids.index(pid)
-    addresses = [dump.address(pid), int(dump.dead.real_parent[place])]
+    index = dump.pids.index(pid)
+    addresses = [dump.address(pid), int(dump.dead.real_parent[index])]
     table = TaskReader(dump.reader).read_processes(addresses, LossLog())
     losses = LossLog()
     start = dump.reader.reads
@@ -203,14 +204,14 @@ def alone(dump: Dump, pid: int) -> tuple[str, int, int]:
     return verdicts_of(table, dead, parents)[pid], reads, len(table)
 
 
-def test_one_alone(dump: Dump) -> None:
-    """The same verdict, by a bounded number of reads."""
+def test_single_zombie(dump: Dump) -> None:
+    """The verdict is the same, with a bounded number of reads."""
     done = set()
     for pid, verdict in dump.verdicts.items():
-        place = dump.parents.index[dump.pids.index(pid)]
-        if (place, verdict) in done:
+        index = dump.parents.index[dump.pids.index(pid)]
+        if (index, verdict) in done:
             continue
-        done.add((place, verdict))
+        done.add((index, verdict))
         found, reads, count = alone(dump, pid)
         assert found == verdict, pid
         assert reads <= PARENT_READS + THREAD_READS * count, pid
@@ -218,7 +219,7 @@ def test_one_alone(dump: Dump) -> None:
 
 
 @pytest.mark.long
-def test_one_of_many_alone() -> None:
+def test_single_zombie_of_many() -> None:
     many = read_dump("manytasks-6.12")
     _, reads, _ = alone(many, many.pids[MANY // 2])
     assert reads <= PARENT_READS
@@ -227,7 +228,7 @@ def test_one_of_many_alone() -> None:
 def doing(dump: Dump) -> dict[str, tuple[ParentThread, ...]]:
     facts = dump.parents.facts
     found = threads_of(dump, dump.parents)
-    return {each.comm: told for each, told in zip(facts, found, strict=True)}
+    return {fact.comm: threads for fact, threads in zip(facts, found, strict=True)}
 
 
 def threads_of(dump: Dump, parents: Parents) -> Sequence[tuple[ParentThread, ...]]:
@@ -235,7 +236,7 @@ def threads_of(dump: Dump, parents: Parents) -> Sequence[tuple[ParentThread, ...
     return read_doing(collector, dump.prog, dump.table, parents, dump.clocks)
 
 
-def test_what_threads_are_doing(dump: Dump) -> None:
+def test_threads_of_a_parent(dump: Dump) -> None:
     found = doing(dump)
     by_tid = {t["tid"]: t for t in dump.workload["tasks"].values()}
     counted = 0
@@ -243,12 +244,12 @@ def test_what_threads_are_doing(dump: Dump) -> None:
         task = by_tid.get(each.pid)
         if task is None:
             continue
-        told = {task["class"], *task.get("also", ())}
-        if told == {"OTH"}:  # who is frozen: the guest has no name for that
-            told = {"STP"}
-        if "USR" in told:  # an interrupt may have come when the guest was stopped
-            told |= {"SYS", "INT"}
-        assert each.task_class in told, task
+        expected = {task["class"], *task.get("also", ())}
+        if expected == {"OTH"}:  # frozen: the guest has no class for it
+            expected = {"STP"}
+        if "USR" in expected:  # it can have been interrupted when the guest stopped
+            expected |= {"SYS", "INT"}
+        assert each.task_class in expected, task
         counted += 1
     assert counted > 40
     assert {
@@ -267,8 +268,8 @@ def test_what_threads_are_doing(dump: Dump) -> None:
     assert all(each.blocks_sigchld for each in found["masked-threads"])
 
 
-def test_of_many_threads_those_that_tell_most(dump: Dump) -> None:
-    """A parent is made to have more threads than are looked at."""
+def test_selection_of_a_parents_threads(dump: Dump) -> None:
+    """A parent with more threads than are listed."""
     hog, first = dump.parent("hog"), dump.parent("waiter-polls")
     rows = (*range(20, 20 + 2 * MAX_THREADS), *hog.living, *first.living)
     made = ParentFacts(**{**vars(hog), "living": rows, "waits": first.waits})
@@ -277,14 +278,14 @@ def test_of_many_threads_those_that_tell_most(dump: Dump) -> None:
     assert len(found) == MAX_THREADS
     assert found[0].waiting is not None
     assert found[0].waiting.kind == "pid"
-    pids = {each.pid for each in found}
+    pids = {thread.pid for thread in found}
     makers = {int(dump.table["pid"][row]) for row in dump.parents.row}
     assert hog.pid in pids
     assert pids & makers
 
 
-def test_a_parent_that_is_gone(dump: Dump) -> None:
-    """As on a live guest, where it was not in the table any more."""
+def test_parent_missing_from_the_table(dump: Dump) -> None:
+    """On a running kernel it can have exited before the table was read."""
     pid = dump.parent("never-sleeps").pid
     table = dump.table.only(dump.table["tgid"] != pid)
     losses = LossLog()
@@ -307,29 +308,29 @@ def test_a_parent_that_is_gone(dump: Dump) -> None:
         ("who waits", "waiter"),
     ],
 )
-def test_what_is_lost(program: Program, what: str, name: str) -> None:
-    """A part of one parent is unreadable: nothing is told of its children."""
+def test_unreadable_parent(program: Program, what: str, name: str) -> None:
+    """With part of a parent unreadable, its children's verdicts are unknown."""
     whole = read_dump("zombies-6.12")
     pid = whole.parent(name).pid
     task = Object(whole.prog, "struct task_struct *", whole.address(pid))
-    places = {
+    structures = {
         "sighand_struct": (task.sighand, sizeof(task.sighand[0])),
         "signal_struct": (task.signal.shared_pending.signal.address_of_(), 8),
         "who waits": (task.signal.wait_chldexit.head.next, 16),
     }
-    place, size = places[what]
-    lose(program, int(place), size)
+    start, size = structures[what]
+    lose(program, int(start), size)
     found = Dump(program, "zombies-6.12")
     mine = {p for p, one in whole.recorded.items() if one["ppid"] == pid}
-    for each, told in found.verdicts.items():
-        # What lies beside may be lost as well, and is then not told wrongly.
-        wanted = {"unknown"} if each in mine else {"unknown", whole.verdicts[each]}
-        assert told in wanted, whole.recorded[each]
+    for dead, verdict in found.verdicts.items():
+        # Adjacent structures can be lost as well, but never give a wrong verdict.
+        wanted = {"unknown"} if dead in mine else {"unknown", whole.verdicts[dead]}
+        assert verdict in wanted, whole.recorded[dead]
     assert what in " ".join(n.text for n in found.losses.notes.values())
 
 
-def test_who_was_in_the_table_only_in_part(dump: Dump) -> None:
-    """A table that lost the first thread of a parent still tells its name."""
+def test_parent_without_its_leader_in_the_table(dump: Dump) -> None:
+    """A parent whose leader was not read still has a name."""
     pid = dump.parent("waiter-polls").pid
     table = dump.table.only(dump.table["pid"] != pid)
     losses = LossLog()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who would inherit the dead, as the guest works it out from its /proc."""
+"""Tasks that would inherit zombies agree with the guest's computation."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from msatools.zombies.reparenting import find_heirs
 from tests.zombies.dumps import Dump
 
 
-def look(
+def heirs_and_losses(
     dump: Dump, table: TaskTable | None = None
 ) -> tuple[tuple[Heir, ...], LossLog]:
     losses = LossLog()
@@ -21,24 +21,24 @@ def look(
 
 @pytest.fixture
 def heirs(dump: Dump) -> dict[int, Heir]:
-    found, losses = look(dump)
+    found, losses = heirs_and_losses(dump)
     assert not losses.notes
     assert len({heir.ppid for heir in found}) == len(found)
     return {heir.ppid: heir for heir in found}
 
 
-def test_heirs_equal_the_guests(dump: Dump, heirs: dict[int, Heir]) -> None:
+def test_heirs_are_those_of_the_guest(dump: Dump, heirs: dict[int, Heir]) -> None:
     parents = dump.workload["parents"]
     assert len(parents) > 40
     for parent in parents:
         assert heirs[parent["pid"]].heir == parent["heir"], parent["comm"]
-    # Process 1 has a dead child that the guest leaves out, as a thread of it lives.
+    # Process 1 has a dead child with a living thread, which the guest leaves out.
     assert heirs.keys() - {parent["pid"] for parent in parents} <= {1}
 
 
-def test_namespaces_of_all_parents_are_read_at_once(dump: Dump) -> None:
+def test_namespaces_of_all_parents_take_one_read(dump: Dump) -> None:
     before = dump.reader.reads
-    found, _ = look(dump)
+    found, _ = heirs_and_losses(dump)
     assert len(found) > 40
     assert dump.reader.reads - before < len(found)
 
@@ -64,34 +64,36 @@ def test_reasons(dump: Dump, heirs: dict[int, Heir]) -> None:
     assert (ends.heir, ends.heir_comm, ends.reaps) == (None, None, None)
 
 
-def test_who_reaps(dump: Dump, heirs: dict[int, Heir]) -> None:
-    """One that has dead children of its own does not; one that has waited does."""
-    told = {heir.heir: heir.reaps for heir in heirs.values()}
-    assert told.pop(None) is None
-    assert told == {
+def test_heirs_that_reap(dump: Dump, heirs: dict[int, Heir]) -> None:
+    """An heir with zombies of its own does not reap; one that has waited does."""
+    reaps = {heir.heir: heir.reaps for heir in heirs.values()}
+    assert reaps.pop(None) is None
+    assert reaps == {
         1: True,
         dump.task("init-inner"): False,
-        # It has none yet, and has never waited.
+        # It has no zombies, and has never waited.
         dump.task("above"): None,
     }
 
 
-def test_what_is_lost_is_noted(dump: Dump) -> None:
-    """Of processes whose PIDs lead nowhere."""
+def test_losses_are_noted(dump: Dump) -> None:
+    """Processes have invalid pointers to struct pid."""
     pid = dump.task("never-sleeps")
-    found, losses = look(dump, dump.with_records(thread_pid=(dump.row(pid), 0x8_0000)))
-    everyone, _ = look(dump)
+    found, losses = heirs_and_losses(
+        dump, dump.with_records(thread_pid=(dump.row(pid), 0x8_0000))
+    )
+    everyone, _ = heirs_and_losses(dump)
     assert {heir.ppid for heir in everyone} - {heir.ppid for heir in found} == {pid}
     assert losses.lost["heirs_unreadable"] == 1
 
 
 def test_loop_ends(dump: Dump) -> None:
-    """Of damaged tasks that are their own parents' parents."""
+    """Damaged tasks are their own grandparents."""
     below, above = (dump.task(name) for name in ("below-subreaper", "above"))
     same = dump.table["tgid"] == above
     table = dump.with_records(
         real_parent=(dump.row(above), dump.address(below)),
         flags=(same, dump.table["flags"][same] | 0x4),
     )
-    _, losses = look(dump, table)
+    _, losses = heirs_and_losses(dump, table)
     assert losses.lost["heirs_unreadable"] == 1

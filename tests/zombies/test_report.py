@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-zombies reports of real dumps; its figures: tests/truth/zombies."""
+"""Reports of msa-zombies on dumps; figures are facts in tests/truth/zombies.py."""
 
 from collections import Counter
 from dataclasses import replace
@@ -32,7 +32,7 @@ def by_pid(found: ZombiesReport) -> dict[int, Zombie]:
 
 
 def test_ages(dump: Dump) -> None:
-    """They died when they ran last, which the kernel keeps (/proc/PID/sched)."""
+    """Zombies died when they last ran (/proc/PID/sched)."""
     found = report(dump.run.name)
     assert found.taken_at_ns is not None
     for one in dump.workload["zombies"]:
@@ -48,16 +48,16 @@ def test_groups() -> None:
     for group in found.groups:
         assert group.count == len(group.pids) == sum(group.exit_codes.values())
         members = [zombies[pid] for pid in group.pids]
-        assert group.min_age_ns == min(each.age_ns for each in members)
-        assert group.max_age_ns == max(each.age_ns for each in members)
-        assert set(group.uids) == {each.uid for each in members}
-        assert set(group.cgroups) == {each.cgroup for each in members}
-        assert set(group.namespaces) == {each.namespace for each in members}
+        assert group.min_age_ns == min(row.age_ns for row in members)
+        assert group.max_age_ns == max(row.age_ns for row in members)
+        assert set(group.uids) == {row.uid for row in members}
+        assert set(group.cgroups) == {row.cgroup for row in members}
+        assert set(group.namespaces) == {row.namespace for row in members}
     order = [(-group.count, group.ppid) for group in found.groups]
     assert order == sorted(order)
 
 
-def test_blocked_parents_say_what_they_wait_for_in_the_end() -> None:
+def test_blocked_parents_have_the_end_of_their_wait_chain() -> None:
     blocked = [g for g in report(NAME).groups if g.verdict == "parent-blocked"]
     assert len(blocked) > 3
     for group in blocked:
@@ -67,7 +67,7 @@ def test_blocked_parents_say_what_they_wait_for_in_the_end() -> None:
     assert "FUSE" in roots
 
 
-def test_advice_says_whom_to_act_on() -> None:
+def test_advice_names_the_task_to_act_on() -> None:
     for group in report(NAME).groups:
         assert group.advice
         if group.verdict not in ("leader-exited", "being-reaped"):
@@ -76,14 +76,14 @@ def test_advice_says_whom_to_act_on() -> None:
             assert str(group.ppid) in group.advice
 
 
-def test_never_a_stack_of_a_zombie() -> None:
-    """Those of parents' threads alone are read, some of each parent."""
+def test_stacks_of_zombies_are_not_read() -> None:
+    """Only stacks of parents' threads are read, a limited number per parent."""
     found = report(NAME)
     parents = len({group.ppid for group in found.groups})
     assert 0 < found.coverage["stacks"] <= 8 * parents
 
 
-def test_same_with_debug_info() -> None:
+def test_dwarf_gives_the_same() -> None:
     target = describe(read_dump(NAME).prog)
     one, other = (
         as_json(replace(report(NAME, types, heirs=True, leaks=True), target=target))
@@ -96,11 +96,11 @@ def test_same_with_debug_info() -> None:
 def test_selection(by: str) -> None:
     key = {"parents": "ppid"}.get(by, by.rstrip("s"))
     whole = by_pid(report(NAME))
-    wanted = Counter(getattr(each, key) for each in whole.values()).most_common()[-1][0]
+    wanted = Counter(getattr(row, key) for row in whole.values()).most_common()[-1][0]
     chosen = frozenset((wanted,)) if by == "verdicts" else (wanted,)
     found = report(NAME, **{by: chosen})
-    expected = {p for p, each in whole.items() if getattr(each, key) == wanted}
-    assert {each.pid for each in found.zombies} == expected
+    expected = {p for p, row in whole.items() if getattr(row, key) == wanted}
+    assert {row.pid for row in found.zombies} == expected
     assert sum(group.count for group in found.groups) == len(expected)
 
 
@@ -108,37 +108,37 @@ def test_selection(by: str) -> None:
 def test_selection_by_membership(by: str) -> None:
     key = by.removesuffix("s")
     whole = by_pid(report(NAME))
-    wanted = Counter(getattr(each, key) for each in whole.values()).most_common()[-1][0]
+    wanted = Counter(getattr(row, key) for row in whole.values()).most_common()[-1][0]
     found = report(NAME, membership=Membership(**{by: (wanted,)}))
-    expected = {p for p, each in whole.items() if getattr(each, key) == wanted}
-    assert {each.pid for each in found.zombies} == expected
+    expected = {p for p, row in whole.items() if getattr(row, key) == wanted}
+    assert {row.pid for row in found.zombies} == expected
     assert 0 < len(expected) < len(whole)
 
 
 def test_named_tasks() -> None:
-    """Dead or alive, each is reported as among all."""
+    """Dead or alive, a task is reported as in the full report."""
     whole, dead = by_pid(report(NAME)), read_dump(NAME).workload["zombies"]
     parents = {one["ppid"] for one in dead}
     pids = (*sorted(one["pid"] for one in dead)[::25], *sorted(parents)[:3])
     found = report(NAME, pids=pids)
     assert found.asked is not None
-    assert [each.pid for each in found.asked] == list(pids)
-    # Nobody looked at these, which take all tasks.
+    assert [row.pid for row in found.asked] == list(pids)
+    # These need all tasks and are left out.
     assert (found.limits, found.held) == (None, None)
-    for each in found.asked:
-        zombie = whole.get(each.pid)
-        assert each.verdict == (zombie.verdict if zombie else None)
-        assert (each.state == "Z") == (zombie is not None)
+    for row in found.asked:
+        zombie = whole.get(row.pid)
+        assert row.verdict == (zombie.verdict if zombie else None)
+        assert (row.state == "Z") == (zombie is not None)
         if zombie:
-            assert (each.ppid, each.parent_comm) == (zombie.ppid, zombie.parent_comm)
+            assert (row.ppid, row.parent_comm) == (zombie.ppid, zombie.parent_comm)
     for pid, zombie in by_pid(found).items():
         assert replace(zombie, age_ns=0) == replace(whole[pid], age_ns=0)
 
 
 def test_first_tasks() -> None:
-    """Their parent is the idle task, which is no loss."""
+    """Their parent is the idle task, which does not count as a loss."""
     found = report(NAME, pids=(1, 2))
     assert found.asked is not None
-    assert [(each.pid, each.ppid) for each in found.asked] == [(1, 0), (2, 0)]
+    assert [(row.pid, row.ppid) for row in found.asked] == [(1, 0), (2, 0)]
     assert found.notes == ()
     assert found.coverage["tasks_unreadable"] == 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Every verdict: of real zombies, and of some that are made up, by the facts alone."""
+"""Every verdict, for real zombies and for zombies made by hand."""
 
 from dataclasses import replace
 from typing import Any, get_args
@@ -31,15 +31,15 @@ OWN_PROCESS, OWN_PID, GROUP = 0x4000, 0x5000, 0x6000
 
 
 def test_every_verdict_of_a_guest(dump: Dump) -> None:
-    """That they are the right ones: tests/truth/zombies."""
+    """Every verdict occurs; tests/truth/zombies.py checks that they are right."""
     assert {*VERDICTS} - {*dump.verdicts.values()} == {"being-reaped", "unknown"}
 
 
-# --- one zombie, made up
+# --- zombies made by hand
 
 
 def dead(**other: Any) -> Dead:
-    """One process that ended an hour ago; several, where lists are given."""
+    """Make a process that exited an hour ago; several if values are lists."""
     values: dict[str, Any] = {
         "row": 9,
         "leads": True,
@@ -71,7 +71,7 @@ def dead(**other: Any) -> Dead:
 
 
 def parent(**other: Any) -> ParentFacts:
-    """A process of one thread that sleeps and does nothing about its children."""
+    """Make a parent with one thread that sleeps and ignores its children."""
     values: dict[str, Any] = {
         "process": PROCESS,
         "pid": 147,
@@ -102,7 +102,7 @@ def parent(**other: Any) -> ParentFacts:
 def parents(
     *facts: ParentFacts, index: list[int] | None = None, **other: Any
 ) -> Parents:
-    """Those of one dead task, or of those in *index*."""
+    """Make the parents of one dead task, or of those in *index*."""
     index = [0] if index is None else index
     count = len(index)
     values = {
@@ -132,7 +132,7 @@ BLOCKED = {"pending": True, "blocks": True, "blocked": 1 << 16}
 STUCK = {"stuck_ns": HOUR}
 TRACED = {"elsewhere": True, "tracer": 220}
 
-# What makes each verdict hold: of the dead, its parent, and what is between them.
+# Facts that cause each verdict: of the zombie, its parent, and their relation.
 CASES: dict[Verdict, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "leader-exited": ({"threads": 3, "others": 3}, {}, {}),
     "being-reaped": ({"reaped": True}, {}, {}),
@@ -149,11 +149,11 @@ CASES: dict[Verdict, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 TOGETHER = {
-    # Who is in wait() is not blocked; nobody reaps who waits for what it would take.
+    # A parent in wait() is not blocked, and one whose wait takes the zombie reaps it.
     ("parent-blocked", "waiting-for-other"),
-    # Only those that send SIGCHLD are behind one that is blocked.
+    # A blocked SIGCHLD affects only zombies that send it.
     ("sigchld-blocked", "clone-child"),
-    # What is traced is taken whatever it sends.
+    # A tracer takes a traced zombie whatever signal it sends.
     ("traced", "clone-child"),
 }
 
@@ -164,18 +164,18 @@ def verdict(one: Dead, of: Parents) -> Verdict:
 
 
 def made(*cases: Verdict) -> Verdict:
-    """The verdict where what makes each of some holds at once, the last over others."""
+    """Return the verdict if the facts of several hold; later facts override earlier."""
     of_dead: dict[str, Any] = {}
     of_parent: dict[str, Any] = {}
     between: dict[str, Any] = {}
-    for each in cases:
-        of_dead |= CASES[each][0]
-        of_parent |= CASES[each][1]
-        between |= CASES[each][2]
+    for case in cases:
+        of_dead |= CASES[case][0]
+        of_parent |= CASES[case][1]
+        between |= CASES[case][2]
     return verdict(dead(**of_dead), parents(parent(**of_parent), **between))
 
 
-def test_all_are_there() -> None:
+def test_every_verdict_has_a_case() -> None:
     assert tuple(CASES) == VERDICTS == get_args(Verdict)
 
 
@@ -186,14 +186,14 @@ def test_each_verdict(name: Verdict) -> None:
 
 @pytest.mark.parametrize("first", VERDICTS[:-2])
 def test_order(first: Verdict) -> None:
-    """Where two hold, the one that is tested first is the verdict."""
+    """If the facts of two verdicts hold, the earlier verdict is returned."""
     for second in VERDICTS[VERDICTS.index(first) + 1 : -1]:
         if (first, second) not in TOGETHER:
             assert made(second, first) == first, second
 
 
 def of(between: dict[str, Any] | None = None, **facts: Any) -> Parents:
-    """One dead task's parent, of which some facts are other than usual."""
+    """Make the parent of one dead task with some facts changed."""
     return parents(parent(**facts), **(between or {}))
 
 
@@ -213,16 +213,16 @@ DETAILS: list[tuple[Dead, Parents, Verdict]] = [
     (dead(threads=2), UNKNOWN_PARENT, "leader-exited"),
     (dead(reaped=True), UNKNOWN_PARENT, "being-reaped"),
     (dead(), of(living=()), "never-waits"),
-    # One wait of two takes it; one that is frozen does not.
+    # One of two waits takes it; a frozen wait does not.
     (dead(), of(waits=(FOR_OTHER, wait())), "being-reaped"),
     (dead(), of(waits=(wait(),), **STOPPED), "parent-stopped"),
-    # A wait does not take what another traces, but what its parent does, whatever
-    # that sends, or the thread that waits.
+    # A wait does not take a zombie traced by another process, but one traced by its
+    # parent, whatever signal it sends and whichever thread waits.
     (dead(**TO_TRACER), of(TRACED, waits=(wait(),)), "traced"),
     (dead(ptraced=True, exit_signal=10), of(), "never-waits"),
     (dead(ptraced=True, exit_signal=10), of(waits=(wait(),)), "being-reaped"),
     (dead(**BY_THREAD), of(waits=(OWN_WAIT,)), "being-reaped"),
-    # A sleep that is brief says something of a death that is, too.
+    # A short sleep explains a recent death.
     (dead(), of(BRIEF, **STUCK_HERE), "never-waits"),
     (dead(age_ns=BRIEF_NS - 1), of(BRIEF, **STUCK_HERE), "parent-blocked"),
     (dead(), of({"stuck_ns": BRIEF_NS}, **STUCK_HERE), "parent-blocked"),
@@ -231,14 +231,14 @@ DETAILS: list[tuple[Dead, Parents, Verdict]] = [
     # SIGCHLD is blocked for those that send it.
     (dead(exit_signal=10), of(**BLOCKED), "clone-child"),
     (dead(), of(pending=True), "never-waits"),
-    # Some threads are stopped; all are.
+    # Some threads are stopped; all threads are stopped.
     (dead(), of(**SOME), "never-waits"),
     (dead(), of(**SOME | {"stopped": frozenset({5, 6})}), "parent-stopped"),
-    # A reaper takes SIGCHLD that has just come; what was dead for long it left.
+    # A reaper can still handle a recent SIGCHLD, but not an old zombie.
     (dead(age_ns=999_999_999), of(**ABOUT), "sigchld-blocked"),
     (dead(age_ns=1_000_000_000), of(**ABOUT), "reaper-never-reaps"),
     (dead(age_ns=1), of(**ABOUT | {"pending": False}), "reaper-never-reaps"),
-    # A reaper that waits for others only; for what sends SIGCHLD.
+    # A reaper that waits only for others, or only for children that send SIGCHLD.
     (dead(), of(reaper="init", waits=(FOR_OTHER,)), "reaper-never-reaps"),
     (dead(exit_signal=0), of(**WAITING_INIT), "clone-child"),
     (dead(), of(**WAITING_INIT), "being-reaped"),
@@ -275,15 +275,15 @@ def test_details(one: Dead, between: Parents, wanted: Verdict) -> None:
         (EXITED, {"kind": "pid", "pid": OWN_PID}, 10, "clone-child"),
     ],
 )
-def test_what_a_wait_takes(
+def test_zombies_that_a_wait_takes(
     flags: int, own: dict[str, Any], sends: int, wanted: Verdict
 ) -> None:
     of = parents(parent(waits=(wait(flags=flags, **own),)))
     assert verdict(dead(exit_signal=sends), of) == wanted
 
 
-def test_a_thread_that_is_traced() -> None:
-    """And its process, which cannot go before it."""
+def test_traced_thread() -> None:
+    """Its process cannot be reaped before it."""
     both = dead(
         leads=[True, False],
         ptraced=[False, True],
@@ -298,7 +298,7 @@ def test_a_thread_that_is_traced() -> None:
     assert verdict(alone, parents(parent())) == "being-reaped"
 
 
-def test_children_of_one_parent_may_differ() -> None:
+def test_children_of_one_parent_can_differ() -> None:
     three = dead(exit_signal=[SIGCHLD, 10, SIGCHLD], thread_pid=[1, OWN_PID, OWN_PID])
     waits = (wait("pid", OWN_PID, flags=EXITED | CLONE),)
     of = parents(parent(waits=waits), parent(), index=[0, 0, 1])
@@ -306,7 +306,7 @@ def test_children_of_one_parent_may_differ() -> None:
     assert found == ["waiting-for-other", "being-reaped", "never-waits"]
 
 
-# --- what is told of them
+# --- evidence and advice
 
 
 def text(name: Verdict, *tracers: int, **other: Any) -> str:
@@ -326,7 +326,7 @@ def test_golden_evidence(golden: Golden) -> None:
         "taken by sigwait()": text("never-waits", sigwaits=True),
         "the parent is not known": evidence("unknown", None).text,
     }
-    golden("zombies/evidence", [f"{what}: {said}" for what, said in texts.items()])
+    golden("zombies/evidence", [f"{name}: {line}" for name, line in texts.items()])
 
 
 def test_evidence_has_the_facts() -> None:
@@ -343,7 +343,7 @@ def test_evidence_has_the_facts() -> None:
 
 
 def test_golden_advice(golden: Golden) -> None:
-    """One line that names who to act on, and who inherits if that one ends."""
+    """Advice is one line with the task to act on, and the heir if it exits."""
     heir = Heir(ppid=147, heir=1, heir_comm="init", why="init", reaps=True)
     idle, none = replace(heir, reaps=False), replace(heir, heir=None)
     init, first = parent(reaper="init"), parent(pid=1, reaper="init")
@@ -374,21 +374,21 @@ def test_golden_advice(golden: Golden) -> None:
 
 
 def test_evidence_of_a_guest(dump: Dump) -> None:
-    """Each parent that is said to be at fault is shown doing what it does."""
+    """Evidence of each parent at fault shows what it is doing."""
     collector = StackCollector(dump.reader, LossLog())
     doing = read_doing(collector, dump.prog, dump.table, dump.parents, dump.clocks)
     found: dict[str, Evidence] = {}
-    for place, pid in enumerate(dump.pids):
-        index = dump.parents.index[place]
+    for row, pid in enumerate(dump.pids):
+        index = dump.parents.index[row]
         of = dump.parents.facts[index]
         if of.comm not in found:
             name = dump.verdicts[pid]
-            tracers = [int(dump.parents.tracer[place])]
+            tracers = [int(dump.parents.tracer[row])]
             found[of.comm] = evidence(name, of, doing[index], tracers)
     assert found["blocked-vfork"].text.endswith("() of vfork()")
     assert "filemap" in found["blocked-fuse"].text
     assert found["debugged"].text == "it is stopped by a tracer"
     assert found["init-1"].text.startswith("it is init of a PID namespace")
     assert found["waiter-stops"].text == "in wait() for any child to stop or go on"
-    told = found["waiter-polls"].threads
-    assert [each.waiting is not None for each in told] == [False, True]
+    polling = found["waiter-polls"].threads
+    assert [thread.waiting is not None for thread in polling] == [False, True]

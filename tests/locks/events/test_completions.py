@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Completions that tasks wait for, and who is to complete them."""
+"""Completions that tasks wait for, and the tasks expected to complete them."""
 
 from tests.locks.events.waits import TYPES, Waits, waits
 from tests.locks.seen import Seen, damaged
@@ -8,8 +8,8 @@ from tests.support.overlay import lose_page
 
 
 def test_only_waiters_wait(locks: Seen) -> None:
-    """Of all tasks, those that the guest names; threads of its own wait for work."""
-    said = {
+    """Among the guest's waiters, exactly those of event locks have requests."""
+    recorded = {
         (waiter["pid"], lock["type"])
         for lock in locks.locks(*TYPES)
         for waiter in lock["waiters"]
@@ -17,10 +17,10 @@ def test_only_waiters_wait(locks: Seen) -> None:
     ours = {waiter["pid"] for lock in locks.locks() for waiter in lock["waiters"]}
     requests = waits(locks).requests
     found = {(tid, requests[tid].lock.type) for tid in ours & requests.keys()}
-    assert found == said
+    assert found == recorded
 
 
-def test_what_is_to_complete(module: Seen) -> None:
+def test_purpose_of_a_completion(module: Seen) -> None:
     found = waits(module)
     truths = {lock["name"]: lock for lock in module.locks("completion")}
     worker, thread = (
@@ -36,8 +36,8 @@ def test_what_is_to_complete(module: Seen) -> None:
     }
 
 
-def test_a_child_that_has_yet_to_execute(tasks: Seen) -> None:
-    """Found also by who looks at its parent only."""
+def test_vfork_child_that_has_not_called_exec(tasks: Seen) -> None:
+    """The child is found even if only its parent is read."""
     parent, child = tasks.tid("vfork"), tasks.tid("execute")
     alone = Waits(tasks.only(parent))
     assert alone.requests.keys() == {parent}
@@ -50,7 +50,7 @@ def test_a_child_that_has_yet_to_execute(tasks: Seen) -> None:
     assert not alone.losses.notes
 
 
-def test_input_and_output_is_nobodys(tasks: Seen) -> None:
+def test_completion_of_io_has_no_owner(tasks: Seen) -> None:
     found = waits(tasks)
     for task in ("disk-direct-read", "disk-direct-write"):
         tid = tasks.tid(task)
@@ -61,8 +61,8 @@ def test_input_and_output_is_nobodys(tasks: Seen) -> None:
         assert found.what(tid) == "block I/O"
 
 
-def test_a_child_that_is_lost(tasks: Seen) -> None:
-    """Then nobody is told, and that is noted; who waits and for what is still known."""
+def test_vfork_child_that_cannot_be_read(tasks: Seen) -> None:
+    """The owner is unknown, with a note; the waiter and its lock are still known."""
     parent = tasks.tid("vfork")
     dump = damaged(tasks.run.name)
     member = tasks.context().layout.offset("task_struct", "vfork_done")

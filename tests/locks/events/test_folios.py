@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages and bits that tasks wait for."""
+"""Folios and bits that tasks wait for."""
 
 from dataclasses import replace
 
@@ -11,18 +11,18 @@ from tests.locks.events.waits import Waits, check_locks, waits
 from tests.locks.seen import Seen, Truth
 
 
-def test_pages_and_their_files(stock: Seen) -> None:
+def test_folios_and_their_files(stock: Seen) -> None:
     found = waits(stock)
 
-    def check(said: Truth, lock: Lock) -> None:
+    def check(truth: Truth, lock: Lock) -> None:
         assert found.holders(lock) == []
         assert lock.address is not None
         inode = found.context.storage.host_of_folio(lock.address)
         assert inode is not None
         index = found.context.layout.member(lock.address, "page", "index")
-        assert said.get("inode") in (None, inode.number)
-        assert said.get("index") in (None, index)
-        for waiter in said["waiters"]:
+        assert truth.get("inode") in (None, inode.number)
+        assert truth.get("index") in (None, index)
+        for waiter in truth["waiters"]:
             assert found.what(waiter["pid"]) == "locked"
 
     assert check_locks(found, "folio", check) >= 5
@@ -31,15 +31,15 @@ def test_pages_and_their_files(stock: Seen) -> None:
 def test_bits(locks: Seen) -> None:
     found = waits(locks)
 
-    def check(said: Truth, lock: Lock) -> None:
-        # Who has set it is known to nobody but the guest.
+    def check(truth: Truth, lock: Lock) -> None:
+        # The kernel does not record the owner of a bit.
         assert found.holders(lock) == []
-        assert said.get("bit", lock.key) == lock.key
+        assert truth.get("bit", lock.key) == lock.key
 
     assert check_locks(found, "bit_wait", check) >= 1
 
 
-def test_what_a_page_is_waited_for(tasks: Seen) -> None:
+def test_bit_of_a_folio(tasks: Seen) -> None:
     found = waits(tasks)
     for task, bit in {
         **dict.fromkeys(("disk-read", "file-read", "swap-in", "fault-text"), "locked"),
@@ -51,8 +51,8 @@ def test_what_a_page_is_waited_for(tasks: Seen) -> None:
         assert found.queue(lock) == [tid]
 
 
-def test_what_a_bit_is_of(tasks: Seen) -> None:
-    """A page knows its buffers, but for those that a journal makes of its own."""
+def test_device_of_a_buffer(tasks: Seen) -> None:
+    """A buffer's device is known by its page, except for a journal's own buffers."""
     found = waits(tasks)
     for task, known in {"directory-lookup": True, "journal-thread": False}.items():
         tid = tasks.tid(task)
@@ -65,7 +65,7 @@ def test_what_a_bit_is_of(tasks: Seen) -> None:
 
 
 def test_others_in_the_same_bucket_are_left_out(tasks: Seen) -> None:
-    """Asked for another page or bit on the same queue, nobody is told."""
+    """The queue of another folio or bit in the same hash bucket is empty."""
     found = waits(tasks)
     buckets = wait_queues(found.context).buckets
     for task, queue in (
@@ -84,7 +84,7 @@ def test_others_in_the_same_bucket_are_left_out(tasks: Seen) -> None:
             assert queue(found.context, other) is None
 
 
-def test_one_task_is_told_without_the_others(tasks: Seen) -> None:
+def test_single_task_without_the_others(tasks: Seen) -> None:
     for task in ("disk-read", "fault-data", "directory-lookup", "file-fsync"):
         tid = tasks.tid(task)
         found = Waits(tasks.only(tid))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Wait queues that tasks wait on."""
+"""Wait queues that tasks wait on, and their owners."""
 
 import struct
 from functools import partial
@@ -15,7 +15,7 @@ from tests.locks.seen import Seen, damaged
 from tests.support.overlay import lose_page, put
 
 
-def test_a_journal_is_committed_by_its_thread(tasks: Seen) -> None:
+def test_commit_of_a_journal_is_owned_by_its_thread(tasks: Seen) -> None:
     found, tid = waits(tasks), tasks.tid("file-fsync")
     lock = found.requests[tid].lock
     assert lock.type == "wait_queue"
@@ -23,8 +23,8 @@ def test_a_journal_is_committed_by_its_thread(tasks: Seen) -> None:
     assert found.holders(lock) == [(tasks.tid("journal-thread"), "exact")]
 
 
-def test_a_journal_with_a_barrier(tasks: Seen) -> None:
-    """Who wants to write waits for its thread, or for whoever put the barrier up."""
+def test_journal_with_a_barrier(tasks: Seen) -> None:
+    """A writer waits for the journal's thread, or for the task with the barrier."""
     done = waits(tasks).requests[tasks.tid("file-fsync")].lock
     at = partial(tasks.context().layout.offset, "journal_s")
     journal = (done.address or 0) - at("j_wait_done_commit")
@@ -38,26 +38,26 @@ def test_a_journal_with_a_barrier(tasks: Seen) -> None:
     assert found.holders(done) == thread
 
 
-def test_who_looks_up_a_name_that_others_want_too(tasks: Seen) -> None:
-    """It has their queue on its own stack."""
+def test_owner_of_a_lookup(tasks: Seen) -> None:
+    """The wait queue of a parallel lookup is on the stack of the task that does it."""
     context = tasks.context()
     stack = int(tasks.table["stack"][tasks.row("wait4")])
-    for place in (0, wait_queues(context).stack_bytes - 8):
-        lock = Lock("wait_queue", stack + place)
+    for offset in (0, wait_queues(context).stack_bytes - 8):
+        lock = Lock("wait_queue", stack + offset)
         wait_queues(context).lookups.add(lock)
         holders = waitqueues.holders(context, lock)
         assert [holder.task for holder in holders] == [tasks.address("wait4")]
 
 
-def test_what_is_no_wait_queue(tasks: Seen) -> None:
-    """Locks, polls, children, and what waits for no queue at all."""
+def test_waits_on_other_things_are_not_wait_queues(tasks: Seen) -> None:
+    """Waits for locks, polls, children, and waits without a queue."""
     others = ("pipe-mutex", "directory-read", "frozen-write", "poll", "epoll-wait")
     for task in (*others, "wait4", "over-high", "futex-wait", "file-direct-read"):
         assert tasks.tid(task) not in waits(tasks).requests, task
 
 
-def test_a_waiter_that_is_lost(module: Seen) -> None:
-    """It breaks the ring: then nobody is told to wait there, rather than wrong."""
+def test_waiter_that_cannot_be_read(module: Seen) -> None:
+    """The list is broken, so no waiter is reported rather than a wrong one."""
     (lock,) = module.locks("wait_queue")
     gone, other = (waiter["pid"] for waiter in lock["waiters"])
     found = wait_queues(waits(module).context).innermost(module.case(gone).stack)
@@ -68,13 +68,13 @@ def test_a_waiter_that_is_lost(module: Seen) -> None:
     assert set(requests) == set(waits(module).requests) - {gone, other}
 
 
-def test_a_long_queue_is_cut(module: Seen) -> None:
-    """Two wait; who may look at one other node only must not tell a wrong queue."""
-    (said,) = module.locks("wait_queue")
+def test_walk_of_a_queue_is_limited(module: Seen) -> None:
+    """Two tasks wait; a walk limited to one other node must not give a wrong queue."""
+    (truth,) = module.locks("wait_queue")
     layout = module.context().layout
-    lock = waits(module).requests[said["waiters"][0]["pid"]].lock
+    lock = waits(module).requests[truth["waiters"][0]["pid"]].lock
     heads, codes = set(), set()
-    for waiter in said["waiters"]:
+    for waiter in truth["waiters"]:
         losses = LossLog()
         queues = WaitQueues(layout, losses, limit=1)
         found = queues.innermost(module.case(waiter["pid"]).stack)
@@ -82,25 +82,25 @@ def test_a_long_queue_is_cut(module: Seen) -> None:
         if found is not None:
             assert found[1].waiters is None
             heads.add(found[1].head - layout.offset("wait_queue_head", "head"))
-    # One has the head next to it, the other has not.
+    # Only one of the waiters is next to the head.
     assert heads == {lock.address}
     assert codes == {"waiters-not-counted", "lock-not-found"}
 
 
-def test_a_long_queue_that_is_lost_is_followed_once() -> None:
-    """Each of its waiters would follow it as far as it goes."""
+def test_broken_queue_is_walked_once() -> None:
+    """Otherwise each of its waiters would walk it up to the break."""
     kernel = MadeMemory()
     kernel.struct(
         "wait_queue_entry",
         40,
-        flags=(kernel.half, 0),
+        flags=(kernel.u32, 0),
         private=(kernel.pointer, 8),
         func=(kernel.pointer, 16),
         entry=(kernel.heads, 24),
     )
     nodes = [BASE + 0x8000 + 40 * number + 24 for number in range(300)]
     kernel.link(*nodes)
-    kernel.write(nodes[-1], BASE + SIZE)  # where nothing is
+    kernel.write(nodes[-1], BASE + SIZE)  # not mapped
     layout = kernel.layout
     queues = WaitQueues(layout, kernel.losses, 1000)
     assert {queues.of_head(node) for node in nodes} == {None}

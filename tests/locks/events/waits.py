@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What tasks wait for that nobody takes, and what the guest says of it."""
+"""Requests of tasks for events (completions, wait queues, folios, bits)."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,13 +15,13 @@ TYPES = ("completion", "wait_queue", "folio", "bit_wait")
 
 
 def event_of(context: LockContext, case: BlockedTask) -> Request | None:
-    """Tell what a task waits for, if it is one of those."""
-    found = [one for one in requests_of(context, case) if one.lock.type in TYPES]
-    return found[0] if found else None
+    """Return the event that a task waits for; ``None`` if it waits for no event."""
+    requests = requests_of(context, case)
+    return next((r for r in requests if r.lock.type in TYPES), None)
 
 
 class Waits:
-    """What some tasks wait for."""
+    """The events that some tasks wait for."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
@@ -51,13 +51,13 @@ def waits(seen: Seen) -> Waits:
 
 def check_locks(found: Waits, type_: str, check: Callable[[Truth, Lock], None]) -> int:
     """
-    Hold all locks of a type against what the guest says: waiters and their order.
+    Check the waiters of all locks of a type, in order, by the guest's record.
 
-    :param check: Called with each lock as the guest has it and as it was found.
-    :return: How many there are.
+    :param check: Called with each lock as recorded and as found.
+    :return: The number of locks.
     """
-    said = found.seen.locks(type_)
-    for lock in said:
+    truths = found.seen.locks(type_)
+    for lock in truths:
         pids = [waiter["pid"] for waiter in lock["waiters"]]
         (one,) = {found.requests[pid].lock for pid in pids}
         assert one.type == type_
@@ -66,4 +66,4 @@ def check_locks(found: Waits, type_: str, check: Callable[[Truth, Lock], None]) 
         assert found.queue(one) == pids, lock["name"]
         check(lock, one)
     assert not found.losses.lost
-    return len(said)
+    return len(truths)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What tasks wait for outside of all tasks: FUSE servers, disks, frozen files."""
+"""External waits: FUSE servers, suspended disks, frozen file systems."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.locks.seen import Seen, Truth
 
 
 class Outside:
-    """What the waiters of one dump are said to wait for."""
+    """The external waits of one dump."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
@@ -37,13 +37,13 @@ class Outside:
         return external(context, case, requests_of(context, case))
 
     def waiters(self, *types: str) -> Iterator[tuple[Truth, int]]:
-        """Locks of some types, and the thread ID of each that waits for one."""
+        """Yield locks of some types, with the thread ID of each waiter."""
         for lock in self.seen.locks(*types):
             for waiter in lock["waiters"]:
                 yield lock, waiter["pid"]
 
     def clients(self, *types: str, context: LockContext | None = None) -> Iterator[Any]:
-        """Locks that a FUSE server is to end the wait for, and what is said of it."""
+        """Yield locks that wait for a FUSE server, and the external wait found."""
         for lock, pid in self.waiters(*types):
             if "fuse_server" in lock:
                 found = self.of(pid, context)
@@ -52,7 +52,7 @@ class Outside:
 
     @property
     def busy(self) -> int:
-        """Who waits for a server that reads no requests."""
+        """A task that waits for a server that does not read requests."""
         (pid,) = (pid for lock, pid in self.waiters("folio") if "busy" in lock["name"])
         return pid
 
@@ -67,20 +67,22 @@ def dump(stock: Seen) -> Outside:
     return outside_of(stock)
 
 
-def test_who_waits_for_which_server(dump: Outside) -> None:
+def test_server_of_each_waiter(dump: Outside) -> None:
     connections: dict[str, set[object]] = {}
     for lock, found in dump.clients("folio", "wait_queue"):
         assert (found.kind, found.path) == ("fuse", lock["mount"])
         assert found.pid == lock["fuse_server"], lock["name"]
         connections.setdefault(lock["mount"], set()).add(found.identity)
-    # Each is one thing, and each is another.
+    # Each mount has one connection of its own.
     assert {len(identities) for identities in connections.values()} == {1}
     assert len(set.union(*connections.values())) == len(connections) == 3
 
 
-def test_how_sure_a_server_is(dump: Outside) -> None:
-    """Who reads requests is sure; who only has the device open is likely."""
-    told = {lock["mount"]: found for lock, found in dump.clients("folio", "wait_queue")}
+def test_confidence_of_a_server(dump: Outside) -> None:
+    """A server that reads requests is exact; one that only has the device is likely."""
+    by_mount = {
+        lock["mount"]: found for lock, found in dump.clients("folio", "wait_queue")
+    }
     texts = {
         "/mnt/fuse": (
             "exact",
@@ -95,36 +97,36 @@ def test_how_sure_a_server_is(dump: Outside) -> None:
             "FUSE server ~{} fuse-locked-ser (/mnt/fuse-locked)",
         ),
     }
-    assert told.keys() == texts.keys()
+    assert by_mount.keys() == texts.keys()
     for mount, (confidence, text) in texts.items():
-        found = told[mount]
+        found = by_mount[mount]
         (server,) = found.servers
         assert dump.context.pid(server.task) == found.pid
         assert server.confidence == confidence
         assert found.text == text.format(found.pid)
 
 
-def test_a_look_at_one_task_does_not_search_all(dump: Outside) -> None:
-    """Then only who reads is told: it is on the connection's own queue."""
-    told = {
+def test_single_task_is_explained_without_searching_all(dump: Outside) -> None:
+    """Only servers that read are found, on the connection's own wait queue."""
+    by_mount = {
         lock["mount"]: (found.text.partition(",")[0], found.pid)
         for lock, found in dump.clients("folio", context=dump.seen.context(alone=True))
     }
-    server = told["/mnt/fuse"][1]
-    assert told == {
+    server = by_mount["/mnt/fuse"][1]
+    assert by_mount == {
         "/mnt/fuse": (f"FUSE server {server} fuse-server (/mnt/fuse)", server),
         "/mnt/fuse-busy": ("FUSE /mnt/fuse-busy", None),
         "/mnt/fuse-locked": ("FUSE /mnt/fuse-locked", None),
     }
 
 
-def test_a_server_is_no_client(dump: Outside) -> None:
+def test_server_is_not_a_client(dump: Outside) -> None:
     case = dump.case("fuse-server")
     assert case.is_in("fuse_dev_do_read")
     assert external(dump.context, case, ()) is None
 
 
-def test_without_a_server_nobody_is_told(
+def test_connection_without_a_server(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fuse_module, "_DEVICE", 0)
@@ -136,7 +138,7 @@ def test_without_a_server_nobody_is_told(
     assert found.text == "FUSE /mnt/fuse-busy: nobody reads its requests"
 
 
-def test_a_list_of_file_systems_that_is_damaged_costs_a_note(
+def test_damaged_list_of_file_systems_is_noted(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = dump.seen.context()
@@ -149,7 +151,7 @@ def test_a_list_of_file_systems_that_is_damaged_costs_a_note(
     assert context.losses.lost["file_systems_unreadable"] == 1
 
 
-def test_devices_that_cannot_be_read_cost_a_note(
+def test_unreadable_devices_are_noted(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = dump.seen.context()
@@ -173,12 +175,12 @@ def test_frozen_file_systems(dump: Outside) -> None:
         assert found.text == f"frozen file system {lock['path']}"
         assert found.pid is None
         identities.add(found.identity)
-    # Whatever they want to do: a write and a fault wait for different locks of it.
+    # A write and a page fault wait for different locks of one file system.
     assert len({lock["name"] for lock, _ in waiters}) == 2
     assert len(identities) == 1
 
 
-def test_a_lock_that_is_in_no_file_system_is_not_frozen(dump: Outside) -> None:
+def test_lock_outside_a_file_system_is_not_frozen(dump: Outside) -> None:
     _, pid = next(dump.waiters("percpu_rwsem"))
     case = dump.case(pid)
     (request,) = requests_of(dump.context, case)
@@ -187,7 +189,7 @@ def test_a_lock_that_is_in_no_file_system_is_not_frozen(dump: Outside) -> None:
     assert external(dump.context, case, [Request(other)]) is None
 
 
-def test_disks_and_that_they_are_suspended(dump: Outside) -> None:
+def test_suspended_disks(dump: Outside) -> None:
     named, compared = dump.seen.named, set()
     waits = {
         pid: lock["device"]
@@ -206,14 +208,14 @@ def test_disks_and_that_they_are_suspended(dump: Outside) -> None:
     assert len(compared) == 2
 
 
-def test_only_disks_that_are_suspended_are(dump: Outside) -> None:
-    """The frozen file system is on a disk that answers."""
+def test_other_disks_are_not_suspended(dump: Outside) -> None:
+    """The frozen file system is on a working disk."""
     suspended = mapped_disks(dump.context).suspended
     assert suspended == {"254:0", "254:1", "254:2"}
 
 
-def test_who_waits_for_a_lock_that_tasks_have_waits_for_those(dump: Outside) -> None:
-    """Also if the lock is of a file on FUSE, or of a disk that answers no more."""
+def test_locks_with_owners_are_not_external(dump: Outside) -> None:
+    """This includes locks of files on FUSE or on a suspended disk."""
     types = ("rwsem", "mutex", "futex", "pi_futex", "posix_lock", "flock")
     waiters = list(dump.waiters(*types))
     assert {lock["type"] for lock, _ in waiters} == set(types)
@@ -228,11 +230,11 @@ def test_journals_and_swap(tasks: Seen) -> None:
     swap = dump.of("swap-in")
     assert swap is not None
     assert (swap.kind, swap.text) == ("swap", "swap on dm-2 254:2 (suspended)")
-    # Who waits for the thread to commit waits for the thread.
+    # A task that waits for a commit waits for the journal's thread.
     assert dump.of("file-fsync") is None
 
 
-def test_pages_of_no_file_are_of_nothing_outside(dump: Outside) -> None:
+def test_folio_without_a_file_is_not_external(dump: Outside) -> None:
     case = dump.case(1)
     words = np.zeros(0, np.uint64)
     stack = type(case.stack)(dump.context.layout, case.address, case.stack.base, words)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What locks are called, and what they lie in."""
+"""Names of locks, from the objects that contain them."""
 
 import stat
 from collections import defaultdict
@@ -35,11 +35,11 @@ from tests.locks.seen import TASKS, Asked, Seen, Truth, damaged, seen
 from tests.support.overlay import lose_page
 
 MAX_READS = 24
-"""That a lock's name may take, on the average; the memory map alone takes three."""
+"""Average reads that a lock's name may take; the memmap alone takes three."""
 
 
 class Dump:
-    """The locks that tasks of one dump wait for."""
+    """Names of the locks that tasks of one dump wait for."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
@@ -49,7 +49,7 @@ class Dump:
         self.names = LockNames(self.context)
 
     def lock(self, name: str) -> Lock:
-        """The lock of the kernel that a task waits for."""
+        """Return the kernel lock that a task waits for."""
         on = self.seen.on(name)
         assert on.address is not None
         return Lock(on.type, int(on.address))  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ class Dump:
         return self.names.name(self.lock(name), [self.case(name)])
 
     def name_of(self, name: str, asked: Asked) -> Name:
-        """Name what a task is asked to wait for."""
+        """Return the name of the lock in a task's request."""
         case = self.case(name)
         request = asked(self.context, case)
         assert request is not None
@@ -70,9 +70,9 @@ class Dump:
     def member(
         self, type_: LockTypeName, address: int, type_name: str, member: str
     ) -> Name:
-        """Name what would be a lock in a structure."""
-        place = address + self.context.layout.offset(type_name, member)
-        return self.names.name(Lock(type_, place), [])
+        """Return the name of a lock that is a member of a structure."""
+        start = address + self.context.layout.offset(type_name, member)
+        return self.names.name(Lock(type_, start), [])
 
     def truth(self, name: str) -> Truth:
         on: Truth = self.seen.named[name]["on"]
@@ -91,58 +91,58 @@ def dump(tasks: Seen) -> Iterator[Dump]:
     assert not dump.losses.lost
 
 
-# --- locks of the kernel that tasks wait for
+# --- kernel locks that tasks wait for
 
 
 def test_locks_of_a_directory(dump: Dump) -> None:
     inode = dump.truth("directory-make")["inode"]
     for name in ("directory-make", "directory-rename", "directory-read"):
-        told = dump.name(name)
-        assert told.name == "i_rwsem of /mnt/slow/busy"
-        assert told.path == "/mnt/slow/busy"
-        assert told.inode == inode
-        assert told.cache == "ext4_inode_cache"
+        found = dump.name(name)
+        assert found.name == "i_rwsem of /mnt/slow/busy"
+        assert found.path == "/mnt/slow/busy"
+        assert found.inode == inode
+        assert found.cache == "ext4_inode_cache"
         lookup = dump.truth("directory-lookup")
-        assert told.device == f"{lookup['name']} {lookup['device']}"
+        assert found.device == f"{lookup['name']} {lookup['device']}"
 
 
-def test_a_file_system_is_called_by_its_root(dump: Dump) -> None:
-    told = dump.name("rename-mutex")
-    assert (told.name, told.path) == ("s_vfs_rename_mutex of /mnt/slow", "/mnt/slow")
+def test_file_system_is_named_by_its_root(dump: Dump) -> None:
+    found = dump.name("rename-mutex")
+    assert (found.name, found.path) == ("s_vfs_rename_mutex of /mnt/slow", "/mnt/slow")
 
 
 def test_locks_of_an_address_space(dump: Dump) -> None:
     pid = dump.truth("unmap")["mm_of"]
-    told = dump.name("cmdline-read")
-    assert told == Name(
+    found = dump.name("cmdline-read")
+    assert found == Name(
         name=f"mm_struct({pid} unmap).mmap_lock", pid=pid, cache="mm_struct"
     )
-    told = dump.name("unmap")
-    # Where each mapping has a lock of its own (6.4 and newer), it waits for that.
+    found = dump.name("unmap")
+    # Since 6.4 each mapping has a lock of its own.
     if dump.context.layout.has("vma_lock", "lock"):
-        assert told.name == f"vm_area_struct({pid} unmap).vm_lock"
-        assert told.cache == "vma_lock"
+        assert found.name == f"vm_area_struct({pid} unmap).vm_lock"
+        assert found.cache == "vma_lock"
     else:
-        assert told.name == f"mm_struct({pid} unmap).mmap_lock"
-    assert told.pid == pid
+        assert found.name == f"mm_struct({pid} unmap).mmap_lock"
+    assert found.pid == pid
 
 
-def test_a_pipe(dump: Dump) -> None:
-    """Only who waits tells which it is."""
+def test_pipe(dump: Dump) -> None:
+    """A pipe's mutex is identified only by a waiter's open file."""
     inode = dump.truth("pipe-mutex")["inode"]
     lock = dump.lock("pipe-mutex")
-    told = dump.names.name(lock, [dump.case("pipe-mutex")])
-    assert (told.name, told.inode) == (f"pipe:[{inode}]", inode)
+    found = dump.names.name(lock, [dump.case("pipe-mutex")])
+    assert (found.name, found.inode) == (f"pipe:[{inode}]", inode)
     alone = LockNames(dump.context).name(lock, [])
     offset = dump.context.layout.offset("pipe_inode_info", "mutex")
-    assert alone == Name(name=f"{told.cache}+{offset:#x}", cache=told.cache)
-    assert "kmalloc" in str(told.cache)
+    assert alone == Name(name=f"{found.cache}+{offset:#x}", cache=found.cache)
+    assert "kmalloc" in str(found.cache)
 
 
 # --- data, bits and queues
 
 
-def test_pages_of_files(dump: Dump) -> None:
+def test_folios_of_files(dump: Dump) -> None:
     for name, path in (
         ("file-read", "/mnt/slow/read"),
         ("fault-data", "/mnt/slow/fault-data"),
@@ -157,22 +157,22 @@ def test_pages_of_files(dump: Dump) -> None:
         )
 
 
-def test_pages_of_a_device_and_of_swap(dump: Dump) -> None:
+def test_folios_of_a_device_and_of_swap(dump: Dump) -> None:
     on = dump.truth("disk-fsync")
-    # It has written at 12 MiB.
+    # The task wrote at 12 MiB.
     assert dump.name_of("disk-fsync", folios.request) == Name(
         name=f"folio 3072 of {on['name']}", device=f"{on['name']} {on['device']}"
     )
     on = dump.truth("swap-in")
     if not dump.seen.is_as_said("swap-in"):
         return
-    told = dump.name_of("swap-in", folios.request)
-    assert told.pid == dump.seen.named["swap-in"]["pid"]
-    assert told.name == f"anon folio of {told.pid}"
-    assert told.device == f"{on['name']} {on['device']}"
+    found = dump.name_of("swap-in", folios.request)
+    assert found.pid == dump.seen.named["swap-in"]["pid"]
+    assert found.name == f"anon folio of {found.pid}"
+    assert found.device == f"{on['name']} {on['device']}"
 
 
-def test_a_buffer(dump: Dump) -> None:
+def test_buffer(dump: Dump) -> None:
     on = dump.truth("directory-lookup")
     request = bitwaits.request(dump.context, dump.case("directory-lookup"))
     assert request is not None
@@ -186,37 +186,37 @@ def test_a_buffer(dump: Dump) -> None:
     )
 
 
-def test_the_state_of_an_inode(dump: Dump) -> None:
-    """The word's own address, or that of one of its bytes."""
+def test_state_of_an_inode(dump: Dump) -> None:
+    """A bit wait can have the address of any byte of i_state."""
     inode = dump.truth("directory-make")["inode"]
     lock = dump.lock("directory-make")
     at = dump.context.layout.offset
     start = int(lock.address or 0) - at("inode", "i_rwsem") + at("inode", "i_state")
     for byte in (0, 3):
-        told = dump.names.name(Lock("bit_wait", start + byte, 7), [])
-        assert (told.name, told.inode) == ("i_state of /mnt/slow/busy", inode)
+        found = dump.names.name(Lock("bit_wait", start + byte, 7), [])
+        assert (found.name, found.inode) == ("i_state of /mnt/slow/busy", inode)
 
 
-def test_a_journal(dump: Dump) -> None:
-    told, on = dump.name_of("file-fsync", waitqueues.request), dump.truth("file-read")
-    assert told.name == f"j_wait_done_commit of {on['name']}"
-    assert told.device == f"{on['name']} {on['device']}"
+def test_journal(dump: Dump) -> None:
+    found, on = dump.name_of("file-fsync", waitqueues.request), dump.truth("file-read")
+    assert found.name == f"j_wait_done_commit of {on['name']}"
+    assert found.device == f"{on['name']} {on['device']}"
 
 
-def test_locks_on_files(dump: Dump) -> None:
+def test_file_locks(dump: Dump) -> None:
     for name in ("flock", "posix-lock", "ofd-lock"):
-        told = dump.name_of(name, file_lock_request)
-        assert told.name == told.path == f"/run/{name}"
-        assert told.inode == dump.truth(name)["inode"]
+        found = dump.name_of(name, file_lock_request)
+        assert found.name == found.path == f"/run/{name}"
+        assert found.inode == dump.truth(name)["inode"]
 
 
-def test_on_a_stack(dump: Dump) -> None:
+def test_lock_on_a_stack(dump: Dump) -> None:
     for task in list(for_each_task(dump.prog))[::200]:
         if not task.stack:
             continue
         pid = task.pid.value_()
-        told = dump.names.name(Lock("completion", task.stack.value_() + 8192), [])
-        assert told == Name(name=f"on the stack of {pid}", pid=pid)
+        found = dump.names.name(Lock("completion", task.stack.value_() + 8192), [])
+        assert found == Name(name=f"on the stack of {pid}", pid=pid)
 
 
 # --- futexes
@@ -227,17 +227,17 @@ def test_futexes_in_memory(dump: Dump) -> None:
         tid = server["workers"][0]
         case = dump.case(tid)
         (request,) = futex_requests(dump.context, case)
-        told = dump.names.name(request.lock, [case])
-        assert told.pid == dump.seen.table["tgid"][case.row]
-        assert told.path == "/lab/server"
+        found = dump.names.name(request.lock, [case])
+        assert found.pid == dump.seen.table["tgid"][case.row]
+        assert found.path == "/lab/server"
         mm = find_task(dump.prog, tid).mm
         address = request.lock.address or 0
-        place = f"/lab/server+{offset_in_file(mm, address):#x}"
-        assert told.name == f"condition variable in {place}"
+        offset = offset_in_file(mm, address)
+        assert found.name == f"condition variable in /lab/server+{offset:#x}"
 
 
 def offset_in_file(mm: drgn.Object, address: int) -> int:
-    """By a walk of the address space that does not ask our code."""
+    """Return the file offset of a mapped address, by drgn's walk of the mappings."""
     for vma in for_each_vma(mm):
         if vma.vm_start <= address < vma.vm_end:
             start = vma.vm_pgoff.value_() * 4096
@@ -265,36 +265,36 @@ def test_futexes_on_heap_and_stack(dump: Dump) -> None:
 def test_futexes_in_shared_files(dump: Dump) -> None:
     case, on = dump.case("futex-shared"), dump.truth("futex-shared")
     (request,) = futex_requests(dump.context, case)
-    told = dump.names.name(request.lock, [case])
-    assert told.inode == on["inode"]
-    assert told.path == "/dev/shm/futex"
+    found = dump.names.name(request.lock, [case])
+    assert found.inode == on["inode"]
+    assert found.path == "/dev/shm/futex"
     key = request.lock.key
     assert isinstance(key, tuple)
-    assert told.name == f"/dev/shm/futex+{key.file_offset:#x}"
+    assert found.name == f"/dev/shm/futex+{key.file_offset:#x}"
 
 
-# --- what nobody waits for in these dumps: locks by where they are
+# --- locks without waiters in these dumps
 
 
 def test_disks_and_their_queues(dump: Dump) -> None:
     compared = 0
     for disk in for_each_disk(dump.prog):
         address, name = disk.value_(), disk_name(disk).decode()
-        told = dump.member("mutex", address, "gendisk", "open_mutex")
-        assert told.name == f"open_mutex of {name}"
-        assert (told.device or "").startswith(f"{name} ")
+        found = dump.member("mutex", address, "gendisk", "open_mutex")
+        assert found.name == f"open_mutex of {name}"
+        assert (found.device or "").startswith(f"{name} ")
         queue = disk.queue.value_()
-        told = dump.member("mutex", queue, "request_queue", "sysfs_lock")
-        assert told.name == f"sysfs_lock of {name}"
-        told = dump.member("wait_queue", queue, "request_queue", "mq_freeze_wq")
-        assert told.name == f"mq_freeze_wq of {name}"
+        found = dump.member("mutex", queue, "request_queue", "sysfs_lock")
+        assert found.name == f"sysfs_lock of {name}"
+        found = dump.member("wait_queue", queue, "request_queue", "mq_freeze_wq")
+        assert found.name == f"mq_freeze_wq of {name}"
         part = disk.part0.value_()
-        told = dump.member("mutex", part, "block_device", "bd_fsfreeze_mutex")
-        assert told.name == f"bd_fsfreeze_mutex of {name}"
+        found = dump.member("mutex", part, "block_device", "bd_fsfreeze_mutex")
+        assert found.name == f"bd_fsfreeze_mutex of {name}"
         bdi = disk.bdi.value_()
-        told = dump.member("wait_queue", bdi, "backing_dev_info", "wb_waitq")
+        found = dump.member("wait_queue", bdi, "backing_dev_info", "wb_waitq")
         number = f"{disk.major.value_()}:{disk.first_minor.value_()}"
-        assert told.name == f"wb_waitq of {number}"
+        assert found.name == f"wb_waitq of {number}"
         compared += 1
     assert compared > 4
 
@@ -306,13 +306,13 @@ def test_every_mount(dump: Dump) -> None:
         if super_block in compared:
             continue
         compared.add(super_block)
-        told = dump.member("rwsem", super_block, "super_block", "s_umount")
-        assert told.path == mount_dst(mount).decode()
-        assert told.name == f"s_umount of {told.path}"
+        found = dump.member("rwsem", super_block, "super_block", "s_umount")
+        assert found.path == mount_dst(mount).decode()
+        assert found.name == f"s_umount of {found.path}"
         inode = mount.mnt.mnt_root.d_inode
-        told = dump.member("rwsem", inode.value_(), "inode", "i_data.invalidate_lock")
-        assert told.name == f"invalidate_lock of {mount_dst(mount).decode()}"
-        assert told.inode == inode.i_ino.value_()
+        found = dump.member("rwsem", inode.value_(), "inode", "i_data.invalidate_lock")
+        assert found.name == f"invalidate_lock of {mount_dst(mount).decode()}"
+        assert found.inode == inode.i_ino.value_()
     assert len(compared) > 6
 
 
@@ -324,15 +324,15 @@ def test_open_files(dump: Dump) -> None:
             if not file:
                 continue
             address = file.value_()
-            told = dump.member("mutex", address, "file", "f_pos_lock")
-            assert told.inode in (file.f_inode.i_ino.value_(), None)
+            found = dump.member("mutex", address, "file", "f_pos_lock")
+            assert found.inode in (file.f_inode.i_ino.value_(), None)
             inode = file.f_inode
             path = d_path(file.f_path).decode()
             for kind, test in (("pipe", stat.S_ISFIFO), ("socket", stat.S_ISSOCK)):
                 if test(inode.i_mode.value_()):
                     path = f"{kind}:[{inode.i_ino.value_()}]"
-            # What is deleted is marked as in /proc.
-            name = (told.name or "").removesuffix(" (deleted)")
+            # Deleted files are marked as in /proc.
+            name = (found.name or "").removesuffix(" (deleted)")
             assert name == f"f_pos_lock of {path}"
             paths.add(path)
     assert "/mnt/slow/busy" in paths
@@ -345,11 +345,11 @@ def test_sockets(dump: Dump) -> None:
         file = dump.case(name).file
         assert file is not None
         inode = dump.truth(name)["inode"]
-        told = dump.member("wait_queue", file.private, "socket", "wq.wait")
-        assert (told.name, told.inode) == (f"socket:[{inode}]", inode)
+        found = dump.member("wait_queue", file.private, "socket", "wq.wait")
+        assert (found.name, found.inode) == (f"socket:[{inode}]", inode)
         sock = dump.context.layout.member(file.private, "socket", "sk")
-        told = dump.member("wait_queue", sock, "sock", "sk_lock.wq")
-        assert (told.name, told.inode) == (f"lock of socket:[{inode}]", inode)
+        found = dump.member("wait_queue", sock, "sock", "sk_lock.wq")
+        assert (found.name, found.inode) == (f"lock of socket:[{inode}]", inode)
 
 
 def test_processes_and_their_memory(dump: Dump) -> None:
@@ -358,10 +358,10 @@ def test_processes_and_their_memory(dump: Dump) -> None:
         leader, pid = task.group_leader, task.tgid.value_()
         comm = leader.comm.string_().decode()
         signal = task.signal.value_()
-        told = dump.member("mutex", signal, "signal_struct", "cred_guard_mutex")
-        assert told.name == f"signal_struct({pid} {comm}).cred_guard_mutex"
-        told = dump.member("rwsem", signal, "signal_struct", "exec_update_lock")
-        assert (told.name, told.pid) == (
+        found = dump.member("mutex", signal, "signal_struct", "cred_guard_mutex")
+        assert found.name == f"signal_struct({pid} {comm}).cred_guard_mutex"
+        found = dump.member("rwsem", signal, "signal_struct", "exec_update_lock")
+        assert (found.name, found.pid) == (
             f"signal_struct({pid} {comm}).exec_update_lock",
             pid,
         )
@@ -376,11 +376,11 @@ def test_anonymous_memory(dump: Dump) -> None:
     for vma in for_each_vma(task.mm):
         if not vma.anon_vma:
             continue
-        told = dump.member("rwsem", vma.anon_vma.value_(), "anon_vma", "rwsem")
-        assert told.name is not None
-        # What it was made with it may share with who made it.
-        own += told.name == f"anon_vma({pid} futex-wait).rwsem"
-        assert told.cache == "anon_vma"
+        found = dump.member("rwsem", vma.anon_vma.value_(), "anon_vma", "rwsem")
+        assert found.name is not None
+        # After fork() it can share an anon_vma with its parent.
+        own += found.name == f"anon_vma({pid} futex-wait).rwsem"
+        assert found.cache == "anon_vma"
     assert own > 0
 
 
@@ -388,8 +388,8 @@ def test_terminals_and_trees(dump: Dump) -> None:
     file = dump.case("tty-read").file
     assert file is not None
     tty = drgn.Object(dump.prog, "struct tty_file_private *", value=file.private).tty
-    told = dump.member("mutex", tty.value_(), "tty_struct", "atomic_write_lock")
-    assert told.name == f"atomic_write_lock of {tty.name.string_().decode()}"
+    found = dump.member("mutex", tty.value_(), "tty_struct", "atomic_write_lock")
+    assert found.name == f"atomic_write_lock of {tty.name.string_().decode()}"
     (root,) = (
         mount.mnt.mnt_root
         for mount in for_each_mount(dump.prog)
@@ -398,19 +398,19 @@ def test_terminals_and_trees(dump: Dump) -> None:
     node = drgn.Object(
         dump.prog, "struct kernfs_node *", value=root.d_inode.i_private.value_()
     )
-    told = dump.member("rwsem", node.dir.root.value_(), "kernfs_root", "kernfs_rwsem")
-    assert told.name == "kernfs_rwsem of /sys"
+    found = dump.member("rwsem", node.dir.root.value_(), "kernfs_root", "kernfs_rwsem")
+    assert found.name == "kernfs_rwsem of /sys"
 
 
-def test_what_is_near_a_lock_is_none(dump: Dump) -> None:
-    """One word off, an inode's lock is just a place in its cache."""
+def test_address_near_a_lock_is_not_the_lock(dump: Dump) -> None:
+    """One word after an inode's lock, the name is an offset in the slab object."""
     lock = dump.lock("directory-make")
     near = Lock("rwsem", int(lock.address or 0) + 8)
-    told = dump.names.name(near, [])
-    assert str(told.name).startswith("ext4_inode_cache+0x")
-    # Of what inode it is a part is known all the same.
-    assert told.path == "/mnt/slow/busy"
-    assert str(told.name).endswith(" of /mnt/slow/busy")
+    found = dump.names.name(near, [])
+    assert str(found.name).startswith("ext4_inode_cache+0x")
+    # The inode that contains it is still known.
+    assert found.path == "/mnt/slow/busy"
+    assert str(found.name).endswith(" of /mnt/slow/busy")
     mutex = Lock("mutex", int(lock.address or 0))
     assert "i_rwsem" not in str(dump.names.name(mutex, []).name)
 
@@ -429,7 +429,7 @@ def test_variables(dump: Dump) -> None:
         base = int(prog["__per_cpu_offset"][cpu]) + (layout.symbol("runqueues") or 0)
         assert variables.name(base) == f"runqueues of cpu{cpu}"
         assert variables.name(base + 16) == f"runqueues+0x10 of cpu{cpu}"
-    # Functions are no variables, and small numbers no addresses.
+    # Functions and per-CPU offsets are not variables.
     assert variables.name(layout.symbol("schedule") or 0) is None
     assert variables.name(layout.symbol("runqueues") or 0) is None
     assert variables.name(find_task(prog, 1).value_()) is None
@@ -439,27 +439,31 @@ def test_variables(dump: Dump) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_per_cpu_is_where_drgn_has_it(name: str) -> None:
-    """With debug info, which tells drgn its type."""
+def test_per_cpu_variable_with_dwarf(name: str) -> None:
+    """drgn's per_cpu() needs the variable's type, which DWARF has."""
     dump = Dump(seen(name, "dwarf"))
     address = per_cpu(dump.prog["runqueues"], 1).address_
-    told = dump.names.name(Lock("spinlock", address), [])
-    assert told == Name(name="runqueues of cpu1")
+    found = dump.names.name(Lock("spinlock", address), [])
+    assert found == Name(name="runqueues of cpu1")
 
 
-def test_keys_of_lockdep_hide_no_variable(dump: Dump) -> None:
-    """They are of no size, and the kernel's own table of symbols has no sizes."""
-    at = defaultdict[int, set[str]](set)
+def test_lockdep_keys_hide_no_variable(dump: Dump) -> None:
+    """Lockdep keys have size 0, and kallsyms has no sizes."""
+    by_address = defaultdict[int, set[str]](set)
     for symbol in finders_of(dump.prog).symbols(dump.prog, None, None, False):
-        at[symbol.address].add(symbol.name)
+        by_address[symbol.address].add(symbol.name)
     variables, compared = Variables(dump.context.layout, dump.losses), 0
     others = {
         address: {name for name in names if not name.startswith("__key")}
-        for address, names in at.items()
+        for address, names in by_address.items()
     }
-    beside = [each for each, names in at.items() if others[each] not in (names, set())]
-    # Each costs a search of all symbols.
-    for address in beside[::4]:
+    shared = [
+        address
+        for address, names in by_address.items()
+        if others[address] not in (names, set())
+    ]
+    # Each lookup searches all symbols.
+    for address in shared[::4]:
         if (name := variables.name(address)) is not None:
             compared += 1
             assert name in others[address]
@@ -467,14 +471,14 @@ def test_keys_of_lockdep_hide_no_variable(dump: Dump) -> None:
 
 
 @pytest.mark.parametrize("name", [*TASKS, "memory-5.10"])
-def test_slabs_are_as_drgn_has_them(name: str) -> None:
-    """Also up to v5.16, where struct page has what there is of the allocator's."""
+def test_slabs_are_as_in_drgn(name: str) -> None:
+    """This includes kernels up to v5.16, which keep slab fields in struct page."""
     context = seen(name).context()
     slabs, compared = Slabs(context.layout), 0
     tasks = list(for_each_task(context.reader.prog))
     for task in tasks[:: len(tasks) // 60]:
-        places = (task.value_() + 100, task.cred.value_() + 3, task.signal.value_())
-        for address in (*places, task.stack.value_() + 4096):
+        inside = (task.value_() + 100, task.cred.value_() + 3, task.signal.value_())
+        for address in (*inside, task.stack.value_() + 4096):
             found, known = slabs.find(address), slab_object_info(task.prog_, address)
             if known is None:
                 assert found is None
@@ -487,10 +491,10 @@ def test_slabs_are_as_drgn_has_them(name: str) -> None:
     assert compared > 150
 
 
-# --- cost, and loss
+# --- costs and losses
 
 
-def test_a_name_takes_few_reads(dump: Dump) -> None:
+def test_name_takes_few_reads(dump: Dump) -> None:
     names = LockNames(dump.seen.context())
     at, tasks = dump.context.layout.offset, dump.seen.table
     within = at("signal_struct", "cred_guard_mutex")
@@ -503,40 +507,41 @@ def test_a_name_takes_few_reads(dump: Dump) -> None:
     reads = dump.seen.reader.reads - before
     assert len(locks) > 200
     assert reads < MAX_READS * len(locks)
-    # The second time it is known.
+    # The second time, names are cached.
     for lock in locks:
         names.name(lock, [])
     assert dump.seen.reader.reads - before == reads
 
 
-def test_what_is_lost_has_another_name_or_none() -> None:
+def test_lock_in_an_unreadable_object() -> None:
     whole = dump_of(seen(TASKS[1]))
     lock = whole.lock("directory-make")
     inode = int(lock.address or 0) - whole.context.layout.offset("inode", "i_rwsem")
     hurt = Dump(damaged(TASKS[1]))
     lose_page(hurt.prog, inode)
-    told = hurt.names.name(lock, [])
-    # The memory map still knows the cache; what was found in it is gone.
-    assert told.path is None
-    assert told.cache in ("ext4_inode_cache", None)
+    found = hurt.names.name(lock, [])
+    # The slab cache is still known from the memmap, but not the inode's path.
+    assert found.path is None
+    assert found.cache in ("ext4_inode_cache", None)
     others = ("rename-mutex", "cmdline-read", "frozen-write")
-    assert [hurt.name(each) for each in others] == [whole.name(each) for each in others]
+    for other in others:
+        assert hurt.name(other) == whole.name(other)
 
 
-def test_a_lost_device_costs_no_more_than_its_name() -> None:
+def test_lost_device_costs_only_its_name() -> None:
     whole = dump_of(seen(TASKS[1]))
     lock, layout = whole.lock("rename-mutex"), whole.context.layout
     member = layout.offset("super_block", "s_vfs_rename_mutex")
     super_block = int(lock.address or 0) - member
     hurt = Dump(damaged(TASKS[1]))
     lose_page(hurt.prog, layout.member(super_block, "super_block", "s_bdev"))
-    told = hurt.names.name(lock, [])
-    assert told.device is None
-    assert told.name == "s_vfs_rename_mutex of /mnt/slow"
+    found = hurt.names.name(lock, [])
+    assert found.device is None
+    assert found.name == "s_vfs_rename_mutex of /mnt/slow"
     assert hurt.losses.lost["devices_unreadable"] == 1
 
 
-def test_no_address_is_too_wild(dump: Dump) -> None:
+def test_invalid_addresses_have_no_path(dump: Dump) -> None:
     names = LockNames(dump.seen.context())
     for address in (0, 8, (1 << 64) - 8, 1 << 63, 0xDEAD_0000_0000_0100, 0x7FFF_0000):
         for type_ in get_args(LockTypeName):
@@ -544,10 +549,10 @@ def test_no_address_is_too_wild(dump: Dump) -> None:
                 assert names.name(Lock(type_, address), []).path is None
 
 
-def test_process_of_an_address_space_that_names_none(
+def test_process_of_an_address_space_without_an_owner(
     dump: Dump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As without memory cgroups: it is the process that came first."""
+    """Without memory cgroups there is no mm->owner: the first process is used."""
     tasks = dump.context.tasks
     mms = sorted({*tasks["mm"][tasks["mm"] != 0].tolist()})[::40]
     named = [process_of(dump.context, mm) for mm in mms]

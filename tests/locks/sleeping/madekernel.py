@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Kernels of which there is nothing but tasks, their stacks and locks, all of bytes."""
+"""Kernels made of tasks, their stacks, and locks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,39 +19,39 @@ LOCK, OTHER_LOCK = BASE + 0x108, BASE + 0x208
 TASKS = [BASE + 0x1000 + 0x100 * number for number in range(8)]
 STACKS = [BASE + 0x4000 + 0x400 * number for number in range(8)]
 STACK_BYTES = 0x400
-WAITER_AT = 0x200
-"""Of each waiter on its stack."""
+WAITER_OFFSET = 0x200
+"""Byte offset of the waiter from the stack base."""
 
-WAITERS = [stack + WAITER_AT for stack in STACKS]
+WAITERS = [stack + WAITER_OFFSET for stack in STACKS]
 PID, TASK_BYTES = 8, 0x80
 
 
 class MadeKernel(MadeMemory):
-    """Tasks with stacks, which wait for locks."""
+    """A kernel with tasks and stacks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.atomic = self.struct("atomic", 8, counter=(self.word, 0))
+        self.atomic = self.struct("atomic", 8, counter=(self.u64, 0))
         self.columns: dict[str, Sequence[int]] = {}
         self.add_task_type()
         for number, task in enumerate(TASKS):
-            self.write_half(task + PID, 100 + number)
+            self.write_u32(task + PID, 100 + number)
 
     def add_task_type(self, **members: tuple[Type, int]) -> None:
-        pid = {"pid": (self.half, PID), "tgid": (self.half, PID + 4)}
+        pid = {"pid": (self.u32, PID), "tgid": (self.u32, PID + 4)}
         self.struct("task_struct", TASK_BYTES, **pid, **members)
 
     def locks(self) -> KernelLocks:
         return KernelLocks(self.layout, self.losses)
 
     def stack(self, number: int) -> OwnStack:
-        """What a task has on its stack."""
+        """Return a task's stack."""
         start = STACKS[number] - BASE
         words = np.frombuffer(bytes(self.memory[start : start + STACK_BYTES]), "<u8")
         return OwnStack(self.layout, TASKS[number], STACKS[number], words)
 
     def context(self) -> LockContext:
-        """Look at the tasks, with what their records say in ``columns``."""
+        """Return a context for the tasks, with ``columns`` in their records."""
         names = ("address", "pid", "tgid", *self.columns)
         records = np.zeros(len(TASKS), [(name, "u8") for name in names])
         records["address"] = TASKS
@@ -70,7 +70,7 @@ class MadeKernel(MadeMemory):
         return context
 
     def case(self, number: int, *names: str) -> BlockedTask:
-        """Make a task's case, with the functions on its stack."""
+        """Return a blocked task, with the functions on its stack."""
         return BlockedTask(
             row=number,
             address=TASKS[number],
@@ -85,5 +85,5 @@ class MadeKernel(MadeMemory):
 
 
 def per_task(values: Mapping[int, int]) -> list[int]:
-    """Give a column of the table of tasks, 0 for those that are not named."""
+    """Return a column of the table of tasks, 0 where there is no value."""
     return [values.get(number, 0) for number in range(len(TASKS))]

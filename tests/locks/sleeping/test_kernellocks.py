@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks with a list and locks that point at their first waiter, made of bytes."""
+"""Locks with a wait list, and locks with a pointer to their first waiter (v7.1)."""
 
 from typing import NamedTuple
 
@@ -22,25 +22,25 @@ from tests.locks.sleeping.madekernel import (
     per_task,
 )
 
-TASK_AT, TYPE_AT = 16, 24
+TASK_OFFSET, TYPE_OFFSET = 16, 24
 WRITE, READ = 0, 1
 OWNER = TASKS[7]
 WAITING = 1
-"""Of a mutex: somebody waits. Of a rwsem it is the next bit."""
+"""The bit in a mutex's owner word that tasks wait; in a rwsem's count it is bit 1."""
 
 
 class Kind(NamedTuple):
-    """A type of lock, and how one is when it is waited for."""
+    """A type of lock, and its contents when tasks wait for it."""
 
     type: LockTypeName
     function: str
     mode: Mode | None
-    list_at: int
+    list_offset: int
     words: tuple[int, ...]
-    """What it begins with."""
+    """The first words of the lock."""
 
     blocker: int
-    """Last bits of ``task_struct.blocker``."""
+    """Low bits of ``task_struct.blocker``."""
 
     owner: int | None
 
@@ -56,7 +56,7 @@ MUTEX = KINDS[0]
 
 
 class Locks(MadeKernel):
-    """A kernel with the locks of up to v7.0, or those of v7.1."""
+    """A kernel with the locks up to v7.0, or with *first* those of v7.1."""
 
     def __init__(self, *, first: bool = False) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Locks(MadeKernel):
             "mutex",
             32,
             owner=(self.atomic, 0),
-            wait_lock=(self.half, 8),
+            wait_lock=(self.u32, 8),
             **{name: (part, 16)},
         )
         self.struct(
@@ -75,39 +75,39 @@ class Locks(MadeKernel):
             40,
             count=(self.atomic, 0),
             owner=(self.atomic, 8),
-            wait_lock=(self.half, 20),
+            wait_lock=(self.u32, 20),
             **{name: (part, 24)},
         )
         self.struct(
             "semaphore",
             24,
-            lock=(self.half, 0),
-            count=(self.half, 4),
+            lock=(self.u32, 0),
+            count=(self.u32, 4),
             **{name: (part, 8)},
         )
         for waiter in ("mutex_waiter", "semaphore_waiter", "rwsem_waiter"):
-            kind = {"type": (self.half, TYPE_AT)} if waiter == "rwsem_waiter" else {}
-            self.struct(
-                waiter, 48, list=(self.heads, 0), task=(self.pointer, TASK_AT), **kind
-            )
+            members = {"list": (self.heads, 0), "task": (self.pointer, TASK_OFFSET)}
+            if waiter == "rwsem_waiter":
+                members["type"] = (self.u32, TYPE_OFFSET)
+            self.struct(waiter, 48, **members)
 
     def wait(self, kind: Kind, *numbers: int, lock: int = LOCK) -> None:
-        """Have tasks wait for a lock, in this order; each knows it."""
+        """Make tasks wait for a lock, in order, with its address on their stacks."""
         nodes = [WAITERS[number] for number in numbers]
         self.write(lock, *kind.words)
         if self.first:
             self.link(*nodes)
-            self.write(lock + kind.list_at, nodes[0])
+            self.write(lock + kind.list_offset, nodes[0])
         else:
-            self.link(lock + kind.list_at, *nodes)
+            self.link(lock + kind.list_offset, *nodes)
         for number in numbers:
-            self.write(WAITERS[number] + TASK_AT, TASKS[number])
-            self.write_half(WAITERS[number] + TYPE_AT, kind.mode == "read")
-            # What it was called with is further out, what it calls further in.
-            self.know(number, lock)
+            self.write(WAITERS[number] + TASK_OFFSET, TASKS[number])
+            self.write_u32(WAITERS[number] + TYPE_OFFSET, kind.mode == "read")
+            # Arguments of the call are further out, those of its callees further in.
+            self.push(number, lock)
 
-    def know(self, number: int, *addresses: int) -> None:
-        """Put addresses on a stack, below the waiter."""
+    def push(self, number: int, *addresses: int) -> None:
+        """Write addresses to a stack, below the waiter."""
         self.write(STACKS[number] + 0x40, *addresses, *([0] * (8 - len(addresses))))
 
     def find(
@@ -133,9 +133,8 @@ def test_waiters(kernel: Locks, kind: Kind, numbers: tuple[int, ...]) -> None:
         found = kernel.find(kind, number)
         assert found == KernelLock(kind.type, LOCK, kind.mode, len(numbers), kind.owner)
     queue = [QueuedWaiter(TASKS[number], kind.mode) for number in numbers]
-    queue = (
-        queue if kind.type == "rwsem" else [QueuedWaiter(each.task) for each in queue]
-    )
+    if kind.type != "rwsem":
+        queue = [QueuedWaiter(waiter.task) for waiter in queue]
     assert kernel.locks().queue(kind.type, LOCK) == queue
     locks = kernel.locks()
     names = ("schedule", kind.function)
@@ -148,7 +147,7 @@ def test_waiters(kernel: Locks, kind: Kind, numbers: tuple[int, ...]) -> None:
 def test_readers_and_writers_of_one_queue(kernel: Locks) -> None:
     read, write = KINDS[2], KINDS[3]
     kernel.wait(read, 0, 1, 2)
-    kernel.write_half(WAITERS[1] + TYPE_AT, WRITE)
+    kernel.write_u32(WAITERS[1] + TYPE_OFFSET, WRITE)
     queue = kernel.locks().queue("rwsem", LOCK)
     modes: list[Mode] = ["read", "write", "read"]
     assert queue == [
@@ -160,18 +159,18 @@ def test_readers_and_writers_of_one_queue(kernel: Locks) -> None:
 
 
 @kinds
-def test_the_head_is_told_though_a_task_follows_the_lock(kind: Kind) -> None:
+def test_lock_is_found_if_a_task_pointer_follows_it(kind: Kind) -> None:
     kernel = Locks()
     kernel.wait(kind, 0, 1)
-    kernel.write(LOCK + kind.list_at + TASK_AT, TASKS[5])
+    kernel.write(LOCK + kind.list_offset + TASK_OFFSET, TASKS[5])
     found = kernel.find(kind, 0)
     assert found is not None
     assert (found.address, found.waiters) == (LOCK, 2)
 
 
 @kinds
-def test_a_lock_that_is_a_variable(kind: Kind) -> None:
-    """Where the kernel's image is, not where its other memory is."""
+def test_lock_in_a_variable(kind: Kind) -> None:
+    """The lock is in the kernel image, not in the direct map."""
     kernel = Locks()
     kernel.wait(kind, 0, 1)
     image = 0xFFFF_FFFF_8200_0000
@@ -183,18 +182,18 @@ def test_a_lock_that_is_a_variable(kind: Kind) -> None:
         ),
     )
     lock = image + LOCK - BASE
-    kernel.link(lock + kind.list_at - image + BASE, WAITERS[0], WAITERS[1])
-    kernel.write(WAITERS[0] + 8, lock + kind.list_at)
-    kernel.write(WAITERS[1], lock + kind.list_at)
-    kernel.write(LOCK + kind.list_at + TASK_AT, TASKS[5])
-    kernel.know(0, lock)
+    kernel.link(lock + kind.list_offset - image + BASE, WAITERS[0], WAITERS[1])
+    kernel.write(WAITERS[0] + 8, lock + kind.list_offset)
+    kernel.write(WAITERS[1], lock + kind.list_offset)
+    kernel.write(LOCK + kind.list_offset + TASK_OFFSET, TASKS[5])
+    kernel.push(0, lock)
     found = kernel.find(kind, 0)
     assert found is not None
     assert (found.address, found.waiters) == (lock, 2)
 
 
 @kinds
-def test_a_lock_that_says_nobody_waits_is_none(kernel: Locks, kind: Kind) -> None:
+def test_lock_whose_word_has_no_waiters_is_rejected(kernel: Locks, kind: Kind) -> None:
     kernel.wait(kind, 0, 1)
     free = (1 << 32,) if kind.type == "semaphore" else (0, 0)
     kernel.write(LOCK, *free)
@@ -202,11 +201,11 @@ def test_a_lock_that_says_nobody_waits_is_none(kernel: Locks, kind: Kind) -> Non
 
 
 @kinds
-def test_a_waiter_that_is_left_over(kernel: Locks, kind: Kind) -> None:
-    """It points at itself, or at where others wait now."""
+def test_stale_waiter(kernel: Locks, kind: Kind) -> None:
+    """It points to itself, or to the waiters of today."""
     kernel.wait(kind, 0, 1)
-    kernel.write(WAITERS[2] + TASK_AT, TASKS[2])
-    kernel.know(2, LOCK)
+    kernel.write(WAITERS[2] + TASK_OFFSET, TASKS[2])
+    kernel.push(2, LOCK)
     nothing = KernelLock(kind.type, None, kind.mode, None, None)
     for following, before in (
         (WAITERS[2], WAITERS[2]),
@@ -221,36 +220,36 @@ def test_a_waiter_that_is_left_over(kernel: Locks, kind: Kind) -> None:
 
 
 @kinds
-def test_the_waiter_behind_is_no_lock(kind: Kind) -> None:
-    """Its pointers are on the stack as well, and lead back."""
+def test_next_waiter_is_not_taken_for_the_lock(kind: Kind) -> None:
+    """Pointers to other waiters are on the stack as well, and lead back."""
     kernel = Locks(first=True)
     kernel.wait(kind, 0, 1, 2)
-    kernel.know(0, WAITERS[1], WAITERS[2], LOCK)
+    kernel.push(0, WAITERS[1], WAITERS[2], LOCK)
     found = kernel.find(kind, 0)
     assert found is not None
     assert found.address == LOCK
-    kernel.know(0, WAITERS[1], WAITERS[2])
+    kernel.push(0, WAITERS[1], WAITERS[2])
     assert kernel.find(kind, 0) == KernelLock(kind.type, None, kind.mode, None, None)
 
 
-def test_two_that_may_be_the_lock_are_none() -> None:
+def test_two_possible_locks_are_rejected() -> None:
     kernel = Locks(first=True)
     kernel.wait(MUTEX, 0, 1)
     kernel.write(OTHER_LOCK, *MUTEX.words)
-    kernel.write(OTHER_LOCK + MUTEX.list_at, WAITERS[1])
-    kernel.know(0, OTHER_LOCK, LOCK)
+    kernel.write(OTHER_LOCK + MUTEX.list_offset, WAITERS[1])
+    kernel.push(0, OTHER_LOCK, LOCK)
     assert kernel.find(MUTEX, 0) == KernelLock("mutex", None, None, None, None)
 
 
-# --- what a task's own record says
+# --- task_struct.blocker and blocked_on
 
 
 @kinds
 def test_blocker(kind: Kind) -> None:
-    """It names the lock where nothing on the stack does."""
+    """The blocker is used if the stack does not have the lock's address."""
     kernel = Locks(first=True)
     kernel.wait(kind, 1, 0)
-    kernel.know(0)
+    kernel.push(0)
     nothing = KernelLock(kind.type, None, kind.mode, None, None)
     assert kernel.find(kind, 0) == nothing
     found = kernel.find(kind, 0, Record(blocker=LOCK | kind.blocker))
@@ -260,8 +259,8 @@ def test_blocker(kind: Kind) -> None:
 
 
 @kinds
-def test_a_blocker_of_before(kernel: Locks, kind: Kind) -> None:
-    """It names a lock that the task does not wait for any more."""
+def test_stale_blocker(kernel: Locks, kind: Kind) -> None:
+    """It points to a lock that the task no longer waits for."""
     kernel.wait(kind, 2, lock=OTHER_LOCK)
     kernel.wait(kind, 0, 1)
     found = kernel.find(kind, 0, Record(blocker=OTHER_LOCK | kind.blocker))
@@ -275,7 +274,7 @@ def test_blocked_on_a_mutex(kind: Kind) -> None:
     mutex = kernel.prog.pointer_type(kernel.types["mutex"])
     kernel.add_task_type(blocked_on=(mutex, 64))
     kernel.wait(kind, 1, 0)
-    kernel.know(0)
+    kernel.push(0)
     found = kernel.find(kind, 0, Record(blocked_on=LOCK))
     assert found == KernelLock(kind.type, LOCK, None, 2, OWNER)
     nothing = KernelLock(kind.type, None, None, None, None)
@@ -287,20 +286,20 @@ def test_blocked_on_a_mutex(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.type)
 def test_blocked_on_a_waiter(kernel: Locks, kind: Kind) -> None:
-    """It tells which of those that look like one is the waiter."""
+    """It identifies the waiter among several candidates on the stack."""
     waiter = kernel.prog.pointer_type(kernel.types["mutex_waiter"])
     kernel.add_task_type(blocked_on=(waiter, 64))
     kernel.wait(kind, 1, 0)
-    left_over = STACKS[0] + 0x100
+    stale = STACKS[0] + 0x100
     kernel.write(OTHER_LOCK, *kind.words)
     if kernel.first:
-        kernel.link(left_over)
-        kernel.write(OTHER_LOCK + kind.list_at, left_over)
+        kernel.link(stale)
+        kernel.write(OTHER_LOCK + kind.list_offset, stale)
     else:
-        kernel.link(OTHER_LOCK + kind.list_at, left_over)
-    kernel.write(left_over + TASK_AT, TASKS[0])
-    kernel.know(0, LOCK, OTHER_LOCK)
-    for start, lock in ((WAITERS[0], LOCK), (left_over, OTHER_LOCK)):
+        kernel.link(OTHER_LOCK + kind.list_offset, stale)
+    kernel.write(stale + TASK_OFFSET, TASKS[0])
+    kernel.push(0, LOCK, OTHER_LOCK)
+    for start, lock in ((WAITERS[0], LOCK), (stale, OTHER_LOCK)):
         found = kernel.find(kind, 0, Record(blocked_on=start))
         assert found is not None
         assert found.address == lock
@@ -309,7 +308,7 @@ def test_blocked_on_a_waiter(kernel: Locks, kind: Kind) -> None:
 def test_records_come_from_the_table_of_tasks() -> None:
     kernel = Locks(first=True)
     kernel.wait(KINDS[3], 0)
-    kernel.know(0)
+    kernel.push(0)
     kernel.columns["blocker"] = per_task({0: LOCK | 3})
     lock = Lock("rwsem", LOCK)
     context, case = kernel.context(), kernel.case(0, KINDS[3].function)
@@ -318,14 +317,14 @@ def test_records_come_from_the_table_of_tasks() -> None:
     assert sleeplocks.holders(context, lock) == [Holder(OWNER, "exact")]
 
 
-# --- lists that are damaged, or long
+# --- damaged and long lists
 
 
 @kinds
-def test_a_queue_with_one_that_is_no_waiter(kernel: Locks, kind: Kind) -> None:
-    """One is about to be woken, or it is damage: nobody is told."""
+def test_queue_with_an_entry_without_a_task(kernel: Locks, kind: Kind) -> None:
+    """A waiter is being woken, or memory is damaged: the queue is unknown."""
     kernel.wait(kind, 0, 1, 2)
-    kernel.write(WAITERS[1] + TASK_AT, 0)
+    kernel.write(WAITERS[1] + TASK_OFFSET, 0)
     assert kernel.locks().queue(kind.type, LOCK) is None
     assert kernel.losses.lost["waiters_unreadable"] == 1
 
@@ -334,14 +333,14 @@ def test_a_queue_with_one_that_is_no_waiter(kernel: Locks, kind: Kind) -> None:
 @pytest.mark.parametrize(
     "node",
     [
-        pytest.param(0, id="nowhere"),
+        pytest.param(0, id="null"),
         pytest.param(WAITERS[0], id="back"),
         pytest.param(WAITERS[1], id="to itself"),
         pytest.param(BASE + SIZE, id="out of memory"),
         pytest.param(WAITERS[4], id="to another"),
     ],
 )
-def test_a_queue_that_is_damaged(kernel: Locks, kind: Kind, node: int) -> None:
+def test_damaged_queue(kernel: Locks, kind: Kind, node: int) -> None:
     kernel.wait(kind, 0, 1, 2)
     kernel.write(WAITERS[1], node)
     assert kernel.locks().queue(kind.type, LOCK) is None
@@ -350,19 +349,19 @@ def test_a_queue_that_is_damaged(kernel: Locks, kind: Kind, node: int) -> None:
 
 
 @kinds
-def test_a_queue_that_ends_too_early(kernel: Locks, kind: Kind) -> None:
-    """Its last waiter leads back to the start, which knows another as the last."""
+def test_queue_that_ends_too_early(kernel: Locks, kind: Kind) -> None:
+    """A waiter leads back to the start, whose previous entry is another one."""
     kernel.wait(kind, 0, 1, 2)
-    start = WAITERS[0] if kernel.first else LOCK + kind.list_at
+    start = WAITERS[0] if kernel.first else LOCK + kind.list_offset
     kernel.write(WAITERS[1], start)
     assert kernel.locks().queue(kind.type, LOCK) is None
     assert kernel.losses.lost["waiters_unreadable"] == 1
 
 
 @kinds
-def test_a_long_queue_for_who_may_look_at_few(kernel: Locks, kind: Kind) -> None:
+def test_walk_of_a_long_queue_is_limited(kernel: Locks, kind: Kind) -> None:
     kernel.wait(kind, 0, 1, 2, 3, 4, 5)
-    # From here it sees two behind and one before: the lock is not among them.
+    # Within the limit are two next and one previous entry, but not the lock.
     found = kernel.find(kind, 3, limit=3)
     assert found == KernelLock(kind.type, None, kind.mode, None, None)
     assert {code for code, _ in kernel.losses.notes} == {"lock-not-found"}
@@ -375,17 +374,17 @@ def test_a_long_queue_for_who_may_look_at_few(kernel: Locks, kind: Kind) -> None
     assert not kernel.losses.lost
 
 
-def test_a_long_ring_is_followed_once() -> None:
-    """Also where its lock is not to be found: that would take a herd for ever."""
+def test_long_list_is_walked_once() -> None:
+    """This holds even if the lock is not found; otherwise a herd would take forever."""
     for known in (True, False):
         kernel = Locks(first=True)
         kernel.wait(MUTEX, 0, 1)
         nodes = [BASE + 0x8000 + 0x30 * number for number in range(300)]
         for node in nodes:
-            kernel.write(node + TASK_AT, TASKS[5])
+            kernel.write(node + TASK_OFFSET, TASKS[5])
         kernel.link(*WAITERS[:2], *nodes)
-        kernel.know(0, LOCK) if known else kernel.know(0)
-        kernel.know(1)
+        kernel.push(0, LOCK) if known else kernel.push(0)
+        kernel.push(1)
         layout = kernel.layout
         locks = KernelLocks(layout, kernel.losses)
         for number, fewest in ((0, 300), (1, 0)):
@@ -397,7 +396,7 @@ def test_a_long_ring_is_followed_once() -> None:
             assert fewest <= reads < fewest + 20
 
 
-# --- what the words of a lock say
+# --- the words of a lock
 
 
 @pytest.mark.parametrize(
@@ -408,8 +407,8 @@ def test_a_long_ring_is_followed_once() -> None:
         (OWNER | 1, OWNER),
         (OWNER | 3, OWNER),
         pytest.param(1, None, id="just released"),
-        pytest.param(OWNER | 5, None, id="handed over, not yet taken"),
-        pytest.param(OWNER | 4, None, id="handed over, the last"),
+        pytest.param(OWNER | 5, None, id="handed off, not yet taken"),
+        pytest.param(OWNER | 4, None, id="handed off, the last"),
     ],
 )
 def test_owner_of_a_mutex(kernel: Locks, word: int, owner: int | None) -> None:
@@ -431,18 +430,18 @@ FAIL = 1 << 63
         pytest.param(7, OWNER, OWNER, None, 0, id="a writer, one is next"),
         pytest.param(1, OWNER | 1, None, None, 0, id="a writer, after a reader"),
         pytest.param(1, OWNER | 3, None, None, 0, id="the same, nobody spins"),
-        pytest.param(1, 0, None, None, 0, id="a writer that has not said so"),
+        pytest.param(1, 0, None, None, 0, id="a writer before it sets the owner"),
         pytest.param(1, OWNER | 2, OWNER, None, 0, id="a writer, nobody spins"),
         pytest.param(1, OWNER | 4, OWNER, None, 0, id="the same, v5.3 to v5.10"),
-        pytest.param(0, OWNER | 1, None, None, 0, id="a reader that has left"),
+        pytest.param(0, OWNER | 1, None, None, 0, id="a former reader"),
         pytest.param(2, OWNER | 1, None, None, 0, id="the same, one waits"),
         pytest.param(0x100, OWNER | 1, None, OWNER, 1, id="a reader"),
         pytest.param(0x302, OWNER | 1, None, OWNER, 3, id="readers, one waits"),
         pytest.param(0x102, OWNER | 7, None, OWNER, 1, id="all flags"),
         pytest.param(0x102, OWNER, None, OWNER, 1, id="a writer turned reader"),
-        pytest.param(0x102, 1, None, None, 1, id="a reader of no name"),
+        pytest.param(0x102, 1, None, None, 1, id="an unknown reader"),
         pytest.param(FAIL | 0x100, OWNER | 1, None, OWNER, 1, id="too many readers"),
-        pytest.param(0x101, OWNER, OWNER, None, 0, id="one that will not come in"),
+        pytest.param(0x101, OWNER, OWNER, None, 0, id="a reader that backs off"),
     ],
 )
 def test_words_of_a_rwsem(
@@ -466,8 +465,8 @@ def test_words_of_a_rwsem(
     assert sleeplocks.holders(kernel.context(), Lock("rwsem", LOCK)) == held
 
 
-def test_a_rwsem_of_before_5_3(kernel: Locks) -> None:
-    """Its count is another, and its owner a pointer: nothing is told of it."""
+def test_rwsem_before_5_3(kernel: Locks) -> None:
+    """Its count has another format and its owner is a pointer: both are unknown."""
     old = {"count": (kernel.atomic, 0), "owner": (kernel.pointer, 8)}
     kernel.struct("rw_semaphore", 40, **old, wait_list=(kernel.heads, 24))
     kernel.write(LOCK, 0x101, OWNER)
@@ -477,7 +476,7 @@ def test_a_rwsem_of_before_5_3(kernel: Locks) -> None:
     assert LIST_LOCKS["rwsem"].readers(layout, LOCK) is None
 
 
-def test_the_last_reader_that_waits_itself_is_not_told(kernel: Locks) -> None:
+def test_last_reader_that_waits_itself_is_not_an_owner(kernel: Locks) -> None:
     read = KINDS[2]
     kernel.wait(read, 0, 1)
     kernel.write(LOCK, 0x102, TASKS[1] | 1)
@@ -487,14 +486,14 @@ def test_the_last_reader_that_waits_itself_is_not_told(kernel: Locks) -> None:
     assert sleeplocks.holders(kernel.context(), lock) == [Holder(TASKS[2], "likely")]
 
 
-def test_who_has_a_semaphore(kernel: Locks) -> None:
+def test_owner_of_a_semaphore(kernel: Locks) -> None:
     lock = Lock("semaphore", LOCK)
     kernel.wait(KINDS[4], 0)
     assert sleeplocks.holders(kernel.context(), lock) == []
-    members = {"count": (kernel.half, 4), "last_holder": (kernel.word, 32)}
-    place = "first_waiter" if kernel.first else "wait_list"
+    members = {"count": (kernel.u32, 4), "last_holder": (kernel.u64, 32)}
+    name = "first_waiter" if kernel.first else "wait_list"
     part = kernel.pointer if kernel.first else kernel.heads
-    kernel.struct("semaphore", 40, **members, **{place: (part, 8)})
+    kernel.struct("semaphore", 40, **members, **{name: (part, 8)})
     kernel.write(LOCK + 32, OWNER)
     assert sleeplocks.holders(kernel.context(), lock) == [Holder(OWNER, "likely")]
     kernel.write(LOCK + 32, 0)
@@ -502,6 +501,6 @@ def test_who_has_a_semaphore(kernel: Locks) -> None:
 
 
 @pytest.mark.parametrize("word", [BASE + 0x3000, OWNER + 8, 0x1000], ids=hex)
-def test_an_owner_that_is_no_task(kernel: Locks, word: int) -> None:
+def test_owner_that_is_not_a_task(kernel: Locks, word: int) -> None:
     kernel.write(LOCK, word)
     assert sleeplocks.holders(kernel.context(), Lock("mutex", LOCK)) == []

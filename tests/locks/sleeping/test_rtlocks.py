@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks that lend priority, and those that CONFIG_PREEMPT_RT makes of them."""
+"""rt_mutexes, and the locks that CONFIG_PREEMPT_RT builds on them."""
 
 import pytest
 
@@ -18,11 +18,11 @@ from tests.locks.sleeping.madekernel import (
     per_task,
 )
 
-ROOT_AT, OWNER_AT = 8, 24
-TASK_AT, LOCK_AT = 48, 56
+ROOT_OFFSET, OWNER_OFFSET = 8, 24
+TASK_OFFSET, LOCK_OFFSET = 48, 56
 RIGHT, LEFT = 8, 16
-INNER_AT = 8
-"""Of the rt_mutex in a rwsem, after the count of readers."""
+INNER_OFFSET = 8
+"""Offset of the rt_mutex in a rwsem, after the count of readers."""
 
 OWNER = TASKS[7]
 READER_BIAS, WRITER_BIAS = 1 << 31, 1 << 30
@@ -42,20 +42,20 @@ class RtKernel(MadeKernel):
         base = self.struct(
             "rt_mutex_base",
             32,
-            waiters=(cached, ROOT_AT),
-            owner=(self.pointer, OWNER_AT),
+            waiters=(cached, ROOT_OFFSET),
+            owner=(self.pointer, OWNER_OFFSET),
         )
         mutex = self.struct("rt_mutex", 32, rtmutex=(base, 0))
         self.struct(
             "rt_mutex_waiter",
             64,
             tree_entry=(node, 0),
-            task=(self.pointer, TASK_AT),
-            lock=(self.pointer, LOCK_AT),
+            task=(self.pointer, TASK_OFFSET),
+            lock=(self.pointer, LOCK_OFFSET),
         )
         if rt:
             rwbase = self.struct(
-                "rwbase_rt", 40, readers=(self.half, 0), rtmutex=(base, INNER_AT)
+                "rwbase_rt", 40, readers=(self.u32, 0), rtmutex=(base, INNER_OFFSET)
             )
             self.struct("rw_semaphore", 40, rwbase=(rwbase, 0))
             self.struct("mutex", 32, rtmutex=(base, 0))
@@ -65,13 +65,13 @@ class RtKernel(MadeKernel):
             self.struct("mutex", 32, **words)
 
     def wait(self, *numbers: int, inner: int = LOCK, owner: int = OWNER | 1) -> None:
-        """Have three tasks wait for a lock, in this order."""
+        """Make three tasks wait for a lock, in this order."""
         left, middle, right = (WAITERS[number] for number in numbers)
-        self.write(inner + ROOT_AT, middle, left)
-        self.write(inner + OWNER_AT, owner)
+        self.write(inner + ROOT_OFFSET, middle, left)
+        self.write(inner + OWNER_OFFSET, owner)
         self.write(middle + RIGHT, right, left)
         for number in numbers:
-            self.write(WAITERS[number] + TASK_AT, TASKS[number], inner)
+            self.write(WAITERS[number] + TASK_OFFSET, TASKS[number], inner)
         self.columns["pi_blocked_on"] = per_task({n: WAITERS[n] for n in numbers})
 
 
@@ -80,11 +80,11 @@ def kernel() -> RtKernel:
     return RtKernel(rt=False)
 
 
-def test_an_rt_mutex(kernel: RtKernel) -> None:
+def test_rt_mutex(kernel: RtKernel) -> None:
     kernel.wait(2, 0, 1)
     context, lock = kernel.context(), Lock("rt_mutex", LOCK)
     for number in (0, 1, 2):
-        # A mutex further out does not wait: it is no rt_mutex here.
+        # The mutex further out is not waited for: here it is not an rt_mutex.
         case = kernel.case(number, "rt_mutex_slowlock", "i2c_transfer", "__mutex_lock")
         assert sleeplocks.request(context, case) == Request(lock)
         found = sleeplocks.find(context, case)
@@ -96,28 +96,28 @@ def test_an_rt_mutex(kernel: RtKernel) -> None:
     assert sleeplocks.readers(context, lock) is None
 
 
-@pytest.mark.parametrize("word", [0, 1], ids=["free", "handed on"])
-def test_an_rt_mutex_that_nobody_has(kernel: RtKernel, word: int) -> None:
+@pytest.mark.parametrize("word", [0, 1], ids=["free", "handed off"])
+def test_rt_mutex_without_an_owner(kernel: RtKernel, word: int) -> None:
     kernel.wait(2, 0, 1, owner=word)
     assert sleeplocks.holders(kernel.context(), Lock("rt_mutex", LOCK)) == []
 
 
 @pytest.mark.parametrize("function", ["futex_lock_pi", "futex_wait_requeue_pi"])
-def test_a_futex_is_told_elsewhere(kernel: RtKernel, function: str) -> None:
+def test_rt_mutex_of_a_futex_is_left_out(kernel: RtKernel, function: str) -> None:
     kernel.wait(2, 0, 1)
     case = kernel.case(0, "rt_mutex_wait_proxy_lock", f"{function}.constprop.0")
     assert sleeplocks.request(kernel.context(), case) is None
 
 
-def test_a_waiter_that_is_another_or_out_of_the_queue(kernel: RtKernel) -> None:
-    """On a kernel that runs, a task's record may be older than the rest."""
+def test_waiter_of_another_task_or_outside_the_queue(kernel: RtKernel) -> None:
+    """On a running kernel, a task's record can be older than the lock."""
     kernel.wait(2, 0, 1)
     case = kernel.case(0, "rt_mutex_slowlock")
     kernel.columns["pi_blocked_on"] = per_task({0: WAITERS[1]})
     assert sleeplocks.request(kernel.context(), case) is None
     kernel.columns["pi_blocked_on"] = per_task({0: WAITERS[0]})
     assert sleeplocks.request(kernel.context(), case) is not None
-    kernel.write(LOCK + ROOT_AT, WAITERS[1])
+    kernel.write(LOCK + ROOT_OFFSET, WAITERS[1])
     assert sleeplocks.request(kernel.context(), case) is None
 
 
@@ -130,27 +130,32 @@ RT = [
         ("__mutex_lock.isra.0", "mutex_lock_killable"),
     ),
     ("ww_mutex", 0, None, ("__ww_mutex_lock.constprop.0", "ww_mutex_lock")),
-    ("rwsem", INNER_AT, "read", ("__rwbase_read_lock", "down_read", "mutex_lock")),
-    ("rwsem", INNER_AT, "write", ("rwbase_write_lock", "down_write_killable")),
+    ("rwsem", INNER_OFFSET, "read", ("__rwbase_read_lock", "down_read", "mutex_lock")),
+    ("rwsem", INNER_OFFSET, "write", ("rwbase_write_lock", "down_write_killable")),
     ("rt_mutex", 0, None, ("rtlock_slowlock_locked", "rt_spin_lock", "mutex_lock")),
     ("rt_mutex", 0, None, ("__rwbase_read_lock", "rt_read_lock", "down_read")),
     ("rt_mutex", 0, None, ("rt_mutex_lock",)),
-    # As on 6.1's, where the functions with other names end in a jump.
-    ("rwsem", INNER_AT, "read", ("__rwbase_read_lock", "wants_it", "mutex_lock")),
-    ("rwsem", INNER_AT, "write", ("rwbase_write_lock", "wants_it", "rt_write_lock")),
+    # As on 6.1, where outer functions are missing because of tail calls.
+    ("rwsem", INNER_OFFSET, "read", ("__rwbase_read_lock", "wants_it", "mutex_lock")),
+    (
+        "rwsem",
+        INNER_OFFSET,
+        "write",
+        ("rwbase_write_lock", "wants_it", "rt_write_lock"),
+    ),
     ("ww_mutex", 0, None, ("__ww_rt_mutex_lock.constprop.0", "wants_it")),
     ("rt_mutex", 0, None, ("rwbase_write_lock", "rt_write_lock", "down_read")),
 ]
 
 
-@pytest.mark.parametrize(("type_", "inner_at", "mode", "names"), RT)
+@pytest.mark.parametrize(("type_", "inner_offset", "mode", "names"), RT)
 def test_locks_of_preempt_rt(
-    type_: LockTypeName, inner_at: int, mode: Mode | None, names: tuple[str, ...]
+    type_: LockTypeName, inner_offset: int, mode: Mode | None, names: tuple[str, ...]
 ) -> None:
-    """Told by the innermost function that tells it."""
+    """The innermost known function determines the lock's type."""
     kernel = RtKernel(rt=True)
-    kernel.wait(2, 0, 1, inner=LOCK + inner_at)
-    kernel.write_half(LOCK, WRITER_BIAS) if inner_at else None
+    kernel.wait(2, 0, 1, inner=LOCK + inner_offset)
+    kernel.write_u32(LOCK, WRITER_BIAS) if inner_offset else None
     context, case = kernel.context(), kernel.case(0, "rt_mutex_slowlock", *names)
     lock = Lock(type_, LOCK)
     assert sleeplocks.request(context, case) == Request(lock, mode)
@@ -160,19 +165,19 @@ def test_locks_of_preempt_rt(
     assert sleeplocks.readers(context, lock) == (0 if type_ == "rwsem" else None)
 
 
-def test_what_spins_is_not_told() -> None:
-    """Nothing tells of waiters such as other kernels have."""
+def test_spinning_waiter_has_no_lock() -> None:
+    """The stack is not searched for waiters of non-RT locks."""
     kernel = RtKernel(rt=True)
     case = kernel.case(0, "__mutex_lock.isra.0", "mutex_lock")
     found = sleeplocks.find(kernel.context(), case)
     assert found == KernelLock("mutex", None, None, None, None)
 
 
-def test_a_writer_that_waits_for_readers() -> None:
-    """It has the lock against others, and is on no queue itself."""
+def test_writer_that_waits_for_readers() -> None:
+    """It owns the inner lock and is in no queue itself."""
     kernel = RtKernel(rt=True)
-    kernel.wait(2, 0, 1, inner=LOCK + INNER_AT, owner=TASKS[3] | 1)
-    kernel.write_half(LOCK, 2)
+    kernel.wait(2, 0, 1, inner=LOCK + INNER_OFFSET, owner=TASKS[3] | 1)
+    kernel.write_u32(LOCK, 2)
     kernel.write(STACKS[3] + 0x40, OTHER_LOCK, LOCK)
     context, lock = kernel.context(), Lock("rwsem", LOCK)
     case = kernel.case(3, "rwbase_write_lock", "down_write", "wants_it")
@@ -184,10 +189,10 @@ def test_a_writer_that_waits_for_readers() -> None:
     assert sleeplocks.queue(context, lock) == queue
     assert sleeplocks.holders(context, lock) == [Holder(TASKS[3], "exact")]
     assert sleeplocks.readers(context, lock) == 2
-    # Once they have left it is inside, and waits for something else; a reader that
-    # comes in by the queue has the inner lock for a moment, too.
+    # Once the readers have left, it has the lock and waits for something else; a reader
+    # in the slow path also owns the inner lock briefly.
     for count in (WRITER_BIAS, READER_BIAS + 2):
-        kernel.write_half(LOCK, count)
+        kernel.write_u32(LOCK, count)
         assert sleeplocks.request(kernel.context(), case) is None
         assert sleeplocks.queue(kernel.context(), lock) == queue[1:]
 
@@ -198,5 +203,5 @@ def test_a_writer_that_waits_for_readers() -> None:
 )
 def test_readers_of_preempt_rt(count: int, readers: int) -> None:
     kernel = RtKernel(rt=True)
-    kernel.write_half(LOCK, count)
+    kernel.write_u32(LOCK, count)
     assert sleeplocks.readers(kernel.context(), Lock("rwsem", LOCK)) == readers

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Sleeping locks of the lab's module: waiters, order, modes, owners, addresses."""
+"""Sleeping locks of the lab's module are found for exactly their waiters."""
 
 from functools import lru_cache
 
@@ -33,12 +33,12 @@ def requests(module: Seen) -> dict[int, Request]:
     return requests_of(module)[1]
 
 
-def test_what_every_thread_waits_for(
+def test_lock_of_every_waiter(
     module: Seen, context: LockContext, requests: dict[int, Request]
 ) -> None:
-    """All that wait for one, and no others.
+    """All waiters have requests, and no other threads.
 
-    Who waits in what order, and who has it, are facts: ``tests/truth/locks.py``.
+    The order of waiters and the owners are facts in ``tests/truth/locks.py``.
     """
     assert not context.losses.lost
     assert not context.losses.notes
@@ -55,11 +55,11 @@ def test_what_every_thread_waits_for(
 def test_one_thread_alone(
     module: Seen, context: LockContext, requests: dict[int, Request]
 ) -> None:
-    """Others than it need not be in the table of tasks."""
+    """The other threads need not be in the table of tasks."""
     for tid, request in requests.items():
         one = module.only(tid)
         alone = one.context()
         assert sleeplocks.request(alone, one.case(tid, alone)) == request
-        for asked in (queue_of, holders_of):
-            assert asked(alone, request.lock) == asked(context, request.lock)
+        for find in (queue_of, holders_of):
+            assert find(alone, request.lock) == find(context, request.lock)
         assert not alone.losses.lost

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Spinlocks that CPUs spin for, and their likely holders."""
+"""Spinlocks that CPUs spin on, and their likely holders."""
 
 from typing import Any
 
@@ -21,12 +21,12 @@ from tests.locks.seen import Seen
 
 
 def spins_of(dump: Seen) -> dict[int, Spin]:
-    """Maps thread IDs to spins."""
+    """Map thread IDs to spins."""
     found = spins(dump.context(), stack_bytes(dump.prog))
     return {int(dump.table["pid"][spin.row]): spin for spin in found}
 
 
-def test_a_lock_whose_address_is_on_all_stacks_has_no_holder(
+def test_lock_with_its_address_on_all_stacks_has_no_holder(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = spins_of(spinning)
@@ -40,18 +40,18 @@ def test_a_lock_whose_address_is_on_all_stacks_has_no_holder(
     after = spins_of(spinning)
     assert after.keys() == before.keys()
     for pid, spin in after.items():
-        # An rwlock may have many readers.
+        # An rwlock can have many readers.
         assert bool(spin.holders) == (spin.request.mode is not None), pid
 
 
-def test_a_lock_is_reported_only_if_it_is_not_free(
+def test_free_lock_is_not_reported(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spinlocks, "may_be_wanted", lambda value: False)
     assert spins_of(spinning) == {}
 
 
-def test_the_tail_is_a_cpu_that_spins(
+def test_tail_of_the_lock_is_a_spinning_cpu(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last CPU in the only queue of this dump is the second CPU."""
@@ -70,11 +70,11 @@ def empty(nodes: Any) -> Any:
     return spinlocks.drgn.helpers.linux.percpu.per_cpu(nodes, 0)
 
 
-def test_nobody_spins_where_nobody_does(tasks: Seen) -> None:
+def test_no_spins_in_other_dumps(tasks: Seen) -> None:
     assert spins_of(tasks) == {}
 
 
-def test_cpus_that_cannot_be_read_cost_a_note(
+def test_unreadable_cpus_are_noted(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
@@ -105,20 +105,20 @@ def test_registers_of_a_running_kernel_are_not_read() -> None:
         (0, False),
         (1, True),  # held; with no queue (virt_spin_lock())
         (0x101, True),  # held, one waits
-        (0x80101, True),  # held, one waits, CPU 1 is the last in line
+        (0x80101, True),  # held, one waits, CPU 1 is the tail
         (0x80000, True),  # free, just before the next takes it
-        (3, True),  # held, who waits sleeps (qspinlock_paravirt.h)
+        (3, True),  # held, the waiter sleeps (qspinlock_paravirt.h)
         (0x100, False),  # just before it is taken, or anything else
         (2, False),
         (0x201, False),
         (0x8A4F_1C40, False),  # the low half of a pointer
     ],
 )
-def test_values_that_may_be_those_of_locks(value: int, may_be: bool) -> None:
+def test_values_of_wanted_locks(value: int, may_be: bool) -> None:
     assert may_be_wanted(value) == may_be
 
 
-def test_a_lock_with_several_possible_holders_has_none() -> None:
+def test_lock_with_several_possible_holders_has_none() -> None:
     cpus = [
         _Cpu(number, task=100 + number, frames=[], spinning=None)
         for number in (1, 2, 3)
@@ -127,7 +127,7 @@ def test_a_lock_with_several_possible_holders_has_none() -> None:
     request = Request(lock)
     waits, other = {1: request}, {1: request, 2: Request(Lock("spinlock", 128))}
     words = {1: frozenset({64}), 2: frozenset({64}), 3: frozenset({128})}
-    # The CPU that waits for the lock has its address, too.
+    # The waiting CPU has the lock's address on its stack as well.
     assert _likely_holders(request, cpus, waits, words) == (Holder(102, "evidence"),)
     assert _likely_holders(request, cpus, other, words) == (Holder(102, "evidence"),)
     words[3] = frozenset({64})

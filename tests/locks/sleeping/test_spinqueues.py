@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The number of CPUs in queues for spinlocks, as on a running kernel."""
+"""The number of CPUs in spinlock queues, which samples of a running kernel count."""
 
 from pathlib import Path
 
@@ -21,18 +21,16 @@ def queues(seen: Seen) -> SpinQueues:
     return SpinQueues(seen.reader, LossLog())
 
 
-def test_cpus_after_the_next_in_line_are_in_a_queue(spinning: Seen) -> None:
+def test_all_but_the_first_waiter_are_in_a_queue(spinning: Seen) -> None:
     (lock,) = spinning.locks("spinlock")
     assert queues(spinning).waiting() == len(lock["waiters"]) - 1 == 1
 
 
-def test_nobody_is_in_a_queue_where_nobody_spins(tasks: Seen) -> None:
+def test_no_queues_in_other_dumps(tasks: Seen) -> None:
     assert queues(tasks).waiting() == 0
 
 
-def test_a_kernel_without_queues_has_nobody_in_them(
-    spinning: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_without_queues(spinning: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise LookupError("qnodes")
 
@@ -40,20 +38,20 @@ def test_a_kernel_without_queues_has_nobody_in_them(
     assert queues(spinning).waiting() == 0
 
 
-def test_a_sample_counts_them(tmp_path: Path) -> None:
+def test_sample_counts_queued_cpus(tmp_path: Path) -> None:
     dump = lab.build("lockspin-6.12").dump("elf")
     with paused(dump, tmp_path) as address:
         guest = open_target(TargetSpec(qemu=address, types="btf"))
         words = ("--qemu", "guest", "--json", "0.01", "1")
         ran = call(LOCKS.command, *words, opening=lambda _: guest)
     assert (ran.status, ran.err) == (0, "")
-    (spins,) = [each for each in ran.json["contention"] if each["type"] == "spinlock"]
+    (spins,) = [row for row in ran.json["contention"] if row["type"] == "spinlock"]
     assert (spins["share"], spins["max_queue"], spins["owners"]) == (1, 1, [])
-    # It is not among the locks of the report: the task that waits for it is unknown.
-    assert spins["lock"] not in {each["id"] for each in ran.json["locks"]}
+    # The lock is not in the report, because the task that waits for it is unknown.
+    assert spins["lock"] not in {row["id"] for row in ran.json["locks"]}
 
 
-def test_a_count_that_cannot_be_read_is_a_fault(
+def test_unreadable_count_is_a_fault(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = queues(spinning)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks on files: who waits for them, in what order, and who has them."""
+"""File locks: waiters in order, modes and owners."""
 
 import struct
 
@@ -44,7 +44,7 @@ def test_every_lock_and_its_owner(dump: Seen, alone: bool) -> None:
         assert request.mode == task.get("mode", request.mode), name
         (holder,) = filelocks.holders(context, request.lock)
         assert dump.pids([holder.task]) == [owner_of(task)], name
-        # What an open file has any process may have that has it open.
+        # A lock of an open file can belong to any process that has the file open.
         of_process = request.lock.type == "posix_lock" and "ofd" not in name
         assert holder.confidence == ("exact" if of_process else "likely"), name
         assert dict(queue(dump, context, request))[task["tid"]] == request.mode, name
@@ -54,10 +54,10 @@ def test_every_lock_and_its_owner(dump: Seen, alone: bool) -> None:
 def queue(
     dump: Seen, context: LockContext, request: Request
 ) -> list[tuple[int, object]]:
-    """Return who waits for a lock, and how."""
+    """Return the waiters of a lock and their modes."""
     found = filelocks.queue(context, request.lock) or ()
-    pids = dump.pids(each.task for each in found)
-    return list(zip(pids, [each.mode for each in found], strict=True))
+    pids = dump.pids(waiter.task for waiter in found)
+    return list(zip(pids, [waiter.mode for waiter in found], strict=True))
 
 
 def test_modes(dump: Seen) -> None:
@@ -70,15 +70,15 @@ def test_modes(dump: Seen) -> None:
         assert request_of(dump, context, name).mode == mode
 
 
-def test_who_waits_for_no_lock(dump: Seen) -> None:
+def test_task_without_a_file_lock_request(dump: Seen) -> None:
     context = dump.context()
     case = dump.case("flock-owner", context)
     assert filelocks.request(context, case) is None
     assert filelocks.file_lock(context, case) is None
 
 
-def test_another_type_has_no_owner(dump: Seen) -> None:
-    """What is freed may be used again."""
+def test_lock_of_another_type_has_no_owner(dump: Seen) -> None:
+    """Freed memory can have been reused for a lock of another type."""
     context = dump.context()
     for name, task in dump.waits(*FILE_LOCKS).items():
         lock = request_of(dump, context, name).lock
@@ -87,14 +87,14 @@ def test_another_type_has_no_owner(dump: Seen) -> None:
 
 
 def member(context: LockContext, name: str) -> int:
-    """Return where a lock has a member, which lies in a part of its own since v6.9."""
+    """Return the offset of a member; since v6.9 they are in struct file_lock_core."""
     if context.layout.has("file_lock", "c.flc_wait"):
         return context.layout.offset("file_lock_core", f"flc_{name}")
     return context.layout.offset("file_lock", f"fl_{name}")
 
 
-def test_blockers_that_are_damaged(tasks: Seen) -> None:
-    """The lock in the way says that another is in its own way."""
+def test_damaged_blockers(tasks: Seen) -> None:
+    """A blocker that is its own blocker, or an invalid address, is a fault."""
     dump = damaged(tasks.run.name)
     context = dump.context()
     case = dump.case("flock", context)
@@ -109,13 +109,13 @@ def test_blockers_that_are_damaged(tasks: Seen) -> None:
 
 
 def test_woken_waiter_is_no_owner(tasks: Seen) -> None:
-    """Its own waiters still name it: it has no blocker any more, and holds nothing."""
+    """Its own waiters still refer to it, but it has no blocker and owns nothing."""
     dump = damaged(tasks.run.name)
     context = dump.context()
     lock = request_of(tasks, tasks.context(), "flock").lock
-    place = (lock.address or 0) + member(context, "list")
+    address = (lock.address or 0) + member(context, "list")
     assert filelocks.holders(context, lock)
-    put(dump.prog, place, struct.pack("<Q", place))
+    put(dump.prog, address, struct.pack("<Q", address))
     assert filelocks.holders(dump.context(), lock) == []
     on = filelocks.file_lock(dump.context(), dump.case("flock", dump.context()))
     assert on is not None
@@ -136,13 +136,13 @@ def test_owner_of_a_chain_is_its_root(tasks: Seen) -> None:
     assert (found.kind, found.owner) == ("posix_lock", on.owner)
 
 
-def test_a_queue_that_is_damaged(tasks: Seen) -> None:
+def test_damaged_queue(tasks: Seen) -> None:
     dump = damaged(tasks.run.name)
     context = dump.context()
     lock = request_of(tasks, tasks.context(), "flock").lock
-    place = (lock.address or 0) + member(context, "blocked_requests")
-    (first,) = dump.reader.words(place, 1).tolist()
-    # Its only waiter comes after itself.
+    address = (lock.address or 0) + member(context, "blocked_requests")
+    (first,) = dump.reader.words(address, 1).tolist()
+    # Its only waiter points to itself.
     put(dump.prog, first, struct.pack("<Q", first))
     assert filelocks.queue(context, lock) is None
     assert context.losses.lost["waiters_unreadable"] == 1

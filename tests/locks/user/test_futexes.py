@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waiters on futexes: those of the lab's kernels, and tables of other kernels."""
+"""Futex waiters in the lab's kernels, and in hash tables of other kernels."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -28,8 +28,8 @@ def read(tasks: Seen) -> list[Waiter]:
     return found
 
 
-def test_all_waiters_are_found_and_no_more(tasks: Seen) -> None:
-    """Those of the servers, and those that are named; one waits on three at once."""
+def test_exactly_all_waiters_are_found(tasks: Seen) -> None:
+    """The servers' and the named waiters are found; one waits on three futexes."""
     expected: Counter[int] = Counter()
     for server in tasks.run.workload["servers"].values():
         expected.update(server["workers"])
@@ -56,7 +56,7 @@ def test_keys(tasks: Seen) -> None:
     assert (shared.address, shared.file_offset) == (None, 0)
 
 
-def test_one_chain_has_those_of_its_bucket(tasks: Seen) -> None:
+def test_chain_has_the_waiters_of_its_bucket(tasks: Seen) -> None:
     waiters = read(tasks)
     futexes = Futexes(Layout(tasks.reader), LossLog())
     lock, count = Counter(waiter.lock for waiter in waiters).most_common(1)[0]
@@ -66,7 +66,7 @@ def test_one_chain_has_those_of_its_bucket(tasks: Seen) -> None:
     assert list(futexes.chain(lock, 5)) == chain[:5]
 
 
-# --- tables that kernels of the lab do not have
+# --- hash tables that the lab's kernels do not have
 
 TABLES = (BASE + 0x1000, BASE + 0x2000)
 VARIABLE, CODE = BASE + 0x800, BASE + 0x9000
@@ -77,7 +77,7 @@ NODE, TASK, LOCK_PTR, KEY = 24, 40, 48, 72
 
 
 class Kernel(MadeMemory):
-    """A kernel that has nothing but futexes."""
+    """A kernel with futexes only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,9 +85,9 @@ class Kernel(MadeMemory):
         chain = self.struct("plist_head", 16, node_list=(self.heads, 0))
         node = self.struct("plist_node", 40, node_list=(self.heads, NODE))
         self.bucket = self.struct(
-            "futex_hash_bucket", BUCKET, lock=(self.half, LOCK), chain=(chain, CHAIN)
+            "futex_hash_bucket", BUCKET, lock=(self.u32, LOCK), chain=(chain, CHAIN)
         )
-        key = self.struct("futex_key", 24, word=(self.word, 8))
+        key = self.struct("futex_key", 24, word=(self.u64, 8))
         self.struct(
             "futex_q",
             WAITER,
@@ -96,13 +96,16 @@ class Kernel(MadeMemory):
             lock_ptr=(self.pointer, LOCK_PTR),
             key=(key, KEY),
             pi_state=(self.pointer, 96),
-            bitset=(self.half, 120),
+            bitset=(self.u32, 120),
         )
         self.struct("mm_struct", 64)
 
-    def variable(self, name: str, kind: Type, **place: int) -> None:
-        """Make a variable at an address, or one of a value."""
-        self.variables[name] = lambda: Object(self.prog, kind, **place)
+    def variable(self, name: str, kind: Type, **options: int) -> None:
+        """Make a variable.
+
+        :param options: Its ``address`` or ``value``.
+        """
+        self.variables[name] = lambda: Object(self.prog, kind, **options)
 
     def empty(self, table: int, buckets: int) -> None:
         for number in range(buckets):
@@ -110,7 +113,7 @@ class Kernel(MadeMemory):
             self.write(head, head, head)
 
     def queue(self, table: int, number: int, *waiters: int) -> None:
-        """Put waiters on a bucket's chain; each is its own task, on its own word."""
+        """Put waiters on a bucket's chain, each with its own task."""
         bucket = table + number * BUCKET
         self.link(bucket + CHAIN, *(waiter + NODE for waiter in waiters))
         for waiter in waiters:
@@ -141,20 +144,20 @@ WAITERS = [BASE + 0x8000, BASE + 0x8100, BASE + 0x8200]
 
 
 def one_table(kernel: Kernel) -> None:
-    """Up to 6.15."""
+    """Make the table up to 6.15."""
     pointer = kernel.prog.pointer_type(kernel.bucket)
-    data = kernel.struct("", 16, queues=(pointer, 0), hashsize=(kernel.word, 8))
+    data = kernel.struct("", 16, queues=(pointer, 0), hashsize=(kernel.u64, 8))
     kernel.write(VARIABLE, TABLES[0], 4)
     kernel.variable("__futex_data", data, address=VARIABLE)
 
 
 def by_node(kernel: Kernel) -> None:
-    """From 6.16 on: two nodes, and one that is not there."""
+    """Make the tables since 6.16: two nodes, and one without a table."""
     data = kernel.struct(
         "",
         48,
-        hashmask=(kernel.word, 0),
-        hashshift=(kernel.half, 8),
+        hashmask=(kernel.u64, 0),
+        hashshift=(kernel.u32, 8),
         queues=(kernel.pointers(4), 16),
     )
     kernel.write(VARIABLE, 3, 2, TABLES[0], 0, TABLES[1], 0xDEAD)
@@ -163,20 +166,20 @@ def by_node(kernel: Kernel) -> None:
 
 
 def by_runtime_constants(kernel: Kernel) -> None:
-    """Then without a structure."""
+    """Make tables with runtime constants instead of a structure."""
     pointer = kernel.prog.pointer_type(kernel.prog.pointer_type(kernel.bucket))
     kernel.write(VARIABLE, TABLES[0], 0, TABLES[1])
     kernel.variable("__futex_queues", pointer, value=VARIABLE)
-    kernel.variable("__futex_mask", kernel.half, value=3)
+    kernel.variable("__futex_mask", kernel.u32, value=3)
     nodes(kernel)
 
 
 def by_code(kernel: Kernel) -> None:
-    """Where no variable has the address, but an instruction; another is before it."""
+    """Make tables whose address is only in an instruction, after another one."""
     pointer = kernel.prog.pointer_type(kernel.prog.pointer_type(kernel.bucket))
     kernel.write(VARIABLE, TABLES[0], 0, TABLES[1])
     kernel.variables["__futex_queues"] = lambda: Object(kernel.prog, pointer)
-    kernel.variable("__futex_mask", kernel.half, value=3)
+    kernel.variable("__futex_mask", kernel.u32, value=3)
     nodes(kernel)
     moves = (b"\x48\xb8", BASE + 0x700), (b"\x90\x49\xb9", VARIABLE)
     code = b"".join(move + address.to_bytes(8, "little") for move, address in moves)
@@ -185,7 +188,7 @@ def by_code(kernel: Kernel) -> None:
 
 
 def nodes(kernel: Kernel) -> None:
-    kernel.variable("nr_node_ids", kernel.half, value=3)
+    kernel.variable("nr_node_ids", kernel.u32, value=3)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +221,12 @@ def hash_in_structure(kernel: Kernel) -> Type:
 
 @pytest.mark.parametrize("make", [hash_member, hash_in_data, hash_in_structure])
 def test_private_tables(kernel: Kernel, make: Callable[[Kernel], Type]) -> None:
-    """From 6.16 on an address space may have a table of its own."""
+    """Since 6.16 an address space can have a table of its own."""
     one_table(kernel)
     make(kernel)
     buckets = kernel.prog.array_type(kernel.bucket)
     kernel.struct(
-        "futex_private_hash", 64, hash_mask=(kernel.half, 4), queues=(buckets, 64)
+        "futex_private_hash", 64, hash_mask=(kernel.u32, 4), queues=(buckets, 64)
     )
     own = BASE + 0x8300
     kernel.write(MM + 16, PRIVATE)
@@ -235,7 +238,7 @@ def test_private_tables(kernel: Kernel, make: Callable[[Kernel], Type]) -> None:
     assert not losses.lost
 
 
-def test_a_key(kernel: Kernel) -> None:
+def test_key(kernel: Kernel) -> None:
     one_table(kernel)
     futexes = Futexes(kernel.layout, LossLog())
     waiter = futexes.read(WAITERS[0])
@@ -247,7 +250,7 @@ def test_a_key(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "is_one"),
+    ("key", "is_waiter"),
     [
         pytest.param((MM, 0x7000, 0x10), True, id="of an address"),
         pytest.param((12345, 3, 0x11), True, id="of a file, in any page"),
@@ -256,7 +259,7 @@ def test_a_key(kernel: Kernel) -> None:
     ],
 )
 def test_waiters_on_a_stack(
-    kernel: Kernel, key: tuple[int, int, int], is_one: bool
+    kernel: Kernel, key: tuple[int, int, int], is_waiter: bool
 ) -> None:
     one_table(kernel)
     first = WAITERS[0]
@@ -264,21 +267,21 @@ def test_waiters_on_a_stack(
     words = np.frombuffer(kernel.memory, "<u8")[(first - BASE) // 8 :]
     futexes = Futexes(kernel.layout, LossLog())
     found = [waiter.address for waiter in futexes.on_stack(first, words, first + 1)]
-    assert found == [first] * is_one
+    assert found == [first] * is_waiter
 
 
 @pytest.mark.parametrize(
     "node",
     [
-        pytest.param(0, id="nowhere"),
-        pytest.param(WAITERS[0] + NODE, id="to one it had before"),
+        pytest.param(0, id="null"),
+        pytest.param(WAITERS[0] + NODE, id="to an earlier one"),
         pytest.param(WAITERS[1] + NODE, id="to itself"),
         pytest.param(WAITERS[2] + NODE, id="to another bucket"),
         pytest.param(BASE + SIZE, id="out of memory"),
     ],
 )
-def test_a_chain_that_is_damaged(kernel: Kernel, node: int) -> None:
-    """It goes wrong at its second waiter."""
+def test_damaged_chain(kernel: Kernel, node: int) -> None:
+    """The chain is damaged at its second waiter."""
     one_table(kernel)
     kernel.write(WAITERS[1] + NODE, node)
     found, losses = kernel.all()
@@ -287,7 +290,7 @@ def test_a_chain_that_is_damaged(kernel: Kernel, node: int) -> None:
     assert losses.lost["futex_chains_broken"] == 1
 
 
-def test_a_table_that_is_not_there(kernel: Kernel) -> None:
+def test_missing_table(kernel: Kernel) -> None:
     found, losses = kernel.all()
     assert found == []
     assert losses.lost["futex_chains_broken"] == 1
@@ -298,15 +301,15 @@ def test_a_table_that_is_not_there(kernel: Kernel) -> None:
     assert losses.lost["futex_chains_broken"] == 1
 
 
-def test_code_that_has_another_constant(kernel: Kernel) -> None:
+def test_code_with_another_constant(kernel: Kernel) -> None:
     by_code(kernel)
-    kernel.write(VARIABLE, BASE + 0x4000, 0, TABLES[1])  # no chain is there
+    kernel.write(VARIABLE, BASE + 0x4000, 0, TABLES[1])  # no chains at this address
     found, findings = kernel.all()
     assert found == []
     assert findings.lost["futex_chains_broken"] == 1
 
 
-def test_a_variable_that_is_lost(kernel: Kernel) -> None:
+def test_unreadable_variable(kernel: Kernel) -> None:
     one_table(kernel)
     made = kernel.variables["__futex_data"]()
     kernel.variable("__futex_data", made.type_, address=BASE + SIZE)
@@ -315,8 +318,8 @@ def test_a_variable_that_is_lost(kernel: Kernel) -> None:
     assert losses.lost["futex_chains_broken"] == 1
 
 
-def test_a_table_of_which_a_part_is_lost(kernel: Kernel) -> None:
-    """The first page is there, with two waiters; the next is not."""
+def test_partly_unreadable_table(kernel: Kernel) -> None:
+    """The first page with two waiters is readable, the next is not."""
     one_table(kernel)
     start = BASE + SIZE - 4096
     kernel.empty(start, 128)

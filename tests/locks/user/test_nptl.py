@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What this machine's C library writes into its locks, and what is read of it."""
+"""Locks of this machine's C library are decoded from their memory."""
 
 import ctypes
 import mmap
@@ -30,7 +30,7 @@ WAIT_SECONDS = 30
 NORMAL, RECURSIVE, ERRORCHECK, ADAPTIVE = range(4)
 PREFER_WRITER_NONRECURSIVE = 2
 NOBODY = 4_000_000
-"""A number that a thread might have."""
+"""A possible thread ID that no thread has."""
 
 libc = ctypes.CDLL(None)
 
@@ -39,24 +39,25 @@ libc = ctypes.CDLL(None)
 class Waiter:
     thread: threading.Thread
     futex: int
-    """Where it waits."""
+    """Address of the futex that it waits on."""
 
 
 class Memory:
-    """A page that this process has locks in."""
+    """A page of this process with a lock."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, PAGE)
-        self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
-        self.lock = ctypes.c_void_p(self._at + 1024)
-        self.place = self._at + 1024
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        self.lock = ctypes.c_void_p(self._start + 1024)
+        self.address = self._start + 1024
+        """Address of the lock."""
 
     def read(self, address: int, size: int) -> bytes:
         return ctypes.string_at(address, size)
 
     def fill(self, start: int, size: int, value: int) -> None:
         data = struct.pack("<I", value) * (size // 4)
-        ctypes.memmove(self.place + start, data, size)
+        ctypes.memmove(self.address + start, data, size)
 
     def wait(self, call: Callable[[], object]) -> Waiter:
         """Start a thread that waits on a futex of this page."""
@@ -68,7 +69,7 @@ class Memory:
             number, *arguments = path.read_text().split()
             if number == str(FUTEX):
                 address = int(arguments[0], 16)
-                if self._at <= address < self._at + PAGE:
+                if self._start <= address < self._start + PAGE:
                     return Waiter(thread, address)
             time.sleep(0.001)
         raise AssertionError("it does not wait")
@@ -109,7 +110,7 @@ def make_mutex(memory: Memory, kind: Kind) -> None:
 
 
 def held_mutex(memory: Memory, kind: Kind) -> bytes:
-    """A mutex that this thread has, and another waits for."""
+    """Return the contents of a mutex that this thread owns and another waits for."""
 
     def take() -> None:
         libc.pthread_mutex_lock(memory.lock)
@@ -119,7 +120,7 @@ def held_mutex(memory: Memory, kind: Kind) -> bytes:
     assert not libc.pthread_mutex_lock(memory.lock)
     waiter = memory.wait(take)
     data = memory.read(waiter.futex, MUTEX_BYTES)
-    assert waiter.futex == memory.place
+    assert waiter.futex == memory.address
     assert not libc.pthread_mutex_unlock(memory.lock)
     waiter.thread.join(WAIT_SECONDS)
     return data
@@ -128,17 +129,17 @@ def held_mutex(memory: Memory, kind: Kind) -> bytes:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_mutexes(memory: Memory, kind: Kind) -> None:
     data = held_mutex(memory, kind)
-    # The kernel's wake-up of a robust one is for all who may share it.
+    # The futex of a robust mutex is a shared one.
     shared = kind.shared or kind.robust
     blocks = kind.type in (NORMAL, ADAPTIVE)
     assert nptl.mutex(data, shared) == Mutex(threading.get_native_id(), blocks)
     assert nptl.mutex(data, not shared) is None
 
 
-def test_mutex_that_nobody_has(memory: Memory) -> None:
+def test_mutex_without_an_owner(memory: Memory) -> None:
     for kind in KINDS.values():
         make_mutex(memory, kind)
-        data = memory.read(memory.place, MUTEX_BYTES)
+        data = memory.read(memory.address, MUTEX_BYTES)
         assert nptl.mutex(data, True) is None
         assert nptl.mutex(data, False) is None
 
@@ -215,12 +216,12 @@ def taking(memory: Memory, how: str) -> Callable[[], None]:
     return take
 
 
-def told(memory: Memory, futex: int, shared: bool = False) -> Rwlock | None:
-    data = memory.read(memory.place, RWLOCK_BYTES)
-    return nptl.rwlock(data, futex - memory.place, shared)
+def read_rwlock(memory: Memory, futex: int, shared: bool = False) -> Rwlock | None:
+    data = memory.read(memory.address, RWLOCK_BYTES)
+    return nptl.rwlock(data, futex - memory.address, shared)
 
 
-def let_go(memory: Memory, *waiters: Waiter) -> None:
+def unlock(memory: Memory, *waiters: Waiter) -> None:
     assert not libc.pthread_rwlock_unlock(memory.lock)
     for waiter in waiters:
         waiter.thread.join(WAIT_SECONDS)
@@ -228,23 +229,23 @@ def let_go(memory: Memory, *waiters: Waiter) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_rwlock_that_is_written(memory: Memory, shared: bool) -> None:
+def test_rwlock_with_a_writer(memory: Memory, shared: bool) -> None:
     make_rwlock(memory, shared)
     libc.pthread_rwlock_wrlock(memory.lock)
     reader = memory.wait(taking(memory, "rd"))
     writer = memory.wait(taking(memory, "wr"))
     own = threading.get_native_id()
-    found = [told(memory, waiter.futex, shared) for waiter in (reader, writer)]
+    found = [read_rwlock(memory, waiter.futex, shared) for waiter in (reader, writer)]
     assert found == [Rwlock(own, 0, "read"), Rwlock(own, 0, "write")]
     for waiter in (reader, writer):
-        assert rwlock_start(waiter.futex) == memory.place
-        assert told(memory, waiter.futex, not shared) is None
+        assert rwlock_start(waiter.futex) == memory.address
+        assert read_rwlock(memory, waiter.futex, not shared) is None
         data = memory.read(waiter.futex, MUTEX_BYTES)
         assert nptl.mutex(data, shared) is None
-    let_go(memory, reader, writer)
+    unlock(memory, reader, writer)
 
 
-def test_rwlock_that_is_read(memory: Memory) -> None:
+def test_rwlock_with_readers(memory: Memory) -> None:
     make_rwlock(memory, False)
     libc.pthread_rwlock_rdlock(memory.lock)
     libc.pthread_rwlock_rdlock(memory.lock)
@@ -252,20 +253,20 @@ def test_rwlock_that_is_read(memory: Memory) -> None:
     second = memory.wait(taking(memory, "wr"))
     assert first.futex != second.futex
     for waiter in (first, second):
-        assert told(memory, waiter.futex) == Rwlock(None, 2, "write")
+        assert read_rwlock(memory, waiter.futex) == Rwlock(None, 2, "write")
     libc.pthread_rwlock_unlock(memory.lock)
-    let_go(memory, first, second)
+    unlock(memory, first, second)
 
 
-def test_reader_behind_a_writer(memory: Memory) -> None:
+def test_reader_blocked_by_a_writer(memory: Memory) -> None:
     make_rwlock(memory, False, PREFER_WRITER_NONRECURSIVE)
     libc.pthread_rwlock_rdlock(memory.lock)
-    # The second one queues behind the first, and then readers behind both.
+    # The second writer is queued after the first, and readers after both.
     writers = [memory.wait(taking(memory, "wr")) for _ in range(2)]
     reader = memory.wait(taking(memory, "rd"))
-    assert reader.futex == memory.place
-    assert told(memory, reader.futex) == Rwlock(None, 1, "read")
-    let_go(memory, *writers, reader)
+    assert reader.futex == memory.address
+    assert read_rwlock(memory, reader.futex) == Rwlock(None, 1, "read")
+    unlock(memory, *writers, reader)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_reader_behind_a_writer(memory: Memory) -> None:
         pytest.param(0, 0, id="not locked"),
         pytest.param(0, 1, id="no writer in a write phase"),
         pytest.param(0, 1 << 3 | 2, id="a read phase, and a writer"),
-        pytest.param(2, 0, id="a phase that is none"),
+        pytest.param(2, 0, id="an invalid phase"),
         pytest.param(2, 4, id="no such value"),
         pytest.param(3, 0, id="no writer has been let in"),
         pytest.param(4, 1, id="padding"),
@@ -290,19 +291,19 @@ def test_words_that_do_not_fit_a_rwlock(memory: Memory, word: int, value: int) -
     make_rwlock(memory, False)
     libc.pthread_rwlock_wrlock(memory.lock)
     waiter = memory.wait(taking(memory, "rd"))
-    data = bytearray(memory.read(memory.place, RWLOCK_BYTES))
-    at = waiter.futex - memory.place
-    assert nptl.rwlock(bytes(data), at, False)
+    data = bytearray(memory.read(memory.address, RWLOCK_BYTES))
+    offset = waiter.futex - memory.address
+    assert nptl.rwlock(bytes(data), offset, False)
     struct.pack_into("<I", data, 4 * word, value)
-    assert nptl.rwlock(bytes(data), at, False) is None
-    let_go(memory, waiter)
+    assert nptl.rwlock(bytes(data), offset, False) is None
+    unlock(memory, waiter)
 
 
-# --- what nobody has
+# --- objects without an owner
 
 
-def nothing_is_told(memory: Memory, futex: int) -> None:
-    """Nor when all that comes after is what a thread's ID may be."""
+def assert_no_lock(memory: Memory, futex: int) -> None:
+    """Check that memory at a futex is not taken for a mutex or rwlock."""
     for shared in (False, True):
         assert nptl.mutex(memory.read(futex, MUTEX_BYTES), shared) is None
         for start in {rwlock_start(futex), futex}:
@@ -323,7 +324,7 @@ def test_condition_variables(memory: Memory) -> None:
     waiter = memory.wait(wait)
     for value in (0, 1, 2, threading.get_native_id()):
         memory.fill(48, 256, value)
-        nothing_is_told(memory, waiter.futex)
+        assert_no_lock(memory, waiter.futex)
     assert not libc.pthread_cond_signal(memory.lock)
     waiter.thread.join(WAIT_SECONDS)
     assert not waiter.thread.is_alive()
@@ -346,7 +347,7 @@ class Crowd:
         assert not libc.pthread_cond_init(memory.lock, attribute)
 
     def grow(self) -> int:
-        """Have one more wait; return the futex that it waits on."""
+        """Start another waiter; return the futex that it waits on."""
         waiter = self._memory.wait(self._wait)
         self._waiters.append(waiter)
         return waiter.futex
@@ -357,7 +358,7 @@ class Crowd:
         libc.pthread_mutex_unlock(self._mutex)
 
     def signal(self) -> None:
-        """Wake one, and wait until it is gone."""
+        """Wake one waiter, and wait until it has ended."""
         alive = len(self._living)
         libc.pthread_cond_signal(self._memory.lock)
         end = time.monotonic() + WAIT_SECONDS
@@ -371,10 +372,10 @@ class Crowd:
 
     @property
     def queued(self) -> tuple[int, int]:
-        """How many wait on each futex."""
-        first = self._memory.place + futexes_at()
-        places = [waiter.futex for waiter in self._living]
-        return places.count(first), places.count(first + 4)
+        """The numbers of waiters on both futexes."""
+        first = self._memory.address + futexes_offset()
+        futexes = [waiter.futex for waiter in self._living]
+        return futexes.count(first), futexes.count(first + 4)
 
     def end(self) -> None:
         libc.pthread_cond_broadcast(self._memory.lock)
@@ -384,31 +385,31 @@ class Crowd:
 
 
 def is_new() -> bool:
-    """Tell whether this machine's C library is 2.41, or newer."""
+    """Return whether this machine's C library is 2.41 or newer."""
     libc.gnu_get_libc_version.restype = ctypes.c_char_p
     version = libc.gnu_get_libc_version().decode().split(".")
     return tuple(map(int, version[:2])) >= (2, 41)
 
 
-def futexes_at() -> int:
+def futexes_offset() -> int:
     return 32 if is_new() else 40
 
 
 def is_condition(
     memory: Memory, crowd: Crowd, more: int = 0, shared: bool = False
 ) -> bool:
-    data = memory.read(memory.place, CONDITION_BYTES)
+    data = memory.read(memory.address, CONDITION_BYTES)
     first, second = crowd.queued
     return nptl.condition(data, is_new(), (first + more, second + more), shared)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_condition_of_this_machine(memory: Memory, shared: bool) -> None:
-    """With waiters on one of its futexes, and on both; and when all were woken."""
+    """It is recognized with waiters on one futex or both, but not without waiters."""
     crowd = Crowd(memory, shared)
     assert not is_condition(memory, crowd, shared=shared)
     futexes = set()
-    # Who comes after a signal waits in another group.
+    # A waiter after a signal is in the other group.
     for step in "wwwswwswsswwws":
         if step == "w":
             futexes.add(crowd.grow())
@@ -417,17 +418,17 @@ def test_condition_of_this_machine(memory: Memory, shared: bool) -> None:
         assert is_condition(memory, crowd, shared=shared)
         assert not is_condition(memory, crowd, shared=not shared)
         assert not is_condition(memory, crowd, more=20, shared=shared)
-    start = futexes_at()
-    assert futexes == {memory.place + start, memory.place + start + 4}
+    start = futexes_offset()
+    assert futexes == {memory.address + start, memory.address + start + 4}
     for futex in futexes:
-        assert memory.place == nptl.condition_starts(futex)[is_new()]
+        assert memory.address == nptl.condition_starts(futex)[is_new()]
     crowd.end()
     assert not is_condition(memory, crowd, shared=shared)
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition variable, as it lies in memory: by default with 30 and 20 waiters."""
+    """A condition variable in memory, by default with 30 and 20 waiters."""
 
     sequence: int = 2 * 550
     start: int = 2 * 450
@@ -439,8 +440,8 @@ class Condition:
 
     def is_one(self, queued: tuple[int, int] = (20, 30)) -> bool:
         newer = not self.references
-        halves = [*self.references, *self.sizes, self.original, self.flags, 0, 0]
-        data = struct.pack("<2Q8I", self.sequence, self.start, *halves, *self.rest)
+        words = [*self.references, *self.sizes, self.original, self.flags, 0, 0]
+        data = struct.pack("<2Q8I", self.sequence, self.start, *words, *self.rest)
         return nptl.condition(data, newer, queued, False)
 
 
@@ -454,10 +455,10 @@ NEW = replace(OLD, start=450, references=(), rest=(0, 0))
     [
         pytest.param({}, True, id="at rest"),
         pytest.param({"sizes": (-5 & 0xFFFFFFFF, 30)}, True, id="some gave up"),
-        pytest.param({"sizes": (5, 30)}, False, id="more left of who is not counted"),
+        pytest.param({"sizes": (5, 30)}, False, id="more left than counted"),
         pytest.param({"sizes": (0, 81)}, False, id="more left than there were"),
         pytest.param({"sizes": (5, 81), "original": 80 << 2 | 1}, True, id="changing"),
-        pytest.param({"original": 80 << 2 | 3}, False, id="own lock is no lock"),
+        pytest.param({"original": 80 << 2 | 3}, False, id="invalid internal lock"),
         pytest.param({"original": 120 << 2}, False, id="ends after the next turn"),
         pytest.param({"sequence": 2 * 440}, False, id="starts after the next turn"),
         pytest.param({"sequence": 0x7F0012345678}, False, id="far too many turns"),
@@ -466,7 +467,7 @@ NEW = replace(OLD, start=450, references=(), rest=(0, 0))
         pytest.param({"flags": 50 << 3 | 1}, False, id="shared between processes"),
     ],
 )
-def test_what_a_condition_is(made: Condition, change: Any, fits: bool) -> None:
+def test_words_of_a_condition(made: Condition, change: Any, fits: bool) -> None:
     assert replace(made, **change).is_one() is fits
 
 
@@ -480,7 +481,7 @@ def test_what_a_condition_is(made: Condition, change: Any, fits: bool) -> None:
         replace(NEW, rest=(1, 0)),
     ],
 )
-def test_what_only_one_of_the_layouts_has(wrong: Condition) -> None:
+def test_words_of_one_layout_only(wrong: Condition) -> None:
     assert not wrong.is_one()
 
 
@@ -496,7 +497,7 @@ def test_semaphores(memory: Memory) -> None:
     waiter = memory.wait(lambda: libc.sem_wait(memory.lock))
     for value in (0, 1, 2, threading.get_native_id()):
         memory.fill(32, 256, value)
-        nothing_is_told(memory, waiter.futex)
+        assert_no_lock(memory, waiter.futex)
     assert not libc.sem_post(memory.lock)
     waiter.thread.join(WAIT_SECONDS)
     assert not waiter.thread.is_alive()
@@ -507,7 +508,7 @@ def test_barriers(memory: Memory) -> None:
     waiter = memory.wait(lambda: libc.pthread_barrier_wait(memory.lock))
     for value in (0, 1, 2, threading.get_native_id()):
         memory.fill(32, 256, value)
-        nothing_is_told(memory, waiter.futex)
+        assert_no_lock(memory, waiter.futex)
     libc.pthread_barrier_wait(memory.lock)
     waiter.thread.join(WAIT_SECONDS)
     assert not waiter.thread.is_alive()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Futexes: who waits on which, in what order, and who has it."""
+"""Futexes: waiters in order, and owners."""
 
 import struct
 from collections import Counter
@@ -39,32 +39,32 @@ def owners(dump: Seen, context: LockContext, request: Request) -> list[tuple[int
 def queue(dump: Seen, context: LockContext, request: Request) -> list[int]:
     found = userlocks.queue(context, request.lock)
     assert found is not None
-    assert {each.mode for each in found} == {request.mode}
-    return dump.pids(each.task for each in found)
+    assert {waiter.mode for waiter in found} == {request.mode}
+    return dump.pids(waiter.task for waiter in found)
 
 
-def test_futexes_are_told_by_tables_and_by_stacks(tasks: Seen) -> None:
-    """The tables of waiters tell the same as a task's own stack, alone or not."""
-    looks = tasks.context(), tasks.context(alone=True)
+def test_futexes_by_tables_and_by_stacks(tasks: Seen) -> None:
+    """Hash tables and a task's own stack give the same, for all tasks or one."""
+    contexts = tasks.context(), tasks.context(alone=True)
     named = tasks.waits(*FUTEXES)
     assert len(named) > 7
     for name, task in named.items():
-        found = userlocks.futex_requests(looks[0], tasks.address(name))
+        found = userlocks.futex_requests(contexts[0], tasks.address(name))
         on = task["on"]
-        places = on.get("addresses", [on["address"]] if "address" in on else [])
+        addresses = on.get("addresses", [on["address"]] if "address" in on else [])
         if name == "futex-shared":
-            # It is known by where it is in the file.
-            places = [None]
-        assert [request.lock.address for request in found] == places, name
+            # It is identified by file and offset.
+            addresses = [None]
+        assert [request.lock.address for request in found] == addresses, name
         owner = [(on["owner"], "exact")] if "owner" in on else []
-        for context in looks:
+        for context in contexts:
             assert requests_of(tasks, context, name) == found, name
             for request in found:
                 assert request.lock.type == on["kind"], name
                 assert queue(tasks, context, request) == [task["tid"]], name
                 assert owners(tasks, context, request) == owner, name
-    assert not looks[0].losses.lost
-    assert not looks[1].losses.lost
+    assert not contexts[0].losses.lost
+    assert not contexts[1].losses.lost
 
 
 def test_condition_variables_have_no_owners(tasks: Seen) -> None:
@@ -75,7 +75,7 @@ def test_condition_variables_have_no_owners(tasks: Seen) -> None:
             task = int(tasks.table["address"][tasks.rows[worker]])
             requests.update(userlocks.futex_requests(context, task))
         assert requests.total() == len(server["workers"])
-        # They may be on either of its two words.
+        # They can wait on either of its two words.
         assert [request.lock.address for request in requests] == [server["condition"]]
         queued = chain(*(queue(tasks, context, request) for request in requests))
         assert sorted(queued) == sorted(server["workers"])
@@ -88,8 +88,8 @@ def test_condition_variables_have_no_owners(tasks: Seen) -> None:
     assert not context.losses.lost
 
 
-def test_a_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
-    """It has moved from one queue to the other while they were read."""
+def test_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
+    """It moved from one queue to the other while they were read."""
     worker = tasks.run.workload["servers"]["server-broadcast"]["workers"][0]
     task = int(tasks.table["address"][tasks.rows[worker]])
     context = tasks.context()
@@ -101,7 +101,7 @@ def test_a_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
     assert userlocks.futex_requests(context, task) == [before]
 
 
-def test_who_waits_on_no_futex(tasks: Seen) -> None:
+def test_tasks_that_wait_on_no_futex(tasks: Seen) -> None:
     context = tasks.context()
     for name in ("nanosleep", "poll"):
         assert userlocks.futex_requests(context, tasks.address(name)) == []
@@ -110,7 +110,7 @@ def test_who_waits_on_no_futex(tasks: Seen) -> None:
 
 @pytest.mark.parametrize("alone", [False, True], ids=["all", "alone"])
 def test_locks_of_the_c_library(stock: Seen, alone: bool) -> None:
-    """Owners, order and address of every mutex, rwlock, condition and so on."""
+    """Owners, order of waiters and address of every lock."""
     context = stock.context(alone)
     known = {lock["name"]: lock for lock in stock.locks()}
     wrong, compared = {}, 0
@@ -119,19 +119,19 @@ def test_locks_of_the_c_library(stock: Seen, alone: bool) -> None:
             continue
         truth = known[task["on"]["lock"]]
         request = requests_of(stock, context, name)[0]
-        said = (
+        found = (
             request.lock.type,
             owners(stock, context, request),
             queue(stock, context, request),
         )
-        should = (
+        expected = (
             truth["type"],
             [(owner["pid"], confidence(name)) for owner in truth.get("owners", [])],
             [waiter["pid"] for waiter in truth["waiters"]],
         )
-        if said != should:
-            wrong[name] = said, should
-        # A condition variable goes by its start, whichever of its words it is.
+        if found != expected:
+            wrong[name] = found, expected
+        # A condition variable is identified by its start.
         address = truth.get("condition") or truth.get("address")
         if address and request.lock.address is not None:
             assert hex(request.lock.address) == address, name
@@ -142,7 +142,10 @@ def test_locks_of_the_c_library(stock: Seen, alone: bool) -> None:
 
 
 def confidence(name: str) -> str:
-    """Of a thread that is to end the kernel itself knows what word it clears then."""
+    """Return the confidence of an owner.
+
+    Owners of PI futexes and ended threads (clear_child_tid) are known to the kernel.
+    """
     return "exact" if name == "join" or "pi-" in f"{name}-" else "likely"
 
 
@@ -150,19 +153,19 @@ def confidence(name: str) -> str:
 def test_read_write_locks(stock: Seen, alone: bool) -> None:
     context = stock.context(alone)
 
-    def told(name: str) -> tuple[str | None, int | None]:
+    def mode_and_readers(name: str) -> tuple[str | None, int | None]:
         (request,) = requests_of(stock, context, name)
         return request.mode, userlocks.readers(context, request.lock)
 
     for number in (1, 2):
-        assert told(f"rwlock-read-{number}") == ("read", 0)
-        assert told(f"rwlock-write-{number}") == ("write", 0)
-    assert told("rwlock-read-write") == ("write", 2)
-    assert told("normal-1") == (None, None)
+        assert mode_and_readers(f"rwlock-read-{number}") == ("read", 0)
+        assert mode_and_readers(f"rwlock-write-{number}") == ("write", 0)
+    assert mode_and_readers("rwlock-read-write") == ("write", 2)
+    assert mode_and_readers("normal-1") == (None, None)
 
 
-def test_parked_for_ever(stock: Seen) -> None:
-    """The one that the kernel refused, and nobody else."""
+def test_thread_parked_by_the_c_library(stock: Seen) -> None:
+    """Only the thread whose lock the kernel refused is parked."""
     context = stock.context()
     parked = [
         name
@@ -176,11 +179,11 @@ def test_parked_for_ever(stock: Seen) -> None:
     assert userlocks.what(context, case, request) == userlocks.PARKED
 
 
-# --- what is not in the dump
+# --- missing memory
 
 
 def everything(context: LockContext) -> tuple[Counter[str], int]:
-    """Ask for all; count owners by how sure they are, or lost, and locks."""
+    """Return the owners by confidence (or unreadable), and the number of locks."""
     found: Counter[str] = Counter()
     requests = {
         request
@@ -198,13 +201,13 @@ def everything(context: LockContext) -> tuple[Counter[str], int]:
     return found, len(requests)
 
 
-def test_a_dump_without_user_memory(tasks: Seen) -> None:
-    """The kernel itself still tells who waits, and who has what inherits priority."""
+def test_dump_without_user_memory(tasks: Seen) -> None:
+    """Waiters and owners of PI futexes are in kernel memory."""
     path = tasks.run.dump("kdump-filtered")
     prog = open_target(TargetSpec(path=str(path), types="btf")).prog
     context = look_at(prog, tasks.run.name).context()
     found, count = everything(context)
-    # A slab page of 6.12 may seem to be an anonymous page to makedumpfile.
+    # On 6.12 makedumpfile can mistake a slab page for an anonymous page.
     some = tasks.run.name != "tasks-6.1"
     assert found in [{"exact": 1}, {"lost": 1}][: 1 + some]
     assert count > 10
@@ -217,8 +220,8 @@ def test_a_dump_without_user_memory(tasks: Seen) -> None:
 
 
 @pytest.mark.parametrize("member", ["mm_mt", "pgd"])
-def test_damage_costs_a_note(stock: Seen, member: str) -> None:
-    """A process's page tables, or its mappings, cannot be read."""
+def test_damaged_address_spaces_are_noted(stock: Seen, member: str) -> None:
+    """A process's page tables or mappings cannot be read."""
     whole, _ = everything(stock.context())
     assert whole["likely"] > 10
     dump = damaged(stock.run.name)
@@ -243,8 +246,8 @@ def pi_futex(context: LockContext) -> Request:
     return request
 
 
-def test_what_the_kernel_knows_of_an_owner(tasks: Seen) -> None:
-    """It is believed only as far as it agrees."""
+def test_owner_of_a_pi_futex(tasks: Seen) -> None:
+    """The kernel's owner is exact only if all of its records agree."""
     context = damaged(tasks.run.name).context()
     lock = pi_futex(context).lock
     assert isinstance(lock.key, FutexKey)
@@ -256,19 +259,19 @@ def test_what_the_kernel_knows_of_an_owner(tasks: Seen) -> None:
     assert confidences() == ["exact"]
     for member, value, left in (
         ("key", waiter.task, []),  # of another futex
-        ("pi_mutex.owner", waiter.task, ["likely"]),  # another has the kernel's
+        ("pi_mutex.owner", waiter.task, ["likely"]),  # another owner of the rt_mutex
         ("owner", 0, []),
     ):
-        place = waiter.pi_state + context.layout.offset("futex_pi_state", member)
-        before = context.reader.read(place, 8)
-        put(context.reader.prog, place, struct.pack("<Q", value))
+        address = waiter.pi_state + context.layout.offset("futex_pi_state", member)
+        before = context.reader.read(address, 8)
+        put(context.reader.prog, address, struct.pack("<Q", value))
         assert confidences() == left, member
-        put(context.reader.prog, place, before)
+        put(context.reader.prog, address, before)
     assert confidences() == ["exact"]
 
 
-def test_a_shared_page_that_was_never_touched(stock: Seen) -> None:
-    """A child has its parent's mapping, and makes one of its own, which it uses."""
+def test_untouched_page_of_a_shared_file(stock: Seen) -> None:
+    """A child inherits its parent's mapping, but uses a mapping of its own."""
     context = stock.context()
     mm = int(stock.table["mm"][stock.row("shared-file-1")])
     key = futex_of(stock, context, "shared-file-1").key
@@ -289,7 +292,7 @@ def test_a_shared_page_that_was_never_touched(stock: Seen) -> None:
     assert nptl.mutex(data, shared=True) == nptl.Mutex(owner, blocks_owner=True)
 
 
-def test_memory_that_a_process_does_not_have(stock: Seen) -> None:
+def test_unmapped_memory(stock: Seen) -> None:
     context = stock.context()
     mm = int(stock.table["mm"][stock.row("normal-1")])
     assert user_memory(context).read(mm, 4096, 8) is None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which words of a stack are taken for return addresses.
+"""Return addresses on user stacks.
 
-What is found of real threads is in ``tests/live/test_herddumps.py``.
+Real threads are tested in ``tests/live/test_herddumps.py``.
 """
 
 import struct
@@ -19,11 +19,11 @@ from msatools.locks.user.userstacks import (
 
 CODE, STACK, PAGE = 0x400000, 0x7FFF0000, 4096
 CALLS = frozenset({0x400100, 0x400200, 0x400300, 0x400400, 0x400500})
-"""What follows a call instruction."""
+"""Addresses after call instructions."""
 
 
 class Memory:
-    """A stack in the middle of its mapping, and one page of code below all."""
+    """Memory with a stack and one page of code."""
 
     def __init__(self, *words: int) -> None:
         self._data = struct.pack(f"<{len(words)}Q", *words).ljust(PAGE, b"\0")
@@ -49,8 +49,8 @@ class Memory:
         return UserFrame(function=None, offset=address, module=None, guess=guess)
 
 
-def told(*words: int, fp: int = 0) -> list[str]:
-    """Return the frames of a stack; a guess has a question mark."""
+def frames(*words: int, fp: int = 0) -> list[str]:
+    """Return the frames of a stack; guesses have a question mark."""
     registers = Registers(0x400050, STACK, fp)
     found = frames_of_stack(Memory(*words), 1, registers)
     return [f"{frame.offset:x}{'?' * frame.guess}" for frame in found]
@@ -58,35 +58,35 @@ def told(*words: int, fp: int = 0) -> list[str]:
 
 def test_words_that_follow_calls_are_guesses() -> None:
     words = (1, 0x400100, STACK + 8, 0x400108, 0x400200, 0xDEAD, 0x400300)
-    assert told(*words) == ["400050", "400100?", "400200?", "400300?"]
+    assert frames(*words) == ["400050", "400100?", "400200?", "400300?"]
 
 
 def test_frame_pointers_lead_to_callers() -> None:
-    """Other words between these are of no frame; before them they may be."""
-    chain = [STACK + 8 * place for place in (2, 6)]
+    """Other words between frame pointers are not frames; words before them can be."""
+    chain = [STACK + 8 * index for index in (2, 6)]
     words = (0x400100, 0, chain[1], 0x400200, 0x400300, 0, 0, 0x400400, 0x400500)
-    assert told(*words, fp=chain[0]) == ["400050", "400100?", "400200", "400400"]
+    assert frames(*words, fp=chain[0]) == ["400050", "400100?", "400200", "400400"]
 
 
 @pytest.mark.parametrize(
     "fp", [STACK - 16, STACK + 4, STACK + 8, STACK + PAGE, 0, (1 << 64) - 8]
 )
-def test_what_is_no_frame_pointer(fp: int) -> None:
+def test_invalid_frame_pointers(fp: int) -> None:
     words = (0x400100, 0, STACK, 0x400200)
-    assert told(*words, fp=fp) == ["400050", "400100?", "400200?"]
+    assert frames(*words, fp=fp) == ["400050", "400100?", "400200?"]
 
 
 def test_frame_pointers_do_not_lead_back() -> None:
     words = (STACK + 16, 0x400100, STACK, 0x400200)
-    assert told(*words, fp=STACK) == ["400050", "400100", "400200?"]
+    assert frames(*words, fp=STACK) == ["400050", "400100", "400200?"]
 
 
-def test_the_first_frame_of_all_is_the_last() -> None:
+def test_null_frame_pointer_ends_the_stack() -> None:
     words = (STACK + 16, 0x400100, 0, 0x400200, 0x400300)
-    assert told(*words, fp=STACK) == ["400050", "400100", "400200"]
+    assert frames(*words, fp=STACK) == ["400050", "400100", "400200"]
 
 
-def test_no_frames_of_what_is_no_code() -> None:
+def test_no_frames_outside_code() -> None:
     registers = Registers(STACK, STACK, 0)
     assert list(frames_of_stack(Memory(0x400100), 1, registers)) == []
 
@@ -126,5 +126,5 @@ def test_calls(text: str) -> None:
         "ff c0",  # inc %eax
     ],
 )
-def test_what_is_no_call(text: str) -> None:
+def test_other_instructions(text: str) -> None:
     assert not ends_with_call(bytes.fromhex(text))

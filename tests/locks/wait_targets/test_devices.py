@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Devices and file systems by their names, in what tasks wait on."""
+"""Names of devices and file systems in wait targets."""
 
 import re
 
@@ -23,13 +23,13 @@ CONTAINED = ("contained-6.12", pytest.param("contained-6.1", marks=pytest.mark.l
 
 @pytest.mark.parametrize("name", CONTAINED)
 def test_fault_on_a_mapped_device(name: str) -> None:
-    """Its node in /dev, by which it was opened, has neither its data nor its number."""
+    """The target has the device's data and number, not those of its node in /dev."""
     dump = seen(name)
-    said = dump.named["fault-disk"]["on"]
+    expected = dump.named["fault-disk"]["on"]
     found = dump.on("fault-disk")
-    assert {key: getattr(found, key) for key in said} == said
+    assert {key: getattr(found, key) for key in expected} == expected
     assert (found.inode, found.fs) == (None, None)
-    assert on_text(found) == f"{said['path']} {said['device'].split()[0]}"
+    assert on_text(found) == f"{expected['path']} {expected['device'].split()[0]}"
 
 
 @pytest.mark.parametrize("name", STOCK)
@@ -45,8 +45,8 @@ def test_file_systems_without_a_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.12"])
-def test_all_that_is_mounted(name: str) -> None:
-    """Disks by name and numbers, also before 5.11; else file systems by type."""
+def test_all_mounts(name: str) -> None:
+    """Mounts have a disk's name and number (also before 5.11) or a file system type."""
     prog, losses = open_dump(name, "btf"), LossLog()
     layout = Layout(Reader(prog))
     storage = Storage(layout, losses)
@@ -88,7 +88,7 @@ def test_every_block_device_has_the_name_of_its_disk(name: str) -> None:
     assert devices
 
 
-def test_a_file_system_that_is_lost_costs_no_more_than_its_name() -> None:
+def test_lost_file_system_costs_only_its_name() -> None:
     prog = open_dump("locks-6.12", "btf")
     (block,) = (
         block

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What every task of which it is known waits on."""
+"""The wait target of every task of the workload."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -24,20 +24,20 @@ from tests.support.overlay import lose, lose_page
 DUMPS = (*TASKS, "tasks-on-6.1")
 
 MAX_READS = 40
-"""That it may take to tell what one task waits on."""
+"""Maximum number of reads for one task's wait target."""
 
-# What the guest says and we do not, and why.
-UNTOLD = {
-    # Who reads now is written nowhere: a rwsem names one that has or had it.
+# Recorded facts that are not in the wait target, and the reason.
+NOT_REPORTED = {
+    # A rwsem records only its last reader.
     "readers": ("directory-make", "directory-rename", "directory-read", "unmap"),
-    # A reader that waits behind a writer: that is the graph's to tell.
+    # A reader blocked by a waiting writer is in the wait graph.
     "behind": ("cmdline-read",),
-    # Where it was before it was moved, and where it is to be moved.
+    # Futexes before and after a requeue.
     "first": ("futex-requeue",),
     "target": ("futex-requeue-pi",),
-    # A buffer knows its device, not the directory that it is read for.
+    # A buffer has a device, but not the directory that it is read for.
     "inode": ("directory-lookup",),
-    # The lock is what it waits for; the fault that came before is another thing.
+    # It waits for the lock; the page fault before that is not reported.
     "address": ("frozen-fault",),
 }
 LOCKS = ("mutex", "rwsem", "percpu_rwsem")
@@ -49,33 +49,37 @@ def dump(request: pytest.FixtureRequest) -> Seen:
 
 
 def expected(name: str, on: Truth) -> Truth:
-    """Say what the guest says of a task as we do."""
-    told = {key: value for key, value in on.items() if name not in UNTOLD.get(key, ())}
-    kind = told["kind"]
+    """Return a task's record in the form of a wait target."""
+    target = {
+        key: value for key, value in on.items() if name not in NOT_REPORTED.get(key, ())
+    }
+    kind = target["kind"]
     if kind in LOCKS:
-        told |= {"kind": "lock", "type": kind}
+        target |= {"kind": "lock", "type": kind}
     elif kind == "pi_futex":
-        told |= {"kind": "futex", "type": kind}
+        target |= {"kind": "futex", "type": kind}
     elif kind == "fds":
-        told |= {"kind": "poll", "count": len(told["fds"])}
+        target |= {"kind": "poll", "count": len(target["fds"])}
     elif kind == "disk":
-        faults = "address" in told
-        told |= {"kind": "page" if faults else "disk"}
-        told["device"] = f"{told.pop('name')} {told['device']}"
+        faults = "address" in target
+        target |= {"kind": "page" if faults else "disk"}
+        target["device"] = f"{target.pop('name')} {target['device']}"
     elif kind == "journal":
-        told["pid"] = told.pop("thread")
-    elif kind == "child" and told["pid"] == -1:
-        told["pid"] = None
+        target["pid"] = target.pop("thread")
+    elif kind == "child" and target["pid"] == -1:
+        target["pid"] = None
     elif kind == "cgroup":
-        told["path"] = f"/{told['path']}"
-    if "mm_of" in told:
-        told["pid"] = told.pop("mm_of")
-    if "until_s" in told:
-        told["expires_ns"] = told.pop("until_s") * 10**9
-    return told
+        target["path"] = f"/{target['path']}"
+    if "mm_of" in target:
+        target["pid"] = target.pop("mm_of")
+    if "until_s" in target:
+        target["expires_ns"] = target.pop("until_s") * 10**9
+    return target
 
 
-def said(on: WaitTarget | None, names: Truth) -> Truth:
+def members(on: WaitTarget | None, names: Truth) -> Truth:
+    """Return some members of a wait target."""
+
     def plain(value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
 
@@ -90,23 +94,23 @@ def test_what_every_named_task_waits_on(dump: Seen) -> None:
         if not dump.is_as_said(name):
             continue
         compared += 1
-        should = expected(name, task["on"])
-        found = said(dump.ons[dump.row(name)], should)
-        if found != should:
-            wrong[name] = found, should
+        wanted = expected(name, task["on"])
+        found = members(dump.ons[dump.row(name)], wanted)
+        if found != wanted:
+            wrong[name] = found, wanted
     assert wrong == {}
     assert compared > 75
 
 
-def test_all_that_is_not_told_was_asked_for(dump: Seen) -> None:
-    """What the list above excuses is still there to be excused."""
-    for key, names in UNTOLD.items():
+def test_exceptions_are_still_recorded(dump: Seen) -> None:
+    """Every exception in the table above still applies to a record."""
+    for key, names in NOT_REPORTED.items():
         for name in names:
             assert key in dump.named[name]["on"], (key, name)
 
 
 def test_times_that_end_waits(dump: Seen) -> None:
-    """Each sleeps for an hour; it said so just before."""
+    """Each task sleeps for an hour from about its announcement."""
     hour, compared = 3600 * 10**9, 0
     now = dump.clocks.monotonic_ns
     assert now is not None
@@ -114,7 +118,7 @@ def test_times_that_end_waits(dump: Seen) -> None:
     for name in (*timed, "fifo", "threads-07", "timerfd-read"):
         on, task = dump.on(name), dump.named[name]
         assert on.expires_ns is not None, name
-        # A timer of a descriptor is set before it is announced.
+        # A timerfd is armed before the announcement.
         first = task["start_ns"] - (10**9 if name == "timerfd-read" else 0)
         assert first <= on.expires_ns - hour <= task["in_place_ns"], name
         assert on.left_ns == on.expires_ns - now
@@ -133,16 +137,16 @@ def test_waiters_of_one_lock_are_counted(dump: Seen) -> None:
     for server in dump.run.workload["servers"].values():
         first = server["condition"]
         ons = [dump.ons[dump.rows[tid]] for tid in server["workers"]]
-        places = [on.address for on in ons if on and on.address]
-        assert len(places) == len(ons) == 1000
-        assert all(0 <= place - first < server["condition_bytes"] for place in places)
-        for place in set(places):
-            counts = {on.waiters for on in ons if on and on.address == place}
-            assert counts == {places.count(place)}
+        words = [on.address for on in ons if on and on.address]
+        assert len(words) == len(ons) == 1000
+        assert all(0 <= word - first < server["condition_bytes"] for word in words)
+        for word in set(words):
+            counts = {on.waiters for on in ons if on and on.address == word}
+            assert counts == {words.count(word)}
 
 
 def test_sockets_have_their_addresses(dump: Seen) -> None:
-    """As /proc/net/tcp has them, by the inode."""
+    """Addresses of sockets are those in /proc/net/tcp, by inode."""
     lines = dump.run.truth("proc/net/tcp").decode().splitlines()[1:]
     known = {}
     for line in lines:
@@ -181,7 +185,7 @@ def test_paths(dump: Seen) -> None:
         assert dump.on(name).path == path
 
 
-def test_who_does_not_wait_waits_on_nothing(dump: Seen) -> None:
+def test_running_tasks_have_no_target(dump: Seen) -> None:
     running = np.isin(
         dump.now.classes, (TaskClass.USR, TaskClass.SYS, TaskClass.LAT, TaskClass.ZMB)
     )
@@ -194,7 +198,7 @@ def test_stopped_by_a_signal(dump: Seen) -> None:
     assert dump.on("stopped") == WaitTarget(kind="stop", signals=(19,))
 
 
-def test_rows_are_answered_in_their_order(dump: Seen) -> None:
+def test_targets_are_in_the_order_of_rows(dump: Seen) -> None:
     rows = np.array([dump.row(name) for name in ("wait4", "pipe-read", "futex-wait")])
     found = Explainer(dump.reader).explain(
         dump.table, dump.now, dump.clocks, dump.losses, rows=rows
@@ -208,14 +212,14 @@ def test_nothing_is_lost(dump: Seen) -> None:
     assert not dump.losses.notes
 
 
-def test_reads_grow_with_tasks(dump: Seen) -> None:
-    """Its stack, its registers and its waiter; some need more."""
+def test_reads_per_task(dump: Seen) -> None:
+    """A task takes reads of its stack, registers and waiter; some take more."""
     asleep = sum(on is not None for on in dump.ons)
     assert asleep > 2000
     assert dump.reads < 4 * asleep
 
 
-def test_one_task_is_told_without_the_others(dump: Seen) -> None:
+def test_single_task_without_the_others(dump: Seen) -> None:
     different, most = {}, 0
     names = [name for name, task in dump.named.items() if task["on"]]
     for name in names:
@@ -244,14 +248,14 @@ def without_now(on: WaitTarget | None) -> Truth:
     names = {
         field.name: None for field in fields(WaitTarget) if field.name != "left_ns"
     }
-    return said(on, names)
+    return members(on, names)
 
 
-def test_debug_info_says_the_same(tasks: Seen) -> None:
+def test_dwarf_gives_the_same(tasks: Seen) -> None:
     assert seen(tasks.run.name, "dwarf").ons == tasks.ons
 
 
-def test_what_is_lost_is_counted_and_costs_no_more() -> None:
+def test_unreadable_stacks_affect_no_other_task() -> None:
     whole, hurt = seen(TASKS[1]), damaged(TASKS[1])
     gone = {"pipe-read", "file-read", "directory-make", "wait4"}
     for name in gone:
@@ -264,8 +268,8 @@ def test_what_is_lost_is_counted_and_costs_no_more() -> None:
         assert without_now(on) == without_now(before), name
 
 
-def test_a_lost_table_of_futexes_leaves_the_stack() -> None:
-    """Then a waiter on its own stack cannot be shown to wait: its call tells."""
+def test_futex_without_its_hash_table() -> None:
+    """The futex is known only from the system call's arguments."""
     whole, hurt = seen(TASKS[1]), damaged(TASKS[1])
     table = hurt.prog["__futex_data"]
     size = table.hashsize.value_() * table.queues[0].type_.size
@@ -279,10 +283,8 @@ def test_a_lost_table_of_futexes_leaves_the_stack() -> None:
     assert "futex_chains_broken" in hurt.losses.lost
 
 
-def test_a_lock_whose_waiters_are_on_no_list(
-    dump: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As from 7.1 on: where the task's record names it, that is enough."""
+def test_locks_without_a_wait_list(dump: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As since 7.1: the lock in the task's record is enough."""
     for name in ("mutex", "rwsem"):
         without = replace(LIST_LOCKS[name], head="first_waiter")
         monkeypatch.setitem(LIST_LOCKS, name, without)
@@ -307,8 +309,8 @@ def test_a_lock_whose_waiters_are_on_no_list(
     assert not losses.lost
 
 
-def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
-    """Three wait for the lock; who may look at one only must not tell another."""
+def test_walk_of_waiters_is_limited(dump: Seen) -> None:
+    """Three tasks wait; a walk limited to one entry must not find another lock."""
     row = dump.row("directory-rename")
     layout, losses = Layout(dump.reader), LossLog()
     locks = KernelLocks(layout, losses)
@@ -335,7 +337,7 @@ def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
 
 
 def test_fault_in_the_memory_of_another(stock: Seen) -> None:
-    """Not in what lies at some address of its own."""
+    """The target is in the other process's memory, not at the same address here."""
     on = stock.on("mmap-reader")
     assert on.path == "/mnt/fuse/mapped"
     (mmap,) = (lock for lock in stock.locks() if lock["name"] == "mmap")
