@@ -9,7 +9,7 @@ import numpy as np
 from msatools.locks.base.model import CONDITION, Herd, WaitTarget
 from msatools.locks.herds import MIN_WAITERS, Watched, crowd_of
 from msatools.locks.lock_ids import LockIds
-from msatools.locks.selection import Selection
+from msatools.locks.selection import WaitSelection
 from msatools.locks.user.futexcontent import is_condition
 from msatools.locks.user.userlocks import FUTEX
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted, futex_at
@@ -24,7 +24,7 @@ class HerdRows:
         self,
         snapshot: WaitSnapshot,
         ids: LockIds,
-        selection: Selection,
+        selection: WaitSelection,
         stack_size: int,
     ) -> None:
         """

@@ -21,7 +21,7 @@ from msatools.locks.lock_ids import LockIds
 from msatools.locks.options import LocksOptions
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
 from msatools.locks.root_rows import RootRows
-from msatools.locks.selection import Selection
+from msatools.locks.selection import WaitSelection
 from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
 from msatools.target.model import Address
@@ -86,14 +86,14 @@ class ReportBuilder:
     def rows(self, watched: Watched) -> ReportRows:
         """Return the rows that fit the options."""
         snapshot, size = self._snapshot, self._stack_size
-        rows = Selection(snapshot, self._options).with_chains()
+        rows = WaitSelection(snapshot, self._options).with_chains()
         locks = [
             want for want in snapshot.wanted.values() if not rows.isdisjoint(want.rows)
         ]
         self._ids.add(locks)
         locks.sort(key=lambda want: (-len(want.rows), self._ids[want.lock]))
         roots = RootRows(snapshot, self._ids, size, with_stacks=self._options.stack)
-        selection = Selection(self._crowded, self._options)
+        selection = WaitSelection(self._crowded, self._options)
         herds = HerdRows(self._crowded, self._ids, selection, size)
         return ReportRows(
             waits=tuple(map(self._wait, snapshot.oldest_first(rows))),

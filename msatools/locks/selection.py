@@ -12,7 +12,7 @@ from msatools.locks.wait_snapshot import WaitSnapshot
 from msatools.tasks.membership import read_members
 
 
-class Selection:
+class WaitSelection:
     """The options, applied to the waits of one snapshot."""
 
     def __init__(self, snapshot: WaitSnapshot, options: LocksOptions) -> None:

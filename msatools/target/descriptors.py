@@ -25,7 +25,7 @@ _FLAGS = 0x1 | 0x2 | 0x4 | 0x20
 """DUMP_DH_COMPRESSED_*: the method by which a page is compressed; none for stored."""
 
 
-class Check(NamedTuple):
+class DescriptorCheck(NamedTuple):
     """What the descriptors of a dump say of its file."""
 
     bad: int
@@ -35,8 +35,8 @@ class Check(NamedTuple):
     """Whether the file ends within a page, or where one should begin."""
 
 
-def check_descriptors(read: ReadAt, header: Kdump, size: int) -> Check:
-    """Check all descriptors against the size of the file.
+def check_descriptors(read: ReadAt, header: Kdump, size: int) -> DescriptorCheck:
+    """DescriptorCheck all descriptors against the size of the file.
 
     libkdumpfile trusts them: it maps the file, and a page that is not in it ends the
     process by SIGBUS, or reads as zeros.
@@ -55,7 +55,7 @@ def check_descriptors(read: ReadAt, header: Kdump, size: int) -> Check:
         if not rows.are_good(data, size, header.block_size):
             bad += int(np.count_nonzero(~rows.good(data, size, header.block_size)))
             is_cut = is_cut or rows.is_cut(size, header.block_size)
-    return Check(bad, is_cut)
+    return DescriptorCheck(bad, is_cut)
 
 
 def kept_pages(read: ReadAt, header: Kdump) -> int:

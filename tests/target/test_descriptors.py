@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msatools.target import kdump
-from msatools.target.descriptors import Check, check_descriptors, kept_pages
+from msatools.target.descriptors import DescriptorCheck, check_descriptors, kept_pages
 from tests.support.madeelf import reader
 from tests.target.test_kdump import BLOCK, image
 
@@ -14,7 +14,7 @@ DATA = 4 * BLOCK + 3 * 24
 END = DATA + 150
 
 
-def check(data: bytes) -> Check:
+def check(data: bytes) -> DescriptorCheck:
     read = reader(data)
     return check_descriptors(read, kdump.parse(read), len(data))
 

@@ -39,8 +39,8 @@ class FutexContent:
     """Offset of the futex in its condition variable; ``None`` if it is of none."""
 
 
-class _Cache:
-    """Results that are kept for one context."""
+class _FutexContents:
+    """What was read of futexes, kept for one context."""
 
     def __init__(self) -> None:
         self.contents: dict[FutexKey, FutexContent] = {}
@@ -58,8 +58,8 @@ class _Cache:
 
 
 @per_context
-def _cache(context: LockContext) -> _Cache:
-    return _Cache()
+def _cache(context: LockContext) -> _FutexContents:
+    return _FutexContents()
 
 
 def condition_at(context: LockContext, mm: int, address: int) -> int | None:

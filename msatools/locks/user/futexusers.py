@@ -44,8 +44,8 @@ class _Users:
     """Their PID namespaces, if known."""
 
 
-class _Cache:
-    """Results that are kept for one context."""
+class _MappedBy:
+    """Who maps files, and tasks by their IDs, kept for one context."""
 
     def __init__(self, context: LockContext) -> None:
         self.users: dict[int, _Users] = {}
@@ -65,8 +65,8 @@ class _Cache:
 
 
 @per_context
-def _cache(context: LockContext) -> _Cache:
-    return _Cache(context)
+def _cache(context: LockContext) -> _MappedBy:
+    return _MappedBy(context)
 
 
 def find_place(context: LockContext, waiter: Waiter) -> FutexPlace | None:
