@@ -36,7 +36,13 @@ _LOCKDOWN = "/sys/kernel/security/lockdown"
 _CAP_SYS_RAWIO = 17
 
 # Values of utsname.machine that differ from drgn's names of architectures.
-_ARCHITECTURES = {"i686": "I386", "armv7l": "ARM", "ppc64le": "PPC64"}
+# QEMU (seen in 7.2) has no name for arm64.
+_ARCHITECTURES = {
+    "i686": "I386",
+    "armv7l": "ARM",
+    "ppc64le": "PPC64",
+    "Unknown": "AARCH64",
+}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import each_once
-from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
+from msatools.target.addresses import KERNEL_HALF
+from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.framerules import (
     MAX_FRAMES,
     RULES,

@@ -16,7 +16,8 @@ import numpy as np
 
 from msatools.kernel.reader import Addresses
 from msatools.locks.base.struct_reader import Layout
-from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
+from msatools.target.addresses import KERNEL_HALF
+from msatools.target.arch.x86_64 import START_KERNEL_MAP
 
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from msatools.kernel.reader import Reader
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import find_member, integer_format
-from msatools.target.addresses import START_KERNEL_MAP, kernel_start
+from msatools.target.addresses import kernel_start
+from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.text import kernel_symbol
 
 _U64 = struct.Struct("<Q")

@@ -14,7 +14,8 @@ from msatools.kernel.walks import list_records
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.events.kthreads import KernelThreads, kernel_threads
-from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
+from msatools.target.addresses import KERNEL_HALF
+from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.text import KernelText
 
 _U64 = struct.Struct("<Q")

@@ -13,7 +13,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.target.addresses import START_KERNEL_MAP
+from msatools.target.arch.x86_64 import START_KERNEL_MAP
 
 
 class Variables:

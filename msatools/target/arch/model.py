@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the tools need to know of an architecture."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from drgn import Program
+
+from msatools.target.paging import TableFormat
+
+KERNEL_HALF_BITS = 63
+"""Bits of an address in the kernel's half, on every 64-bit architecture."""
+
+
+class Piece(NamedTuple):
+    """A range of virtual addresses that is physically contiguous."""
+
+    start: int
+    size: int
+    physical: int
+
+
+class Arch:
+    """An architecture; by default one of which nothing is known."""
+
+    image: tuple[tuple[str, str], ...] = ()
+    """Symbols of the start and end of each part of the kernel's image that stays mapped
+    after boot."""
+
+    def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
+        """
+        Return the number of bits of a kernel address that are translated.
+
+        :param vmcoreinfo: Lines of the kernel's VMCOREINFO note.
+        """
+        return KERNEL_HALF_BITS
+
+    def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
+        """Return an address above the direct map, and not above any code.
+
+        The kernel's image with its static variables, and modules, lie above.
+        """
+        return 1 << KERNEL_HALF_BITS
+
+    def table_format(self, prog: Program) -> TableFormat | None:
+        """Return the format of a kernel's page tables; ``None`` if unknown."""
+        return None
+
+    def image_offset(self, prog: Program) -> int | None:
+        """Return virtual minus physical address of the image; ``None`` if unknown."""
+        return None
+
+    def direct_map(self, prog: Program) -> Piece | None:
+        """
+        Return where all memory is mapped; ``None`` if unknown.
+
+        :raises LookupError: if the kernel does not say where
+        :raises drgn.FaultError: if the dump lacks it
+        """
+        return None
+
+    def paged(self, prog: Program, form: TableFormat) -> Iterator[tuple[int, int]]:
+        """Yield start and size of the ranges of vmalloc() memory and of modules."""
+        return iter(())
