@@ -53,7 +53,7 @@ from msatools.tasks.delays import read_delay
 from msatools.tasks.identity import comm_text
 from msatools.tasks.iowait import read_one_in_iowait
 from msatools.tasks.processes import read_process
-from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.stackmemory import SAVED, stack_bytes
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import COUNTS, MOST, TaskReader
@@ -475,7 +475,7 @@ class Kernel:
         stack = self._stacks.unwind(
             seen.address,
             np.frombuffer(words, "<u8").tolist(),
-            seen.task.get("sp", 0),
+            tuple(seen.task[name] for name in SAVED if name in seen.task),
         )
         return classify(Stacks(self._stacks.text).names(stack)).task_class
 

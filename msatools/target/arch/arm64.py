@@ -50,6 +50,8 @@ class Arm64(Arch):
         ("_sdata", "_edata"),
         ("__bss_start", "__bss_stop"),
     )
+    has_frame_records = True
+    saved_registers = tuple(f"thread.cpu_context.{name}" for name in ("sp", "fp", "pc"))
 
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         # Since v5.12: a kernel built for 52 bits may run with less.

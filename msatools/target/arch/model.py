@@ -28,6 +28,13 @@ class Arch:
     """Symbols of the start and end of each part of the kernel's image that stays mapped
     after boot."""
 
+    has_frame_records = False
+    """Whether kernel code always makes frame records."""
+
+    saved_registers: tuple[str, ...] = ()
+    """Members of ``task_struct`` where a task's registers are saved when another is
+    switched to: the stack pointer, and more if its stack does not have them."""
+
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         """
         Return the number of bits of a kernel address that are translated.

@@ -42,6 +42,7 @@ class X86(Arch):
         ("_sdata", "__init_begin"),
         ("__bss_start", "__bss_stop"),
     )
+    saved_registers = ("thread.sp",)
 
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         return 56 if int(vmcoreinfo.get("NUMBER(pgtable_l5_enabled)", "0")) else 47
