@@ -79,7 +79,12 @@ class FrameRecords:
         columns: list[Addresses] = []
         flags: list[Flags] = []
         while good.any() and len(columns) < MAX_FRAMES:
-            rows, fp, pc, interrupted = rows[good], fp[good], pc[good], interrupted[good]
+            rows, fp, pc, interrupted = (
+                rows[good],
+                fp[good],
+                pc[good],
+                interrupted[good],
+            )
             column, flag = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
             column[rows], flag[rows] = pc, interrupted
             columns.append(column)

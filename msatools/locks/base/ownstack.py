@@ -17,7 +17,6 @@ import numpy as np
 from msatools.kernel.reader import Addresses
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
-from msatools.target.arch.x86_64 import START_KERNEL_MAP
 
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
@@ -136,7 +135,7 @@ class OwnStack:
             linked = (
                 min(following, previous) >= KERNEL_HALF and following != address + node
             )
-            if wake >= START_KERNEL_MAP and linked:
+            if wake >= self._layout.code_start and linked:
                 yield WaitEntry(address, wake, following, previous)
 
     def timer(self) -> Timer | None:
@@ -233,7 +232,7 @@ class OwnStack:
             address = int(words[row])
             start = self.base + 8 * row - address_offset
             vma, page = self.word(start + vma_offset), self.word(start + page_offset)
-            if vma is None or page is None or not KERNEL_HALF <= vma < START_KERNEL_MAP:
+            if vma is None or page is None or not self._layout.is_data(vma):
                 continue
             try:
                 members = self._mapping(vma)

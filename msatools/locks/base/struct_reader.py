@@ -13,11 +13,17 @@ import numpy.typing as npt
 from msatools.kernel.reader import Reader
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import find_member, integer_format
-from msatools.target.addresses import kernel_start
-from msatools.target.arch.x86_64 import START_KERNEL_MAP
+from msatools.target.addresses import code_start, kernel_start
+from msatools.target.arch import arch_of
 from msatools.tasks.text import kernel_symbol
 
 _U64 = struct.Struct("<Q")
+
+_ERRORS = (1 << 64) - 4096
+"""Where error codes begin that look like addresses (MAX_ERRNO)."""
+
+_END_OF_MODULES = 0xFFFF_FFFF_FF00_0000
+"""End of the code of modules on x86-64."""
 
 
 class _MemberBlock(NamedTuple):
@@ -40,6 +46,8 @@ class Layout:
         self.reader = reader
         self._prog = reader.prog
         self.kernel_start = kernel_start(reader.prog)
+        self.code_start = code_start(reader.prog)
+        self._image = arch_of(reader.prog).image_range(reader.prog)
         self._member = lru_cache(maxsize=None)(self._find_member)
         self._block = lru_cache(maxsize=None)(self._find_block)
         self._size = lru_cache(maxsize=None)(self._find_size)
@@ -47,11 +55,23 @@ class Layout:
 
     def data_pointers(self, words: npt.NDArray[np.uint64]) -> list[int]:
         """Return the words that may be addresses of data, in order, no duplicates."""
-        data = words[
-            (words >= np.uint64(self.kernel_start))
-            & (words < np.uint64(START_KERNEL_MAP))
-        ]
+        start, end = (np.uint64(min(each, _ERRORS)) for each in self._image)
+        chosen = (words >= np.uint64(self.kernel_start)) & (words < np.uint64(_ERRORS))
+        data = words[chosen & ((words < start) | (words >= end))]
         return list(dict.fromkeys(data.tolist()))
+
+    def is_data(self, address: int) -> bool:
+        """Return whether an address may be of data outside of the kernel's image."""
+        start, end = self._image
+        return self.kernel_start <= address < _ERRORS and not start <= address < end
+
+    def is_low_code(self, low: int) -> bool:
+        """Return whether a number may be the low 32 bits of an address of code.
+
+        On arm64 that of modules is not known.
+        """
+        start, end = self._image
+        return (low - start) % (1 << 32) < min(end, _END_OF_MODULES) - start
 
     def offset(self, type_name: str, *members: str) -> int:
         """Return the offset of a member.

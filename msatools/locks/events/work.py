@@ -15,7 +15,6 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.events.kthreads import KernelThreads, kernel_threads
 from msatools.target.addresses import KERNEL_HALF
-from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.text import KernelText
 
 _U64 = struct.Struct("<Q")
@@ -117,7 +116,8 @@ class Workqueues:
     def _is_work(self, node: int) -> bool:
         """Return whether a node is that of a work item: it has a function."""
         entry = self._layout.offset("work_struct", "entry")
-        return node >= KERNEL_HALF and self._function(node - entry) >= START_KERNEL_MAP
+        start = self._layout.code_start
+        return node >= KERNEL_HALF and self._function(node - entry) >= start
 
     def _function(self, work: int) -> int:
         return self._layout.member(work, "work_struct", "func")

@@ -13,7 +13,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.target.arch.x86_64 import START_KERNEL_MAP
+from msatools.target.addresses import code_start
 
 
 class Variables:
@@ -23,6 +23,7 @@ class Variables:
         self._layout = layout
         self._prog = layout.reader.prog
         self._losses = losses
+        self._code_start = code_start(layout.reader.prog)
         self._modules = CodeModules(layout.reader, losses)
 
     def name(self, address: int) -> str | None:
@@ -38,7 +39,7 @@ class Variables:
             name = _name(self._static(linked), linked)
             return f"{name} of cpu{cpu}" if name else None
         # Data of modules is next to their code.
-        if address < START_KERNEL_MAP:
+        if address < self._code_start:
             return None
         return _name(self._in_module(address), address)
 

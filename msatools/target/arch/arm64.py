@@ -66,6 +66,12 @@ class Arm64(Arch):
         least = min(_built_bits(vmcoreinfo) or 48, _LEAST_BITS.get(shift, 48))
         return (1 << 64) - (1 << least - 1)
 
+    def image_range(self, prog: Program) -> tuple[int, int]:
+        try:
+            return prog.symbol("_text").address, prog.symbol("_end").address
+        except LookupError:
+            return 0, 0
+
     def table_format(self, prog: Program) -> TableFormat | None:
         lines = vmcoreinfo(prog)
         built, size = _built_bits(lines), lines.get("PAGESIZE")

@@ -50,6 +50,14 @@ class Arch:
         """
         return 1 << KERNEL_HALF_BITS
 
+    def image_range(self, prog: Program) -> tuple[int, int]:
+        """
+        Return the range of the kernel's image; on x86-64 of modules, too.
+
+        It has no memory that is allocated otherwise. Empty if unknown.
+        """
+        return 0, 0
+
     def table_format(self, prog: Program) -> TableFormat | None:
         """Return the format of a kernel's page tables; ``None`` if unknown."""
         return None

@@ -50,6 +50,9 @@ class X86(Arch):
     def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
         return START_KERNEL_MAP
 
+    def image_range(self, prog: Program) -> tuple[int, int]:
+        return START_KERNEL_MAP, 1 << 64
+
     def table_format(self, prog: Program) -> TableFormat:
         # With 57 bits of virtual addresses (CONFIG_X86_5LEVEL, in v4.14).
         top = (48,) if vmcoreinfo_number(prog, "pgtable_l5_enabled") else ()
