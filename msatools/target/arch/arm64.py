@@ -23,6 +23,14 @@ _TABLE = 1 << 1
 _SPECIAL = 1 << 56
 
 
+_CALLS = (
+    (0xFC00_0000, 0x9400_0000),  # bl
+    (0xFFFF_FC1F, 0xD63F_0000),  # blr
+    (0xFEFF_F800, 0xD63F_0800),  # blraa, blrab, blraaz, blrabz
+)
+"""Masks and values of the instructions that set x30."""
+
+
 class SoftwareBits(NamedTuple):
     """Bits of entries that Linux defines, and that differ between versions."""
 
@@ -51,6 +59,8 @@ class Arm64(Arch):
         ("__bss_start", "__bss_stop"),
     )
     has_frame_records = True
+    user_registers = ("sp", "x29")
+    longest_call = 4
     saved_registers = tuple(f"thread.cpu_context.{name}" for name in ("sp", "fp", "pc"))
 
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
@@ -65,6 +75,10 @@ class Arm64(Arch):
         shift = int(vmcoreinfo.get("PAGESIZE", "4096")).bit_length() - 1
         least = min(_built_bits(vmcoreinfo) or 48, _LEAST_BITS.get(shift, 48))
         return (1 << 64) - (1 << least - 1)
+
+    def ends_with_call(self, code: bytes) -> bool:
+        word = int.from_bytes(code[-4:], "little") if len(code) >= 4 else 0
+        return any(word & mask == call for mask, call in _CALLS)
 
     def image_range(self, prog: Program) -> tuple[int, int]:
         try:

@@ -35,6 +35,17 @@ class Arch:
     """Members of ``task_struct`` where a task's registers are saved when another is
     switched to: the stack pointer, and more if its stack does not have them."""
 
+    user_registers: tuple[str, ...] = ()
+    """drgn's names of the stack pointer and of the frame pointer; empty if user stacks
+    are not read."""
+
+    longest_call = 0
+    """Maximum length of a call instruction in bytes, without prefixes."""
+
+    def ends_with_call(self, code: bytes) -> bool:
+        """Return whether the last instruction of some user code may be a call."""
+        return False
+
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         """
         Return the number of bits of a kernel address that are translated.

@@ -43,6 +43,11 @@ class X86(Arch):
         ("__bss_start", "__bss_stop"),
     )
     saved_registers = ("thread.sp",)
+    user_registers = ("rsp", "rbp")
+    longest_call = 7
+
+    def ends_with_call(self, code: bytes) -> bool:
+        return ends_with_call(code)
 
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         return 56 if int(vmcoreinfo.get("NUMBER(pgtable_l5_enabled)", "0")) else 47
@@ -102,3 +107,32 @@ def x86_format(shifts: tuple[int, ...] = _SHIFTS, encrypted: int = 0) -> TableFo
         # PTEs against speculation") (in v4.19)
         inverts=True,
     )
+
+
+def ends_with_call(code: bytes) -> bool:
+    """Return whether the last instruction of some x86-64 code may be a call.
+
+    That is ``call rel32`` (E8), or an indirect ``call`` (FF /2) whose length matches
+    its addressing mode.
+    """
+    if len(code) >= 5 and code[-5] == 0xE8:
+        return True
+    return any(
+        len(code) >= length
+        and code[-length] == 0xFF
+        and code[1 - length] >> 3 & 0b111 == 2
+        and _length(code[1 - length], code[2 - length] if length > 2 else 0) == length
+        for length in (2, 3, 4, 6, 7)
+    )
+
+
+def _length(mod_rm: int, sib: int) -> int:
+    """Return the length of an instruction with a one-byte opcode, without prefixes."""
+    mode, memory = mod_rm >> 6, mod_rm & 0b111
+    if mode == 0b11:
+        return 2
+    has_sib = memory == 0b100
+    if mode == 0b00:
+        has_disp32 = memory == 0b101 or (has_sib and sib & 0b111 == 0b101)
+        return 2 + has_sib + (4 if has_disp32 else 0)
+    return 2 + has_sib + (1 if mode == 0b01 else 4)
