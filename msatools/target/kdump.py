@@ -77,6 +77,7 @@ class Kdump:
     """Total size of the two bitmaps, in bytes."""
 
     byteorder: str
+    is_64: bool
 
 
 def parse(read: ReadAt) -> Kdump:
@@ -127,6 +128,7 @@ def parse(read: ReadAt) -> Kdump:
         bitmap_offset=(1 + sub_header_blocks) * block_size,
         bitmap_size=bitmap_blocks * block_size,
         byteorder=byteorder,
+        is_64=word == 8,
     )
 
 
