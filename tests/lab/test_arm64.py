@@ -55,7 +55,7 @@ class UnbuiltCache(Cache):
 
 def test_programs_are_for_arm64(tmp_path: Path) -> None:
     cache = UnbuiltCache(tmp_path, 1)
-    made = arm64.image(memory.IMAGE, cache)
+    made = arm64.image(memory.IMAGE, cache, arm64.WORDS)
     assert made.files["/lab/truth"] == tmp_path / "program/truth-arm64/truth"
     assert "/lab/server" not in made.files
     of_lab = "/lab/fixtures/lab/guest/lab.py"
@@ -63,7 +63,7 @@ def test_programs_are_for_arm64(tmp_path: Path) -> None:
     assert made.files["/lab/start"] == memory.IMAGE.files["/lab/start"]
     assert made.files[arm64.SITE].name == "sigsuspend.py"
     server = dataclasses.replace(memory.IMAGE, files={"/lab/server": tmp_path})
-    made = arm64.image(server, cache)
+    made = arm64.image(server, cache, arm64.WORDS)
     assert made.files["/lab/server"] == tmp_path / "program/server-arm64/server"
 
 
