@@ -202,7 +202,7 @@ class OwnStack:
                 table, "poll_table_page", "next", "entry"
             )
             count = (end - table - first) // size
-            if not 0 < count <= 4096 // size:
+            if not 0 < count <= self._layout.page_size // size:
                 break
             data = self._layout.reader.read(table + first, count * size)
             page = [
@@ -226,8 +226,9 @@ class OwnStack:
         vma_offset = offset("vm_fault", "vma")
         address_offset = offset("vm_fault", "address")
         page_offset = offset("vm_fault", "pgoff")
-        words = self.words
-        pages = (words > 0) & (words < np.uint64(_MAX_USER)) & (words % 4096 == 0)
+        words, page_size = self.words, self._layout.page_size
+        pages = (words > 0) & (words < np.uint64(_MAX_USER))
+        pages &= words % page_size == 0
         for row in np.flatnonzero(pages).tolist():
             address = int(words[row])
             start = self.base + 8 * row - address_offset
@@ -243,7 +244,7 @@ class OwnStack:
             if (
                 (members["vm_mm"] == mm) is not remote
                 and inside
-                and page == first + (address - members["vm_start"]) // 4096
+                and page == first + (address - members["vm_start"]) // page_size
             ):
                 return Fault(vma, address, page), members
         return None

@@ -3,7 +3,7 @@
 """Reads members of structures; each member and symbol is looked up once."""
 
 import struct
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import drgn
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from msatools.kernel.reader import Reader
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import find_member, integer_format
+from msatools.kernel.words import PAGE
+from msatools.selfdesc.vmcoreinfo import vmcoreinfo
 from msatools.target.addresses import code_start, kernel_start
 from msatools.target.arch import arch_of
 from msatools.tasks.text import kernel_symbol
@@ -52,6 +54,11 @@ class Layout:
         self._block = lru_cache(maxsize=None)(self._find_block)
         self._size = lru_cache(maxsize=None)(self._find_size)
         self._symbol = lru_cache(maxsize=None)(self._find_symbol)
+
+    @cached_property
+    def page_size(self) -> int:
+        """Size of a page."""
+        return int(vmcoreinfo(self._prog).get("PAGESIZE", PAGE))
 
     def data_pointers(self, words: npt.NDArray[np.uint64]) -> list[int]:
         """Return the words that may be addresses of data, in order, no duplicates."""

@@ -18,8 +18,6 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
-_PAGE = 4096
-
 
 @dataclass(frozen=True)
 class SlabObject:
@@ -65,7 +63,9 @@ class Slabs:
             first = self._layout.word(slab + self._first_object)
         else:
             start, _ = self._memory
-            first = start + (slab - self._pages) // self._page_size * _PAGE
+            first = (
+                start + (slab - self._pages) // self._page_size * self._layout.page_size
+            )
         first += cache.padding
         if address < first:
             return None
@@ -84,7 +84,7 @@ class Slabs:
             start, end = self._memory
         if not start <= address < end:
             return None
-        pfn = (address - start) // _PAGE
+        pfn = (address - start) // self._layout.page_size
         page = self._pages + pfn * self._page_size
         return compound_head(drgn.Object(self._prog, self._pointer, value=page))
 
@@ -93,7 +93,7 @@ class Slabs:
         """Start and end of the direct map; the start is the address of pfn 0."""
         last = find_variable(self._prog, "max_low_pfn")
         start, end = (pfn_to_virt(self._prog, pfn).value_() for pfn in (0, last))
-        return start, end + _PAGE
+        return start, end + self._layout.page_size
 
     @cached_property
     def _pages(self) -> int:
