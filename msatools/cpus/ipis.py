@@ -49,7 +49,8 @@ def read_ipis(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ipis:
         return NO_IPIS
     found: dict[str, Counts] = {}
     named: dict[str, str] = {}
-    count = min(kinds.get("NR_IPI", 0), _MOST)
+    # Newer kernels have more than NR_IPI, and show them, too.
+    count = min(kinds.get("MAX_IPI", kinds.get("NR_IPI", 0)), _MOST)
     try:
         descriptors = reader.words(array, count).tolist()
         names = reader.words(texts, count).tolist()
