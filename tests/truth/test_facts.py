@@ -84,7 +84,7 @@ TABLES = {
         ),
         memstat.WORDS,
         branches=True,  # on how struct page tells what a page is
-        others=("memory-6.12generic", "memory-6.1arm64", "memory-6.12arm64k16"),
+        others=("memory-6.12generic", "memory-6.1arm64"),
     ),
     "prstat -L": Facts(
         PRSTAT,
