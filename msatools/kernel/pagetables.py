@@ -85,9 +85,10 @@ class PageTables:
         except LookupError:
             # Only x86-64 has a list.
             found: set[int] = set()
-            entries = self._read_entries(spaces(), form.user_entries, physical=False)
+            own = list(spaces())
+            entries = self._read_entries(own, form.user_entries, physical=False)
             if form.user_bytes == form.table_bytes:
-                found.update(self._pfns_behind(spaces()))
+                found.update(self._pfns_behind(own))
             if len(shifts) > 1:
                 self._descend(entries, shifts, found)
             return found

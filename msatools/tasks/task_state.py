@@ -20,8 +20,12 @@ from msatools.tasks.states import STOPPED, TRACED, WAKING, asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import StackWait, classify
 
-INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
-"""Prefixes of the entry points of interrupts; arch/x86/include/asm/idtentry.h."""
+INTERRUPTS = (
+    *("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious"),
+    *("el0t_64_irq", "el0t_64_fiq", "el0t_32_irq", "el0t_32_fiq", "el0_irq"),
+)
+"""Prefixes of the entry points of interrupts: arch/x86/include/asm/idtentry.h and, of
+user mode, arch/arm64/kernel/entry.S."""
 
 
 class AgeBound(IntEnum):
