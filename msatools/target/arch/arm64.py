@@ -82,9 +82,13 @@ class Arm64(Arch):
 
     def image_range(self, prog: Program) -> tuple[int, int]:
         try:
-            return prog.symbol("_text").address, prog.symbol("_end").address
+            start, end = (prog.symbol(name).address for name in ("_text", "_end"))
         except LookupError:
             return 0, 0
+        if end < start:
+            # drgn may not relocate a symbol of debug info that is past all sections.
+            end += int(vmcoreinfo(prog).get("KERNELOFFSET", "0"), 16)
+        return (start, end) if start < end else (0, 0)
 
     def table_format(self, prog: Program) -> TableFormat | None:
         lines = vmcoreinfo(prog)
