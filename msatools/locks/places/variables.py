@@ -14,6 +14,7 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import code_start
+from msatools.target.arch import arch_of
 
 
 class Variables:
@@ -46,7 +47,12 @@ class Variables:
     @cached_property
     def _image(self) -> tuple[int, int]:
         start, end = self._layout.symbol("_text"), self._layout.symbol("_end")
-        return (0, 0) if start is None or end is None else (start, end)
+        if start is None or end is None:
+            return 0, 0
+        if end < start:
+            # Not relocated, as debug info of arm64 has it.
+            _, end = arch_of(self._prog).image_range(self._prog)
+        return start, end
 
     def _in_kernel(self, address: int) -> list[drgn.Symbol]:
         if is_served_by_btf(self._prog):
