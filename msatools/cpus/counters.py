@@ -24,7 +24,6 @@ from msatools.cpus.idle_time import (
 )
 from msatools.cpus.model import Vector
 from msatools.cpus.vectors import (
-    CALLS,
     FLUSHES,
     Vectors,
     read_vectors,
@@ -102,8 +101,8 @@ class CpuCounters:
         - ``minf``: faults without I/O: all less the major ones. Major faults are
           counted before the I/O, all faults at the end, maybe on another CPU: a CPU's
           number may be off by a few.
-        - ``xcal``: interrupts for function calls; x86 only. One interrupt may bring
-          several calls, and a polling idle CPU takes calls without an interrupt.
+        - ``xcal``: interrupts for function calls; x86 and arm64 only. One interrupt may
+          bring several calls, and a polling idle CPU takes calls without an interrupt.
         - ``tlb``: function calls that flushed the TLB; x86 only. They are included in
           ``xcal``.
         - ``intr``: as in /proc/stat, by CPU: on arm64 all interrupts; on x86 those of
@@ -118,7 +117,7 @@ class CpuCounters:
         return {
             "minf": _less(kept.get("faults"), kept.get("mjf")),
             "mjf": kept.get("mjf"),
-            "xcal": vectors.counts.get(CALLS),
+            "xcal": vectors.calls,
             "tlb": vectors.counts.get(FLUSHES),
             "intr": _sum(kept.get("irqs"), vectors.interrupts),
             "soft": total(self.softirqs.values()),

@@ -72,6 +72,8 @@ def delta(before: CpuCounters, after: CpuCounters, losses: LossLog) -> CpuCounte
                 for name, number in after.vectors.totals.items()
                 if name in before.vectors.totals
             },
+            after.vectors.texts,
+            after.vectors.calls_name,
         ),
         softirqs=_each(_grown_words, before.softirqs, after.softirqs),
     )

@@ -20,8 +20,8 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, find_offset, lose_many
-from msatools.kernel.words import MAX_PLAUSIBLE, unsigned
-from msatools.selfdesc.variables import find_variable
+from msatools.kernel.timekeeper import last_update
+from msatools.kernel.words import MAX_PLAUSIBLE
 
 # Bits of ``flags``: TS_FLAG_* macros of kernel/time/tick-sched.h. They were bit-fields
 # before "tick: Move individual bit features to debuggable mask accesses" (in v6.9).
@@ -242,57 +242,7 @@ def monotonic_ns(reader: Reader, stamps: Iterable[int], losses: LossLog) -> int 
     of NTP since boot, which may be minutes.
     """
     latest = [int(stamp) for stamp in stamps if 0 < stamp <= MAX_PLAUSIBLE]
-    kept = _timekeeper_ns(reader, losses)
-    if kept is not None:
-        latest.append(kept)
+    update = last_update(reader, losses)
+    if update is not None:
+        latest.append(update.monotonic_ns)
     return max(latest, default=None)
-
-
-def _timekeeper_ns(reader: Reader, losses: LossLog) -> int | None:
-    """Return CLOCK_MONOTONIC at the timekeeper's last update (kernel/time)."""
-    try:
-        core = _timekeeper(reader.prog)
-        mono = "timekeeper.tkr_mono"
-        base, fraction, shift, sequence = (
-            drgn.offsetof(core.type_, member)
-            for member in (
-                f"{mono}.base",
-                f"{mono}.xtime_nsec",
-                f"{mono}.shift",
-                "seq.seqcount.sequence",
-            )
-        )
-        size = drgn.sizeof(core.type_)
-        for _ in range(_TRIES):
-            data = reader.read(core.address_, size)
-            before = unsigned(data, sequence, 4)
-            steady = not before & 1
-            if steady and reader.is_live:
-                after = reader.read(core.address_ + sequence, 4)
-                steady = before == unsigned(after, 0, 4)
-            if steady:
-                since = unsigned(data, fraction, 8) >> (unsigned(data, shift, 4) & 63)
-                now = unsigned(data, base, 8) + since
-                return now if now <= MAX_PLAUSIBLE else None
-    except LookupError:
-        return None
-    except drgn.FaultError as error:
-        losses.lose(Loss.CLOCKS, f"the time cannot be read: {error}")
-        return None
-    losses.note("clocks-changing", "the kernel was just setting its clocks")
-    return None
-
-
-def _timekeeper(prog: drgn.Program) -> drgn.Object:
-    try:
-        type_ = prog.type("struct tk_data")
-    except LookupError:
-        # Before v6.13 the type has no name.
-        return find_variable(prog, "tk_core")
-    try:
-        # An array since there are auxiliary clocks (v6.17); the first is the system's.
-        # The symbol is enough: finding out the length of the array takes long.
-        symbol = prog.symbol("timekeeper_data")
-    except LookupError:
-        symbol = prog.symbol("tk_core")
-    return drgn.Object(prog, type_, address=symbol.address)

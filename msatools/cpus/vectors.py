@@ -2,17 +2,18 @@
 
 """Interrupts of the CPUs' own, not of devices, and softirqs.
 
-arch/x86/kernel/irq.c and kernel/softirq.c. Other architectures count their own
-interrupts like those of devices.
+arch/x86/kernel/irq.c, arch/arm64/kernel/smp.c and kernel/softirq.c. Other
+architectures count their own interrupts like those of devices.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import drgn
 import numpy as np
 
 from msatools.cpus.counts import Counts, believed, counts, total
+from msatools.cpus.ipis import read_ipis
 from msatools.cpus.model import Vector
 from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
@@ -94,6 +95,17 @@ class Vectors:
     totals: Mapping[str, int]
     """Counts that are not kept by CPU."""
 
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """What each is for, if the kernel says so."""
+
+    calls_name: str = CALLS
+    """Name of that for function calls."""
+
+    @property
+    def calls(self) -> Counts | None:
+        """Each CPU's interrupts for function calls; ``None`` if not counted apart."""
+        return self.counts.get(self.calls_name)
+
     @property
     def interrupts(self) -> Counts | None:
         """Sum of each CPU's own interrupts; ``None`` if the kernel keeps none."""
@@ -102,7 +114,10 @@ class Vectors:
 
 
 def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
-    """Read the counts of all kinds that this kernel keeps; empty except on x86."""
+    """Read the counts of all kinds that this kernel keeps; of x86 and arm64 only."""
+    ipis = read_ipis(reader, percpu, losses)
+    if ipis.counts:
+        return Vectors(ipis.counts, {}, ipis.texts, ipis.calls or CALLS)
     try:
         numbers = enumerators(reader.prog, "enum irq_stat_counts")
     except LookupError:
@@ -167,6 +182,8 @@ def vector_rows(vectors: Vectors, cpus: list[int]) -> tuple[Vector, ...]:
         elif kind.name in vectors.totals:
             total_ = vectors.totals[kind.name]
             rows.append(Vector(name=kind.name, text=kind.text, counts={}, total=total_))
+    for name, text in vectors.texts.items():
+        rows.append(_row(name, text, vectors.counts[name], cpus))
     return tuple(rows)
 
 

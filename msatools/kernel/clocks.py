@@ -25,6 +25,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.timekeeper import last_update
 from msatools.kernel.words import MAX_PLAUSIBLE, U64
 from msatools.selfdesc.variables import find_variable
 
@@ -132,12 +133,13 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
     """Return the local clock minus CLOCK_MONOTONIC, in ns; ``None`` if unknown.
 
     Where the local clock may be unstable (x86), the kernel keeps the difference of the
-    two from the moment that it found the clock to be stable.
+    two from the moment that it found the clock to be stable. Elsewhere both are of one
+    hardware counter, and are compared at the last update of CLOCK_MONOTONIC.
     """
     try:
         address = reader.once(monotonic_offset, lambda: _gtod_offset(reader.prog))
         if address is None:
-            return None
+            return _offset_by_counter(reader, losses)
         # The variable is unsigned, but holds a signed difference.
         (difference,) = _S64.unpack(reader.read(address, _S64.size))
     except drgn.FaultError as error:
@@ -156,3 +158,38 @@ def _gtod_offset(prog: drgn.Program) -> int | None:
         return address
     except LookupError:
         return None
+
+
+def _offset_by_counter(reader: Reader, losses: LossLog) -> int | None:
+    """
+    Compare the clocks at a value of the counter that both are of.
+
+    kernel/time/sched_clock.c, with CONFIG_GENERIC_SCHED_CLOCK.
+
+    :return: ``None`` if they are not, or the kernel has no such clock.
+    :raises drgn.FaultError: if the clock cannot be read
+    """
+    prog = reader.prog
+    try:
+        type_, symbol = prog.type("struct clock_data"), prog.symbol("cd")
+    except LookupError:
+        return None
+    update = last_update(reader, losses)
+    if update is None:
+        return None
+    data = reader.read(symbol.address, drgn.sizeof(type_))
+    clock = drgn.Object.from_bytes_(prog, type_, data)
+    # A latch: the kernel changes the one that is not in use. A seqcount_t of its own
+    # since v5.10.
+    now = clock.read_data[clock.seq.seqcount.sequence & 1]
+    mask = now.sched_clock_mask.value_()
+    # The update may be before the epoch.
+    cycles = (update.cycle - now.epoch_cyc.value_()) & mask
+    if cycles > mask >> 1:
+        cycles -= mask + 1
+    passed = cycles * now.mult.value_() >> now.shift.value_()
+    # The epoch moves on before the counter can wrap around.
+    if abs(passed) > 2 * clock.wrap_kt.value_():
+        return None
+    difference: int = now.epoch_ns.value_() + passed - update.monotonic_ns
+    return difference

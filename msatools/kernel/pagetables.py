@@ -8,7 +8,7 @@ each address again; here a table is read once. Their format is in
 msatools.target.paging.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 import drgn
@@ -21,22 +21,16 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
 from msatools.selfdesc.variables import find_variable
-from msatools.target.paging import (
-    ENTRIES,
-    PAGE_SHIFT,
-    TABLE_BYTES,
-    TableWalk,
-    Words,
-    table_format,
-)
+from msatools.target.arch import table_format
+from msatools.target.paging import TableWalk, Words
 
-_MAX_PFN = 1 << (52 - PAGE_SHIFT)
+_MAX_ADDRESS = 1 << 52
 _BATCH = 1 << 10
-"""Number of tables read at a time: 4 MiB."""
+"""Number of tables read at a time: 4 MiB, or more with larger pages."""
 
 
 class PageTables:
-    """The page tables of an x86-64 kernel."""
+    """The page tables of a kernel."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         """
@@ -61,37 +55,60 @@ class PageTables:
         With page table isolation a second top-level table follows the first; it has
         clones of the few kernel mappings that user mode needs.
         """
-        prog = self._reader.prog
+        prog, form = self._reader.prog, self._form
         top = find_variable(prog, "init_mm").pgd.value_()
-        roots = (top, top + TABLE_BYTES) if _has_isolation(prog) else (top,)
-        users = self._form.user_entries
-        kernel_halves = (root + 8 * users for root in roots)
-        entries = self._read_entries(kernel_halves, ENTRIES - users, physical=False)
+        roots = (top, top + form.table_bytes) if _has_isolation(prog) else (top,)
+        first = form.kernel_entry
+        kernel_parts = (root + 8 * first for root in roots)
+        entries = self._read_entries(
+            kernel_parts, form.top_entries - first, physical=False
+        )
         found: set[int] = set()
-        self._descend(entries, self._form.shifts, found)
+        self._descend(entries, form.shifts, found)
         return found
 
-    def user_top_tables(self) -> set[int]:
+    def user_top_tables(self, spaces: Callable[[], Iterable[int]]) -> set[int]:
         """
         Find the pfns of the tables of processes that NR_PAGETABLE leaves out.
 
         These are each address space's top-level table (two pages with page table
         isolation) and the tables under it, down to the PUDs, whose entries point to
-        PMD tables.
+        PMD tables. A top-level table that does not fill a page is a slab object.
+
+        :param spaces: Returns the addresses of the top-level tables of all processes;
+            called if the kernel has no list of them.
         """
-        shifts = self._form.shifts[:-2]  # without PMDs and PTEs
-        found: set[int] = set()
-        tops = self._top_level_pfns()
+        form = self._form
+        shifts = form.shifts[:-2]  # without PMDs and PTEs
+        try:
+            tops = self._top_level_pfns()
+        except LookupError:
+            # Only x86-64 has a list.
+            found: set[int] = set()
+            own = list(spaces())
+            entries = self._read_entries(own, form.user_entries, physical=False)
+            if form.user_bytes == form.table_bytes:
+                found.update(self._pfns_behind(own))
+            if len(shifts) > 1:
+                self._descend(entries, shifts, found)
+            return found
+        found = set()
         in_pairs = self._isolated(tops)
         for start in range(0, len(tops), _BATCH):
             batch = tops[start : start + _BATCH]
             found.update(batch)
             if in_pairs:
                 found.update([pfn + 1 for pfn in batch])
-            tables = [pfn << PAGE_SHIFT for pfn in batch]
-            entries = self._read_entries(tables, self._form.user_entries)
+            tables = [pfn << form.page_shift for pfn in batch]
+            entries = self._read_entries(tables, form.user_entries)
             self._descend(entries, shifts, found)
         return found
+
+    def _pfns_behind(self, addresses: Iterable[int]) -> Iterator[int]:
+        for address in addresses:
+            pfn = self.pfn(address)
+            if pfn is not None:
+                yield pfn
 
     def _top_level_pfns(self) -> list[int]:
         """Read ``pgd_list``, all address spaces' top-level tables."""
@@ -107,7 +124,8 @@ class PageTables:
         pfns = (nodes - np.uint64(memmap) - np.uint64(lru)) // np.uint64(
             drgn.sizeof(page)
         )
-        tops: list[int] = pfns[pfns < np.uint64(_MAX_PFN)].tolist()
+        end = np.uint64(_MAX_ADDRESS >> self._form.page_shift)
+        tops: list[int] = pfns[pfns < end].tolist()
         return tops
 
     def _isolated(self, tops: list[int]) -> bool:
@@ -138,7 +156,7 @@ class PageTables:
         except drgn.FaultError:
             self._unreadable()
             return None
-        return None if found is None else found[0] >> PAGE_SHIFT
+        return None if found is None else found[0] >> self._form.page_shift
 
     @cached_property
     def _kernel_walk(self) -> TableWalk:
@@ -146,7 +164,8 @@ class PageTables:
 
         def read(table: int) -> bytes:
             # Of the top-level table only the virtual address is known.
-            return self._reader.read(table, TABLE_BYTES, physical=table != top)
+            size = self._form.table_bytes
+            return self._reader.read(table, size, physical=table != top)
 
         return TableWalk(self._form, top, read)
 
@@ -172,14 +191,15 @@ class PageTables:
             the last level are not read.
         """
         shift, *below = shifts
+        page_shift = self._form.page_shift
         tables = self._form.tables(entries, shift)
-        pfns = set((distinct(tables) >> np.uint64(PAGE_SHIFT)).tolist())
+        pfns = set((distinct(tables) >> np.uint64(page_shift)).tolist())
         new = sorted(pfns - found)
         found |= pfns
         if len(below) > 1:
             for start in range(0, len(new), _BATCH):
-                batch = (pfn << PAGE_SHIFT for pfn in new[start : start + _BATCH])
-                children = self._read_entries(batch, ENTRIES)
+                batch = (pfn << page_shift for pfn in new[start : start + _BATCH])
+                children = self._read_entries(batch, self._form.entries)
                 self._descend(children, tuple(below), found)
 
     def _unreadable(self) -> None:

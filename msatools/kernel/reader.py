@@ -135,7 +135,7 @@ class Reader:
         data: bytes
         try:
             if direct:
-                data = self.prog.read(offset, size, True)
+                data = self.prog.read(self._direct.physical + offset, size, True)
             else:
                 data = self.prog.read(address, size, physical)
         except drgn.FaultError as error:

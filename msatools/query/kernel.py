@@ -47,6 +47,7 @@ from msatools.selfdesc.variables import find_variable
 from msatools.target import TargetError, kcore, qmp
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
+from msatools.tasks.stackmemory import SAVED
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.task_state import AgeBound, collect_now, running_class
@@ -393,7 +394,7 @@ class Kernel:
         stack = self._stacks.unwind(
             seen.address,
             np.frombuffer(words, "<u8").tolist(),
-            seen.task.get("sp", 0),
+            tuple(seen.task[name] for name in SAVED if name in seen.task),
         )
         return classify(Stacks(self._stacks.text).names(stack)).task_class
 

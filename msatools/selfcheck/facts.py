@@ -12,7 +12,7 @@ from msatools.selfcheck.model import KernelFacts, Software
 from msatools.selfcheck.report_set import ReportSet
 from msatools.selfdesc.lookups import lookups
 from msatools.selfdesc.variables import find_variable
-from msatools.target.paging import table_format
+from msatools.target.arch import table_format
 from msatools.tasks.stacks import StackCollector
 
 _FEATURES = {
@@ -45,7 +45,7 @@ def kernel_facts(reports: ReportSet) -> KernelFacts:
     collector = StackCollector(reports.reader, reports.losses)
     return KernelFacts(
         paging_levels=None if form is None else form.levels,
-        unwinder="own" if collector.has_orc else "drgn",
+        unwinder="own" if collector.is_fast else "drgn",
         cpus_possible=_count(reports, "possible"),
         cpus_online=_count(reports, "online"),
         nodes_possible=_nodes(reports.prog),

@@ -14,6 +14,7 @@ from msatools.kernel.reader import Addresses
 from msatools.selfcheck.comparison import Comparison
 from msatools.selfcheck.report_set import ReportSet
 from msatools.selfdesc.variables import find_variable
+from msatools.tasks.stackmemory import saved_registers
 from msatools.tasks.stacks import StackCollector, ask_drgn
 from msatools.tasks.table import TaskTable
 
@@ -55,14 +56,15 @@ def unwinders(reports: ReportSet) -> Iterator[Comparison]:
     )
     collector = StackCollector(reports.reader, reports.losses)
     tasks = _sleeping(reports.tasks)
-    if not collector.has_orc:
+    if not collector.is_fast:
         yield replace(base, absent="drgn unwinds all stacks here")
     elif reports.target.types == "btf":
         yield replace(base, absent=_NO_TABLES)
     elif reports.target.live:
         yield replace(base, absent="stacks change while they are compared")
     else:
-        own = collector.collect(tasks["address"], tasks["stack"], tasks["sp"])
+        saved = saved_registers(tasks)
+        own = collector.collect(tasks["address"], tasks["stack"], saved)
         same = sum(
             own[row].addresses == ask_drgn(reports.prog, address).addresses
             for row, address in enumerate(tasks["address"].tolist())

@@ -26,4 +26,4 @@ def _parse(text: bytes) -> Mapping[str, str]:
 def vmcoreinfo_number(prog: drgn.Program, name: str) -> int | None:
     """Return the value of a ``NUMBER(name)`` line; ``None`` if not found."""
     value = vmcoreinfo(prog).get(f"NUMBER({name})")
-    return None if value is None else int(value)
+    return None if value is None else int(value, 0)

@@ -14,6 +14,7 @@ from msatools.target.errors import (
     NotADumpError,
     NotPermittedError,
     TargetError,
+    UnsupportedMachineError,
 )
 from msatools.target.reading import ReadAt, reader_of
 
@@ -142,6 +143,7 @@ def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
         raise NotADumpError(
             path, "a core of a program, not of a kernel", "name a vmcore"
         )
+    _check_machine(path, headers)
     return DumpFile(
         kind="elf",
         format="ELF",
@@ -163,9 +165,22 @@ def _parse_flattened(path: str, read: ReadAt) -> DumpFile:
     return _of_kdump(path, header, flat.read, flat.size, ", flattened")
 
 
+def _check_machine(path: str, headers: elf.Elf | kdump.Kdump) -> None:
+    """
+    Check that the dump is of a 64-bit, little-endian machine.
+
+    :raises UnsupportedMachineError: if it is not
+    """
+    if not headers.is_64:
+        raise UnsupportedMachineError(path, "32-bit")
+    if headers.byteorder != "<":
+        raise UnsupportedMachineError(path, "big-endian")
+
+
 def _of_kdump(
     path: str, header: kdump.Kdump, read: ReadAt, size: int, how: str = ""
 ) -> DumpFile:
+    _check_machine(path, header)
     if header.has_vmcoreinfo is False:
         raise _guest_without_vmcoreinfo(path)
     if any(notes.stop > size for notes in header.notes):

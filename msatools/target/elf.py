@@ -37,6 +37,7 @@ class Elf:
     """The headers of an ELF file."""
 
     is_core: bool
+    is_64: bool
     byteorder: str
     """``<`` or ``>``, as in formats of :mod:`struct`."""
 
@@ -85,6 +86,7 @@ def parse(read: ReadAt) -> Elf:
     section = struct.Struct(byteorder + ("4xI16xQQ" if is_64 else "4xI8xII"))
     return Elf(
         is_core=e_type == _ET_CORE,
+        is_64=is_64,
         byteorder=byteorder,
         segments=tuple(_table(read, phoff, phentsize, phnum, segment)),
         sections=tuple(_table(read, shoff, shentsize, shnum, section)),

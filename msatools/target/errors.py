@@ -29,6 +29,17 @@ class DamagedDumpError(TargetError):
     """The file is a dump, but too damaged to be opened."""
 
 
+class UnsupportedMachineError(TargetError):
+    """The dump is of a machine that is not supported."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(
+            path,
+            f"a dump of a {kind} kernel, and only 64-bit little-endian ones are read",
+            "use crash, or drgn by itself",
+        )
+
+
 class NotPermittedError(TargetError):
     """The target exists, but this user or this kernel may not read it."""
 

@@ -69,6 +69,7 @@ class Kdump:
     erased; empty if the fields' offsets depend on the architecture's padding."""
 
     byteorder: str
+    is_64: bool
 
     @property
     def table_offset(self) -> int:
@@ -133,6 +134,7 @@ def parse(read: ReadAt) -> Kdump:
         bitmap_size=bitmap_blocks * block_size,
         notes=tuple(notes),
         byteorder=byteorder,
+        is_64=word == 8,
     )
 
 

@@ -3,46 +3,26 @@
 """Reads of linearly mapped kernel memory without a walk of page tables.
 
 QEMU's dumps and kdumps have physical addresses only, so that drgn walks the kernel's
-page tables for each read, with four or five more reads. On x86-64 (Documentation/arch/
-x86/x86_64/mm.rst) the direct map of all memory begins at ``page_offset_base``, and the
-kernel's image is mapped linearly, too; almost all reads go to one of these.
+page tables for each read, with four or five more reads. All memory is mapped linearly
+(the direct map), and the kernel's image, too; almost all reads go to one of these.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import drgn
-from drgn import Architecture, FaultError, Program
+from drgn import FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.selfdesc.variables import find_variable
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
-from msatools.target.addresses import START_KERNEL_MAP
+from msatools.target.arch import arch_of
+from msatools.target.arch.model import Piece
 from msatools.target.vmalloc import map_vmalloc
 
 _DIRECT_MAP = "msatools.direct map"
 """Key of the program's cache."""
 
-_PAGE_SHIFT = 12
 _MAX_BYTES = 1 << 52
 """Maximum size of physical memory: addresses have 52 bits at most."""
-
-# The parts of the kernel's image that are kept (arch/x86/kernel/vmlinux.lds.S): the
-# init sections between them are freed after boot.
-_IMAGE = (
-    ("_stext", "_etext"),
-    ("__start_rodata", "__end_rodata"),
-    ("_sdata", "__init_begin"),
-    ("__bss_start", "__bss_stop"),
-)
-
-
-class Piece(NamedTuple):
-    """A range of virtual addresses that is physically contiguous."""
-
-    start: int
-    size: int
-    physical: int
 
 
 def map_kernel(prog: Program) -> None:
@@ -54,39 +34,35 @@ def map_kernel(prog: Program) -> None:
 def map_linear(prog: Program) -> list[Piece]:
     """Let drgn read linearly mapped memory by physical address.
 
-    A piece is skipped if the page tables map either end elsewhere. On architectures
-    other than x86-64 nothing is changed.
+    A piece is skipped if the page tables map either end elsewhere.
 
-    :return: The pieces.
+    :return: The pieces; empty if nothing is known of the architecture.
     """
-    platform = prog.platform
-    if platform is None or platform.arch != Architecture.X86_64:
-        return []
     memory = [piece for piece in _all_memory(prog) if _is_mapped(prog, piece)]
     pieces = memory + [piece for piece in _image(prog) if _is_mapped(prog, piece)]
     for piece in pieces:
         prog.add_memory_segment(piece.start, piece.size, _reading(prog, piece))
     for piece in memory:
-        direct_map(prog).set(piece.start, piece.size)
+        direct_map(prog).set(piece)
     return pieces
 
 
 class DirectMap:
     """
-    The range where all physical memory is mapped, from its first byte on, if known.
+    The range where all physical memory is mapped, if known.
 
     Callers with many reads translate addresses in it themselves and read physical
     memory: drgn's call back to this module takes half the time of a read.
     """
 
-    __slots__ = ("size", "start")
+    __slots__ = ("physical", "size", "start")
 
     def __init__(self) -> None:
-        self.start = self.size = 0
+        self.start = self.size = self.physical = 0
 
-    def set(self, start: int, size: int) -> None:
+    def set(self, piece: Piece) -> None:
         """Set the range, for all users of this object."""
-        self.start, self.size = start, size
+        self.start, self.size, self.physical = piece
 
 
 def direct_map(prog: Program) -> DirectMap:
@@ -97,28 +73,29 @@ def direct_map(prog: Program) -> DirectMap:
 
 def forget_direct_map(prog: Program) -> None:
     """Let readers use drgn's memory segments, as tests overlay memory with them."""
-    direct_map(prog).set(0, 0)
+    direct_map(prog).set(Piece(0, 0, 0))
 
 
 def _all_memory(prog: Program) -> Iterator[Piece]:
     try:
-        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
-        start = find_variable(prog, "page_offset_base").value_()
-        yield Piece(start, find_variable(prog, "max_pfn").value_() << _PAGE_SHIFT, 0)
+        memory = arch_of(prog).direct_map(prog)
     except (LookupError, FaultError):
-        pass
+        return
+    if memory is not None:
+        yield memory
 
 
 def _image(prog: Program) -> Iterator[Piece]:
-    base = vmcoreinfo_number(prog, "phys_base")
-    if base is None:
+    arch = arch_of(prog)
+    moved = arch.image_offset(prog)
+    if moved is None:
         return
-    for first, last in _IMAGE:
+    for first, last in arch.image:
         try:
             start, end = prog.symbol(first).address, prog.symbol(last).address
         except LookupError:
             continue
-        yield Piece(start, end - start, start - START_KERNEL_MAP + base)
+        yield Piece(start, end - start, start - moved)
 
 
 def _is_mapped(prog: Program, piece: Piece) -> bool:

@@ -38,6 +38,8 @@ _CAP_SYS_RAWIO = 17
 
 # Values of utsname.machine that differ from drgn's names of architectures.
 _ARCHITECTURES = {"i686": "I386", "armv7l": "ARM", "ppc64le": "PPC64"}
+_NAMELESS = "Unknown"
+"""What QEMU (seen in 7.2) calls arm64, and all machines that it has no name for."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
             "this drgn was built without libkdumpfile, which reads kdumps",
             "install drgn's wheel, or build it with libkdumpfile",
         )
-    prog = Program(platform=_platform_of(dump))
+    prog = Program(platform=_platform_of(path, dump))
     try:
         if dump.bad_descriptors:
             set_damaged_kdump(prog, path)
@@ -184,7 +186,7 @@ def _fault(address: int, count: int, offset: int, physical: bool) -> bytes:
     raise FaultError("not an address of the kernel", address)
 
 
-def _platform_of(dump: DumpFile) -> Platform | None:
+def _platform_of(path: str, dump: DumpFile) -> Platform | None:
     """Return the platform if libkdumpfile cannot find it; ``None`` if it can.
 
     QEMU (seen in 7.2) leaves all of utsname but the machine blank in its kdumps, and
@@ -192,6 +194,13 @@ def _platform_of(dump: DumpFile) -> Platform | None:
     """
     if dump.machine is None or dump.release is not None:
         return None
+    if dump.machine == _NAMELESS:
+        # Of arm64 libkdumpfile does not find the pages, either.
+        raise TargetError(
+            path,
+            "a kdump by QEMU of a machine that QEMU has no name for, such as arm64",
+            "dump the guest as ELF: dump-guest-memory without -z, -l or -s",
+        )
     name = _ARCHITECTURES.get(dump.machine, dump.machine.upper())
     try:
         return Platform(Architecture[name])

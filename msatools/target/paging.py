@@ -3,7 +3,7 @@
 """Format of a kernel's page tables, and translation of single addresses.
 
 Levels, sizes and the bits of entries are in :class:`TableFormat` only, which is also
-used to process whole tables at once.
+used to process whole tables at once. msatools.target.arch has that of a kernel.
 """
 
 import struct
@@ -12,73 +12,121 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from drgn import Architecture, FaultError, Program
-
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
-
-PAGE_SHIFT = 12
-ENTRIES = 512
-"""Number of entries of a table, which is a page with entries of 8 bytes."""
-
-TABLE_BYTES = 8 * ENTRIES
+from drgn import FaultError
 
 Words = npt.NDArray[np.uint64]
 Booleans = npt.NDArray[np.bool_]
 
-_FRAME = 0x000F_FFFF_FFFF_F000
-_SHIFTS = (39, 30, 21, PAGE_SHIFT)
 _U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
 class TableFormat:
     """
-    Format of the page tables of one kernel; by default with four levels.
+    Format of the page tables of one kernel; entries have 8 bytes.
 
-    x86-64 (arch/x86/include/asm/pgtable_types.h and pgtable_64.h).
+    A table fills a page, except that at the top level it may be smaller.
     """
 
-    shifts: tuple[int, ...] = _SHIFTS
+    shifts: tuple[int, ...]
     """Shift of each level, the top one first: log2 of the bytes that an entry covers
     (PGDIR_SHIFT, ..., PAGE_SHIFT)."""
 
-    frame: int = _FRAME
+    frame: int
     """Mask of the physical address in an entry."""
 
-    largest: int = 30
+    largest: int
     """Largest shift of an entry that can map a huge page."""
 
+    huge: int
+    """Bit of an entry above the lowest level that maps a huge page."""
+
+    protnone: int
+    """Bits any of which says, without ``present``, that a page is mapped, but
+    inaccessible."""
+
+    special: int
+    """The zero page or device memory, see vm_normal_page()."""
+
+    swap_type_shift: int
+    """Shift of the number of the swap device in a swap entry; it has 5 bits."""
+
+    top_entries: int
+    """Number of entries in a top-level table."""
+
+    user_entries: int
+    """Number of user entries in a process's top-level table; they come first."""
+
+    kernel_entry: int
+    """Index of the first entry of the kernel's top-level table that maps the kernel."""
+
     present: int = 1 << 0
-    huge: int = 1 << 7
-    """_PAGE_PSE: an entry above the lowest level maps a huge page."""
+    high: int = 0
+    """Mask of more bits of the physical address in an entry."""
 
-    protnone: int = 1 << 8
-    """_PAGE_PROTNONE: without ``present``, a page is mapped, but inaccessible."""
+    high_shift: int = 0
+    """By how much ``high`` is shifted to the left."""
 
-    special: int = 1 << 9
-    """_PAGE_SPECIAL: the zero page or device memory, see vm_normal_page()."""
+    flip: int = 0
+    """``huge``, if that bit is clear in an entry that maps a huge page."""
 
-    hardware: int = 1 << 5 | 1 << 6
+    hardware: int = 0
     """Accessed and dirty, which some CPUs set in a none entry (erratum)."""
 
-    swap_type_shift: int = 59
-    """Shift of the number of the swap device in a swap entry."""
-
-    user_entries: int = ENTRIES // 2
-    """Number of user entries in a top-level table; the kernel's follow."""
+    inverts: bool = False
+    """Whether the address is inverted in an entry that is not present."""
 
     @property
     def levels(self) -> int:
         """Number of levels."""
         return len(self.shifts)
 
+    @property
+    def page_shift(self) -> int:
+        """log2 of the size of a page."""
+        return self.shifts[-1]
+
+    @property
+    def table_bytes(self) -> int:
+        """Size of a table, except at the top level."""
+        return 1 << self.page_shift
+
+    @property
+    def entries(self) -> int:
+        """Number of entries in a table, except at the top level."""
+        return self.table_bytes // 8
+
+    @property
+    def user_bytes(self) -> int:
+        """Bytes of the user entries in a process's top-level table."""
+        return 8 * self.user_entries
+
+    def pages_of(self, shift: int) -> int:
+        """Return the number of pages that an entry of this shift maps."""
+        return 1 << shift - self.page_shift
+
+    def address(self, entry: int) -> int:
+        """Return the physical address in an entry."""
+        return entry & self.frame | (entry & self.high) << self.high_shift
+
+    def addresses(self, entries: Words) -> Words:
+        """Return the physical address in each entry."""
+        addresses: Words = entries & np.uint64(self.frame)
+        if self.high:
+            high = entries & np.uint64(self.high)
+            addresses |= high << np.uint64(self.high_shift)
+        return addresses
+
     def maps_memory(self, entry: int, shift: int) -> bool:
         """Return whether a present entry maps memory, not a table."""
-        return entry & self.leaf_bits(shift) != 0
+        return (entry ^ self.flip) & self.leaf_bits(shift) != 0
 
     def leaf_bits(self, shift: int) -> int:
-        """Return the bits any of which is set in a present entry that maps memory."""
-        if shift == PAGE_SHIFT:
+        """Return the bit that is set in a present entry that maps memory.
+
+        That is, if ``flip`` is inverted in the entry.
+        """
+        if shift == self.page_shift:
             return self.present
         return self.huge if shift <= self.largest else 0
 
@@ -89,7 +137,10 @@ class TableFormat:
         """
         if shift > self.largest:
             return None
-        huge: Booleans = (entries & np.uint64(self.huge)) != 0
+        huge: Booleans = ((entries ^ np.uint64(self.flip)) & np.uint64(self.huge)) != 0
+        if self.flip:
+            # The bit is clear in entries of nothing, too.
+            huge &= self.mapped_of(entries)
         return huge
 
     def present_of(self, entries: Words) -> Booleans:
@@ -97,41 +148,29 @@ class TableFormat:
         present: Booleans = (entries & np.uint64(self.present)) != 0
         return present
 
+    def mapped_of(self, entries: Words) -> Booleans:
+        """Return which entries are present, or map an inaccessible page."""
+        mapped: Booleans = (entries & np.uint64(self.present | self.protnone)) != 0
+        return mapped
+
     def tables(self, entries: Words, shift: int) -> Words:
         """Return the physical addresses of the tables that entries point to."""
         named = self.present_of(entries)
         huge = self.huge_of(entries, shift)
         if huge is not None:
             named &= ~huge
-        tables: Words = entries[named] & np.uint64(self.frame)
-        return tables
+        return self.addresses(entries[named])
 
     def user_pfns(self, entries: Words) -> Words:
-        """Return the pfn that each user entry maps.
+        """Return the pfn that each user entry maps."""
+        if self.inverts:
+            entries = np.where(self.present_of(entries), entries, ~entries)
+        return self.addresses(entries) >> np.uint64(self.page_shift)
 
-        Linux kernel commit 6b28baca9b1f ("x86/speculation/l1tf: Protect PROT_NONE PTEs
-        against speculation") (in v4.19): if the entry is not present, it is inverted.
-        """
-        plain = np.where(self.present_of(entries), entries, ~entries)
-        pfns: Words = (plain & np.uint64(self.frame)) >> np.uint64(PAGE_SHIFT)
-        return pfns
-
-
-def pages_of(shift: int) -> int:
-    """Return the number of pages that an entry of this shift maps."""
-    return 1 << shift - PAGE_SHIFT
-
-
-def table_format(prog: Program) -> TableFormat | None:
-    """Return the format of a kernel's page tables; ``None`` if unknown."""
-    platform = prog.platform
-    if platform is None or platform.arch != Architecture.X86_64:
-        return None
-    # With 57 bits of virtual addresses (CONFIG_X86_5LEVEL, in v4.14).
-    top = (48,) if vmcoreinfo_number(prog, "pgtable_l5_enabled") else ()
-    # With memory encryption (SME), a bit of the address marks encrypted pages.
-    encrypted = vmcoreinfo_number(prog, "sme_mask") or 0
-    return TableFormat((*top, *_SHIFTS), _FRAME & ~encrypted)
+    def swap_types(self, entries: Words) -> Words:
+        """Return the number of the swap device in each swap entry."""
+        types: Words = entries >> np.uint64(self.swap_type_shift) & np.uint64(31)
+        return types
 
 
 class TableWalk:
@@ -148,8 +187,9 @@ class TableWalk:
         self._root = root
         self._read_table = read
         self._tables: dict[int, bytes] = {}
-        self._present, self._frame = form.present, form.frame
         self._leaf = {shift: form.leaf_bits(shift) for shift in form.shifts}
+        self._last = dict.fromkeys(form.shifts, form.entries - 1)
+        self._last[form.shifts[0]] = form.top_entries - 1
 
     def find(self, address: int) -> tuple[int, int] | None:
         """
@@ -165,7 +205,7 @@ class TableWalk:
         if not entry:
             return None
         within = address & ((1 << shift) - 1)
-        start = (entry & self.form.frame) >> shift << shift
+        start = self.form.address(entry) >> shift << shift
         return start + within, (1 << shift) - within
 
     def frames(self, address: int, count: int) -> npt.NDArray[np.int64]:
@@ -179,7 +219,7 @@ class TableWalk:
         parts: list[npt.NDArray[np.int64]] = []
         done = 0
         while done < count:
-            found = self._frames(address + (done << PAGE_SHIFT), count - done)
+            found = self._frames(address + (done << self.form.page_shift), count - done)
             parts.append(found)
             done += len(found)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -188,13 +228,13 @@ class TableWalk:
         """Find as many frames as one entry, or one table of pages, tells."""
         form = self.form
         entry, shift, error = self._descend(address, form.shifts[:-1])
-        within = (address & ((1 << shift) - 1)) >> PAGE_SHIFT
-        room = min(count, pages_of(shift) - within)
+        within = (address & ((1 << shift) - 1)) >> form.page_shift
+        room = min(count, form.pages_of(shift) - within)
         if error is not None or not entry:
             return np.full(room, -1, np.int64)
-        table = entry & form.frame
+        table = form.address(entry)
         if form.maps_memory(entry, shift):
-            first = (table >> shift << shift - PAGE_SHIFT) + within
+            first = (table >> shift << shift - form.page_shift) + within
             return np.arange(first, first + room, dtype=np.int64)
         # Not cached: there are many, and each is needed once or twice.
         try:
@@ -202,7 +242,7 @@ class TableWalk:
         except FaultError:
             return np.full(room, -1, np.int64)
         words = entries[within : within + room]
-        frames = (words & np.uint64(form.frame)) >> np.uint64(PAGE_SHIFT)
+        frames = form.addresses(words) >> np.uint64(form.page_shift)
         return np.where(form.present_of(words), frames.astype(np.int64), -1)
 
     def _descend(
@@ -215,7 +255,9 @@ class TableWalk:
             and the error if it could not be read.
         """
         tables, table, entry, shift = self._tables, self._root, 0, 0
-        present, frame = self._present, self._frame
+        form = self.form
+        present, flip, frame = form.present, form.flip, form.frame
+        high, high_shift = form.high, form.high_shift
         for shift in shifts:
             entries = tables.get(table)
             if entries is None:
@@ -223,11 +265,12 @@ class TableWalk:
                     entries = tables[table] = self._read_table(table)
                 except FaultError as error:
                     return 0, shift, error
-            (entry,) = _U64.unpack_from(entries, (address >> shift) % ENTRIES * 8)
+            index = address >> shift & self._last[shift]
+            (entry,) = _U64.unpack_from(entries, index * 8)
             if not entry & present:
                 return 0, shift, None
-            # form.maps_memory() inlined: a call would double the time.
-            if entry & self._leaf[shift]:
+            # form.maps_memory() and address() inlined: calls would double the time.
+            if (entry ^ flip) & self._leaf[shift]:
                 break
-            table = entry & frame
+            table = entry & frame | (entry & high) << high_shift
         return entry, shift, None

@@ -4,25 +4,16 @@
 
 Kernel stacks and modules lie in vmalloc() memory. drgn walks four or five tables for
 each read; in a dump they do not change, so tables are cached here. The same tables
-translate other mappings, such as the memmap, many pages at a time. x86-64 only
-(Documentation/arch/x86/x86_64/mm.rst).
+translate other mappings, such as the memmap, many pages at a time.
 """
-
-from contextlib import suppress
 
 from drgn import FaultError, Program, ProgramFlags
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.selfdesc.variables import find_variable
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
-from msatools.target.addresses import START_KERNEL_MAP
-from msatools.target.paging import TABLE_BYTES, TableFormat, TableWalk, table_format
-
-_VMALLOC_TIB = {4: 32, 5: 12800}
-"""Size of the vmalloc area by number of levels (VMALLOC_SIZE_TB_L4 and _L5)."""
-
-_MODULES = 0xFFFF_FFFF_A000_0000
-_MODULES_END = 0xFFFF_FFFF_FF00_0000
+from msatools.selfdesc.vmcoreinfo import vmcoreinfo
+from msatools.target.arch import arch_of, table_format
+from msatools.target.paging import TableFormat, TableWalk
 
 
 def map_vmalloc(prog: Program) -> bool:
@@ -37,12 +28,7 @@ def map_vmalloc(prog: Program) -> bool:
     tables = page_tables(prog)
     if tables is None:
         return False
-    ranges = [(_MODULES, _MODULES_END - _MODULES)]
-    with suppress(LookupError, FaultError):
-        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
-        size = (_VMALLOC_TIB[tables.form.levels] << 40) - 1
-        ranges.append((find_variable(prog, "vmalloc_base").value_(), size))
-    for start, size in ranges:
+    for start, size in arch_of(prog).paged(prog, tables.form):
         prog.add_memory_segment(start, size, tables.read)
     return True
 
@@ -53,12 +39,12 @@ def page_tables(prog: Program) -> "VmallocTables | None":
     if form is None or prog.flags & ProgramFlags.IS_LIVE:
         return None
     root = vmcoreinfo(prog).get("SYMBOL(swapper_pg_dir)")
-    base = vmcoreinfo_number(prog, "phys_base")
-    if root is None or base is None:
+    offset = arch_of(prog).image_offset(prog)
+    if root is None or offset is None:
         return None
     try:
         address = int(root, 16)
-        tables = VmallocTables(prog, address - START_KERNEL_MAP + base, form)
+        tables = VmallocTables(prog, address - offset, form)
         # Check the address from VMCOREINFO against drgn's own translation.
         space = find_variable(prog, "init_mm").address_of_()
         is_right = tables.translate(address)[0] == follow_phys(space, address).value_()
@@ -74,7 +60,8 @@ class VmallocTables(TableWalk):
         """
         :param root: Physical address of the top-level table.
         """
-        super().__init__(form, root, lambda table: prog.read(table, TABLE_BYTES, True))
+        size = form.table_bytes
+        super().__init__(form, root, lambda table: prog.read(table, size, True))
         self._read = prog.read
 
     def read(self, address: int, count: int, offset: int, physical: bool) -> bytes:

@@ -19,6 +19,7 @@ from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
+from msatools.target.arch import arch_of
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.framerules import End
 from msatools.tasks.microstates import BOUND_NS, microstates
@@ -290,15 +291,17 @@ class _Collector(StackCollector):
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         super().__init__(reader, losses)
         self._memory = reader
-        self._held: dict[int, tuple[int, Addresses]] = {}
-        """Stack pointer and the words from there on, by the start of the stack."""
+        self._held: dict[int, tuple[Addresses, Addresses]] = {}
+        """Saved registers and the words from the stack pointer on, by the start of the
+        stack."""
 
         task = reader.prog.type("struct task_struct")
         first, second = sorted(drgn.offsetof(task, n) for n in ("nvcsw", "nivcsw"))
         # One read, unless the members of the structure are shuffled.
         follow = second == first + 8
         self._counts = ((first, 2),) if follow else ((first, 1), (second, 1))
-        self._pointer = drgn.offsetof(task, "thread.sp") if self.has_orc else None
+        saved = arch_of(reader.prog).saved_registers if self.is_fast else ()
+        self._saved = tuple(drgn.offsetof(task, name) for name in saved)
 
     def hold(self, tasks: Records) -> Counts:
         """Read the stacks of some threads, to be unwound later.
@@ -313,31 +316,37 @@ class _Collector(StackCollector):
                     int(self._memory.words(address + offset, count).sum())
                     for offset, count in self._counts
                 )
-                if stack and self._pointer is not None:
-                    self._hold_stack(stack, address + self._pointer)
+                if stack and self._saved:
+                    self._hold_stack(stack, address)
         return switches
 
-    def _hold_stack(self, stack: int, pointer_address: int) -> None:
+    def _hold_stack(self, stack: int, task: int) -> None:
         """Read a stack from its saved stack pointer on, if that is plausible."""
-        pointer = int.from_bytes(self._memory.read(pointer_address, 8), "little")
+        first, end = min(self._saved), max(self._saved) + 8
+        words = self._memory.words(task + first, (end - first) // 8)
+        saved = words[[(offset - first) // 8 for offset in self._saved]]
+        pointer = int(saved[0])
         size = stack + self.stack_bytes - pointer
         if pointer % 8 == 0 and 0 < size <= self.stack_bytes:
-            self._held[stack] = pointer, self._memory.words(pointer, size // 8)
+            self._held[stack] = saved, self._memory.words(pointer, size // 8)
 
     def release(self) -> None:
         self._held = {}
 
-    def read(self, stacks: Addresses, pointers: Addresses) -> StackMemory:
+    def read(self, stacks: Addresses, saved: Addresses) -> StackMemory:
         if not self._held:
-            return super().read(stacks, pointers)
+            return super().read(stacks, saved)
         no_words = np.empty(0, np.uint64)
-        held = [self._held.get(stack, (0, no_words)) for stack in stacks.tolist()]
+        none = np.zeros(max(len(self._saved), 1), np.uint64), no_words
+        held = [self._held.get(stack, none) for stack in stacks.tolist()]
+        kept = np.stack([registers for registers, _ in held])
         lengths = np.array([len(words) for _, words in held], np.intp)
         return StackMemory(
             words=np.concatenate([no_words, *(words for _, words in held)]),
             first=np.cumsum(lengths) - lengths,
-            base=np.array([pointer for pointer, _ in held], np.uint64),
+            base=np.ascontiguousarray(kept[:, 0]),
             size=8 * lengths.astype(np.uint64),
+            saved=kept,
         )
 
 

@@ -14,11 +14,15 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.selfdesc.variables import find_variable
+from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
 
 _WORD = 8
 _MAX_STACK_BYTES = 1 << 18
 """Limit for THREAD_SIZE: 16 KiB on x86-64, 64 KiB with KASAN."""
+
+SAVED = ("sp", "fp", "pc")
+"""Columns of the task table with registers that are saved; not all on x86-64."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -38,6 +42,10 @@ class StackMemory:
 
     size: Addresses
     """Bytes read of each stack; 0 if the task has none, or it could not be read."""
+
+    saved: Addresses
+    """Shape (stacks, registers): the registers that were saved when each task was last
+    switched from, see :func:`saved_registers`."""
 
     def __len__(self) -> int:
         return len(self.base)
@@ -61,6 +69,20 @@ class StackMemory:
         words = np.zeros(len(rows), np.uint64)
         words[inside] = self.words[indices[inside]]
         return words, inside
+
+
+def saved_registers(tasks: TaskTable) -> Addresses | None:
+    """
+    Return the registers that were saved when each thread was last switched from.
+
+    :return: Shape (threads, registers): the stack pointer; on arm64 also the frame
+        pointer and the program counter, which x86-64 keeps on the stack. ``None`` if
+        not known where they are.
+    """
+    if not tasks.has("sp"):
+        return None
+    names = [name for name in SAVED if tasks.has(name)]
+    return np.stack([tasks[name].astype(np.uint64) for name in names], 1)
 
 
 def stack_bytes(prog: drgn.Program) -> int:
@@ -99,7 +121,7 @@ def _first_stack_size(prog: drgn.Program) -> int:
 def read_stacks(
     reader: Reader,
     stacks: Addresses,
-    pointers: Addresses,
+    saved: Addresses,
     stack_size: int,
     losses: LossLog,
 ) -> StackMemory:
@@ -107,8 +129,10 @@ def read_stacks(
     Read each stack from the saved stack pointer to its end.
 
     :param stacks: ``task_struct.stack``, the lowest address; 0 if there is no stack.
-    :param pointers: ``task_struct.thread.sp``.
+    :param saved: Saved stack pointers; or with more registers, a row each.
     """
+    saved = saved.reshape(len(stacks), -1)
+    pointers = np.ascontiguousarray(saved[:, 0])
     used = stacks + np.uint64(stack_size) - pointers
     sane = (stacks != 0) & (used <= stack_size) & (used > 0)
     sane &= (pointers % _WORD == 0) & (stacks % _WORD == 0)
@@ -126,4 +150,4 @@ def read_stacks(
     words = np.frombuffer(b"".join(parts), "<u8")
     ends = np.cumsum(size // _WORD).astype(np.intp)
     first = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends
-    return StackMemory(words, first, pointers, size)
+    return StackMemory(words, first, pointers, size, saved)

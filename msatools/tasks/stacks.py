@@ -3,10 +3,10 @@
 """
 Stack traces of many tasks that do not run.
 
-On x86-64 the kernel's own ORC tables describe each frame. Each stack is read with one
-read, and all are unwound together: a stack costs some microseconds, and is exact with
-and without debug info. On other architectures, and for frames that ORC does not
-support, drgn unwinds one stack after the other.
+On x86-64 the kernel's own ORC tables describe each frame, on arm64 frame records do.
+Each stack is read with one read, and all are unwound together: a stack costs some
+microseconds, and is exact with and without debug info. On other architectures, and for
+frames that ORC does not support, drgn unwinds one stack after the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,8 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.target.addresses import KERNEL_HALF
+from msatools.target.arch import arch_of
+from msatools.tasks.framerecords import FrameRecords
 from msatools.tasks.framerules import End
 from msatools.tasks.orc import Orc
 from msatools.tasks.stackmemory import StackMemory, read_stacks, stack_bytes
@@ -99,12 +101,12 @@ class StackCollector:
         self._unwinder = self._make_unwinder()
 
     @property
-    def has_orc(self) -> bool:
-        """Whether stacks are unwound by ORC: in microseconds, not milliseconds."""
+    def is_fast(self) -> bool:
+        """Whether stacks are unwound in microseconds, not milliseconds."""
         return self._unwinder is not None
 
     def collect(
-        self, tasks: Addresses, stacks: Addresses, pointers: Addresses | None
+        self, tasks: Addresses, stacks: Addresses, saved: Addresses | None
     ) -> Stacks:
         """
         Unwind the stacks of some tasks, which do not run.
@@ -115,16 +117,17 @@ class StackCollector:
 
         :param tasks: Addresses of ``struct task_struct``.
         :param stacks: ``task_struct.stack``; 0 if there is none, as for zombies.
-        :param pointers: ``task_struct.thread.sp``, of x86-64; elsewhere ``None``.
+        :param saved: Their saved registers, by ``stackmemory.saved_registers()``; or
+            just the stack pointers, on x86-64.
         """
         found = Stacks(self.text, index=np.zeros(len(tasks), np.int32))
         indices: dict[Stack, int] = {NO_STACK: 0}
-        if self._unwinder is None or pointers is None:
+        if self._unwinder is None or saved is None:
             self._ask(found, indices, tasks, np.flatnonzero(stacks), None)
         else:
             for start in range(0, len(tasks), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)
-                memory = self.read(stacks[part], pointers[part])
+                memory = self.read(stacks[part], saved[part])
                 frames = self._unwinder.unwind(memory)
                 _intern(frames, found, indices, start)
                 unsupported = np.flatnonzero(frames.ends == End.UNSUPPORTED)
@@ -132,30 +135,30 @@ class StackCollector:
         self._count(found)
         return found
 
-    def read(self, stacks: Addresses, pointers: Addresses) -> StackMemory:
+    def read(self, stacks: Addresses, saved: Addresses) -> StackMemory:
         """Read the part in use of some stacks, to search it."""
-        return read_stacks(
-            self._reader, stacks, pointers, self.stack_bytes, self._losses
-        )
+        return read_stacks(self._reader, stacks, saved, self.stack_bytes, self._losses)
 
-    def unwind(self, task: int, words: Sequence[int], base: int) -> Stack:
+    def unwind(self, task: int, words: Sequence[int], saved: tuple[int, ...]) -> Stack:
         """Unwind one stack, without the cost of arrays.
 
         :param task: address of the ``struct task_struct``, in case drgn has to unwind
         :param words: the words from the saved stack pointer to the end of the stack
-        :param base: the saved stack pointer
+        :param saved: its saved registers, the stack pointer first
         """
         if self._unwinder is None:
             return ask_drgn(self._reader.prog, task)
-        one = self._unwinder.unwind_one(list(words), base)
+        one = self._unwinder.unwind_one(list(words), saved)
         if one.end is End.UNSUPPORTED:
             return ask_drgn(self._reader.prog, task)
         interrupted = tuple(np.flatnonzero(one.interrupted).tolist())
         return Stack(tuple(one.pcs), interrupted, one.end, one.guessed)
 
-    def _make_unwinder(self) -> Unwinder | None:
+    def _make_unwinder(self) -> Unwinder | FrameRecords | None:
         prog = self._reader.prog
         try:
+            if arch_of(prog).has_frame_records:
+                return FrameRecords(prog)
             orc = Orc(self._reader, self.text, self._losses)
             return Unwinder(prog, orc, thread_start(prog))
         except drgn.FaultError as error:

@@ -80,6 +80,45 @@ _X86_NAMES = {
 }
 
 
+# include/uapi/asm-generic/unistd.h: the same calls, as far as arm64 has them.
+_ARM64_NAMES = {
+    4: "io_getevents",
+    22: "epoll_pwait",
+    25: "fcntl",
+    29: "ioctl",
+    32: "flock",
+    34: "mkdirat",
+    **dict(enumerate(("truncate", "ftruncate", "fallocate"), 45)),
+    **dict(enumerate(("openat", "close"), 56)),
+    61: "getdents64",
+    **dict(enumerate(("read", "write", "readv", "writev"), 63)),
+    **dict(enumerate(("pread64", "pwrite64", "preadv", "pwritev", "sendfile"), 67)),
+    **dict(enumerate(("pselect6", "ppoll"), 72)),
+    **dict(enumerate(("splice", "tee"), 76)),
+    **dict(enumerate(("fsync", "fdatasync", "sync_file_range"), 82)),
+    95: "waitid",
+    98: "futex",
+    101: "nanosleep",
+    115: "clock_nanosleep",
+    133: "rt_sigsuspend",
+    137: "rt_sigtimedwait",
+    **dict(enumerate(("mq_timedsend", "mq_timedreceive"), 182)),
+    **dict(enumerate(("msgrcv", "msgsnd"), 188)),
+    **dict(enumerate(("semtimedop", "semop"), 192)),
+    **dict(enumerate(("accept", "connect"), 202)),
+    **dict(enumerate(("sendto", "recvfrom"), 206)),
+    **dict(enumerate(("shutdown", "sendmsg", "recvmsg", "readahead"), 210)),
+    **dict(enumerate(("clone", "execve"), 220)),
+    **dict(enumerate(("accept4", "recvmmsg"), 242)),
+    260: "wait4",
+    269: "sendmmsg",
+    **dict(enumerate(("copy_file_range", "preadv2", "pwritev2"), 285)),
+    292: "io_pgetevents",
+    **{number: name for number, name in _X86_NAMES.items() if number > 424},
+}
+"""From 424 on numbers are the same everywhere."""
+
+
 @dataclass(frozen=True)
 class Syscalls:
     """One value a thread."""
@@ -242,7 +281,7 @@ def _arm64(
         ip=values("pc"),
         fp=values("regs[29]"),
         compat=known & (mode == 0x10),
-        names={},
+        names=_ARM64_NAMES,
     )
 
 

@@ -105,7 +105,10 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mm": ("u8", ("mm",)),
     "signal": ("u8", ("signal",)),
     "stack": ("u8", ("stack",)),
+    # The last two are of arm64: x86-64 has them on the stack.
     "sp": ("u8", ("thread.sp", "thread.cpu_context.sp")),
+    "fp": ("u8", ("thread.cpu_context.fp",)),
+    "pc": ("u8", ("thread.cpu_context.pc",)),
     # The objective credentials, as in /proc, not those it acts with (cred).
     "cred": ("u8", ("real_cred",)),
     "real_parent": ("u8", ("real_parent",)),

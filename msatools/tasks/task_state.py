@@ -11,17 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import Booleans
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass, are_any
+from msatools.tasks.stackmemory import saved_registers
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.states import STOPPED, TRACED, WAKING, asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import StackWait, classify
 
-INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
-"""Prefixes of the entry points of interrupts; arch/x86/include/asm/idtentry.h."""
+INTERRUPTS = (
+    *("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious"),
+    *("el0t_64_irq", "el0t_64_fiq", "el0t_32_irq", "el0t_32_fiq", "el0_irq"),
+)
+"""Prefixes of the entry points of interrupts: arch/x86/include/asm/idtentry.h and, of
+user mode, arch/arm64/kernel/entry.S."""
 
 
 class AgeBound(IntEnum):
@@ -79,7 +83,7 @@ def collect_now(
     stacks = collector.collect(
         tasks["address"],
         np.where(off, tasks["stack"], 0).astype(np.uint64),
-        _pointers(tasks),
+        saved_registers(tasks),
     )
     waits = tuple(classify(stacks.names(stack)) for stack in stacks.unique)
     by_stack = np.array([wait.task_class for wait in waits], np.uint8)
@@ -98,10 +102,6 @@ def collect_now(
 def _runs(tasks: TaskTable) -> Booleans:
     runs: Booleans = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
     return runs
-
-
-def _pointers(tasks: TaskTable) -> Addresses | None:
-    return tasks["sp"] if tasks.has("sp") else None
 
 
 def running_class(prog: drgn.Program, task: int) -> TaskClass:

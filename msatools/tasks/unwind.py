@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import each_once
-from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
+from msatools.target.addresses import KERNEL_HALF
+from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.framerules import (
     MAX_FRAMES,
     RULES,
@@ -121,7 +122,7 @@ class Unwinder:
     def _unwind_few(self, memory: StackMemory) -> Frames:
         """Unwind one stack after the other, without vector operations."""
         stacks = [
-            self.unwind_one(memory.stack(row).tolist(), int(memory.base[row]))
+            self.unwind_one(memory.stack(row).tolist(), (int(memory.base[row]),))
             for row in range(len(memory))
         ]
         shape = len(stacks), max((len(stack.pcs) for stack in stacks), default=0)
@@ -136,10 +137,11 @@ class Unwinder:
             np.array([stack.guessed for stack in stacks], np.bool_),
         )
 
-    def unwind_one(self, words: list[int], base: int) -> OneStack:
-        """Unwind one stack; *words* start at *base*, the saved stack pointer."""
+    def unwind_one(self, words: list[int], saved: tuple[int, ...]) -> OneStack:
+        """Unwind one stack; *words* start at the saved stack pointer."""
         if not words:
             return OneStack([], [], End.NONE, False)
+        (base,) = saved
         memory = OneMemory(words, base)
         pc = memory.read(base + int(self._saved_ip))
         if pc is None or pc < START_KERNEL_MAP:

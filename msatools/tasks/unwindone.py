@@ -5,7 +5,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
+from msatools.target.addresses import KERNEL_HALF
+from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.framerules import MAX_FRAMES, End, FrameRule
 
 _WORD = 8

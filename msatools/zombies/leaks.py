@@ -34,7 +34,7 @@ from msatools.locks.evidence import seen_on_stacks
 from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.stackmemory import saved_registers, stack_bytes
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskReader, TaskTable
@@ -271,7 +271,7 @@ def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
     stacks = StackCollector(reader, LossLog()).collect(
         part["address"],
         part["stack"].astype(np.uint64),
-        part["sp"].astype(np.uint64) if part.has("sp") else None,
+        saved_registers(part),
     )
     waits = [classify(stacks.names(stack)).task_class for stack in stacks.unique]
     idle = {

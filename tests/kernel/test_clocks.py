@@ -2,10 +2,13 @@
 
 """Clocks are read, and a damaged one is replaced or reported."""
 
+import re
+
 import pytest
-from drgn import Program, sizeof
+from drgn import Object, Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 
+from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -66,3 +69,36 @@ def test_online_mask_that_is_lost() -> None:
     assert clocks.local_ns == whole.local_ns
     assert clocks.behind_ns.tolist() == whole.behind_ns.tolist()
     assert losses.lost == {"cpumasks_unreadable": 1}
+
+
+@pytest.mark.parametrize("name", ["tasks-6.12arm64", "tasks-6.1arm64"])
+def test_offset_by_the_counter(name: str) -> None:
+    """The guest read CLOCK_MONOTONIC, and then the scheduler's clock."""
+    types = "dwarf" if name == "tasks-6.1arm64" else "btf"
+    clocks = read_clocks(Reader(open_dump(name, types)), LossLog())
+    shown = lab.build(name).truth("sys/kernel/debug/sched/debug").decode("latin-1")
+    found = dict(re.findall(r"^(sched_clk|ktime) +: (\d+\.\d{6})$", shown, re.M))
+    local, monotonic = (
+        int(found[clock].replace(".", "")) for clock in ("sched_clk", "ktime")
+    )
+    assert clocks.monotonic_offset_ns is not None
+    assert 0 < clocks.monotonic_offset_ns < local - monotonic
+    assert clocks.monotonic_ns is not None
+    assert clocks.monotonic_ns > monotonic
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", ["memory-6.12arm64"])
+def test_clock_of_the_counter_that_is_damaged(name: str) -> None:
+    def offset(member: str, change: int) -> int | None:
+        prog = open_dump(name, "btf")
+        clock = Object(prog, "struct clock_data", address=prog.symbol("cd").address)
+        for number in range(2):
+            value = clock.read_data[number].member_(member)
+            write(prog, value.address_, value.value_() + change)
+        return read_clocks(Reader(prog), LossLog()).monotonic_offset_ns
+
+    whole = offset("epoch_ns", 0)
+    assert whole is not None
+    assert offset("epoch_ns", 5) == whole + 5
+    assert offset("epoch_cyc", 1 << 50) is None

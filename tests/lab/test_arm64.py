@@ -31,7 +31,7 @@ def test_console_is_that_of_arm64() -> None:
 
 def test_numbers_of_system_calls_are_those_of_arm64() -> None:
     text = (image.GUEST / "calls.py").read_text()
-    made = arm64.with_numbers(text)
+    made = arm64.translated(text)
     changed = dict(
         line.split(" = ") for line in set(made.splitlines()) - set(text.splitlines())
     )
@@ -42,7 +42,8 @@ def test_numbers_of_system_calls_are_those_of_arm64() -> None:
     }
     assert changed["FUTEX"] == "98"
     assert "IO_URING_SETUP = 425" in made
-    assert arm64.with_numbers("FUTEX = 202 + 1\n") == "FUTEX = 202 + 1\n"
+    assert arm64.translated('match("sys_pause")') == 'match("sigsuspend")'
+    assert arm64.translated("FUTEX = 202 + 1\n") == "FUTEX = 202 + 1\n"
 
 
 class UnbuiltCache(Cache):
@@ -54,7 +55,7 @@ class UnbuiltCache(Cache):
 
 def test_programs_are_for_arm64(tmp_path: Path) -> None:
     cache = UnbuiltCache(tmp_path, 1)
-    made = arm64.image(memory.IMAGE, cache)
+    made = arm64.image(memory.IMAGE, cache, arm64.WORDS)
     assert made.files["/lab/truth"] == tmp_path / "program/truth-arm64/truth"
     assert "/lab/server" not in made.files
     of_lab = "/lab/fixtures/lab/guest/lab.py"
@@ -62,7 +63,7 @@ def test_programs_are_for_arm64(tmp_path: Path) -> None:
     assert made.files["/lab/start"] == memory.IMAGE.files["/lab/start"]
     assert made.files[arm64.SITE].name == "sigsuspend.py"
     server = dataclasses.replace(memory.IMAGE, files={"/lab/server": tmp_path})
-    made = arm64.image(server, cache)
+    made = arm64.image(server, cache, arm64.WORDS)
     assert made.files["/lab/server"] == tmp_path / "program/server-arm64/server"
 
 

@@ -26,7 +26,7 @@ KERNEL = "6.12"
 
 _KERNEL_NAME = re.compile(
     r"(?<![\d.])(?:5\.10|6\.1|6\.12|7\.(?:\d+|x))"
-    r"(?:rt|generic|arm64)?(?![\w.])"
+    r"(?:rt|generic|arm64(?:k16)?)?(?![\w.])"
 )
 _LARGE = ("manytasks", "manyfutexes")
 """Guests with tens of thousands of tasks."""

@@ -7,7 +7,8 @@ from drgn import Architecture
 
 from fixtures import lab
 from msatools.target import TargetSpec, open_target
-from msatools.target.addresses import KERNEL_HALF, address_bits, kernel_start
+from msatools.target.addresses import KERNEL_HALF, kernel_start
+from msatools.target.arch import architecture
 
 ARM64_52 = {"NUMBER(VA_BITS)": "52"}
 
@@ -37,11 +38,10 @@ def test_kernels_with_five_and_four_levels(name: str, start: int) -> None:
         (Architecture.AARCH64, ARM64_52 | {"NUMBER(TCR_EL1_T1SZ)": "0x10"}, 48),
         (Architecture.AARCH64, ARM64_52 | {"NUMBER(TCR_EL1_T1SZ)": "0xc"}, 52),
         (Architecture.S390X, {}, 63),
-        (None, {}, 63),
     ],
 )
 def test_bits_by_architecture(
-    arch: Architecture | None, lines: dict[str, str], bits: int
+    arch: Architecture, lines: dict[str, str], bits: int
 ) -> None:
-    assert address_bits(arch, lines) == bits
+    assert architecture(arch).address_bits(lines) == bits
     assert (1 << 64) - (1 << bits) >= KERNEL_HALF

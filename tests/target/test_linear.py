@@ -12,6 +12,7 @@ from drgn.helpers.linux.mm import follow_phys
 from msatools.kernel.reader import Reader, fault_reason
 from msatools.selfdesc import vmcoreinfo
 from msatools.target import linear
+from msatools.target.arch import x86_64
 from msatools.target.linear import map_linear
 from tests.support.overlay import lay_over
 from tests.target.plain import open_plain
@@ -63,7 +64,7 @@ def test_piece_that_does_not_match_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     def shifted(prog: Program, name: str) -> int | None:
         return (number(prog, name) or 0) + (2 << 20)
 
-    monkeypatch.setattr(linear, "vmcoreinfo_number", shifted)
+    monkeypatch.setattr(x86_64, "vmcoreinfo_number", shifted)
     prog = open_plain("memory-6.12")
     assert [piece.physical for piece in map_linear(prog)] == [0]
 

@@ -12,7 +12,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.target import vmalloc
-from msatools.target.paging import TableFormat
+from msatools.target.arch.x86_64 import x86_format
 from msatools.target.vmalloc import VmallocTables, map_vmalloc, page_tables
 from tests.target.plain import open_plain
 
@@ -101,7 +101,7 @@ def test_tables_that_are_not_used(case: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(vmalloc, "vmcoreinfo", lambda prog: lines)
     if case == "levels":
         # This kernel has five levels.
-        monkeypatch.setattr(vmalloc, "table_format", lambda prog: TableFormat())
+        monkeypatch.setattr(vmalloc, "table_format", lambda prog: x86_format())
     if case == "live":
         monkeypatch.setattr(
             vmalloc, "ProgramFlags", SimpleNamespace(IS_LIVE=prog.flags)
@@ -158,7 +158,7 @@ def test_frames_by_tables_of_five_levels() -> None:
         return memory[address // PAGE].tobytes()
 
     tables = VmallocTables(
-        SimpleNamespace(read=read), 0, TableFormat((48, 39, 30, 21, 12))
+        SimpleNamespace(read=read), 0, x86_format((48, 39, 30, 21, 12))
     )
     first = address - 3 * PAGE
     left = 512 - entries[4]
@@ -174,5 +174,5 @@ def test_frames_by_an_unreadable_table() -> None:
     def read(address: int, size: int, physical: bool) -> bytes:
         raise FaultError("gone", address)
 
-    tables = VmallocTables(SimpleNamespace(read=read), 0, TableFormat())
+    tables = VmallocTables(SimpleNamespace(read=read), 0, x86_format())
     assert tables.frames(0xFFFF_8000_0000_0000, 3).tolist() == [-1] * 3

@@ -66,6 +66,7 @@ def unwind_together(rules: dict[int, Rule], *stacks: list[int]) -> Frames:
         first.astype(np.intp),
         np.array([STACK + 0x10000 * i for i in range(len(stacks))], np.uint64),
         np.array(sizes, np.uint64),
+        np.zeros((len(stacks), 1), np.uint64),
     )
     return unwinder(rules).unwind(memory)
 

@@ -20,6 +20,10 @@ QUIET = r"nvme|ttyS0|timer"
 console, and the disk with the journal."""
 
 
+OF_CPUS = ("arch_timer", "arm-pmu")
+"""Numbered interrupts that are not of devices."""
+
+
 def text(run: Run, name: str) -> str:
     return run.truth(name).decode().strip()
 
@@ -96,7 +100,8 @@ def device_interrupts(run: Run) -> list[tuple[int, list[str], list[int]]]:
     found = []
     for line in lines:
         name, *words = line.split()
-        if name.rstrip(":").isdigit():
+        # On arm64 the CPUs' own ones are among them.
+        if name.rstrip(":").isdigit() and words[-1] not in OF_CPUS:
             found.append((int(name.rstrip(":")), words, cpus))
     return found
 

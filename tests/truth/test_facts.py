@@ -53,7 +53,9 @@ def cases() -> Iterator[object]:
 
 
 TASKS = ("tasks-6.1", "tasks-6.12")
-OTHER_TASKS = ("tasks-6.12rt", "tasks-7.x")
+OTHER_TASKS = ("tasks-6.12rt", "tasks-7.x", "tasks-6.1arm64", "tasks-6.12arm64")
+WITHOUT_BTF = "-6.1arm64"
+"""Debian's cloud kernel of arm64 has no symbols of data (CONFIG_KALLSYMS_ALL=n)."""
 LOCK_DUMPS = ("locks", "lockmodule", "lockspin")
 
 TABLES = {
@@ -64,22 +66,25 @@ TABLES = {
         # -v reads all tasks: since 6.18, throttled tasks are on no run queue.
         ("-i", "-v"),
         branches=True,  # cpusets, interrupts and run queues
-        others=("cpus-7.x",),
+        others=("cpus-7.x", "cpus-6.1arm64", "cpus-6.12arm64"),
     ),
     "locks": Facts(
         LOCKS,
         locks.FACTS,
         tuple(f"{name}-{k}" for name in LOCK_DUMPS for k in ("6.1", "6.12")),
-        others=("locks-7.x",),
+        others=("locks-7.x", "locks-6.1arm64", "locks-6.12arm64"),
     ),
     "memstat": Facts(
         MEMSTAT,
         memstat.FACTS,
         # The last has 4-level page tables.
-        ("memory-6.1", "memory-6.12", "memory-7.x", "owners-6.12", "barepages-6.12"),
+        (
+            *("memory-6.1", "memory-6.12", "memory-7.x", "memory-6.12arm64"),
+            *("owners-6.12", "barepages-6.12"),
+        ),
         memstat.WORDS,
         branches=True,  # page types in struct page
-        others=("memory-6.12generic",),
+        others=("memory-6.12generic", "memory-6.1arm64"),
     ),
     "prstat -L": Facts(
         PRSTAT,
@@ -93,7 +98,11 @@ TABLES = {
         PRSTAT, prstat.PROCESSES, TASKS, ("--children",), others=OTHER_TASKS
     ),
     "zombies": Facts(
-        ZOMBIES, zombies.FACTS, ("zombies-6.1", "zombies-6.12"), ("--leaks",)
+        ZOMBIES,
+        zombies.FACTS,
+        ("zombies-6.1", "zombies-6.12"),
+        ("--leaks",),
+        others=("zombies-6.1arm64", "zombies-6.12arm64"),
     ),
 }
 
@@ -103,8 +112,9 @@ def report(command: str, dump: str) -> Any:
     """Return the JSON that a command prints for a dump."""
     out = io.StringIO()
     table = TABLES[command]
+    types = "dwarf" if dump.endswith(WITHOUT_BTF) else "btf"
     with redirect_stdout(out):
-        run_in_drgn(table.command, open_dump(dump, "btf"), ["--json", *table.words])
+        run_in_drgn(table.command, open_dump(dump, types), ["--json", *table.words])
     return json.loads(out.getvalue())
 
 

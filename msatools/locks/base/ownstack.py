@@ -16,7 +16,7 @@ import numpy as np
 from msatools.kernel.reader import Addresses
 from msatools.kernel.words import U32, U64
 from msatools.locks.base.struct_reader import Layout
-from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
+from msatools.target.addresses import KERNEL_HALF
 
 _MAX_ENTRIES = 64
 """More entries than ``struct poll_wqueues`` has inline."""
@@ -132,7 +132,7 @@ class OwnStack:
             linked = (
                 min(following, previous) >= KERNEL_HALF and following != address + node
             )
-            if wake >= START_KERNEL_MAP and linked:
+            if wake >= self._layout.code_start and linked:
                 yield WaitEntry(address, wake, following, previous)
 
     def timer(self) -> Timer | None:
@@ -199,7 +199,7 @@ class OwnStack:
                 table, "poll_table_page", "next", "entry"
             )
             count = (end - table - first) // size
-            if not 0 < count <= 4096 // size:
+            if not 0 < count <= self._layout.page_size // size:
                 break
             data = self._layout.reader.read(table + first, count * size)
             page = [
@@ -223,13 +223,14 @@ class OwnStack:
         vma_offset = offset("vm_fault", "vma")
         address_offset = offset("vm_fault", "address")
         page_offset = offset("vm_fault", "pgoff")
-        words = self.words
-        pages = (words > 0) & (words < np.uint64(_MAX_USER)) & (words % 4096 == 0)
+        words, page_size = self.words, self._layout.page_size
+        pages = (words > 0) & (words < np.uint64(_MAX_USER))
+        pages &= words % page_size == 0
         for row in np.flatnonzero(pages).tolist():
             address = int(words[row])
             start = self.base + 8 * row - address_offset
             vma, page = self.word(start + vma_offset), self.word(start + page_offset)
-            if vma is None or page is None or not KERNEL_HALF <= vma < START_KERNEL_MAP:
+            if vma is None or page is None or not self._layout.is_data(vma):
                 continue
             try:
                 members = self._mapping(vma)
@@ -240,7 +241,7 @@ class OwnStack:
             if (
                 (members["vm_mm"] == mm) is not remote
                 and inside
-                and page == first + (address - members["vm_start"]) // 4096
+                and page == first + (address - members["vm_start"]) // page_size
             ):
                 return Fault(vma, address, page), members
         return None

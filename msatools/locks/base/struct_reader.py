@@ -3,7 +3,7 @@
 """Reads members of structures; each member and symbol is looked up once."""
 
 import struct
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import drgn
@@ -13,9 +13,17 @@ import numpy.typing as npt
 from msatools.kernel.reader import Reader
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import find_member, integer_format
-from msatools.kernel.words import U64
-from msatools.target.addresses import START_KERNEL_MAP, kernel_start
+from msatools.kernel.words import PAGE, U64
+from msatools.selfdesc.vmcoreinfo import vmcoreinfo
+from msatools.target.addresses import code_start, kernel_start
+from msatools.target.arch import arch_of
 from msatools.tasks.text import kernel_symbol
+
+_ERRORS = (1 << 64) - 4096
+"""Where error codes begin that look like addresses (MAX_ERRNO)."""
+
+_END_OF_MODULES = 0xFFFF_FFFF_FF00_0000
+"""End of the code of modules on x86-64."""
 
 
 class _MemberBlock(NamedTuple):
@@ -38,18 +46,37 @@ class Layout:
         self.reader = reader
         self._prog = reader.prog
         self.kernel_start = kernel_start(reader.prog)
+        self.code_start = code_start(reader.prog)
+        self._image = arch_of(reader.prog).image_range(reader.prog)
         self._member = lru_cache(maxsize=None)(self._find_member)
         self._block = lru_cache(maxsize=None)(self._find_block)
         self._size = lru_cache(maxsize=None)(self._find_size)
         self._symbol = lru_cache(maxsize=None)(self._find_symbol)
 
+    @cached_property
+    def page_size(self) -> int:
+        """Size of a page."""
+        return int(vmcoreinfo(self._prog).get("PAGESIZE", PAGE))
+
     def data_pointers(self, words: npt.NDArray[np.uint64]) -> list[int]:
         """Return the words that may be addresses of data, in order, no duplicates."""
-        data = words[
-            (words >= np.uint64(self.kernel_start))
-            & (words < np.uint64(START_KERNEL_MAP))
-        ]
+        start, end = (np.uint64(min(each, _ERRORS)) for each in self._image)
+        chosen = (words >= np.uint64(self.kernel_start)) & (words < np.uint64(_ERRORS))
+        data = words[chosen & ((words < start) | (words >= end))]
         return list(dict.fromkeys(data.tolist()))
+
+    def is_data(self, address: int) -> bool:
+        """Return whether an address may be of data outside of the kernel's image."""
+        start, end = self._image
+        return self.kernel_start <= address < _ERRORS and not start <= address < end
+
+    def is_low_code(self, low: int) -> bool:
+        """Return whether a number may be the low 32 bits of an address of code.
+
+        On arm64 that of modules is not known.
+        """
+        start, end = self._image
+        return (low - start) % (1 << 32) < min(end, _END_OF_MODULES) - start
 
     def offset(self, type_name: str, *members: str) -> int:
         """Return the offset of a member.

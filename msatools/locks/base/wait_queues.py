@@ -25,10 +25,6 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
 
-_TEXT = 0x8000_0000
-_END_OF_TEXT = 0xFF00_0000
-"""The low 32 bits of the start of kernel code and of the end of modules (x86-64)."""
-
 _LOW_32 = (1 << 32) - 1
 
 _TRIES = 3
@@ -213,7 +209,7 @@ class WaitQueues:
         return Shape.of(self._layout, "swait_queue", "task_list", "task")
 
     def _is_entry(self, entry: Entry) -> bool:
-        return _TEXT <= entry.kind < _END_OF_TEXT
+        return self._layout.is_low_code(entry.kind)
 
     def _is_simple(self, entry: Entry) -> bool:
         task = entry.task or 0

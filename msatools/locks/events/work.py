@@ -14,7 +14,7 @@ from msatools.kernel.words import U32, U64
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.events.kthreads import KernelThreads, kernel_threads
-from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.text import KernelText
 
 _MAX_WORK = 1 << 16
@@ -113,7 +113,8 @@ class Workqueues:
     def _is_work(self, node: int) -> bool:
         """Return whether a node is that of a work item: it has a function."""
         entry = self._layout.offset("work_struct", "entry")
-        return node >= KERNEL_HALF and self._function(node - entry) >= START_KERNEL_MAP
+        start = self._layout.code_start
+        return node >= KERNEL_HALF and self._function(node - entry) >= start
 
     def _function(self, work: int) -> int:
         return self._layout.member(work, "work_struct", "func")

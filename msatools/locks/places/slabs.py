@@ -14,7 +14,6 @@ from drgn.helpers.linux.mm import PageSlab, compound_head, pfn_to_virt
 
 from msatools.kernel.slab import SlabCache, read_cache, slab_cache_offset, slab_type
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.kernel.words import PAGE
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
@@ -64,7 +63,9 @@ class Slabs:
             first = self._layout.word(slab + self._first_object)
         else:
             start, _ = self._memory
-            first = start + (slab - self._pages) // self._page_size * PAGE
+            first = (
+                start + (slab - self._pages) // self._page_size * self._layout.page_size
+            )
         first += cache.padding
         if address < first:
             return None
@@ -83,7 +84,7 @@ class Slabs:
             start, end = self._memory
         if not start <= address < end:
             return None
-        pfn = (address - start) // PAGE
+        pfn = (address - start) // self._layout.page_size
         page = self._pages + pfn * self._page_size
         return compound_head(drgn.Object(self._prog, self._pointer, value=page))
 
@@ -92,7 +93,7 @@ class Slabs:
         """Start and end of the direct map; the start is the address of pfn 0."""
         last = find_variable(self._prog, "max_low_pfn")
         start, end = (pfn_to_virt(self._prog, pfn).value_() for pfn in (0, last))
-        return start, end + PAGE
+        return start, end + self._layout.page_size
 
     @cached_property
     def _pages(self) -> int:

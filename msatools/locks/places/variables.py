@@ -13,7 +13,8 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.target.addresses import START_KERNEL_MAP
+from msatools.target.addresses import code_start
+from msatools.target.arch import arch_of
 
 
 class Variables:
@@ -23,6 +24,7 @@ class Variables:
         self._layout = layout
         self._prog = layout.reader.prog
         self._losses = losses
+        self._code_start = code_start(layout.reader.prog)
         self._modules = CodeModules(layout.reader, losses)
 
     def name(self, address: int) -> str | None:
@@ -38,14 +40,19 @@ class Variables:
             name = _name(self._static(linked), linked)
             return f"{name} of cpu{cpu}" if name else None
         # Data of modules is next to their code.
-        if address < START_KERNEL_MAP:
+        if address < self._code_start:
             return None
         return _name(self._in_module(address), address)
 
     @cached_property
     def _image(self) -> tuple[int, int]:
         start, end = self._layout.symbol("_text"), self._layout.symbol("_end")
-        return (0, 0) if start is None or end is None else (start, end)
+        if start is None or end is None:
+            return 0, 0
+        if end < start:
+            # Not relocated, as debug info of arm64 has it.
+            _, end = arch_of(self._prog).image_range(self._prog)
+        return start, end
 
     def _in_kernel(self, address: int) -> list[drgn.Symbol]:
         if is_served_by_btf(self._prog):

@@ -52,6 +52,8 @@ class FilePages:
             be read
         """
         layout = self._layout
+        if layout.page_size != PAGE:
+            return None
         mapping = layout.member(file, "file", "f_mapping")
         pages = drgn.Object(self._prog, "struct address_space", address=mapping).i_pages
         head = int(xa_load(pages.address_of_(), index).value_())

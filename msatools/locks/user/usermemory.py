@@ -91,6 +91,13 @@ class UserMemory:
         """
         if not self._any and self._filtered >= _TRIES:
             return None
+        if self._layout.page_size != PAGE:
+            self._losses.note(
+                "user-memory-unknown",
+                f"user memory is read in pages of {PAGE:,} bytes only: owners of "
+                "futexes are not told",
+            )
+            return None
         try:
             data = self._read(mm, address, size)
         except drgn.FaultError as error:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Finds the first frames of a thread's user stack, if its pages can be read (x86-64).
+"""Finds the first frames of a thread's user stack, if its pages can be read.
 
 The innermost frame is at the instruction pointer of user mode. A caller has a return
 address on the stack: a word that points after a call instruction in the code of a
@@ -28,6 +28,7 @@ from msatools.locks.user.filepages import FilePages
 from msatools.locks.user.programfile import ProgramFile
 from msatools.locks.user.usermemory import user_memory
 from msatools.target.addresses import KERNEL_HALF
+from msatools.target.arch import arch_of
 from msatools.tasks.syscalls import read_syscalls
 
 MOST_FRAMES = 4
@@ -42,9 +43,6 @@ _MAX_PROGRAMS = 16
 
 _EXECUTABLE = 1 << 2
 """``VM_EXEC``."""
-
-_LONGEST_CALL = 7
-"""Maximum length of a call instruction in bytes, without prefixes."""
 
 _Identity = tuple[object, ...]
 """Identity of a program: addresses of its ``struct file``, inode and mapping; path."""
@@ -112,8 +110,8 @@ class UserStacks:
         context = self._context
         prog = context.reader.prog
         task = context.tasks.only(np.arange(len(context.tasks)) == row)
-        platform = prog.platform
-        if platform is None or platform.arch != drgn.Architecture.X86_64:
+        arch = arch_of(prog)
+        if not arch.user_registers:
             return None
         if task["on_cpu"][0]:
             if context.live:
@@ -123,7 +121,8 @@ class UserStacks:
                 return None
             if frame.pc < KERNEL_HALF:
                 values = frame.registers()
-                return Registers(frame.pc, values.get("rsp", 0), values.get("rbp", 0))
+                sp, fp = (values.get(name, 0) for name in arch.user_registers)
+                return Registers(frame.pc, sp, fp)
         calls = read_syscalls(context.reader, task, self._stack_bytes, LossLog())
         if not calls.known[0] or calls.compat[0]:
             return None
@@ -148,11 +147,13 @@ class UserStacks:
     def is_behind_call(self, mapping: CodeMapping, address: int) -> bool:
         """Return whether an address follows a call instruction."""
         offset = address - mapping.start + mapping.offset
-        size = min(_LONGEST_CALL, offset, address - mapping.start)
+        arch = arch_of(self._context.reader.prog)
+        size = min(arch.longest_call, offset, address - mapping.start)
         try:
-            return ends_with_call(self._files.read(mapping.file, offset - size, size))
+            code = self._files.read(mapping.file, offset - size, size)
         except drgn.FaultError:
             return False
+        return arch.ends_with_call(code)
 
     def frame(
         self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
@@ -293,35 +294,6 @@ class _Stack:
         is_code = mapping.executable and mapping.file >= KERNEL_HALF
         self._mappings.append(replace(mapping, executable=is_code))
         return self._mappings[-1] if is_code else None
-
-
-def ends_with_call(code: bytes) -> bool:
-    """Return whether the last instruction of some x86-64 code may be a call.
-
-    That is ``call rel32`` (E8), or an indirect ``call`` (FF /2) whose length matches
-    its addressing mode.
-    """
-    if len(code) >= 5 and code[-5] == 0xE8:
-        return True
-    return any(
-        len(code) >= length
-        and code[-length] == 0xFF
-        and code[1 - length] >> 3 & 0b111 == 2
-        and _length(code[1 - length], code[2 - length] if length > 2 else 0) == length
-        for length in (2, 3, 4, 6, 7)
-    )
-
-
-def _length(mod_rm: int, sib: int) -> int:
-    """Return the length of an instruction with a one-byte opcode, without prefixes."""
-    mode, memory = mod_rm >> 6, mod_rm & 0b111
-    if mode == 0b11:
-        return 2
-    has_sib = memory == 0b100
-    if mode == 0b00:
-        has_disp32 = memory == 0b101 or (has_sib and sib & 0b111 == 0b101)
-        return 2 + has_sib + (4 if has_disp32 else 0)
-    return 2 + has_sib + (1 if mode == 0b01 else 4)
 
 
 def _innermost_frame(prog: drgn.Program, task: int) -> drgn.StackFrame | None:

@@ -15,16 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.structs import read_structs
 from msatools.memory.by.groups import PageGroup, ProcessGroup, largest_first
 from msatools.memory.by.usertables import Mapped, UserTables
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.classify import Block
 from msatools.memory.scan.context import ScanContext
-from msatools.tasks.identity import comm_text
-from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
+from msatools.tasks.spaces import AddressSpace, address_spaces
 
 Numbers = npt.NDArray[np.int64]
 
@@ -199,16 +195,6 @@ def mapcounts(block: Block) -> Numbers:
     return np.maximum(counts, 0)
 
 
-@dataclass(frozen=True)
-class _Space:
-    """An address space, and one of its threads."""
-
-    pid: int
-    comm: str
-    top: int
-    """Address of its top-level page table."""
-
-
 class ProcessView:
     """Address spaces by the pages they map, and the pages that none maps."""
 
@@ -316,7 +302,7 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
     return pages
 
 
-def _find_spaces(context: ScanContext) -> list[_Space]:
+def _find_spaces(context: ScanContext) -> list[AddressSpace]:
     if not UserTables.supported(context.prog):
         context.losses.note(
             "no-user-tables",
@@ -324,43 +310,7 @@ def _find_spaces(context: ScanContext) -> list[_Space]:
         )
         return []
     try:
-        return _spaces(context.reader, context.losses)
+        return address_spaces(context.reader, context.losses)
     except (LookupError, drgn.FaultError) as error:
         context.losses.lose(Loss.TASKS, f"processes cannot be told: {error}")
         return []
-
-
-def _spaces(reader: Reader, losses: LossLog) -> list[_Space]:
-    """Return the address spaces of all threads, each with one of its threads."""
-    tasks = TaskReader(reader).read_all(losses)
-    tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))
-    chosen = _first_of_each(tasks)
-    mms: Addresses = tasks["mm"][chosen].astype(np.uint64)
-    structs = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, losses)
-    comms = tasks["comm"][chosen].tolist()
-    pids = tasks["pid"][chosen].tolist()
-    return [
-        _Space(pid, comm_text(comm), top)
-        for pid, comm, top, known in zip(
-            pids,
-            comms,
-            structs["pgd"].tolist(),
-            structs.readable.tolist(),
-            strict=True,
-        )
-        if known
-    ]
-
-
-def _first_of_each(tasks: TaskTable) -> npt.NDArray[np.intp]:
-    """
-    Choose one thread for each address space, preferably a leader.
-
-    If processes share an address space, as between vfork() and execve(), the lowest
-    PID is chosen.
-    """
-    order = np.lexsort((tasks["pid"], ~tasks.leaders, tasks["mm"]))
-    ascending = tasks["mm"][order]
-    first = np.ones(len(order), np.bool_)
-    first[1:] = ascending[1:] != ascending[:-1]
-    return order[first]

@@ -3,7 +3,7 @@
 """
 Finds the pages that each address space maps, from its page tables.
 
-Tables are read a level at a time, 4 KiB a read, and decoded many at once. Their format
+Tables are read a level at a time, one read each, and decoded many at once. Their format
 is in msatools.target.paging.
 """
 
@@ -18,13 +18,8 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.selfdesc.variables import find_variable
-from msatools.target.paging import (
-    PAGE_SHIFT,
-    TABLE_BYTES,
-    Words,
-    pages_of,
-    table_format,
-)
+from msatools.target.arch import table_format
+from msatools.target.paging import Words
 
 Indices = npt.NDArray[np.intp]
 
@@ -34,7 +29,7 @@ SPACE_BITS = 24
 _SPACE_MASK = np.uint64((1 << SPACE_BITS) - 1)
 _U64 = (1 << 64) - 1
 _AT_ONCE = 256
-"""Tables decoded at once: 1 MiB, which fits the L2 cache."""
+"""Tables decoded at once: with 4 KiB 1 MiB, which fits the L2 cache."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +172,7 @@ class UserTables:
             self._lose_table()
             return
         first, *middle, _ = self._form.shifts
+        self._take_large(entries, first, space)
         tables = self._form.tables(entries, first)
         for shift in middle:
             below = []
@@ -201,7 +197,9 @@ class UserTables:
             data = bytearray()
             for physical in part:
                 try:
-                    data += self._reader.read(physical, TABLE_BYTES, physical=True)
+                    data += self._reader.read(
+                        physical, self._form.table_bytes, physical=True
+                    )
                 except drgn.FaultError:
                     self._lose_table()
             yield np.frombuffer(data, "<u8")
@@ -216,35 +214,37 @@ class UserTables:
         if huge is None or not huge.any():
             return
         # pmd_present(): a huge page that is being split has only the huge bit.
-        pages = pages_of(shift)
+        pages = self._form.pages_of(shift)
         chosen = entries[huge & ((entries & np.uint64(self._form.special)) == 0)]
         # Lower bits are flags here.
         pfns = self._form.user_pfns(chosen) & np.uint64(~(pages - 1) & _U64)
-        pfns = self._in_memory(pfns << np.uint64(PAGE_SHIFT), pages)
+        page_shift = np.uint64(self._form.page_shift)
+        pfns = self._in_memory(pfns << page_shift, pages)
         self._large.setdefault(pages, []).append(
-            (pfns >> np.uint64(PAGE_SHIFT)) << np.uint64(SPACE_BITS) | np.uint64(space)
+            (pfns >> page_shift) << np.uint64(SPACE_BITS) | np.uint64(space)
         )
 
     def _take_small(self, entries: Words, space: int) -> None:
         """Add the mappings in PTEs, and count the swap entries."""
         form = self._form
-        present = (entries & np.uint64(form.present | form.protnone)) != 0
+        page_shift = form.page_shift
+        present = form.mapped_of(entries)
         chosen = entries[present & ((entries & np.uint64(form.special)) == 0)]
-        addresses = form.user_pfns(chosen) << np.uint64(PAGE_SHIFT)
+        addresses = form.user_pfns(chosen) << np.uint64(page_shift)
         addresses = self._in_memory(addresses, 1)
         self._small.append(
-            addresses << np.uint64(SPACE_BITS - PAGE_SHIFT) | np.uint64(space)
+            addresses << np.uint64(SPACE_BITS - page_shift) | np.uint64(space)
         )
         if self._swaps:
             software = np.uint64(~form.hardware & _U64)
             absent = entries[~present & ((entries & software) != 0)]
-            types = absent >> np.uint64(form.swap_type_shift)
+            types = form.swap_types(absent)
             self._swapped += int(np.count_nonzero(types < np.uint64(self._swaps)))
 
     def _in_memory(self, addresses: Words, pages: int) -> Words:
         """Drop physical addresses beyond the end of memory, and count them."""
         last = self._end - pages
-        valid = addresses <= np.uint64(max(last, 0) << PAGE_SHIFT)
+        valid = addresses <= np.uint64(max(last, 0) << self._form.page_shift)
         invalid = len(addresses) - int(np.count_nonzero(valid))
         if invalid:
             self._losses.lose(Loss.USER_TABLE_ENTRIES, count=invalid)

@@ -27,6 +27,7 @@ from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
 from msatools.selfdesc.variables import find_variable
+from msatools.tasks.spaces import address_spaces
 
 Pfns = npt.NDArray[np.uint64]
 
@@ -169,7 +170,9 @@ def _claim_page_tables(
         )
         return
     tables = PageTables(reader, losses)
-    own = tables.kernel_tables() | tables.user_top_tables()
+    own = tables.kernel_tables() | tables.user_top_tables(
+        lambda: [space.top for space in address_spaces(reader, losses)]
+    )
     owners.claim(PageClass.PAGE_TABLES_OWN, np.fromiter(own, np.uint64, len(own)))
 
 

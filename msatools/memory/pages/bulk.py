@@ -16,15 +16,15 @@ from msatools.kernel.reader import Gap, Reader
 from msatools.target.kdumppages import CUT_OFF, KdumpPages
 from msatools.target.vmalloc import VmallocTables, page_tables
 
-_PAGE = 4096
-"""Page size of x86-64, the only architecture supported here."""
-
-_ZEROS = bytes(_PAGE)
-
 
 class _Source(NamedTuple):
     pages: KdumpPages
     tables: VmallocTables
+
+    @property
+    def page(self) -> int:
+        """Size of a page."""
+        return self.pages.page_size
 
 
 class BulkReader:
@@ -50,29 +50,33 @@ class BulkReader:
     ) -> tuple[bytes | bytearray, list[Gap]]:
         """Read a range that may have gaps, as the reader does."""
         read_by_drgn = self._reader.read_around_gaps
-        is_whole = size > 0 and not (address | size) % _PAGE
-        if self._source is None or granule != _PAGE or not is_whole:
+        source = self._source
+        if source is None or source.page % granule:
             return read_by_drgn(address, size, granule)
-        frames = self._source.tables.frames(address, size // _PAGE)
-        pages = self._source.pages.read(frames)
-        if not self._is_right(address, pages):
+        page_size = source.page
+        if size <= 0 or (address | size) % page_size:
+            return read_by_drgn(address, size, granule)
+        frames = source.tables.frames(address, size // page_size)
+        pages = source.pages.read(frames)
+        if not self._is_right(address, pages, page_size):
             self._source = None
             return read_by_drgn(address, size, granule)
         present = [page for page in pages if page]
         # Counted as one read, as from an uncompressed dump.
         self._reader.reads += bool(present)
-        self._reader.bytes += len(present) * _PAGE
+        self._reader.bytes += len(present) * page_size
         if len(present) == len(pages):
             return b"".join(present), []
-        return self._fill(address, pages)
+        return self._fill(address, pages, page_size)
 
     def _fill(
-        self, address: int, pages: list[bytes | None]
+        self, address: int, pages: list[bytes | None], page_size: int
     ) -> tuple[bytearray, list[Gap]]:
         """Read the missing pages by drgn; return all data and the remaining gaps."""
-        filled = bytearray().join(page or _ZEROS for page in pages)
+        zeros = bytes(page_size)
+        filled = bytearray().join(page or zeros for page in pages)
         gaps = [
-            Gap(index * _PAGE, _PAGE, "unreadable")
+            Gap(index * page_size, page_size, "unreadable")
             for index, page in enumerate(pages)
             if page == CUT_OFF
         ]
@@ -81,13 +85,15 @@ class BulkReader:
             if not is_unknown:
                 continue
             indices = [index for index, _ in run]
-            start, size = indices[0] * _PAGE, len(indices) * _PAGE
-            data, more = self._reader.read_around_gaps(address + start, size, _PAGE)
+            start, size = indices[0] * page_size, len(indices) * page_size
+            data, more = self._reader.read_around_gaps(address + start, size, page_size)
             filled[start : start + size] = data
             gaps += (Gap(start + gap.offset, gap.size, gap.reason) for gap in more)
         return filled, sorted(gaps, key=lambda gap: gap.offset)
 
-    def _is_right(self, address: int, pages: list[bytes | None]) -> bool:
+    def _is_right(
+        self, address: int, pages: list[bytes | None], page_size: int
+    ) -> bool:
         """Check once that the first page read in bulk is the same as drgn's."""
         if self._is_checked:
             return True
@@ -96,7 +102,8 @@ class BulkReader:
                 continue
             self._is_checked = True
             try:
-                expected: bytes = self._reader.prog.read(address + index * _PAGE, _PAGE)
+                start = address + index * page_size
+                expected: bytes = self._reader.prog.read(start, page_size)
             except FaultError:
                 return False
             return page == expected
@@ -112,6 +119,6 @@ def _find_source(prog: Program) -> _Source | None:
     except (OSError, EOFError, ValueError):
         return None
     tables = page_tables(prog)
-    if tables is None or pages.page_size != _PAGE:
+    if tables is None or pages.page_size != tables.form.table_bytes:
         return None
     return _Source(pages, tables)

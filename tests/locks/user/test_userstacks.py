@@ -13,9 +13,10 @@ from msatools.locks.base.model import UserFrame
 from msatools.locks.user.userstacks import (
     CodeMapping,
     Registers,
-    ends_with_call,
     frames_of_stack,
 )
+from msatools.target.arch.arm64 import Arm64
+from msatools.target.arch.x86_64 import ends_with_call
 
 CODE, STACK, PAGE = 0x400000, 0x7FFF0000, 4096
 CALLS = frozenset({0x400100, 0x400200, 0x400300, 0x400400, 0x400500})
@@ -128,3 +129,21 @@ def test_calls(text: str) -> None:
 )
 def test_other_instructions(text: str) -> None:
     assert not ends_with_call(bytes.fromhex(text))
+
+
+@pytest.mark.parametrize(
+    ("instruction", "is_call"),
+    [
+        (0x9400_0010, True),  # bl
+        (0x97FF_FFF0, True),  # bl, backwards
+        (0xD63F_0060, True),  # blr x3
+        (0xD63F_0865, True),  # blraa x3, x5
+        (0x1400_0010, False),  # b
+        (0xD61F_0060, False),  # br x3
+        (0xD65F_03C0, False),  # ret
+    ],
+)
+def test_calls_of_arm64(instruction: int, is_call: bool) -> None:
+    code = instruction.to_bytes(4, "little")
+    assert Arm64().ends_with_call(code) is is_call
+    assert not Arm64().ends_with_call(code[1:])
