@@ -43,11 +43,17 @@ def has_state(state: str) -> Any:
 
 
 def listed_in(state: str, name: str) -> Any:
-    return lambda run: {state: sorted(cpu_list(text(run, f"{CPU}/{name}")))}
+    return lambda run: {state: listed(run, name)}
+
+
+def listed(run: Run, name: str) -> list[int]:
+    said = text(run, f"{CPU}/{name}")
+    # Of CPUs that the kernel was not asked for at boot it has no mask at all.
+    return [] if said == "(null)" else sorted(cpu_list(said))
 
 
 def online(run: Run) -> list[int]:
-    return sorted(cpu_list(text(run, f"{CPU}/online")))
+    return listed(run, "online")
 
 
 def topology(file: str) -> Any:
@@ -139,7 +145,7 @@ def policies(run: Run) -> Figures:
     return {
         task["pid"]: task["nice"]
         for task in run.workload["tasks"].values()
-        if task["does"] != "rest" and task["policy"] in (0, 3, 5)
+        if task.get("does", "rest") != "rest" and task["policy"] in (0, 3, 5)
     }
 
 
@@ -168,7 +174,7 @@ def hogs(run: Run) -> Figures:
     return {
         task["pid"]: task["cpus"]
         for task in run.workload["tasks"].values()
-        if task["does"] != "rest"
+        if task.get("does", "rest") != "rest"
     }
 
 

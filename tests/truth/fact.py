@@ -58,8 +58,11 @@ def judge(fact: Fact, report: Any, run: Run) -> Verdict:
     try:
         recorded = fact.recorded(run)
     except LookupError as error:
-        verdict.why_not = f"not recorded: {error}"
+        # What is missing, without what there is instead.
+        verdict.why_not = f"not recorded: {str(error.args[0]).partition(':')[0]}"
         return verdict
+    if not recorded:
+        verdict.why_not = "there is none in this guest"
     reported = fact.reported(report)
     slack = 0.0 if fact.tolerance is None else fact.tolerance(run)
     for of, wanted in recorded.items():
