@@ -57,9 +57,12 @@ def judge(fact: Fact, report: Any, run: Run) -> Verdict:
     verdict = Verdict()
     try:
         recorded = fact.recorded(run)
+    except KeyError as error:
+        # Its text may go on with what there is instead.
+        verdict.why_not = f"no {str(error.args[0]).partition(':')[0]} was recorded"
+        return verdict
     except LookupError as error:
-        # What is missing, without what there is instead.
-        verdict.why_not = f"not recorded: {str(error.args[0]).partition(':')[0]}"
+        verdict.why_not = str(error)
         return verdict
     if not recorded:
         verdict.why_not = "there is none in this guest"

@@ -145,6 +145,8 @@ def page(results: Results) -> str:
     """Return the text of docs/kernels.md."""
     parts = [ABOUT, "## Figures\n", *table(results), "\n## Explained\n"]
     parts += [*explained(results), "\n## Not applicable\n", *not_applicable(results)]
+    if untried := [cell.name for cell in cells() if cell not in results]:
+        parts += ["\n## Not tried\n", f"{', '.join(untried)}."]
     return "\n".join(parts) + "\n"
 
 

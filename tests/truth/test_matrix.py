@@ -53,7 +53,7 @@ def test_a_command_that_ends_with_an_error_fails(
 
 
 def test_page() -> None:
-    """It has the figures, what explains them, and why facts do not apply."""
+    """It has figures, what explains them, why facts do not apply, what is untried."""
     good = {name: Result(exact=1234) for name in COMMANDS}
     other = {name: Result(exact=1) for name in COMMANDS}
     other["memstat"] = Result(5, 2, ["x"], {"counters": 2}, {"process": "not recorded"})
@@ -63,3 +63,4 @@ def test_page() -> None:
     assert "| 1,234 exact |" in next(line for line in lines if "| plain-6.12 |" in line)
     assert any(line.startswith("- msa-memstat, counters (2): a CPU") for line in lines)
     assert "- msa-memstat, process: not recorded (nokaslr-6.12)." in lines
+    assert "la57off-6.12" in lines[lines.index("## Not tried") + 2]
