@@ -48,8 +48,8 @@ def listed_in(state: str, name: str) -> Any:
 
 def listed(run: Run, name: str) -> list[int]:
     said = text(run, f"{CPU}/{name}")
-    # Of CPUs that the kernel was not asked for at boot it has no mask at all.
-    return [] if said == "(null)" else sorted(cpu_list(said))
+    # Where nothing was asked for at boot, older kernels have no mask at all.
+    return [] if said in ("", "(null)") else sorted(cpu_list(said))
 
 
 def online(run: Run) -> list[int]:
