@@ -59,7 +59,7 @@ def judge(fact: Fact, report: Any, run: Run) -> Verdict:
         recorded = fact.recorded(run)
     except KeyError as error:
         # Its text may go on with what there is instead.
-        verdict.why_not = f"no {str(error.args[0]).partition(':')[0]} was recorded"
+        verdict.why_not = f"not recorded: {str(error.args[0]).partition(':')[0]}"
         return verdict
     except LookupError as error:
         verdict.why_not = str(error)

@@ -141,9 +141,20 @@ def judge(cell: Cell, unbuilt: Mapping[str, str]) -> dict[str, Result]:
 Results = Mapping[Cell, Mapping[str, Result]]
 
 
-def page(results: Results) -> str:
-    """Return the text of docs/kernels.md."""
-    parts = [ABOUT, "## Figures\n", *table(results), "\n## Explained\n"]
+def releases(chosen: Iterable[Cell]) -> dict[str, str]:
+    """Return what ``uname -r`` prints on the kernels that have been built."""
+    found = {cell.kernel: lab.cached(cell.name) for cell in chosen}
+    return {kernel: run.release for kernel, run in found.items() if run}
+
+
+def page(results: Results, release: Mapping[str, str]) -> str:
+    """Return the text of docs/kernels.md.
+
+    :param release: What ``uname -r`` prints, by kernel.
+    """
+    parts = [ABOUT, "## Kernels\n"]
+    parts += [f"- {kernel}: {name}" for kernel, name in release.items()]
+    parts += ["\n## Figures\n", *table(results), "\n## Explained\n"]
     parts += [*explained(results), "\n## Not applicable\n", *not_applicable(results)]
     if untried := [cell.name for cell in cells() if cell not in results]:
         parts += ["\n## Not tried\n", f"{', '.join(untried)}."]
@@ -218,7 +229,7 @@ def main() -> int:
     ended = time.monotonic()
     print(f"dumps {built - began:.0f} s, facts {ended - built:.0f} s")
     if not args.cell:
-        PAGE.write_text(page(results))
+        PAGE.write_text(page(results, releases(results)))
     return 1 if failed else 0
 
 

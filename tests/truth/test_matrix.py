@@ -57,7 +57,9 @@ def test_page() -> None:
     good = {name: Result(exact=1234) for name in COMMANDS}
     other = {name: Result(exact=1) for name in COMMANDS}
     other["memstat"] = Result(5, 2, ["x"], {"counters": 2}, {"process": "not recorded"})
-    lines = matrix.page({PLAIN: good, OTHER: other}).splitlines()
+    text = matrix.page({PLAIN: good, OTHER: other}, {"6.12": "6.12.117-cloud"})
+    lines = text.splitlines()
+    assert "- 6.12: 6.12.117-cloud" in lines
     (row,) = (line for line in lines if line.startswith("| nokaslr-6.12 |"))
     assert "| 5 exact, 2 explained, **1 failed** |" in row
     assert "| 1,234 exact |" in next(line for line in lines if "| plain-6.12 |" in line)
