@@ -11,7 +11,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # A module stays with one process, which keeps what it has read of a dump.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-live test-long golden mutants lint bench fuzz clean
+.PHONY: demo test test-fast test-live test-long test-matrix golden mutants lint \
+	bench fuzz clean
 
 # msa-memstat's table of a real dump, which is small enough to be kept here.
 demo: $(INSTALLED)
@@ -33,6 +34,10 @@ test-live: lint
 test-long: lint
 	$(PYTEST) $(SPREAD) --all-kernels
 	$(PYTEST) -m long --all-kernels
+
+# All facts on every kernel and machine, for docs/kernels.md; or on one: CELL=nokaslr-6.12.
+test-matrix: $(INSTALLED)
+	$(BIN)/python -m tests.truth.matrix $(CELL)
 
 # Record the rendered text that tests compare with; read what changed before a commit.
 golden: $(INSTALLED)

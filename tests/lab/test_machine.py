@@ -2,6 +2,7 @@
 from pathlib import Path
 
 from fixtures.lab.machine import Machine, Node, disk_arguments
+from fixtures.lab.machines import AnyMachine
 
 TWO_NODES = Machine(nodes=(Node(1280, "0"), Node(768, "1")), low_mib=1024)
 
@@ -16,6 +17,14 @@ def test_nodes_and_the_gap_below_4_gib() -> None:
 def test_many_cpus_share_one_thread() -> None:
     assert "tcg,thread=multi" in TWO_NODES.arguments()
     assert "tcg,thread=single" in Machine((Node(512, "0-7"),), cpus=8).arguments()
+
+
+def test_a_node_may_have_no_memory() -> None:
+    arguments = AnyMachine((Node(1024, "0"), Node(0, "1"))).arguments()
+    assert "node,nodeid=0,cpus=0,memdev=memory0" in arguments
+    assert "node,nodeid=1,cpus=1" in arguments
+    assert "id=memory1" not in " ".join(arguments)
+    assert arguments.count("-object") == 1
 
 
 def test_disks_are_numbered_and_root_is_not_written() -> None:

@@ -29,7 +29,7 @@ def held_back(run: Run) -> int:
 def meminfo_pages(run: Run, name: str) -> int:
     match = re.search(rf"^{name}: +(\d+) kB", run.truth("proc/meminfo").decode(), re.M)
     if match is None:
-        raise LookupError(name)
+        raise LookupError(f"/proc/meminfo has no {name}")
     return int(match[1]) // 4
 
 

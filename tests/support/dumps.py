@@ -22,7 +22,7 @@ TYPES = ("btf", "dwarf")
 
 def open_dump(name: str, types: str) -> Program:
     run = lab.build(name)
-    path = str(run.dump("elf" if run.elf else "vmcore"))
+    path = str(run.kept)
     vmlinux = str(run.vmlinux) if types == "dwarf" else None
     spec = TargetSpec(path=path, types=types, vmlinux=vmlinux)
     return open_target(spec).prog

@@ -47,11 +47,17 @@ def has_state(state: str) -> Any:
 
 
 def listed_in(state: str, name: str) -> Any:
-    return lambda run: {state: sorted(cpu_list(text(run, f"{CPU}/{name}")))}
+    return lambda run: {state: listed(run, name)}
+
+
+def listed(run: Run, name: str) -> list[int]:
+    said = text(run, f"{CPU}/{name}")
+    # Where nothing was asked for at boot, older kernels have no mask at all.
+    return [] if said in ("", "(null)") else sorted(cpu_list(said))
 
 
 def online(run: Run) -> list[int]:
-    return sorted(cpu_list(text(run, f"{CPU}/online")))
+    return listed(run, "online")
 
 
 def topology(file: str) -> Any:
@@ -144,7 +150,7 @@ def policies(run: Run) -> Figures:
     return {
         task["pid"]: task["nice"]
         for task in run.workload["tasks"].values()
-        if task["does"] != "rest" and task["policy"] in (0, 3, 5)
+        if task.get("does", "rest") != "rest" and task["policy"] in (0, 3, 5)
     }
 
 
@@ -173,7 +179,7 @@ def hogs(run: Run) -> Figures:
     return {
         task["pid"]: task["cpus"]
         for task in run.workload["tasks"].values()
-        if task["does"] != "rest"
+        if task.get("does", "rest") != "rest"
     }
 
 

@@ -57,9 +57,15 @@ def judge(fact: Fact, report: Any, run: Run) -> Verdict:
     verdict = Verdict()
     try:
         recorded = fact.recorded(run)
-    except LookupError as error:
-        verdict.why_not = f"not recorded: {error}"
+    except KeyError as error:
+        # Its text may go on with what there is instead.
+        verdict.why_not = f"not recorded: {str(error.args[0]).partition(':')[0]}"
         return verdict
+    except LookupError as error:
+        verdict.why_not = str(error)
+        return verdict
+    if not recorded:
+        verdict.why_not = "there is none in this guest"
     reported = fact.reported(report)
     slack = 0.0 if fact.tolerance is None else fact.tolerance(run)
     for key, expected in recorded.items():

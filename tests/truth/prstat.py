@@ -189,9 +189,10 @@ THREADS = (
     ),
     fact(
         "cgroup",
-        lambda task: f"0::{task['cgroup']}\n",
+        lambda task: task["cgroup"],
         "cgroup",
-        lambda text: text.decode(),
+        # Those of version 1 come before.
+        lambda text: text.decode().rpartition("0::")[2].removesuffix("\n"),
     ),
     fact(
         "comm",

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The facts of every command, the dumps that recorded them, and the verdicts."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from msatools.commands.cpus import COMMAND as CPUS
+from msatools.commands.locks import COMMAND as LOCKS
+from msatools.commands.memstat import COMMAND as MEMSTAT
+from msatools.commands.prstat import COMMAND as PRSTAT
+from msatools.commands.zombies import COMMAND as ZOMBIES
+
+from fixtures import lab
+from msatools.cli.main import Command, run_in_drgn
+from tests.support.dumps import open_dump
+from tests.truth import cpus, locks, memstat, prstat, zombies
+from tests.truth.fact import Fact, Verdict, judge
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of one command, and the dumps that recorded some of them."""
+
+    command: Command[Any]
+    facts: Sequence[Fact]
+    dumps: Sequence[str]
+    words: Sequence[str] = ()
+    """Options without which the report lacks figures."""
+
+    branches: bool = False
+    """Whether other kernels take other code paths for these figures."""
+
+    others: Sequence[str] = ()
+    """Dumps of further kernels, for ``--all-kernels``."""
+
+
+TASKS = ("tasks-6.1", "tasks-6.12")
+OTHER_TASKS = ("tasks-6.12rt", "tasks-7.x", "tasks-6.1arm64", "tasks-6.12arm64")
+WITHOUT_BTF = "-6.1arm64"
+"""Debian's cloud kernel of arm64 has no symbols of data (CONFIG_KALLSYMS_ALL=n)."""
+LOCK_DUMPS = ("locks", "lockmodule", "lockspin")
+
+TABLES = {
+    "cpus": Facts(
+        CPUS,
+        cpus.FACTS,
+        ("cpus-6.1", "cpus-6.12", "cpulock-6.12"),
+        # -v reads all tasks: since 6.18, throttled tasks are on no run queue.
+        ("-i", "-v"),
+        branches=True,  # cpusets, interrupts and run queues
+        others=("cpus-7.x", "cpus-6.1arm64", "cpus-6.12arm64"),
+    ),
+    "locks": Facts(
+        LOCKS,
+        locks.FACTS,
+        tuple(f"{name}-{k}" for name in LOCK_DUMPS for k in ("6.1", "6.12")),
+        others=("locks-7.x", "locks-6.1arm64", "locks-6.12arm64"),
+    ),
+    "memstat": Facts(
+        MEMSTAT,
+        memstat.FACTS,
+        # The last has 4-level page tables.
+        (
+            *("memory-6.1", "memory-6.12", "memory-7.x", "memory-6.12arm64"),
+            *("owners-6.12", "barepages-6.12"),
+        ),
+        memstat.WORDS,
+        branches=True,  # page types in struct page
+        others=("memory-6.12generic", "memory-6.12rt", "memory-6.1arm64"),
+    ),
+    "prstat -L": Facts(
+        PRSTAT,
+        prstat.THREADS,
+        TASKS,
+        ("-L",),
+        branches=True,  # accounting of sleep and latency
+        others=OTHER_TASKS,
+    ),
+    "prstat": Facts(
+        PRSTAT, prstat.PROCESSES, TASKS, ("--children",), others=OTHER_TASKS
+    ),
+    "zombies": Facts(
+        ZOMBIES,
+        zombies.FACTS,
+        ("zombies-6.1", "zombies-6.12"),
+        ("--leaks",),
+        others=("zombies-7.x", "zombies-6.1arm64", "zombies-6.12arm64"),
+    ),
+}
+
+
+@cache
+def report(command: str, dump: str) -> Any:
+    """Return the JSON that a command prints for a dump."""
+    out = io.StringIO()
+    table = TABLES[command]
+    types = "dwarf" if dump.endswith(WITHOUT_BTF) else "btf"
+    with redirect_stdout(out):
+        run_in_drgn(table.command, open_dump(dump, types), ["--json", *table.words])
+    return json.loads(out.getvalue())
+
+
+@cache
+def verdicts(command: str, dump: str) -> Mapping[str, Verdict]:
+    """Judge all facts of a command on a dump."""
+    run, found = lab.build(dump), report(command, dump)
+    return {fact.name: judge(fact, found, run) for fact in TABLES[command].facts}
