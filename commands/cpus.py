@@ -12,7 +12,7 @@ from drgn.commands import argument, mutually_exclusive_group
 from msatools.cli.arguments import UsageError
 from msatools.cli.command import Recorded
 from msatools.cli.common_options import rows, view
-from msatools.cli.main import Command, run_console
+from msatools.cli.main import Command
 from msatools.cli.values import columns, cpu_list, name_list
 from msatools.kernel.session import Session
 from msatools.render.blocks import Block
@@ -161,8 +161,3 @@ COMMAND = Command(
     compared=_COMPARED,
     recorded=Recorded(model=_model, choosing=("cpus", "sets"), choose=_choose),
 )
-
-
-def main() -> int:
-    """Run msa-cpus."""
-    return run_console(COMMAND)

@@ -12,7 +12,7 @@ from drgn.commands import argument, mutually_exclusive_group
 from msatools.cli.arguments import UsageError
 from msatools.cli.command import Recorded
 from msatools.cli.common_options import membership, memberships, pids, rows, view
-from msatools.cli.main import Command, run_console
+from msatools.cli.main import Command
 from msatools.cli.values import duration_ns, known_names, state_letters
 from msatools.kernel.session import Session
 from msatools.render.blocks import Block
@@ -199,8 +199,3 @@ COMMAND = Command(
         lacks=_lacks,
     ),
 )
-
-
-def main() -> int:
-    """Run msa-locks."""
-    return run_console(COMMAND)

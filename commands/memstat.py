@@ -15,7 +15,6 @@ from msatools.cli.arguments import HERE, MaybeFile, UsageError
 from msatools.cli.command import Answer, Command, Recorded
 from msatools.cli.comparison import load_pair
 from msatools.cli.completeness import is_incomplete
-from msatools.cli.main import run_console
 from msatools.cli.output import OutputError, check_writable, replace_file
 from msatools.kernel.session import Progress, Session
 from msatools.memory.model import MemstatReport
@@ -293,8 +292,3 @@ COMMAND = Command(
     keep=_keep,
     instead=_instead,
 )
-
-
-def main() -> int:
-    """Run msa-memstat."""
-    return run_console(COMMAND)

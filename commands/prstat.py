@@ -21,7 +21,7 @@ from msatools.cli.common_options import (
     users,
     view,
 )
-from msatools.cli.main import Command, run_console
+from msatools.cli.main import Command
 from msatools.cli.values import columns, cpu_list, known_names, name_list, state_letters
 from msatools.kernel.session import Session
 from msatools.render.blocks import Block
@@ -391,8 +391,3 @@ COMMAND = Command(
         lacks=_lacks,
     ),
 )
-
-
-def main() -> int:
-    """Run msa-prstat."""
-    return run_console(COMMAND)

@@ -21,7 +21,7 @@ from msatools.cli.common_options import (
     users,
     view,
 )
-from msatools.cli.main import Command, run_console
+from msatools.cli.main import Command
 from msatools.cli.values import known_names
 from msatools.kernel.session import Session
 from msatools.render.blocks import Block
@@ -185,8 +185,3 @@ COMMAND = Command(
         lacks=_lacks,
     ),
 )
-
-
-def main() -> int:
-    """Run msa-zombies."""
-    return run_console(COMMAND)

@@ -2,7 +2,7 @@
 
 """The list of commands, for drgn's prompt, the lab and the tests.
 
-pyproject.toml lists them, too, to install ``msa-NAME``.
+pyproject.toml lists them, too, to install ``msa-NAME`` (:mod:`msatools.console`).
 """
 
 from importlib import import_module

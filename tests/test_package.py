@@ -113,9 +113,11 @@ def test_sdist_contains_every_module(built: tuple[Path, Path]) -> None:
 
 def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
     code = (
-        "import msatools.commands.memstat as memstat, msatools.plugin\n"
+        "import sys, msatools.commands.memstat as memstat, msatools.plugin\n"
+        "from msatools import console\n"
         "print(memstat.__file__)\n"
-        "memstat.run_console(memstat.COMMAND, ['--version'])\n"
+        "sys.argv = ['msa-memstat', '--version']\n"
+        "console.memstat()\n"
     )
     path, version = run_wheel(code, built[1], tmp_path)
     assert Path(path) == tmp_path / "msatools/commands/memstat.py"

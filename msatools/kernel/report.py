@@ -15,6 +15,9 @@ from msatools.kernel.losses import Loss, is_loss
 from msatools.selfdesc import refusals
 from msatools.target.model import Target
 
+_LOGS = "msatools.logs"
+"""Key of the program's cache."""
+
 ADDED = MappingProxyType({"added": True})
 """
 Metadata of a field that is present on request only.
@@ -118,11 +121,23 @@ def log_of(target: Target) -> LossLog:
     return losses
 
 
+def logs_of(prog: Program) -> list[LossLog]:
+    """Return the logs of the reports on a program that are under way."""
+    logs: list[LossLog] = prog.cache.setdefault(_LOGS, [])
+    return logs
+
+
 @contextmanager
 def noting_refusals(prog: Program, losses: LossLog) -> Iterator[None]:
-    """Note the variables whose type was not found meanwhile."""
-    with refusals(prog) as refused:
-        yield
+    """Note the variables whose type was not found meanwhile, and damaged tables."""
+    logs = logs_of(prog)
+    logs.append(losses)
+    try:
+        with refusals(prog) as refused:
+            yield
+    finally:
+        # Compare by identity: logs may be equal.
+        logs[:] = [log for log in logs if log is not losses]
     for name, why in refused.items():
         losses.lose(Loss.TYPES, f"{name} is left out: {why}", about=name)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.traces import stack_trace
 from msatools.tasks.stackmemory import Rows, read_stacks
 from msatools.tasks.table import TaskTable
 
@@ -90,7 +91,7 @@ def _running_pointer(prog: drgn.Program, task: int, stack: range) -> int:
     mode, the task's kernel stack has only the registers saved at its entry: 0.
     """
     try:
-        trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
-        return next((frame.sp for frame in trace if frame.sp in stack), 0)
-    except (ValueError, LookupError, drgn.FaultError):
+        frames = stack_trace(prog, task) or ()
+        return next((frame.sp for frame in frames if frame.sp in stack), 0)
+    except LookupError:
         return 0

@@ -5,8 +5,7 @@
 import signal
 from collections.abc import Callable
 
-import drgn
-
+from msatools.kernel.traces import stack_trace
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import WaitTarget
@@ -93,14 +92,8 @@ def _awake(context: LockContext, row: int, task_class: TaskClass) -> str:
 
 def _running_in(context: LockContext, row: int) -> str:
     """Return the function that a running task is in, by the registers in a dump."""
-    prog = context.reader.prog
-    address = int(context.tasks["address"][row])
-    task = drgn.Object(prog, "struct task_struct *", address)
-    try:
-        trace = prog.stack_trace(task)
-    except (ValueError, LookupError, drgn.FaultError):
-        return ""
-    names = (context.function(frame) for frame in trace if frame.pc >= KERNEL_HALF)
+    frames = stack_trace(context.reader.prog, int(context.tasks["address"][row])) or ()
+    names = (context.function(frame) for frame in frames if frame.pc >= KERNEL_HALF)
     name = next((name for name in names if name), None)
     return f" in {name}" if name else ""
 

@@ -37,7 +37,7 @@ _EL = 0xF
 
 
 @dataclass(frozen=True)
-class _Offsets:
+class _RecordOffsets:
     """Offsets of members of ``struct pt_regs`` from the frame record in it."""
 
     fp: int
@@ -188,7 +188,7 @@ class FrameRecords:
         return End.ENTRY if mode == 0 and saved_pc < KERNEL_HALF else End.START
 
 
-def _offsets(prog: drgn.Program) -> _Offsets:
+def _offsets(prog: drgn.Program) -> _RecordOffsets:
     registers = prog.type("struct pt_regs")
     record = registers.member("stackframe")
     start = record.offset
@@ -197,7 +197,7 @@ def _offsets(prog: drgn.Program) -> _Offsets:
     # two words before.
     if record.type.kind == drgn.TypeKind.STRUCT:
         type_ = drgn.offsetof(registers, "stackframe.type") - start
-    return _Offsets(
+    return _RecordOffsets(
         fp=drgn.offsetof(registers, "regs[29]") - start,
         pc=drgn.offsetof(registers, "pc") - start,
         pstate=drgn.offsetof(registers, "pstate") - start,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.traces import stack_trace
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch import arch_of
 from msatools.tasks.framerecords import FrameRecords
@@ -242,9 +243,8 @@ def ask_drgn(prog: drgn.Program, task: int) -> Stack:
 
     :param task: Address of its ``struct task_struct``.
     """
-    try:
-        trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", value=task))
-    except (drgn.FaultError, LookupError, ValueError, NotImplementedError):
+    trace = stack_trace(prog, task)
+    if trace is None:
         return Stack((), end=End.LOST)
     addresses: list[int] = []
     interrupted: list[int] = []

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.structs import Booleans
+from msatools.kernel.traces import stack_trace
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import saved_registers
@@ -132,10 +133,7 @@ def running_frames(prog: drgn.Program, task: int) -> list[tuple[int, str]]:
     :return: Addresses and functions, the innermost first; empty without registers, as
         on a live kernel.
     """
-    try:
-        trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
-    except (ValueError, LookupError, drgn.FaultError):
-        return []
+    trace = stack_trace(prog, task) or ()
     return [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
 
 

@@ -223,14 +223,14 @@ def test_signal_to_any_process_ends_all(tmp_path: Path, act: str, number: int) -
 # The installed command with slow workers.
 SLOW = """
 import os, pathlib, sys, time
-from msatools.commands import memstat
+from msatools import console
 from msatools.memory.scan import driver, parallel
 pids = pathlib.Path(sys.argv.pop(1))
 def slow(*_):
     (pids / str(os.getpid())).touch()
     time.sleep(60)
 parallel.scan = slow
-sys.exit(memstat.main())
+sys.exit(console.memstat())
 """
 
 

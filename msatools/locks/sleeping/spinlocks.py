@@ -18,6 +18,7 @@ from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
+from msatools.kernel.traces import stack_trace
 from msatools.kernel.words import U32
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, Request
@@ -154,11 +155,14 @@ def _cpus(context: LockContext) -> Iterator[_Cpu]:
     for number in online_cpus(context.reader, context.losses):
         try:
             task = cpu_curr(prog, number)
-            trace = prog.stack_trace(task)
-            frames = [f for f in trace if not f.is_inline and f.pc >= KERNEL_HALF]
-        except (drgn.FaultError, LookupError, ValueError) as error:
+        except (drgn.FaultError, LookupError) as error:
             context.losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
             continue
+        trace = stack_trace(prog, task)
+        if trace is None:
+            context.losses.lose(Loss.CPUS, "what a CPU was doing is lost: no stack")
+            continue
+        frames = [f for f in trace if not f.is_inline and f.pc >= KERNEL_HALF]
         names = [_name(context, frame) for frame in frames]
         slow_paths = (
             index

@@ -21,6 +21,7 @@ from drgn.helpers.linux.mm import vma_find
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
+from msatools.kernel.traces import stack_trace
 from msatools.kernel.words import PAGE
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import UserFrame
@@ -298,8 +299,5 @@ class _Stack:
 
 def _innermost_frame(prog: drgn.Program, task: int) -> drgn.StackFrame | None:
     """Return the innermost frame of a running thread, by the registers in a dump."""
-    try:
-        trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
-    except (ValueError, LookupError, drgn.FaultError):
-        return None
-    return trace[0] if len(trace) else None
+    trace = stack_trace(prog, task)
+    return trace[0] if trace is not None and len(trace) else None

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Stacks of single tasks, unwound by drgn."""
+
+import drgn
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.report import logs_of
+
+
+def stack_trace(prog: drgn.Program, task: drgn.Object | int) -> drgn.StackTrace | None:
+    """Return the stack of a task; ``None`` if drgn cannot unwind it.
+
+    The reports that are under way count damaged unwind tables as a loss; a task that
+    runs has no registers on a live kernel, which is none.
+
+    :param task: ``struct task_struct *``, or its address
+    """
+    if isinstance(task, int):
+        task = drgn.Object(prog, "struct task_struct *", value=task)
+    try:
+        return prog.stack_trace(task)
+    except (drgn.FaultError, LookupError, ValueError, NotImplementedError):
+        return None
+    except (drgn.BadDataError, OverflowError) as error:
+        for losses in logs_of(prog):
+            losses.lose(Loss.UNWINDING, f"drgn cannot unwind stacks: {error}")
+        return None
