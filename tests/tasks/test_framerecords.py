@@ -88,7 +88,7 @@ def unwinder(monkeypatch: pytest.MonkeyPatch, typed: bool) -> FrameRecords:
     def offsets(prog: object) -> Any:
         type_ = 8 * (TYPE - RECORD) if typed else None
         words = (8 * (word - RECORD) for word in (FP, PC, PSTATE))
-        return framerecords._Offsets(*words, type_)
+        return framerecords._RecordOffsets(*words, type_)
 
     for name, value in (
         ("_offsets", offsets),
