@@ -7,6 +7,7 @@ import pytest
 from drgn import Program
 
 from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import where
 from msatools.memory.pages.layout import page_layout
@@ -29,6 +30,6 @@ def test_huge_page_on_a_per_cpu_list(prog: Program, in_use: int, found: int) -> 
     orphans = orphans[block.unreferenced(orphans)]
     assert len(orphans) == in_use
     listed = ListedPages(np.array([PFN + 512], np.uint64), np.array([9], np.uint8), 0)
-    FinalClasses(Reader(prog), listed).settle(block, orphans)
+    FinalClasses(Reader(prog), LossLog(), listed).settle(block, orphans)
     pages = where(block.codes == PageClass.FREE_PCP)
     assert pages.tolist() == [*range(512, 512 + found)]
