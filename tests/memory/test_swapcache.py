@@ -10,7 +10,7 @@ from drgn.helpers.linux.swap import for_each_swap_info
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.scan.swapcache import SwappedShmem, swapped_shmem
+from msatools.memory.scan.swapcache import SwappedShmem, swapped_files, swapped_shmem
 from tests.support.dumps import open_dump
 from tests.support.overlay import put
 
@@ -21,9 +21,7 @@ CACHED = 0x40
 
 
 def read(prog: Program, losses: LossLog) -> SwappedShmem:
-    found = swapped_shmem(Reader(prog), losses)
-    assert found is not None
-    return found
+    return swapped_files(Reader(prog), losses)
 
 
 def entries(found: SwappedShmem) -> list[int]:
@@ -41,6 +39,12 @@ def test_as_the_swap_map_marks_them(name: str) -> None:
     assert entries(read(prog, losses)) == marked
     assert marked
     assert not losses.notes
+    by_map = swapped_shmem(Reader(prog), losses)
+    assert by_map is not None
+    every = np.arange(device.max.value_(), dtype=np.uint64)
+    assert np.flatnonzero(by_map.have(every)).tolist() == marked
+    elsewhere = np.array([1 << 58 | entry for entry in marked], np.uint64)
+    assert not by_map.have(elsewhere).any()
 
 
 @pytest.mark.kernels

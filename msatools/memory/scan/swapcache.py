@@ -2,11 +2,13 @@
 
 """Finds out whether swap cache pages without a mapping are anonymous or shmem."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from drgn.helpers.linux.swap import for_each_swap_info
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -17,14 +19,20 @@ from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.scan.result import ScanResult
 from msatools.selfdesc.variables import find_variable
 
+_SWAP_TYPE_SHIFT = 58
+"""Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""
+
+_SWAP_HAS_CACHE = 0x40
+_SWAP_MAP_SHMEM = 0xBF
+"""The use count of an entry that shmem owns (linux/swap.h)."""
+
 
 def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> None:
     """
     Move shared memory pages that are only in the swap cache to the class shmem.
 
     A page that was read from swap has no mapping until it is mapped or put back into
-    its file. Then only the file, which has the swap entry in the page's place,
-    distinguishes shmem from anon.
+    its file. Then only the swap entry distinguishes shmem from anon.
     """
     if not result.swap_entries:
         return
@@ -45,6 +53,27 @@ def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> Non
 
 
 @dataclass(frozen=True)
+class SwapMarks:
+    """Use counts of swap entries, a byte each, which mark those of shared memory."""
+
+    reader: Reader
+    maps: Mapping[int, int]
+    """Address of the swap map by the number of the device."""
+
+    def have(self, entries: Addresses) -> npt.NDArray[np.bool_]:
+        """Return which entries belong to shared memory."""
+        shift = np.uint64(_SWAP_TYPE_SHIFT)
+        devices, index = np.unique(entries >> shift, return_inverse=True)
+        maps = [self.maps.get(device, 0) for device in devices.tolist()]
+        bases = np.array(maps, np.uint64)[index]
+        offsets = entries & ((np.uint64(1) << shift) - np.uint64(1))
+        marks, readable = self.reader.read_records(bases + offsets, 1)
+        of_shmem = marks[:, 0] & ~np.uint8(_SWAP_HAS_CACHE) == _SWAP_MAP_SHMEM
+        shmem: npt.NDArray[np.bool_] = readable & (bases != 0) & of_shmem
+        return shmem
+
+
+@dataclass(frozen=True)
 class SwappedShmem:
     """Swap entries of shared memory, as ranges in ascending order."""
 
@@ -59,23 +88,39 @@ class SwappedShmem:
         return (at >= 0) & (entries <= self.last[at])
 
 
-def swapped_shmem(reader: Reader, losses: LossLog) -> SwappedShmem | None:
+def swapped_shmem(reader: Reader, losses: LossLog) -> SwapMarks | SwappedShmem | None:
+    """
+    Return what knows the swap entries of shared memory; ``None`` if nothing does.
+
+    "mm, swap: use the swap table for the swap cache" (in v6.18) began to replace the
+    swap map, whose mark for shmem is gone in 7.x.
+    """
+    try:
+        if reader.prog.type("struct swap_cluster_info").has_member("table"):
+            return swapped_files(reader, losses)
+        maps = {
+            info.type.value_(): info.swap_map.value_()
+            for info in for_each_swap_info(reader.prog)
+        }
+        return SwapMarks(reader, maps)
+    except (LookupError, AttributeError, drgn.FaultError):
+        return None
+
+
+def swapped_files(reader: Reader, losses: LossLog) -> SwappedShmem:
     """
     Read the swap entries in the trees of all files of shared memory.
 
-    mm/shmem.c keeps a list of the files that have swapped pages. The use counts of
-    swap entries named them, too, but no longer do in 7.x.
+    mm/shmem.c keeps a list of the files that have swapped pages. In their trees a swap
+    entry is in the place of each.
 
-    :return: ``None`` if this kernel has no such list.
+    :raises LookupError: if this kernel has no such list
     """
     prog = reader.prog
-    try:
-        head = find_variable(prog, "shmem_swaplist").address_of_().value_()
-        info = prog.type("struct shmem_inode_info")
-        node = drgn.offsetof(info, "swaplist")
-        pages = drgn.offsetof(info, "vfs_inode.i_data.i_pages")
-    except LookupError:
-        return None
+    head = find_variable(prog, "shmem_swaplist").address_of_().value_()
+    info = prog.type("struct shmem_inode_info")
+    node = drgn.offsetof(info, "swaplist")
+    pages = drgn.offsetof(info, "vfs_inode.i_data.i_pages")
     ranges = [
         (entry, entry + last - first)
         for file in list_nodes(reader, head, losses, "the list of swapped shmem")
