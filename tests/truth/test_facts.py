@@ -61,8 +61,7 @@ TABLES = {
         CPUS,
         cpus.FACTS,
         ("cpus-6.1", "cpus-6.12", "cpulock-6.12"),
-        # -v has all tasks read: from 6.18 on, throttled ones are on no queue.
-        ("-i", "-v"),
+        ("-i",),
         branches=True,  # on how cpusets, interrupts and run queues are kept
         others=("cpus-7.x",),
     ),
