@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.lab import ownkernels
+from fixtures.lab import image, ownkernels
 from fixtures.lab.cache import Cache
 from fixtures.lab.errors import LabError
 from fixtures.lab.kernels import KERNELS
@@ -100,3 +100,17 @@ def test_what_was_built_is_collected(tmp_path: Path) -> None:
     ownkernels.collect(top, into)
     found = {str(path.relative_to(into)) for path in into.rglob("*") if path.is_file()}
     assert found == {"release", "vmlinux", "vmlinuz", "modules/modules.builtin"}
+
+
+def test_guests_without_memcg_do_without_it(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 1 << 30)
+    made = image.Image(files=image.guest_files("memory"))
+    assert ownkernels.image(made, OWN["6.12debug"], cache) == made
+    less = ownkernels.image(made, OWN["6.12small"], cache)
+    assert less.files.keys() == made.files.keys()
+    texts = {name: path.read_text() for name, path in less.files.items()}
+    assert not [name for name, text in texts.items() if "+memory" in text]
+    changed = {name for name in texts if less.files[name] != made.files[name]}
+    assert {Path(name).name for name in changed} == {"lab.py", "memory.py"}
+    for name in changed:
+        compile(texts[name], name, "exec")
