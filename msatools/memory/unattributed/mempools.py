@@ -6,7 +6,7 @@ import drgn
 from drgn.helpers.linux.mm import page_to_pfn
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Reader, fault_reason
 from msatools.kernel.report import LossLog
 from msatools.selfdesc.variables import find_variable
 from msatools.tasks.text import kernel_symbol
@@ -40,12 +40,18 @@ def mempool_pages(reader: Reader, losses: LossLog) -> dict[int, str]:
 
 def _reserve(pool: drgn.Object) -> list[int]:
     prog = pool.prog_
-    if pool.type_.kind == drgn.TypeKind.POINTER:
-        if not pool:
-            return []  # not set up
-        pool = pool[0]
-    if pool.alloc.value_() != kernel_symbol(prog, "mempool_alloc_pages"):
-        return []
+    try:
+        if pool.type_.kind == drgn.TypeKind.POINTER:
+            if not pool:
+                return []  # not set up
+            pool = pool[0]
+        if pool.alloc.value_() != kernel_symbol(prog, "mempool_alloc_pages"):
+            return []
+    except drgn.FaultError as error:
+        # Most dumps leave out pages of zeros: nothing in it is set up.
+        if fault_reason(error) == "excluded":
+            return []
+        raise
     elements = min(pool.curr_nr.value_(), _MAX_ELEMENTS)
     return [
         page_to_pfn(drgn.cast("struct page *", pool.elements[i])).value_()
