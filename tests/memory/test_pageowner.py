@@ -22,10 +22,12 @@ from drgn import (
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.memory.memstat import collect_memstat
 from msatools.memory.unattributed import pageowner, stackdepot
 from msatools.memory.unattributed.pageowner import PageOwners, gfp_names
 from msatools.memory.unattributed.stackdepot import StackDepot
 from msatools.memory.unattributed.symbolnames import SymbolName
+from tests.support.dumps import open_dump
 from tests.support.madetypes import made_program, serve, struct
 from tests.support.overlay import put
 
@@ -110,7 +112,6 @@ class Kernel:
         objects = {
             "page_owner_ops": Object(prog, ops, value={"offset": ops_offset}),
             "page_ext_size": Object(prog, u64, value=EACH),
-            "PAGES_PER_SECTION": Object(prog, u64, value=SECTION_PAGES),
             "PAGE_EXT_OWNER_ALLOCATED": Object(prog, flags, value=1),
             "___GFP_DMA_BIT": Object(prog, gfp, value=0),
         }
@@ -160,6 +161,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         return Object(prog, prog.pointer_type(made.section), value=address)
 
     monkeypatch.setattr(pageowner, "pfn_to_section", section)
+    monkeypatch.setattr(pageowner, "pages_per_section", lambda _: SECTION_PAGES)
     return made
 
 
@@ -256,3 +258,28 @@ def test_kernel_that_keeps_no_owners(prog: Program) -> None:
     losses = LossLog()
     assert PageOwners.of(Reader(prog), losses) is None
     assert not losses.notes
+
+
+@pytest.mark.parametrize("name", ["memory-6.12debug"])
+def test_a_kernel_that_keeps_them(name: str) -> None:
+    """Stacks of the guest's own workload, as msa-memstat reports them."""
+    report = collect_memstat(open_dump(name, "btf"), unattributed=True)
+    assert report.unattributed is not None
+    known = [group for group in report.unattributed if group.stack]
+    # Large kmalloc of pipes, which the process "slab" has enlarged to 256 pages each.
+    (pipes,) = (group for group in known if "pipe_resize_ring" in (group.stack or ()))
+    assert (pipes.order, pipes.blocks, pipes.pages) == (2, 32, 128)
+    assert [thread.comm for thread in pipes.allocators or ()] == ["slab"]
+    assert "GFP_KERNEL" in (pipes.gfp_names or ())
+    pages = sum(group.pages for group in known)
+    assert pages > 0.9 * sum(group.pages for group in report.unattributed)
+    assert not report.coverage.get("page_owner_unreadable")
+
+
+@pytest.mark.parametrize("name", ["memory-6.12debug"])
+def test_types_make_no_difference(name: str) -> None:
+    found = [
+        collect_memstat(open_dump(name, types), unattributed=True).unattributed
+        for types in ("btf", "dwarf")
+    ]
+    assert found[0] == found[1]

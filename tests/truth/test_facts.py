@@ -78,7 +78,7 @@ TABLES = {
         ("memory-6.1", "memory-6.12", "memory-7.x", "owners-6.12", "barepages-6.12"),
         memstat.WORDS,
         branches=True,  # on how struct page tells what a page is
-        others=("memory-6.12generic",),
+        others=("memory-6.12generic", "memory-6.12debug", "memory-6.12small"),
     ),
     "prstat -L": Facts(
         PRSTAT,

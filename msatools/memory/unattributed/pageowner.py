@@ -18,6 +18,7 @@ from drgn.helpers.linux.mmzone import pfn_to_section
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.memory.pages.memmap import pages_per_section
 from msatools.selfdesc.variables import find_variable
 
 _INVALID = 1
@@ -75,7 +76,7 @@ class PageOwners:
         self._losses = losses
         self._layout = layout
         self._bases: dict[int, int | None] = {}
-        self._per_section = int(reader.prog["PAGES_PER_SECTION"].value_())
+        self._per_section = pages_per_section(reader.prog)
 
     @classmethod
     def of(cls, reader: Reader, losses: LossLog) -> "PageOwners | None":

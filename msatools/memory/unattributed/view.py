@@ -6,6 +6,7 @@ Groups pages without a known owner by the blocks they were allocated as.
 This finds leaks of drivers that take pages directly from the page allocator.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -312,18 +313,23 @@ def _alike(
 
 def _allocators(owners: Owners, pages: Numbers) -> tuple[Allocator, ...]:
     """Return the threads that allocated the most of some blocks."""
-    kinds, index = np.unique(owners[["pid", "comm"]], return_inverse=True)
-    sums = np.bincount(index, weights=pages).astype(np.int64)
-    counts = np.bincount(index)
-    largest = np.argsort(-sums, kind="stable")[:_ALLOCATORS]
+    blocks: Counter[tuple[int, bytes]] = Counter()
+    sums: Counter[tuple[int, bytes]] = Counter()
+    for pid, comm, count in zip(
+        owners["pid"].tolist(), owners["comm"].tolist(), pages.tolist(), strict=True
+    ):
+        # Behind the end is what a longer name left there.
+        thread = pid, comm.partition(b"\0")[0]
+        blocks[thread] += 1
+        sums[thread] += count
     return tuple(
         Allocator(
-            pid=int(kinds["pid"][row]),
-            comm=bytes(kinds["comm"][row]).decode(errors="replace") or None,
-            blocks=int(counts[row]),
-            pages=int(sums[row]),
+            pid=thread[0],
+            comm=thread[1].decode(errors="replace") or None,
+            blocks=blocks[thread],
+            pages=count,
         )
-        for row in largest.tolist()
+        for thread, count in sums.most_common(_ALLOCATORS)
     )
 
 
