@@ -218,7 +218,11 @@ def make_checks(
         *check("swapcache", swapcache, "NR_SWAPCACHE"),
         *check("kernel.slab", pages(C.SLAB, C.LARGE_KMALLOC), *slab),
         *check("kernel.page_tables", pages(C.PAGE_TABLES), "NR_PAGETABLE"),
-        *check("kernel.vmalloc", pages(C.VMALLOC, C.STACKS), *vmalloc),
+        *check(
+            "kernel.vmalloc",
+            pages(C.VMALLOC) if owners.direct_stacks else pages(C.VMALLOC, C.STACKS),
+            *vmalloc,
+        ),
         *check(
             "kernel.stacks",
             pages(C.STACKS),
