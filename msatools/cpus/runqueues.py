@@ -14,6 +14,7 @@ import drgn
 import numpy as np
 
 from msatools.cpus.fairqueue import FairTask, read_fair
+from msatools.cpus.limbo import limbo_tasks
 from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
 from msatools.cpus.queued import QueuedTask, RunQueueLists, read_queues
 from msatools.cpus.queuedtasks import DEADLINE, QueuedTasks, idle_task
@@ -56,8 +57,8 @@ def read_run_queues(
     v6.12) does not wait. The number of tasks is compared with ``nr_running``, and a
     difference noted.
 
-    :param tasks: All tasks, if they have been read: tasks that are throttled one by one
-        are on no queue (deadline tasks; in v6.18 and later, fair ones).
+    :param tasks: All tasks, if they have been read: deadline tasks that are throttled
+        are on no queue and on no list.
     :param crash_cpu: The CPU that the kernel crashed on, if it did.
     :raises LookupError: if no run queue can be found at all
     """
@@ -171,33 +172,34 @@ def _with_throttled(
 ) -> list[list[QueuedTask]]:
     """Return the queued tasks of each CPU, and those dequeued by throttling."""
     on_queue = [list(of_cpu) for of_cpu in queues.tasks]
+    rows = {cpu: row for row, cpu in enumerate(percpu.cpus.tolist())}
+    known = {task.address for of_cpu in on_queue for task in of_cpu}
+    known.update(queues.rq["curr"].tolist())
+    throttled = [
+        (cpu, QueuedTask(address, "fair", throttled=True))
+        for cpu, address in limbo_tasks(reader, percpu, losses)
+    ]
     if tasks is not None:
-        rows = {cpu: row for row, cpu in enumerate(percpu.cpus.tolist())}
-        known = {task.address for of_cpu in on_queue for task in of_cpu}
-        for cpu, task in _throttled(reader, tasks, losses):
-            if cpu in rows and task.address not in known:
-                on_queue[rows[cpu]].append(task)
+        throttled += _throttled_deadline(reader, tasks, losses)
+    for cpu, task in throttled:
+        if cpu in rows and task.address not in known:
+            on_queue[rows[cpu]].append(task)
     return on_queue
 
 
-def _throttled(
+def _throttled_deadline(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> Iterator[tuple[int, QueuedTask]]:
-    """Yield the CPU and the task of each task that was dequeued by throttling."""
-    prog = reader.prog
-    # "sched/fair: Switch to task based throttle model" (in v6.18)
-    by_task = prog.type("struct task_struct").has_member("throttled")
+    """Yield the CPU and the task of each deadline task dequeued by throttling."""
     waits = (tasks["on_rq"] != 0) & (tasks["on_cpu"] == 0)
-    rows = waits & ((tasks["policy"] == DEADLINE) | by_task)
+    rows = waits & (tasks["policy"] == DEADLINE)
     for cpu, address in zip(
         tasks["cpu"][rows].tolist(), tasks["address"][rows].tolist(), strict=True
     ):
-        task = drgn.Object(prog, "struct task_struct", address=address)
+        task = drgn.Object(reader.prog, "struct task_struct", address=address)
         try:
             if task.dl.dl_throttled:
                 yield cpu, QueuedTask(address, "deadline", throttled=True)
-            elif by_task and task.throttled:
-                yield cpu, QueuedTask(address, "fair", throttled=True)
         except drgn.FaultError as error:
             losses.lose(Loss.QUEUED, f"a throttled task is lost: {error}")
 

@@ -95,6 +95,7 @@ class Loss(str, Enum):
     INODES = "inodes_unreadable"
     OWNERS = "owners_unreadable"
     PAGE_BLOCKS = "pageblocks_unreadable"
+    MEMPOOLS = "mempools_unreadable"
     PAGE_OWNER = "page_owner_unreadable"
     PAGE_TABLES = "page_tables_unreadable"
     PAGES = "unreadable_pages"

@@ -31,7 +31,10 @@ _LAST = (1 << 64) - 1
 # entries, such as XA_RETRY_ENTRY. The root of a maple tree is the same.
 _LOW_BITS = 3
 _INTERNAL = 2
+_VALUE = 1
 _MAX_SPECIAL = 4096
+_MOST_SLOTS = 64
+"""XA_CHUNK_SIZE; 16 with CONFIG_BASE_SMALL."""
 
 # include/linux/maple_tree.h: the low bits of a pointer to a node hold its type.
 _MAPLE_NODE = ~255
@@ -179,6 +182,31 @@ def xarray_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Ent
 
     :param name: What the tree is called in a note.
     """
+    return [
+        entry
+        for entry in _xarray_slots(reader, root, losses, name)
+        if not entry[2] & _LOW_BITS
+    ]
+
+
+def xarray_values(reader: Reader, root: int, losses: LossLog, name: str) -> Entries:
+    """
+    Find the integers in the ``struct xarray`` at *root* (xa_to_value()).
+
+    :param name: What the tree is called in a note.
+    """
+    found: Entries = []
+    for first, last, entry in sorted(_xarray_slots(reader, root, losses, name)):
+        if entry & _VALUE:
+            found.append((first, last, entry >> 1))
+        elif found and found[-1][1] + 1 == first and _is_sibling(entry):
+            # The value covers this slot, too.
+            found[-1] = (found[-1][0], last, found[-1][2])
+    return found
+
+
+def _xarray_slots(reader: Reader, root: int, losses: LossLog, name: str) -> Entries:
+    """Find all entries that are not nodes, those of no pointer included."""
     nodes = _xarray_nodes(reader)
 
     def parts(node: _Part) -> list[_Part]:
@@ -223,7 +251,11 @@ def maple_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Entr
             for child, first, last in shape.slots(data, node.first, node.last)
         ]
 
-    return _entries(reader, head, parts, losses, name)
+    return [
+        entry
+        for entry in _entries(reader, head, parts, losses, name)
+        if not entry[2] & _LOW_BITS
+    ]
 
 
 class _MapleNode:
@@ -265,7 +297,10 @@ def _entries(
     losses: LossLog,
     name: str,
 ) -> Entries:
-    """Walk a tree from the entry at *head*; *parts* reads the slots of a node."""
+    """Walk a tree from the entry at *head*; *parts* reads the slots of a node.
+
+    :return: All entries that are not nodes, ascending; not those of empty slots.
+    """
     found: Entries = []
     try:
         (top,) = _words(reader.read(head, 8), 0, 1)
@@ -279,7 +314,7 @@ def _entries(
     while todo:
         part = todo.pop()
         if not part.is_node:
-            if part.entry and not part.entry & _LOW_BITS:
+            if part.entry:
                 found.append((part.first, part.last, part.entry))
             continue
         if part.entry in seen or len(seen) >= MAX_NODES:
@@ -295,6 +330,11 @@ def _entries(
 
 def _is_node(entry: int) -> bool:
     return entry & _LOW_BITS == _INTERNAL and entry > _MAX_SPECIAL
+
+
+def _is_sibling(entry: int) -> bool:
+    """Return whether the slot belongs to the entry before it (xa_is_sibling())."""
+    return entry & _LOW_BITS == _INTERNAL and entry >> 2 < _MOST_SLOTS
 
 
 def _words(data: bytes, offset: int, count: int) -> list[int]:

@@ -228,7 +228,11 @@ def make_checks(
             reason=guessed,
         ),
         *check("kernel.page_tables", pages(C.PAGE_TABLES), "NR_PAGETABLE"),
-        *check("kernel.vmalloc", pages(C.VMALLOC, C.STACKS), *vmalloc),
+        *check(
+            "kernel.vmalloc",
+            pages(C.VMALLOC) if owners.direct_stacks else pages(C.VMALLOC, C.STACKS),
+            *vmalloc,
+        ),
         *check(
             "kernel.stacks",
             pages(C.STACKS),

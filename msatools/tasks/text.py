@@ -11,7 +11,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.finders import finders_of
-from msatools.selfdesc.load import is_served_by_btf
+from msatools.selfdesc.load import is_served_by_btf, main_module
 from msatools.selfdesc.module_records import LoadedModule
 
 _BOUNDS = (("_stext", "_etext"), ("_sinittext", "_einittext"))
@@ -89,11 +89,26 @@ def kernel_symbol(prog: drgn.Program, name: str) -> int:
     :raises LookupError: if the kernel does not have it
     """
     if not is_served_by_btf(prog):
-        return int(prog.symbol(name).address)
+        return _relocated(prog, int(prog.symbol(name).address))
     found = finders_of(prog).symbols(prog, name, None, True)
     if not found:
         raise LookupError(f"the kernel has no {name}")
     return int(found[0].address)
+
+
+def _relocated(prog: drgn.Program, address: int) -> int:
+    """
+    Return the address of a symbol of debug info where the kernel runs.
+
+    drgn leaves the symbols of the section .brk, such as _end, where they were linked if
+    debug info is in the file of the kernel itself, as in a kernel of one's own build.
+    """
+    module = main_module(prog)
+    ranges, bias = module.address_ranges or (), module.debug_file_bias or 0
+    for place in (address, address + bias):
+        if any(start <= place <= end for start, end in ranges):
+            return place
+    return address
 
 
 def _bounds(prog: drgn.Program) -> list[tuple[int, int]]:

@@ -13,19 +13,23 @@ from drgn import Object, Program, container_of, sizeof
 from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.percpu import per_cpu
-from drgn.helpers.linux.pid import find_task
+from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.rbtree import rbtree_inorder_for_each_entry
-from drgn.helpers.linux.sched import cpu_curr
+from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from fixtures import lab
 from msatools.cpus.fairqueue import _Entity, _Queue, _turn
+from msatools.cpus.limbo import limbo_tasks
 from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
 from msatools.kernel.accounting import read_accounting
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.tasks.microstates import bound_of
 from tests.cpus.damaged import lose, put, put_word
 from tests.cpus.guests import KERNELS, TICK_NS
 from tests.cpus.queuedumps import Seen, all_of, look_at, seen
+from tests.support.dumps import open_dump
 from tests.support.elf import in_user_mode
 
 POLICIES = {0: "OTHER", 1: "FIFO", 2: "RR", 3: "BATCH", 5: "IDLE", 6: "DEADLINE"}
@@ -106,6 +110,19 @@ def test_throttled_tasks_are_those_of_the_throttled_group(dump: Seen) -> None:
     tasks = all_of(dump.queue("groups"))
     throttled = {task.comm for task in tasks if task.throttled}
     assert throttled == (LIMITED if count else set())
+
+
+@pytest.mark.parametrize("name", ["cpus-7.x"])
+def test_tasks_throttled_one_by_one_are_found_without_all_tasks(name: str) -> None:
+    """They are on no run queue, but on lists of their groups."""
+    prog = open_dump(name, "btf")
+    reader, losses = Reader(prog), LossLog()
+    percpu = read_percpu(reader, losses)
+    found = sorted(limbo_tasks(reader, percpu, losses))
+    flagged = [task for task in for_each_task(prog) if task.throttled]
+    assert found == sorted((task_cpu(task), task.value_()) for task in flagged)
+    assert {task.comm.string_().decode() for task in flagged} == LIMITED
+    assert not losses.notes
 
 
 def throttles(dump: Seen, name: str) -> Object:

@@ -12,7 +12,12 @@ from drgn.helpers.linux.radixtree import radix_tree_for_each
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
+from msatools.kernel.xarray import (
+    Entries,
+    maple_entries,
+    xarray_entries,
+    xarray_values,
+)
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose, put
 
@@ -163,4 +168,20 @@ def test_slots_past_the_end_do_not_count(program: Program) -> None:
     put(program, node.pivot[end].address_, (1 << 40).to_bytes(8, "little"))
     found, losses = ours(tree)
     assert found == whole
+    assert not losses.notes
+
+
+def test_values(program: Program) -> None:
+    """One that covers four slots, one alone, and one in the place of a node."""
+    tree = pids(program)
+    child = program.read_u64(slot(program, 0)) - INTERNAL
+    slots = program.type("struct xa_node").member("slots").offset
+    sibling = 4 << 2 | INTERNAL  # of slot 4
+    words = [*[0] * 4, 100 << 1 | 1, *[sibling] * 3, 0, 200 << 1 | 1, *[0] * 54]
+    put(program, child + slots, b"".join(w.to_bytes(8, "little") for w in words))
+    put(program, slot(program, 1), (1000 << 1 | 1).to_bytes(8, "little"))
+    put(program, slot(program, 2), bytes(8 * 62))
+    losses = LossLog()
+    found = xarray_values(Reader(program), tree.value_(), losses, "the tree")
+    assert found == [(4, 7, 100), (9, 9, 200), (64, 127, 1000)]
     assert not losses.notes

@@ -219,7 +219,8 @@ def test_failure_of_all_is_not_remembered(archive: FakeArchive) -> None:
 def test_rows_are_keyed_by_their_name() -> None:
     for name, kernel in KERNELS.items():
         assert kernel.name == name
-        assert dataclasses.asdict(kernel)["meta"].startswith("linux-image-")
+        kind = "linux-source-" if kernel.configs else "linux-image-"
+        assert dataclasses.asdict(kernel)["meta"].startswith(kind)
         assert kernel.flavour.endswith(kernel.arch)
         # What stands for it in a run's name, behind the last dash.
         assert "-" not in name

@@ -5,9 +5,12 @@
 import struct
 
 import pytest
-from drgn import FaultError, Type, TypeEnumerator, TypeMember
+from drgn import FaultError, Program, Type, TypeEnumerator, TypeMember
 
+from msatools.kernel.reader import Reader
+from msatools.locks.base.struct_reader import Layout
 from tests.locks.madememory import BASE, SIZE, MadeMemory
+from tests.support.dumps import open_dump
 
 END = BASE + SIZE
 
@@ -93,3 +96,22 @@ def test_non_integers_are_refused(made: MadeMemory) -> None:
         made.layout.members(BASE, "nothing", "member")
     with pytest.raises(FaultError):
         made.layout.member(END, "inode", "member")
+
+
+def test_a_structure_of_a_module(made: MadeMemory) -> None:
+    """On kernels where jbd2 is one, the kernel proper does not know journals."""
+    journal = made.prog.struct_type("journal_s", 16, [TypeMember(made.word, "j_dev")])
+
+    def find(prog: Program, _: object, name: str, module: str | None) -> Type | None:
+        return journal if (name, module) == ("journal_s", "jbd2") else None
+
+    made.prog.register_type_finder("jbd2", find, enable_index=0)
+    assert made.layout.size("journal_s") == 16
+    assert made.layout.has("journal_s", "j_dev")
+    assert not made.layout.has("fuse_conn", "waitq")
+
+
+@pytest.mark.parametrize("name", ["tasks-6.12rt", "tasks-6.12generic"])
+def test_journals_of_a_kernel_with_modules(name: str) -> None:
+    layout = Layout(Reader(open_dump(name, "btf")))
+    assert layout.has("journal_s", "j_task")

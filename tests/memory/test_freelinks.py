@@ -10,6 +10,7 @@ import pytest
 from drgn import Program
 
 from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.memory.pages.classify import FarHead
@@ -185,7 +186,9 @@ def test_linked_page_is_free_if_it_has_no_owner(prog: Program, owned: bool) -> N
     if owned:
         block.codes[:] = OWNED
     listed = ListedPages(np.empty(0, np.uint64), np.empty(0, np.uint8), 0)
-    finals = FinalClasses(Reader(prog), listed, replace(LINKS, size=layout.size))
+    finals = FinalClasses(
+        Reader(prog), LossLog(), listed, replace(LINKS, size=layout.size)
+    )
     finals.settle(block, np.arange(2))
     rest = OWNED if owned else CODE
     assert block.codes.tolist() == [rest if owned else PageClass.FREE_PCP, rest]

@@ -32,7 +32,7 @@ def test_huge_page_on_a_per_cpu_list(prog: Program, in_use: int, found: int) -> 
     orphans = orphans[block.references(orphans) == 0]
     assert len(orphans) == in_use
     listed = ListedPages(np.array([PFN + 512], np.uint64), np.array([9], np.uint8), 0)
-    FinalClasses(Reader(prog), listed).settle(block, orphans)
+    FinalClasses(Reader(prog), LossLog(), listed).settle(block, orphans)
     pages = where(block.codes == PageClass.FREE_PCP)
     assert pages.tolist() == [*range(512, 512 + found)]
 

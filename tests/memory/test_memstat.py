@@ -12,8 +12,10 @@ import pytest
 from fixtures import lab
 from msatools import kernel, memory
 from msatools.kernel.structs import Booleans
+from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.memory.pages.classes import CLASSES, PageClass
+from tests.support.dumps import open_dump
 
 from . import truth
 from .conftest import FLAGS, PagesByPfn
@@ -179,3 +181,13 @@ def test_coverage_has_every_key_in_the_source(report: MemstatReport) -> None:
         counted |= set(re.findall(r'coverage\["(\w+)"\]', path.read_text()))
     assert len(counted) > 10
     assert counted <= set(report.coverage)
+
+
+@pytest.mark.parametrize("name", ["memory-6.12debug", "memory-6.12small"])
+def test_stacks_that_are_not_mapped(name: str) -> None:
+    """Without CONFIG_VMAP_STACK they are in the direct map, in no area of vmalloc."""
+    report = collect_memstat(open_dump(name, "btf" if "debug" in name else "dwarf"))
+    checks = {check.name: check for check in report.checks}
+    assert checks["kernel.stacks"].walk_pages > 100
+    assert checks["kernel.stacks"].difference == 0
+    assert checks["kernel.vmalloc"].difference == 0

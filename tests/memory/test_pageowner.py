@@ -22,13 +22,20 @@ from drgn import (
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.unattributed import pageowner
-from msatools.memory.unattributed.pageowner import PageOwners
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.unattributed import pageowner, stackdepot
+from msatools.memory.unattributed.pageowner import PageOwners, gfp_names
+from msatools.memory.unattributed.stackdepot import StackDepot
+from msatools.memory.unattributed.symbolnames import SymbolName
+from tests.support.dumps import open_dump
 from tests.support.madetypes import made_program, serve, struct
 from tests.support.overlay import put
 
 EXT, POOL, TEXT, TABLE = 0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000
 """Addresses of struct page_ext, a stack pool, functions, and the section table."""
+
+POOLS, ALLOCATED_POOLS = 0x5000_0000, 0x6000_0000
+"""Where the addresses of pools are, and where if they are allocated."""
 
 SECTION_PAGES = 64
 SECTIONS = 4
@@ -43,7 +50,7 @@ FUNCTIONS = ("post_alloc_hook", "__alloc_pages", "driver_probe")
 class Kernel:
     """A kernel that records page owners; with *ops_offset* 0, one that does not."""
 
-    def __init__(self, ops_offset: int = OFFSET) -> None:
+    def __init__(self, ops_offset: int = OFFSET, max_pools: bool = False) -> None:
         self.ext = bytearray(EACH * SECTION_PAGES * SECTIONS)
         self.pool = bytearray(1 << 14)
         self.sections = bytearray(8 * SECTIONS)
@@ -54,6 +61,8 @@ class Kernel:
         put(prog, EXT, self.ext)
         put(prog, POOL, self.pool)
         put(prog, TABLE, self.sections)
+        put(prog, POOLS, pack("<QQ", ALLOCATED_POOLS if max_pools else POOL, 0))
+        put(prog, ALLOCATED_POOLS, pack("<QQ", POOL, 0))
         u16 = prog.int_type("unsigned short", 2, False)
         u32 = prog.int_type("unsigned int", 4, False)
         u64 = prog.int_type("unsigned long", 8, False)
@@ -67,6 +76,8 @@ class Kernel:
             for name, value, bit in (*members, ("extra", extra, 27))
         ]
         entries = prog.array_type(u64, 64)
+        comm = prog.array_type(prog.int_type("char", 1, True), 16)
+        pid = prog.int_type("int", 4, True)
         ops = struct(prog, "page_ext_operations", 40, offset=(u64, 0))
         types = [
             handle,
@@ -74,24 +85,47 @@ class Kernel:
             prog.union_type("handle_parts", 4, parts),
             struct(prog, "stack_record", 544, size=(u32, 20), entries=(entries, 32)),
             struct(prog, "page_ext", 8, flags=(u64, 0)),
-            struct(prog, "page_owner", 56, order=(u16, 0), handle=(handle, 8)),
+            struct(
+                prog,
+                "page_owner",
+                56,
+                order=(u16, 0),
+                gfp_mask=(u32, 4),
+                handle=(handle, 8),
+                comm=(comm, 32),
+                pid=(pid, 48),
+            ),
         ]
         bits = ("PAGE_EXT_OWNER", "PAGE_EXT_OWNER_ALLOCATED")
         values = [TypeEnumerator(name, bit) for bit, name in enumerate(bits)]
         flags = prog.enum_type("page_ext_flags", u32, values)
-        pointer = prog.pointer_type(prog.void_type())
+        names = ("DMA", "IO", "FS", "ZERO", "DIRECT_RECLAIM", "KSWAPD_RECLAIM")
+        gfp = prog.enum_type(
+            None,
+            u32,
+            [
+                TypeEnumerator(f"___GFP_{name}_BIT", bit)
+                for bit, name in enumerate(names)
+            ],
+        )
         self.section = struct(prog, "mem_section", 8, page_ext=(u64, 0))
         objects = {
             "page_owner_ops": Object(prog, ops, value={"offset": ops_offset}),
             "page_ext_size": Object(prog, u64, value=EACH),
-            "PAGES_PER_SECTION": Object(prog, u64, value=SECTION_PAGES),
             "PAGE_EXT_OWNER_ALLOCATED": Object(prog, flags, value=1),
-            "stack_pools": Object(prog, prog.array_type(pointer, 2), value=[POOL, 0]),
+            "___GFP_DMA_BIT": Object(prog, gfp, value=0),
         }
         serve(prog, types, objects)
         symbols = [
             Symbol(name, TEXT + 256 * i, 256, SymbolBinding.GLOBAL, SymbolKind.FUNC)
             for i, name in enumerate(FUNCTIONS)
+        ]
+        marks = {"stack_pools": POOLS}
+        if max_pools:
+            marks["stack_max_pools"] = POOLS + 64
+        symbols += [
+            Symbol(name, at, 0, SymbolBinding.GLOBAL, SymbolKind.UNKNOWN)
+            for name, at in marks.items()
         ]
         prog.register_symbol_finder("made", SymbolIndex(symbols), enable_index=0)
 
@@ -100,9 +134,8 @@ class Kernel:
 
     def own(self, pfn: int, handle: int, flags: int = OWNER | ALLOCATED) -> None:
         start = EACH * pfn
-        self.ext[start : start + 8] = pack("<Q", flags)
-        start += OFFSET + 8
-        self.ext[start : start + 4] = pack("<I", handle)
+        record = pack("<QHxxII20x16si", flags, 3, 0xE, handle, b"insmod", 77)
+        self.ext[start : start + len(record)] = record
 
     def put_stack(self, offset: int, *addresses: int) -> int:
         """Store a stack in the first pool.
@@ -128,12 +161,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         return Object(prog, prog.pointer_type(made.section), value=address)
 
     monkeypatch.setattr(pageowner, "pfn_to_section", section)
+    monkeypatch.setattr(pageowner, "pages_per_section", lambda _: SECTION_PAGES)
     return made
 
 
 def handles(kernel: Kernel, *pfns: int, losses: LossLog | None = None) -> list[int]:
-    found = kernel.owners(losses).handles(np.array(pfns, np.int64))
-    return found.tolist()  # type: ignore[no-any-return]
+    found = kernel.owners(losses).owners(np.array(pfns, np.int64))
+    return found["handle"].tolist()  # type: ignore[no-any-return]
 
 
 def test_handles(kernel: Kernel) -> None:
@@ -165,11 +199,57 @@ def test_lost_records_are_noted(kernel: Kernel) -> None:
     assert "2 blocks" in note.text
 
 
-def test_stack(kernel: Kernel) -> None:
+def test_owner(kernel: Kernel) -> None:
+    kernel.own(3, 0x1234)
+    (owner,) = kernel.owners().owners(np.array([3])).tolist()
+    assert owner == (0x1234, 0xE, 77, 3, b"insmod")
+
+
+def test_more_pages_than_are_read_one_by_one(kernel: Kernel) -> None:
+    pfns = range(0, SECTION_PAGES * SECTIONS, 3)
+    for pfn in pfns:
+        kernel.own(pfn, pfn + 1)
+    wanted = [pfn + 1 if pfn in pfns else 0 for pfn in range(SECTION_PAGES * SECTIONS)]
+    assert handles(kernel, *range(SECTION_PAGES * SECTIONS)) == wanted
+
+
+def test_flags_by_name(kernel: Kernel) -> None:
+    assert gfp_names(kernel.prog, 0b111110) == ("GFP_KERNEL", "__GFP_ZERO")
+    assert gfp_names(kernel.prog, 0b110011) == ("GFP_NOFS", "__GFP_DMA")
+    assert gfp_names(kernel.prog, 0) == ()
+    assert gfp_names(made_program(), 0b111110) is None, "before 6.10"
+
+
+class Names:
+    """The kernel's functions, of a program that has no modules."""
+
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
+        self._prog = reader.prog
+
+    def name(self, address: int) -> SymbolName:
+        symbol = self._prog.symbol(address)
+        offset = address - symbol.address
+        return SymbolName(f"{symbol.name}+{offset:#x}", symbol.name, None)
+
+
+@pytest.mark.parametrize("max_pools", [False, True])
+def test_stack(max_pools: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(max_pools=max_pools)
+    monkeypatch.setattr(stackdepot, "SymbolNames", Names)
+    monkeypatch.setattr(
+        stackdepot, "kernel_symbol", lambda prog, name: prog.symbol(name).address
+    )
     addresses = [TEXT + 256 * i + 16 for i in range(len(FUNCTIONS))]
+    # After a call that is the last instruction of its function.
+    addresses[0] = TEXT + 256
     handle = kernel.put_stack(0x80, *addresses)
-    assert kernel.owners().stack(handle) == FUNCTIONS
-    assert kernel.owners().stack(2) is None, "it names no pool"
+    losses = LossLog()
+    depot = StackDepot(Reader(kernel.prog), losses)
+    assert depot.stack(handle) == FUNCTIONS
+    assert not losses.notes
+    assert depot.stack(2) is None, "it names no pool"
+    assert depot.stack(0) is None, "nor does this"
+    assert losses.coverage["stacks_unreadable"] == 2
 
 
 @pytest.mark.parametrize("prog", [Kernel(ops_offset=0).prog, made_program()])
@@ -178,3 +258,28 @@ def test_kernel_without_page_owners(prog: Program) -> None:
     losses = LossLog()
     assert PageOwners.of(Reader(prog), losses) is None
     assert not losses.notes
+
+
+@pytest.mark.parametrize("name", ["memory-6.12debug"])
+def test_a_kernel_that_keeps_them(name: str) -> None:
+    """Stacks of the guest's own workload, as msa-memstat reports them."""
+    report = collect_memstat(open_dump(name, "btf"), unattributed=True)
+    assert report.unattributed is not None
+    known = [group for group in report.unattributed if group.stack]
+    # Large kmalloc of pipes, which the process "slab" has enlarged to 256 pages each.
+    (pipes,) = (group for group in known if "pipe_resize_ring" in (group.stack or ()))
+    assert (pipes.order, pipes.blocks, pipes.pages) == (2, 32, 128)
+    assert [thread.comm for thread in pipes.allocators or ()] == ["slab"]
+    assert "GFP_KERNEL" in (pipes.gfp_names or ())
+    pages = sum(group.pages for group in known)
+    assert pages > 0.9 * sum(group.pages for group in report.unattributed)
+    assert not report.coverage.get("page_owner_unreadable")
+
+
+@pytest.mark.parametrize("name", ["memory-6.12debug"])
+def test_types_make_no_difference(name: str) -> None:
+    found = [
+        collect_memstat(open_dump(name, types), unattributed=True).unattributed
+        for types in ("btf", "dwarf")
+    ]
+    assert found[0] == found[1]

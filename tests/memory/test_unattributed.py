@@ -2,9 +2,10 @@
 
 """Unattributed pages: those that a module allocated, and blocks made by hand."""
 
+import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,8 @@ from msatools.memory.model import MemstatReport
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.unattributed import view as unattributed
 from msatools.memory.unattributed.model import UnattributedGroup
+from msatools.memory.unattributed.pageowner import OWNER
+from msatools.memory.unattributed.stackdepot import StackDepot
 from msatools.memory.unattributed.view import (
     NO_ORDER,
     NOT_COMPOUND,
@@ -28,7 +31,10 @@ from msatools.memory.unattributed.view import (
     allocations,
 )
 from msatools.render import json as as_json
+from msatools.render import plain
+from msatools.render.memstat.unattributed import blocks
 from tests.support.dumps import open_dump
+from tests.support.overlay import lose
 
 from .asked import printed
 from .damage import Patient, patient, to_damage
@@ -174,30 +180,57 @@ def test_groups_sum_to_their_classes(bare_report: MemstatReport) -> None:
     assert bare_report.notes == ()
 
 
+def shown(report: MemstatReport) -> str:
+    out = io.StringIO()
+    plain.show(blocks(groups(report), PAGE, None), out)
+    return out.getvalue()
+
+
 class SomeOwners:
-    """Page owners with two stacks, by pfn."""
+    """Two stacks by the page frame number, of blocks that a module allocated."""
 
-    def handles(self, pfns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return pfns // 8 % 2 + 1
+    def __init__(self, made: Mapping[str, Any]) -> None:
+        self._made = made
 
-    def stack(self, handle: int) -> tuple[str, ...]:
-        return ("__alloc_pages", f"caller_{handle}")
+    def owners(self, pfns: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+        owners = np.zeros(len(pfns), OWNER)
+        mine = np.isin(pfns, self._made["pfns"])
+        owners["handle"][mine] = pfns[mine] // 8 % 2 + 1
+        owners["order"][mine] = self._made["order"]
+        owners["pid"][mine] = 70 + pfns[mine] % 2
+        owners["comm"][mine] = b"insmod\x1b"
+        return owners
 
 
-def test_blocks_of_different_stacks_are_separate_groups(
+def stack(depot: StackDepot, handle: int) -> tuple[str, ...]:
+    return ("__alloc_pages", f"caller_{handle}")
+
+
+def test_blocks_of_a_stack_are_one_group(
     bare_run: lab.Run, damaged: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unattributed.PageOwners, "of", lambda *_: SomeOwners())
-    report = collected(damaged.prog)
+    """Wherever they are, whatever thread allocated them."""
     made = sets(bare_run)["blocks"]
-    halves = like(report, made, owner=MODULE)
-    found = {group.stack: group.blocks for group in halves}
+    monkeypatch.setattr(unattributed.PageOwners, "of", lambda *_: SomeOwners(made))
+    monkeypatch.setattr(unattributed.StackDepot, "stack", stack)
+    report = collected(damaged.prog)
+    found = {group.stack: group for group in groups(report) if group.stack}
     numbers = Counter(pfn // 8 % 2 + 1 for pfn in made["pfns"])
-    assert found == {
-        ("__alloc_pages", f"caller_{number}"): blocks
-        for number, blocks in numbers.items()
+    assert {stack: group.blocks for stack, group in found.items()} == {
+        ("__alloc_pages", f"caller_{number}"): count
+        for number, count in numbers.items()
     }
-    assert len(found) == len(halves) == 2
+    for group in found.values():
+        assert (group.content, group.owner) == ("module", MODULE)
+        assert group.order == made["order"]
+        assert group.allocators is not None
+        assert {thread.pid for thread in group.allocators} <= {70, 71}
+        assert sum(thread.pages for thread in group.allocators) == group.pages
+    assert_sums(report)
+    lines = shown(report)
+    assert "was allocated by 7" in lines
+    assert "insmod\\x1b" in lines
+    assert "__alloc_pages < caller_1" in lines
 
 
 @pytest.mark.parametrize("kernel", ["6.1", "6.12"])
@@ -230,6 +263,7 @@ def test_keys_of_the_json(bare_report: MemstatReport) -> None:
     assert list(first) == [
         *("class", "order", "pages", "blocks", "runs", "node", "refcount"),
         *("content", "owner", "examples", "words", "stack"),
+        *("gfp_mask", "gfp_names", "allocators"),
     ]
     assert first["class"] == CLASS
     assert list(first["words"][0]) == ["kind", "name", "owner", "count"]
@@ -413,3 +447,23 @@ def test_block_is_within_one_node() -> None:
     rows = allocations(pages)
     assert rows.pages.tolist() == [1, 1]
     assert rows.node.tolist() == [0, 1]
+
+
+@pytest.mark.kernels
+def test_what_a_pool_of_pages_keeps_in_reserve() -> None:
+    """7.x reserves two blocks for checksums of disks (block/bio-integrity.c)."""
+    report = collected(open_dump("memory-7.x", "btf"))
+    pools = [group for group in groups(report) if group.content == "mempool"]
+    assert {group.owner for group in pools} == {"integrity_buf_pool"}
+    assert {group.order for group in pools} == {9}
+    assert sum(group.blocks or 0 for group in pools) == 2
+
+
+@pytest.mark.kernels
+def test_a_pool_that_cannot_be_read_is_lost() -> None:
+    prog = open_dump("memory-7.x", "btf")
+    pool = prog["integrity_buf_pool"]
+    lose(prog, pool.elements.value_(), 16)
+    report = collected(prog)
+    assert not [group for group in groups(report) if group.content == "mempool"]
+    assert report.coverage["mempools_unreadable"] == 1

@@ -51,8 +51,7 @@ TABLES = {
         CPUS,
         cpus.FACTS,
         ("cpus-6.1", "cpus-6.12", "cpulock-6.12"),
-        # -v reads all tasks: since 6.18, throttled tasks are on no run queue.
-        ("-i", "-v"),
+        ("-i",),
         branches=True,  # cpusets, interrupts and run queues
         others=("cpus-7.x", "cpus-6.1arm64", "cpus-6.12arm64"),
     ),
@@ -72,7 +71,10 @@ TABLES = {
         ),
         memstat.WORDS,
         branches=True,  # page types in struct page
-        others=("memory-6.12generic", "memory-6.12rt", "memory-6.1arm64"),
+        others=(
+            *("memory-6.12generic", "memory-6.12rt", "memory-6.1arm64"),
+            *("memory-6.12debug", "memory-6.12small"),
+        ),
     ),
     "prstat -L": Facts(
         PRSTAT,

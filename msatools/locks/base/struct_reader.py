@@ -25,6 +25,9 @@ _ERRORS = (1 << 64) - 4096
 _END_OF_MODULES = 0xFFFF_FFFF_FF00_0000
 """End of the code of modules on x86-64."""
 
+_MODULES = {"journal_s": "jbd2"}
+"""Structures of parts of the kernel that may be modules, by name, and the module."""
+
 
 class _MemberBlock(NamedTuple):
     """Members of a structure that are read together."""
@@ -185,7 +188,13 @@ class Layout:
         return size
 
     def _type(self, type_name: str) -> drgn.Type:
-        return self._prog.type(f"struct {type_name}")
+        name = f"struct {type_name}"
+        try:
+            return self._prog.type(name)
+        except LookupError:
+            if type_name not in _MODULES:
+                raise
+            return self._prog.type(name, _MODULES[type_name])
 
     def _find_symbol(self, name: str) -> int | None:
         try:

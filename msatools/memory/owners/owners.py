@@ -16,6 +16,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.owners.ipc import pipe_pages, socket_pages
 from msatools.memory.owners.percpu import PercpuPages, percpu_pages
+from msatools.memory.owners.stacks import direct_stacks, has_vmapped_stacks
 from msatools.memory.owners.vmalloc import (
     NO_AREAS,
     VmallocAreas,
@@ -60,6 +61,9 @@ class Owners:
     cached_stacks: int = 0
     """Number of stacks of exited tasks that CPUs cache for the next fork."""
 
+    direct_stacks: bool = False
+    """Whether kernel stacks are not areas of vmalloc."""
+
     percpu: PercpuPages = field(default_factory=lambda: PercpuPages([], 0, 0))
     _files: OpenFiles | None = None
 
@@ -97,6 +101,7 @@ def collect_owners(
     owners = Owners()
     for claim in (
         _claim_vmalloc,
+        _claim_direct_stacks,
         _claim_percpu,
         _claim_page_tables,
         _claim_pipes,
@@ -149,6 +154,14 @@ def _claim_vmalloc(
     is_stack = stacks[areas.rows]
     owners.claim(PageClass.STACKS, pfns[is_stack])
     owners.claim(PageClass.VMALLOC, pfns[~is_stack])
+
+
+def _claim_direct_stacks(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    if not has_vmapped_stacks(reader.prog):
+        owners.direct_stacks = True
+        owners.claim(PageClass.STACKS, direct_stacks(reader, losses))
 
 
 def _claim_percpu(

@@ -52,7 +52,7 @@ def scan_finally(
     listed = listed_pages(reader, context.layout, pcp)
     links = free_links(reader, context.layout, context.ranges)
     _count_broken(listed.broken, links, losses)
-    finals = FinalClasses(reader, listed, links)
+    finals = FinalClasses(reader, losses, listed, links)
     result = _scan(context, observers, finals, workers, progress)
     for inode_losses in result.losses.values():
         losses.add(inode_losses)

@@ -19,14 +19,18 @@ from msatools.memory.pages.freelinks import POINTER_BYTES, FreeLinks
 from msatools.memory.pages.orders import free_rooms
 from msatools.memory.scan.freelists import ListedPages
 from msatools.memory.scan.pagecache import CacheClasses
-from msatools.memory.scan.swapcache import is_shmem, nameless_swap, swap_maps
+from msatools.memory.scan.swapcache import nameless_swap, swapped_shmem
 
 
 class FinalClasses:
     """Classes of the pages whose struct page does not determine them."""
 
     def __init__(
-        self, reader: Reader, listed: ListedPages, links: FreeLinks | None = None
+        self,
+        reader: Reader,
+        losses: LossLog,
+        listed: ListedPages,
+        links: FreeLinks | None = None,
     ) -> None:
         """
         :param listed: Pages on the per-CPU lists.
@@ -38,13 +42,13 @@ class FinalClasses:
         self._cache = CacheClasses(reader)
         self._mappings = np.empty(0, np.uint64)
         self._classes = np.empty(0, np.uint8)
-        self._maps = swap_maps(reader)
+        self._swapped = swapped_shmem(reader, losses)
         self.reads = 0
 
     @property
     def know_swap(self) -> bool:
         """Whether swap cache pages are resolved; otherwise they are left as anon."""
-        return self._maps is not None
+        return self._swapped is not None
 
     def take_losses(self) -> dict[int, LossLog]:
         return self._cache.take_losses()
@@ -112,9 +116,7 @@ class FinalClasses:
         return of_mappings
 
     def _settle_swap(self, block: Block) -> None:
-        if self._maps is None:
+        if self._swapped is None:
             return
         pages, entries = nameless_swap(block)
-        for page, entry in zip(pages.tolist(), entries.tolist(), strict=True):
-            if is_shmem(self._reader, self._maps, entry):
-                block.codes[page] = PageClass.SHMEM
+        block.codes[pages[self._swapped.have(entries)]] = PageClass.SHMEM

@@ -2,16 +2,22 @@
 
 """Finds out whether swap cache pages without a mapping are anonymous or shmem."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.swap import for_each_swap_info
 
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.walks import list_nodes
+from msatools.kernel.xarray import xarray_values
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.scan.result import ScanResult
+from msatools.selfdesc.variables import find_variable
 
 _SWAP_TYPE_SHIFT = 58
 """Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""
@@ -26,48 +32,104 @@ def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> Non
     Move shared memory pages that are only in the swap cache to the class shmem.
 
     A page that was read from swap has no mapping until it is mapped or put back into
-    its file. Then only the use count in the swap map distinguishes shmem from anon.
+    its file. Then only the swap entry distinguishes shmem from anon.
     """
     if not result.swap_entries:
         return
-    entries = np.concatenate(result.swap_entries).tolist()
-    keys = np.concatenate(result.swap_keys).tolist()
-    maps = swap_maps(reader)
-    if maps is None:
+    entries = np.concatenate(result.swap_entries)
+    keys = np.concatenate(result.swap_keys)
+    swapped = swapped_shmem(reader, losses)
+    if swapped is None:
         losses.note(
-            "no-swap-map",
+            "no-swap-list",
             f"{len(entries):,} pages in the swap cache may be shmem, counted as anon",
         )
         return
-    for entry, key in zip(entries, keys, strict=True):
-        if is_shmem(reader, maps, entry):
-            result.move(key, PageClass.ANON, PageClass.SHMEM, 1)
-            result.anon_unmapped -= 1
-            result.anon_swapcache -= 1
-            result.shmem_swapcache += 1
+    for key in keys[swapped.have(entries)].tolist():
+        result.move(key, PageClass.ANON, PageClass.SHMEM, 1)
+        result.anon_unmapped -= 1
+        result.anon_swapcache -= 1
+        result.shmem_swapcache += 1
 
 
-def swap_maps(reader: Reader) -> dict[int, int] | None:
-    """Return the address of each device's swap map by type; ``None`` if unknown."""
+@dataclass(frozen=True)
+class SwapMarks:
+    """Use counts of swap entries, a byte each, which mark those of shared memory."""
+
+    reader: Reader
+    maps: Mapping[int, int]
+    """Address of the swap map by the number of the device."""
+
+    def have(self, entries: Addresses) -> npt.NDArray[np.bool_]:
+        """Return which entries belong to shared memory."""
+        shift = np.uint64(_SWAP_TYPE_SHIFT)
+        devices, index = np.unique(entries >> shift, return_inverse=True)
+        maps = [self.maps.get(device, 0) for device in devices.tolist()]
+        bases = np.array(maps, np.uint64)[index]
+        offsets = entries & ((np.uint64(1) << shift) - np.uint64(1))
+        marks, readable = self.reader.read_records(bases + offsets, 1)
+        of_shmem = marks[:, 0] & ~np.uint8(_SWAP_HAS_CACHE) == _SWAP_MAP_SHMEM
+        shmem: npt.NDArray[np.bool_] = readable & (bases != 0) & of_shmem
+        return shmem
+
+
+@dataclass(frozen=True)
+class SwappedShmem:
+    """Swap entries of shared memory, as ranges in ascending order."""
+
+    first: Addresses
+    last: Addresses
+
+    def have(self, entries: Addresses) -> npt.NDArray[np.bool_]:
+        """Return which entries belong to shared memory."""
+        if not len(self.first):
+            return np.zeros(len(entries), np.bool_)
+        at = np.searchsorted(self.first, entries, side="right") - 1
+        return (at >= 0) & (entries <= self.last[at])
+
+
+def swapped_shmem(reader: Reader, losses: LossLog) -> SwapMarks | SwappedShmem | None:
+    """
+    Return what knows the swap entries of shared memory; ``None`` if nothing does.
+
+    "mm, swap: use the swap table for the swap cache" (in v6.18) began to replace the
+    swap map, whose mark for shmem is gone in 7.x.
+    """
     try:
-        return {
+        if reader.prog.type("struct swap_cluster_info").has_member("table"):
+            return swapped_files(reader, losses)
+        maps = {
             info.type.value_(): info.swap_map.value_()
             for info in for_each_swap_info(reader.prog)
         }
+        return SwapMarks(reader, maps)
     except (LookupError, AttributeError, drgn.FaultError):
         return None
 
 
-def is_shmem(reader: Reader, maps: dict[int, int], entry: int) -> bool:
-    """Return whether a swap entry belongs to shared memory."""
-    device, offset = entry >> _SWAP_TYPE_SHIFT, entry & ((1 << _SWAP_TYPE_SHIFT) - 1)
-    if not maps.get(device):
-        return False
-    try:
-        count = reader.read(maps[device] + offset, 1)[0]
-    except drgn.FaultError:
-        return False
-    return count & ~_SWAP_HAS_CACHE == _SWAP_MAP_SHMEM
+def swapped_files(reader: Reader, losses: LossLog) -> SwappedShmem:
+    """
+    Read the swap entries in the trees of all files of shared memory.
+
+    mm/shmem.c keeps a list of the files that have swapped pages. In their trees a swap
+    entry is in the place of each.
+
+    :raises LookupError: if this kernel has no such list
+    """
+    prog = reader.prog
+    head = find_variable(prog, "shmem_swaplist").address_of_().value_()
+    info = prog.type("struct shmem_inode_info")
+    node = drgn.offsetof(info, "swaplist")
+    pages = drgn.offsetof(info, "vfs_inode.i_data.i_pages")
+    ranges = [
+        (entry, entry + last - first)
+        for file in list_nodes(reader, head, losses, "the list of swapped shmem")
+        for first, last, entry in xarray_values(
+            reader, int(file) - node + pages, losses, "the pages of swapped shmem"
+        )
+    ]
+    table = np.array(sorted(ranges), np.uint64).reshape(-1, 2)
+    return SwappedShmem(table[:, 0], table[:, 1])
 
 
 def nameless_swap(block: Block) -> tuple[Indices, npt.NDArray[np.uint64]]:

@@ -26,6 +26,7 @@ from msatools.kernel.words import U64
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.context import ScanContext
+from msatools.memory.unattributed.mempools import mempool_pages
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.symbolnames import SymbolNames
 from msatools.selfdesc.variables import find_variable
@@ -55,13 +56,16 @@ class Hints:
     """The kind of contents of a page, and the owner of most of its pointers."""
 
     content: str
-    """``module``, ``symbol``, ``slab``, ``ftrace`` (its records), ``text``, ``data``,
-    ``zeros``, ``not in the dump`` or ``not looked into``."""
+    """``module``, ``symbol``, ``slab``, ``ftrace`` (its records), ``mempool``,
+    ``text``, ``data``, ``zeros``, ``not in the dump`` or ``not looked into``."""
 
     owner: str | None = None
-    """Name of the module, symbol or slab cache; ``None`` without pointers, or for pages
-    with a symbol or slab cache that no other page has."""
+    """Name of the module, symbol, slab cache or pool; ``None`` without pointers, or for
+    pages with a symbol or slab cache that no other page has."""
 
+
+_ALONE = ("module", "mempool")
+"""Kinds of contents that are a group each, even of one page."""
 
 _RANKS = ("module", "symbol", "slab")
 """Kinds of pointers, the most specific first: most pages have a few into slabs."""
@@ -87,6 +91,7 @@ class Contents:
         self._page_size = context.page_size
         self._pointers = _Pointers(context)
         self._ftrace = ftrace_pages(context.reader, context.losses)
+        self._mempools = mempool_pages(context.reader, context.losses)
 
     def look_into(self, pfns: Numbers) -> list[PageContents]:
         """Read and examine the page at each pfn."""
@@ -126,7 +131,10 @@ class Contents:
         words = self._pointers.count(pages)
         contents = []
         for row, pfn in enumerate(pfns):
-            if not readable[row]:
+            if pfn in self._mempools:
+                hints = Hints("mempool", self._mempools[pfn])
+                contents.append(PageContents(hints, words[row]))
+            elif not readable[row]:
                 contents.append(PageContents(Hints("not in the dump"), words[row]))
             elif pfn in self._ftrace:
                 contents.append(PageContents(Hints("ftrace"), words[row]))
@@ -163,7 +171,7 @@ def distinct_hints(pages: Iterable[PageContents]) -> tuple[list[Hints], Numbers]
     hints = [page.hints for page in pages]
     frequent = Counter(hints)
     hints = [
-        hint if hint.content == "module" or frequent[hint] > 1 else Hints(hint.content)
+        hint if hint.content in _ALONE or frequent[hint] > 1 else Hints(hint.content)
         for hint in hints
     ]
     kinds = list(dict.fromkeys(hints))

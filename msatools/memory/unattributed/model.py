@@ -23,6 +23,18 @@ class PageWord:
 
 
 @dataclass(frozen=True)
+class Allocator:
+    """A thread that allocated blocks of a group; it may have exited since."""
+
+    pid: int
+    comm: str | None
+    """Name at that time; ``None`` before 5.18."""
+
+    blocks: int
+    pages: int
+
+
+@dataclass(frozen=True)
 class UnattributedGroup:
     """Similar blocks of pages without a known owner."""
 
@@ -31,7 +43,8 @@ class UnattributedGroup:
     it, where a driver's own compound page looks the same."""
 
     order: int | None
-    """Order of the allocation, guessed unless compound; ``None`` if not a block."""
+    """Order of the allocation, guessed unless compound or with page_owner; ``None`` if
+    not a block."""
 
     pages: int
     """Pages of the blocks; all groups of a class sum to the class."""
@@ -41,17 +54,21 @@ class UnattributedGroup:
     """Number of runs of consecutive pages that the blocks form."""
 
     node: int | None
+    """``None`` if the blocks of one stack are on several."""
+
     refcount: int | None
-    """Reference count of the first page of each block."""
+    """Reference count of the first page of each block; ``None`` if it differs."""
 
     content: str
-    """Contents of the first page of each block: pointers into a ``module``, to a
-    ``symbol`` of the kernel, into a ``slab`` cache; ``ftrace`` (its records of
-    functions), ``text``, ``data``, ``zeros``, ``not in the dump``, ``not looked into``.
+    """Contents of the first page of each block, with page_owner of most: pointers into
+    a ``module``, to a ``symbol`` of the kernel, into a ``slab`` cache; ``ftrace`` (its
+    records of functions), ``mempool`` (kept in reserve by one), ``text``, ``data``,
+    ``zeros``, ``not in the dump``, ``not looked into``.
     """
 
     owner: str | None
-    """Module, symbol or slab cache that most of the pointers point to."""
+    """Module, symbol or slab cache that most of the pointers point to; the variable of
+    a memory pool."""
 
     examples: tuple[int, ...]
     """Page frame numbers of some blocks."""
@@ -60,4 +77,13 @@ class UnattributedGroup:
     """The most frequent words."""
 
     stack: tuple[str, ...] | None
-    """Stack trace of the allocation, innermost first; ``None`` without page_owner."""
+    """Stack trace of the allocation, innermost first; ``None`` without page_owner, as
+    all that follows."""
+
+    gfp_mask: int | None = None
+    gfp_names: tuple[str, ...] | None = None
+    """Names of the flags in ``gfp_mask``; ``None`` too if the kernel's types lack them,
+    as before 6.10."""
+
+    allocators: tuple[Allocator, ...] | None = None
+    """Threads with the most pages."""

@@ -6,8 +6,9 @@ Groups pages without a known owner by the blocks they were allocated as.
 This finds leaks of drivers that take pages directly from the page allocator.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ from msatools.memory.pages.classify import Block, where
 from msatools.memory.pages.zonekeys import node_zone_keys
 from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.content_hints import Contents, Hints, distinct_hints
-from msatools.memory.unattributed.model import UnattributedGroup
-from msatools.memory.unattributed.pageowner import PageOwners
+from msatools.memory.unattributed.model import Allocator, UnattributedGroup
+from msatools.memory.unattributed.pageowner import OWNER, Owners, PageOwners, gfp_names
+from msatools.memory.unattributed.stackdepot import StackDepot
 
 Numbers = npt.NDArray[np.int64]
 
@@ -40,6 +42,8 @@ NO_ORDER = -1
 """Order of pages that are not a whole block, but the rest of one or split up."""
 
 _EXAMPLES = 5
+_ALLOCATORS = 5
+"""Maximum number of threads that are listed for a stack."""
 
 _PAGE = np.dtype(
     [
@@ -205,32 +209,47 @@ class UnattributedView:
         content = np.full(len(blocks), len(hints))
         content[chosen] = hint_indices
         hints.append(Hints("not looked into"))
-        owners = PageOwners.of(self._context.reader, self._context.losses)
-        handles = np.zeros(len(blocks), np.int64)
-        if owners is not None:
-            handles = owners.handles(blocks.pfn)
+        owners = self._owners(blocks)
+        stacks = StackDepot(self._context.reader, self._context.losses)
         groups = list(self._left_out())
-        for members in _alike(blocks, content, handles):
+        for members in _alike(blocks, content, owners):
             first, pages = members[0], blocks.pages[members]
-            handle = int(handles[first])
+            hint = hints[_most(content[members], pages)]
             examined_rows = rows[members][rows[members] >= 0].tolist()
-            groups.append(
-                UnattributedGroup(
-                    class_name=CLASSES[int(blocks.code[first])],
-                    order=_order(int(blocks.order[first])),
-                    pages=int(pages.sum()),
-                    blocks=len(members),
-                    runs=_runs(blocks.pfn[members], pages),
-                    node=int(blocks.node[first]),
-                    refcount=int(blocks.refcount[first]),
-                    content=hints[content[first]].content,
-                    owner=hints[content[first]].owner,
-                    examples=tuple(blocks.pfn[members[:_EXAMPLES]].tolist()),
-                    words=contents.words(examined[row] for row in examined_rows),
-                    stack=owners.stack(handle) if owners and handle else None,
-                )
+            handle, mask = int(owners["handle"][first]), int(owners["gfp"][first])
+            group = UnattributedGroup(
+                class_name=CLASSES[int(blocks.code[first])],
+                order=_order(int(blocks.order[first])),
+                pages=int(pages.sum()),
+                blocks=len(members),
+                runs=_runs(blocks.pfn[members], pages),
+                node=_same(blocks.node[members]),
+                refcount=_same(blocks.refcount[members]),
+                content=hint.content,
+                owner=hint.owner,
+                examples=tuple(blocks.pfn[members[:_EXAMPLES]].tolist()),
+                words=contents.words(examined[row] for row in examined_rows),
+                stack=stacks.stack(handle) if handle else None,
             )
+            if handle:
+                order = int(owners["order"][first])
+                group = replace(
+                    group,
+                    order=order,
+                    blocks=len(np.unique(blocks.pfn[members] >> order)),
+                    gfp_mask=mask,
+                    gfp_names=gfp_names(self._context.prog, mask),
+                    allocators=_allocators(owners[members], pages),
+                )
+            groups.append(group)
         return tuple(sorted(groups, key=_largest_first))
+
+    def _owners(self, blocks: Allocations) -> Owners:
+        """Return who allocated the first page of each block, as far as is known."""
+        known = PageOwners.of(self._context.reader, self._context.losses)
+        if known is None:
+            return np.zeros(len(blocks), OWNER)
+        return known.owners(blocks.pfn)
 
     def _chosen(self, blocks: Allocations) -> Numbers:
         """Return the indices of the blocks to examine, unattributed ones first."""
@@ -267,13 +286,22 @@ class UnattributedView:
 
 
 def _alike(
-    blocks: Allocations, content: Numbers, handles: Numbers
+    blocks: Allocations, content: Numbers, owners: Owners
 ) -> Iterator[npt.NDArray[np.intp]]:
-    """Yield the indices of blocks that are equal in all columns, in pfn order."""
-    columns = (
-        *(blocks.code, blocks.order, blocks.node, blocks.refcount),
-        *(content, handles),
-    )
+    """
+    Yield the indices of similar blocks, in pfn order.
+
+    Blocks of one stack are alike wherever they are and whatever they contain; those of
+    no known owner are equal in all that the blocks themselves say.
+    """
+    columns = [
+        blocks.code,
+        *(
+            np.where(owners["handle"] == 0, column, 0)
+            for column in (blocks.order, blocks.node, blocks.refcount, content)
+        ),
+        *(owners[name].astype(np.int64) for name in ("order", "gfp", "handle")),
+    ]
     order = np.lexsort(columns)
     if not len(order):
         return
@@ -281,6 +309,37 @@ def _alike(
     for column in columns:
         differ |= np.diff(column[order]) != 0
     yield from np.split(order, np.flatnonzero(differ) + 1)
+
+
+def _allocators(owners: Owners, pages: Numbers) -> tuple[Allocator, ...]:
+    """Return the threads that allocated the most of some blocks."""
+    blocks: Counter[tuple[int, bytes]] = Counter()
+    sums: Counter[tuple[int, bytes]] = Counter()
+    for pid, comm, count in zip(
+        owners["pid"].tolist(), owners["comm"].tolist(), pages.tolist(), strict=True
+    ):
+        # Behind the end is what a longer name left there.
+        thread = pid, comm.partition(b"\0")[0]
+        blocks[thread] += 1
+        sums[thread] += count
+    return tuple(
+        Allocator(
+            pid=thread[0],
+            comm=thread[1].decode(errors="replace") or None,
+            blocks=blocks[thread],
+            pages=count,
+        )
+        for thread, count in sums.most_common(_ALLOCATORS)
+    )
+
+
+def _most(values: Numbers, pages: Numbers) -> int:
+    """Return the value that most pages have."""
+    return int(np.argmax(np.bincount(values, weights=pages)))
+
+
+def _same(values: Numbers) -> int | None:
+    return int(values[0]) if (values == values[0]).all() else None
 
 
 def _order(order: int) -> int | None:

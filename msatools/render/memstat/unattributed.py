@@ -30,9 +30,21 @@ def blocks(
         yield text(Span(_TITLES.get(name, name), "title"))
         yield _table(mine, page_size, top)
         for number, group in enumerate(mine[:top], 1):
-            if group.stack is not None:
-                yield text(Span(f"Row {number} was allocated by", "title"))
-                yield text("  " + " < ".join(group.stack))
+            yield from _allocation(group, number)
+
+
+def _allocation(group: UnattributedGroup, number: int) -> Iterator[Block]:
+    """Yield who allocated a group, where the kernel keeps that."""
+    if group.allocators is None:
+        return
+    threads = ", ".join(
+        f"{thread.pid} {thread.comm or '-'} ({thread.blocks:,})"
+        for thread in group.allocators
+    )
+    names = "" if group.gfp_names is None else f" ({'|'.join(group.gfp_names)})"
+    yield text(Span(f"Row {number} was allocated by {threads}", "title"))
+    yield text(f"  gfp {group.gfp_mask:#x}{names}")
+    yield text("  " + " < ".join(group.stack or ("its stack is lost",)))
 
 
 def _table(

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Finds the kernel stacks of a kernel without CONFIG_VMAP_STACK.
+
+They are pages of the direct map there (kernel/fork.c, alloc_thread_stack_node()). With
+it they are areas of vmalloc.
+"""
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+from drgn.helpers.linux.mm import pfn_to_virt
+
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.structs import read_structs
+from msatools.target.addresses import code_start
+from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.table import TaskReader
+
+
+def has_vmapped_stacks(prog: drgn.Program) -> bool:
+    """Return whether kernel stacks are areas of vmalloc."""
+    return bool(prog.type("struct task_struct").has_member("stack_vm_area"))
+
+
+def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
+    """
+    Return the pfns of the stacks of all threads and idle tasks.
+
+    The stack of the first idle task is in the kernel's image, and not among them.
+    """
+    prog = reader.prog
+    size = stack_bytes(prog)
+    page = prog["PAGE_SIZE"].value_()
+    stacks = np.concatenate(
+        (TaskReader(reader).read_all(losses)["stack"], _idle_stacks(reader, losses))
+    )
+    start = np.uint64(pfn_to_virt(prog, 0).value_())
+    direct = (stacks >= start) & (stacks < np.uint64(code_start(prog)))
+    offsets = np.unique(stacks[direct]) - start
+    pages = np.arange(size // page, dtype=np.uint64)
+    return (offsets[:, None] // np.uint64(page) + pages).ravel()
+
+
+def _idle_stacks(reader: Reader, losses: LossLog) -> Addresses:
+    queues = read_percpu(reader, losses).addresses("runqueues")
+    idle = read_structs(reader, "struct rq", {"idle": ("idle",)}, queues, losses)
+    stack = {"stack": ("stack",)}
+    tasks = read_structs(reader, "struct task_struct", stack, idle["idle"], losses)
+    found: Addresses = tasks["stack"].astype(np.uint64)
+    return found

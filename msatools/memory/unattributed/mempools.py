@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Finds the pages that the kernel's memory pools keep in reserve (mm/mempool.c)."""
+
+import drgn
+from drgn.helpers.linux.mm import page_to_pfn
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Reader, fault_reason
+from msatools.kernel.report import LossLog
+from msatools.selfdesc.variables import find_variable
+from msatools.tasks.text import kernel_symbol
+
+_POOLS = (
+    # block/bio-integrity.c, since 7.0: two blocks of 2 MiB
+    "integrity_buf_pool",
+    "blk_crypto_bounce_page_pool",
+    "fscrypt_bounce_page_pool",
+)
+"""Variables that are pools of pages, or pointers to them."""
+
+_MAX_ELEMENTS = 1 << 12
+"""Upper bound of the number of elements; these pools have 2 to 32."""
+
+
+def mempool_pages(reader: Reader, losses: LossLog) -> dict[int, str]:
+    """Return the name of the pool by pfn of the first page of each block in reserve."""
+    found: dict[int, str] = {}
+    for name in _POOLS:
+        try:
+            pool = find_variable(reader.prog, name)
+            for pfn in _reserve(pool):
+                found[pfn] = name
+        except LookupError:
+            continue  # the kernel has no such pool
+        except drgn.FaultError as error:
+            losses.lose(Loss.MEMPOOLS, f"the pages of {name} are not named: {error}")
+    return found
+
+
+def _reserve(pool: drgn.Object) -> list[int]:
+    prog = pool.prog_
+    try:
+        if pool.type_.kind == drgn.TypeKind.POINTER:
+            if not pool:
+                return []  # not set up
+            pool = pool[0]
+        if pool.alloc.value_() != kernel_symbol(prog, "mempool_alloc_pages"):
+            return []
+    except drgn.FaultError as error:
+        # Most dumps leave out pages of zeros: nothing in it is set up.
+        if fault_reason(error) == "excluded":
+            return []
+        raise
+    elements = min(pool.curr_nr.value_(), _MAX_ELEMENTS)
+    return [
+        page_to_pfn(drgn.cast("struct page *", pool.elements[i])).value_()
+        for i in range(elements)
+    ]
