@@ -115,7 +115,7 @@ def test_every_command_has_a_row() -> None:
         script.name: script.value for script in entry_points(group="console_scripts")
     }
     assert {name: scripts[name] for name in scripts if name.startswith("msa-")} == {
-        f"msa-{name}": f"msatools.commands.{name}:main" for name in names
+        f"msa-{name}": f"msatools.console:{name}" for name in names
     }
     registered = [name for name, _ in DEFAULT_COMMAND_NAMESPACE.enabled(demo().prog)]
     assert {*registered} >= {*names}

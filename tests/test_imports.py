@@ -64,7 +64,7 @@ def test_folders_have_no_import_cycle(package: str) -> None:
     assert_no_cycle(below)
 
 
-OUTPUT = ("reports", "render", "cli", "plugin", "registry")
+OUTPUT = ("reports", "render", "cli", "plugin", "registry", "console")
 """Packages that turn reports into text, files and commands."""
 
 

@@ -100,7 +100,7 @@ def test_non_integers_are_refused(made: MadeMemory) -> None:
 
 def test_a_structure_of_a_module(made: MadeMemory) -> None:
     """On kernels where jbd2 is one, the kernel proper does not know journals."""
-    journal = made.prog.struct_type("journal_s", 16, [TypeMember(made.word, "j_dev")])
+    journal = made.prog.struct_type("journal_s", 16, [TypeMember(made.u64, "j_dev")])
 
     def find(prog: Program, _: object, name: str, module: str | None) -> Type | None:
         return journal if (name, module) == ("journal_s", "jbd2") else None

@@ -3,7 +3,6 @@
 """Memory by process agrees with each process's smaps_rollup."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from fixtures import lab
 from msatools.memory.by.groups import ProcessGroup
 from msatools.memory.by.process import (
     MappedPages,
-    _first_of_each,
     _whole_pages,
     mapcounts,
 )
@@ -24,7 +22,6 @@ from msatools.memory.model import MemstatReport
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block
 from msatools.memory.pages.layout import PageLayout
-from msatools.tasks.table import TaskTable
 
 from .damage import Patient, patient, to_damage
 from .madepages import Pages
@@ -262,23 +259,3 @@ def test_rounding_keeps_the_sum() -> None:
 def test_rounding_gives_a_fraction_to_nobody() -> None:
     pages = _whole_pages(np.array([5, 5]), np.array([300, 200]), 1000)
     assert pages.tolist() == [0, 0]  # the unowned half page is larger than either share
-
-
-@pytest.mark.parametrize(
-    ("threads", "chosen"),
-    [
-        ([(10, 10, 1), (11, 10, 1)], [10]),
-        # The leader has exited and has no address space.
-        ([(12, 10, 1), (11, 10, 1)], [11]),
-        # vfork(): two processes with one address space.
-        ([(30, 30, 1), (20, 20, 1), (21, 20, 1)], [20]),
-        ([(10, 10, 2), (20, 20, 1)], [20, 10]),
-        ([], []),
-    ],
-)
-def test_one_thread_for_each_address_space(
-    threads: list[tuple[int, int, int]], chosen: list[int]
-) -> None:
-    dtype: Any = [("pid", "i4"), ("tgid", "i4"), ("mm", "u8")]
-    table = TaskTable(np.array(threads, dtype), frozenset(("pid", "tgid", "mm")))
-    assert table["pid"][_first_of_each(table)].tolist() == chosen

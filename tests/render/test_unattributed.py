@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from msatools.memory.unattributed.model import PageWord, UnattributedGroup
+from msatools.memory.unattributed.model import Allocator, PageWord, UnattributedGroup
 from msatools.render.memstat.unattributed import blocks
 from tests.render.screens import EVIL, check_escaped, printed
 from tests.support.golden import Golden
@@ -24,6 +24,17 @@ GROUP = UnattributedGroup(
     ),
     stack=None,
 )
+ALLOCATORS = (
+    Allocator(pid=812, comm="insmod\x1b", blocks=199, pages=1592),
+    Allocator(pid=7, comm=None, blocks=1, pages=8),
+)
+OWNED = replace(
+    GROUP,
+    stack=("__alloc_pages", "leaky_open"),
+    gfp_mask=0xCC0,
+    gfp_names=("GFP_KERNEL",),
+    allocators=ALLOCATORS,
+)
 UNKNOWN = dict.fromkeys(("order", "blocks", "runs", "node", "refcount", "owner"))
 LEFT_OUT = UnattributedGroup(
     class_name="kernel.unattributed",
@@ -42,15 +53,20 @@ def shown(*groups: UnattributedGroup, top: int | None = None) -> list[str]:
 
 def test_golden_rows(golden: Golden) -> None:
     """Each class has a table, and stacks are below the rows."""
-    owned = replace(GROUP, stack=("__alloc_pages", "leaky_open"))
     guessed = replace(GROUP, class_name="kernel.large_kmalloc")
-    some = shown(GROUP, owned, owned, LEFT_OUT, guessed, top=2)
+    some = shown(GROUP, OWNED, OWNED, LEFT_OUT, guessed, top=2)
     golden("unattributed", [*shown(GROUP, LEFT_OUT), *some])
 
 
 def test_text_of_a_dump_is_escaped() -> None:
-    evil = replace(GROUP, owner=EVIL, stack=(EVIL,))
-    check_escaped(blocks((evil, GROUP), 4096, None), 2)
+    allocator = replace(ALLOCATORS[0], comm=EVIL)
+    evil = replace(OWNED, owner=EVIL, stack=(EVIL,), allocators=(allocator,))
+    check_escaped(blocks((evil, GROUP), 4096, None), 3)
+
+
+def test_a_lost_stack_is_said_to_be_lost() -> None:
+    lost = replace(OWNED, stack=None, gfp_names=None)
+    assert shown(lost)[-2:] == ["  gfp 0xcc0", "  its stack is lost"]
 
 
 def test_no_groups_show_nothing() -> None:
