@@ -7,13 +7,10 @@ from collections.abc import Iterator
 import drgn
 
 from msatools.kernel.losses import Loss
+from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import LIST_HEAD, U64
-
-MAX_TASKS = 1 << 23
-"""Maximum number of entries, twice PID_MAX_LIMIT (include/linux/threads.h)."""
-
 
 _MAX_RESUMED = 256
 """Maximum number of times that one walk goes back to an entry still on the list."""
@@ -47,6 +44,7 @@ def changing_list(
     :return: Iterator of (address, bytes) of each task.
     """
     live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
+    most = reader.once("tasks", lambda: _most_tasks(reader))
     trail = [head] if first is None else [head, first]
     visited = {*trail}
     resumed = again = 0
@@ -59,7 +57,7 @@ def changing_list(
             again += not new
             # The memory of a task that was visited may by now be that of a new one.
             looping = not new and (not live or again > len(seen))
-            if not node or looping or len(seen) > MAX_TASKS:
+            if not node or looping or len(seen) > most:
                 raise drgn.FaultError("it leads nowhere", node)
             data = reader.read(address, size)
             following, previous = LIST_HEAD.unpack_from(data, offset)
@@ -83,6 +81,12 @@ def changing_list(
             node = following
     except drgn.FaultError as error:
         losses.lose(Loss.LISTS, f"{name} breaks off: {error}", about=name)
+
+
+def _most_tasks(reader: Reader) -> int:
+    """Return how many tasks there can be: each has a PID, and memory of its own."""
+    size = drgn.sizeof(reader.prog.type("struct task_struct"))
+    return min(PID_MAX_LIMIT, reader.most(size))
 
 
 def _resume(reader: Reader, trail: list[int], visited: set[int]) -> int | None:

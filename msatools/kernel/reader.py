@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.words import PAGE
+from msatools.selfdesc.variables import find_variable
 from msatools.target.linear import direct_map
 
 Addresses = npt.NDArray[np.uint64]
@@ -93,6 +94,15 @@ def is_left_out(error: drgn.FaultError) -> bool:
     return "xcluded" in str(error)
 
 
+def _memory_bytes(prog: drgn.Program) -> int:
+    """Return the end of physical memory; a size beyond any if it is unknown."""
+    try:
+        pages = find_variable(prog, "max_pfn").value_()
+    except (LookupError, drgn.FaultError):
+        return _MAX_ADDRESS
+    return int(pages) * int(prog["PAGE_SIZE"].value_())
+
+
 class Reader:
     """A program's memory, with a count of the reads and bytes asked for."""
 
@@ -115,6 +125,10 @@ class Reader:
         if key not in self._known:
             self._known[key] = find()
         return cast(T, self._known[key])
+
+    def most(self, size: int) -> int:
+        """Return how many objects of *size* bytes the machine's memory can hold."""
+        return self.once("memory", lambda: _memory_bytes(self.prog)) // size
 
     def read(self, address: int, size: int, *, physical: bool = False) -> bytes:
         """
@@ -274,19 +288,28 @@ class Reader:
         return records, readable
 
     def read_arrays(
-        self, addresses: Addresses, counts: Addresses
+        self, addresses: Addresses, counts: Addresses, most: int | None = None
     ) -> tuple[Addresses, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
         """
         Read an array of 64-bit words at each address, neighbours with one read.
 
+        Damaged counts can have many arrays share their memory. What is beyond *most*
+        counts as unreadable.
+
         :param counts: Number of words of each array.
+        :param most: Maximum number of words; by default as many as memory can hold.
         :return: The words of all arrays, for each word the row of its array, and
             whether each array could be read. The words of an array are consecutive;
             the arrays are in no order.
         """
+        most = self.most(8) if most is None else most
+        # Absurd counts are the largest ones. As integers their sum could overflow.
+        order = np.argsort(counts)
+        possible = np.empty(len(counts), np.bool_)
+        possible[order] = np.cumsum(counts[order], dtype=np.float64) <= most
         readable = counts == 0
         words, rows = [np.empty(0, np.uint64)], [np.empty(0, np.intp)]
-        large = counts > _MAX_SPAN // 8
+        large = (counts > _MAX_SPAN // 8) & possible
         for row in np.flatnonzero(large).tolist():
             try:
                 words.append(self.words(int(addresses[row]), int(counts[row])))
@@ -294,7 +317,7 @@ class Reader:
                 continue
             readable[row] = True
             rows.append(np.full(len(words[-1]), row, np.intp))
-        small = np.flatnonzero((counts > 0) & ~large)
+        small = np.flatnonzero((counts > 0) & ~large & possible)
         for pieces in self._read_pieces(addresses[small], counts[small] * np.uint64(8)):
             arrays = small[pieces.rows]
             readable[arrays] = True

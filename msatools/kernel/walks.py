@@ -14,7 +14,8 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.words import LIST_HEAD, unsigned
 
 MAX_LIST = 16 << 20
-"""Maximum number of entries, more than any list or tree of a kernel has."""
+"""Maximum number of entries, more than any list or tree of a kernel has; where memory
+cannot hold that many nodes, less."""
 
 _MAX_ASTRAY = 1024
 """Maximum number of entries whose back pointer may be wrong. On a running kernel some
@@ -80,7 +81,7 @@ def _sound_list(reader: Reader, head: int) -> Addresses | None:
     nodes: list[int] = []
     node = head
     try:
-        while len(nodes) < MAX_LIST and _has_prev(reader, [head, *nodes[-2:]]):
+        while len(nodes) < _most(reader) and _has_prev(reader, [head, *nodes[-2:]]):
             # Brent's detection of loops without the head (BIT 20, 1980): *passed* is
             # renewed at each power of two, and seen again if it is on a loop.
             passed = node
@@ -136,6 +137,7 @@ def list_records(
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
+    most = _most(reader)
     before, astray = head, 0
     size = max(size, node_offset + LIST_HEAD.size)
     try:
@@ -144,7 +146,7 @@ def list_records(
             if not node or astray > _MAX_ASTRAY:
                 _broken(losses, loss, name, "leads nowhere")
                 return
-            if node in seen or len(seen) >= MAX_LIST:
+            if node in seen or len(seen) >= most:
                 _broken(losses, loss, name, "is a loop")
                 return
             seen.add(node)
@@ -180,6 +182,7 @@ def tree_records(
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
+    most = _most(reader)
     astray = 0
     size = max(size, node_offset + _RB_NODE.size)
     try:
@@ -194,7 +197,7 @@ def tree_records(
         if astray > _MAX_ASTRAY:
             _broken(losses, loss, name, "leads nowhere")
             return
-        if node in seen or len(seen) >= MAX_LIST:
+        if node in seen or len(seen) >= most:
             _broken(losses, loss, name, "is a loop")
             return
         seen.add(node)
@@ -208,6 +211,11 @@ def tree_records(
         parent, right, left = _RB_NODE.unpack_from(data, node_offset)
         astray += parent & ~_COLOUR != above
         todo += ((right, node), (left, node))
+
+
+def _most(reader: Reader) -> int:
+    """Return how many nodes a list or tree can have."""
+    return min(MAX_LIST, reader.most(LIST_HEAD.size))
 
 
 def _broken(losses: LossLog, loss: Loss, name: str, why: str) -> None:

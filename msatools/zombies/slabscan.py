@@ -160,7 +160,17 @@ class SlabScan:
         if not found:
             raise LookupError("no slabs are found")
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-        return SlabPages(*columns)
+        return self._apart(SlabPages(*columns))
+
+    def _apart(self, slabs: SlabPages) -> SlabPages:
+        """Leave out slabs with more objects than fit in front of the next slab."""
+        caches, of = np.unique(slabs.cache, return_inverse=True)
+        sizes = [self.caches[cache].size for cache in caches.tolist()]
+        bytes_ = slabs.objects.astype(np.uint64) * np.array(sizes, np.uint64)[of]
+        apart = np.append(slabs.start[:-1] + bytes_[:-1] <= slabs.start[1:], True)
+        text = "some slabs have impossible numbers of objects"
+        self._losses.lose(Loss.SLABS, text, count=int(np.count_nonzero(~apart)))
+        return SlabPages(slabs.cache[apart], slabs.start[apart], slabs.objects[apart])
 
 
 def _slab_layout(prog: drgn.Program) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ from msatools.kernel.report import LossLog
 
 HEAD = 100
 POISON = 0xDEAD000000000122
+MOST_TASKS = 500
 Events = dict[int, Callable[["Kernel"], None]]
 
 
@@ -34,6 +35,10 @@ class Kernel:
         self.links[HEAD] = [HEAD, HEAD]
         for node in nodes:
             self.begin(node)
+
+    def once(self, key: str, find: object) -> int:
+        assert key == "tasks"
+        return MOST_TASKS
 
     def begin(self, node: int) -> None:
         """Append a node, as list_add_tail_rcu() does."""
@@ -66,6 +71,14 @@ def test_unchanged_list() -> None:
     found, losses = walked(Kernel(1, 2, 3))
     assert found == [1, 2, 3]
     assert not losses.coverage
+
+
+def test_list_of_more_tasks_than_there_can_be() -> None:
+    found, losses = walked(Kernel(*range(1000, 1001 + MOST_TASKS), live=False))
+    assert len(found) == MOST_TASKS + 1
+    found, losses = walked(Kernel(*range(1000, 2000), live=False))
+    assert len(found) == MOST_TASKS + 1
+    assert losses.coverage["lists_broken"] == 1
 
 
 def test_next_node_is_reused() -> None:

@@ -112,6 +112,16 @@ def test_array_of_an_absurd_length_affects_no_other() -> None:
     assert reader.bytes < 1 << 10
 
 
+def test_arrays_that_share_memory_are_read_up_to_a_sum() -> None:
+    """As with damaged counts. Small arrays are more likely right, and come first."""
+    reader = reader_of(LARGE)
+    addresses = np.full(40, BASE, np.uint64)
+    counts = np.array([1000, *[4] * 38, 900], np.uint64)
+    words, rows, readable = reader.read_arrays(addresses, counts, most=1100)
+    assert readable.tolist() == [False, *[True] * 39]
+    assert len(words) == len(rows) == 4 * 38 + 900
+
+
 def test_records_at_the_end_of_the_address_space() -> None:
     reader = reader_of(DATA)
     last = (1 << 64) - 8

@@ -246,14 +246,14 @@ def test_types_and_workers_make_no_difference(scenario: str, kernel: str) -> Non
     assert any(group.content == "symbol" for group in groups(with_btf))
 
 
-def test_compound_pages_of_a_module_fail_the_slab_check(
+def test_compound_pages_of_a_module_explain_the_slab_check(
     bare_run: lab.Run, bare_report: MemstatReport
 ) -> None:
     """They look like large kmallocs, but are in no slab counter."""
     made = sets(bare_run)["compounds"]
     check = check_of(bare_report, "kernel.slab")
     assert check.difference == len(made["pfns"]) << made["order"]
-    assert check.explained_by is None
+    assert check.explained_by == "drivers' compound pages look like large kmalloc"
 
 
 def test_keys_of_the_json(bare_report: MemstatReport) -> None:

@@ -20,13 +20,13 @@ import pytest
 from fixtures import lab
 from fixtures.lab import store
 from fixtures.lab.cache import Cache
+from fixtures.lab.kernels import KERNELS
 
 KERNEL = "6.12"
 """The kernel that every test runs on."""
 
 _KERNEL_NAME = re.compile(
-    r"(?<![\d.])(?:5\.10|6\.1|6\.12|7\.(?:\d+|x))"
-    r"(?:rt|generic|arm64(?:k16)?)?(?![\w.])"
+    rf"(?<![\d.])(?:{'|'.join(map(re.escape, KERNELS))})(?![\w.])"
 )
 _LARGE = ("manytasks", "manyfutexes")
 """Guests with tens of thousands of tasks."""

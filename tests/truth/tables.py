@@ -42,8 +42,9 @@ class Facts:
 
 TASKS = ("tasks-6.1", "tasks-6.12")
 OTHER_TASKS = ("tasks-6.12rt", "tasks-7.x", "tasks-6.1arm64", "tasks-6.12arm64")
-WITHOUT_BTF = "-6.1arm64"
-"""Debian's cloud kernel of arm64 has no symbols of data (CONFIG_KALLSYMS_ALL=n)."""
+NEED_DWARF = ("-6.1arm64", "-6.12small")
+"""Debian's cloud kernel of arm64 has no symbols of data (CONFIG_KALLSYMS_ALL=n), and
+the small kernel has no BTF."""
 LOCK_DUMPS = ("locks", "lockmodule", "lockspin")
 
 TABLES = {
@@ -102,7 +103,7 @@ def report(command: str, dump: str) -> Any:
     """Return the JSON that a command prints for a dump."""
     out = io.StringIO()
     table = TABLES[command]
-    types = "dwarf" if dump.endswith(WITHOUT_BTF) else "btf"
+    types = "dwarf" if dump.endswith(NEED_DWARF) else "btf"
     with redirect_stdout(out):
         run_in_drgn(table.command, open_dump(dump, types), ["--json", *table.words])
     return json.loads(out.getvalue())

@@ -62,7 +62,10 @@ def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
     has_pages = (arrays != 0) & (counts != 0)
     possible = counts <= column(records, size_offset) // np.uint64(page_size)
     chosen = np.flatnonzero(has_pages & possible)
-    pages, rows, whole = reader.read_arrays(arrays[chosen], counts[chosen])
+    # No page is in two areas: vmap() sets nr_pages only where it takes the pages over.
+    pages, rows, whole = reader.read_arrays(
+        arrays[chosen], counts[chosen], reader.most(page_size)
+    )
     starts = column(records, addr_offset)
     # Pages excluded from an ELF dump read as zeros, and no area is at address 0.
     readable &= starts != 0
