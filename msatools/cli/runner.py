@@ -24,7 +24,11 @@ from msatools.render import json, show
 from msatools.render.blocks import Block
 from msatools.selfdesc import BtfError
 from msatools.target import Target, TargetError, kcore, qmp
-from msatools.target.errors import DamagedDumpError, damaged_types
+from msatools.target.errors import (
+    DamagedDumpError,
+    absurd_data_refused,
+    damaged_types,
+)
 
 T = TypeVar("T")
 
@@ -55,6 +59,7 @@ def run(
 
     def call(collect: Callable[[Progress], T]) -> T:
         with (
+            absurd_data_refused(target.path),
             _errors_of(target),
             kcore.steady(prog),
             qmp.steady(prog),

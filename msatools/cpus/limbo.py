@@ -78,7 +78,7 @@ def _limited_queues(
             if is_array:
                 queues = _elements(reader, pointer, percpu, losses)
             rows.append(queues)
-    return np.array(rows, np.uint64).reshape(-1, len(percpu.cpus))
+    return np.array(rows, np.uint64).reshape(len(rows), len(percpu.cpus))
 
 
 def _is_limited(group: int, quotas: dict[int, int], parents: dict[int, int]) -> bool:

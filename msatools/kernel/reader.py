@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import drgn
 import numpy as np
 import numpy.typing as npt
+from drgn.helpers.linux.mm import totalram_pages
 
 from msatools.kernel.words import PAGE
-from msatools.selfdesc.variables import find_variable
 from msatools.target.linear import direct_map
 
 Addresses = npt.NDArray[np.uint64]
@@ -95,12 +95,12 @@ def is_left_out(error: drgn.FaultError) -> bool:
 
 
 def _memory_bytes(prog: drgn.Program) -> int:
-    """Return the end of physical memory; a size beyond any if it is unknown."""
+    """Return the size of memory that can be allocated; beyond any size if unknown."""
     try:
-        pages = find_variable(prog, "max_pfn").value_()
+        pages = int(totalram_pages(prog))
     except (LookupError, drgn.FaultError):
         return _MAX_ADDRESS
-    return int(pages) * int(prog["PAGE_SIZE"].value_())
+    return pages * int(prog["PAGE_SIZE"].value_())
 
 
 class Reader:
@@ -127,7 +127,7 @@ class Reader:
         return cast(T, self._known[key])
 
     def most(self, size: int) -> int:
-        """Return how many objects of *size* bytes the machine's memory can hold."""
+        """Return how many allocated objects of *size* bytes memory can hold."""
         return self.once("memory", lambda: _memory_bytes(self.prog)) // size
 
     def read(self, address: int, size: int, *, physical: bool = False) -> bytes:

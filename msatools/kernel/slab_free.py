@@ -203,8 +203,11 @@ def _per_cpu(
 
     :return: Addresses for the first pointer on all CPUs, then for the next; NULL for
         NULL.
+    :raises LookupError: if no CPU is known
     """
     offsets = read_percpu(reader, losses).offsets
+    if not len(offsets):
+        raise LookupError("no CPU is known")
     bases = pointers.astype(np.uint64)[:, None]
     addresses: Addresses = np.where(bases == 0, np.uint64(0), bases + offsets)
     return addresses.ravel(), len(offsets)

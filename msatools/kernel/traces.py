@@ -22,7 +22,9 @@ def stack_trace(prog: drgn.Program, task: drgn.Object | int) -> drgn.StackTrace 
         return prog.stack_trace(task)
     except (drgn.FaultError, LookupError, ValueError, NotImplementedError):
         return None
-    except (drgn.BadDataError, OverflowError) as error:
+    except Exception as error:
+        # drgn has an exception for some of what can be wrong with a dump; the others,
+        # such as registers that libkdumpfile lacks, are plain ones.
         for losses in logs_of(prog):
             losses.lose(Loss.UNWINDING, f"drgn cannot unwind stacks: {error}")
         return None

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Errors for targets that cannot be opened, with a text for the user."""
+"""Errors for targets that cannot be opened or read, with a text for the user."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from drgn import BadDataError
+
+_ABSURD = (BadDataError, OverflowError, ValueError, RecursionError, MemoryError)
+"""What drgn, numpy and Python raise for numbers that only damaged data have."""
 
 
 class TargetError(Exception):
@@ -59,3 +67,20 @@ def damaged_types(what: str, error: Exception) -> NoTypesError:
         f"the types that the kernel carries are damaged: {error}",
         "name its vmlinux with -s",
     )
+
+
+@contextmanager
+def absurd_data_refused(what: str) -> Iterator[None]:
+    """Convert errors of absurd data, where they are no loss of a part of the report.
+
+    :param what: What was requested, usually a path.
+    :raises DamagedDumpError: for these
+    """
+    try:
+        yield
+    except _ABSURD as error:
+        raise DamagedDumpError(
+            what,
+            f"its data are damaged ({type(error).__name__}: {error})",
+            "if they are sound, run it with --debug and report this",
+        ) from error

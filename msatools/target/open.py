@@ -26,6 +26,7 @@ from msatools.target.errors import (
     NotPermittedError,
     NoTypesError,
     TargetError,
+    absurd_data_refused,
     damaged_types,
 )
 from msatools.target.kcore import KCORE
@@ -80,19 +81,20 @@ def open_target(spec: TargetSpec) -> Opened:
     :raises TargetError: if it cannot be opened, or has no types; the subclasses in
         :mod:`msatools.target.errors` distinguish the reasons
     """
+    path = spec.qemu or spec.path or KCORE
+    with absurd_data_refused(path):
+        return _open(spec, path)
+
+
+def _open(spec: TargetSpec, path: str) -> Opened:
     dump = None
     if spec.qemu is not None:
-        path = spec.qemu
         prog = qmp.open_guest(path)
     elif spec.is_live:
-        path = spec.path or KCORE
         prog = _open_kcore(path)
     else:
-        assert spec.path is not None
-        path = spec.path
         dump = read_dump_file(path)
         prog = _open_dump(path, dump)
-
     try:
         with kcore.steady(prog), qmp.steady(prog):
             try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from drgn import FaultError, Program
+from drgn import BadDataError, FaultError, Program
 
 from msatools.cli.main import UsageError, Words, parse_words, run_console
 from msatools.cli.screen import Keys
@@ -103,6 +103,11 @@ def failing(error: Exception, **changes: object) -> Ran:
         (FaultError("gone", 8), {}, "take a dump that leaves less out"),
         (FaultError("gone", 8), {"live": True}, "report needs (gone: 0x8); try again"),
         (FaultError("gone", 8), {"truncated": True}, "cut off, and too little is left"),
+        (BadDataError("header"), {}, "its data are damaged (BadDataError: header); if"),
+        (OverflowError("too large"), {}, "its data are damaged (OverflowError"),
+        (ValueError("size"), {"live": True}, "report this"),
+        (RecursionError(), {}, "its data are damaged"),
+        (MemoryError(), {}, "its data are damaged"),
         (OSError(5, "I/O"), {"live": True}, "the kernel is gone: I/O; start it again"),
         (
             OSError(5, "I/O"),

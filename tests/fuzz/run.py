@@ -33,7 +33,11 @@ def run_case(case: Case, directory: Path) -> tuple[str, Run]:
     path = directory / "vmcore"
     path.write_bytes(applied(case.dump.data, case.changes))
     run = _run(case.command, str(path), case.arguments, directory)
-    return judge(case, run, expected(case.command, case.arguments, case.dump.core)), run
+
+    def whole() -> Run:
+        return expected(case.command, case.arguments, case.dump.core)
+
+    return judge(case, run, whole), run
 
 
 @cache
