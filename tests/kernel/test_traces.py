@@ -45,7 +45,8 @@ def test_other_errors_are_a_loss() -> None:
     losses = LossLog()
 
     class Lacking:
-        cache = {_LOGS: [losses]}
+        def __init__(self) -> None:
+            self.cache = {_LOGS: [losses]}
 
         def stack_trace(self, task: object) -> NoReturn:
             raise Exception("Key has no value")
