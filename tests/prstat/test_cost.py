@@ -20,7 +20,7 @@ import sys
 from msatools.target import TargetSpec, open_target
 open_target(TargetSpec(path=sys.argv[1], types="btf"))
 """
-PRSTAT = "import sys; from msatools.commands.prstat import main; sys.exit(main())"
+PRSTAT = "import sys; from msatools.console import prstat; sys.exit(prstat())"
 
 
 pytestmark = pytest.mark.long
