@@ -101,6 +101,11 @@ _TARGET_OPTIONS = (
         action="store_true",
         help="let debug info be fetched from DEBUGINFOD_URLS",
     ),
+    argument(
+        "--sandbox",
+        action="store_true",
+        help="read someone else's dump in a process that can do little besides",
+    ),
     argument("--debug", action="store_true", help="show tracebacks of errors"),
     argument("--version", action=_Version, nargs=0, help="print the version"),
 )
@@ -298,6 +303,30 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         for option in _TARGET_OPTIONS:
             target.add_argument(*option.args, **option.kwargs)
     return parser
+
+
+def refuse_in_sandbox(
+    args: argparse.Namespace, parser: argparse.ArgumentParser, *, is_live: bool
+) -> None:
+    """Refuse what a sandbox takes away, with ``--sandbox``.
+
+    :raises UsageError: if there is any
+    """
+    if not args.sandbox:
+        return
+    if is_live:
+        raise UsageError("--sandbox: it is for dumps, and no dump is named")
+    if args.debuginfod:
+        raise UsageError("--debuginfod: there is no network with --sandbox")
+    for action in parser._actions:
+        if isinstance(action, MaybeFile) and getattr(args, action.dest) not in (
+            None,
+            HERE,
+        ):
+            raise UsageError(
+                f"{action.option_strings[0]} FILE: no file is written with --sandbox; "
+                "leave FILE out, and redirect the output"
+            )
 
 
 def given_options(

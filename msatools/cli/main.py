@@ -26,6 +26,7 @@ from msatools.cli.arguments import (
     Words,
     make_parser,
     parse_words,
+    refuse_in_sandbox,
     refuse_kernel,
     refuse_target,
     target_path,
@@ -50,7 +51,7 @@ from msatools.kernel.session import R
 from msatools.render import json, show
 from msatools.render.blocks import escape
 from msatools.render.json import Document
-from msatools.target import TargetError, describe, open_target
+from msatools.target import TargetError, TargetSpec, describe, open_target
 
 __all__ = [
     "Command",
@@ -90,12 +91,17 @@ def run_console(command: Command[R], argv: Sequence[str] | None = None) -> int:
     except OutputClosed:
         return end_by(signal.SIGPIPE)
     except Exception as error:
-        if debug:
-            traceback.print_exc()
-        if sys.stderr is not None:
-            # print(file=None) would print to standard output.
-            print(f"{name}: {escape(_explain(error, name))}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TARGET
+        return _failed(error, name, debug)
+
+
+def _failed(error: Exception, name: str, debug: bool) -> int:
+    """Say why a run failed, and return its exit status."""
+    if debug:
+        traceback.print_exc()
+    if sys.stderr is not None:
+        # print(file=None) would print to standard output.
+        print(f"{name}: {escape(_explain(error, name))}", file=sys.stderr)
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TARGET
 
 
 def _explain(error: Exception, name: str) -> str:
@@ -120,15 +126,42 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
     if (answer := _instead(command, args, words)) is not None:
         _print_answer(answer, args)
         return EXIT_INCOMPLETE if args.strict and answer.incomplete else EXIT_DONE
-    seen: RunResult[R] = RunResult()
     path = target_path(args, words)
     if path is not None and is_recording(path):
         refuse_kernel(args, words, path)
         _check(command, args, words)
+        seen: RunResult[R] = RunResult()
         replay(command, path, args, seen)
         return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
     spec = target_spec(args, words)
+    refuse_in_sandbox(args, parser, is_live=spec.is_live)
     _check(command, args, words)
+    if args.sandbox:
+        # It is rarely asked for, and slow to import.
+        from msatools.cli.sandbox import in_sandbox
+
+        return in_sandbox(
+            str(spec.path), partial(_sandboxed, command, spec, args, words)
+        )
+    return _report(command, spec, args, words)
+
+
+def _sandboxed(
+    command: Command[R], spec: TargetSpec, args: argparse.Namespace, words: Words
+) -> int:
+    try:
+        return _report(command, spec, args, words)
+    except (Stopped, OutputClosed):
+        return EXIT_TARGET  # the parent has stopped as well
+    except Exception as error:
+        return _failed(error, f"msa-{command.name}", args.debug)
+
+
+def _report(
+    command: Command[R], spec: TargetSpec, args: argparse.Namespace, words: Words
+) -> int:
+    """Open a target, print what was requested, and return the exit status."""
+    seen: RunResult[R] = RunResult()
     if spec.is_live and spec.qemu is None:
         be_nice()
     try:
