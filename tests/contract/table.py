@@ -109,7 +109,8 @@ SHARED_OPTIONS = frozenset(
     | {"-h", "--help"}
 )
 TARGET_OPTIONS = frozenset(
-    {"-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--debug", "--version"}
+    {"-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--sandbox"}
+    | {"--debug", "--version"}
 )
 
 TASK_CLASS = frozenset(TaskClass.__members__)
