@@ -356,8 +356,9 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
         named.append(args.vmlinux)
     if getattr(args, "types", "auto") != "auto":
         named.append("--types")
-    if getattr(args, "debuginfod", False):
-        named.append("--debuginfod")
+    for name in ("debuginfod", "sandbox"):
+        if getattr(args, name, False):
+            named.append(f"--{name}")
     if args.record is not None:
         named.append("--record")
     if named:
@@ -384,6 +385,7 @@ def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
     for name, option in (
         ("vmlinux", "-s"),
         ("debuginfod", "--debuginfod"),
+        ("sandbox", "--sandbox"),
         ("record", "--record"),
         ("workers", "-j"),
         ("self_check", "--self-check"),

@@ -140,9 +140,8 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
         # It is rarely asked for, and slow to import.
         from msatools.cli.sandbox import in_sandbox
 
-        return in_sandbox(
-            str(spec.path), partial(_sandboxed, command, spec, args, words)
-        )
+        work = partial(_sandboxed, command, spec, args, words)
+        return in_sandbox(f"msa-{command.name}", str(spec.path), work)
     return _report(command, spec, args, words)
 
 

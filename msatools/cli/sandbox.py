@@ -16,6 +16,7 @@ limits hold, which the parent says.
 import codecs
 import ctypes
 import errno
+import fcntl
 import io
 import os
 import re
@@ -93,10 +94,11 @@ def binding() -> ModuleType | None:
     return None
 
 
-def in_sandbox(path: str, work: Callable[[], int]) -> int:
+def in_sandbox(name: str, path: str, work: Callable[[], int]) -> int:
     """
     Do *work* in a sandbox, and return its exit status.
 
+    :param name: The command, for messages.
     :param path: The dump, for messages.
     :param work: Prints to the standard streams; returns the exit status.
     :raises DamagedDumpError: if the child crashed, or took too much time or memory
@@ -104,15 +106,15 @@ def in_sandbox(path: str, work: Callable[[], int]) -> int:
     seccomp = binding()
     if seccomp is None and sys.stderr is not None:
         print(
-            "msatools: the sandbox has no seccomp, so that only its limits of memory, "
-            "time and written files hold; install python3-seccomp or pyseccomp",
+            f"{name}: --sandbox: there is no seccomp, so that only the limits of "
+            "memory, time and written files hold; install python3-seccomp or pyseccomp",
             file=sys.stderr,
         )
     ends = os.pipe(), os.pipe()
     terminals = is_terminal(sys.stdout), is_terminal(sys.stderr)
     pid = os.fork()
     if not pid:
-        _child(ends, terminals, seccomp, work)
+        _child(name, ends, terminals, seccomp, work)
     for _, write_end in ends:
         os.close(write_end)
     try:
@@ -175,13 +177,14 @@ def _result(path: str, status: int) -> int:
         why = f"reading it took over {SECONDS} s, or too much memory"
     else:
         why = f"reading it ended by {number.name}, in the sandbox"
-    raise DamagedDumpError(path, why, "the file is damaged: copy it again")
+    raise DamagedDumpError(path, why, "the file may be damaged: copy it again")
 
 
 # --- the child
 
 
 def _child(
+    name: str,
     ends: tuple[tuple[int, int], tuple[int, int]],
     terminals: tuple[bool, bool],
     seccomp: ModuleType | None,
@@ -199,12 +202,28 @@ def _child(
         os.dup2(nothing, 0)
         sys.stdout = _Pipe(1, terminals[0])
         sys.stderr = _Pipe(2, terminals[1])
-        lock_down(seccomp)
-        status = work()
+        _close_files_to_write()
+        try:
+            lock_down(seccomp)
+        except (OSError, ValueError) as error:
+            why = f"--sandbox: it cannot be set up ({error}); leave it out"
+            print(f"{name}: {why}", file=sys.stderr)
+        else:
+            status = work()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(status)
+
+
+def _close_files_to_write() -> None:
+    """Close what the process that started the command has left open for it."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        # The listing itself is closed by now.
+        with suppress(OSError):
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+            if number > 2 and flags & os.O_ACCMODE != os.O_RDONLY:
+                os.close(number)
 
 
 class _Pipe(io.TextIOWrapper):

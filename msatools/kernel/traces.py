@@ -11,8 +11,8 @@ from msatools.kernel.report import logs_of
 def stack_trace(prog: drgn.Program, task: drgn.Object | int) -> drgn.StackTrace | None:
     """Return the stack of a task; ``None`` if drgn cannot unwind it.
 
-    The reports that are under way count damaged unwind tables as a loss; a task that
-    runs has no registers on a live kernel, which is none.
+    The reports that are under way count damaged unwind tables as a loss. It is no loss
+    that a running task of a live kernel has no registers.
 
     :param task: ``struct task_struct *``, or its address
     """

@@ -235,6 +235,7 @@ REFUSED = {
     "-s vmlinux": "-s: ",
     "--types btf": "--types: ",
     "--debuginfod": "--debuginfod: ",
+    "--sandbox": "--sandbox: ",
     "--record other": "--record: ",
     "-k": "a second target",
     "--qemu x": "a second target",

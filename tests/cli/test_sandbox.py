@@ -32,7 +32,7 @@ def sandboxed(work: Callable[[], int]) -> Ran:
     """Do work in a sandbox; return its exit status and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = in_sandbox("vmcore", work)
+        status = in_sandbox("msa-test", "vmcore", work)
     return Ran(status, out.getvalue(), err.getvalue())
 
 
@@ -223,7 +223,32 @@ def test_without_seccomp_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "binding", lambda: None)
     ran = sandboxed(lambda: 0)
     assert (ran.status, ran.err.count("\n")) == (0, 1)
-    assert "the sandbox has no seccomp" in ran.err
+    assert ran.err.startswith("msa-test: --sandbox: there is no seccomp")
+
+
+def test_a_sandbox_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(seccomp: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(sandbox, "lock_down", refused)
+    ran = sandboxed(lambda: 0)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert ran.err.startswith("msa-test: --sandbox: it cannot be set up (")
+
+
+def test_files_that_were_open_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb", buffering=0) as file, path.open("rb") as same:
+
+        def work() -> int:
+            same.read()
+            try:
+                file.write(b"x")
+            except OSError:
+                return 3
+            return 0
+
+        assert sandboxed(work).status == 3
 
 
 @pytest.mark.parametrize(
@@ -233,6 +258,7 @@ def test_without_seccomp_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--sandbox -k", "it is for dumps"),
         (f"--sandbox --debuginfod {CORE}", "there is no network"),
         (f"--sandbox {CORE} --map map.svg", "no file is written"),
+        ("--sandbox --diff a b", "--sandbox: no target is looked at"),
     ],
 )
 def test_usage(words: str, said: str) -> None:

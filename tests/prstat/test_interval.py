@@ -595,7 +595,7 @@ def test_parts_of_random_threads_sum_up(seed: int) -> None:
             exact += 1
             expected = {k: v for k, v in slept[thread.pid].items() if v > 0.01}
             times = {k: v for k, v in off(made, row).items() if v > 0.01}
-            assert times == pytest.approx(expected, abs=0.05)
+            assert times == pytest.approx(expected, abs=0.01)
     assert exact > 0
 
 
