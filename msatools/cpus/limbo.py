@@ -39,6 +39,8 @@ def limbo_tasks(
     except LookupError:
         return  # before v6.18, or no quotas (CONFIG_CFS_BANDWIDTH=n)
     cpus = percpu.cpus.tolist()
+    if not cpus:
+        return  # which is a loss already
     queues = _limited_queues(reader, groups, percpu, losses)
     first = {"first": ("throttled_limbo_list.next",)}
     found = read_structs(reader, "struct cfs_rq", first, queues.ravel(), losses)
