@@ -21,9 +21,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u20
 _OF_THE_FILE = ("path", "format", "kind", "dump_level")
 _COSTS = ("reads", "bytes_read", "memmap_reads", "reads_saved")
 
-GOOD = ("same", "lossy", "refused", "other")
-"""Outcomes that are no failures. ``other``: a different answer, without a loss, where
-the contents of memory were changed, which nothing can show."""
+GOOD = ("same", "lossy", "refused", "absurd", "other")
+"""Outcomes that are no failures. ``absurd``: one line for an error that could have been
+a loss of a part of the report. ``other``: a different answer, without a loss, where the
+contents of memory were changed, which nothing can show."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def judge(case: Case, run: Run, expected: Callable[[], Run]) -> str:
         return "traceback"
     if _CONTROL.search(run.out) or _CONTROL.search(run.err):
         return "controls"
+    if run.status == 1 and "its data are damaged (" in run.err:
+        return "absurd"
     if run.status == 1:
         return "refused" if _LINE.fullmatch(run.err) and not run.out else "unclear"
     if run.status == 3:
