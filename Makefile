@@ -4,15 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-SOURCES := msatools commands fixtures tests setup.py
+SOURCES := msatools commands fixtures packaging tests setup.py
 PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of processes: byte code is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 # A module stays with one process, which keeps what it has read of a dump.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-live test-long test-matrix golden mutants lint \
-	bench fuzz clean
+.PHONY: demo test test-fast test-live test-long test-matrix golden schema mutants \
+	lint dist deb test-dist bench fuzz clean
 
 # msa-memstat's table of a real dump, which is small enough to be kept here.
 demo: $(INSTALLED)
@@ -43,6 +43,10 @@ test-matrix: $(INSTALLED)
 golden: $(INSTALLED)
 	$(PYTEST) --record-golden
 
+# The schemas of all JSON, which tests hold the output against.
+schema: $(INSTALLED)
+	$(BIN)/python -m msatools.derived.schemas docs/schema
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -57,6 +61,20 @@ fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(CASE),--case $(CASE))
 
+# The sdist and the wheel, in dist/.
+dist: $(INSTALLED)
+	rm -rf build dist
+	$(BIN)/python -m build
+
+# Both, installed where there is no compiler, by pip and by pipx; the Debian package;
+# the plugin of sos.
+test-dist: $(INSTALLED)
+	$(PYTEST) -m long tests/test_dist.py tests/test_deb.py tests/test_sos.py
+
+# A Debian package with all that msatools needs, in dist/.
+deb:
+	packaging/deb.sh
+
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench
 
@@ -64,7 +82,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml setup.py msatools/memory/_classify.c
+$(INSTALLED): pyproject.toml setup.py $(wildcard msatools/*/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "make: $(PYTHON) is older than 3.10: name another, PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \

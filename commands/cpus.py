@@ -2,26 +2,32 @@
 
 """msa-cpus: processor sets, and the work of each CPU."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from drgn import Program
-from drgn.commands import argument, mutually_exclusive_group
-
 from msatools.cli.arguments import UsageError
-from msatools.cli.command import Recorded
-from msatools.cli.common_options import rows, view
-from msatools.cli.main import Command
-from msatools.cli.values import columns, cpu_list, name_list
-from msatools.kernel.session import Session
-from msatools.render.blocks import Block
-from msatools.reports.diff import DiffRows
-from msatools.target import Target
+from msatools.cli.command import (
+    Command,
+    Excluded,
+    Recorded,
+    argument,
+    mutually_exclusive_group,
+)
+from msatools.cli.common_options import columns, cpus, rows, view
+from msatools.cli.values import column_list, name_list
+from msatools.reports.diff_rows import DiffRows
 
 if TYPE_CHECKING:
+    from drgn import Program
+
     from msatools.cpus.model import CpusReport
     from msatools.cpus.options import CpusOptions
+    from msatools.kernel.session import Session
+    from msatools.render.blocks import Block
+    from msatools.target import Target
 
 _TASK_COLUMNS = ("icsw", "migr")
 """Columns that require reading all tasks."""
@@ -30,10 +36,10 @@ _TASK_COLUMNS = ("icsw", "migr")
 def _columns(word: str) -> tuple[str, ...]:
     from msatools.render.cpus.report import COLUMNS
 
-    return columns(word, COLUMNS)
+    return column_list(word, COLUMNS)
 
 
-def _options(args: argparse.Namespace) -> "CpusOptions":
+def _options(args: argparse.Namespace) -> CpusOptions:
     from msatools.cpus.options import CpusOptions
 
     return CpusOptions(
@@ -51,13 +57,13 @@ def _options(args: argparse.Namespace) -> "CpusOptions":
 
 def _start(
     prog: Program, target: Target, args: argparse.Namespace
-) -> "Session[CpusReport]":
+) -> Session[CpusReport]:
     from msatools.cpus.cpus import Cpus
 
     return Cpus(prog, target, _options(args))
 
 
-def _blocks(report: "CpusReport", args: argparse.Namespace) -> Iterable[Block]:
+def _blocks(report: CpusReport, args: argparse.Namespace) -> Iterable[Block]:
     from msatools.render.cpus.report import blocks
 
     return blocks(
@@ -66,16 +72,17 @@ def _blocks(report: "CpusReport", args: argparse.Namespace) -> Iterable[Block]:
         columns=args.columns,
         rows=args.rows,
         verbose=args.verbose,
+        some=args.cpus is not None or args.sets is not None,
     )
 
 
-def _model() -> "type[CpusReport]":
+def _model() -> type[CpusReport]:
     from msatools.cpus.model import CpusReport
 
     return CpusReport
 
 
-def _choose(report: "CpusReport", args: argparse.Namespace) -> "CpusReport":
+def _choose(report: CpusReport, args: argparse.Namespace) -> CpusReport:
     from msatools.cpus.choose import choose, has_tasks
 
     options = _options(args)
@@ -84,18 +91,21 @@ def _choose(report: "CpusReport", args: argparse.Namespace) -> "CpusReport":
     return choose(report, options)
 
 
-def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
-    if args.columns and args.view:
-        return "-o: columns of the table of CPUs, and another one was asked for"
-    return None
-
-
 def _set_names(word: str) -> tuple[str, ...]:
     names = tuple(name_list(word))
     if not names:
         raise argparse.ArgumentTypeError(f"not a list of sets: {word!r}")
     return names
 
+
+_EXCLUDED = (
+    Excluded("--json", ("-n", "-o", "--info"), "has all rows and columns"),
+    *(
+        Excluded(view, ("-o",), "has columns of its own")
+        for view in ("-i", "--sets", "--info")
+    ),
+    Excluded("--diff", ("-i", "-o", "--info"), "has tables of its own"),
+)
 
 _COMPARED = (
     DiffRows(
@@ -121,33 +131,21 @@ COMMAND = Command(
     name="cpus",
     summary="show processor sets, and what each CPU does",
     arguments=(
-        argument(
-            "-P",
-            dest="cpus",
-            type=cpu_list,
-            metavar="LIST",
-            help="these CPUs alone, such as 0-3,8",
-        ),
+        cpus("only these CPUs"),
         argument(
             "--set",
             dest="sets",
             type=_set_names,
             metavar="NAME,...",
-            help="CPUs of these sets alone, such as default,/db",
+            help="only CPUs of these sets, such as default,/db",
         ),
         mutually_exclusive_group(
-            view("irqs", "interrupts by CPU, and where they may go", flag="-i"),
-            view("sets", "sets in full, with their tasks and interrupts"),
-            view("info", "what each CPU is: its place, state, capacity"),
+            view("irqs", "show interrupts by CPU, and where they may go", flag="-i"),
+            view("sets", "show sets in full, with their tasks and interrupts"),
+            view("info", "show what each CPU is: its place, state, capacity"),
         ),
-        argument(
-            "-o",
-            dest="columns",
-            type=_columns,
-            metavar="COL,...",
-            help="these columns, or all; icsw and migr take a look at all tasks",
-        ),
-        rows("show at most so many rows (JSON has all)"),
+        columns(_columns, " (icsw and migr read all tasks)"),
+        rows(),
     ),
     examples=(
         ("-v", "run queues too: who waits, and for how long"),
@@ -157,7 +155,7 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    complaint=_complaint,
+    excluded=_EXCLUDED,
     compared=_COMPARED,
     recorded=Recorded(model=_model, choosing=("cpus", "sets"), choose=_choose),
 )

@@ -2,28 +2,27 @@
 
 """msa-memstat: where the memory is."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from drgn import Program
-from drgn.commands import argument
-
 from msatools.cli.arguments import HERE, MaybeFile, UsageError
-from msatools.cli.command import Answer, Command, Recorded
-from msatools.cli.comparison import load_pair
-from msatools.cli.completeness import is_incomplete
-from msatools.cli.output import OutputError, check_writable, replace_file
-from msatools.kernel.session import Progress, Session
-from msatools.memory.model import MemstatReport
-from msatools.render.blocks import Block, text
-from msatools.target import Target
+from msatools.cli.command import Answer, Command, Excluded, Recorded, argument
+from msatools.cli.common_options import rows
+from msatools.cli.values import known_names
 
 if TYPE_CHECKING:
-    # It needs numpy, which is slow to import.
+    from drgn import Program
+
+    from msatools.kernel.session import Progress, Session
     from msatools.memory.map.model import MemoryMap
+    from msatools.memory.model import MemstatReport
+    from msatools.render.blocks import Block
+    from msatools.target import Target
 
 _GROUPS = (
     "node",
@@ -39,16 +38,10 @@ _GROUPS = (
 )
 """All groupings of msatools.memory.by, which is slow to import."""
 
-_TOP = 20
+_ROWS = 20
 
 
 _MAX_WORKERS = 1024
-
-
-def _rows(word: str) -> int:
-    if not (word.isdecimal() and 0 < int(word) < 1 << 32):
-        raise argparse.ArgumentTypeError(f"not a number of rows: {word!r}")
-    return int(word)
 
 
 def _workers(word: str) -> int:
@@ -60,30 +53,24 @@ def _workers(word: str) -> int:
 
 
 def _groups(word: str) -> list[str]:
-    groups = word.split(",")
-    for group in groups:
-        if group not in _GROUPS:
-            known = ", ".join(_GROUPS)
-            raise argparse.ArgumentTypeError(f"not one of {known}: {group!r}")
-    return groups
+    return known_names(word.lower().split(","), _GROUPS, "grouping")
 
 
-class _Memstat(Session[MemstatReport]):
-    """A run of reports on one kernel."""
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> Session[MemstatReport]:
+    from msatools.memory.memstat import collect_memstat
+    from msatools.memory.session import MemstatSession
 
-    def __init__(self, prog: Program, target: Target, args: argparse.Namespace) -> None:
-        self._prog = prog
-        self._target = target
-        self._args = args
+    if _has_map_file(args):
+        _check_map_file(args.map)
+    if args.workers is not None and args.workers > 1 and target.kind == "qmp":
+        raise UsageError(f"-j {args.workers}: QMP serves one reader at a time")
 
-    def report(self, progress: Progress) -> MemstatReport:
-        """Return a report of where the memory is now."""
-        from msatools.memory.memstat import collect_memstat
-
-        args = self._args
+    def collect(progress: Progress) -> MemstatReport:
         return collect_memstat(
-            self._prog,
-            target=self._target,
+            prog,
+            target=target,
             by=tuple(dict.fromkeys(args.by)),
             sections=args.sections,
             unattributed=args.unattributed,
@@ -94,27 +81,14 @@ class _Memstat(Session[MemstatReport]):
             progress=progress,
         )
 
-    def delta(self, previous: MemstatReport, current: MemstatReport) -> MemstatReport:
-        """Return the current report with the change of each class."""
-        from msatools.memory.memstat import delta
-
-        return delta(previous, current)
-
-
-def _start(
-    prog: Program, target: Target, args: argparse.Namespace
-) -> Session[MemstatReport]:
-    if _has_map_file(args):
-        _check_map_file(args.map)
-    if args.workers is not None and args.workers > 1 and target.kind == "qmp":
-        raise UsageError(f"-j {args.workers}: one at a time reads over QMP")
-    return _Memstat(prog, target, args)
+    return MemstatSession(collect)
 
 
 def _blocks(report: MemstatReport, args: argparse.Namespace) -> Iterable[Block]:
+    from msatools.render.blocks import text
     from msatools.render.memstat.report import blocks
 
-    yield from blocks(report, args.top)
+    yield from blocks(report, args.rows)
     if _has_map_file(args):
         yield text(f"map written to {args.map}")
     elif report.map is not None:
@@ -128,6 +102,7 @@ def _instead(args: argparse.Namespace) -> Callable[[], Answer] | None:
 
 
 def _diff(args: argparse.Namespace) -> Answer:
+    from msatools.cli.comparison import load_pair
     from msatools.memory.diff import compare
     from msatools.memory.recorded import load_snapshot, whole
     from msatools.render.memstat.diff import blocks
@@ -136,28 +111,31 @@ def _diff(args: argparse.Namespace) -> Answer:
     found = compare(before, after, tuple(args.diff))
     return Answer(
         document=found,
-        blocks=blocks(found, args.top),
+        blocks=blocks(found, args.rows),
         incomplete=_problems(before) or _problems(after),
     )
 
 
-_SCANNING = {
-    "by": "--by",
-    "sections": "--sections",
-    "unattributed": "--unattributed",
-    "frag": "--frag",
-    "map": "--map",
-    "workers": "-j",
-}
-"""Options that require a scan."""
+_EXCLUDED = (
+    Excluded("--json", ("-n",), "has all rows"),
+    Excluded(
+        "--diff",
+        ("--by", "--sections", "--unattributed", "--frag", "--map", "-j"),
+        "compares what was scanned before",
+    ),
+)
+
+_ACROSS = frozenset(("node", "zone"))
+"""Groupings whose groups are columns, not rows."""
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
-    if args.diff is None:
-        return None
-    for name, option in _SCANNING.items():
-        if getattr(args, name):
-            return f"{option}: asks for a scan, and --diff makes none"
+    lists = {*args.by} - _ACROSS or args.sections or args.unattributed or args.verbose
+    if args.rows != _ROWS and not (lists or args.diff):
+        return (
+            "-n: rows of lists, and there is none without --by, --sections, "
+            "--unattributed or -v"
+        )
     return None
 
 
@@ -176,6 +154,8 @@ def _check_map_file(path: str) -> None:
 
     :raises OutputError: if it cannot be written
     """
+    from msatools.cli.output import OutputError, check_writable
+
     check_writable(path)
     if _is_png(path) and find_spec("PIL") is None:
         raise OutputError(
@@ -184,11 +164,12 @@ def _check_map_file(path: str) -> None:
         )
 
 
-def _write_map(path: str, memory: "MemoryMap", page_size: int, release: str) -> None:
+def _write_map(path: str, memory: MemoryMap, page_size: int, release: str) -> None:
     """Write a map to a file: PNG if it has that suffix, else SVG.
 
     :raises OutputError: if it cannot be written
     """
+    from msatools.cli.output import replace_file
     from msatools.render.memstat.map_picture import picture
     from msatools.render.memstat.picture import png, svg
 
@@ -201,6 +182,8 @@ def _is_png(path: str) -> bool:
 
 
 def _problems(report: MemstatReport) -> bool:
+    from msatools.cli.completeness import is_incomplete
+
     return is_incomplete(report) or any(
         check.difference and check.explained_by is None for check in report.checks
     )
@@ -240,30 +223,16 @@ COMMAND = Command(
             action="extend",
             type=_groups,
             default=[],
-            metavar="X[,X...]",
-            help="break the classes down by " + ", ".join(_GROUPS),
+            metavar="X,...",
+            help="sum up by " + ", ".join(_GROUPS) + ", too",
         ),
         argument(
-            "--top",
-            type=_rows,
-            default=_TOP,
-            metavar="N",
-            help=f"rows of each list ({_TOP}; --by node or zone, and --json, has all)",
-        ),
-        argument(
-            "-j",
-            dest="workers",
-            type=_workers,
-            metavar="N",
-            help="scan with N workers (else one if live, up to one a CPU if not)",
-        ),
-        argument(
-            "--sections", action="store_true", help="list the memory sections as well"
+            "--sections", action="store_true", help="show the memory sections, too"
         ),
         argument(
             "--unattributed",
             action="store_true",
-            help="list the pages that no owner explains, and what they point to",
+            help="show the pages that no owner explains, and what they point to",
         ),
         argument(
             "--frag",
@@ -277,6 +246,14 @@ COMMAND = Command(
             metavar="[FILE.svg|.png]",
             help="draw what is where, on the terminal or to a file",
         ),
+        rows(" of each list", default=_ROWS),
+        argument(
+            "-j",
+            dest="workers",
+            type=_workers,
+            metavar="N",
+            help="scan with N workers (default: one if live, else up to one a CPU)",
+        ),
     ),
     examples=(
         ("--by process,file", "whose it is, too: the 20 largest of each"),
@@ -288,6 +265,7 @@ COMMAND = Command(
     blocks=_blocks,
     problems=_problems,
     complaint=_complaint,
+    excluded=_EXCLUDED,
     recorded=Recorded(model=_model, choose=_choose, lacks=_lacks),
     keep=_keep,
     instead=_instead,

@@ -2,41 +2,55 @@
 
 """msa-prstat: what every process and thread is doing, and where its time went."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from drgn import Program
-from drgn.commands import argument, mutually_exclusive_group
-
 from msatools.cli.arguments import UsageError
-from msatools.cli.command import Recorded
+from msatools.cli.command import (
+    Command,
+    Excluded,
+    Recorded,
+    argument,
+    mutually_exclusive_group,
+)
 from msatools.cli.common_options import (
+    columns,
+    cpus,
     membership,
     memberships,
+    min_age,
     pids,
     rows,
+    states,
     uids,
     users,
     view,
 )
-from msatools.cli.main import Command
-from msatools.cli.values import columns, cpu_list, known_names, name_list, state_letters
-from msatools.kernel.session import Session
-from msatools.render.blocks import Block
-from msatools.reports.diff import DiffRows
-from msatools.target import Target
+from msatools.cli.values import column_list, duration_ns, known_names, name_list
+from msatools.reports.diff_rows import DiffRows
 
 if TYPE_CHECKING:
+    from drgn import Program
+
+    from msatools.kernel.session import Session
     from msatools.prstat.model import PrstatReport
     from msatools.prstat.options import Options
     from msatools.prstat.recorded import RecordedPrstat
+    from msatools.render.blocks import Block
+    from msatools.target import Target
 
 _MAX_HZ = 1000
 
+_OF_CHILDREN = ("CUSR", "CSYS", "CVCX", "CICX", "CMIN", "CMAJ")
+"""Columns of what children used that were waited for."""
+
 _CHOOSING = (
-    *("pids", "users", "cpus", "kernel_threads", "states_wanted", "classes", "ages"),
+    *("pids", "users", "cpus", "kernel_threads", "states_wanted", "classes"),
+    *("min_age_ns", "max_age_ns"),
     *("cgroups", "containers", "namespaces"),
     *("rows", "threads", "by_user", "by_cgroup", "why", "view"),
 )
@@ -57,16 +71,11 @@ def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @_parsed_by
 def _sort_keys(word: str) -> Any:
-    from msatools.prstat.select import parse_sort
+    from msatools.prstat.select import KEYS, parse_sort
 
-    return [parse_sort(name) for name in word.split(",")]
-
-
-@_parsed_by
-def _ages(word: str) -> Any:
-    from msatools.prstat.select import parse_ages
-
-    return parse_ages(word)
+    names = word.split(",")
+    known_names((name.lstrip("+-").upper() for name in names), KEYS, "column")
+    return [parse_sort(name) for name in names]
 
 
 def _classes(word: str) -> Any:
@@ -79,7 +88,7 @@ def _classes(word: str) -> Any:
 def _columns(word: str) -> Any:
     from msatools.render.prstat.columns import COLUMNS
 
-    return columns(word, COLUMNS)
+    return column_list(word, COLUMNS)
 
 
 def _groups(word: str) -> Any:
@@ -102,11 +111,10 @@ def _frequency(word: str) -> Any:
     raise argparse.ArgumentTypeError(f"not a frequency up to {_MAX_HZ} Hz: {word!r}")
 
 
-def _options(args: argparse.Namespace, target: Target | None) -> "Options":
+def _options(args: argparse.Namespace, target: Target | None) -> Options:
     from msatools.prstat.options import Options
     from msatools.prstat.select import Selection, parse_sort
 
-    by_frames = args.view is None and bool(args.functions or args.modules)
     return Options(
         per_thread=args.threads,
         selection=Selection(
@@ -116,18 +124,20 @@ def _options(args: argparse.Namespace, target: Target | None) -> "Options":
             cpus=args.cpus,
             states=args.states_wanted,
             classes=args.classes,
-            ages=tuple(args.ages),
+            min_age_ns=args.min_age_ns,
+            max_age_ns=args.max_age_ns,
             membership=membership(args),
         ),
         sort=tuple(args.sort or [parse_sort("CPU")]),
-        rows=args.rows,
-        children=args.children,
+        # Columns are explained without any task.
+        rows=0 if args.why else args.rows,
+        children=_needs_children(args),
         states=args.view == "states",
         load=args.view == "load",
         users=args.by_user,
         cgroups=args.by_cgroup,
         by=tuple(dict.fromkeys(args.by)),
-        stacks=args.view == "stacks" or args.folded is not None or by_frames,
+        stacks=args.view == "stacks" or args.folded is not None,
         functions=tuple(args.functions),
         modules=tuple(args.modules),
         why=tuple(args.why),
@@ -137,48 +147,86 @@ def _options(args: argparse.Namespace, target: Target | None) -> "Options":
     )
 
 
+def _needs_children(args: argparse.Namespace) -> bool:
+    """Return whether what children used is shown, or sorted by."""
+    names = {*(args.columns or ()), *(key.name for key in args.sort or ())}
+    return args.children or not names.isdisjoint(_OF_CHILDREN)
+
+
 def _start(
     prog: Program, target: Target, args: argparse.Namespace
-) -> "Session[PrstatReport]":
+) -> Session[PrstatReport]:
     from msatools.prstat.prstat import Prstat
 
     return Prstat(prog, target, _options(args, target))
 
 
-def _blocks(report: "PrstatReport", args: argparse.Namespace) -> Iterable[Block]:
+def _blocks(report: PrstatReport, args: argparse.Namespace) -> Iterable[Block]:
     from msatools.render.prstat.report import blocks, folded
 
     if args.folded is not None:
-        return folded(report, args.folded)
+        return folded(report, args.folded, args.rows)
     return blocks(
         report,
         microstates=args.microstates,
-        columns=tuple(args.columns) or None,
+        columns=None if args.columns is None else tuple(args.columns),
         rows=args.rows,
         verbose=args.verbose,
     )
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
-    shown = args.view or ("folded" if args.folded is not None else None)
     if args.hz and not has_interval:
         return "-F: samples are within an interval, and none is named"
-    if (args.functions or args.modules) and shown in ("load", "states"):
-        return f"--function, --module: --{shown} has no stacks"
-    if (args.by or args.by_user or args.by_cgroup) and (args.why or shown == "folded"):
-        return f"-a, -Z, --by: --{'why' if args.why else shown} has no groups"
-    if shown and (args.microstates or args.columns):
-        return f"-m, -o: --{shown} has columns of its own"
+    if args.why and has_interval:
+        return "--why: columns are explained once, and an interval is named"
+    has_stacks = args.view == "stacks" or args.folded is not None
+    if (args.functions or args.modules) and not has_stacks:
+        return "--function, --module: of stacks; add --stacks or --folded"
+    for given, option, kind in (
+        (args.by_user, "-a", "user"),
+        (args.by_cgroup, "-Z", "cgroup"),
+    ):
+        if given and kind in args.by:
+            return f"{option}: the same as --by {kind}, which is given as well"
     return None
 
 
-def _model() -> "type[RecordedPrstat]":
+_SELECTING = (
+    *("-p", "-u", "--cgroup", "--container", "--ns", "-P", "--kernel-threads"),
+    *("--user-tasks", "--state", "--class", "--min-age", "--max-age"),
+)
+_GROUPING = ("-a", "-Z", "--by")
+_ROWS = ("-m", "-o", "-L", "--sort", "--children")
+"""Options of the table of tasks."""
+
+_STACKS = ("--stacks", "--folded", "--function", "--module")
+_OTHERS = (*_GROUPING, *_ROWS, *_STACKS, "-n", "--states", "--load", "-v")
+_EXCLUDED = (
+    Excluded("--why", (*_SELECTING, *_OTHERS, "-F"), "only explains columns"),
+    *(
+        Excluded(view, _ROWS, "has rows of its own, of threads")
+        for view in ("--states", "--load", "--stacks", "--folded")
+    ),
+    Excluded(
+        "--folded", (*_GROUPING, "-v", "--color"), "prints stacks and nothing else"
+    ),
+    Excluded("-o", ("-m", "--children"), "names all columns"),
+    Excluded("--children", ("-m",), "has columns of its own"),
+    Excluded("--json", ("--folded",), "is another form: use --stacks"),
+    Excluded("--json", ("-m", "-o", "-v"), "has all columns"),
+    Excluded("--diff", ("-m", "-o", "--sort", "-F"), "has tables of its own"),
+    Excluded("--diff", ("--why", "--load", *_GROUPING), "has tables of its own"),
+)
+
+
+def _model() -> type[RecordedPrstat]:
     from msatools.prstat.recorded import RecordedPrstat
 
     return RecordedPrstat
 
 
-def _choose(report: Any, args: argparse.Namespace) -> "PrstatReport":
+def _choose(report: Any, args: argparse.Namespace) -> PrstatReport:
     from msatools.prstat.recorded import choose
 
     options = _options(args, None)
@@ -228,15 +276,54 @@ COMMAND = Command(
     name="prstat",
     summary="show what every process and thread is doing, and where its time went",
     arguments=(
+        pids("only these tasks, looked up directly"),
+        users(),
+        *memberships(),
+        cpus("only tasks on these CPUs"),
+        states(),
+        argument(
+            "--class",
+            dest="classes",
+            type=_classes,
+            metavar="CLASS,...",
+            help="only tasks that do one of these (NOW), such as LCK,KLK",
+        ),
+        min_age("only tasks that have done so (FOR)"),
+        argument(
+            "--max-age",
+            dest="max_age_ns",
+            type=duration_ns,
+            metavar="TIME",
+            help="only tasks that have done so (FOR) for at most so long",
+        ),
+        mutually_exclusive_group(
+            argument(
+                "--kernel-threads",
+                dest="kernel_threads",
+                action="store_const",
+                const=True,
+                help="only the kernel's own threads",
+            ),
+            argument(
+                "--user-tasks",
+                dest="kernel_threads",
+                action="store_const",
+                const=False,
+                help="only tasks that are not the kernel's own threads",
+            ),
+        ),
+        argument("-L", dest="threads", action="store_true", help="show threads"),
         argument(
             "-m",
             dest="microstates",
             action="store_true",
-            help="microstates as Solaris has them: shares of user, system, page "
+            help="show microstates as Solaris has them: shares of user, system, page "
             "faults, locks, sleep, waiting for a CPU",
         ),
         argument(
-            "-L", dest="threads", action="store_true", help="threads, not processes"
+            "--children",
+            action="store_true",
+            help="show what children used that were waited for",
         ),
         argument("-a", dest="by_user", action="store_true", help="sum up by user, too"),
         argument(
@@ -254,84 +341,14 @@ COMMAND = Command(
             help="sum up by user, cgroup, container (ID), ns (PID namespace), class "
             "(NOW) or comm (name), too",
         ),
-        pids("these alone, looked up directly"),
-        users(),
-        *memberships(),
-        argument(
-            "-P",
-            dest="cpus",
-            type=cpu_list,
-            metavar="CPU-LIST",
-            help="on these CPUs, such as 0-3,8",
-        ),
         mutually_exclusive_group(
-            argument(
-                "--kernel-threads",
-                dest="kernel_threads",
-                action="store_const",
-                const=True,
-                help="the kernel's own threads alone",
-            ),
-            argument(
-                "--user-tasks",
-                dest="kernel_threads",
-                action="store_const",
-                const=False,
-                help="all but the kernel's own threads",
-            ),
-        ),
-        argument(
-            "--state",
-            dest="states_wanted",
-            type=state_letters,
-            metavar="LETTERS",
-            help="in these states, such as DZ",
-        ),
-        argument(
-            "--class",
-            dest="classes",
-            type=_classes,
-            metavar="CLASS,...",
-            help="doing one of these (NOW), such as LCK,KLK",
-        ),
-        argument(
-            "--age",
-            dest="ages",
-            type=_ages,
-            action="append",
-            default=[],
-            metavar="AGE",
-            help="for so long (FOR), such as '>30s' or '<5m'",
-        ),
-        argument(
-            "--sort",
-            type=_sort_keys,
-            metavar="KEY,...",
-            help="order by columns; +KEY least first, -KEY (--sort=-KEY) largest first",
-        ),
-        rows("at most so many rows or groups"),
-        argument(
-            "-o",
-            dest="columns",
-            type=_columns,
-            action="extend",
-            default=[],
-            metavar="COL,...",
-            help="these columns, or all (OFF/VCX: mean time off the CPU per switch)",
-        ),
-        argument(
-            "--children",
-            action="store_true",
-            help="what children used that were waited for",
-        ),
-        mutually_exclusive_group(
-            view("states", "all timers of Gelato and Solaris, summed up"),
-            view("load", "why the load is what it is"),
-            view("stacks", "threads that sleep, grouped by stack"),
+            view("states", "show all timers of Gelato and Solaris, summed up"),
+            view("load", "show why the load is what it is"),
+            view("stacks", "show threads that sleep, grouped by stack"),
             argument(
                 "--folded",
                 choices=("age", "count"),
-                help="stacks for flame graphs, by age (in us) or number of waits",
+                help="print stacks for flame graphs, by age (in us) or number of waits",
             ),
         ),
         argument(
@@ -341,7 +358,7 @@ COMMAND = Command(
             action="extend",
             default=[],
             metavar="NAME,...",
-            help="--stacks, of those with one of these functions",
+            help="only stacks with one of these functions",
         ),
         argument(
             "--module",
@@ -350,7 +367,7 @@ COMMAND = Command(
             action="extend",
             default=[],
             metavar="NAME,...",
-            help="--stacks, of those with a function of one of these modules",
+            help="only stacks with a function of one of these modules",
         ),
         argument(
             "--why",
@@ -360,6 +377,14 @@ COMMAND = Command(
             metavar="COL,...",
             help="explain columns, and how well each is known here",
         ),
+        argument(
+            "--sort",
+            type=_sort_keys,
+            metavar="KEY,...",
+            help="order by columns; +KEY least first, -KEY (--sort=-KEY) largest first",
+        ),
+        columns(_columns, " (OFF/VCX: mean time off the CPU per switch)"),
+        rows(", in JSON too"),
         argument(
             "-F",
             dest="hz",
@@ -371,7 +396,7 @@ COMMAND = Command(
     ),
     examples=(
         ("-mL", "every thread's microstates"),
-        ("-mL --class LCK --age '>10s'", "who waits for locks in user space"),
+        ("-mL --class LCK --min-age 10", "who waits for locks in user space"),
         ("-p 147", "one process"),
         ("--cgroup /a --by container", "containers below a control group"),
         ("--container 3f2a9c81d0e4", "the processes of one container"),
@@ -382,6 +407,7 @@ COMMAND = Command(
     start=_start,
     blocks=_blocks,
     complaint=_complaint,
+    excluded=_EXCLUDED,
     compared=_COMPARED,
     recorded=Recorded(
         model=_model,

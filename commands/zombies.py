@@ -2,18 +2,24 @@
 
 """msa-zombies: why the dead are not reaped, and what they use up."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from drgn import Program
-from drgn.commands import argument, mutually_exclusive_group
-
 from msatools.cli.arguments import UsageError
-from msatools.cli.command import Recorded
+from msatools.cli.command import (
+    Command,
+    Excluded,
+    Recorded,
+    argument,
+    mutually_exclusive_group,
+)
 from msatools.cli.common_options import (
     membership,
     memberships,
+    min_age,
     numbers,
     pids,
     rows,
@@ -21,14 +27,15 @@ from msatools.cli.common_options import (
     users,
     view,
 )
-from msatools.cli.main import Command
 from msatools.cli.values import known_names
-from msatools.kernel.session import Session
-from msatools.render.blocks import Block
-from msatools.reports.diff import DiffRows
-from msatools.target import Target
+from msatools.reports.diff_rows import DiffRows
 
 if TYPE_CHECKING:
+    from drgn import Program
+
+    from msatools.kernel.session import Session
+    from msatools.render.blocks import Block
+    from msatools.target import Target
     from msatools.zombies.model import ZombiesReport
     from msatools.zombies.options import ZombiesOptions
 
@@ -41,7 +48,7 @@ def _verdicts(word: str) -> Any:
     return frozenset(known_names(word.lower().split(","), get_args(Verdict), "verdict"))
 
 
-def _options(args: argparse.Namespace, target: Target | None) -> "ZombiesOptions":
+def _options(args: argparse.Namespace, target: Target | None) -> ZombiesOptions:
     from msatools.zombies.options import ZombiesOptions
 
     return ZombiesOptions(
@@ -50,6 +57,7 @@ def _options(args: argparse.Namespace, target: Target | None) -> "ZombiesOptions
         membership=membership(args),
         uids=uids(args, target),
         verdicts=args.verdicts,
+        min_age_ns=args.min_age_ns,
         heirs=args.view == "tree" or args.record is not None,
         leaks=args.view == "leaks",
         cost=args.cost,
@@ -58,13 +66,13 @@ def _options(args: argparse.Namespace, target: Target | None) -> "ZombiesOptions
 
 def _start(
     prog: Program, target: Target, args: argparse.Namespace
-) -> "Session[ZombiesReport]":
+) -> Session[ZombiesReport]:
     from msatools.zombies.zombies import Zombies
 
     return Zombies(prog, target, _options(args, target))
 
 
-def _blocks(report: "ZombiesReport", args: argparse.Namespace) -> Iterable[Block]:
+def _blocks(report: ZombiesReport, args: argparse.Namespace) -> Iterable[Block]:
     from msatools.render.zombies.report import blocks
 
     return blocks(
@@ -76,13 +84,13 @@ def _blocks(report: "ZombiesReport", args: argparse.Namespace) -> Iterable[Block
     )
 
 
-_SELECTING = "--parent, --cgroup, --container, --ns, -u, --verdict"
+_SELECTING = "--parent, --cgroup, --container, --ns, -u, --verdict, --min-age"
 
 
 def _asked(args: argparse.Namespace) -> tuple[Any, ...]:
     """Return the values of the options that select some zombies."""
     places = args.cgroups, args.containers, args.namespaces
-    return args.parents, *places, args.users, args.verdicts
+    return args.parents, *places, args.users, args.verdicts, args.min_age_ns
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
@@ -96,13 +104,21 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     return None
 
 
-def _model() -> "type[ZombiesReport]":
+_EXCLUDED = (
+    Excluded("--json", ("--by", "-n", "-v"), "has everything in one form"),
+    Excluded(
+        "--diff", ("--by", "--tree", "--leaks", "--cost"), "has tables of its own"
+    ),
+)
+
+
+def _model() -> type[ZombiesReport]:
     from msatools.zombies.model import ZombiesReport
 
     return ZombiesReport
 
 
-def _choose(report: "ZombiesReport", args: argparse.Namespace) -> "ZombiesReport":
+def _choose(report: ZombiesReport, args: argparse.Namespace) -> ZombiesReport:
     from dataclasses import replace
 
     from msatools.zombies.choose import choose
@@ -140,31 +156,35 @@ COMMAND = Command(
     name="zombies",
     summary="show why the dead are not reaped, and what they use up",
     arguments=(
-        pids("these alone, dead or alive, looked up directly"),
-        numbers("--parent", "parents", "PID", "children of these processes"),
-        *memberships(),
+        pids("only these tasks, dead or alive, looked up directly"),
         users(),
+        *memberships(),
+        numbers("--parent", "parents", "PID", "only children of these processes"),
         argument(
             "--verdict",
             dest="verdicts",
             type=_verdicts,
             metavar="VERDICT,...",
-            help="those that are not reaped for this reason, such as never-waits",
+            help="only tasks that are not reaped for these reasons, such as "
+            "never-waits",
         ),
+        min_age("only tasks that have been dead"),
         mutually_exclusive_group(
             argument(
                 "--by",
-                choices=("parent", "verdict", "cgroup", "user", "namespace"),
-                help="what they are grouped by: parent and verdict (default), or other",
+                choices=("parent", "verdict", "cgroup", "user", "ns"),
+                help="group them by parent and verdict (default), or by one other; ns: "
+                "PID namespace",
             ),
-            view("tree", "who would inherit them if their parent died"),
-            view("leaks", "struct pids that somebody unknown refers to"),
+            view("tree", "show who would inherit them if their parent died"),
+            view("leaks", "show struct pids that somebody unknown refers to"),
         ),
-        rows("show at most so many groups or rows (JSON has all)"),
+        rows(),
         argument(
             "--cost",
             action="store_true",
-            help="say how many reads of the kernel's memory it took",
+            help="show how many reads of the kernel's memory it took, how many "
+            "bytes, and how long",
         ),
     ),
     examples=(
@@ -177,10 +197,18 @@ COMMAND = Command(
     start=_start,
     blocks=_blocks,
     complaint=_complaint,
+    excluded=_EXCLUDED,
     compared=_COMPARED,
     recorded=Recorded(
         model=_model,
-        choosing=("parents", "cgroups", "containers", "users", "verdicts"),
+        choosing=(
+            "parents",
+            "cgroups",
+            "containers",
+            "users",
+            "verdicts",
+            "min_age_ns",
+        ),
         choose=_choose,
         lacks=_lacks,
     ),

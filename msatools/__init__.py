@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from msatools.query.api import self as self
     from msatools.query.api import thread as thread
 
-__version__ = "0.1.0.dev0"
+__version__ = "1.0.0"
 
 _QUERIES = ("children", "open", "process", "self", "thread")
 

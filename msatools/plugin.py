@@ -19,7 +19,7 @@ from drgn.commands import (
 from msatools.registry import NAMES, load
 
 if TYPE_CHECKING:
-    from msatools.cli.main import Command
+    from msatools.cli.command import Command
 
 
 class LazyCommand:
@@ -37,14 +37,14 @@ class LazyCommand:
 
     def format_usage(self) -> str:
         """Return the usage line."""
-        from msatools.cli.main import make_parser
+        from msatools.cli.arguments import make_parser
 
         usage = make_parser(self._command(), in_drgn=True).format_usage()
         return usage.partition(": ")[2].rstrip()
 
     def format_help(self, *, indent: str = "") -> str:
         """Return the help without its usage line."""
-        from msatools.cli.main import make_parser
+        from msatools.cli.arguments import make_parser
 
         parser = make_parser(self._command(), in_drgn=True)
         body = parser.format_help().removeprefix(parser.format_usage())
@@ -60,7 +60,7 @@ class LazyCommand:
 
     def run(self, prog: Program, name: str, args: Sequence[str], /, **_: Any) -> Any:
         """Run the command and return its report, which drgn keeps in ``_``."""
-        from msatools.cli.main import run_in_drgn
+        from msatools.cli.in_drgn import run_in_drgn
 
         return run_in_drgn(self._command(), prog, args)
 

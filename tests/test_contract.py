@@ -34,7 +34,10 @@ from drgn.helpers.linux.pid import for_each_task
 
 import msatools
 from fixtures import lab
-from msatools.cli.main import make_parser, run_console, run_in_drgn
+from fixtures.demo.questions import words_of_json
+from msatools.cli.arguments import make_parser
+from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.main import run_console
 from msatools.locks.base.lock import LockTypeName
 from msatools.memory.pages.classes import CLASSES
 from msatools.selfdesc import BtfError
@@ -68,7 +71,9 @@ from tests.support.calls import (
 from tests.support.golden import Golden
 
 ROOT = Path(__file__).parents[1]
-VARYING = re.compile(r"^(scanned in )\S+()$|\b()\d+( reads\b)")
+VARYING = re.compile(
+    r"^(scanned in )\S+()$|\b()\d+( reads\b)|( bytes, )[\d.]+m?s()$", re.MULTILINE
+)
 """Output that depends on the machine and on earlier reads."""
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -170,7 +175,7 @@ CALLED_WRONG = {
     "nan": "nan: not a positive interval",
     "5 0": "0: not a positive count",
     "5 1.5": "1.5: not a positive count",
-    "5 3 1": "1: a number too many",
+    "5 3 1": "1: a third number, after INTERVAL and COUNT",
     "a b": "b: a second target, after a",
     "a -k": "-k: a second target, after a",
     "-c a -k": "-k: a second target, after a",
@@ -279,7 +284,7 @@ def test_opened_target(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) ->
         found.append(spec)
         raise TargetError("it", "is not there", "do not look")
 
-    monkeypatch.setattr("msatools.cli.main.be_nice", lambda: niced.append(1))
+    monkeypatch.setattr("msatools.cli.execution.be_nice", lambda: niced.append(1))
     ran = call(row.command, *words.split(), opening=refuse)
     assert found == [OPENED[words]]
     assert ran == Ran(1, "", f"msa-{row.name}: it: is not there; do not look\n")
@@ -328,12 +333,13 @@ def test_help_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
 
 @each_row
 def test_version(row: Row) -> None:
-    """The installed script prints the version."""
+    """The installed script prints its name and version."""
     script = Path(sys.executable).with_name(f"msa-{row.name}")
     done = subprocess.run(
         [script, "--version", "nonsense"], capture_output=True, text=True, check=True
     )
-    assert (done.stdout, done.stderr) == (f"{msatools.__version__}\n", "")
+    line = f"msa-{row.name} {msatools.__version__}\n"
+    assert (done.stdout, done.stderr) == (line, "")
     ran = call(row.command, "--version", opening=untouched)
     assert ran == Ran(0, done.stdout, "")
 
@@ -351,7 +357,7 @@ def test_text(row: Row, golden: Golden) -> None:
         lines = ran.out.splitlines()
         assert all(line.isprintable() for line in lines)
         found += [f"$ msa-{row.name} {words}", *lines, ""]
-    golden(f"demo/{row.name}", [VARYING.sub(r"\1\3N\2\4", line) for line in found])
+    golden(f"demo/{row.name}", [VARYING.sub(r"\1\3\5N\2\4\6", line) for line in found])
 
 
 @each_row
@@ -411,12 +417,13 @@ def test_json_without_options(row: Row) -> None:
 
 
 def check_answer(row: Row, words: str) -> None:
-    ran = answer(row.name, *words.split(), "--json")
+    given = words_of_json(row.command, words.split())
+    ran = answer(row.name, *given, "--json")
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.count("\n") == 1
     assert ran.out.rstrip("\n").isascii()
     assert ran.out.rstrip("\n").isprintable()
-    check_json(row, ran.json, ONE_SHOT | payload(row, words.split()))
+    check_json(row, ran.json, ONE_SHOT | payload(row, given))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.rich], ids=name_of)
@@ -668,23 +675,46 @@ class FakeTerminal(io.StringIO):
 
 def on_terminal(row: Row, *words: str) -> str:
     out = FakeTerminal()
-    with patch("msatools.cli.main.open_target", open_demo), redirect_stdout(out):
+    with patch("msatools.cli.execution.open_target", open_demo), redirect_stdout(out):
         assert run_console(row.command, [*words, CORE]) == 0
     return out.getvalue()
 
 
 @each_row
 def test_colours_are_for_terminals(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("NO_COLOR", "")
+    for name, value in {
+        "TERM": "xterm-256color",
+        "NO_COLOR": "",
+        "COLUMNS": "500",
+        "LINES": "500",
+    }.items():
+        monkeypatch.setenv(name, value)
     text = answer(row.name).out
     styled = on_terminal(row)
     assert styled != text
     assert STYLE.sub("", styled) == text
+    assert on_terminal(row, "--color", "never") == text
     monkeypatch.setenv("NO_COLOR", "1")
     assert on_terminal(row) == text
+    assert on_terminal(row, "--color", "always") == styled
     monkeypatch.delenv("NO_COLOR")
     assert on_terminal(row, "--json").startswith('{"schema": ')
+
+
+@each_row
+def test_colours_in_a_pipe(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = answer(row.name).out
+    styled = answer(row.name, "--color", "always").out
+    assert styled != text
+    assert STYLE.sub("", styled) == text
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = STYLE.sub("", call(row.command, "--color", "always", CORE).out).splitlines()
+    assert max(map(len, lines)) <= 40
+    ran = call(row.command, "--color", "always", "--json", CORE)
+    assert (ran.status, ran.out) == (2, "")
+    assert "--color: no effect with --json" in ran.err
 
 
 EVIL = b"a\x1b[31m\n[b]\xff"
@@ -708,11 +738,12 @@ def test_names_are_escaped(row: Row, words: str) -> None:
                 thread = cast("struct kthread *", task.worker_private)
                 overlay.put(prog, thread.full_name.value_(), EVIL + b"\0")
 
-    for more in ((), ("--json",)):
-        ran = end(start(row.command, *words.split(), *more, CORE, before=rename))
+    as_json = *words_of_json(row.command, words.split()), "--json"
+    for given in (words.split(), as_json):
+        ran = end(start(row.command, *given, CORE, before=rename))
         assert (ran.status, ran.err) == (0, "")
         assert all(line.isprintable() for line in ran.out.splitlines())
-        if not more:
+        if given is not as_json:
             assert ESCAPED in ran.out
         else:
             assert r"a\u001b[31m\n[b]" in ran.out

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from msatools.derived.completions import completions
+from msatools.derived.manuals import manuals
+
 ROOT = Path(__file__).parents[1]
 
 PACKAGED = (
@@ -101,7 +104,22 @@ def test_wheel_contains_every_module_and_nothing_else(built: tuple[Path, Path]) 
     assert python_files(names) == modules("msatools") | commands
     assert {"msatools/py.typed", "msatools/selfdesc/globals.txt"} <= set(names)
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"msatools"}
+    rest = {top for top in tops if not top.endswith((".dist-info", ".data"))}
+    assert rest == {"msatools"}
+
+
+def test_wheel_contains_what_is_made_from_the_commands(
+    built: tuple[Path, Path],
+) -> None:
+    """Manual pages and completion, as its own modules make them."""
+    with zipfile.ZipFile(built[1]) as wheel:
+        found = {
+            name.partition("/data/share/")[2]: wheel.read(name).decode()
+            for name in wheel.namelist()
+            if ".data/" in name
+        }
+    pages = {f"man/man1/{name}": text for name, text in manuals().items()}
+    assert found == {**pages, **completions()}
 
 
 def test_sdist_contains_every_module(built: tuple[Path, Path]) -> None:
@@ -124,20 +142,24 @@ def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
     assert f"msatools-{version}-" in built[1].name
 
 
-CLASSIFIER = (
+PARTS_IN_C = (
     "from msatools.memory.pages import compiled\n"
-    "print(compiled.__file__, compiled.library() is not None)\n"
+    "from msatools.selfdesc import tables\n"
+    "parts = (compiled, tables)\n"
+    "print(compiled.__file__, *(part.library() is not None for part in parts))\n"
 )
 
 
 @pytest.mark.skipif(
     shutil.which(os.environ.get("CC", "cc")) is None, reason="no compiler"
 )
-def test_wheel_contains_the_extension(built: tuple[Path, Path], tmp_path: Path) -> None:
-    """The extension uses the stable ABI, which any version of Python can load."""
+def test_wheel_contains_the_extensions(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """They use the stable ABI, which any version of Python can load."""
     assert "-cp310-abi3-" in built[1].name
     here = str(tmp_path / "msatools/memory/pages/compiled.py")
-    assert run_wheel(CLASSIFIER, built[1], tmp_path) == [here, "True"]
+    assert run_wheel(PARTS_IN_C, built[1], tmp_path) == [here, "True", "True"]
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
@@ -148,7 +170,7 @@ def test_installs_without_a_compiler(compiler: str, tmp_path: Path) -> None:
     build(source, out, CC=compiler)
     (wheel,) = out.glob("*.whl")
     here = str(target / "msatools/memory/pages/compiled.py")
-    assert run_wheel(CLASSIFIER, wheel, target) == [here, "False"]
+    assert run_wheel(PARTS_IN_C, wheel, target) == [here, "False", "False"]
 
 
 def test_editable_install_leaks_no_package(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from msatools.cli.main import Command
+from msatools.cli.command import Command
 from msatools.target import Opened, TargetSpec, open_target
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ZOMBIES, Row
 from tests.support.calls import Ran, call
@@ -41,7 +41,7 @@ ASKED = (
     (MEMSTAT, "memory-6.12", "-v --unattributed --frag --sections"),
     (MEMSTAT, "memory-6.12", "--by process,file,cgroup,slab,vmalloc,order,zone"),
     (PRSTAT, "tasks-6.12", "-L -a -Z --children"),
-    (LOCKS, "locks-6.12", "-v --stack"),
+    (LOCKS, "locks-6.12", "-v --stacks"),
     (ZOMBIES, "zombies-6.12", "-v --tree"),
     (CPUS, "cpus-6.12", "-v -i"),
 )

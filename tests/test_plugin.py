@@ -123,7 +123,7 @@ def test_prompt_without_debug_info(prompt: Prompt) -> None:
     assert "flags" in prompt.ask('prog.type("struct page")')
     assert "swapper/0" in prompt.ask('prog["init_task"].comm')
     assert "schedule" in prompt.ask("prog.stack_trace(1)")
-    assert " types: btf " in prompt.ask("%memstat")
+    assert "  types: btf" in prompt.ask("%memstat")
 
 
 def test_prompt(prompt: Prompt, tmp_path: Path) -> None:

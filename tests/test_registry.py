@@ -15,8 +15,8 @@ from tests.truth.test_facts import TABLES
 def test_scripts_are_the_commands() -> None:
     installed = distribution("msatools").entry_points.select(group="console_scripts")
     assert {script.name: script.value for script in installed} == {
-        f"msa-{name}": f"msatools.console:{name}" for name in registry.NAMES
-    }
+        "msa": "msatools.frontdoor:main"
+    } | {f"msa-{name}": f"msatools.console:{name}" for name in registry.NAMES}
 
 
 def test_all_are_recorded_and_tested() -> None:

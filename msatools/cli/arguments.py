@@ -7,13 +7,13 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
-
-from drgn.commands import argument
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msatools
-from msatools.cli.command import Command
-from msatools.target import TargetSpec
+from msatools.cli.command import Command, Excluded, argument
+
+if TYPE_CHECKING:
+    from msatools.target import TargetSpec
 
 
 class UsageError(Exception):
@@ -31,8 +31,8 @@ class _Help(argparse.Action):
 
 
 class _Version(argparse.Action):
-    def __call__(self, *_: Any) -> NoReturn:
-        raise Asked(f"{msatools.__version__}\n")
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        raise Asked(f"{parser.prog} {msatools.__version__}\n")
 
 
 def _share(word: str) -> float:
@@ -44,7 +44,18 @@ def _share(word: str) -> float:
 
 
 _OPTIONS = (
-    argument("-v", dest="verbose", action="store_true", help="show more detail"),
+    argument(
+        "-v",
+        dest="verbose",
+        action="store_true",
+        help="show more detail, in all columns",
+    ),
+    argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colours and bold text (auto: on a terminal, unless NO_COLOR is set)",
+    ),
     argument("--json", action="store_true", help="print JSON, one object a sample"),
     argument(
         "--strict",
@@ -107,7 +118,7 @@ _TARGET_OPTIONS = (
         help="read someone else's dump in a process that can do little besides",
     ),
     argument("--debug", action="store_true", help="show tracebacks of errors"),
-    argument("--version", action=_Version, nargs=0, help="print the version"),
+    argument("--version", action=_Version, nargs=0, help="print name and version"),
 )
 
 _EXAMPLES: tuple[tuple[str, str], ...] = (
@@ -152,7 +163,7 @@ def parse_words(words: Iterable[str]) -> Words:
         else:
             raise UsageError(f"{word}: a second target, after {target}")
     if len(numbers) > 2:
-        raise UsageError(f"{numbers[2]}: a number too many")
+        raise UsageError(f"{numbers[2]}: a third number, after INTERVAL and COUNT")
     interval_s = float(numbers[0]) if numbers else None
     if interval_s is not None and not 0 < interval_s <= _MAX_INTERVAL_S:
         raise UsageError(f"{numbers[0]}: not a positive interval")
@@ -269,12 +280,17 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+def examples_of(command: Command[Any], *, in_drgn: bool) -> tuple[tuple[str, str], ...]:
+    """Return arguments of a command as examples, each with what it shows."""
+    targets = () if in_drgn else _TARGET_EXAMPLES
+    return targets + command.examples + _EXAMPLES
+
+
 def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentParser:
     """Return the parser of a command; inside drgn it takes no target."""
     name = f"%{command.name}" if in_drgn else f"msa-{command.name}"
     operands = "[INTERVAL [COUNT]]" if in_drgn else "[TARGET] [INTERVAL [COUNT]]"
-    examples = () if in_drgn else _TARGET_EXAMPLES
-    examples += command.examples + _EXAMPLES
+    examples = examples_of(command, in_drgn=in_drgn)
     width = max(len(words) for words, _ in examples)
     parser = _Parser(
         prog=name,
@@ -344,6 +360,31 @@ def given_options(
             yield action.dest, action.option_strings[0]
 
 
+_EXCLUDED = (
+    Excluded("--json", ("--color",), "has no colours"),
+    Excluded("--json", ("--no-redraw",), "prints a line a sample"),
+    Excluded("--diff", ("--no-redraw",), "has no samples"),
+)
+"""Those of all commands."""
+
+
+def refuse_excluded(
+    command: Command[Any], parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> None:
+    """Refuse options that have no effect together with others.
+
+    :raises UsageError: if there are any
+    """
+    given = {option for _, option in given_options(parser, args)}
+    for rule in (*command.excluded, *_EXCLUDED):
+        if rule.by in given:
+            for option in rule.options:
+                if option in given:
+                    raise UsageError(
+                        f"{option}: no effect with {rule.by}, which {rule.why}"
+                    )
+
+
 def refuse_target(args: argparse.Namespace, words: Words) -> None:
     """Refuse arguments that name a target when none is read.
 
@@ -362,7 +403,7 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
     if args.record is not None:
         named.append("--record")
     if named:
-        raise UsageError(f"{named[0]}: no target is looked at")
+        raise UsageError(f"{named[0]}: --diff reads no target")
 
 
 def _named(args: argparse.Namespace) -> list[str]:
@@ -402,11 +443,13 @@ def target_path(args: argparse.Namespace, words: Words) -> str | None:
     return path if _named(args) == [path] else None
 
 
-def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
+def target_spec(args: argparse.Namespace, words: Words) -> "TargetSpec":
     """Return the target that a shell's arguments name.
 
     :raises UsageError: if they name two, or one that contradicts other arguments
     """
+    from msatools.target import TargetSpec
+
     named = _named(args)
     if len(named) > 1:
         raise UsageError(f"{named[1]}: a second target, after {named[0]}")

@@ -5,28 +5,65 @@
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from drgn import Program
-from drgn.commands import argument, mutually_exclusive_group
+if TYPE_CHECKING:
+    # They take most of the time of --help to import.
+    from drgn import Program
 
-from msatools.cli.completeness import is_incomplete
-from msatools.kernel.session import R, Session
-from msatools.render.blocks import Block
-from msatools.render.json import Document
-from msatools.reports.diff import DiffRows
-from msatools.target import Target
+    from msatools.kernel.report import Report
+    from msatools.kernel.session import Session
+    from msatools.render.blocks import Block
+    from msatools.render.json import Document
+    from msatools.reports.diff_rows import DiffRows
+    from msatools.target import Target
+
+R = TypeVar("R", bound="Report")
+
+
+class argument:  # noqa: N801 -- as in drgn
+    """An argument; it is drgn's class of the same name, which is slow to import."""
+
+    def __init__(self, *args: str, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+
+class mutually_exclusive_group:  # noqa: N801
+    """Arguments that exclude each other; also drgn's."""
+
+    def __init__(self, *arguments: argument, required: bool = False) -> None:
+        self.arguments = arguments
+        self.required = required
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """The result of a command that reads no target."""
 
-    document: Document
-    blocks: Iterable[Block]
+    document: "Document"
+    blocks: "Iterable[Block]"
 
     incomplete: bool
     """Whether something is missing, as :attr:`Command.problems` of a report."""
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """Options that have no effect together with another: they are refused."""
+
+    by: str
+    """The other option, as it is written first in the help."""
+
+    options: tuple[str, ...]
+    why: str
+    """The reason, as the end of a sentence about the other option: "has all rows"."""
+
+
+def _is_incomplete(report: "Report") -> bool:
+    from msatools.cli.completeness import is_incomplete
+
+    return is_incomplete(report)
 
 
 def _everything(report: R, args: argparse.Namespace) -> R:
@@ -81,26 +118,29 @@ class Command(Generic[R]):
     examples: tuple[tuple[str, str], ...]
     """Arguments after name and target, and what they show."""
 
-    start: Callable[[Program, Target, argparse.Namespace], Session[R]]
+    start: "Callable[[Program, Target, argparse.Namespace], Session[R]]"
     """Starts a run; raises FaultError or LookupError as a report does."""
 
-    blocks: Callable[[R, argparse.Namespace], Iterable[Block]]
+    blocks: "Callable[[R, argparse.Namespace], Iterable[Block]]"
     """Renders a report."""
 
     recorded: Recorded[R]
 
-    problems: Callable[[R], bool] = is_incomplete
+    problems: Callable[[R], bool] = _is_incomplete
     """Returns whether something was missing or unreadable, or a check failed."""
+
+    excluded: tuple[Excluded, ...] = ()
+    """Options without effect, by the option that makes them so."""
 
     complaint: Callable[[argparse.Namespace, bool], str | None] = lambda *_: None
     """``complaint(args, has_interval)``: returns why arguments contradict each other,
-    if they do."""
+    if they do; for what depends on more than which options are given."""
 
     keep: Callable[[R, argparse.Namespace], None] = lambda *_: None
     """``keep(report, args)``: writes the files requested for each report; raises
     OutputError."""
 
-    compared: tuple[DiffRows, ...] = ()
+    compared: "tuple[DiffRows, ...]" = ()
     """Tables that ``--diff`` compares row by row."""
 
     instead: Callable[[argparse.Namespace], Callable[[], Answer] | None] = lambda _: (

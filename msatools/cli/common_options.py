@@ -4,21 +4,24 @@
 
 import argparse
 import pwd
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from drgn.commands import argument
-
 from msatools.cli.arguments import UsageError, check_users
+from msatools.cli.command import argument
 from msatools.cli.values import (
     cgroup_list,
     container_list,
+    cpu_list,
+    duration_ns,
     number_list,
     row_count,
+    state_letters,
     user_list,
 )
-from msatools.target import Target
 
 if TYPE_CHECKING:
+    from msatools.target import Target
     from msatools.tasks.membership import Membership
 
 
@@ -37,11 +40,11 @@ def pids(help: str) -> argument:
 
 def users() -> argument:
     """Return the option that selects tasks by user: see :func:`uids`."""
-    help = "of these users, by number; by name, too, of the running kernel"
+    help = "only tasks of these users, by number, or name on the running kernel"
     return _option("-u", dest="users", type=user_list, metavar="USER,...", help=help)
 
 
-def uids(args: argparse.Namespace, target: Target | None) -> tuple[int, ...] | None:
+def uids(args: argparse.Namespace, target: "Target | None") -> tuple[int, ...] | None:
     """Return the UIDs of the option of :func:`users`; ``None`` if it was not given.
 
     :param target: ``None`` for a recording.
@@ -70,22 +73,24 @@ def memberships() -> tuple[argument, ...]:
             "cgroups",
             cgroup_list,
             "PATH",
-            "in these control groups, as in /proc/PID/cgroup, or below; * and ? stand "
-            "for parts of a name",
+            "only tasks in these control groups or below, as in /proc/PID/cgroup; * "
+            "and ? stand for parts of a name",
         ),
         _several(
             "--container",
             "containers",
             container_list,
             "ID",
-            "in these containers, by 12 or more digits of the ID in the cgroup's path",
+            "only tasks in these containers, by 12 or more digits of the ID in the "
+            "cgroup's path",
         ),
         _several(
             "--ns",
             "namespaces",
             number_list,
             "INODE",
-            "in these namespaces of any kind, by inode number, as in /proc/PID/ns",
+            "only tasks in these namespaces of any kind, by inode number, as in "
+            "/proc/PID/ns",
         ),
     )
 
@@ -118,10 +123,71 @@ def _given(values: list[Any]) -> tuple[Any, ...] | None:
     return tuple(values) if values else None
 
 
-def rows(help: str) -> argument:
-    """Return the option for the maximum number of rows."""
-    help = f"{help}; all: no limit"
-    return _option("-n", dest="rows", type=row_count, metavar="COUNT", help=help)
+def cpus(help: str) -> argument:
+    """Return the option that selects CPUs, or tasks by CPU."""
+    help = f"{help}, such as 0-3,8"
+    return _option("-P", dest="cpus", type=cpu_list, metavar="CPU-LIST", help=help)
+
+
+def states() -> argument:
+    """Return the option that selects tasks by state, as in /proc."""
+    return _option(
+        "--state",
+        dest="states_wanted",
+        type=state_letters,
+        metavar="LETTERS",
+        help="only tasks in these states, such as DZ",
+    )
+
+
+def min_age(help: str) -> argument:
+    """Return the option for the minimum time that something has lasted.
+
+    :param help: The beginning of the sentence: "only tasks that wait".
+    """
+    help = f"{help} for at least so long: 30 (seconds), 500ms, 5m, 2h, 1d"
+    return _option(
+        "--min-age",
+        dest="min_age_ns",
+        type=duration_ns,
+        default=0,
+        metavar="TIME",
+        help=help,
+    )
+
+
+def columns(type: Callable[[str], Any], help: str = "") -> argument:
+    """Return the option for the columns of a table.
+
+    :param type: Parses the value: see :func:`msatools.cli.values.column_list`.
+    :param help: What else there is to know.
+    """
+    help = f"show these columns{help}; all: all of them"
+    return _option(
+        "-o",
+        dest="columns",
+        type=type,
+        action="extend",
+        metavar="COL,...",
+        help=help,
+    )
+
+
+def rows(help: str = "", default: int | None = None) -> argument:
+    """Return the option for the maximum number of rows.
+
+    :param help: What has the rows: " of each list".
+    :param default: Maximum if the option is not given; ``None`` if the view decides.
+    """
+    usual = "" if default is None else f" ({default})"
+    return _option(
+        "-n",
+        dest="rows",
+        type=row_count,
+        default=default,
+        metavar="COUNT",
+        help=f"show at most COUNT rows{help}{usual}; all: no limit",
+    )
 
 
 def view(name: str, help: str, flag: str | None = None) -> argument:
@@ -134,6 +200,4 @@ def view(name: str, help: str, flag: str | None = None) -> argument:
 
 
 def _option(flag: str, **words: Any) -> argument:
-    # drgn's annotations make this Any.
-    option: argument = argument(flag, **words)
-    return option
+    return argument(flag, **words)

@@ -16,9 +16,7 @@ from msatools.reports.json_file import STDIN, ReportFile, Reports, head_of
 
 T = TypeVar("T")
 
-_NEUTRAL = frozenset(
-    ("diff", "rows", "json", "strict", "verbose", "no_redraw", "words")
-)
+_NEUTRAL = frozenset(("diff", "rows", "color", "json", "strict", "verbose", "words"))
 """Names of the arguments that select nothing from a report."""
 
 

@@ -11,9 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from msatools.kernel.session import Progress
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from msatools.kernel.session import Progress
+    from msatools.render.device import Device
 
 _MAX_LINKS = 40
 """As in the kernel: MAXSYMLINKS."""
@@ -66,6 +70,13 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
+def device(args: "Namespace", out: TextIO) -> "Device":
+    """Return what a stream writes to, as the common options want it."""
+    from msatools.render.device import device_of
+
+    return device_of(out, args.color, full=args.verbose)
+
+
 class ProgressLine:
     """A progress line for long collections on a terminal, erased in the end."""
 
@@ -79,7 +90,7 @@ class ProgressLine:
         self._is_shown = False
         self._is_wanted = is_terminal(out)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         return self._update
 
     def __exit__(self, *exc_info: object) -> None:

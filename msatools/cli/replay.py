@@ -4,10 +4,11 @@
 
 import sys
 from argparse import Namespace
+from functools import partial
 
 from msatools.cli.arguments import UsageError
 from msatools.cli.command import Command
-from msatools.cli.output import output
+from msatools.cli.output import device, output
 from msatools.cli.recording import RecordedSample, Recording, RecordingError
 from msatools.cli.runner import RunResult, print_report
 from msatools.cli.screen import Appended, footer
@@ -87,5 +88,6 @@ def _show(
         shown: Appended[R] = Appended(
             lambda report: command.blocks(report, args),
             lambda cost: footer(command.name, cost, None),
+            partial(device, args),
         )
         shown.show_of(report, sample.taken_s)

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from drgn import FaultError, Program
@@ -14,7 +15,7 @@ from drgn import FaultError, Program
 from msatools.cli.arguments import Words, make_parser
 from msatools.cli.command import Command
 from msatools.cli.intervals import Plan, reports
-from msatools.cli.output import ProgressLine, output
+from msatools.cli.output import ProgressLine, device, output
 from msatools.cli.recording import Recorder
 from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
 from msatools.cli.signals import stop_if_told, whole
@@ -109,7 +110,7 @@ def print_report(command: Command[R], report: R, args: Namespace) -> None:
         if args.json:
             json.show(report, out)
         else:
-            show(command.blocks(report, args), out)
+            show(command.blocks(report, args), out, device(args, out))
 
 
 def recording(
@@ -136,12 +137,13 @@ def _display(command: Command[R], args: Namespace, interval_s: float) -> Display
     def words(cost: Cost) -> str:
         return footer(command.name, cost, args.budget)
 
+    look = partial(device, args)
     if args.no_redraw or not can_redraw():
-        return Appended(blocks, words)
+        return Appended(blocks, words, look)
     if getattr(args, "rows", _SCREEN_ROWS) is None:
         args.rows = _SCREEN_ROWS
     first = f"msa-{command.name}: the first sample comes after {interval_s:g} s"
-    return Screen(blocks, words, first)
+    return Screen(blocks, words, look, first)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ import os
 import re
 import resource
 import selectors
-import shutil
 import signal
 import sys
 import time
@@ -33,6 +32,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from msatools.cli.output import is_terminal, output
+from msatools.render.device import terminal_size
 from msatools.target.errors import DamagedDumpError
 
 MEMORY_BYTES = 4 << 30
@@ -192,8 +192,10 @@ def _child(
 ) -> NoReturn:
     status = 1
     try:
-        columns, lines = shutil.get_terminal_size()
-        os.environ.update(COLUMNS=str(columns), LINES=str(lines))
+        if terminals[0]:
+            # The pipe to the parent has no size.
+            columns, lines = terminal_size(sys.stdout)
+            os.environ.update(COLUMNS=str(columns), LINES=str(lines))
         for number, (read_end, write_end) in enumerate(ends, 1):
             os.close(read_end)
             os.dup2(write_end, number)

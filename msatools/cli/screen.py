@@ -20,7 +20,10 @@ from msatools.kernel.report import Cost
 from msatools.kernel.session import R
 from msatools.render import json, show
 from msatools.render.blocks import Block, Span, text
-from msatools.render.plain import fit
+from msatools.render.device import Device, terminal_size
+from msatools.render.fit import fit
+from msatools.render.plain import clipped
+from msatools.render.terminal import styled
 from msatools.reports.units import size
 
 
@@ -102,15 +105,6 @@ def can_redraw() -> bool:
     return os.environ.get("TERM", "dumb") != "dumb" and is_in_front(sys.stdout)
 
 
-def _terminal_size() -> os.terminal_size:
-    """Return the current size of the terminal, ignoring the environment."""
-    with contextlib.suppress(OSError, ValueError):
-        current = os.get_terminal_size(sys.stdout.fileno())
-        if all(current):
-            return current
-    return os.terminal_size((80, 24))
-
-
 class Display(ABC, Generic[R]):
     """Shows samples, and waits for the next."""
 
@@ -145,22 +139,27 @@ class Appended(Display[R]):
     """Text, appended to earlier output."""
 
     def __init__(
-        self, blocks: Callable[[R], Iterable[Block]], footer: Callable[[Cost], str]
+        self,
+        blocks: Callable[[R], Iterable[Block]],
+        footer: Callable[[Cost], str],
+        look: Callable[[TextIO], Device],
     ) -> None:
         super().__init__()
         self._blocks = blocks
         self._footer = footer
+        self._look = look
 
     def show(self, report: R) -> None:
         self.show_of(report, time.time())
 
     def show_of(self, report: R, taken_s: float) -> None:
         """Show a sample taken at a time in seconds since 1970."""
+        clock = time.strftime("%H:%M:%S", time.localtime(taken_s))
+        blocks: list[Block] = [text(clock), *self._blocks(report)]
+        if report.cost is not None:
+            blocks.append(text(Span(self._footer(report.cost), "dim")))
         with output() as out:
-            show([text(time.strftime("%H:%M:%S", time.localtime(taken_s)))], out)
-            show(self._blocks(report), out)
-            if report.cost is not None:
-                show([text(Span(self._footer(report.cost), "dim"))], out)
+            show(blocks, out, self._look(out))
 
 
 class Screen(Display[R]):
@@ -176,15 +175,13 @@ class Screen(Display[R]):
         self,
         blocks: Callable[[R], Iterable[Block]],
         footer: Callable[[Cost], str],
+        look: Callable[[TextIO], Device],
         first: str,
     ) -> None:
-        # rich is slow to import, and only needed here.
-        from msatools.render.terminal import Styler
-
         super().__init__()
         self._blocks = blocks
         self._footer = footer
-        self._styler = Styler()
+        self._look = look
         self._shown: list[Block] = []
         self._words = first
         self._size = os.terminal_size((0, 0))
@@ -204,7 +201,7 @@ class Screen(Display[R]):
         is_gone = kind is not None and issubclass(kind, (OutputClosed, OutputError))
         if self._shown and not is_gone:
             # Leave one line for the prompt.
-            size = _terminal_size()
+            size = terminal_size(sys.stdout)
             self._write("\n".join([*self._lines(size.lines - 1, size.columns), ""]))
 
     def show(self, report: R) -> None:
@@ -217,20 +214,21 @@ class Screen(Display[R]):
         while True:
             if self._keys.quit_before(min(due_s, time.monotonic() + _SIZE_CHECK_S)):
                 return True
-            if _terminal_size() != self._size:
+            if terminal_size(sys.stdout) != self._size:
                 self._draw()
             if time.monotonic() >= due_s:
                 return False
 
     def _draw(self) -> None:
-        self._size = _terminal_size()
+        self._size = terminal_size(sys.stdout)
         drawn = self._lines(self._size.lines, self._size.columns)
         # Clear each line first: doing so after its last column would clear that.
         self._write(_HOME + "\n".join(_CLEAR_LINE + line for line in drawn))
 
     def _lines(self, height: int, width: int) -> list[str]:
         """Return all lines of the screen, with their styles."""
-        lines, left_out = fit(self._shown, width, max(height - 1, 1))
+        device = self._look(sys.stdout)
+        lines, left_out = fit(self._shown, width, max(height - 1, 1), full=device.full)
         words = self._words
         if left_out:
             words += f"; {left_out:,} more line{'s' if left_out > 1 else ''}"
@@ -239,7 +237,8 @@ class Screen(Display[R]):
             lines += [()] * (height - 1 - len(lines))
             end = "  q quits" if self._keys.are_ours else "  Ctrl-C ends it"
             words = words[: max(width - len(end), 0)] + end
-        return self._styler.styled([*lines, (Span(words, "dim"),)], width)
+        lines.append((Span(words, "dim"),))
+        return list(styled((clipped(line, width) for line in lines), device))
 
     def _enter(self) -> None:
         self._keys.take()

@@ -17,7 +17,7 @@ from msatools.selfcheck.model import SelfCheckReport
 from msatools.target import Target
 
 _WITH = frozenset(
-    {"self_check", "verbose", "json", "strict", "debug"}
+    {"self_check", "verbose", "color", "json", "strict", "debug"}
     | {"kernel", "core", "qemu", "vmlinux", "types", "debuginfod"}
 )
 """Names of the arguments that have an effect together with ``--self-check``."""

@@ -40,19 +40,27 @@ def name_list(word: str) -> list[str]:
     return [name for name in word.split(",") if name]
 
 
+class UnknownName(argparse.ArgumentTypeError):
+    """A name is none of those that an option takes."""
+
+    def __init__(self, name: str, known: Iterable[str], kind: str) -> None:
+        self.known = tuple(known)
+        """All names, which completion offers."""
+
+        super().__init__(f"no {kind} {name!r}; there are {', '.join(self.known)}")
+
+
 def known_names(names: Iterable[str], known: Collection[str], kind: str) -> list[str]:
     """
     Return *names* as a list, if all of them are known.
 
     :param kind: Kind of the names: "column".
-    :raises argparse.ArgumentTypeError: if one is not known
+    :raises UnknownName: if one is not known
     """
     given = list(names)
     for name in given:
         if name not in known:
-            raise argparse.ArgumentTypeError(
-                f"no {kind} {name!r}; there are {', '.join(known)}"
-            )
+            raise UnknownName(name, known, kind)
     return given
 
 
@@ -77,12 +85,12 @@ def row_count(word: str) -> int:
     return _ALL_ROWS if word.lower() == ALL else positive_number(word)
 
 
-def columns(word: str, known: Collection[str]) -> tuple[str, ...]:
+def column_list(word: str, known: Collection[str]) -> tuple[str, ...]:
     """
     Parse names of columns in any case, or ``all`` for all of them.
 
     :param known: All columns, as they are called.
-    :raises argparse.ArgumentTypeError: if one is not known
+    :raises UnknownName: if one is not known
     """
     if word.lower() == ALL:
         return tuple(known)

@@ -9,19 +9,20 @@ from msatools.cpus.diagnostics import Known, findings
 from msatools.cpus.model import CpuSet, CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.sets import set_of_cpus
-from msatools.kernel.ranges import ranges
+from msatools.kernel.cpumask import require_cpus
 from msatools.target.errors import TargetError
 
 
-class NoSuchCpuError(TargetError):
-    """A requested CPU or set does not exist."""
+class NoSuchSetError(TargetError):
+    """A requested set does not exist."""
 
 
 def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
     """
     Return the part of a complete report that the options ask for.
 
-    :raises NoSuchCpuError: if a requested CPU or set is not in the report
+    :raises NoSuchCpuError: if a requested CPU is not in the report
+    :raises NoSuchSetError: if a requested set is not in the report
     """
     report = report if options.tasks else _without_tasks(report)
     numbers = [row.cpu for row in report.cpus]
@@ -65,24 +66,19 @@ def wanted_cpus(
     Return the numbers of the requested CPUs.
 
     :param numbers: Numbers of all possible CPUs.
-    :raises NoSuchCpuError: if a requested CPU or set does not exist
+    :raises NoSuchCpuError: if a requested CPU does not exist
+    :raises NoSuchSetError: if a requested set does not exist
     """
     names = set_of_cpus(sets, numbers)
     wanted = frozenset(numbers)
     if options.cpus is not None:
-        missing = sorted(options.cpus - wanted)
-        if missing:
-            raise NoSuchCpuError(
-                f"CPU {ranges(missing)}",
-                "this kernel has none of that number",
-                "list all without -P",
-            )
+        require_cpus(options.cpus, wanted)
         wanted = options.cpus
     if options.sets is not None:
         by_name = {one.name: {*one.cpus} for one in sets}
         unknown = [name for name in options.sets if name not in by_name]
         if unknown:
-            raise NoSuchCpuError(
+            raise NoSuchSetError(
                 f"set {', '.join(unknown)}",
                 "there is none of that name",
                 f"there are {', '.join(by_name)}",

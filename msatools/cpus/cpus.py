@@ -71,7 +71,8 @@ def collect_cpus(
     :param prog: A Linux kernel with types, live or dead.
     :param target: Description of the target; found out if not given.
     :param progress: Called with the steps done and the number of steps.
-    :raises NoSuchCpuError: if a requested CPU or set does not exist
+    :raises NoSuchCpuError: if a requested CPU does not exist
+    :raises NoSuchSetError: if a requested set does not exist
     :raises LookupError: if the types of CPUs are missing
     :raises drgn.FaultError: if the per-CPU data cannot be found in the dump
     :raises TargetError: if the program is not a kernel, or has no types

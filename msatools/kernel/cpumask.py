@@ -6,7 +6,7 @@ The kernel's own masks of its CPUs (kernel/cpu.c) are read by name. drgn's helpe
 loop over CPUs trust ``nr_cpu_ids`` even if it is damaged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from functools import lru_cache
 
 import drgn
@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
+from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.selfdesc.variables import find_variable
+from msatools.target.errors import TargetError
 
 _POSSIBLE = "msatools.possible CPUs"
 """Key of the program's cache."""
@@ -26,6 +28,24 @@ Masks = npt.NDArray[np.bool_]
 
 Cpus = tuple[int, ...]
 """IDs of CPUs, ascending."""
+
+
+class NoSuchCpuError(TargetError):
+    """A requested CPU does not exist."""
+
+
+def require_cpus(cpus: Iterable[int], there: Container[int]) -> None:
+    """Make sure that all requested CPUs exist.
+
+    :param there: The CPUs of the kernel.
+    :raises NoSuchCpuError: if some do not exist
+    """
+    if missing := sorted(cpu for cpu in cpus if cpu not in there):
+        raise NoSuchCpuError(
+            f"CPU {ranges(missing)}",
+            "this kernel has none of that number",
+            "list all without -P",
+        )
 
 
 def possible_cpus(prog: drgn.Program, losses: LossLog) -> Cpus:

@@ -31,11 +31,14 @@ class NoSuchPidError(TargetError):
     """A requested PID was not found."""
 
 
-def require_pids(pids: Iterable[int], there: Container[int], *, damaged: bool) -> None:
+def require_pids(
+    pids: Iterable[int], there: Container[int], *, damaged: bool, option: str = "-p"
+) -> None:
     """Make sure that all requested tasks were found.
 
     :param there: PIDs of the tasks that were found.
     :param damaged: Whether data that the search uses could not be read.
+    :param option: The option that requests them.
     :raises NoSuchPidError: if some were not found
     """
     missing = [pid for pid in pids if pid not in there]
@@ -44,8 +47,8 @@ def require_pids(pids: Iterable[int], there: Container[int], *, damaged: bool) -
     why = "no such task" if len(missing) == 1 else "no such tasks"
     raise NoSuchPidError(
         f"pid {', '.join(map(str, missing))}",
-        "not found, and a part of what tells is damaged" if damaged else why,
-        "list them all without -p",
+        "not found, and some lists of tasks are damaged" if damaged else why,
+        f"list them all without {option}",
     )
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Number of read calls of this process, as the running kernel counts them.
+"""Number of reads that a report takes.
 
 drgn itself reads memory too, so :class:`.Reader` does not see all reads.
 ``/proc/self/io`` (Documentation/filesystems/proc.rst) counts all read calls of the
-process, which for a dump or /proc/kcore are those that strace shows.
+process, which for an ELF dump or /proc/kcore are those that strace shows. A kdump is
+mapped into memory by libkdumpfile and takes no calls: there the reader's reads count.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ class ReadCost:
 
     def __init__(self, reader: Reader, of_file: bool) -> None:
         """
-        :param reader: Counts its own reads, for kernels without ``/proc/self/io``.
+        :param reader: Counts its own reads, for targets that are not read by calls,
+            and for kernels without ``/proc/self/io``.
         :param of_file: Whether the target is a file; calls on a socket are not counted.
         """
         self._reader = reader
@@ -35,12 +37,15 @@ class ReadCost:
         self._before = self._calls()
 
     def reads(self) -> int:
-        """Return the number of reads since the last call."""
+        """Return the number of reads since the last call.
+
+        It is at least the number of reads that the reader has made for the report.
+        """
         calls = self._calls()
         reads = self._reader.reads
         if calls is not None and self._before is not None:
             # The previous pread() of the file counts now: it did not include itself.
-            reads = calls - self._before - 1
+            reads = max(reads, calls - self._before - 1)
         self._before = calls
         return reads
 

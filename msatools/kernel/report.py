@@ -12,6 +12,7 @@ from typing import ClassVar, TypedDict
 from drgn import Program
 
 from msatools.kernel.losses import Loss, is_loss
+from msatools.reports.presented import Presented
 from msatools.selfdesc import refusals
 from msatools.target.model import Target
 
@@ -160,7 +161,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Presented):
     """The head of every report; subclasses add the payload."""
 
     schema: ClassVar[str]

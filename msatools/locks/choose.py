@@ -16,7 +16,7 @@ def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
 
     :param report: A report of all waits.
     """
-    if not options.stack:
+    if not options.stacks:
         report = _without_stacks(report)
     if options.asks_for_all:
         return report
@@ -72,7 +72,7 @@ def _matches(wait: Wait, options: LocksOptions, types: dict[str, LockTypeName]) 
         lock_types = {types.get(id_) for id_ in _lock_ids(wait)}
         if lock_types.isdisjoint(options.types):
             return False
-    return wait.age_ns >= options.min_wait_ns
+    return wait.age_ns >= options.min_age_ns
 
 
 def with_chains(owners: Mapping[int, Iterable[int]], tasks: Iterable[int]) -> set[int]:

@@ -26,7 +26,7 @@ class LocksOptions:
     states: frozenset[str] | None = None
     """Letters of task states, as in /proc."""
 
-    min_wait_ns: int = 0
+    min_age_ns: int = 0
     """Minimum duration of the waits."""
 
     membership: Membership = ANY
@@ -36,12 +36,12 @@ class LocksOptions:
     """Maximum share of one CPU for samples within an interval; ``None`` for the
     default."""
 
-    stack: bool = False
+    stacks: bool = False
     """Whether to include the stacks of waiters and of roots."""
 
     @property
     def asks_for_all(self) -> bool:
         """Whether all waits are included."""
         chosen = (self.pids, self.types, self.states)
-        any_wait = self.membership.is_any and not self.min_wait_ns
+        any_wait = self.membership.is_any and not self.min_age_ns
         return any_wait and all(each is None for each in chosen)

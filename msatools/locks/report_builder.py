@@ -92,7 +92,7 @@ class ReportBuilder:
         ]
         self._ids.add(locks)
         locks.sort(key=lambda want: (-len(want.rows), self._ids[want.lock]))
-        roots = RootRows(snapshot, self._ids, size, with_stacks=self._options.stack)
+        roots = RootRows(snapshot, self._ids, size, with_stacks=self._options.stacks)
         selection = WaitSelection(self._crowded, self._options)
         herds = HerdRows(self._crowded, self._ids, selection, size)
         return ReportRows(
@@ -132,7 +132,7 @@ class ReportBuilder:
             any_of=ids if len(ids) > 1 else None,
             on=blocked.on,
             why=blocked.why,
-            stack=snapshot.functions(row) if self._options.stack else None,
+            stack=snapshot.functions(row) if self._options.stacks else None,
         )
 
     def _lock(self, want: Wanted) -> LockRow:

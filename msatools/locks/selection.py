@@ -40,7 +40,7 @@ class WaitSelection:
         types = {request.lock.type for request in snapshot.blocked[row].requests}
         if options.types is not None and types.isdisjoint(options.types):
             return False
-        return snapshot.ages_ns[row] >= options.min_wait_ns
+        return snapshot.ages_ns[row] >= options.min_age_ns
 
     def fits_any(self, rows: Iterable[int]) -> bool:
         """Return whether the options ask for all waits, or for one of some tasks."""

@@ -10,6 +10,7 @@ from msatools.kernel.report import ADDED, Note
 from msatools.memory.by.groups import PageGroup
 from msatools.memory.model import Check, MemstatReport
 from msatools.reports.diff import earlier, elapsed, other_kernel
+from msatools.reports.presented import Presented
 from msatools.target.model import Target
 
 
@@ -74,7 +75,7 @@ class CheckPair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemstatDiff:
+class MemstatDiff(Presented):
     """The change in the pages of each class from one snapshot to another."""
 
     schema: ClassVar[str] = "msatools.memstat-diff/1"

@@ -5,6 +5,7 @@
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import drgn
 import numpy as np
@@ -17,11 +18,8 @@ from msatools.kernel.report import LossLog, log_of, noting_refusals, ns_between
 from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by.groups import PageGroup
-from msatools.memory.by.section import SectionZones, list_sections
-from msatools.memory.by.views import VIEWS
+from msatools.memory.by.views import VIEWS, make_view
 from msatools.memory.checks import make_checks, read_counters
-from msatools.memory.frag.view import FragView
-from msatools.memory.map.view import MapView
 from msatools.memory.model import ClassCount, MemstatReport, VmallocCaller
 from msatools.memory.owners.owners import Owners, collect_owners
 from msatools.memory.owners.vmalloc import caller_names
@@ -34,9 +32,15 @@ from msatools.memory.scan.driver import scan_and_settle, scan_finally
 from msatools.memory.scan.freelists import pcp_lists
 from msatools.memory.scan.parallel import can_share, workers_by_default
 from msatools.memory.scan.result import ScanResult
-from msatools.memory.unattributed.view import UnattributedView
 from msatools.target.describe import describe
 from msatools.target.model import Target
+
+if TYPE_CHECKING:
+    from msatools.memory.by.groups import Section
+    from msatools.memory.by.section import SectionZones
+    from msatools.memory.frag.view import FragView
+    from msatools.memory.map.view import MapView
+    from msatools.memory.unattributed.view import UnattributedView
 
 _COVERAGE = (
     "sections",
@@ -170,16 +174,16 @@ def collect_memstat(
             page_size=prog["PAGE_SIZE"].value_(),
             verbose=verbose,
         )
-        views = {name: VIEWS[name](context) for name in by if name in VIEWS}
-        unattributed_view = UnattributedView(context) if unattributed else None
-        frag_view = FragView(context) if frag else None
-        map_view = MapView(context) if memory_map else None
+        views = {name: make_view(name, context) for name in by if name in VIEWS}
+        unattributed_view = _unattributed_view(context) if unattributed else None
+        frag_view = _frag_view(context) if frag else None
+        map_view = _map_view(context) if memory_map else None
+        sections_seen = _sections_seen(prog) if sections else None
         requested = (*views.values(), unattributed_view, frag_view, map_view)
         observers = [view.observer for view in requested if view is not None]
         scan = scan_finally if observers else scan_and_settle
-        seen = SectionZones(pages_per_section(prog))
-        if sections:
-            observers.append(seen)
+        if sections_seen is not None:
+            observers.append(sections_seen)
         workers = workers or workers_by_default(prog, context.ranges)
         result, pcp = scan(context, pcp, observers, workers, progress)
         after = read_counters(reader, nodes, pcp, losses) if live else counters
@@ -221,11 +225,48 @@ def collect_memstat(
         unattributed=allocations,
         frag=None if frag_view is None else frag_view.result(),
         map=None if map_view is None else map_view.result(),
-        sections=list_sections(context, ranges, seen) if sections else None,
+        sections=None
+        if sections_seen is None
+        else _sections(context, ranges, sections_seen),
         vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
         scan_ns=result.scan_ns,
         changes=result.changes,
     )
+
+
+# What follows is in few reports, and slow to import.
+
+
+def _unattributed_view(context: ScanContext) -> "UnattributedView":
+    from msatools.memory.unattributed.view import UnattributedView
+
+    return UnattributedView(context)
+
+
+def _frag_view(context: ScanContext) -> "FragView":
+    from msatools.memory.frag.view import FragView
+
+    return FragView(context)
+
+
+def _map_view(context: ScanContext) -> "MapView":
+    from msatools.memory.map.view import MapView
+
+    return MapView(context)
+
+
+def _sections_seen(prog: drgn.Program) -> "SectionZones":
+    from msatools.memory.by.section import SectionZones
+
+    return SectionZones(pages_per_section(prog))
+
+
+def _sections(
+    context: ScanContext, ranges: list[MemmapRange], seen: "SectionZones"
+) -> "tuple[Section, ...]":
+    from msatools.memory.by.section import list_sections
+
+    return list_sections(context, ranges, seen)
 
 
 def delta(previous: MemstatReport, current: MemstatReport) -> MemstatReport:

@@ -4,7 +4,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import methodcaller
 from typing import TYPE_CHECKING, ClassVar
 
 from msatools.kernel.report import ADDED, Report
@@ -15,7 +14,7 @@ from msatools.memory.unattributed.model import UnattributedGroup
 
 if TYPE_CHECKING:
     # This imports numpy, which is slow to load.
-    from msatools.memory.map.model import MemoryMap
+    from msatools.memory.map.model import MemoryMap, Outline
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,17 @@ class VmallocCaller:
     pages: int
 
 
+def _outline(memory: "MemoryMap") -> "Outline":
+    return memory.outline()
+
+
+def _group_types() -> Mapping[str, type[PageGroup]]:
+    # They import numpy.
+    from msatools.memory.recorded import GROUPS
+
+    return GROUPS
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemstatReport(Report):
     """Every struct page in exactly one class, beside the kernel's counters."""
@@ -79,14 +89,14 @@ class MemstatReport(Report):
     physical_pages: int | None
     """Pages of RAM in the machine: the sum of the zones' present_pages."""
 
-    by: Mapping[str, tuple[PageGroup, ...]] | None = field(default=None, metadata=ADDED)
+    by: Mapping[str, tuple[PageGroup, ...]] | None = field(
+        default=None, metadata={**ADDED, "groups": _group_types}
+    )
     unattributed: tuple[UnattributedGroup, ...] | None = field(
         default=None, metadata=ADDED
     )
     frag: Frag | None = field(default=None, metadata=ADDED)
-    map: "MemoryMap | None" = field(
-        default=None, metadata={**ADDED, "form": methodcaller("outline")}
-    )
+    map: "MemoryMap | None" = field(default=None, metadata={**ADDED, "form": _outline})
     sections: tuple[Section, ...] | None = field(default=None, metadata=ADDED)
     vmalloc: tuple[VmallocCaller, ...] | None = field(default=None, metadata=ADDED)
 

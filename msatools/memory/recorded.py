@@ -24,17 +24,19 @@ from msatools.memory.model import Check, ClassCount, MemstatReport
 from msatools.reports.codec import convert
 from msatools.reports.json_file import Reports, head_of
 
-_GROUPS: Mapping[str, type[PageGroup]] = {
+GROUPS: Mapping[str, type[PageGroup]] = {
     "cgroup": CgroupGroup,
     "file": FileGroup,
     "fs": FileSystemGroup,
+    "node": PageGroup,
     "order": OrderGroup,
     "process": ProcessGroup,
     "section": SectionGroup,
     "slab": SlabGroup,
     "vmalloc": VmallocGroup,
+    "zone": PageGroup,
 }
-"""Maps a break-down to the type of its groups, by default :class:`PageGroup`."""
+"""Maps a break-down to the type of its groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ def whole(recorded: RecordedMemstat) -> MemstatReport:
 
 
 def _groups(name: str, groups: Collection[dict[str, Any]]) -> tuple[PageGroup, ...]:
-    kind = _GROUPS.get(name, PageGroup)
+    kind = GROUPS.get(name, PageGroup)
     return tuple(convert(group, kind) for group in groups)
 
 

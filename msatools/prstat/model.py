@@ -254,6 +254,12 @@ class Why:
     text: str
 
 
+def _group_types() -> Mapping[str, type[Any]]:
+    from msatools.prstat.options import GROUPS
+
+    return {name: ClassGroup if name == "class" else TaskGroup for name in GROUPS}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrstatReport(Report):
     """Processes or threads, and where their time went."""
@@ -275,7 +281,9 @@ class PrstatReport(Report):
     load: Load | None = field(default=None, metadata=ADDED)
     users: tuple[TaskGroup, ...] | None = field(default=None, metadata=ADDED)
     cgroups: tuple[TaskGroup, ...] | None = field(default=None, metadata=ADDED)
-    by: Mapping[str, tuple[Any, ...]] | None = field(default=None, metadata=ADDED)
+    by: Mapping[str, tuple[Any, ...]] | None = field(
+        default=None, metadata={**ADDED, "groups": _group_types}
+    )
     """Groups by the requested kinds of :data:`msatools.prstat.options.GROUPS`: a
     :class:`ClassGroup` for ``class``, else a :class:`TaskGroup`."""
 

@@ -12,7 +12,7 @@ from drgn.helpers.linux.mm import totalram_pages
 
 from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.clocks import Clocks
-from msatools.kernel.cpumask import online_cpus
+from msatools.kernel.cpumask import online_cpus, possible_cpus, require_cpus
 from msatools.kernel.load import load_averages
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import LossLog, noting_refusals
@@ -115,6 +115,11 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
         super().__init__(prog, target, options)
         with self._learning():
+            # If the list of CPUs is lost, the report says so.
+            if (wanted := options.selection.cpus) is not None and (
+                cpus := possible_cpus(prog, self._losses)
+            ):
+                require_cpus(wanted, cpus)
             self._bound_ns = bound_of(read_accounting(prog, self._losses))
             self._sampler = Sampler(
                 self._reader,

@@ -2,7 +2,6 @@
 
 """Select and sort rows. Pure."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,21 +31,6 @@ DELAY_OF = {
 }
 """Columns of delays, and the kernel's names of them."""
 
-_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
-_UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
-_FOREVER_NS = 1 << 62
-"""146 years."""
-
-_AGE = re.compile(r"([<>]?)=?\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s|m|h|d)?")
-
-
-@dataclass(frozen=True)
-class Ages:
-    """A range of ages."""
-
-    least_ns: int = 0
-    most_ns: int | None = None
-
 
 @dataclass(frozen=True)
 class Selection:
@@ -60,8 +44,9 @@ class Selection:
     cpus: frozenset[int] | None = None
     states: frozenset[str] | None = None
     classes: frozenset[TaskClass] | None = None
-    ages: tuple[Ages, ...] = ()
-    """Ranges, all of which must match."""
+    min_age_ns: int = 0
+    max_age_ns: int | None = None
+    """Range of the time for which a task has been doing what it does."""
 
     membership: Membership = ANY
     """Groups and namespaces; a process matches if any of its threads does."""
@@ -80,20 +65,6 @@ class SortKey:
     """One of :data:`KEYS`."""
 
     largest_first: bool
-
-
-def parse_ages(word: str) -> Ages:
-    """
-    Parse ``>30s``, ``<5m`` or ``1.5h``; the default unit is seconds.
-
-    :raises ValueError: if it is not an age
-    """
-    matched = _AGE.fullmatch(word.strip())
-    if matched is None:
-        raise ValueError(f"not an age such as >30s: {word!r}")
-    sign, number, unit = matched.groups()
-    age_ns = round(min(float(number) * _UNITS[unit or "s"], _FOREVER_NS))
-    return Ages(most_ns=age_ns) if sign == "<" else Ages(least_ns=age_ns)
 
 
 def parse_sort(word: str) -> SortKey:
@@ -130,10 +101,9 @@ def selected(rows: TaskRows, wanted: Selection) -> Booleans:
         cgroups = TaskCgroups(kept.paths, kept.columns["cgroup"])
         found = members(wanted.membership, cgroups, kept.namespaces)
         keep &= _any_thread(rows, found)
-    for ages in wanted.ages:
-        keep &= columns["class_age_ns"] >= ages.least_ns
-        if ages.most_ns is not None:
-            keep &= columns["class_age_ns"] <= ages.most_ns
+    keep &= columns["class_age_ns"] >= wanted.min_age_ns
+    if wanted.max_age_ns is not None:
+        keep &= columns["class_age_ns"] <= wanted.max_age_ns
     return keep
 
 

@@ -2,23 +2,20 @@
 
 """Converts reports to blocks, and blocks to text."""
 
-import os
 from collections.abc import Iterable
 from typing import TextIO
 
-from msatools.render import plain
 from msatools.render.blocks import Block
+from msatools.render.device import Device, device_of
+from msatools.render.fit import laid_out
+from msatools.render.terminal import styled
 
 
-def show(blocks: Iterable[Block], out: TextIO) -> None:
-    """Print blocks: styled on a terminal, plain elsewhere or if NO_COLOR is set.
+def show(blocks: Iterable[Block], out: TextIO, device: Device | None = None) -> None:
+    """Print blocks, styled and fitted to the terminal if there is one.
 
-    :param out: checked at each call, so that drgn's pipes and redirects are respected
+    :param device: What *out* writes to, if the user's options say so.
     """
-    if out.isatty() and not os.environ.get("NO_COLOR"):
-        # rich is slow to import, and most output is not styled.
-        from msatools.render import terminal
-
-        terminal.show(blocks, out)
-    else:
-        plain.show(blocks, out)
+    device = device_of(out) if device is None else device
+    for line in styled(laid_out(blocks, device), device):
+        out.write(line + "\n")

@@ -2,8 +2,8 @@
 
 """Blocks of a report, independent of the output device."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 Style = Literal["title", "good", "warn", "bad", "dim"]
@@ -34,14 +34,31 @@ Cell = str | Span
 
 @dataclass(frozen=True)
 class Text:
-    """One line; made by :func:`text`."""
+    """One line; made by :func:`text`, :func:`one_line` or :func:`verbatim`."""
 
     spans: tuple[Cell, ...]
+
+    narrow: Literal["flow", "cut", "keep"] = "flow"
+    """What becomes of a line that is wider than the terminal: it goes on in further
+    lines; or its end is cut off, unless more detail is wanted; or nothing."""
 
 
 def text(*spans: Cell) -> Text:
     """Return a line of pieces of text; an empty line if there are none."""
     return Text(spans)
+
+
+def one_line(*spans: Cell) -> Text:
+    """Return a line that is one of many, such as a line of a tree."""
+    return Text(spans, narrow="cut")
+
+
+def verbatim(line: str) -> Text:
+    """Return a line for another program."""
+    return Text((line,), narrow="keep")
+
+
+Side = Literal["start", "end"]
 
 
 @dataclass(frozen=True)
@@ -51,14 +68,80 @@ class Column:
     header: str
     align: Literal["left", "right"] = "left"
 
+    worth: int | None = None
+    """Where a table is too wide, its columns of least worth are left out first, and of
+    equal worth the last. ``None`` if the answer makes no sense without the column."""
+
+    least: int | None = None
+    """Where a table is too wide, long cells are cut to so many characters before any
+    column is left out. ``None`` if a cell makes no sense without its end."""
+
+    keeps: Side = "start"
+    """The part of a cell that is kept: the end of a path says more than its start."""
+
+    is_key: bool = False
+    """Whether the column says what a row is about. If all columns of a table must be
+    shown, they are put below each other, each part with the keys. The first column is
+    a key if none is."""
+
+
+def free_text(
+    header: str, worth: int | None = None, *, least: int = 16, keeps: Side = "start"
+) -> Column:
+    """Return a column of words of any length."""
+    return Column(header, worth=worth, least=least, keeps=keeps)
+
+
+@dataclass(frozen=True)
+class More:
+    """How many rows, or other things, there are besides those that a block has."""
+
+    what: str
+    """What a row is, in the singular: ``row``."""
+
+    left: int = 0
+    """Number of rows that are left out."""
+
+    is_chosen: bool = False
+    """Whether the user chose how many are shown; if not, the screen limits it."""
+
+    @property
+    def lines(self) -> tuple[Text, ...]:
+        """The line about the rows that are left out, if there are any."""
+        if self.left <= 0:
+            return ()
+        it, s = ("it", "") if self.left == 1 else ("them", "s")
+        words = f"… {self.left:,} more {self.what}{s}: -n COUNT shows {it}"
+        return (text(Span(words, "dim")),)
+
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a line of headers; columns are as wide as needed."""
+    """Rows under a line of headers; columns are as wide as needed, if they fit."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Sequence[Cell]]
     """A cell for each column; a row may have fewer cells."""
+
+    more: More | None = None
+    """``None`` if the table always has all rows."""
+
+    notes: Mapping[int, Sequence[Text]] = field(default_factory=dict)
+    """Lines below rows, by the index of the row."""
+
+    keeps_all: bool = False
+    """Whether no column is left out: the user chose them, or they are all alike."""
+
+    narrower: "Table | None" = None
+    """A table that says the same in fewer columns, where this is too wide."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """Things of one line or several each, as many as a screen has room for."""
+
+    items: Sequence[Sequence[Text]]
+    more: More
 
 
 @dataclass(frozen=True)
@@ -76,7 +159,7 @@ class Tree:
     children: tuple["Tree", ...] = ()
 
 
-Block = Text | Table | Tree | Chart
+Block = Text | Table | Items | Tree | Chart
 
 
 def escape(text: str) -> str:

@@ -6,8 +6,7 @@ import pwd
 from collections.abc import Iterator
 from functools import lru_cache
 
-from msatools.render.blocks import Cell, Span, Text
-from msatools.render.blocks import text as line
+from msatools.render.blocks import Cell, More, Span, Text
 from msatools.reports.units import count as short_count
 
 NOT_KEPT = "-"
@@ -72,8 +71,8 @@ def state_cell(state: str | None) -> Cell:
 
 
 def more(left: int, what: str) -> Iterator[Text]:
-    """Yield a line with the number of rows left out, if there are any."""
-    if left > 0:
-        it = "it" if left == 1 else "them"
-        words = f"… {left:,} more {what if left == 1 else what + 's'}"
-        yield line(Span(f"{words}: -n COUNT shows {it}", "dim"))
+    """Yield a line with the number of rows left out, if there are any.
+
+    A table has its own: :attr:`msatools.render.blocks.Table.more`.
+    """
+    yield from More(what, left).lines

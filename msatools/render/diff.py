@@ -4,7 +4,16 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    More,
+    Span,
+    Table,
+    free_text,
+    text,
+)
 from msatools.render.header import taken_from
 from msatools.reports.diff import Moment, ReportDiff, RowChange, Side, Value
 from msatools.reports.units import duration, size
@@ -21,7 +30,12 @@ def blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
 
     :param rows: Maximum rows of each table; None for :data:`ROWS`.
     """
-    columns = (Column("REPORT"), Column("KERNEL"), Column("OF"), Column("UP", "right"))
+    columns = (
+        free_text("REPORT", keeps="end"),
+        free_text("KERNEL", worth=0),
+        free_text("OF", worth=1, keeps="end"),
+        Column("UP", "right"),
+    )
     sides = (diff.before, diff.after)
     yield Table(columns, [(side.file, *moment(side)) for side in sides])
     if diff.elapsed_ns is not None:
@@ -34,10 +48,8 @@ def blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
         yield text(Span(f"Changes in {name}", "title"), f"  {_sum(changes)}")
         if changes:
             shown = changes[: rows or ROWS]
-            yield _table(shown)
-            if len(shown) < len(changes):
-                left = len(changes) - len(shown)
-                yield text(Span(f"({left:,} more rows: -n COUNT shows them)", "dim"))
+            left = len(changes) - len(shown)
+            yield _table(shown, More("row", left, is_chosen=rows is not None))
 
 
 def moment(side: Moment) -> tuple[Cell, ...]:
@@ -61,15 +73,16 @@ def _sum(changes: Sequence[RowChange]) -> str:
     return ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n) or "none"
 
 
-def _table(changes: Sequence[RowChange]) -> Table:
+def _table(changes: Sequence[RowChange], more: More) -> Table:
     first = changes[0]
     counts = [n for n in first.deltas if any(c.deltas.get(n) for c in changes)]
     facts = list(dict.fromkeys(name for change in changes for name in change.facts))
     columns = (
-        Column(""),
-        *(Column(_title(name), "right") for name in first.key),
-        *(Column(_title(name), "right") for name in counts),
-        *(Column(_title(name)) for name in facts),
+        Column("", is_key=True),
+        *(_key(_title(name)) for name in first.key),
+        # Those that come first are worth most.
+        *(Column(_title(n), "right", -i) for i, n in enumerate(counts)),
+        *(free_text(_title(n), -i, least=12) for i, n in enumerate(facts)),
     )
     return Table(
         columns,
@@ -82,7 +95,12 @@ def _table(changes: Sequence[RowChange]) -> Table:
             )
             for change in changes
         ],
+        more,
     )
+
+
+def _key(title: str) -> Column:
+    return Column(title, "right", least=24, keeps="end", is_key=True)
 
 
 def _title(name: str) -> str:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Prints blocks as plain text in columns of fixed width."""
+"""Lays out blocks as lines, in columns of fixed width."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TextIO
+from itertools import chain, zip_longest
 
-from msatools.render import plain
 from msatools.render.blocks import (
     Block,
     Cell,
     Chart,
     Column,
+    Items,
     Mark,
     Span,
     Style,
@@ -20,36 +20,39 @@ from msatools.render.blocks import (
     Tree,
     escape,
 )
+from msatools.render.table_layout import GAP, Part, TableLayout, lay_out
+from msatools.render.text_width import breaks, columns_of, cut
 
-_GAP = "  "
 _MISSING = Span("")
 
 Line = tuple[Span, ...]
 """The pieces of one line, escaped and padded, from left to right."""
 
 
-def show(blocks: Iterable[Block], out: TextIO) -> None:
-    """Print blocks."""
-    for block in blocks:
-        write(lines(block), out)
+def lines(
+    block: Block, width: int | None = None, *, full: bool = False
+) -> Iterator[Line]:
+    """
+    Lay out a block; all printers of text use this.
 
-
-def write(lines: Iterable[Line], out: TextIO) -> None:
-    """Print lines without styles."""
-    for line in lines:
-        out.write("".join(span.text for span in line).rstrip() + "\n")
-
-
-def lines(block: Block) -> Iterator[Line]:
-    """Lay out a block; all printers of text use this."""
+    :param width: Columns of the terminal; ``None`` for no limit.
+    :param full: Whether to show all columns, and the ends of lines in further lines.
+    """
     if isinstance(block, Text):
-        yield tuple(_span(cell) for cell in block.spans)
+        yield from _text(block, width, full)
     elif isinstance(block, Table):
-        yield from _table(block)
+        body, foot = table_lines(block, width, full=full)
+        yield from body
+        yield from foot
+    elif isinstance(block, Items):
+        texts = chain(*block.items, block.more.lines)
+        yield from (line for text in texts for line in _text(text, width, full))
     elif isinstance(block, Chart):
-        yield from (tuple(map(_span, row)) for row in block.rows)
+        for row in block.rows:
+            yield clipped(tuple(map(_span, row)), width)
     else:
-        yield from _tree(block, first="", rest="")
+        for line, rest in _tree(block, first="", rest=""):
+            yield from _flowing(line, width, rest) if full else (clipped(line, width),)
 
 
 def _span(cell: Cell) -> Span:
@@ -61,30 +64,163 @@ def _span(cell: Cell) -> Span:
     return Span(escape(cell.text), cell.style)
 
 
-def _table(table: Table) -> Iterator[Line]:
-    columns = table.columns
-    widths = [len(column.header) for column in columns]
-    rows = []
-    for row in table.rows:
-        texts = _texts(row)
-        # A row may have fewer cells.
-        widths[: len(texts)] = map(max, widths, map(len, texts))
-        rows.append(_pack(row, texts))
-    header = [Span(column.header, "title") for column in columns]
-    yield tuple(_row(columns, widths, header))
-    pattern = _GAP.join(map(_field, columns, widths))
-    for joined, styles in rows:
-        texts = joined.split(_SEPARATOR)
-        if styles is None:
-            # The usual case; there may be very many rows.
-            missing = [""] * (len(columns) - len(texts))
-            yield (Span(pattern.format(*texts, *missing)),)
-        else:
-            yield tuple(_row(columns, widths, list(map(Span, texts, styles))))
+# --- lines that are too wide
+
+
+_HANG = "  "
+"""Indentation of further lines of a text, in addition to its own."""
+
+_NARROWEST = 20
+"""Minimum columns of a terminal on which further lines are indented."""
+
+
+def _text(text: Text, width: int | None, full: bool) -> Iterator[Line]:
+    line = tuple(_span(cell) for cell in text.spans)
+    if text.narrow == "keep":
+        yield line
+    elif text.narrow == "cut" and not full:
+        yield clipped(line, width)
+    else:
+        joined = _joined(line)
+        indent = len(joined) - len(joined.lstrip(" "))
+        yield from _flowing(line, width, joined[:indent])
+
+
+def _joined(line: Line) -> str:
+    return "".join(span.text for span in line)
+
+
+def clipped(line: Line, width: int | None) -> Line:
+    """Return a line without what is beyond the terminal's width."""
+    if width is None or columns_of(joined := _joined(line).rstrip()) <= width:
+        return line
+    kept = cut(joined, width)
+    return (*_slice(line, 0, len(kept) - 1), Span(kept[-1:], "dim"))
+
+
+def _flowing(line: Line, width: int | None, rest: str) -> Iterator[Line]:
+    """Yield a line that is too wide as several.
+
+    :param rest: Begins the further lines, before their indentation.
+    """
+    if width is None or columns_of(joined := _joined(line).rstrip()) <= width:
+        yield line
+        return
+    hang = rest + _HANG
+    if len(hang) > width - _NARROWEST:
+        hang = ""
+    for number, (start, end) in enumerate(breaks(joined, width, width - len(hang))):
+        part = _slice(line, start, end)
+        yield (Span(hang, "dim"), *part) if number and hang else part
+
+
+def _slice(line: Line, start: int, end: int) -> Line:
+    """Return the characters of a line from *start* to *end*."""
+    found: list[Span] = []
+    at = 0
+    for span in line:
+        first, last = max(start - at, 0), min(end - at, len(span.text))
+        at += len(span.text)
+        if first < last:
+            found.append(_shortened(span, first, last))
+    return tuple(found)
+
+
+def _shortened(span: Span, first: int, last: int) -> Span:
+    text = span.text[first:last]
+    if isinstance(span, Mark):
+        return replace(span, text=text, signs=span.signs[first:last])
+    return Span(text, span.style)
+
+
+# --- tables
+
+
+def table_lines(
+    table: Table, width: int | None, *, full: bool
+) -> tuple[Iterator[Line], list[Line]]:
+    """Return the lines of a table: header and rows, and those about what is missing."""
+    keeps_all = full or table.keeps_all
+    measured = _Measured(table)
+    layout = lay_out(table.columns, measured.widths, width, keeps_all=keeps_all)
+    is_whole = not layout.left_out and len(layout.parts) == 1
+    if table.narrower is not None and not is_whole and not keeps_all:
+        narrower = replace(table.narrower, more=table.more)
+        return table_lines(narrower, width, full=full)
+    foot = list(table.more.lines) if table.more is not None else []
+    if layout.left_out:
+        names = ", ".join(table.columns[index].header for index in layout.left_out)
+        words = f"… left out: {names}: -v or a wider terminal shows "
+        words += "it" if len(layout.left_out) == 1 else "them"
+        foot.append(Text((Span(words, "dim"),)))
+    foot_lines = [line for text in foot for line in _text(text, width, full)]
+    return measured.lines(layout, width, full), foot_lines
 
 
 _SEPARATOR = "\x1f"
 _Packed = tuple[str, tuple[Style | None, ...] | None]
+
+
+class _Measured:
+    """A table, and the widths of its columns if nothing is cut."""
+
+    def __init__(self, table: Table) -> None:
+        self._columns = table.columns
+        self._notes = table.notes
+        self._rows: list[_Packed] = []
+        self.widths = [columns_of(column.header) for column in table.columns]
+        for row in table.rows:
+            texts = _texts(row)
+            packed = _pack(row, texts)
+            # There may be very many rows, most of them ASCII.
+            measure = len if packed[0].isascii() else columns_of
+            # A row may have fewer cells.
+            self.widths[: len(texts)] = map(max, self.widths, map(measure, texts))
+            self._rows.append(packed)
+
+    def lines(
+        self, layout: TableLayout, width: int | None, full: bool
+    ) -> Iterator[Line]:
+        """Yield the header and the rows, of each part after the other."""
+        header = [Span(column.header, "title") for column in self._columns]
+        for number, part in enumerate(layout.parts):
+            if number:
+                yield ()
+            yield clipped(tuple(_row(self._columns, part, header)), width)
+            for index, row_lines in enumerate(self._part(part, full)):
+                for line in row_lines:
+                    yield clipped(line, width)
+                for note in self._notes.get(index, ()) if not number else ():
+                    yield from _text(note, width, full)
+
+    def _part(self, part: Part, full: bool) -> Iterator[Sequence[Line]]:
+        """Yield each row, of several lines if cells are shown in full."""
+        is_all = [*part.values()] == self.widths
+        pattern = GAP.join(map(_field, self._columns, self.widths))
+        for joined, styles in self._rows:
+            texts = joined.split(_SEPARATOR)
+            if styles is None and is_all and joined.isascii():
+                # The usual case; there may be very many rows.
+                missing = [""] * (len(self._columns) - len(texts))
+                yield ((Span(pattern.format(*texts, *missing)),),)
+                continue
+            spans = list(map(Span, texts, styles or [None] * len(texts)))
+            below = _folded(spans, part) if full else [spans]
+            yield [tuple(_row(self._columns, part, row)) for row in below]
+
+
+def _folded(row: Sequence[Span], part: Part) -> Sequence[Sequence[Span]]:
+    """Divide cells that are too wide among rows below each other."""
+    cells = [
+        [
+            Span(span.text[start:end], span.style)
+            for start, end in breaks(span.text, part[index], part[index])
+        ]
+        if index in part
+        else [_MISSING]
+        for index, span in enumerate(row)
+    ]
+    return list(zip_longest(*cells, fillvalue=_MISSING))
 
 
 def _texts(row: Sequence[Cell]) -> list[str]:
@@ -107,19 +243,23 @@ def _field(column: Column, width: int) -> str:
     return f"{{:{'>' if column.align == 'right' else '<'}{width}}}"
 
 
-def _row(
-    columns: Sequence[Column], widths: Sequence[int], row: Sequence[Span]
-) -> Iterator[Span]:
-    for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
-        span = row[i] if i < len(row) else _MISSING
-        if i:
-            yield Span(_GAP)
-        padding = Span(" " * (width - len(span.text)))
-        yield from (padding, span) if column.align == "right" else (span, padding)
+def _row(columns: Sequence[Column], part: Part, row: Sequence[Span]) -> Iterator[Span]:
+    for number, (index, width) in enumerate(part.items()):
+        column, span = columns[index], row[index] if index < len(row) else _MISSING
+        if number:
+            yield Span(GAP)
+        text = cut(span.text, width, column.keeps)
+        padding = Span(" " * (width - columns_of(text)))
+        shown = Span(text, span.style)
+        yield from (padding, shown) if column.align == "right" else (shown, padding)
 
 
-def _tree(tree: Tree, first: str, rest: str) -> Iterator[Line]:
-    yield Span(first, "dim"), _span(tree.label)
+# --- trees
+
+
+def _tree(tree: Tree, first: str, rest: str) -> Iterator[tuple[Line, str]]:
+    """Yield each line of a tree, and what the lines below its label begin with."""
+    yield (Span(first, "dim"), _span(tree.label)), rest
     for i, child in enumerate(tree.children, 1):
         is_last = i == len(tree.children)
         yield from _tree(
@@ -127,56 +267,3 @@ def _tree(tree: Tree, first: str, rest: str) -> Iterator[Line]:
             first=rest + ("`- " if is_last else "|- "),
             rest=rest + ("   " if is_last else "|  "),
         )
-
-
-def fit(
-    blocks: Iterable[Block], width: int, height: int
-) -> tuple[list[plain.Line], int]:
-    """Lay out blocks in *height* lines; the longest blocks are cut first.
-
-    Text wider than *width* is wrapped. Tables and trees are not, because wrapped parts
-    would look like lines of their own.
-
-    :return: The lines, and the number of lines left out.
-    """
-    parts = []
-    left_out = 0
-    for block in blocks:
-        if isinstance(block, Table):
-            # Rows that are not shown must not cost time, nor widen the columns.
-            left_out += max(len(block.rows) - height, 0)
-            block = replace(block, rows=block.rows[:height])
-        lines = plain.lines(block)
-        if isinstance(block, Text):
-            lines = (part for line in lines for part in _folded(line, width))
-        parts.append(list(lines))
-    most = _most([len(part) for part in parts], height)
-    fitting = [line for part in parts for line in part[:most]][:height]
-    return fitting, left_out + sum(map(len, parts)) - len(fitting)
-
-
-def _folded(line: plain.Line, width: int) -> Iterator[plain.Line]:
-    """Split a line that is too long."""
-    part: list[Span] = []
-    room = width
-    for span in line:
-        rest = span.text
-        while len(rest) > room:
-            # Break after a word if possible.
-            end = rest.rfind(" ", 0, room + 1) + 1 or room
-            yield (*part, Span(rest[:end], span.style))
-            part, rest, room = [], rest[end:], width
-        part.append(Span(rest, span.style))
-        room -= len(rest)
-    yield tuple(part)
-
-
-def _most(lengths: list[int], height: int) -> int:
-    """Return the maximum lines of a block so that all blocks fit; at least one."""
-    room, parts = height, len(lengths)
-    for length in sorted(lengths):
-        if length * parts > room:
-            return max(room // parts, 1)
-        room -= length
-        parts -= 1
-    return height

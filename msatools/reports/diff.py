@@ -12,34 +12,15 @@ from typing import Any, Literal, Protocol, cast
 
 from msatools.kernel.ranges import ranges
 from msatools.kernel.report import Note, Report
+from msatools.reports.diff_rows import DiffRows
 from msatools.reports.json_file import ReportFile, head_of
+from msatools.reports.presented import Presented
 from msatools.reports.units import duration
 from msatools.target.model import UNLISTED, Target
 
 SAME_START_NS = 1_000_000_000
 """Maximum difference of two start times of the same thing: the reports' clocks may be
 read at different times, and no PID is reused so soon."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiffRows:
-    """Fields to compare in the rows under one key of a report."""
-
-    name: str
-    """Key of the rows in the report."""
-
-    by: tuple[str, ...]
-    """Fields that identify a row in both reports."""
-
-    counts: tuple[str, ...] = ()
-    """Fields whose numeric change is shown, or for lists the change of their length;
-    the most important first."""
-
-    facts: tuple[str, ...] = ()
-    """Other fields, shown with both values."""
-
-    lived: str | None = None
-    """Field with the age of the row's thing; a different start means another thing."""
 
 
 Value = int | str | None
@@ -98,7 +79,7 @@ class RowChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportDiff:
+class ReportDiff(Presented):
     """The differences between two reports of one command."""
 
     command: str = field(metadata=UNLISTED)
@@ -117,7 +98,12 @@ class ReportDiff:
 
     @property
     def schema(self) -> str:
-        return f"msatools.{self.command}-diff/1"
+        return diff_schema(self.command)
+
+
+def diff_schema(command: str) -> str:
+    """Return the name of the schema of a command's differences."""
+    return f"msatools.{command}-diff/1"
 
 
 def compare(

@@ -10,9 +10,14 @@ damage raises :class:`BtfError`, at the latest when the damaged type is looked u
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.selfdesc.tables import NONE, NoNameError, Words, at, index_names, library
 
 MAGIC = 0xEB9F
 MAX_BYTES = 1 << 28
@@ -137,16 +142,20 @@ class Btf:
         types, self._strings = _sections(data, self.byteorder)
         self.end_string: int = self._first_string + len(self._strings)
         self._words = _words(types, self.byteorder)
-        self._positions, self._names, flagged_enums = _walk(self._words)
+        self._types = _walk(self._words)
+        # Single numbers are found faster in an array than in numpy's.
+        self._positions = array("I", self._types.starts.tobytes())
         self.end_id: int = self.first_id + len(self._positions)
         # Enumerations have a sign flag since pahole 1.24 (Linux kernel commit
         # 6089fb325cf7 "bpf: Add btf enum64 support", in v6.0). A kernel always has some
         # signed ones: if none is flagged, pahole was older.
-        self._has_enum_signs: bool = flagged_enums or bool(
+        self._has_enum_signs: bool = self._types.has_signed_enums() or bool(
             base and base._has_enum_signs
         )
-        self._types_by_name: dict[str, list[int]] | None = None
-        self._functions_by_name: dict[str, list[int]] | None = None
+        self._types_of: Callable[[str], list[int]] | None = None
+        self._functions_of: Callable[[str], list[int]] | None = None
+        self._enumerators_of: Callable[[str], list[int]] | None = None
+        self._enumerations: npt.NDArray[np.intp]
 
     def kind(self, type_id: int) -> BtfKind:
         """Return the kind of a type."""
@@ -241,45 +250,50 @@ class Btf:
 
     def find(self, name: str, *kinds: BtfKind) -> list[int]:
         """Find the IDs of a name in this blob itself; FUNCs are not included."""
-        if self._types_by_name is None:
-            self._types_by_name = self._index(enumerate(self._names, self.first_id))
-        found = self._types_by_name.get(name, ())
+        if self._types_of is None:
+            self._types_of = self._index(self._types.kinds() != BtfKind.FUNC)
+        found = [self.first_id + row for row in self._types_of(name)]
         return [type_id for type_id in found if self.kind(type_id) in kinds]
 
     def find_functions(self, name: str) -> list[int]:
         """Find the IDs of the FUNCs of a name in this blob itself."""
-        if self._functions_by_name is None:
+        if self._functions_of is None:
             # Almost half of all types are FUNCs, and they are rarely looked up.
-            self._functions_by_name = self._index(
-                (type_id, self._head(type_id)[0])
-                for type_id in self.of_kind(BtfKind.FUNC)
-            )
-        return self._functions_by_name.get(name, [])
+            self._functions_of = self._index(self._types.kinds() == BtfKind.FUNC)
+        return [self.first_id + row for row in self._functions_of(name)]
+
+    def find_enumerations(self, name: str) -> list[int]:
+        """Find the IDs of the ENUMs and ENUM64s in this blob with a constant."""
+        if self._enumerators_of is None:
+            names, self._enumerations = self._types.enumerators(self._words)
+            self._enumerators_of = self._index_names(names)
+        rows = self._enumerators_of(name)
+        return [self.first_id + int(self._enumerations[row]) for row in rows]
 
     def of_kind(self, *kinds: BtfKind) -> Iterator[int]:
         """Yield the IDs of the types of these kinds in this blob itself."""
-        wanted = {int(kind) for kind in kinds}
-        words = self._words
-        for index, position in enumerate(self._positions):
-            if words[position + 1] >> 24 & _KIND in wanted:
-                yield self.first_id + index
+        for row in np.flatnonzero(np.isin(self._types.kinds(), kinds)):
+            yield self.first_id + int(row)
 
     def unnamed(self, kind: BtfKind, entries: int) -> Iterator[int]:
         """Yield the IDs of unnamed types of a kind with *entries* members."""
-        words, wanted = self._words, int(kind)
-        for index, position in enumerate(self._positions):
-            info = words[position + 1]
-            has_kind = info >> 24 & _KIND == wanted
-            if has_kind and not words[position] and info & _VLEN == entries:
-                yield self.first_id + index
+        types = self._types
+        wanted = (types.names == 0) & (types.kinds() == kind)
+        for row in np.flatnonzero(wanted & (types.infos & _VLEN == entries)):
+            yield self.first_id + int(row)
 
-    def _index(self, named: Iterable[tuple[int, int]]) -> dict[str, list[int]]:
-        """Index IDs by name, from pairs of an ID and the offset of its name."""
-        ids: dict[str, list[int]] = {}
-        for type_id, offset in named:
-            if offset:
-                ids.setdefault(self._string(offset), []).append(type_id)
-        return ids
+    def _index(self, wanted: npt.NDArray[np.bool_]) -> Callable[[str], list[int]]:
+        """Index those types that have a name."""
+        names = self._types.names
+        return self._index_names(np.where(wanted & (names != 0), names, NONE))
+
+    def _index_names(self, offsets: Words) -> Callable[[str], list[int]]:
+        text = self.base._strings + self._strings if self.base else self._strings
+        try:
+            return index_names(text, offsets.astype(np.uint32))
+        except NoNameError as error:
+            offset = int(offsets[error.args[0]])
+            raise BtfError(f"there is no string at {offset}") from None
 
     def _head(self, type_id: int) -> tuple[int, int, int]:
         if type_id < self.first_id and self.base:
@@ -365,36 +379,84 @@ def _words(types: memoryview, byteorder: str) -> "array[int]":
     return words
 
 
-def _walk(words: "array[int]") -> tuple["array[int]", "array[int]", bool]:
-    """Find the start and the name's offset of each type.
+class _Types(NamedTuple):
+    """One row a type of a blob."""
 
-    The offset is 0 for FUNCs: see :meth:`Btf.find_functions`.
+    starts: Words
+    """First of its words."""
 
-    :return: Starts, offsets of names, and whether any enumeration has the sign flag.
+    names: Words
+    """Offset of its name; 0 if it has none."""
+
+    infos: Words
+    """Its second word, with kind and number of entries."""
+
+    def kinds(self) -> Words:
+        return (self.infos >> np.uint32(24)) & np.uint32(_KIND)
+
+    def has_signed_enums(self) -> bool:
+        """Return whether any enumeration has the sign flag."""
+        return bool(((self.infos >> 31 != 0) & (self.kinds() == BtfKind.ENUM)).any())
+
+    def enumerators(self, words: "array[int]") -> tuple[Words, npt.NDArray[np.intp]]:
+        """Return the offset of each constant's name, and the row of its type."""
+        kinds = self.kinds()
+        rows = np.flatnonzero((kinds == BtfKind.ENUM) | (kinds == BtfKind.ENUM64))
+        counts = (self.infos[rows] & _VLEN).astype(np.int64)
+        of_rows = np.repeat(rows, counts)
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        nth = np.arange(len(of_rows)) - firsts
+        width = np.where(kinds[of_rows] == BtfKind.ENUM, 2, 3)
+        names = np.asarray(words)[self.starts[of_rows] + 3 + nth * width]
+        return names, of_rows
+
+
+def _walk(words: "array[int]") -> _Types:
+    """Find all types.
+
+    :raises BtfError: if one is cut off, or of an unknown kind
     """
-    positions, names = array("I"), array("I")
-    add_position, add_name = positions.append, names.append
-    flagged_enums = False
+    loaded = library()
+    if loaded is None:
+        return _walk_in_python(words)
+    here = np.asarray(words)
+    columns = [np.empty(len(words) // 3 + 1, np.uint32) for _ in range(3)]
+    fixed, entry = np.array(_FIXED_WORDS), np.array(_ENTRY_WORDS)
+    count = loaded.msa_walk_btf(
+        at(here), len(words), at(fixed), at(entry), _KINDS, *map(at, columns)
+    )
+    if count < 0:
+        # To name what is wrong.
+        return _walk_in_python(words)
+    return _checked_types(*(column[:count].copy() for column in columns))
+
+
+def _walk_in_python(words: "array[int]") -> _Types:
+    starts, names, infos = array("I"), array("I"), array("I")
     kind = position = 0
     end = len(words)
     try:
         while position < end:
-            add_position(position)
+            starts.append(position)
             info = words[position + 1]
             kind = info >> 24 & _KIND
-            add_name(words[position] if kind != 12 else 0)
-            if info >> 31 and kind == 6:
-                flagged_enums = True
+            names.append(words[position])
+            infos.append(info)
             position += _FIXED_WORDS[kind] + _ENTRY_WORDS[kind] * (info & _VLEN)
     except IndexError:
         raise BtfError(
-            f"type {len(positions)} is cut off, or of kind {kind}, which is not known"
+            f"type {len(starts)} is cut off, or of kind {kind}, which is not known"
         ) from None
     if position != end:
-        raise BtfError(f"type {len(positions)} is cut off")
-    if len(positions) > _MAX_TYPES:
-        raise BtfError(f"it has {len(positions)} types")
-    return positions, names, flagged_enums
+        raise BtfError(f"type {len(starts)} is cut off")
+    return _checked_types(*(np.asarray(column) for column in (starts, names, infos)))
+
+
+def _checked_types(*columns: Any) -> _Types:
+    types = _Types(*columns)
+    if len(types.starts) > _MAX_TYPES:
+        raise BtfError(f"it has {len(types.starts)} types")
+    return types
 
 
 def _signed(value: int, bits: int, is_signed: bool) -> int:

@@ -12,7 +12,6 @@ from drgn import (
     Object,
     Program,
     Symbol,
-    SymbolIndex,
     Type,
     TypeKindSet,
 )
@@ -20,6 +19,7 @@ from drgn import (
 from msatools.selfdesc.btf import BtfError
 from msatools.selfdesc.modules import Modules
 from msatools.selfdesc.objects import Objects
+from msatools.selfdesc.symbol_table import Symbols
 from msatools.selfdesc.types import BtfTypes
 
 NAME = "msatools.btf"
@@ -36,7 +36,7 @@ class Finders:
     is loaded, all lookups are left to it.
     """
 
-    def __init__(self, main: MainModule, types: BtfTypes, symbols: SymbolIndex) -> None:
+    def __init__(self, main: MainModule, types: BtfTypes, symbols: Symbols) -> None:
         self.main = main
         self.types = types
         self.symbols = symbols

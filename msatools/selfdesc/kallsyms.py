@@ -8,18 +8,23 @@ the tables, and may hide the addresses (kptr_restrict).
 
 from functools import partial
 
+import numpy as np
 from _drgn import (  # type: ignore[import-not-found]
     _linux_helper_load_builtin_kallsyms as _load_builtin,
 )
-from drgn import FaultError, PlatformFlags, Program, SymbolIndex
+from drgn import FaultError, PlatformFlags, Program
 
 from msatools.selfdesc.kallsyms_shape import Search
 from msatools.selfdesc.kallsyms_tables import (
     BadTablesError,
     Image,
     KallsymsTables,
+    addresses_of,
+    expand_names,
     has_long_names,
 )
+from msatools.selfdesc.symbol_table import Symbols, SymbolTable
+from msatools.selfdesc.tables import index_names
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo
 
 _MAX_SPAN = 32 << 20
@@ -32,7 +37,7 @@ class NoSymbolsError(LookupError):
     """The kernel does not keep its symbols, or they cannot be read."""
 
 
-def load_symbols(prog: Program) -> SymbolIndex:
+def load_symbols(prog: Program) -> Symbols:
     """Load the symbols of the kernel proper, functions and data.
 
     :raises NoSymbolsError: if it lacks them; the text names what is missing
@@ -83,7 +88,7 @@ def _named_tables(symbols: dict[str, int]) -> KallsymsTables | None:
     return tables if all(always) and (tables.offsets or tables.addresses) else None
 
 
-def _find(prog: Program, stext: int) -> SymbolIndex:
+def _find(prog: Program, stext: int) -> Symbols:
     """Find the tables in the kernel's memory and load them.
 
     :raises NoSymbolsError: if no tables are found, or more than one set of tables
@@ -114,12 +119,12 @@ def _find(prog: Program, stext: int) -> SymbolIndex:
     return index
 
 
-def _load(prog: Program, tables: KallsymsTables, stext: int) -> SymbolIndex:
+def _load(prog: Program, tables: KallsymsTables, stext: int) -> Symbols:
     """Load the tables, all of them with one read.
 
     drgn's loader reads each name separately, which takes seconds if a read costs a
-    round trip, and it does not check the data. So it gets a program of its own that
-    contains nothing but checked tables.
+    round trip, and it does not check the data. Where it stands in for the part in C, it
+    gets a program of its own that contains nothing but checked tables.
 
     :raises BadTablesError: if they are not sound, or have another address for *stext*
     """
@@ -131,17 +136,32 @@ def _load(prog: Program, tables: KallsymsTables, stext: int) -> SymbolIndex:
     if size > _MAX_SPAN or start + size > _ADDRESSES:
         raise BadTablesError(f"they are said to take {size:,} bytes")
     image = Image(start, prog.read(start, size), word, little)
+    long = has_long_names(tables, image)
+    expanded = expand_names(tables, image, long)
+    if expanded is None:
+        return _load_with_drgn(prog, tables, image, stext, long)
+    text, starts = expanded
+    rows_of = index_names(text, starts + np.uint32(1))
+    stext_rows = rows_of("_stext")
+    if not stext_rows:
+        raise BadTablesError("there is no symbol _stext")
+    addresses = addresses_of(tables, image, stext_rows[0], stext)
+    return SymbolTable(text, starts, rows_of, addresses)
+
+
+def _load_with_drgn(
+    prog: Program, tables: KallsymsTables, image: Image, stext: int, long: bool
+) -> Symbols:
     # drgn derives the encoding of names' lengths from the version. Distributions
     # backport the new encoding; so it is derived from the tables themselves.
-    release = "6.1" if has_long_names(tables, image) else "6.0"
     copy = Program(
         prog.platform,
-        vmcoreinfo=f"OSRELEASE={release}\nPAGESIZE=4096\n"
+        vmcoreinfo=f"OSRELEASE={'6.1' if long else '6.0'}\nPAGESIZE=4096\n"
         f"SYMBOL(swapper_pg_dir)={stext:x}\n",
     )
-    copy.add_memory_segment(start, size, partial(_read, image.data))
+    copy.add_memory_segment(image.base, len(image.data), partial(_read, image.data))
     try:
-        index: SymbolIndex = _load_builtin(
+        index: Symbols = _load_builtin(
             copy,
             tables.names,
             tables.token_table,

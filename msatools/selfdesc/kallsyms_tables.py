@@ -9,15 +9,23 @@ not trusted, as the dump may be damaged.
 import re
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import accumulate
-from operator import ge, le
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.selfdesc.tables import Words, at, library
 
 TOKENS = 256
 NAMES_PER_MARKER = 256
 MAX_SYMBOLS = 1 << 21
 """Maximum number of symbols (a Debian 6.12 has 155,000)."""
+
+_MAX_TEXT = 1 << 28
+"""Maximum size of all names, in bytes; a Debian 6.12 has 3.9 million."""
 
 MAX_ALIGNMENT = 256
 """Maximum alignment in bytes that an assembler made of ``.align 8`` between tables."""
@@ -142,12 +150,12 @@ def has_long_names(tables: KallsymsTables, image: Image) -> bool:
 
 def _check_order(tables: KallsymsTables, image: Image, count: int) -> None:
     """Check that symbols ascend, as they are sorted when the kernel is built."""
-    orders: list[Callable[[array[int]], bool]]
+    orders: list[Callable[[npt.NDArray[Any]], bool]]
     if tables.addresses:
-        values = image.numbers(tables.addresses, count, image.word)
+        values = np.asarray(image.numbers(tables.addresses, count, image.word))
         orders = [_ascends]
     else:
-        values = image.numbers(tables.offsets, count, 4)
+        values = np.asarray(image.numbers(tables.offsets, count, 4))
         orders = [_ascends, _ascends_around_base, _ascends_pc_relative]
     # Other data is usually out of order within the first few.
     head = values[:NAMES_PER_MARKER]
@@ -155,29 +163,29 @@ def _check_order(tables: KallsymsTables, image: Image, count: int) -> None:
         raise BadTablesError("addresses of symbols do not ascend")
 
 
-def _ascends(values: "array[int] | list[int]") -> bool:
-    return all(map(le, values, values[1:]))
+def _ascends(values: npt.NDArray[Any]) -> bool:
+    return bool((values[:-1] <= values[1:]).all())
 
 
-def _ascends_around_base(offsets: "array[int]") -> bool:
+def _ascends_around_base(offsets: npt.NDArray[np.uint32]) -> bool:
     """Return whether they ascend if negative ones count down from the base.
 
     The others, those of per-CPU symbols, are absolute (on x86, v4.6 to v6.14).
     """
-    signed = array("i", offsets.tobytes())
-    first = next((row for row, value in enumerate(signed) if value < 0), len(signed))
+    signed = offsets.view(np.int32)
+    negative = np.flatnonzero(signed < 0)
+    first = negative[0] if len(negative) else len(signed)
     relative = signed[first:]
     return (
         _ascends(signed[:first])
-        and all(map(ge, relative, relative[1:]))
-        and max(relative, default=-1) < 0
+        and _ascends(relative[::-1])
+        and bool((relative < 0).all())
     )
 
 
-def _ascends_pc_relative(offsets: "array[int]") -> bool:
+def _ascends_pc_relative(offsets: npt.NDArray[np.uint32]) -> bool:
     """Return whether they ascend if relative to their own addresses (since v7.0)."""
-    signed = array("i", offsets.tobytes())
-    return _ascends([4 * row + value for row, value in enumerate(signed)])
+    return _ascends(4 * np.arange(len(offsets)) + offsets.view(np.int32))
 
 
 def _are_names_sound(names: bytes, count: int, long: bool, image: Image) -> bool:
@@ -201,6 +209,17 @@ def walk(names: bytes, count: int, long: bool) -> tuple[list[int], int]:
     :return: Offset of each 256th name, and the end of the last name.
     :raises BadTablesError: if there are fewer names, or one is empty
     """
+    loaded = library()
+    if loaded is None:
+        return _walk_in_python(names, count, long)
+    markers = np.empty(-(-count // NAMES_PER_MARKER), np.uint32)
+    end = loaded.msa_walk_names(names, len(names), count, long, at(markers))
+    if end < 0:
+        raise BadTablesError("names of symbols are cut off, or one is empty")
+    return markers.tolist(), end
+
+
+def _walk_in_python(names: bytes, count: int, long: bool) -> tuple[list[int], int]:
     markers = []
     offset = 0
     try:
@@ -211,9 +230,80 @@ def walk(names: bytes, count: int, long: bool) -> tuple[list[int], int]:
                 if length & _TWO_BYTE_LENGTH and long:
                     offset += 1
                     length = (length & ~_TWO_BYTE_LENGTH) | names[offset] << 7
-                if not length:
-                    raise BadTablesError("a symbol has no name")
                 offset += 1 + length
+                if not length or offset > len(names):
+                    raise IndexError
     except IndexError:
-        raise BadTablesError("names of symbols are cut off") from None
+        raise BadTablesError("names of symbols are cut off, or one is empty") from None
     return markers, offset
+
+
+def expand_names(
+    tables: KallsymsTables, image: Image, long: bool
+) -> tuple[bytes, Words] | None:
+    """Expand the names of all symbols; ``None`` if the part in C was not built.
+
+    :param long: What :func:`has_long_names` has returned: the tables have to be sound.
+    :return: Each symbol's letter and name, with a NUL at the end, and where they begin.
+    :raises BadTablesError: if they are too long
+    """
+    loaded = library()
+    if loaded is None:
+        return None
+    count = image.number(tables.num_syms)
+    names = image.data[tables.names - image.base :]
+    tokens = image.data[tables.token_table - image.base :]
+    index = np.asarray(image.numbers(tables.token_index, TOKENS, 2))
+    starts = np.empty(count, np.uint32)
+
+    def expand(text: "np.ndarray[Any, np.dtype[np.uint8]]") -> int:
+        return int(
+            loaded.msa_expand_names(
+                *(names, count, long, tokens, len(tokens), at(index)),
+                *(at(text), len(text), at(starts)),
+            )
+        )
+
+    size = expand(np.empty(0, np.uint8))
+    if not 0 < size <= _MAX_TEXT:
+        raise BadTablesError(f"names of symbols are said to take {size:,} bytes")
+    text = np.empty(size, np.uint8)
+    expand(text)
+    return text.tobytes(), starts
+
+
+def addresses_of(
+    tables: KallsymsTables, image: Image, row: int, address: int
+) -> npt.NDArray[np.uint64]:
+    """Return the addresses of all symbols, ascending.
+
+    Kernels differ in what the offsets are relative to; one symbol shows it.
+
+    :param row: A symbol of which the address is known.
+    :raises BadTablesError: if it has another address however the table is read
+    """
+    for addresses in _readings(tables, image):
+        if int(addresses[row]) == address and _ascends(addresses):
+            return addresses
+    raise BadTablesError("VMCOREINFO has another address for _stext")
+
+
+def _readings(tables: KallsymsTables, image: Image) -> Iterator[npt.NDArray[np.uint64]]:
+    """Yield the addresses by each meaning that the table has had."""
+    count = image.number(tables.num_syms)
+    if tables.addresses:
+        words = image.numbers(tables.addresses, count, image.word)
+        yield np.asarray(words).astype(np.uint64)
+        return
+    offsets = np.asarray(image.numbers(tables.offsets, count, 4))
+    signed = offsets.view(np.int32).astype(np.int64).view(np.uint64)
+    base = np.uint64(0)
+    if tables.relative_base:
+        base = np.uint64(image.numbers(tables.relative_base, 1, image.word)[0])
+    yield base + offsets
+    # Negative ones count down from the base (on x86, v4.6 to v6.14).
+    yield np.where(offsets >> 31 != 0, base + ~signed, signed)
+    # Relative to their own addresses: a081b5789255d ("kallsyms: Get rid of kallsyms
+    # relative base") (in v7.0).
+    rows = np.arange(count, dtype=np.uint64)
+    yield np.uint64(tables.offsets) + np.uint64(4) * rows + signed

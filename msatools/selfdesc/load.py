@@ -7,12 +7,12 @@ from drgn import (
     MainModule,
     Program,
     ProgramFlags,
-    SymbolIndex,
 )
 
 from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
 from msatools.selfdesc.finders import NAME, Finders, finders_of, has_debug_info
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
+from msatools.selfdesc.symbol_table import Symbols
 from msatools.selfdesc.types import BtfTypes
 
 _SYS_BTF = "/sys/kernel/btf/vmlinux"
@@ -95,7 +95,7 @@ def main_module(prog: Program) -> MainModule:
         return prog.main_module()
 
 
-def _read_btf(prog: Program, symbols: SymbolIndex) -> bytes:
+def _read_btf(prog: Program, symbols: Symbols) -> bytes:
     if prog.flags & ProgramFlags.IS_LIVE and prog.flags & ProgramFlags.IS_LOCAL:
         try:
             with open(_SYS_BTF, "rb") as file:
@@ -125,7 +125,7 @@ def _read_btf(prog: Program, symbols: SymbolIndex) -> bytes:
     return data
 
 
-def _range(prog: Program, symbols: SymbolIndex) -> tuple[int, int]:
+def _range(prog: Program, symbols: Symbols) -> tuple[int, int]:
     """Return start and end of the kernel's image."""
     start, end = (_address(prog, symbols, name) for name in ("_text", "_end"))
     if start is None or end is None or not start < end:
@@ -133,6 +133,6 @@ def _range(prog: Program, symbols: SymbolIndex) -> tuple[int, int]:
     return start, end
 
 
-def _address(prog: Program, symbols: SymbolIndex, name: str) -> int | None:
+def _address(prog: Program, symbols: Symbols, name: str) -> int | None:
     found = symbols(prog, name, None, True)
     return found[0].address if found else None

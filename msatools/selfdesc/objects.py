@@ -12,7 +12,6 @@ from drgn import (
     Object,
     Program,
     Symbol,
-    SymbolIndex,
     SymbolKind,
     Type,
     TypeKind,
@@ -20,6 +19,7 @@ from drgn import (
 )
 
 from msatools.selfdesc import declarations
+from msatools.selfdesc.symbol_table import Symbols
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
 
 # Integers, as each operation on the flags themselves creates an object.
@@ -42,7 +42,7 @@ class Objects:
     :mod:`msatools.selfdesc.declarations`; addresses from *symbols*.
     """
 
-    def __init__(self, prog: Program, types: BtfTypes, symbols: SymbolIndex) -> None:
+    def __init__(self, prog: Program, types: BtfTypes, symbols: Symbols) -> None:
         self.prog = prog
         self.types = types
         self.symbols = symbols

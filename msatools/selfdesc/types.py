@@ -85,7 +85,6 @@ class BtfTypes:
         self._types: dict[int, Type] = {}
         self._found: dict[tuple[str, Set[TypeKind]], Type | None] = {}
         self._depth = 0
-        self._enumerators: dict[str, list[int]] | None = None
         self._constants: dict[str, Object | None] = {}
 
     def find(self, kinds: Collection[TypeKind], name: str) -> Type | None:
@@ -156,9 +155,7 @@ class BtfTypes:
         return self._constants[name]
 
     def _make_constant(self, name: str) -> Object | None:
-        if self._enumerators is None:
-            self._enumerators = self._index_enumerators()
-        ids = self._enumerators.get(name, [])
+        ids = self.btf.find_enumerations(name)
         values = {
             value
             for type_id in ids
@@ -384,13 +381,6 @@ class BtfTypes:
     def _check_unambiguous(self, name: str, ids: list[int]) -> None:
         if len(ids) > 1 and not agree(self.btf, ids):
             raise AmbiguousError(f"BTF has {len(ids)} different types {name}")
-
-    def _index_enumerators(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for type_id in self.btf.of_kind(BtfKind.ENUM, BtfKind.ENUM64):
-            for name, _ in self.btf.enumerators(type_id):
-                found.setdefault(name, []).append(type_id)
-        return found
 
 
 def _size(kind_of_type: Type) -> int:

@@ -28,6 +28,8 @@ def choose(report: ZombiesReport, options: ZombiesOptions) -> ZombiesReport:
         heirs=report.heirs if options.heirs else None,
         leaks=report.leaks if options.leaks else None,
         reads=report.reads if options.cost else None,
+        read_bytes=report.read_bytes if options.cost else None,
+        elapsed_ns=report.elapsed_ns if options.cost else None,
     )
 
 
@@ -37,6 +39,8 @@ def _is_wanted(zombie: Zombie, options: ZombiesOptions) -> bool:
         (options.uids, zombie.uid),
         (options.verdicts, zombie.verdict),
     )
+    if zombie.age_ns < options.min_age_ns:
+        return False
     return is_in_path(options.membership, zombie.cgroup) and all(
         names is None or value in names for names, value in wanted
     )

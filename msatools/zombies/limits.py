@@ -31,7 +31,7 @@ from msatools.selfdesc.variables import find_variable
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import Limit
-from msatools.zombies.userlimits import user_limits
+from msatools.zombies.userlimits import make_limit, user_limits
 
 _GROUP = {
     "used": ("counter.counter",),
@@ -78,7 +78,7 @@ def left(
 
 
 def _left_ns(before: Limit, after: Limit, interval_ns: int) -> int | None:
-    room = _room(after)
+    room = after.left
     if room is None or after.used is None or before.used is None:
         return None
     if not room:
@@ -89,38 +89,26 @@ def _left_ns(before: Limit, after: Limit, interval_ns: int) -> int | None:
     return room * interval_ns // grown
 
 
-def _room(limit: Limit) -> int | None:
-    """Return how many more are allowed; ``None`` if there is no limit."""
-    if limit.used is None or limit.max is None:
-        return None
-    return max(limit.max - limit.used, 0)
-
-
 def _nearest_first(limits: Sequence[Limit]) -> tuple[Limit, ...]:
     """Sort limits by the time until they are hit, then by what is left."""
 
     def key(limit: Limit) -> tuple[bool, int, bool, int, str, str]:
-        room = _room(limit)
+        room = limit.left
         soon = limit.left_ns
         far = soon is None, soon or 0, room is None, room or 0
         return *far, limit.name, limit.scope
 
     ordered = sorted(limits, key=key)
     return tuple(
-        replace(limit, first=not number and _room(limit) is not None)
+        replace(limit, first=not number and limit.left is not None)
         for number, limit in enumerate(ordered)
     )
 
 
 def _system_limit(prog: drgn.Program, zombies: int, losses: LossLog) -> Limit:
-    return Limit(
-        name="threads-max",
-        scope="system",
-        used=_variable(prog, "nr_threads", losses),
-        max=_variable(prog, "max_threads", losses),
-        zombies=zombies,
-        first=False,
-    )
+    used = _variable(prog, "nr_threads", losses)
+    most = _variable(prog, "max_threads", losses)
+    return make_limit("threads-max", "system", used, most, zombies)
 
 
 def _variable(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
@@ -137,8 +125,8 @@ def _namespace_limits(
 ) -> Iterator[Limit]:
     """Yield the limits of the PIDs in each PID namespace, and in those above.
 
-    All PIDs count against ``pid_max``. Once the allocation has wrapped around, only
-    PIDs from :data:`RESERVED_PIDS` on are available.
+    All PIDs are below ``pid_max``. Once the allocation has wrapped around, only PIDs
+    from :data:`RESERVED_PIDS` on are available (alloc_pid()).
     """
     pids = tasks["thread_pid"][zombies].astype(np.uint64)
     innermost, _ = innermost_numbers(reader, pids, losses)
@@ -152,20 +140,9 @@ def _namespace_limits(
             address = spaces[address].parent
     for address, space in spaces.items():
         scope, used, most = f"pid_ns {space.inode}", space.taken, space.most
-        count = dead[address]
-        yield _limit("pid_max", scope, used, most, count)
         low = reserved_taken(reader, space, losses)
-        room = None if most is None else max(most - RESERVED_PIDS, 0)
-        high = None if low is None else max(used - low, 0)
-        yield _limit("pids left", scope, high, room, count)
-
-
-def _limit(
-    name: str, scope: str, used: int | None, most: int | None, zombies: int
-) -> Limit:
-    return Limit(
-        name=name, scope=scope, used=used, max=most, zombies=zombies, first=False
-    )
+        unusable = 0 if low is None else RESERVED_PIDS - low
+        yield make_limit("pid_max", scope, used, most, dead[address], unusable)
 
 
 def _counted(addresses: Addresses) -> Iterator[tuple[int, int]]:
@@ -217,7 +194,7 @@ def _group_limits(
         # PIDS_MAX means no limit; it is PID_MAX_LIMIT + 1.
         limit = most if most <= PID_MAX_LIMIT else None
         scope = path or f"control group {address:#x}"
-        yield _limit("pids.max", scope, used, limit, below[address])
+        yield make_limit("pids.max", scope, used, limit, below[address])
 
 
 def _with_below(own: Counter[int], parents: dict[int, int]) -> Counter[int]:

@@ -170,14 +170,21 @@ class Limit:
     """A limit that zombies count against."""
 
     name: str
-    """``threads-max``, ``pid_max``, ``pids.max``, ``RLIMIT_NPROC`` or ``pids left``."""
+    """``threads-max``, ``pid_max``, ``pids.max`` or ``RLIMIT_NPROC``."""
 
     scope: str
     """Scope: ``system``, a PID namespace, a control group, a user."""
 
     used: int | None
+    """Number of tasks that count, the dead included; of ``pid_max`` the PIDs in use."""
+
     max: int | None
     """``None`` if there is no limit."""
+
+    left: int | None
+    """Number of further ones that the kernel allows; ``None`` if there is no limit, or
+    it is unknown. Less than *max* minus *used* for ``pid_max``, as some free PIDs are
+    not given out again."""
 
     zombies: int
     """Number of zombies in *used*."""
@@ -263,7 +270,13 @@ class ZombiesReport(Report):
 
     changes: ZombieChanges | None = field(default=None, metadata=ADDED)
     reads: int | None = field(default=None, metadata=ADDED)
-    """Number of reads, if requested."""
+    """Number of reads that the report took, if requested."""
+
+    read_bytes: int | None = field(default=None, metadata=ADDED)
+    """Bytes of the kernel's memory that it asked for, if requested."""
+
+    elapsed_ns: int | None = field(default=None, metadata=ADDED)
+    """Time that it took, if requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,6 +26,9 @@ class ZombiesOptions:
     namespace. Tasks of nested namespaces are not included."""
 
     uids: tuple[int, ...] | None = None
+    min_age_ns: int = 0
+    """Minimum time since they died."""
+
     verdicts: frozenset[Verdict] | None = None
 
     heirs: bool = False

@@ -93,14 +93,40 @@ def user_limits(
         inode = spaces.get(account.space)
         where = "" if inode is None else f" of user_ns {inode}"
         endless = not account.uid or account.most is None
-        yield Limit(
-            name="RLIMIT_NPROC",
-            scope=f"uid {account.uid}{where}",
-            used=max(account.used, 0),
-            max=None if endless else account.most,
-            zombies=account.dead,
-            first=False,
+        yield make_limit(
+            "RLIMIT_NPROC",
+            f"uid {account.uid}{where}",
+            max(account.used, 0),
+            None if endless else account.most,
+            account.dead,
         )
+
+
+def make_limit(
+    name: str,
+    scope: str,
+    used: int | None,
+    most: int | None,
+    zombies: int,
+    unusable: int = 0,
+) -> Limit:
+    """
+    Return a limit that is not known to be the first to be hit.
+
+    :param unusable: How many of the free ones the kernel does not give out.
+    """
+    left = None
+    if used is not None and most is not None:
+        left = max(most - used - unusable, 0)
+    return Limit(
+        name=name,
+        scope=scope,
+        used=used,
+        max=most,
+        left=left,
+        zombies=zombies,
+        first=False,
+    )
 
 
 def _ucounts(

@@ -2,6 +2,7 @@
 
 """Collect reports of zombies, and why they are not reaped, of one kernel."""
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -124,6 +125,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         with self._learning():
             self._task_reader = TaskReader(self._reader)
             self._collector = StackCollector(self._reader, self._losses)
+        self._has_parents = False
         self._threads: Threads = frozenset()
         self._threads_before: Threads = frozenset()
 
@@ -147,6 +149,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
 
     def report(self, progress: Progress) -> ZombiesReport:
         """Report the zombies that exist now."""
+        started_ns = time.monotonic_ns()
         options, losses, reader = self._options, self._losses, self._reader
         alone = options.pids is not None
         with self._reporting():
@@ -189,7 +192,12 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             asked=asked,
         )
         if self._cost is not None:
-            report = replace(report, reads=self._cost.reads())
+            report = replace(
+                report,
+                reads=self._cost.reads(),
+                read_bytes=report.coverage["bytes_read"],
+                elapsed_ns=time.monotonic_ns() - started_ns,
+            )
         self._threads_before, self._threads = self._threads, _threads(sample)
         return report
 
@@ -199,7 +207,21 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             # A dump without the tasks must not be reported as one without zombies.
             init = find_variable(self._prog, "init_task").address_
             raise drgn.FaultError("no task can be read", init)
+        self._require_parents(tasks)
         return tasks
+
+    def _require_parents(self, tasks: TaskTable) -> None:
+        """Make sure that the requested parents exist when the run begins.
+
+        :raises NoSuchPidError: if one does not
+        """
+        if self._options.parents is None or self._has_parents:
+            return
+        keys = ("tasks_unreadable", "lists_broken")
+        damaged = any(self._losses.coverage[key] for key in keys)
+        there = {*tasks["pid"].tolist()}
+        require_pids(self._options.parents, there, damaged=damaged, option="--parent")
+        self._has_parents = True
 
     def _read_named(self) -> TaskTable:
         """Read the requested tasks, and all threads of their parents."""
@@ -247,14 +269,14 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             users=read_users(reader, own, losses),
             cgroups=read_cgroups(reader, own, losses),
         )
-        return _ZombieSample(found, aged, self._wanted(found))
+        return _ZombieSample(found, aged, self._wanted(found, aged))
 
     @property
     def _named(self) -> int:
         """Number of requested tasks: they are the first rows of the table."""
         return len({*(self._options.pids or ())})
 
-    def _wanted(self, found: Found) -> Rows:
+    def _wanted(self, found: Found, aged: Aged) -> Rows:
         """Return the indices of the requested dead tasks."""
         options, dead = self._options, found.dead
         wanted = self._stays(found) if self._target.live else np.ones(len(dead), bool)
@@ -272,6 +294,8 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             )
         if options.uids is not None:
             wanted &= np.isin(found.users.uid, options.uids)
+        if options.min_age_ns:
+            wanted &= aged.age_ns[dead.row] >= options.min_age_ns
         if options.verdicts is not None:
             chosen = [VERDICTS.index(verdict) for verdict in options.verdicts]
             wanted &= np.isin(found.verdicts, chosen)

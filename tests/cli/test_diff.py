@@ -102,7 +102,7 @@ def test_tasks_that_ran_came_and_went(diff: Callable[..., Ran]) -> None:
     assert "Changes in tasks  2 came, 2 gone, 1 changed\n" in text
     assert "S -> R" in text
     assert " +100ms " in text
-    assert "(4 more rows: -n COUNT shows them)" in diff(PRSTAT, change, "-n", "1").out
+    assert "… 4 more rows: -n COUNT shows them" in diff(PRSTAT, change, "-n", "1").out
 
 
 CHANGED: list[tuple[Row, str, Change, Report]] = [
@@ -190,9 +190,9 @@ def test_what_is_no_report(tmp_path: Path) -> None:
 WRONG = {
     "--diff a": "expected 2 arguments",
     "--diff - -": "-: standard input can be one of the two only",
-    "--diff a b vmcore": "vmcore: no target is looked at",
-    "--diff a b 5": "5: no target is looked at",
-    "--diff a b --record c": "--record: no target is looked at",
+    "--diff a b vmcore": "vmcore: --diff reads no target",
+    "--diff a b 5": "5: --diff reads no target",
+    "--diff a b --record c": "--record: --diff reads no target",
 }
 
 

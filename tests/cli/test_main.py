@@ -22,7 +22,8 @@ from typing import NoReturn
 import pytest
 from drgn import BadDataError, FaultError, Program
 
-from msatools.cli.main import UsageError, Words, parse_words, run_console
+from msatools.cli.arguments import UsageError, Words, parse_words
+from msatools.cli.main import run_console
 from msatools.cli.screen import Keys
 from msatools.render.blocks import text
 from msatools.target import Opened, TargetSpec

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fixtures import lab
+from fixtures.demo.questions import words_of_json
 from msatools.render.prstat.columns import COLUMNS
 from msatools.target import Opened, TargetSpec, open_target
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ROWS, ZOMBIES, Row
@@ -95,21 +96,24 @@ CHOSEN = [
     *((CPUS, "", words) for words in ("", "-i", "-P 0-1", "--set default", "--info")),
     *((CPUS, "-v", words) for words in ("-v", "--sets -v", "-o all -v")),
     *((LOCKS, "", words) for words in ("", "-v", "--state D", "--type mutex,rwsem")),
-    *((LOCKS, "", words) for words in ("--min-wait 30 --chains", "--holders -v")),
-    *((LOCKS, "--stack", words) for words in ("--stack --type futex", "--dot", "-n 3")),
+    *((LOCKS, "", words) for words in ("--min-age 30 --chains", "--holders -v")),
+    *(
+        (LOCKS, "--stacks", words)
+        for words in ("--stacks --type futex", "--dot", "-n 3")
+    ),
     *((MEMSTAT, "-v --by process,slab,order", words) for words in ("", "-v")),
     *((MEMSTAT, "--by process,slab,order", words) for words in ("--by order,process",)),
     *((MEMSTAT, "--frag --sections", words) for words in ("--frag", "--sections")),
     *((PRSTAT, "", words) for words in ("", "-mL", "-m -n 9", "-a -Z", ALL)),
-    *((PRSTAT, "", words) for words in ("--class LCK", "--class LCK -L --load")),
+    *((PRSTAT, "", words) for words in ("--class LCK", "--class LCK --load")),
     *((PRSTAT, "", words) for words in ("--sort RSS,-PID", "-L --sort +VCX -n 30")),
-    *((PRSTAT, "", words) for words in ("-p 1", "-p 1 -mL", "--state DZ --age >10s")),
+    *((PRSTAT, "", words) for words in ("-p 1", "-p 1 -mL", "--state DZ --min-age 10")),
     *((PRSTAT, "", words) for words in ("-u 0 -P 0 --user-tasks", "--why LAT,IRQ")),
     *((PRSTAT, "--children", words) for words in ("--children", "--sort CUSR")),
     *((ZOMBIES, "", words) for words in ("", "-v", "--tree", "--by cgroup", "-n 2")),
     *((PRSTAT, "", words) for words in ("--by user,class,comm", "--cgroup /")),
     (PRSTAT, "--by ns", "--by ns,container --ns 4026531836"),
-    *((ZOMBIES, "", words) for words in ("--verdict never-waits", "--by namespace")),
+    *((ZOMBIES, "", words) for words in ("--verdict never-waits", "--by ns")),
     (ZOMBIES, "", "--cgroup /"),
 ]
 """How something is recorded, and what is asked of the recording."""
@@ -138,7 +142,7 @@ def test_recorded_is_as_direct(
     assert CHANCE.sub("", ran.out) == CHANCE.sub("", direct(*words.split()).out)
     if "--dot" in words:
         return
-    as_json = ("--json", *words.split())
+    as_json = ("--json", *words_of_json(row.command, words.split()))
     found, wanted = replayed(row, file, *as_json), direct(*as_json)
     assert without_cost(found.json) == without_cost(wanted.json)
 
@@ -244,7 +248,7 @@ REFUSED = {
 REFUSED_OF = {
     "cpus": {"-v": "tasks were not recorded", "--sets": "", "-o icsw": ""},
     "locks": {
-        "--stack": "--stack: was not recorded",
+        "--stacks": "--stacks: was not recorded",
         "--cgroup /": "--cgroup: recordings do not have it",
         "--container 0123456789ab": "--container: recordings do not have it",
     },
@@ -262,7 +266,7 @@ REFUSED_OF = {
         "--stacks": "--stacks: recordings do not have it",
         "--states": "--states: recordings do not have it",
         "--folded age": "--folded: recordings do not have it",
-        "--module ext4": "--module: recordings do not have it",
+        "--folded age --module ext4": "--folded: recordings do not have it",
     },
     "zombies": {
         "-p 1": "-p: recordings do not have it",
@@ -397,7 +401,7 @@ def test_arrays_that_do_not_fit(
                 change(found["report"]["kept"]["columns"][name])
 
             (tmp_path / "file").write_bytes(packed(header, changed(sample, put)))
-            for words in ("-m", "-L --load -a -Z"):
+            for words in ("-m", "-L", "--load -a -Z"):
                 ran = replayed(PRSTAT, tmp_path / "file", *words.split())
                 assert (ran.status, ran.err.count("\n")) in ((0, 0), (1, 1))
                 assert "unexpected" not in ran.err

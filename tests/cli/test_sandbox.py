@@ -258,7 +258,7 @@ def test_files_that_were_open_cannot_be_written(tmp_path: Path) -> None:
         ("--sandbox -k", "it is for dumps"),
         (f"--sandbox --debuginfod {CORE}", "there is no network"),
         (f"--sandbox {CORE} --map map.svg", "no file is written"),
-        ("--sandbox --diff a b", "--sandbox: no target is looked at"),
+        ("--sandbox --diff a b", "--sandbox: --diff reads no target"),
     ],
 )
 def test_usage(words: str, said: str) -> None:

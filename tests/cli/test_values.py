@@ -11,7 +11,7 @@ import pytest
 
 from msatools.cli.values import (
     cgroup_list,
-    columns,
+    column_list,
     container_list,
     cpu_list,
     duration_ns,
@@ -26,7 +26,7 @@ from msatools.cli.values import (
 
 
 def one_of_two(word: str) -> tuple[str, ...]:
-    return columns(word, ("a", "B"))
+    return column_list(word, ("a", "B"))
 
 
 @pytest.mark.parametrize(

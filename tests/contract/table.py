@@ -11,7 +11,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from msatools.commands import cpus, locks, memstat, prstat, zombies
 
-from msatools.cli.main import Command
+from msatools.cli.command import Command
 from msatools.cpus import model as cpus_model
 from msatools.locks.base.lock import LockTypeName
 from msatools.memory.pages.classes import CLASSES
@@ -103,6 +103,7 @@ SHARED_OPTIONS = frozenset(
         "--self-check",
         "--budget",
         "--no-redraw",
+        "--color",
         "--record",
         "--diff",
     }
@@ -244,8 +245,8 @@ CPUS = Row(
         "-o cpu,ithr": "no column 'ithr'; there are cpu, set, state, minf, mjf, xcal",
         "-o ,": "argument -o: no column ''",
         "--set ,": "argument --set: not a list of sets: ','",
-        "-i -o cpu": "-o: columns of the table of CPUs",
-        "--sets -o all": "-o: columns of the table of CPUs",
+        "-i -o cpu": "-o: no effect with -i, which has columns of its own",
+        "--sets -o all": "-o: no effect with --sets",
         "-n 0": "not a positive number: '0'",
         "-n many": "not a number: 'many'",
     },
@@ -384,13 +385,13 @@ WRONG_MEMBERSHIPS = {
 LOCKS = Row(
     command=locks.COMMAND,
     options=frozenset(
-        {"-p", "--type", "--state", "--min-wait", "--by", "--chains", "--holders"}
-        | {"--dot", "--stack", "-n", "--cgroup", "--container", "--ns"}
+        {"-p", "--type", "--state", "--min-age", "--by", "--chains", "--holders"}
+        | {"--dot", "--stacks", "-n", "--cgroup", "--container", "--ns"}
     ),
     asked=(
-        "-v --stack",
+        "-v --stacks",
         "--by lock -n 9",
-        "--by task --type mutex,rwsem,futex --state DS --min-wait 1 -n 9",
+        "--by task --type mutex,rwsem,futex --state DS --min-age 1 -n 9",
         "--chains -n 9",
         "--holders",
         f"--cgroup /,/nowhere --container {'0' * 12} -n all",
@@ -405,17 +406,17 @@ LOCKS = Row(
         "--type ,": "no type ''",
         "--state Q": "states are some of R, S, D",
         "--state": "expected one argument",
-        "--min-wait=-1": "not a duration such as 30 or 5m: '-1'",
-        "--min-wait x": "not a duration",
-        "--min-wait nan": "not a duration",
+        "--min-age=-1": "not a duration such as 30 or 5m: '-1'",
+        "--min-age x": "not a duration",
+        "--min-age nan": "not a duration",
         "--by owner": "invalid choice",
         "--by root --chains": "not allowed with",
         "--chains --holders": "not allowed with",
         "--holders --dot": "not allowed with",
         "-n 0": "not a positive number",
-        "--dot --json": "another form than --json",
-        "--dot -n 3": "neither rows nor stacks",
-        "--dot --stack": "neither rows nor stacks",
+        "--dot --json": "--dot: no effect with --json, which is another form",
+        "--dot -n 3": "-n: no effect with --dot, which has neither rows nor stacks",
+        "--dot --stacks": "neither rows nor stacks",
         "--dot 5": "a graph is of one moment",
     },
     absent={"-p 99999": "pid 99999: no such task"},
@@ -519,12 +520,12 @@ GROUPS = Map([{"key": str, "name": str, "pages": int, "classes": Map(int)}])
 MEMSTAT = Row(
     command=memstat.COMMAND,
     options=frozenset(
-        {"--by", "--top", "-j", "--sections", "--unattributed", "--frag", "--map"}
+        {"--by", "-n", "-j", "--sections", "--unattributed", "--frag", "--map"}
     ),
     asked=(
         "-v",
         "--by node,zone",
-        "--by section,order,slab,vmalloc --top 9",
+        "--by section,order,slab,vmalloc -n 9",
         "--by cgroup --by file,fs,process -j 2",
         "--frag",
         "--sections",
@@ -533,12 +534,11 @@ MEMSTAT = Row(
     ),
     naming=("--by process",),
     wrong={
-        "--by cpu": "not one of node, zone, section, cgroup, file,",
-        "--by node,": "not one of",
+        "--by cpu": "no grouping 'cpu'; there are node, zone, section, cgroup, file,",
+        "--by node,": "no grouping ''",
         "--by": "expected one argument",
-        "--top 0": "not a number of rows: '0'",
-        "--top x": "not a number of rows: 'x'",
-        "--top 4294967296": "not a number of rows",
+        "-n 0": "not a positive number: '0'",
+        "-n x": "not a number: 'x'",
         "-j 0": "not a number of workers, 1 to 1024: '0'",
         "-j=-1": "not a number of workers",
         "-j x": "not a number of workers",
@@ -637,7 +637,16 @@ PRSTAT = Row(
     options=frozenset(
         {"-m", "-L", "-a", "-Z", "-p", "-u", "-P", "--kernel-threads", "--user-tasks"}
         | {"--by", "--cgroup", "--container", "--ns"}
-        | {"--state", "--class", "--age", "--sort", "-n", "-o", "--children"}
+        | {
+            "--state",
+            "--class",
+            "--min-age",
+            "--max-age",
+            "--sort",
+            "-n",
+            "-o",
+            "--children",
+        }
         | {"--states", "--load", "--stacks", "--folded", "--function", "--module"}
         | {"--why", "-F"}
     ),
@@ -648,12 +657,12 @@ PRSTAT = Row(
         "--by user,cgroup,container --by class,comm -n 9",
         f"--cgroup / --cgroup /a,/b* --container {'0' * 64} -n all",
         "-o all -n 2",
-        "-u 0 -P 0-1 --user-tasks --state S --class SIG --age >1s -n 9",
-        "--states -n 1",
+        "-u 0 -P 0-1 --user-tasks --state S --class SIG --min-age 1 --max-age 1d -n 9",
+        "--states",
         "--load -n 1",
         "--stacks --function do_nanosleep -n 1",
         "--folded age --module virtio -n 1",
-        "--why OFF -n 1",
+        "--why OFF",
         "-p 1",
     ),
     naming=("", "-L -v", "-p 1"),
@@ -661,14 +670,14 @@ PRSTAT = Row(
         "--states --load": "not allowed with",
         "--stacks --folded age": "not allowed with",
         "--kernel-threads --user-tasks": "not allowed with",
-        "--age soon": "not an age such as >30s: 'soon'",
-        "--age=-5s": "not an age such as >30s",
+        "--min-age soon": "not a duration such as 30 or 5m: 'soon'",
+        "--max-age=-5s": "not a duration",
         "-P 3-1": "not a list of CPUs: '3-1'",
         "-P all": "not a number: 'all'",
         "--state Q": "states are some of R, S, D",
         "--state ,": "states are some of R, S, D",
         "--class FUT": "no class 'FUT'; there are CPU, USR",
-        "--sort NOTHING": "cannot sort by 'NOTHING'; there are PID",
+        "--sort NOTHING": "no column 'NOTHING'; there are PID",
         "--sort +-PID": "cannot sort by '+-PID'",
         "-o PID,WHAT": "no column 'WHAT'; there are PID",
         "--why WHAT": "no column 'WHAT'; there are PID",
@@ -686,16 +695,17 @@ PRSTAT = Row(
         "-F fast": "not a frequency up to 1000 Hz: 'fast'",
         "-F 1001": "not a frequency",
         "-F 20": "samples are within an interval, and none is named",
-        "--load --function schedule": "--load has no stacks",
-        "--states --module ext4": "--states has no stacks",
-        "--stacks -m": "--stacks has columns of its own",
-        "--folded age -o PID": "--folded has columns of its own",
-        "--folded age --by user": "--folded has no groups",
-        "--why LAT -a": "--why has no groups",
+        "--load --function schedule": "--function, --module: of stacks; add --stacks",
+        "--states --module ext4": "--function, --module: of stacks; add --stacks",
+        "--stacks -m": "-m: no effect with --stacks, which has rows of its own",
+        "--folded age -o PID": "-o: no effect with --folded",
+        "--folded age --by user": "--by: no effect with --folded",
+        "--why LAT -a": "-a: no effect with --why, which only explains columns",
     },
     absent={
         "-p 99999": "pid 99999: no such task",
         "-L -p 1,99998,99999": "pid 99998, 99999: no such tasks",
+        "-P 0,77": "CPU 77: this kernel has none of that number",
     },
     payload={
         "bound_ns": int,
@@ -802,7 +812,6 @@ PRSTAT = Row(
             }
         },
         "--stacks": {"stacks": STACKS},
-        "--folded": {"stacks": STACKS},
         "--why": {"why": [{"field": str, "bound": str, "text": str}]},
     },
     payload_of_interval={},
@@ -818,12 +827,12 @@ ZOMBIES = Row(
     command=zombies.COMMAND,
     options=frozenset(
         {"-p", "--parent", "--ns", "-u", "--verdict", "--by", "--tree", "--leaks"}
-        | {"-n", "--cost", "--cgroup", "--container"}
+        | {"-n", "--cost", "--cgroup", "--container", "--min-age"}
     ),
     asked=(
         "-v",
         "--by cgroup -n 9",
-        "--verdict never-waits -u 0 --ns 4026531836 --parent 1 -n all",
+        "--verdict never-waits -u 0 --ns 4026531836 --parent 1 --min-age 1 -n all",
         f"--cgroup / --container {'0' * 12}",
         "--tree",
         "-p 1 --cost",
@@ -854,7 +863,10 @@ ZOMBIES = Row(
         "--leaks -u 0": "--leaks: struct pids",
         "--leaks --container 0123456789ab": "--leaks: struct pids",
     },
-    absent={"-p 99999": "pid 99999: no such task"},
+    absent={
+        "-p 99999": "pid 99999: no such task",
+        "--parent 1,99999": "pid 99999: no such task; list them all without --parent",
+    },
     payload={
         "zombies": [
             {
@@ -902,6 +914,7 @@ ZOMBIES = Row(
                     "scope": str,
                     "used": COUNT,
                     "max": COUNT,
+                    "left": COUNT,
                     "zombies": int,
                     "first": bool,
                     "left_ns?": int,
@@ -936,7 +949,7 @@ ZOMBIES = Row(
                 }
             ]
         },
-        "--cost": {"reads": int},
+        "--cost": {"reads": int, "read_bytes": int, "elapsed_ns": int},
     },
     payload_of_interval={"changes": {"begun": int, "reaped": int}},
     rich="zombies-6.12",

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/adding-a-command.md").read_text()
 FILE = re.compile(r"^`([^`\n]+)`:\n\n```(python|diff)\n(.*?)^```$", re.M | re.S)
-CONSOLE = re.compile(r"^```console\n\$ (.*?)\n(.*?)^```$", re.M | re.S)
+CONSOLE = re.compile(r"^```console\n\$ (msa-.*?)\n(.*?)^```$", re.M | re.S)
 MOST_LINES = 120
 
 
@@ -28,6 +28,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("msatools", "commands", "tests"):
         shutil.copytree(ROOT / name, tree / name)
     shutil.copy(ROOT / "pyproject.toml", tree)
+    shutil.copytree(ROOT / "docs/schema", tree / "docs/schema")
     (tree / "fixtures").symlink_to(ROOT / "fixtures")
     # As it is installed.
     (tree / "msatools/commands").symlink_to(tree / "commands")
@@ -36,6 +37,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch(tree / path, text)
         else:
             write(tree / path, text)
+    run(tree, "-m", "msatools.derived.schemas")  # make schema
     return tree
 
 
@@ -93,6 +95,13 @@ def test_is_a_command_of_drgn(tree: Path) -> None:
 def test_its_own_test(tree: Path) -> None:
     words = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/files")
     assert re.search(r"^2 passed", run(tree, "-m", "pytest", *words), re.M)
+
+
+def test_its_json_is_described(tree: Path) -> None:
+    schema = json.loads((tree / "docs/schema/files-1.json").read_text())
+    rows = schema["$defs"]["ProcessFiles"]
+    for described in (*schema["properties"].values(), *rows["properties"].values()):
+        assert described["description"].endswith(".")
 
 
 def test_is_small() -> None:

@@ -16,7 +16,7 @@ from tests.support.overlay import put
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [(PRSTAT, "-L"), (LOCKS, "--stack"), (CPUS, "-v")],
+    [(PRSTAT, "-L"), (LOCKS, "--stacks"), (CPUS, "-v")],
     ids=["prstat", "locks", "cpus"],
 )
 def test_unknown_unwind_tables_are_a_loss(row: Row, words: str) -> None:

@@ -15,8 +15,8 @@ PROGRAM = """
 import json, sys
 from fixtures.lab.guest import forked, livecommands
 
-# The library that is compiled here is no module, and not in a guest.
-forked._NOT_IMPORTED += ("msatools.memory._classify",)
+# Libraries that are compiled here are no modules, and not all are in a guest.
+forked._NOT_IMPORTED += ("msatools.memory._classify", "msatools.selfdesc._tables")
 forked.import_all()
 
 def run(name, *words, **more):
@@ -42,8 +42,8 @@ def test_forks_end_as_programs() -> None:
     command = [sys.executable, "-c", PROGRAM]
     found = json.loads(subprocess.check_output(command, cwd=ROOT))
     version = f"{msatools.__version__}\n"
-    assert found["version"] == [0, version, ""]
-    assert found["prepared"] == [0, "first\n" + version, ""]
+    assert found["version"] == [0, f"msa-memstat {version}", ""]
+    assert found["prepared"] == [0, f"first\nmsa-cpus {version}", ""]
     assert found["failed"] == [1, "", "badly\n"]
     assert found["closed"] == [-signal.SIGPIPE, "", ""]
     for name, status in (("usage", 2), ("error", 1)):

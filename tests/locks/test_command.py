@@ -25,10 +25,10 @@ RUN = "msatools.locks.locks.Locks"
         ("--type RWSEM,pi_futex", {"types": frozenset({"rwsem", "pi_futex"})}),
         ("--state D", {"states": frozenset("D")}),
         ("--state D,S", {"states": frozenset("DS")}),
-        ("--min-wait 30", {"min_wait_ns": 30 * SECOND}),
-        ("--min-wait 0.5", {"min_wait_ns": SECOND // 2}),
-        ("--min-wait 5m", {"min_wait_ns": 300 * SECOND}),
-        ("--stack", {"stack": True}),
+        ("--min-age 30", {"min_age_ns": 30 * SECOND}),
+        ("--min-age 0.5", {"min_age_ns": SECOND // 2}),
+        ("--min-age 5m", {"min_age_ns": 300 * SECOND}),
+        ("--stacks", {"stacks": True}),
         ("--by lock -n 3 -v", {}),
         ("--chains", {}),
     ],
@@ -71,9 +71,9 @@ def test_rows_and_detail_reach_the_view() -> None:
 
 @pytest.mark.parametrize(
     ("words", "asked"),
-    [("", False), ("-p 1", True), ("--state D", True), ("--min-wait 1", True)],
+    [("", False), ("-p 1", True), ("--state D", True), ("--min-age 1", True)],
 )
 def test_nobody_is_blocked(words: str, asked: bool) -> None:
     texts = commandline.shown(COMMAND, report(), *words.split())
-    of = " of those that were asked for" if asked else ""
-    assert f"No task{of} is blocked." in texts
+    of = "blocked task matches the selection" if asked else "task is blocked"
+    assert f"No {of}." in texts

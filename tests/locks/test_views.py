@@ -13,7 +13,7 @@ from drgn import Program
 from msatools.commands.locks import COMMAND
 
 from fixtures import lab
-from msatools.cli.main import run_in_drgn
+from msatools.cli.in_drgn import run_in_drgn
 from tests.locks.seen import STOCK
 from tests.support.dumps import open_dump
 
@@ -104,13 +104,13 @@ def test_selection(name: str, words: str) -> None:
 def test_least_wait(name: str) -> None:
     ages = sorted(wait["age_ns"] for wait in report(name)["waits"])
     least = ages[len(ages) // 2]
-    found = report(name, "--min-wait", f"{least}ns")
+    found = report(name, "--min-age", f"{least}ns")
     fit = [wait for wait in report(name)["waits"] if wait["age_ns"] >= least]
     assert {wait["pid"] for wait in fit} <= set(pids(found))
     assert len(found["waits"]) < len(ages)
-    assert not report(name, "--min-wait", f"{ages[-1] + 1}ns")["waits"]
-    text_of = text(name, "--min-wait", f"{ages[-1] + 1}ns")
-    assert "No task of those that were asked for is blocked." in text_of
+    assert not report(name, "--min-age", f"{ages[-1] + 1}ns")["waits"]
+    text_of = text(name, "--min-age", f"{ages[-1] + 1}ns")
+    assert "No blocked task matches the selection." in text_of
 
 
 def test_named_tasks_and_what_they_wait_for(name: str) -> None:
@@ -144,10 +144,10 @@ def owners_of(lock: dict[str, Any]) -> set[tuple[int, str]]:
 
 
 def test_stacks(name: str) -> None:
-    found = report(name, "--stack")
+    found = report(name, "--stacks")
     assert all(wait["stack"] for wait in found["waits"])
     assert all("stack" not in wait for wait in report(name)["waits"])
-    lines = text(name, "--stack", "--by", "task")
+    lines = text(name, "--stacks", "--by", "task")
     groups = [line for line in lines if line.startswith("STACK of ")]
     alike = {tuple(wait["stack"]) for wait in found["waits"]}
     assert len(groups) == len(alike)
@@ -165,4 +165,4 @@ def test_waits_of_a_control_group_or_namespace() -> None:
     assert pids(report(dump, "--ns", first)) == pids(report(dump))
     for words in (("--container", "0" * 12), ("--ns", "1"), ("--cgroup", "/nowhere")):
         assert pids(report(dump, *words)) == []
-        assert "No task of those that were asked for is blocked." in text(dump, *words)
+        assert "No blocked task matches the selection." in text(dump, *words)

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.demo import DEMOS
+from msatools import native
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.owners.owners import OwnedPages, collect_owners
@@ -88,9 +89,9 @@ def assert_same(do_scan: Scan) -> tuple[ScanResult, Digests]:
     if compiled.library() is None:
         pytest.skip("it is not compiled: see test_it_is_built()")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(compiled.SWITCH, "numpy")
+        patch.setenv(native.SWITCH, "no")
         expected, by_numpy = do_scan()
-        patch.delenv(compiled.SWITCH)
+        patch.delenv(native.SWITCH)
         found, by_compiled = do_scan()
     for one, other in zip(by_numpy.blocks, by_compiled.blocks, strict=True):
         assert {n for n in one if one[n] != other[n]} == set(), one["pfn"]

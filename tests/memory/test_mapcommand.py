@@ -13,7 +13,8 @@ from msatools.commands.memstat import COMMAND
 from PIL import Image
 
 from fixtures.demo import DEMOS
-from msatools.cli.main import UsageError, make_parser, run_console
+from msatools.cli.arguments import UsageError, make_parser
+from msatools.cli.main import run_console
 
 from .asked import printed
 

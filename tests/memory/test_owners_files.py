@@ -152,6 +152,6 @@ def test_pages_of_hugetlb_have_a_file(run: lab.Run, by_owner: MemstatReport) -> 
 
 
 def test_names_are_escaped(owners_prog: Program) -> None:
-    text = printed(owners_prog, "--by", "file", "--top", 50)
+    text = printed(owners_prog, "--by", "file", "-n", 50)
     assert "/mnt/data/od\\x1bd\\x0aname" in text
     assert "\x1b" not in text

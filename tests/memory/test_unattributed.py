@@ -31,7 +31,7 @@ from msatools.memory.unattributed.view import (
     allocations,
 )
 from msatools.render import json as as_json
-from msatools.render import plain
+from msatools.render import show
 from msatools.render.memstat.unattributed import blocks
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose
@@ -182,7 +182,7 @@ def test_groups_sum_to_their_classes(bare_report: MemstatReport) -> None:
 
 def shown(report: MemstatReport) -> str:
     out = io.StringIO()
-    plain.show(blocks(groups(report), PAGE, None), out)
+    show(blocks(groups(report), PAGE, None), out)
     return out.getvalue()
 
 
@@ -270,7 +270,7 @@ def test_keys_of_the_json(bare_report: MemstatReport) -> None:
 
 
 def test_first_rows(bare_run: lab.Run, bare_report: MemstatReport) -> None:
-    text = printed(patient(bare_run.name, "btf").prog, "--unattributed", "--top", 2)
+    text = printed(patient(bare_run.name, "btf").prog, "--unattributed", "-n", 2)
     lines = text.splitlines()
     start = lines.index("Pages that no owner explains")
     _, *rows, rest = (line.split() for line in lines[start + 1 : start + 5])

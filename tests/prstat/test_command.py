@@ -81,11 +81,12 @@ def test_selection(name: str, view: str, words: str) -> None:
 def test_selection_by_age(name: str, view: str) -> None:
     ages = sorted(task["class_age_ns"] for task in tasks(name, *VIEWS[view]))
     low, high = (ages[len(ages) * part // 4] for part in (1, 3))
-    for words, most in ((f">{low}ns", ages[-1]), (f">{low}ns --age <{high}ns", high)):
+    least = f"--min-age {low}ns"
+    for words, most in ((least, ages[-1]), (f"{least} --max-age {high}ns", high)):
         check_selection(
             name,
             VIEWS[view],
-            f"--age {words}",
+            words,
             lambda task, most=most: low <= task["class_age_ns"] <= most,
         )
 
@@ -185,8 +186,8 @@ SHARES = "USR,SYS,LAT,OFF,ZMB,SCL,SIG,TRP"
 @pytest.mark.parametrize("dump_name", [*OFF, *ON])
 def test_shares_sum_to_100(dump_name: str) -> None:
     """Each share is rounded to a tenth, or to a whole number if it is 100."""
-    for words in ("-L", "-m"):
-        rows = table(text(dump_name, words, "-o", SHARES), "USR")
+    for words in (("-L",), ()):
+        rows = table(text(dump_name, *words, "-o", SHARES), "USR")
         assert len(rows) > 80
         for row in rows:
             shares = [row[name] for name in ("USR", "SYS", "LAT", "OFF", "ZMB")]
@@ -377,7 +378,7 @@ def test_first_groups(view: str, name: str) -> None:
     found = report(name, f"--{view}", "-n", "2")[view]
     count = len(found if view == "stacks" else found["groups"])
     lines, whole = text(name, f"--{view}", "-n", "2"), text(name, f"--{view}")
-    left = lines.index(f"({count - 2:,} more groups)")
+    left = lines.index(f"… {count - 2:,} more groups: -n COUNT shows them")
     # Column widths depend on the contents.
     words = [line.split() for line in lines]
     assert words[:left] == [line.split() for line in whole[:left]]

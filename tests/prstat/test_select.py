@@ -12,11 +12,9 @@ import pytest
 from msatools.prstat.rows import TaskRows
 from msatools.prstat.select import (
     KEYS,
-    Ages,
     Selection,
     SortKey,
     order,
-    parse_ages,
     parse_sort,
     selected,
 )
@@ -37,35 +35,6 @@ THREADS = (
 @pytest.fixture
 def rows() -> TaskRows:
     return MadeThreads(*THREADS).by_thread()
-
-
-@pytest.mark.parametrize(
-    ("word", "ages"),
-    [
-        (">30s", Ages(30 * SECOND)),
-        (">=30s", Ages(30 * SECOND)),
-        ("30", Ages(30 * SECOND)),
-        (" > 1.5m ", Ages(90 * SECOND)),
-        ("<5m", Ages(0, 300 * SECOND)),
-        ("<=.5s", Ages(0, SECOND // 2)),
-        ("10ms", Ages(10_000_000)),
-        ("7us", Ages(7000)),
-        ("8ns", Ages(8)),
-        ("2h", Ages(7200 * SECOND)),
-        ("<1d", Ages(0, 86400 * SECOND)),
-        ("0", Ages(0)),
-    ],
-)
-def test_ages(word: str, ages: Ages) -> None:
-    assert parse_ages(word) == ages
-
-
-@pytest.mark.parametrize(
-    "word", ["", "s", "-5s", ">", "5x", "1e3", "inf", "nan", ">>5", "5 5", "5s-9s", "."]
-)
-def test_no_ages(word: str) -> None:
-    with pytest.raises(ValueError, match="not an age such as >30s"):
-        parse_ages(word)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +76,10 @@ def test_keys_are_columns(rows: TaskRows) -> None:
         ({"states": frozenset("D")}, [1]),
         ({"states": frozenset("SD")}, [3, 1, 2]),
         ({"classes": frozenset((TaskClass.LCK, TaskClass.NET))}, [3, 2]),
-        ({"ages": (Ages(SECOND),)}, [3]),
-        ({"ages": (Ages(0, SECOND),)}, [1, 2]),
-        ({"ages": (Ages(5 * SECOND, 5 * SECOND),)}, [3]),
-        ({"ages": (Ages(SECOND), Ages(0, 4 * SECOND))}, []),
+        ({"min_age_ns": SECOND}, [3]),
+        ({"max_age_ns": SECOND}, [1, 2]),
+        ({"min_age_ns": 5 * SECOND, "max_age_ns": 5 * SECOND}, [3]),
+        ({"min_age_ns": SECOND, "max_age_ns": 4 * SECOND}, []),
         ({"classes": frozenset((TaskClass.LCK,)), "cpus": frozenset((2,))}, [2]),
     ],
 )

@@ -40,15 +40,21 @@ ATTRIBUTE = re.compile(rf"([a-z]+)=({STRING})(?:, |$)")
 class Parsed:
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     edges: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    title: str = ""
+    legend: list[str] = field(default_factory=list)
 
 
 def parse(made: LocksReport, *, verbose: bool = False) -> Parsed:
     """Parse a graph; fail for a line that is not a statement of the language."""
     lines = printed(digraph(made, verbose=verbose))
     assert lines[:3] == ["digraph waits {", "  rankdir=LR;", "  node [shape=box];"]
-    assert lines[-1] == "}"
-    parsed = Parsed()
-    for text in lines[3:-1]:
+    assert lines[3] == "  labelloc=t;"
+    title = re.fullmatch(rf"  label=({STRING});", lines[4])
+    assert title
+    legend = lines.index("  subgraph cluster_legend {")
+    assert lines[-2:] == ["  }", "}"]
+    parsed = Parsed(title=unquoted(title[1]), legend=lines[legend + 1 : -2])
+    for text in lines[5:legend]:
         matched = LINE.fullmatch(text)
         assert matched, text
         name, to, inside = matched.groups()
@@ -62,6 +68,7 @@ def parse(made: LocksReport, *, verbose: bool = False) -> Parsed:
             assert name not in parsed.nodes
             parsed.nodes[name] = given
         else:
+            assert (name, to) not in parsed.edges
             parsed.edges[name, to] = given
     for edge in parsed.edges:
         assert set(edge) <= parsed.nodes.keys(), edge
@@ -171,7 +178,9 @@ def test_idle_tasks_are_left_out() -> None:
     pool = lock("futex 9:0x10", (2, 3))
     nobody = root(None, (0, 2), kind="external", lock="futex 9:0x10", waiters=(2, 3))
     made = report([wait(2, state="S"), wait(3, state="S")], [pool], [nobody])
-    assert parse(made) == Parsed()
+    parsed = parse(made)
+    assert not parsed.nodes
+    assert not parsed.edges
     assert ("t2", "l0") in parse(made, verbose=True).edges
     held = lock("mutex 1", (4,), "=3")
     more = report([*made.waits, wait(4, "mutex 1")], [pool, held], [nobody])
@@ -179,4 +188,31 @@ def test_idle_tasks_are_left_out() -> None:
 
 
 def test_empty_report_gives_an_empty_graph() -> None:
-    assert parse(report()) == Parsed()
+    parsed = parse(report())
+    assert not parsed.nodes
+    assert not parsed.edges
+
+
+def test_title_and_legend() -> None:
+    made = report([wait(2, "mutex a"), wait(3, "mutex a", state="S")])
+    parsed = parse(made)
+    assert parsed.title.splitlines() == [
+        f"Who waits for whom: {made.target.release}, vmcore (ELF)",
+        "2 tasks blocked, 1 in D",
+    ]
+    # Each kind of node and edge of the graph is in it.
+    for style in ("solid", "dashed", "dotted"):
+        assert sum(f'[style="{style}"]' in line for line in parsed.legend) == 1
+    for shape in ("ellipse", "octagon"):
+        assert sum(f'shape="{shape}"' in line for line in parsed.legend) == 1
+
+
+def test_edges_are_not_doubled() -> None:
+    """The surest of several ways to own a lock counts."""
+    made = report(
+        [wait(2, "mutex a")],
+        [lock("mutex a", (2, 2), [owner("?1"), owner("=1"), owner("~1")])],
+    )
+    edges = parse(made).edges
+    assert list(edges) == [("t2", "l0"), ("l0", "t1")]
+    assert edges["l0", "t1"]["style"] == "solid"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 from msatools.render.blocks import Block, Column, Span, Table, Tree, text
-from msatools.render.plain import fit
+from msatools.render.fit import fit
 
 
 def table(rows: int) -> Table:
@@ -50,6 +50,18 @@ def test_text_is_folded_and_keeps_its_styles() -> None:
     assert left_out == 0
 
 
-def test_trees_are_not_folded() -> None:
-    lines, _ = fitted([Tree("root", (Tree("a long label"),))], 5, 9)
-    assert lines == ["root", "`- a long label"]
+def test_trees_are_cut_and_not_folded() -> None:
+    lines, _ = fitted([Tree("root", (Tree("a long label"),))], 9, 9)
+    assert lines == ["root", "`- a lon…"]
+
+
+def test_what_a_narrow_table_lacks_is_said_even_if_rows_are_cut() -> None:
+    columns = (Column("A"), Column("B", worth=0))
+    wide = Table(columns, [["x" * 30, "y" * 30]] * 9)
+    lines, left_out = fitted([text("head"), wide, text("foot")], 50, 6)
+    assert lines == [
+        *("head", "A", "x" * 30, "x" * 30),
+        "… left out: B: -v or a wider terminal shows it",
+        "foot",
+    ]
+    assert left_out == 7

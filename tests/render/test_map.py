@@ -12,17 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
-from msatools.render import plain, terminal
+from msatools.render import plain, show
 from msatools.render.blocks import Chart, Mark
+from msatools.render.device import Colours, Device
+from msatools.render.fit import fit
 from msatools.render.memstat import map_picture, map_text
 from msatools.render.memstat.map import bands, shades
 from msatools.render.memstat.palette import FREE_COLOUR, LOOKS, mix
 from msatools.render.memstat.picture import Box, Picture, png, svg
-from msatools.render.plain import fit
+from msatools.render.terminal import styled
 from tests.support.golden import Golden
 
 PAGE = 4096
@@ -207,43 +208,49 @@ def coloured(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def on_terminal(patch: pytest.MonkeyPatch, encoding: str) -> io.TextIOWrapper:
-    """Patch in a terminal of this encoding, and return its file."""
-    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
-    console = Console(file=file, force_terminal=True)
-    patch.setattr(terminal, "_console", lambda _: console)
-    return file
+class FakeTerminal(io.TextIOWrapper):
+    """A terminal of an encoding."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(io.BytesIO(), encoding=encoding, write_through=True)
+
+    def isatty(self) -> bool:
+        return True
 
 
-def printed(patch: pytest.MonkeyPatch, encoding: str = "utf-8") -> str:
-    file = on_terminal(patch, encoding)
-    terminal.show([MARKS], file)
+def printed(encoding: str = "utf-8") -> str:
+    file = FakeTerminal(encoding)
+    show([MARKS], file)
     file.seek(0)
-    return file.read()
+    return file.read().strip()
 
 
-def test_colours_on_a_terminal(coloured: pytest.MonkeyPatch) -> None:
-    assert "\x1b[38;2;0;85;204m\u2588\u2588\x1b[0m" in printed(coloured)
-    letters = printed(coloured, "ascii")
-    assert "AA" in letters
-    assert "\x1b[38;2;0;85;204m" in letters
+@pytest.mark.usefixtures("coloured")
+def test_colours_on_a_terminal() -> None:
+    assert printed() == "x \x1b[38;2;0;85;204m\u2588\u2588\x1b[0m"
+    assert printed("ascii") == "x \x1b[38;2;0;85;204mAA\x1b[0m"
 
 
-def test_colours_on_a_screen(coloured: pytest.MonkeyPatch) -> None:
-    on_terminal(coloured, "utf-8")
-    (line,) = terminal.Styler().styled(plain.lines(MARKS), width=3)
-    assert line == "x \x1b[38;2;0;85;204m\u2588\x1b[0m"
+def test_terminals_with_fewer_colours(coloured: pytest.MonkeyPatch) -> None:
+    coloured.setenv("COLORTERM", "")
+    assert printed() == "x \x1b[38;5;26m\u2588\u2588\x1b[0m"
+    # One of eight colours would stand for several classes: a letter does not.
+    coloured.setenv("TERM", "linux")
+    assert printed() == "x AA"
 
 
 def test_letters_without_colours(coloured: pytest.MonkeyPatch) -> None:
     coloured.setenv("NO_COLOR", "1")
-    assert printed(coloured).strip() == "x AA"
+    assert printed() == "x AA"
 
 
-def test_charts_are_not_folded() -> None:
-    lines, left_out = fit([MARKS], width=3, height=5)
-    assert ["".join(span.text for span in line) for line in lines] == ["x AA"]
+def test_charts_are_cut_and_not_folded() -> None:
+    device = Device(width=3, colours=Colours.ALL, has_signs=True)
+    (line,), left_out = fit([MARKS], width=3, height=5)
+    assert list(styled([line], device)) == ["x\x1b[2m…\x1b[0m"]
     assert left_out == 0
+    (line,), _ = fit([MARKS], width=4, height=5)
+    assert list(styled([line], device)) == ["x \x1b[38;2;0;85;204m██\x1b[0m"]
 
 
 @pytest.fixture
@@ -278,6 +285,33 @@ def test_svg_and_png_show_the_same(drawn: Picture) -> None:
     rgb = tuple(bytes.fromhex(colour[1:]))
     assert image.getpixel((x, y)) == image.getpixel((x + 2047, y + 47)) == rgb
     assert image.getpixel((x, y + 48)) == tuple(bytes.fromhex(FREE_COLOUR[1:]))
+
+
+def test_hovering_says_what_a_colour_is(drawn: Picture) -> None:
+    root = ElementTree.fromstring(svg(drawn))
+    titles = {
+        element.get("fill"): title.text
+        for element in root
+        for title in element
+        if element.tag.endswith("path")
+    }
+    amount = "user.anon: 4,096 pages, 16.0 MiB"
+    colour = LOOKS[PageClass.ANON].colour
+    assert titles[colour] == f"{amount}; more than 3/4 of these cells are used"
+    assert titles[FREE_COLOUR].startswith("free.buddy: ")
+    # The picture has a title; a class has its own in the legend, too.
+    assert root[0].tag.endswith("title")
+    assert root[0].text == drawn.title
+    assert drawn.title.startswith("Physical memory of ")
+    assert amount in {title.text for element in root for title in element}
+
+
+def test_each_shade_of_each_class_has_its_own_title() -> None:
+    counts = np.ones((1, NCLASSES), np.int64)
+    none = np.zeros(1, np.int64)
+    picture = picture_of(Cells(none, counts, none, NCLASSES, NODES), 32)
+    used = CLASSES.keys() - {PageClass.FREE_BUDDY, PageClass.FREE_PCP}
+    assert len(picture.titles) == 1 + 4 * len(used)
 
 
 def picture_of(cells: Cells, cell_pages: int, release: str = "6.1") -> Picture:

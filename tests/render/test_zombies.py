@@ -57,7 +57,7 @@ GROUPS = [
 ]
 LIMITS = [
     limit("threads-max", 42, 50, 36, first=True),
-    limit("pids left", 41, 400, 36, scope=f"pid_ns {FIRST_NAMESPACE}"),
+    limit("pid_max", 41, 400, 36, scope=f"pid_ns {FIRST_NAMESPACE}"),
     limit("RLIMIT_NPROC", 40, None, 35, scope="uid 0"),
     limit("RLIMIT_NPROC", None, 100, 1, scope="uid 1000"),
 ]
@@ -297,7 +297,7 @@ def in_full() -> Screens:
 
 
 def tallies() -> Screens:
-    views: tuple[View, ...] = ("verdict", "user", "cgroup", "namespace")
+    views: tuple[View, ...] = ("verdict", "user", "cgroup", "ns")
     many = partial(blocks, report(of_many_verdicts()), view="user")
     paths = [zombie(n, cgroup=path) for n, path in enumerate(["/c", "/b", "/a", "/b"])]
     by_cgroup = partial(blocks, view="cgroup")
@@ -354,7 +354,7 @@ def limits() -> Screens:
         *(limit("pids.max", 90 - n, 100, scope=f"/{n}") for n in range(9)),
         *(limit("RLIMIT_NPROC", 9, 100, scope=f"uid {n}") for n in range(9)),
         limit("threads-max", 1, 1000),
-        limit("pids left", None, 1000),
+        limit("pid_max", None, 1000),
     ]
     little = [limit("pids.max", n, 100, scope=f"/{n}") for n in (10, 10, 9)]
     return {
@@ -436,10 +436,10 @@ def test_limits_of_a_group(
 
 def test_limit_of_a_group_is_the_nearest_that_it_matters_to() -> None:
     near = limit("threads-max", 99, 100, 1)
-    far = limit("pids left", 8, 10, 1)
+    far = limit("pids.max", 8, 10, 1, scope="/")
     farther, unknown = limit("RLIMIT_NPROC", 2, 10, 1), limit("pid_max", None, 10, 1)
     for made, end in (
-        ([near, farther, far, unknown], "  pids left 80 %"),
+        ([near, farther, far, unknown], "  pids.max 80 %"),
         # A limit of which the zombies use little is not shown.
         ([replace(far, used=9, max=100)], "never waits for children"),
         # One zombie of a hundred does not fill the limit; one of ten may.

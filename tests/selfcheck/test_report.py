@@ -99,7 +99,7 @@ def test_block_names_nothing_that_runs_there(name: str) -> None:
         ("{core} --budget 5", "--budget: it is for samples"),
         ("--qemu still.sock 5", "--self-check: it is made once, and an interval"),
         ("{core} --record new", "--record: --self-check has no use for it"),
-        ("{core} --no-redraw", "--no-redraw: --self-check has no use for it"),
+        ("{core} --no-redraw", "--no-redraw: it is for samples"),
         ("--diff a b", "--diff: --self-check has no use for it"),
     ],
 )

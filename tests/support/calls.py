@@ -19,9 +19,11 @@ from unittest.mock import patch
 from drgn import Program
 
 from fixtures.demo import DEMOS
-from msatools.cli.main import Command, run_console
+from msatools.cli.command import Command
+from msatools.cli.main import run_console
 from msatools.target import Opened, Target, TargetSpec, open_target
 from tests.support.forked import forked
+from tests.support.schemas import check_schema
 from tests.support.tiers import KERNEL
 
 CORE = str(DEMOS[KERNEL].core)
@@ -60,8 +62,11 @@ class Ran:
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """The reports printed, one per line."""
-        return [json.loads(line) for line in self.out.splitlines()]
+        """The reports printed, one per line; each has to match its schema."""
+        found = [json.loads(line) for line in self.out.splitlines()]
+        for each in found:
+            check_schema(each)
+        return found
 
 
 @cache
@@ -96,7 +101,7 @@ def call(command: Command[Any], *words: str, opening: Open = open_demo) -> Ran:
     """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        patch("msatools.cli.main.open_target", opening),
+        patch("msatools.cli.execution.open_target", opening),
         redirect_stdout(out),
         redirect_stderr(err),
     ):
@@ -119,7 +124,7 @@ def start(
 
     def work() -> int:
         before()
-        with patch("msatools.cli.main.open_target", opening):
+        with patch("msatools.cli.execution.open_target", opening):
             return run_console(command, words)
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

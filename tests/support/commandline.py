@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from msatools.cli.arguments import make_parser
-from msatools.cli.main import Command
+from msatools.cli.command import Command
 from msatools.render.plain import lines
 from tests.locks.madelocks import TARGET
 

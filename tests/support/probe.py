@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 from drgn import Program
-from drgn.commands import argument
 
-from msatools.cli.command import Recorded
-from msatools.cli.main import Command, run_console
+from msatools.cli.command import Command, Recorded, argument
+from msatools.cli.main import run_console
 from msatools.kernel.report import Report
 from msatools.kernel.session import Progress, Session
 from msatools.render.blocks import Block, text
@@ -145,7 +144,7 @@ def on_terminal(
     """Start msa-probe on a terminal."""
 
     def work() -> int:
-        with patch("msatools.cli.main.open_target", open_nothing):
+        with patch("msatools.cli.execution.open_target", open_nothing):
             return run_console(command, words)
 
     return Terminal(work, **options)

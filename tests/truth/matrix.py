@@ -95,17 +95,14 @@ def cells() -> list[Cell]:
     ]
 
 
-def build(chosen: Iterable[Cell]) -> dict[str, str]:
-    """Build the dumps of cells; what went wrong, by the dump."""
-    dumps = (d for cell in chosen for table in TABLES for d in cell.dumps(table))
-    failures = {}
-    for dump in dict.fromkeys(dumps):
-        try:
-            lab.build(dump)
-        except LabError as error:
-            failures[dump] = str(error).splitlines()[0]
-            print(f"{dump} cannot be built: {error}", file=sys.stderr, flush=True)
-    return failures
+def build(dump: str) -> str:
+    """Build a dump; what went wrong, or nothing."""
+    try:
+        lab.build(dump)
+    except LabError as error:
+        print(f"{dump} cannot be built: {error}", file=sys.stderr, flush=True)
+        return str(error).splitlines()[0]
+    return ""
 
 
 def judge(cell: Cell, unbuilt: Mapping[str, str]) -> dict[str, Result]:
@@ -212,10 +209,14 @@ def main() -> int:
     if unknown := {*args.cell} - {*known}:
         parser.error(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
     chosen = [known[name] for name in args.cell] or list(known.values())
-    began = time.monotonic()
-    unbuilt = build(chosen)
-    built = time.monotonic()
+    dumps = dict.fromkeys(
+        dump for cell in chosen for table in TABLES for dump in cell.dumps(table)
+    )
     with ProcessPoolExecutor(os.cpu_count()) as pool:
+        began = time.monotonic()
+        failures = zip(dumps, pool.map(build, dumps), strict=True)
+        unbuilt = {dump: why for dump, why in failures if why}
+        built = time.monotonic()
         judged = pool.map(judge, chosen, [unbuilt] * len(chosen))
         results: Results = dict(zip(chosen, judged, strict=True))
     print("\n".join(table(results)))

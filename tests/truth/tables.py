@@ -17,7 +17,8 @@ from msatools.commands.prstat import COMMAND as PRSTAT
 from msatools.commands.zombies import COMMAND as ZOMBIES
 
 from fixtures import lab
-from msatools.cli.main import Command, run_in_drgn
+from msatools.cli.command import Command
+from msatools.cli.in_drgn import run_in_drgn
 from tests.support.dumps import open_dump
 from tests.truth import cpus, locks, memstat, prstat, zombies
 from tests.truth.fact import Fact, Verdict, judge

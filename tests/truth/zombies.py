@@ -109,8 +109,7 @@ def zombies_in_each(run: Run) -> Figures:
         found["RLIMIT_NPROC", f"uid {one['real_uid']}"] += 1
         inode = one["namespace"]
         while inode is not None:
-            for name in ("pid_max", "pids left"):
-                found[name, f"pid_ns {inode}"] += 1
+            found["pid_max", f"pid_ns {inode}"] += 1
             inode = spaces[str(inode)]["parent"]
     for scope, count in with_above(Counter(one["cgroup"] for one in dead)):
         found["pids.max", scope] = count

@@ -110,7 +110,8 @@ def group(zombies: Sequence[Zombie], **others: Any) -> ZombieGroup:
 def limit(
     name: str, used: int | None, most: int | None, dead: int = 0, **others: Any
 ) -> Limit:
-    given: dict[str, Any] = {"scope": "system", "first": False}
+    left = None if used is None or most is None else max(most - used, 0)
+    given: dict[str, Any] = {"scope": "system", "left": left, "first": False}
     return Limit(name=name, used=used, max=most, zombies=dead, **(given | others))
 
 

@@ -65,7 +65,7 @@ def shown(*words: str, made: Any = MADE) -> list[str]:
 
 VIEWS = (
     *("", "--by parent", "--by cgroup", "--by verdict", "--by user"),
-    *("--by namespace", "--tree", "--leaks"),
+    *("--by ns", "--tree", "--leaks"),
 )
 
 
@@ -96,5 +96,5 @@ def test_one_task() -> None:
     ],
 )
 def test_no_zombies(words: str, some: bool) -> None:
-    of = " of those that were asked for" if some else ""
+    of = " matches the selection" if some else ""
     assert f"No zombie{of}." in shown(*words.split(), made=report())

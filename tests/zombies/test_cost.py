@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reads of the dump for one PID among 40,000, counted by strace."""
+"""What a report costs: reads, counted by strace of ELF dumps, bytes and time."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from msatools.commands.zombies import COMMAND
 
 from fixtures import lab
+from tests.support.calls import CORE, call
 from tests.support.strace import MARKER, reads_of
 
 MOST_READS = 100
@@ -68,3 +71,22 @@ def test_one_task_whose_parent_is_blocked(tmp_path: Path) -> None:
     found = check_cost(run, [*dead.values()], tmp_path)
     assert len(found) == len(dead) > 3
     assert all(verdicts == [verdict] for _, verdicts in found.values())
+
+
+def test_a_dump_that_is_mapped_into_memory() -> None:
+    """libkdumpfile reads a kdump without calls, which are not the cost then."""
+    found = call(COMMAND, "-p", "1", "--cost", CORE, "--json").json
+    assert 5 < found["reads"] <= MOST_READS
+    assert found["reads"] >= found["coverage"]["reads"]
+    assert found["read_bytes"] == found["coverage"]["bytes_read"] > 1000
+    assert found["elapsed_ns"] > 0
+    everything = call(COMMAND, "--cost", CORE, "--json").json
+    assert everything["reads"] > found["reads"]
+    assert everything["read_bytes"] > found["read_bytes"]
+    (line,) = (
+        line
+        for line in call(COMMAND, "-p", "1", "--cost", CORE).out.splitlines()
+        if line.startswith("cost: ")
+    )
+    words = r"cost: \d+ reads of the kernel's memory, [\d,]+ bytes, [\d.]+m?s"
+    assert re.fullmatch(words, line)

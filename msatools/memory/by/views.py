@@ -8,17 +8,10 @@ may read the kernel before the scan, in its constructor, and after it, in ``grou
 Node and zone need no view: the scan itself counts by both.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, cast
 
-from msatools.memory.by.cgroup import CgroupView
-from msatools.memory.by.file import FileSystemView, FileView
 from msatools.memory.by.groups import PageGroup
-from msatools.memory.by.order import OrderView
-from msatools.memory.by.process import ProcessView
-from msatools.memory.by.section import SectionView
-from msatools.memory.by.slab import SlabView
-from msatools.memory.by.vmalloc import VmallocView
 from msatools.memory.pages.observer import Observer
 from msatools.memory.scan.context import ScanContext
 
@@ -34,14 +27,21 @@ class View(Protocol):
         """Return the groups after the scan, the largest first."""
 
 
-VIEWS: dict[str, Callable[[ScanContext], View]] = {
-    "file": FileView,
-    "fs": FileSystemView,
-    "order": OrderView,
-    "process": ProcessView,
-    "section": SectionView,
-    "cgroup": CgroupView,
-    "slab": SlabView,
-    "vmalloc": VmallocView,
+VIEWS = {
+    "cgroup": "cgroup.CgroupView",
+    "file": "file.FileView",
+    "fs": "file.FileSystemView",
+    "order": "order.OrderView",
+    "process": "process.ProcessView",
+    "section": "section.SectionView",
+    "slab": "slab.SlabView",
+    "vmalloc": "vmalloc.VmallocView",
 }
-"""Maps a name to the constructor of its view."""
+"""Maps a name to the class of its view: most reports have none, and need no import."""
+
+
+def make_view(name: str, context: ScanContext) -> View:
+    """Make the view of a name in :data:`VIEWS`."""
+    module, _, view = VIEWS[name].partition(".")
+    found = getattr(import_module(f"msatools.memory.by.{module}"), view)
+    return cast(View, found(context))

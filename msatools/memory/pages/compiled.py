@@ -4,21 +4,18 @@
 Runs the scan's inner loops in C (``_classify.c``), if they were built.
 
 The results are the same as those of :func:`msatools.memory.pages.classify.classify`, in
-a fraction of the time. An installation without a compiler lacks only them;
-``MSATOOLS_CLASSIFIER=numpy`` turns them off.
+a fraction of the time: see :mod:`msatools.native`.
 """
 
 import ctypes
 import functools
-import importlib.util
-import os
-import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from msatools import native
 from msatools.kernel.reader import Gap
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import (
@@ -32,9 +29,6 @@ from msatools.memory.pages.classify import (
     settle_far_tails,
 )
 from msatools.memory.pages.layout import PageLayout
-
-SWITCH = "MSATOOLS_CLASSIFIER"
-"""Environment variable; ``numpy`` is the only value with an effect."""
 
 _LIBRARY = "msatools.memory._classify"
 _CODES = 256
@@ -132,20 +126,9 @@ class _Scan(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Load the compiled C file; ``None`` if it was not built or does not match."""
-    # It cannot be imported, but it is built, installed and found like a module.
-    spec = importlib.util.find_spec(_LIBRARY)
-    if spec is None or spec.origin is None:
-        return None
-    if sys.byteorder != "little" or sys.maxsize < 1 << 32:
-        return None
-    try:
-        loaded = ctypes.CDLL(spec.origin)
-        loaded.msa_size.restype = ctypes.c_int64
-        size = loaded.msa_size()
-    except (OSError, AttributeError):
-        return None
-    # An editable installation may have a library of another version.
-    if size != ctypes.sizeof(_Layout) << 16 | ctypes.sizeof(_Scan):
+    version = ctypes.sizeof(_Layout) << 16 | ctypes.sizeof(_Scan)
+    loaded = native.load(_LIBRARY, "msa_size", version)
+    if loaded is None:
         return None
     scan = ctypes.POINTER(_Scan)
     loaded.msa_classify.argtypes = (
@@ -163,14 +146,9 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-def is_wanted() -> bool:
-    """Return whether the C code may be used rather than numpy."""
-    return os.environ.get(SWITCH) != "numpy"
-
-
 def compiled_classifier(layout: PageLayout) -> "Compiled | None":
     """Return the classifier for a layout; ``None`` if numpy is needed."""
-    if not is_wanted():
+    if not native.is_wanted():
         return None
     loaded = library()
     return Compiled(loaded, layout) if loaded and _within(layout) else None

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import drgn
 
+from msatools import native
 from msatools.kernel.reader import Reader
 from msatools.memory.owners.owners import OwnedPages
 from msatools.memory.pages.bulk import BulkReader
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import FarHead, classify
-from msatools.memory.pages.compiled import Compiled, compiled_classifier, is_wanted
+from msatools.memory.pages.compiled import Compiled, compiled_classifier
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange, read_chunks
 from msatools.memory.pages.observer import Observer
@@ -76,7 +77,7 @@ def prepare(reader: Reader, layout: PageLayout) -> None:
 
 
 def _compiled(reader: Reader, layout: PageLayout) -> Compiled | None:
-    if not is_wanted():
+    if not native.is_wanted():
         return None
     # Cached: making it takes as long as scanning some blocks, and a scan may have many
     # parts, and a program many scans.

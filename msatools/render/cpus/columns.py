@@ -71,6 +71,9 @@ def make_columns(names: Sequence[str]) -> tuple[Column, ...]:
         Column(
             name.upper() if name in _UPPER else name,
             "left" if name in _LEFT else "right",
+            worth=_WORTH.get(name),
+            least=_LEAST.get(name),
+            keeps="end" if name == "set" else "start",
         )
         for name in names
     )
@@ -188,6 +191,16 @@ COLUMNS = tuple(_WRITERS)
 _ON_REQUEST = ("icsw", "migr", "smtx", "srw", "syscl", "nice", "softirq")
 _UPPER = frozenset(("cpu", "set", "state", "current"))
 _LEFT = frozenset(("set", "state", "current"))
+
+_LEAST_WORTH = (
+    *("srw", "smtx", "syscl", "gst", "nice", "softirq", "tlb", "minf", "xcal", "mjf"),
+    *("soft", "migr", "icsw", "intr", "wt", "csw", "st", "irq"),
+)
+"""Columns that are left out where a table is too wide, from the first."""
+
+_WORTH = {name: worth for worth, name in enumerate(_LEAST_WORTH)}
+_LEAST = {"set": 10, "current": 10, "state": 12}
+"""Columns of long texts, and the length that they may be cut to."""
 
 _WHY = {
     ("smtx", "srw", "syscl"): "Linux counts none by CPU",

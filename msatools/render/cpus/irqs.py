@@ -3,13 +3,13 @@
 """Renders device interrupts, architecture interrupts and softirqs, by CPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msatools.cpus.model import CpusReport, Irq, Vector
 from msatools.render import plain
-from msatools.render.blocks import Block, Cell, Column, Span, Table
+from msatools.render.blocks import Block, Cell, Column, More, Span, Table, free_text
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, more, plural
+from msatools.render.cells import NOT_KEPT, plural
 from msatools.render.cpus.words import amount, numbers_text, percent
 
 _CPUS = 16
@@ -53,8 +53,9 @@ def _devices(report: CpusReport, rows: int | None, verbose: bool) -> Iterator[Bl
         yield line("No device has interrupted.")
     else:
         shown = wanted[:rows]
-        yield _device_table(shown, report, verbose)
-        yield from more(len(wanted) - len(shown), "interrupt")
+        left = len(wanted) - len(shown)
+        more = More("interrupt", left, is_chosen=rows is not None)
+        yield replace(_device_table(shown, report, verbose), more=more)
     if still := len(ranked) - len(wanted):
         it = "it" if still == 1 else "them"
         words = f"… {plural(still, 'interrupt')} did not come: -v shows {it}"
@@ -62,11 +63,15 @@ def _devices(report: CpusReport, rows: int | None, verbose: bool) -> Iterator[Bl
 
 
 def _device_table(irqs: Sequence[Irq], report: CpusReport, verbose: bool) -> Table:
-    columns = [Column("IRQ", "right"), Column("NAME")]
+    columns = [Column("IRQ", "right"), free_text("NAME", least=12)]
     if verbose:
-        columns.append(Column("CHIP"))
-    columns += [Column("AFFINITY"), Column("GOES-TO"), Column("COUNT", "right")]
-    columns.append(Column("SHARE", "right"))
+        columns.append(free_text("CHIP", worth=0, least=8))
+    columns += [
+        free_text("AFFINITY", worth=3, least=12),
+        free_text("GOES-TO", worth=4, least=7),
+        Column("COUNT", "right"),
+        Column("SHARE", "right"),
+    ]
     rows = [
         _CpuRow(_device(irq, report.interval_ns, verbose), irq.counts, irq.total)
         for irq in irqs
@@ -104,7 +109,7 @@ def _vectors(header: str, vectors: Sequence[Vector], report: CpusReport) -> Tabl
         )
         for vector in vectors
     ]
-    return _by_cpu(columns, rows, report, Column("WHAT"))
+    return _by_cpu(columns, rows, report, free_text("WHAT", worth=1))
 
 
 # --- by CPU
@@ -129,17 +134,18 @@ def _by_cpu(
     """Return a table with a column for each CPU, or one with the busiest CPU."""
     numbers = [cpu.cpu for cpu in report.cpus]
     cpus = [cpu for cpu in numbers if any(cpu in row.counts for row in rows)]
+    cells = [(*row.cells, _most(row), *row.last) for row in rows]
+    summed_up = Table((*columns, Column("MOST ON"), *last), cells)
     if len(cpus) <= _CPUS:
         by_cpu = [Column(f"cpu{cpu}", "right") for cpu in cpus]
         cells = [
             (*row.cells, *_counts(row, cpus, report.interval_ns), *row.last)
             for row in rows
         ]
-        table = Table((*columns, *by_cpu, *last), cells)
+        table = Table((*columns, *by_cpu, *last), cells, narrower=summed_up)
         if _width(table) <= _WIDTH:
             return table
-    cells = [(*row.cells, _most(row), *row.last) for row in rows]
-    return Table((*columns, Column("MOST ON"), *last), cells)
+    return summed_up
 
 
 def _counts(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
 from msatools.kernel.ranges import ranges
 from msatools.render import plain
-from msatools.render.blocks import Cell, Column, Span, Table, Text
+from msatools.render.blocks import Cell, Column, Span, Table, Text, one_line
 from msatools.render.blocks import text as line
 from msatools.render.cells import BOUND_MARKS, NOT_KEPT, more
 from msatools.reports.units import duration
@@ -102,7 +102,7 @@ def _waiting(tasks: Sequence[RunnableTask], rows: int | None) -> Iterator[Text]:
     left = len(tasks) - len(shown)
     for number, cells in enumerate(lines, 1):
         is_last = number == len(shown) and not left
-        yield line(Span("`- " if is_last else "|- ", "dim"), *cells)
+        yield one_line(Span("`- " if is_last else "|- ", "dim"), *cells)
     for text in more(left, "task"):
         yield line(Span("`- ", "dim"), *text.spans)
 

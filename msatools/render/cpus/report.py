@@ -6,9 +6,18 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from msatools.cpus.model import Cpu, CpusReport
-from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    More,
+    Span,
+    Table,
+    Text,
+    free_text,
+)
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, more, number_text, plural, share
+from msatools.render.cells import NOT_KEPT, number_text, plural, share
 from msatools.render.cpus.columns import (
     COLUMNS,
     CpuContext,
@@ -47,16 +56,20 @@ def blocks(
     columns: Sequence[str] | None = None,
     rows: int | None = None,
     verbose: bool = False,
+    some: bool = False,
 ) -> Iterator[Block]:
     """Yield the blocks of an ``msa-cpus`` report.
 
     :param columns: Columns of the table of CPUs, if not the default; ``all`` stands for
         :data:`msatools.render.cpus.columns.COLUMNS`.
     :param rows: Number of CPUs, interrupts, or tasks of a list, if not the default.
+    :param some: Whether only some CPUs were requested.
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
     yield from sets_table(report, limits=view == "sets", verbose=verbose)
-    if view == "irqs":
+    if some and not report.cpus:
+        yield line("No CPU matches the selection.")
+    elif view == "irqs":
         yield from irq_tables(report, rows=rows, verbose=verbose)
     elif view == "info":
         yield from _info(report, rows)
@@ -105,8 +118,12 @@ def _cpus(
     shown = cpus[:rows]
     if shown:
         cells = [[write(name, cpu, about) for name in names] for cpu in shown]
-        yield Table(make_columns(names), cells)
-    yield from more(len(cpus) - len(shown), "CPU")
+        yield Table(
+            make_columns(names),
+            cells,
+            More("CPU", len(cpus) - len(shown), is_chosen=rows is not None),
+            keeps_all=columns is not None,
+        )
     if idle:
         words = f"… {plural(len(idle), 'CPU')} idle 100 %: {numbers_text(idle)}"
         it = "it" if len(idle) == 1 else "them"
@@ -140,17 +157,23 @@ def _info(report: CpusReport, rows: int | None) -> Iterator[Block]:
     has_dies = any(cpu.processor.die for cpu in report.cpus)
     columns = [
         Column("CPU", "right"),
-        Column("STATE"),
+        free_text("STATE", least=12),
         Column("NODE", "right"),
         Column("PACKAGE", "right"),
-        *([Column("DIE", "right")] if has_dies else []),
-        *(Column(name, "right") for name in ("CORE", "THREAD")),
-        Column("SIBLINGS"),
-        Column("CAPACITY", "right"),
-        *(Column(name) for name in ("HOTPLUG", "IDLE-STATE", "TICK")),
+        *([Column("DIE", "right", worth=2)] if has_dies else []),
+        Column("CORE", "right"),
+        Column("THREAD", "right", worth=4),
+        free_text("SIBLINGS", worth=3, least=8),
+        Column("CAPACITY", "right", worth=1),
+        free_text("HOTPLUG", least=10),
+        free_text("IDLE-STATE", worth=0, least=10),
+        Column("TICK"),
     ]
-    yield Table(tuple(columns), [_processor(cpu, about, has_dies) for cpu in cpus])
-    yield from more(len(report.cpus) - len(cpus), "CPU")
+    yield Table(
+        tuple(columns),
+        [_processor(cpu, about, has_dies) for cpu in cpus],
+        More("CPU", len(report.cpus) - len(cpus), is_chosen=rows is not None),
+    )
 
 
 def _topology(report: CpusReport) -> str:

@@ -6,7 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from msatools.cpus.model import BoundTask, CpuSet, CpusReport, SetTasks
 from msatools.render import plain
-from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Span,
+    Table,
+    Text,
+    free_text,
+    one_line,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, more, plural
 from msatools.render.cpus.words import INDENT, is_part, kind_cell, numbers_text
@@ -25,14 +34,21 @@ def sets_table(report: CpusReport, *, limits: bool, verbose: bool) -> Iterator[B
     if all(cpuset.name == "default" for cpuset in sets):
         return
     has_reasons = any(cpuset.reason for cpuset in sets)
-    headers = ["SET", "CPUS", "KIND", "FROM", "IRQS"] + ["WHY"] * has_reasons
+    columns = [
+        free_text("SET", keeps="end"),
+        free_text("CPUS", least=12),
+        free_text("KIND", least=8),
+        free_text("FROM", worth=1, least=8),
+        free_text("IRQS", worth=0, least=8),
+        *([free_text("WHY", least=20)] if has_reasons else []),
+    ]
     all_irqs = _all_irqs(report)
     rows: list[Sequence[Cell]] = []
     for cpuset in sets:
         cpus, irqs = numbers_text(cpuset.cpus, verbose), irqs_text(cpuset, all_irqs)
         cells: list[Cell] = [cpuset.name, cpus, kind_cell(cpuset), cpuset.source, irqs]
         rows.append([*cells, Span(cpuset.reason, "bad")] if cpuset.reason else cells)
-    yield Table(tuple(map(Column, headers)), rows)
+    yield Table(tuple(columns), rows)
 
 
 def irqs_text(cpuset: CpuSet, all_irqs: frozenset[int]) -> str:
@@ -134,7 +150,7 @@ def _listed(
     headers = ["COMMAND", "CPUS", "CGROUP"] + ["WHY"] * any(t.why for t in shown)
     columns = (Column("PID", "right"), *map(Column, headers))
     for cells in plain.lines(Table(columns, [_task(t, verbose) for t in shown])):
-        yield line(INDENT * 2, *cells)
+        yield one_line(INDENT * 2, *cells)
     for text in more(len(tasks) - len(shown), f"{how} task"):
         yield line(INDENT * 2, *text.spans)
 

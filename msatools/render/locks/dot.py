@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msatools.locks.report import Deadlock, LockRow, LocksReport, Root
-from msatools.render.blocks import Text, escape
-from msatools.render.blocks import text as line
+from msatools.render.blocks import Text, escape, verbatim
 from msatools.render.cells import plural
-from msatools.render.locks.wait_graph import WaitGraph
+from msatools.render.header import taken_from
+from msatools.render.locks.wait_graph import WaitGraph, surest_first
 from msatools.render.locks.words import age_text, doing_text, lock_text, task_text
 from msatools.reports.units import duration
 
@@ -49,12 +49,45 @@ def digraph(report: LocksReport, *, verbose: bool = False) -> Iterator[Text]:
     :param verbose: Whether to show all waiters of a lock, and the locks without a known
         owner whose waiters seem to be idle.
     """
-    yield line("digraph waits {")
-    yield line("  rankdir=LR;")
-    yield line("  node [shape=box];")
+    yield verbatim("digraph waits {")
+    yield verbatim("  rankdir=LR;")
+    yield verbatim("  node [shape=box];")
+    yield verbatim("  labelloc=t;")
+    yield verbatim(f"  label={quoted(*_title(report))};")
     for statement in _Graph(report, verbose).lines():
-        yield line(f"  {statement};")
-    yield line("}")
+        yield verbatim(f"  {statement};")
+    yield verbatim("  subgraph cluster_legend {")
+    for statement in _LEGEND:
+        yield verbatim(f"    {statement};")
+    yield verbatim("  }")
+    yield verbatim("}")
+
+
+def _title(report: LocksReport) -> Iterator[str]:
+    target = report.target
+    yield f"Who waits for whom: {target.release}, {taken_from(target)}"
+    in_d = sum(wait.state == "D" for wait in report.waits)
+    words = f"{plural(len(report.waits), 'task')} blocked, {in_d:,} in D"
+    if report.taken_at_ns is not None:
+        words += f", {report.taken_at_ns / 1e9:.3f} s after the start"
+    yield words
+
+
+_LEGEND = (
+    'label="red: a deadlock; thick: who is to blame"',
+    "labelloc=b",
+    'k0 [label="task"]',
+    'k1 [shape="ellipse", label="lock"]',
+    'k2 [label="owner"]',
+    'k3 [label="likely owner"]',
+    'k4 [label="owner by evidence"]',
+    'k5 [shape="octagon", label="cause outside of tasks"]',
+    'k0 -> k1 [label="waits"]',
+    'k1 -> k2 [style="solid"]',
+    'k1 -> k3 [style="dashed"]',
+    'k1 -> k4 [style="dotted"]',
+    "k1 -> k5",
+)
 
 
 class _Graph:
@@ -78,15 +111,18 @@ class _Graph:
         """Tasks that have an edge, in the order of the edges."""
 
     def lines(self) -> Iterator[str]:
-        edges = list(self._edges())
+        edges: dict[str, str] = {}
+        for edge in self._edges():
+            # A task may have a lock several times, or wait for it in several ways.
+            edges.setdefault(edge.partition(" [")[0], edge)
         yield from map(self._task, self._tasks)
         yield from map(self._lock, self._shown_locks)
-        yield from edges
+        yield from edges.values()
 
     def _edges(self) -> Iterator[str]:
         for lock in self._shown_locks:
             yield from self._waits(lock)
-            for owner in lock.owners:
+            for owner in surest_first(lock.owners):
                 edge = f"{self._locks[lock.id]} -> {self._node(owner.pid)}"
                 red = (lock.id, owner.pid) in self._red_owns
                 yield edge + _attributes(_red(red), style=_EDGES[owner.confidence])

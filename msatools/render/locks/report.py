@@ -16,9 +16,9 @@ from msatools.locks.report import (
     Root,
     Wait,
 )
-from msatools.render.blocks import Block, Cell, Span, Style, Text
+from msatools.render.blocks import Block, Cell, Items, More, Span, Style, Text
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, more, plural, state_cell
+from msatools.render.cells import NOT_KEPT, plural, state_cell
 from msatools.render.header import header, losses, notes, times
 from msatools.render.herds import woken_words
 from msatools.render.locks.tables import chains, contention, table
@@ -83,8 +83,8 @@ def blocks(
     for deadlock in report.deadlocks:
         yield from _deadlock(deadlock, graph, verbose)
     if not report.waits:
-        asked = " of those that were asked for" if some else ""
-        yield line(f"No task{asked} is blocked.")
+        asked = "blocked task matches the selection" if some else "task is blocked"
+        yield line(f"No {asked}.")
     elif view == "root":
         yield from _roots(report, graph, rows, verbose)
     elif view == "chains":
@@ -224,13 +224,14 @@ def _roots(
         numbered = [(n, root) for n, root in numbered if not _is_idle(root, graph)]
     limit = rows or (len(numbered) if verbose else ROOTS)
     room = _ALL_LINES
+    items = []
     for number, root in numbered[:limit]:
         tree = WaitTree(graph, verbose)
         most = None if verbose else min(_LINES, max(_FEW_LINES, room))
-        yield from _root(number, root, tree, most)
+        items.append(tuple(_root(number, root, tree, most)))
         room -= tree.lines
     left = len(numbered) - limit
-    yield from more(left, "root")
+    yield Items(items, More("root", left, is_chosen=rows is not None or verbose))
     reached = graph.reached([root for _, root in numbered])
     others = [wait for wait in report.waits if wait.pid not in reached]
     yield from _unowned([w for w in others if _is_idle_task(w, graph)], graph)

@@ -5,9 +5,20 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msatools.locks.report import Contended, LocksReport, OwnerSeen, Wait
-from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Items,
+    More,
+    Span,
+    Table,
+    Text,
+    free_text,
+    one_line,
+)
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, more, plural, state_cell
+from msatools.render.cells import NOT_KEPT, plural, state_cell
 from msatools.render.locks.wait_graph import HeldLock, WaitGraph
 from msatools.render.locks.words import (
     FEW_OWNERS,
@@ -47,9 +58,15 @@ def table(
     view: str, report: LocksReport, graph: WaitGraph, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
     columns, made = _TABLES[view](report, graph, verbose)
+    if not made:
+        yield line(_NONE[view])
+        return
     shown = shown_rows(len(made), report, rows, verbose)
-    yield Table(columns, [cells for cells, _ in made[:shown]])
-    yield from more(len(made) - shown, "row")
+    yield Table(
+        columns,
+        [cells for cells, _ in made[:shown]],
+        More("row", len(made) - shown, is_chosen=rows is not None),
+    )
     pids = dict.fromkeys(pid for _, pids in made[:shown] for pid in pids)
     yield from _stacks(pids, graph, verbose)
 
@@ -64,7 +81,7 @@ def _stacks(pids: Iterable[int], graph: WaitGraph, verbose: bool) -> Iterator[Te
         words = Span(f"STACK of {plural(len(sharers), 'task')}  ", "title")
         yield line(words, pids_text(sharers, verbose))
         for frame in stack:
-            yield line(f"    {frame}")
+            yield one_line(f"    {frame}")
 
 
 def _by_lock(
@@ -75,10 +92,10 @@ def _by_lock(
         Column("WAITERS", "right"),
         *((Column("CHANGE", "right"),) if within else ()),
         Column("OLDEST", "right"),
-        Column("LOCK"),
-        Column("READERS", "right"),
-        Column("OWNERS"),
-        Column("WAITING"),
+        free_text("LOCK", least=28),
+        Column("READERS", "right", worth=0),
+        free_text("OWNERS"),
+        free_text("WAITING", worth=1, least=10),
     )
     rows: list[_Row] = []
     for lock in report.locks:
@@ -101,9 +118,14 @@ def _by_task(
 ) -> tuple[tuple[Column, ...], list[_Row]]:
     columns = (
         Column("PID/TID", "right"),
-        *(Column(name) for name in ("STATE", "NOW")),
+        Column("STATE"),
+        Column("NOW", worth=1),
         _AGE_COLUMN,
-        *(Column(name) for name in ("MODE", "WAITS FOR", "OWNERS", "IN", "COMMAND")),
+        Column("MODE", worth=2),
+        free_text("WAITS FOR", least=28),
+        free_text("OWNERS"),
+        free_text("IN", worth=0, least=12),
+        free_text("COMMAND", least=12),
     )
     rows: list[_Row] = []
     for wait in report.waits:
@@ -138,10 +160,14 @@ def _holders(
 ) -> tuple[tuple[Column, ...], list[_Row]]:
     columns = (
         Column("PID", "right"),
-        *(Column(name, "right") for name in ("LOCKS", "DIRECT", "ALL")),
+        Column("LOCKS", "right", worth=0),
+        Column("DIRECT", "right", worth=1),
+        Column("ALL", "right"),
         Column("STATE"),
         _AGE_COLUMN,
-        *(Column(name) for name in ("COMMAND", "HAS", "DOES")),
+        free_text("COMMAND", least=12),
+        free_text("HAS"),
+        free_text("DOES"),
     )
     direct = {pid: len(graph.waiting_for(pid)) for pid in graph.held}
     behind = graph.behind
@@ -195,15 +221,25 @@ _TABLES: Mapping[str, Callable[..., tuple[tuple[Column, ...], list[_Row]]]] = {
 }
 
 
+_NONE = {
+    "lock": "No blocked task waits for a lock that is known.",
+    "task": "No task is blocked.",
+    "holders": "Nobody is known to hold a lock that others wait for.",
+}
+
+
 def chains(
     report: LocksReport, graph: WaitGraph, rows: int | None, verbose: bool
-) -> Iterator[Text]:
+) -> Iterator[Block]:
     """Yield each task's chain to its root."""
     shown = shown_rows(len(report.waits), report, rows, verbose)
+    items = []
     for wait in report.waits[:shown]:
         name, state = f"{wait.pid} {wait.comm}  ", state_cell(wait.state)
-        yield line(name, state, f" {age_text(wait)}", *_chain(wait, graph, verbose))
-    yield from more(len(report.waits) - shown, "chain")
+        cells = name, state, f" {age_text(wait)}", *_chain(wait, graph, verbose)
+        items.append((line(*cells),))
+    left = len(report.waits) - shown
+    yield Items(items, More("chain", left, is_chosen=rows is not None or verbose))
     yield from _stacks((wait.pid for wait in report.waits[:shown]), graph, verbose)
 
 
@@ -248,8 +284,12 @@ ROWS = 10
 
 _FEW_OWNERS = 2
 _COLUMNS = (
-    *(Column(name, "right") for name in ("WAITED", "MEAN", "MAX", "WAIT/S")),
-    *(Column(name) for name in ("LOCK", "OWNERS SEEN")),
+    Column("WAITED", "right"),
+    Column("MEAN", "right", worth=1),
+    Column("MAX", "right", worth=0),
+    Column("WAIT/S", "right"),
+    free_text("LOCK"),
+    free_text("OWNERS SEEN"),
 )
 
 
@@ -273,8 +313,8 @@ def contention(
         )
         for lock in shown
     ]
-    yield Table(_COLUMNS, cells)
-    yield from more(len(locks) - len(shown), "lock")
+    left = len(locks) - len(shown)
+    yield Table(_COLUMNS, cells, More("lock", left, is_chosen=rows is not None))
 
 
 def _wait(lock: Contended, seconds: float) -> str:

@@ -7,7 +7,7 @@ from itertools import islice
 
 from msatools.locks.report import LockRow
 from msatools.render.blocks import Cell, Span, Text, escape
-from msatools.render.blocks import text as line
+from msatools.render.blocks import one_line as line
 from msatools.render.cells import NOT_KEPT, state_cell
 from msatools.render.locks.wait_graph import HeldLock, WaitGraph
 from msatools.render.locks.words import (

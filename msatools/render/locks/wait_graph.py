@@ -2,7 +2,7 @@
 
 """The waits-for graph of a report: lookups from waiter to owner and back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,11 @@ _IDLE = frozenset({"futex", "wait_queue"})
 """Types of locks that idle tasks wait on; they have no owner."""
 
 _SUREST_FIRST = ("exact", "likely", "evidence")
+
+
+def surest_first(owners: Iterable[Owner]) -> list[Owner]:
+    """Return owners in the order of their confidence."""
+    return sorted(owners, key=lambda owner: _SUREST_FIRST.index(owner.confidence))
 
 
 @dataclass(frozen=True)
@@ -116,9 +121,7 @@ class WaitGraph:
         lock = self.locks.get(wait.lock) if wait is not None and wait.lock else None
         if lock is None:
             return None
-        owners = sorted(
-            lock.owners, key=lambda owner: _SUREST_FIRST.index(owner.confidence)
-        )
+        owners = surest_first(lock.owners)
         owner = owners[0] if owners else None
         return Step(lock, owner, max(len(owners) - 1, 0))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msatools.memory.diff import Change, CheckPair, GroupChange, MemstatDiff, PagesSide
 from msatools.memory.model import Check
-from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, text
 from msatools.render.diff import moment
 from msatools.render.memstat.rows import GROUPS, REST
 from msatools.reports.units import duration, size
@@ -33,11 +33,11 @@ def blocks(diff: MemstatDiff, rows: int | None) -> Iterator[Block]:
 
 def _head(diff: MemstatDiff) -> Iterator[Block]:
     columns = (
-        Column("SNAPSHOT"),
-        Column("KERNEL"),
-        Column("OF"),
+        free_text("SNAPSHOT", keeps="end"),
+        free_text("KERNEL", worth=0),
+        free_text("OF", worth=1, keeps="end"),
         Column("UP", "right"),
-        Column("PAGES", "right"),
+        Column("PAGES", "right", worth=2),
     )
     sides = (diff.before, diff.after)
     yield Table(columns, [_side(side) for side in sides])
@@ -63,8 +63,10 @@ class _Amounts:
         self.in_pages = self._before == self._after
 
     def columns(self) -> tuple[Column, ...]:
-        names = ("BEFORE", "AFTER", "CHANGE", *(("SIZE",) if self.in_pages else ()))
-        return tuple(Column(name, "right") for name in names)
+        worths = {"BEFORE": 2, "AFTER": 3, "CHANGE": None}
+        if self.in_pages:
+            worths["SIZE"] = 4
+        return tuple(Column(name, "right", worth) for name, worth in worths.items())
 
     def cells(self, had: int | None, has: int | None) -> tuple[Cell, ...]:
         """Return the cells for pages before and after; None without such a class."""
@@ -147,7 +149,7 @@ def _checks(pairs: Sequence[CheckPair]) -> Iterator[Block]:
     if not differing:
         return
     rows = [(p.name, _check(p.before), _check(p.after)) for p in differing]
-    yield Table((Column("CHECK"), Column("BEFORE"), Column("AFTER")), rows)
+    yield Table((Column("CHECK"), free_text("BEFORE"), free_text("AFTER")), rows)
 
 
 def _check(check: Check | None) -> Cell:
@@ -168,7 +170,8 @@ def _groups(
 ) -> Iterator[Block]:
     changed = [group for group in groups if group.delta_bytes or group.classes]
     shown = changed[:rows]
-    columns = (Column("NAME"), *amounts.columns(), Column("MOST OF IT"))
+    name = free_text("NAME", least=24, keeps="end")
+    columns = (name, *amounts.columns(), free_text("MOST OF IT", worth=0))
     table = [_group(group, amounts) for group in shown]
     if table:
         yield Table(columns, table)

@@ -5,7 +5,7 @@
 from collections.abc import Iterator, Sequence
 
 from msatools.memory.frag.model import BlockSize, Frag, FreeList
-from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, text
 from msatools.reports.units import size
 
 _STATES = (
@@ -45,13 +45,14 @@ def blocks(frag: Frag, page_size: int) -> Iterator[Block]:
 def _free(rows: Sequence[FreeList], huge: str) -> Table:
     orders = max((len(row.blocks) for row in rows), default=0)
     columns = (
-        Column("NODE", "right"),
-        Column("ZONE"),
-        *(Column(str(order), "right") for order in range(orders)),
-        Column("PAGES", "right"),
+        Column("NODE", "right", is_key=True),
+        Column("ZONE", is_key=True),
+        # Huge pages depend on the large ones.
+        *(Column(str(order), "right", worth=order) for order in range(orders)),
+        Column("PAGES", "right", worth=-2),
         Column(f"NO {huge}", "right"),
-        Column("FRAGMENTATION", "right"),
-        Column("KERNEL SAYS"),
+        Column("FRAGMENTATION", "right", worth=-1),
+        free_text("KERNEL SAYS", least=11),
     )
     return Table(
         columns,
@@ -91,15 +92,15 @@ def _verdict(row: FreeList) -> Cell:
 
 def _pageblocks(frag: Frag) -> Table:
     columns = (
-        Column("NODE", "right"),
-        Column("ZONE"),
-        Column("TYPE"),
+        Column("NODE", "right", is_key=True),
+        Column("ZONE", is_key=True),
+        Column("TYPE", is_key=True),
         Column("BLOCKS", "right"),
         Column("FREE PAGES", "right"),
-        Column("MOVABLE", "right"),
-        Column("UNMOVABLE", "right"),
+        Column("MOVABLE", "right", worth=1),
+        Column("UNMOVABLE", "right", worth=2),
         Column("BLOCKS WITH UNMOVABLE", "right"),
-        Column("WITH BOTH", "right"),
+        Column("WITH BOTH", "right", worth=0),
     )
     return Table(
         columns,

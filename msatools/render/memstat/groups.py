@@ -7,7 +7,7 @@ from dataclasses import Field, fields
 from typing import Literal
 
 from msatools.memory.by.groups import CgroupGroup, PageGroup
-from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, text
 from msatools.reports.units import size
 
 _ACROSS = frozenset(("node", "zone"))
@@ -44,12 +44,19 @@ def groups_table(
         )
     columns = (
         Column("PAGES", "right"),
-        Column("SIZE", "right"),
-        *(Column(_header(field), _align(field)) for field in extra),
-        Column("CLASSES"),
-        Column(by.upper()),
+        Column("SIZE", "right", worth=1),
+        *(_extra_column(field, -n) for n, field in enumerate(extra)),
+        free_text("CLASSES", worth=-3),
+        Column(by.upper(), least=24, keeps="end", is_key=True),
     )
     return Table(columns, rows)
+
+
+def _extra_column(field: "Field[object]", worth: int) -> Column:
+    if _align(field) == "left":
+        return free_text(_header(field), worth, least=12)
+    is_key = field.name in _NUMBERS
+    return Column(_header(field), "right", None if is_key else worth)
 
 
 def _across(groups: Sequence[PageGroup]) -> Table:
@@ -61,7 +68,7 @@ def _across(groups: Sequence[PageGroup]) -> Table:
         if any(group.classes[name] for group in groups)
     ]
     rows.append((Span("total", "title"), *(f"{group.pages:,}" for group in groups)))
-    return Table(columns, rows)
+    return Table(columns, rows, keeps_all=True)
 
 
 def _row(
@@ -70,7 +77,7 @@ def _row(
     return (
         f"{group.pages:,}",
         size(group.pages * page_size),
-        *(_value_text(field.name, getattr(group, field.name, None)) for field in extra),
+        *(_value_text(field.name, _value(group, field), page_size) for field in extra),
         _largest(group),
         group.name,
     )
@@ -111,7 +118,12 @@ def _align(field: "Field[object]") -> Literal["left", "right"]:
     return "right" if field.type in (int, "int", int | None, "int | None") else "left"
 
 
-def _value_text(name: str, value: object) -> str:
+def _value(group: PageGroup, field: "Field[object]") -> object:
+    return getattr(group, field.name, None)
+
+
+def _value_text(name: str, value: object, page_size: int) -> str:
+    """Return the text of a cell; memory is a size, as in the column SIZE."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -119,6 +131,8 @@ def _value_text(name: str, value: object) -> str:
     if name in _NUMBERS:
         return str(value)
     if isinstance(value, int):
+        if name.endswith("_pages"):
+            return size(value * page_size)
         return size(value) if name.endswith("_bytes") else f"{value:,}"
     if isinstance(value, (tuple, list)):
         shown = ", ".join(str(item) for item in value[:_MOST])
@@ -142,7 +156,11 @@ def pins_table(groups: Sequence[PageGroup], top: int | None) -> Iterator[Block]:
     if rest:
         pages = sum(group.pages for group in rest)
         rows.append((f"{pages:,}", f"{len(rest):,} more"))
-    columns = (Column("PAGES", "right"), Column("REMOVED CGROUP"), Column("FILE"))
+    columns = (
+        Column("PAGES", "right"),
+        free_text("REMOVED CGROUP", keeps="end"),
+        free_text("FILE", keeps="end"),
+    )
     yield text()
     yield text(Span("Removed control groups, by the files charged to them", "title"))
     yield Table(columns, rows)

@@ -2,12 +2,14 @@
 
 """Draws a map of memory as a picture."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from msatools.memory.map.model import MemoryMap
 from msatools.render.memstat.map import (
     LEVELS,
     Band,
+    LegendLine,
     MapRow,
     Shades,
     bands,
@@ -49,12 +51,33 @@ def picture(memory: MemoryMap, page_size: int, release: str) -> Picture:
     :param release: Release of the kernel.
     """
     drawing = _Drawing(memory, page_size)
-    drawing.add_title(release)
+    title = drawing.add_title(release)
     bottom = drawing.add_map()
     lowest = drawing.add_legend()
     width = _LEFT + _MAP_WIDTH + _ZONE_WIDTH + _LEGEND_WIDTH
     height = max(bottom, lowest) + 2 * _TEXT_STEP
-    return Picture(width, height, drawing.boxes, drawing.labels)
+    titles = dict(_titles(memory, page_size))
+    return Picture(width, height, drawing.boxes, drawing.labels, title, titles)
+
+
+def _titles(memory: MemoryMap, page_size: int) -> Iterator[tuple[str, str]]:
+    """Yield each colour of a cell, and what the cells of that colour show."""
+    lines = legend(memory)
+    free = [_amount(line, page_size) for line in lines if line.is_free]
+    yield FREE_COLOUR, "; ".join(free) or "free"
+    for line in lines:
+        if line.is_free:
+            continue
+        for level in range(1, LEVELS + 1):
+            used = f"at most {level}/{LEVELS} of these cells are used"
+            if level == LEVELS:
+                used = f"more than {level - 1}/{LEVELS} of these cells are used"
+            title = f"{_amount(line, page_size)}; {used}"
+            yield _pale(line.style.colour, level), title
+
+
+def _amount(line: LegendLine, page_size: int) -> str:
+    return f"{line.name}: {line.pages:,} pages, {size(line.pages * page_size)}"
 
 
 @dataclass
@@ -66,7 +89,7 @@ class _Drawing:
 
     labels: list[Label] = field(default_factory=list)
 
-    def add_title(self, release: str) -> None:
+    def add_title(self, release: str) -> str:
         pages = int(self.memory.cells.counts.sum())
         cell = size(self.memory.cell_pages * self.page_size)
         title = f"Physical memory of {release}: {size(pages * self.page_size)}"
@@ -75,6 +98,7 @@ class _Drawing:
         sections = section_words(self.memory, COLUMNS, "at ticks", "at ticks")
         words = f"{cell} a cell, {row} a row; {sections}"
         self.labels.append(Label(_LEFT, 54, words, colour=GREY))
+        return title
 
     def add_map(self) -> int:
         """Draw the rows, addresses and zones; return the y after them."""
@@ -147,7 +171,8 @@ class _Drawing:
         for line in legend(self.memory):
             y += _TEXT_STEP
             self._add_sample(left, y, line.style.colour)
-            self.labels.append(Label(left + 24, y, line.name))
+            title = _amount(line, self.page_size)
+            self.labels.append(Label(left + 24, y, line.name, title=title))
             amounts = (
                 f"{line.pages:,}",
                 size(line.pages * self.page_size),

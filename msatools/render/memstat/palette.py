@@ -5,7 +5,10 @@ Styles of the classes of pages on a map.
 
 Blue is for users, green for the page cache, warm colours for the kernel, grey for pages
 without a user. Hues and lightness are chosen so that the largest classes are distinct
-with any kind of colour vision, and visible on dark and light backgrounds.
+with any kind of colour vision, and visible on dark and light backgrounds: the tests
+measure their distances in CIELAB, as they are and as seen with protanopia, deuteranopia
+and tritanopia (Machado, Oliveira and Fernandes, 2009). Palettes that are made for this,
+such as those of Okabe and Ito or of Paul Tol, have too few colours for all classes.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from xml.sax.saxutils import escape as xml
 
@@ -42,6 +42,8 @@ class Label:
     size: int = 13
     anchor: Anchor = "start"
     colour: str = BLACK
+    title: str = ""
+    """Text to show while a pointer is on the label, if the format can."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class Picture:
     """Boxes by ``#rrggbb``; boxes of one colour do not overlap."""
 
     labels: Sequence[Label]
+
+    title: str = ""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Texts to show while a pointer is on a box, by colour, if the format can."""
 
 
 _FONTS = "system-ui, 'DejaVu Sans', Helvetica, sans-serif"
@@ -71,9 +77,11 @@ def _svg_lines(picture: Picture) -> Iterator[str]:
         f'viewBox="0 0 {width} {height}" font-family="{_FONTS}" '
         'shape-rendering="crispEdges">'
     )
+    yield _svg_title(picture.title)
     yield f'<rect width="{width}" height="{height}" fill="{PAPER}"/>'
     for colour, boxes in picture.boxes.items():
-        yield f'<path fill="{colour}" d="{"".join(map(_path, boxes))}"/>'
+        title = _svg_title(picture.titles.get(colour, ""))
+        yield f'<path fill="{colour}" d="{"".join(map(_path, boxes))}">{title}</path>'
     yield from map(_svg_text, picture.labels)
     yield "</svg>"
 
@@ -86,8 +94,14 @@ def _svg_text(label: Label) -> str:
     return (
         f'<text x="{label.x}" y="{label.y}" font-size="{label.size}" '
         f'text-anchor="{label.anchor}" dominant-baseline="central" '
-        f'fill="{label.colour}">{xml(escape(label.text))}</text>'
+        f'fill="{label.colour}">{_svg_title(label.title)}'
+        f"{xml(escape(label.text))}</text>"
     )
+
+
+def _svg_title(text: str) -> str:
+    """Return the element whose text browsers show while a pointer is on its parent."""
+    return f"<title>{xml(escape(text))}</title>" if text else ""
 
 
 _SCALE = 2

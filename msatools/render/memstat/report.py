@@ -6,14 +6,21 @@ from collections.abc import Iterator, Sequence
 
 from msatools.memory.by.groups import Section
 from msatools.memory.model import Check, MemstatReport, VmallocCaller
-from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    More,
+    Span,
+    Table,
+    free_text,
+    text,
+)
 from msatools.render.header import header, notes
 from msatools.render.memstat import frag, unattributed
 from msatools.render.memstat.groups import groups_table, pins_table
 from msatools.render.memstat.rows import GROUPS, REST, ClassRow
 from msatools.reports.units import duration, size
-
-_VMALLOC_ROWS = 20
 
 
 def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
@@ -43,11 +50,11 @@ def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
     if report.vmalloc is not None:
         yield text()
         yield text(Span("vmalloc by caller", "title"))
-        yield _vmalloc(report.vmalloc, report.target.page_size)
+        yield _vmalloc(report.vmalloc, report.target.page_size, top)
     if report.sections is not None:
         yield text()
         yield text(Span("Memory sections", "title"))
-        yield _sections(report.sections)
+        yield _sections(report.sections, top)
 
 
 def _scanned(report: MemstatReport, scan_ns: int) -> str:
@@ -89,10 +96,10 @@ def _columns(report: MemstatReport) -> Iterator[Column]:
     yield Column("PAGES", "right")
     if report.interval_ns is not None:
         yield Column("CHANGE", "right")
-    yield Column("SIZE", "right")
-    yield Column("%RAM", "right")
-    yield Column("KERNEL SAYS")
-    yield Column("DIFF")
+    yield Column("SIZE", "right", worth=2)
+    yield Column("%RAM", "right", worth=1)
+    yield free_text("KERNEL SAYS", worth=0)
+    yield free_text("DIFF", least=12)
 
 
 class _Lines:
@@ -194,30 +201,33 @@ def _verdict(report: MemstatReport) -> Iterator[Cell]:
         yield Span(f", {unexplained} UNEXPLAINED", "bad")
 
 
-def _vmalloc(callers: Sequence[VmallocCaller], page_size: int) -> Table:
+def _vmalloc(
+    callers: Sequence[VmallocCaller], page_size: int, top: int | None
+) -> Table:
     rows = [
         (c.caller, f"{c.areas:,}", f"{c.pages:,}", size(c.pages * page_size))
-        for c in callers[:_VMALLOC_ROWS]
+        for c in callers[:top]
     ]
-    rest = callers[_VMALLOC_ROWS:]
+    rest = callers[len(rows) :]
     if rest:
         areas, pages = sum(c.areas for c in rest), sum(c.pages for c in rest)
         label = f"({len(rest)} more)"
         rows.append((label, f"{areas:,}", f"{pages:,}", size(pages * page_size)))
     headers = ("AREAS", "PAGES", "SIZE")
-    return Table((Column("CALLER"), *(Column(h, "right") for h in headers)), rows)
+    return Table((free_text("CALLER"), *(Column(h, "right") for h in headers)), rows)
 
 
-def _sections(sections: Sequence[Section]) -> Table:
+def _sections(sections: Sequence[Section], top: int | None) -> Table:
+    shown = sections[:top]
     columns = (
         Column("NR", "right"),
         Column("STATE"),
         Column("PFNS"),
-        Column("PAGES", "right"),
+        Column("PAGES", "right", worth=3),
         Column("NODE", "right"),
-        Column("ZONES"),
-        Column("FIRST STRUCT PAGE"),
-        Column("LAST STRUCT PAGE"),
+        Column("ZONES", worth=2),
+        Column("FIRST STRUCT PAGE", worth=1),
+        Column("LAST STRUCT PAGE", worth=0),
     )
     return Table(
         columns,
@@ -232,6 +242,7 @@ def _sections(sections: Sequence[Section]) -> Table:
                 hex(section.memmap),
                 hex(section.memmap_end),
             )
-            for section in sections
+            for section in shown
         ],
+        More("section", len(sections) - len(shown), is_chosen=True),
     )

@@ -5,7 +5,7 @@
 from collections.abc import Iterator, Sequence
 
 from msatools.memory.unattributed.model import UnattributedGroup
-from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, text
 from msatools.reports.units import size
 
 _WORDS = 3
@@ -52,15 +52,15 @@ def _table(
 ) -> Table:
     columns = (
         Column("PAGES", "right"),
-        Column("SIZE", "right"),
-        Column("ORDER", "right"),
-        Column("BLOCKS", "right"),
-        Column("RUNS", "right"),
-        Column("NODE", "right"),
-        Column("REFS", "right"),
+        Column("SIZE", "right", worth=3),
+        Column("ORDER", "right", worth=4),
+        Column("BLOCKS", "right", worth=2),
+        Column("RUNS", "right", worth=1),
+        Column("NODE", "right", worth=0),
+        Column("REFS", "right", worth=0),
         Column("PFN"),
-        Column("CONTENTS"),
-        Column("MOST FREQUENT WORDS"),
+        free_text("CONTENTS", least=20),
+        free_text("MOST FREQUENT WORDS", least=20),
     )
     shown = groups[:top]
     rows = [_row(group, page_size) for group in shown]

@@ -55,7 +55,13 @@ Write = Callable[[TaskRow, TaskContext], Cell]
 def make_columns(names: tuple[str, ...], report: PrstatReport) -> tuple[Column, ...]:
     """Return the columns of some names."""
     return tuple(
-        Column(_header(name, report), "left" if name in _LEFT else "right")
+        Column(
+            _header(name, report),
+            "left" if name in _LEFT else "right",
+            worth=_WORTH.get(name),
+            least=_LEAST.get(name),
+            keeps="end" if name == "CGROUP" else "start",
+        )
         for name in names
     )
 
@@ -308,6 +314,21 @@ _WRITERS: Mapping[str, Write] = {
 
 COLUMNS = tuple(_WRITERS)
 """Names of all columns."""
+
+_LEAST_WORTH = (
+    # No Linux keeps these.
+    *("TRP", "SCL", "SIG"),
+    *("CMP", "COW", "THR", "IRQ", "CMIN", "CICX"),
+    *("MIN", "ICX", "NICE", "PRI", "PSR", "COV", "MAJ", "VCX", "SIZE"),
+    *("TFL", "DFL", "RCL", "SWP", "INT", "BIO", "BLK", "IOW"),
+    *("STP", "ZMB", "USER", "TIME", "LCK", "SLP"),
+)
+"""Columns that are left out where a table is too wide, from the first."""
+
+_WORTH = {name: worth for worth, name in enumerate(_LEAST_WORTH)}
+
+_LEAST = {"COMMAND": 15, "PROCESS/NLWP": 16, "CGROUP": 16, "ON": 16, "OFF-BY": 16}
+"""Columns of long texts, and the length that they may be cut to."""
 
 _LEFT = frozenset(
     ("USER", "STATE", "COMMAND", "PROCESS/NLWP", "CGROUP", "NOW", "ON", "OFF-BY")

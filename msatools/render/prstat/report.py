@@ -3,6 +3,7 @@
 """Renders prstat's report as tables."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import overload
 
 from msatools.locks.base.model import Herd
@@ -17,7 +18,20 @@ from msatools.prstat.model import (
 )
 from msatools.prstat.select import DELAY_OF
 from msatools.prstat.states import StateTime
-from msatools.render.blocks import Block, Cell, Column, Span, Table, Text, text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Items,
+    More,
+    Span,
+    Table,
+    Text,
+    free_text,
+    one_line,
+    text,
+    verbatim,
+)
 from msatools.render.cells import (
     BOUND_MARKS,
     ESTIMATE,
@@ -83,22 +97,26 @@ def blocks(
         yield _nobody(report)
     elif report.load is not None:
         yield from _load(report, report.load, rows)
-        yield from _more(len(report.load.groups), rows)
     elif report.states is not None:
-        yield _states(report)
+        yield _states(report.states, rows)
     elif report.stacks is not None:
-        yield from _stacks(report.stacks[:rows], verbose)
-        yield from _more(len(report.stacks), rows)
+        if not report.stacks:
+            yield text("No stack matches the selection.")
+        stacks = [tuple(_stack(g, verbose)) for g in report.stacks[:rows]]
+        more = _left(report.stacks, rows)
+        yield Items(stacks, replace(more, is_chosen=more.is_chosen or verbose))
     else:
         shown = report.tasks
         if rows is None and report.interval_ns is not None:
             shown = shown[:INTERVAL_ROWS]
         names = columns or _names(report, microstates, shown)
         about = context(report, verbose)
-        yield Table(make_columns(names, report), _Cells(shown, names, about))
-        if len(shown) < len(report.tasks):
-            left = len(report.tasks) - len(shown)
-            yield text(Span(f"({left:,} more rows: -n COUNT shows them)", "dim"))
+        yield Table(
+            make_columns(names, report),
+            _Cells(shown, names, about),
+            More("row", len(report.tasks) - len(shown), is_chosen=rows is not None),
+            keeps_all=columns is not None,
+        )
         if microstates and columns is None:
             yield text(Span(_LEGEND, "dim"))
     if report.totals.threads:
@@ -110,12 +128,18 @@ def blocks(
     yield from notes(report)
 
 
-def folded(report: PrstatReport, weight: str) -> Iterator[Text]:
+def folded(
+    report: PrstatReport, weight: str, rows: int | None = None
+) -> Iterator[Text]:
     """Yield stacks in the input format of flame graph tools, outermost first.
 
     :param weight: ``age``: microseconds of all waits; ``count``: threads.
+    :param rows: Number of groups of threads with one stack, if not all.
     """
-    for group in report.stacks or ():
+    if not report.stacks:
+        # Flame graph tools skip lines that do not end with a number.
+        yield text("# No stack matches the selection.")
+    for group in (report.stacks or ())[:rows]:
         by_comm: dict[str, int] = {}
         for comm, age_ns in zip(group.comms, group.ages_ns, strict=True):
             amount = age_ns // 1000 if weight == "age" else 1
@@ -124,7 +148,7 @@ def folded(report: PrstatReport, weight: str) -> Iterator[Text]:
         for comm, amount in by_comm.items():
             # The format reserves these two characters.
             name = comm.replace(";", ":").replace(" ", "_")
-            yield text(f"{name};{frames} {amount}")
+            yield verbatim(f"{name};{frames} {amount}")
 
 
 class _Cells(Sequence[Sequence[Cell]]):
@@ -240,7 +264,7 @@ def _nobody(report: PrstatReport) -> Text:
     # A broken list may hide all of them.
     left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
     among = " among the tasks that could be read" if left_out else ""
-    return text(f"No task of those that were asked for{among}.")
+    return text(f"No task matches the selection{among}.")
 
 
 _TITLES = {
@@ -261,16 +285,21 @@ def _all_groups(report: PrstatReport, limit: int | None) -> Iterator[Block]:
     for kind, groups in (*requested, *(report.by or {}).items()):
         if groups is None:
             continue
-        shown = groups[:limit]
+        shown, more = groups[:limit], _left(groups, limit)
         if kind == "class":
-            yield _by_class([group for group in shown if isinstance(group, ClassGroup)])
+            of_classes = [group for group in shown if isinstance(group, ClassGroup)]
+            yield _by_class(of_classes, more)
         else:
             of_tasks = [group for group in shown if isinstance(group, TaskGroup)]
-            yield _groups(report, of_tasks, _TITLES[kind])
-        yield from _more(len(groups), limit)
+            yield _groups(report, of_tasks, _TITLES[kind], more)
 
 
-def _by_class(groups: Sequence[ClassGroup]) -> Table:
+def _left(groups: Sequence[object], limit: int | None) -> More:
+    left = 0 if limit is None else len(groups) - limit
+    return More("group", left, is_chosen=limit is not None)
+
+
+def _by_class(groups: Sequence[ClassGroup], more: More) -> Table:
     has_times = any(group.ns is not None for group in groups)
     times = ("TIME", "ERROR") if has_times else ()
     headers = ("NPROC", "NLWP", "FOR, SUMMED", "LONGEST", *times)
@@ -286,7 +315,7 @@ def _by_class(groups: Sequence[ClassGroup]) -> Table:
         )
         for group in groups
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, more)
 
 
 def _class_times(group: ClassGroup) -> tuple[str, str]:
@@ -295,7 +324,9 @@ def _class_times(group: ClassGroup) -> tuple[str, str]:
     return ESTIMATE + duration(group.ns or 0), duration(group.error_ns)
 
 
-def _groups(report: PrstatReport, groups: Sequence[TaskGroup], title: str) -> Table:
+def _groups(
+    report: PrstatReport, groups: Sequence[TaskGroup], title: str, more: More
+) -> Table:
     ram = report.totals.ram_bytes
     names = title == "USER" and report.target.kind == "kcore"
 
@@ -304,6 +335,7 @@ def _groups(report: PrstatReport, groups: Sequence[TaskGroup], title: str) -> Ta
 
     headers = ("NPROC", "NLWP", "SIZE", "RSS", "MEMORY", "TIME", "CPU")
     columns = tuple(Column(name, "right") for name in headers)
+    key = Column(title, least=24, keeps="end", is_key=True)
     rows = [
         (
             str(group.processes),
@@ -317,12 +349,7 @@ def _groups(report: PrstatReport, groups: Sequence[TaskGroup], title: str) -> Ta
         )
         for group in groups
     ]
-    return Table((*columns, Column(title)), rows)
-
-
-def _more(groups: int, shown: int | None) -> Iterator[Text]:
-    if shown is not None and groups > shown:
-        yield text(Span(f"({groups - shown:,} more groups)", "dim"))
+    return Table((*columns, key), rows, more)
 
 
 def _load(report: PrstatReport, load: Load, limit: int | None) -> Iterator[Block]:
@@ -346,14 +373,19 @@ def _load(report: PrstatReport, load: Load, limit: int | None) -> Iterator[Block
         )
         for group in load.groups[:limit]
     ]
+    if not rows:
+        return
     columns = (
         Column("COUNT", "right"),
         Column("STATE"),
         Column("NOW"),
         Column("OLDEST", "right"),
-        *(Column(name) for name in ("COMMAND", "ON", "FUNCTION", "PIDS")),
+        free_text("COMMAND", least=12),
+        free_text("ON"),
+        free_text("FUNCTION", worth=1, least=12),
+        free_text("PIDS", worth=0, least=10),
     )
-    yield Table(columns, rows)
+    yield Table(columns, rows, _left(load.groups, limit))
 
 
 def _pids(pids: Sequence[int]) -> str:
@@ -361,17 +393,18 @@ def _pids(pids: Sequence[int]) -> str:
     return shown if len(pids) <= _MAX_PIDS else f"{shown} +{len(pids) - _MAX_PIDS}"
 
 
-def _states(report: PrstatReport) -> Table:
-    rows = [_state(state) for state in report.states or ()]
+def _states(states: Sequence[StateTime], limit: int | None) -> Table:
+    rows = [_state(state) for state in states[:limit]]
+    left = len(states) - len(rows)
     columns = (
         Column("STATE"),
         Column("FROM"),
         Column("TIME", "right"),
         Column("NOW", "right"),
-        Column("FOR, SUMMED", "right"),
-        Column("WHERE IT COMES FROM, OR WHY THERE IS NONE"),
+        Column("FOR, SUMMED", "right", worth=0),
+        free_text("WHERE IT COMES FROM, OR WHY THERE IS NONE", least=24),
     )
-    return Table(columns, rows)
+    return Table(columns, rows, More("state", left, is_chosen=limit is not None))
 
 
 def _state(state: StateTime) -> Sequence[Cell]:
@@ -389,18 +422,17 @@ def _state(state: StateTime) -> Sequence[Cell]:
     )
 
 
-def _stacks(groups: Sequence[StackGroup], verbose: bool) -> Iterator[Block]:
-    for group in groups:
-        ages = duration_range(group.min_age_ns, group.max_age_ns)
-        comms = sorted(set(group.comms))
-        names = ", ".join(comms if verbose else comms[:_MAX_PIDS])
-        pids = " ".join(map(str, group.pids)) if verbose else _pids(group.pids)
-        count = plural(len(group.pids), "thread")
-        head = f"{count}  {group.task_class}  {ages}"
-        yield text(Span(head, "title"), f"  {names}: {pids}")
-        for frame in group.frames:
-            yield text(f"    {frame}")
-        yield text()
+def _stack(group: StackGroup, verbose: bool) -> Iterator[Text]:
+    ages = duration_range(group.min_age_ns, group.max_age_ns)
+    comms = sorted(set(group.comms))
+    names = ", ".join(comms if verbose else comms[:_MAX_PIDS])
+    pids = " ".join(map(str, group.pids)) if verbose else _pids(group.pids)
+    count = plural(len(group.pids), "thread")
+    head = f"{count}  {group.task_class}  {ages}"
+    yield text(Span(head, "title"), f"  {names}: {pids}")
+    for frame in group.frames:
+        yield one_line(f"    {frame}")
+    yield text()
 
 
 def _why(reasons: Sequence[Why]) -> Iterator[Block]:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from msatools.render.blocks import Block, Column, Span, Style, Table, text
+from msatools.render.blocks import Block, Column, Span, Style, Table, free_text, text
 from msatools.render.cells import NOT_KEPT, plural
 from msatools.render.header import header, notes, taken_from
 from msatools.selfcheck.model import KernelFacts, SelfCheck, SelfCheckReport, Verdict
@@ -22,12 +22,12 @@ _STYLES: dict[Verdict, Style] = {
 }
 _COLUMNS = (
     Column("CHECK"),
-    Column("LEFT", "right"),
-    Column("RIGHT", "right"),
+    Column("LEFT", "right", worth=2),
+    Column("RIGHT", "right", worth=1),
     Column("DIFF", "right"),
-    Column("ALLOWED", "right"),
+    Column("ALLOWED", "right", worth=0),
     Column("VERDICT"),
-    Column("WHAT"),
+    free_text("WHAT", least=24),
 )
 _ADDRESS = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 _BEGIN = "-- for a bug report: no names of hosts, tasks or files, and no addresses --"

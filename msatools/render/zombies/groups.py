@@ -4,10 +4,21 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from msatools.render import plain
-from msatools.render.blocks import Block, Cell, Column, Span, Table, Text, Tree, text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    More,
+    Span,
+    Table,
+    Text,
+    Tree,
+    free_text,
+    text,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, more, number_text, plural, state_cell, user
 from msatools.render.zombies.limits import nearest
@@ -39,7 +50,7 @@ KEYS = 20
 _VERDICTS = 3
 _INDENT = "    "
 
-Key = Literal["verdict", "cgroup", "user", "namespace"]
+Key = Literal["verdict", "cgroup", "user", "ns"]
 
 
 def has_names(report: ZombiesReport) -> bool:
@@ -54,14 +65,13 @@ def by_parent(
     groups = report.groups
     shown = groups[:rows] if rows or verbose else groups[:GROUPS]
     explained = len(shown) if rows or verbose else _EXPLAINED
-    head, *lines = plain.lines(_table(shown, report, verbose))
-    yield Text(head)
-    for index, (group, cells) in enumerate(zip(shown, lines, strict=True)):
-        yield Text(cells)
-        if index < explained:
-            belongings = belongings_text(group, has_names(report), verbose)
-            yield from explanation(group, verbose, belongings)
-    yield from more(len(groups) - len(shown), "group")
+    notes: dict[int, Sequence[Text]] = {}
+    for index, group in enumerate(shown[:explained]):
+        belongings = belongings_text(group, has_names(report), verbose)
+        notes[index] = tuple(explanation(group, verbose, belongings))
+    left = len(groups) - len(shown)
+    more = More("group", left, is_chosen=rows is not None)
+    yield replace(_table(shown, report, verbose), notes=notes, more=more)
     if len(shown) < len(groups):
         yield _verdicts(groups)
 
@@ -70,8 +80,8 @@ def _table(
     groups: Sequence[ZombieGroup], report: ZombiesReport, verbose: bool
 ) -> Table:
     columns = [
-        *(Column("COUNT", "right"), Column("PARENT"), Column("ST"), Column("AGE")),
-        *(Column("WHY"), Column("LIMITS")),
+        *(Column("COUNT", "right"), free_text("PARENT", least=12), Column("ST")),
+        *(Column("AGE"), free_text("WHY", least=24), free_text("LIMITS", worth=0)),
     ]
     changes = report.interval_ns is not None
     if changes:
@@ -121,7 +131,7 @@ _HEADERS = {
     "verdict": "VERDICT",
     "cgroup": "CGROUP",
     "user": "USER",
-    "namespace": "PID NAMESPACE",
+    "ns": "PID NAMESPACE",
 }
 
 
@@ -137,14 +147,17 @@ def tally(
     shown = ranked[:rows] if rows or verbose else ranked[:KEYS]
     columns = (
         Column("COUNT", "right"),
-        Column(_HEADERS[key]),
-        Column("PARENTS"),
-        Column("AGE"),
-        Column("WHY"),
+        free_text(_HEADERS[key], keeps="end"),
+        free_text("PARENTS"),
+        Column("AGE", worth=0),
+        free_text("WHY"),
     )
     most = None if verbose else _VERDICTS
-    yield Table(columns, [_tallied(key, name, group, most) for name, group in shown])
-    yield from more(len(ranked) - len(shown), "row")
+    yield Table(
+        columns,
+        [_tallied(key, name, group, most) for name, group in shown],
+        More("row", len(ranked) - len(shown), is_chosen=rows is not None),
+    )
 
 
 def _key(key: Key, names: bool) -> Callable[[Zombie], str]:
@@ -186,19 +199,23 @@ def each_zombie(report: ZombiesReport, rows: int | None) -> Iterator[Block]:
     columns = (
         Column("PID", "right"),
         Column("AGE", "right"),
-        Column("PARENT"),
+        free_text("PARENT", least=12),
         Column("VERDICT"),
         Column("ENDED"),
-        Column("USER"),
-        Column("THREADS", "right"),
-        Column("TRACER", "right"),
-        Column("PID NAMESPACE"),
-        Column("CGROUP"),
-        Column("COMMAND"),
+        Column("USER", worth=2),
+        Column("THREADS", "right", worth=1),
+        Column("TRACER", "right", worth=3),
+        Column("PID NAMESPACE", worth=0),
+        free_text("CGROUP", worth=4, keeps="end"),
+        free_text("COMMAND", least=12),
     )
     shown = report.zombies[:rows] if rows else report.zombies
-    yield Table(columns, [_row(zombie, names) for zombie in shown])
-    yield from more(len(report.zombies) - len(shown), "zombie")
+    left = len(report.zombies) - len(shown)
+    yield Table(
+        columns,
+        [_row(zombie, names) for zombie in shown],
+        More("zombie", left, is_chosen=rows is not None),
+    )
 
 
 def _row(zombie: Zombie, names: bool) -> Sequence[Cell]:

@@ -5,7 +5,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from msatools.render.blocks import Block, Cell, Column, Span, Table
+from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text
 from msatools.render.blocks import text as line
 from msatools.render.cells import ESTIMATE, NOT_KEPT
 from msatools.render.zombies.words import INITIAL_NAMESPACE, percent_used, share_style
@@ -32,9 +32,11 @@ def limits_table(
     if not shown:
         return
     columns = [
-        *(Column("LIMIT"), Column("OF"), Column("USED", "right")),
-        *(Column("MAX", "right"), Column("LEFT", "right"), Column("DEAD", "right")),
-        *(Column("%", "right"), Column(_LEGEND)),
+        *(Column("LIMIT"), free_text("OF", least=10, keeps="end")),
+        Column("USED", "right"),
+        *(Column("MAX", "right"), Column("LEFT", "right", worth=1)),
+        *(Column("DEAD", "right"), Column("%", "right")),
+        free_text(_LEGEND, worth=0, least=len(_LEGEND)),
     ]
     if interval:
         columns.insert(-1, Column("HIT IN", "right"))
@@ -71,7 +73,7 @@ def _row(limit: Limit, interval: bool) -> Sequence[Cell]:
         limit.scope,
         NOT_KEPT if used is None else f"{used:,}",
         "none" if most is None else f"{most:,}",
-        NOT_KEPT if used is None or most is None else f"{max(0, most - used):,}",
+        NOT_KEPT if limit.left is None else f"{limit.left:,}",
         f"{limit.zombies:,}",
     ]
     first = "  first to be hit" if limit.first else ""

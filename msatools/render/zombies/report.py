@@ -5,9 +5,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from msatools.render.blocks import Block, Column, Span, Table, Text
+from msatools.render.blocks import Block, Column, More, Span, Table, Text, free_text
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, more, plural, user
+from msatools.render.cells import NOT_KEPT, plural, user
 from msatools.render.header import header, losses, notes, times
 from msatools.render.zombies.groups import (
     by_parent,
@@ -31,7 +31,7 @@ from msatools.reports.units import duration, size
 from msatools.zombies.exit_status import ending
 from msatools.zombies.model import HeldMemory, Leak, TaskAsked, Zombie, ZombiesReport
 
-View = Literal["parent", "verdict", "cgroup", "user", "namespace", "tree", "leaks"]
+View = Literal["parent", "verdict", "cgroup", "user", "ns", "tree", "leaks"]
 
 _LEAKS = 20
 
@@ -56,7 +56,7 @@ def blocks(
     elif view == "leaks":
         yield from _leaks(report.leaks, rows, verbose)
     elif not report.zombies:
-        asked = " of those that were asked for" if some else ""
+        asked = " matches the selection" if some else ""
         # A broken list may hide all of them.
         left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
         among = " among the tasks that could be read" if left_out else ""
@@ -126,8 +126,17 @@ def _foot(report: ZombiesReport, verbose: bool) -> Iterator[Text]:
         words += f"{coverage.get('tasks_unreadable', 0):,} unreadable"
         yield line("; ".join([words, *lost]))
     if report.reads is not None:
-        yield line(f"cost: {plural(report.reads, 'read')} of the kernel's memory")
+        yield line(_cost(report, report.reads))
     yield from notes(report)
+
+
+def _cost(report: ZombiesReport, reads: int) -> str:
+    words = f"cost: {plural(reads, 'read')} of the kernel's memory"
+    if report.read_bytes is not None:
+        words += f", {report.read_bytes:,} bytes"
+    if report.elapsed_ns is not None:
+        words += f", {duration(report.elapsed_ns)}"
+    return words
 
 
 # --- one task
@@ -189,8 +198,8 @@ def _leaks(
         Column("STRUCT PID"),
         Column("REFERENCES", "right"),
         Column("UNNAMED", "right"),
-        Column("ITS TASK"),
-        Column("HOLDERS THAT CAN BE NAMED"),
+        free_text("ITS TASK", least=12),
+        free_text("HOLDERS THAT CAN BE NAMED"),
     )
     yield Table(
         columns,
@@ -206,5 +215,5 @@ def _leaks(
             )
             for leak in shown
         ],
+        More("struct pid", len(leaks) - len(shown), is_chosen=rows is not None),
     )
-    yield from more(len(leaks) - len(shown), "struct pid")

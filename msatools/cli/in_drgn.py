@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Execution of a command as ``%command`` at drgn's prompt."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from drgn import Program, ProgramFlags
+from drgn.commands import CommandArgumentError, CommandError
+
+from msatools.cli.arguments import (
+    Asked,
+    UsageError,
+    make_parser,
+    parse_words,
+    refuse_excluded,
+)
+from msatools.cli.command import Answer, Command, R
+from msatools.cli.execution import check, chosen, instead, print_answer
+from msatools.cli.output import OutputClosed, OutputError
+from msatools.cli.runner import RunResult, run
+from msatools.render.blocks import escape
+from msatools.render.json import Document
+from msatools.target import TargetError, describe
+
+
+def run_in_drgn(
+    command: Command[R], prog: Program, argv: Sequence[str]
+) -> R | Document | None:
+    """Run a command on drgn's program, and return its last report.
+
+    If the arguments request an answer without a target, return that.
+
+    :param argv: Arguments after the command's name.
+    :raises CommandArgumentError: for wrong usage, such as a target
+    :raises CommandError: if the report is not complete, with ``--strict``; if a file to
+        compare cannot be read, or a file cannot be written
+    :raises TargetError: if the program is not a kernel, or has no types
+    """
+    try:
+        parser = make_parser(command, in_drgn=True)
+        args = parser.parse_intermixed_args(argv)
+        command = chosen(command, parser, args)
+        words = parse_words(args.words)
+        refuse_excluded(command, parser, args)
+        if (answer := instead(command, args, words)) is not None:
+            return _answer_in_drgn(command, answer, args)
+        if words.target is not None:
+            raise UsageError(f"{words.target}: the target is drgn's own")
+        if words.interval_s is not None and not prog.flags & ProgramFlags.IS_LIVE:
+            raise UsageError("prog: a dump does not change in an interval")
+        check(command, args, words)
+    except Asked as asked:
+        sys.stdout.write(str(asked))
+        return None
+    except UsageError as error:
+        raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
+    except TargetError as error:
+        raise CommandError(f"%{command.name}: {escape(str(error))}") from None
+
+    seen: RunResult[R] = RunResult()
+    try:
+        run(command, prog, describe(prog), args, words, seen)
+    except OutputClosed:
+        # As with `| head`: the report is returned all the same.
+        pass
+    except UsageError as error:
+        # Some arguments are wrong for this target only.
+        raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
+    except OutputError as error:
+        raise CommandError(f"%{command.name}: {escape(str(error))}") from None
+    except KeyboardInterrupt:
+        if words.interval_s is None:
+            raise
+    _require_complete(command, args, seen.incomplete)
+    return seen.last
+
+
+def _answer_in_drgn(
+    command: Command[R], answer: Answer, args: argparse.Namespace
+) -> Document:
+    with contextlib.suppress(OutputClosed):
+        print_answer(answer, args)
+    _require_complete(command, args, answer.incomplete)
+    return answer.document
+
+
+def _require_complete(
+    command: Command[R], args: argparse.Namespace, incomplete: bool
+) -> None:
+    if args.strict and incomplete:
+        raise CommandError(f"%{command.name}: the report is not complete")

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Completion for bash, zsh and fish: options, their values, and files as targets."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from msatools.derived.options import Option, options_of
+from msatools.registry import NAMES, load
+
+_Commands = Mapping[str, tuple[Option, ...]]
+"""Options by the name of the command, without ``msa-``."""
+
+_LICENCE = "# SPDX-License-Identifier: LGPL-2.1-or-later"
+_FRONT_OPTIONS = (("--help", "print this help"), ("--version", "print the version"))
+
+
+def completions() -> dict[str, str]:
+    """Return all scripts by path below ``share``."""
+    commands = {name: options_of(load(name)) for name in NAMES}
+    bash, fish = "bash-completion/completions", "fish/vendor_completions.d"
+    return {
+        f"{bash}/msa": _lines(_bash(commands)),
+        # bash loads the file that has the name of the command.
+        **{f"{bash}/msa-{name}": _lines(_bash_of_one()) for name in commands},
+        # zsh reads from the first line what is completed.
+        "zsh/site-functions/_msa": _lines(_zsh(commands), f"#compdef {_scripts()}"),
+        f"{fish}/msa.fish": _lines(_fish_front(commands)),
+        **{
+            f"{fish}/msa-{name}.fish": _lines(_fish(f"msa-{name}", "", options))
+            for name, options in commands.items()
+        },
+    }
+
+
+def _lines(lines: Iterator[str], first: str = _LICENCE) -> str:
+    return "\n".join(chain((first,), lines, ("",)))
+
+
+def _scripts() -> str:
+    return " ".join(("msa", *(f"msa-{name}" for name in NAMES)))
+
+
+def _flags(options: tuple[Option, ...]) -> str:
+    return " ".join(flag for option in options for flag in option.flags)
+
+
+def _quoted(text: str) -> str:
+    """Return text as one word of any of the shells."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+# --- bash
+
+_BASH = r"""
+# Complete one name of a list with commas.
+_msatools_list() {
+    local done=${current%"${current##*,}"}
+    mapfile -t COMPREPLY < <(compgen -P "$done" -W "$1" -- "${current##*,}")
+}
+
+_msatools_words() {
+    mapfile -t COMPREPLY < <(compgen -W "$1" -- "$current")
+}
+
+_msatools_files() {
+    compopt -o filenames 2>/dev/null
+    mapfile -t COMPREPLY < <(compgen -f -- "$current")
+}
+
+_msatools() {
+    local current=${COMP_WORDS[COMP_CWORD]} option=${COMP_WORDS[COMP_CWORD-1]}
+    local name=${COMP_WORDS[0]##*/}
+    COMPREPLY=()
+    # bash splits --by=x into three words.
+    if [[ $current == '=' ]]; then
+        current=
+    elif [[ $option == '=' ]]; then
+        option=${COMP_WORDS[COMP_CWORD-2]}
+    fi
+    name=${name#msa-}
+    if [[ $name == msa ]]; then
+        if ((COMP_CWORD == 1)); then
+            _msatools_words '@NAMES@ @FRONT@'
+            return
+        fi
+        name=${COMP_WORDS[1]}
+    fi
+    case $name:$option in
+@VALUES@
+    esac
+    if [[ $current != -* ]]; then
+        _msatools_files
+        return
+    fi
+    case $name in
+@OPTIONS@
+    esac
+}
+
+complete -F _msatools @SCRIPTS@"""
+
+
+def _bash(commands: _Commands) -> Iterator[str]:
+    values, options = [], []
+    for name, those in commands.items():
+        for option in those:
+            patterns = "|".join(f"{name}:{flag}" for flag in option.flags)
+            if (call := _bash_value(option)) is not None:
+                values.append(f"    {patterns}) {call} ;;")
+        options.append(f"    {name}) _msatools_words {_quoted(_flags(those))} ;;")
+    text = _BASH.strip("\n")
+    for mark, by in (
+        ("@NAMES@", " ".join(commands)),
+        ("@FRONT@", " ".join(flag for flag, _ in _FRONT_OPTIONS)),
+        ("@VALUES@", "\n".join(values)),
+        ("@OPTIONS@", "\n".join(options)),
+        ("@SCRIPTS@", _scripts()),
+    ):
+        text = text.replace(mark, by)
+    yield text
+
+
+def _bash_value(option: Option) -> str | None:
+    """Return the commands that complete a value, if the option needs one."""
+    if option.value in ("none", "maybe file"):
+        return None
+    if option.value == "file":
+        return "_msatools_files; return"
+    if option.value == "other":
+        return "return"
+    kind = "list" if option.value == "names" else "words"
+    return f"_msatools_{kind} {_quoted(' '.join(option.names))}; return"
+
+
+def _bash_of_one() -> Iterator[str]:
+    yield '. "${BASH_SOURCE[0]%/*}/msa"'
+
+
+# --- zsh
+
+
+def _zsh(commands: _Commands) -> Iterator[str]:
+    yield _LICENCE
+    yield ""
+    for name, options in commands.items():
+        yield f"_msatools_{name}() {{"
+        yield "    _arguments -S \\"
+        for option in options:
+            for flag in option.flags:
+                yield f"        {_quoted(_zsh_option(option, flag))} \\"
+        yield "        '*:target:_files'"
+        yield "}"
+        yield ""
+    yield "_msatools_front() {"
+    yield "    if ((CURRENT > 2)); then"
+    yield "        shift words; ((CURRENT--))"
+    yield '        _call_function ret "_msatools_${words[1]}"'
+    yield "        return"
+    yield "    fi"
+    yield "    local -a commands options"
+    yield "    commands=("
+    for name in commands:
+        yield f"        {_quoted(_zsh_name(name, load(name).summary))}"
+    yield "    )"
+    yield "    options=("
+    for flag, what in _FRONT_OPTIONS:
+        yield f"        {_quoted(_zsh_name(flag, what))}"
+    yield "    )"
+    yield "    _describe command commands"
+    yield "    _describe -o option options"
+    yield "}"
+    yield ""
+    yield "local ret=1"
+    yield "case $service in"
+    yield "msa) _msatools_front ;;"
+    yield '*) "_msatools_${service#msa-}" ;;'
+    yield "esac"
+
+
+def _zsh_name(name: str, what: str) -> str:
+    return f"{name}:{what}"
+
+
+def _zsh_option(option: Option, flag: str) -> str:
+    """Return the specification of one way to write an option (zshcompsys(1))."""
+    others = " ".join(option.flags)
+    start = "*" if option.is_repeatable else f"({others})"
+    # With a plus the value of a short option may follow in the same word.
+    join = "" if not option.metavars else ("=" if flag.startswith("--") else "+")
+    text = f"{start}{flag}{join}[{_zsh_text(option.help)}]"
+    for metavar in option.metavars:
+        optional = ":" if option.value == "maybe file" else ""
+        text += f":{optional}{_zsh_text(metavar)}:{_zsh_value(option)}"
+    return text
+
+
+def _zsh_value(option: Option) -> str:
+    if option.value in ("file", "maybe file"):
+        return "_files"
+    names = " ".join(option.names)
+    if option.value == "choice":
+        return f"({names})"
+    if option.value == "names":
+        return f"_sequence compadd - {names}"
+    return " "
+
+
+def _zsh_text(text: str) -> str:
+    for character in "\\[]:":
+        text = text.replace(character, f"\\{character}")
+    return text
+
+
+# --- fish
+
+
+def _fish(script: str, condition: str, options: tuple[Option, ...]) -> Iterator[str]:
+    for option in options:
+        words = [f"complete -c {script}"]
+        if condition:
+            words.append(f"-n {_quoted(condition)}")
+        words += map(_fish_flag, option.flags)
+        words += _fish_value(option)
+        words.append(f"-d {_fish_quoted(option.help)}")
+        yield " ".join(words)
+
+
+def _fish_flag(flag: str) -> str:
+    return f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
+
+
+def _fish_value(option: Option) -> list[str]:
+    names = " ".join(option.names)
+    if option.value == "file":
+        return ["-r", "-F"]
+    if option.value == "choice":
+        return ["-x", "-a", _quoted(names)]
+    if option.value == "names":
+        return ["-x", "-a", _quoted(f"(__fish_append , {names})")]
+    return ["-x"] if option.value == "other" else []
+
+
+def _fish_quoted(text: str) -> str:
+    """Return text as one word of fish, in which ``\\`` escapes within quotes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _fish_front(commands: _Commands) -> Iterator[str]:
+    first = "-n __fish_use_subcommand"
+    for name in commands:
+        summary = _fish_quoted(load(name).summary)
+        yield f"complete -c msa {first} -f -a {name} -d {summary}"
+    for flag, what in _FRONT_OPTIONS:
+        yield f"complete -c msa {first} -l {flag[2:]} -d {_fish_quoted(what)}"
+    for name, options in commands.items():
+        yield from _fish("msa", f"__fish_seen_subcommand_from {name}", options)

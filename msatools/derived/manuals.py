@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Manual pages of ``msa`` and of each command, in roff (man(7))."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msatools
+from msatools.cli.arguments import examples_of
+from msatools.cli.command import Command
+from msatools.derived.options import Option, options_of
+from msatools.registry import NAMES, load
+
+_TARGET = (
+    "TARGET is a crash dump (a vmcore in ELF format, or as makedumpfile and QEMU write "
+    "them), /proc/kcore, or a recording made with --record. Without a TARGET, the "
+    "running kernel is read, for which you need to be root. Dumps need no debug info: "
+    "the kernel's own BTF is used if none is found."
+)
+_INTERVAL = (
+    "With an INTERVAL in seconds, on a running kernel, each report is of what changed "
+    "in it; with a COUNT, there are that many."
+)
+_STATUS = (
+    ("0", "done, also if an interval run was stopped"),
+    (
+        "1",
+        "the target, its types, or a PID or CPU that was named could not be found or "
+        "read",
+    ),
+    ("2", "wrong usage"),
+    (
+        "3",
+        "with --strict: something was missing or unreadable, or a check failed",
+    ),
+)
+_ENVIRONMENT = (
+    ("NO_COLOR", "if it is set, nothing is coloured"),
+    ("DEBUGINFOD_URLS", "where --debuginfod fetches debug info"),
+)
+
+
+def manuals() -> dict[str, str]:
+    """Return all manual pages by file name, such as ``msa-memstat.1``."""
+    commands = [load(name) for name in NAMES]
+    pages = {f"msa-{command.name}.1": _command_page(command) for command in commands}
+    return {"msa.1": _front_page(commands), **pages}
+
+
+def _command_page(command: Command[Any]) -> str:
+    name = f"msa-{command.name}"
+    return _page(
+        *_head(name, command.summary),
+        *_section("SYNOPSIS"),
+        f".B {_escape(name)}",
+        _escape("[OPTION...] [TARGET] [INTERVAL [COUNT]]"),
+        *_section("DESCRIPTION"),
+        _escape(f"{command.summary[0].upper()}{command.summary[1:]}."),
+        *_paragraph(_TARGET),
+        *_paragraph(_INTERVAL),
+        *_paragraph(
+            f"Inside drgn, %{command.name} is this command on drgn's program; it takes "
+            "no TARGET."
+        ),
+        *_options(options_of(command)),
+        *_section("EXAMPLES"),
+        *_list(
+            (f"{name} {words}".rstrip(), what)
+            for words, what in examples_of(command, in_drgn=False)
+        ),
+        *_tail(("msa", *(f"msa-{other}" for other in NAMES if other != command.name))),
+    )
+
+
+def _front_page(commands: list[Command[Any]]) -> str:
+    return _page(
+        *_head("msa", "look into a Linux kernel: a crash dump, or the running one"),
+        *_section("SYNOPSIS"),
+        ".B msa",
+        _escape("COMMAND [OPTION...] [TARGET] [INTERVAL [COUNT]]"),
+        ".br",
+        ".B msa",
+        _escape("--help | --version"),
+        *_section("DESCRIPTION"),
+        _escape("msa COMMAND is msa-COMMAND, which has a manual page of its own."),
+        *_paragraph(_TARGET),
+        *_section("COMMANDS"),
+        *_list((command.name, command.summary) for command in commands),
+        *_section("EXAMPLES"),
+        *_list(
+            (f"msa {command.name} {words}".rstrip(), what)
+            for command in commands
+            for words, what in command.examples[:1]
+        ),
+        *_tail(f"msa-{name}" for name in NAMES),
+    )
+
+
+def _page(*lines: str) -> str:
+    return "\n".join((*lines, ""))
+
+
+def _head(name: str, summary: str) -> Iterator[str]:
+    # No date: the page depends on the commands alone.
+    version = _escape(f"msatools {msatools.__version__}")
+    yield f'.TH {name.upper()} 1 "" "{version}" "User Commands"'
+    # No hyphenation, and no spaces to align the right edge.
+    yield ".nh"
+    yield ".ad l"
+    yield from _section("NAME")
+    yield f"{_escape(name)} \\- {_escape(summary)}"
+
+
+def _tail(others: Iterable[str]) -> Iterator[str]:
+    """Yield the last sections.
+
+    :param others: Names of the other pages.
+    """
+    yield from _section("EXIT STATUS")
+    yield from _list(_STATUS)
+    yield from _section("ENVIRONMENT")
+    yield from _list(_ENVIRONMENT)
+    yield from _section("SEE ALSO")
+    *first, last = (f".BR {_escape(name)} (1)" for name in others)
+    yield from (f"{name}," for name in first)
+    yield last
+
+
+def _options(options: tuple[Option, ...]) -> Iterator[str]:
+    for group in dict.fromkeys(option.group for option in options):
+        if group == "OPTIONS":
+            yield from _section("OPTIONS")
+        else:
+            yield f'.SS "{_escape(f"Options for the {group}".title())}"'
+        for option in options:
+            if option.group == group:
+                yield ".TP"
+                yield _flags(option)
+                yield _text(option.help)
+
+
+def _flags(option: Option) -> str:
+    """Return the ways to write an option: flags bold, values in italics."""
+    flags = ", ".join(f"\\fB{_escape(flag)}\\fR" for flag in option.flags)
+    values = " ".join(f"\\fI{_escape(name)}\\fR" for name in option.metavars)
+    return f"{flags} {values}".rstrip()
+
+
+def _section(title: str) -> Iterator[str]:
+    yield f".SH {title}"
+
+
+def _paragraph(text: str) -> Iterator[str]:
+    yield ".PP"
+    yield _text(text)
+
+
+def _list(items: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for term, text in items:
+        yield ".TP"
+        yield f".B {_escape(term)}"
+        yield _text(text)
+
+
+def _text(text: str) -> str:
+    """Return a text whose first character is no control character of roff."""
+    escaped = _escape(text)
+    return f"\\&{escaped}" if escaped[:1] in (".", "'") else escaped
+
+
+def _escape(text: str) -> str:
+    for character, by in (
+        ("\\", "\\e"),
+        ("-", "\\-"),
+        ("'", "\\(aq"),
+        ("`", "\\(ga"),
+        ("^", "\\(ha"),
+        ("~", "\\(ti"),
+        ('"', "\\(dq"),
+    ):
+        text = text.replace(character, by)
+    return text

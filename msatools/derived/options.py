@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The options of a command, as manual pages and shell completion describe them."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msatools.cli.arguments import MaybeFile, make_parser
+from msatools.cli.command import Command
+from msatools.cli.values import UnknownName
+
+Value = Literal["none", "file", "maybe file", "choice", "names", "other"]
+"""Values of an option: none, a file, perhaps a file, one of some names, a list of them
+with commas, or something that cannot be completed."""
+
+_FILES = frozenset(("FILE", "PATH", "VMLINUX", "ADDR", "A", "B"))
+"""Names of values that are files; the address of a guest is one of a socket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of a command."""
+
+    flags: tuple[str, ...]
+    """All ways to write it, such as ``-h`` and ``--help``."""
+
+    metavars: tuple[str, ...]
+    """Names of its values; empty if it has none."""
+
+    value: Value
+    names: tuple[str, ...]
+    """The names to choose from, if there are some."""
+
+    help: str
+    group: str
+    """The heading under which ``--help`` has it: ``OPTIONS`` or ``TARGET``."""
+
+    is_repeatable: bool
+
+
+def options_of(command: Command[Any]) -> tuple[Option, ...]:
+    """Return the options of a command's console script, in the order of ``--help``."""
+    return tuple(_options(make_parser(command, in_drgn=False)))
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[Option]:
+    formatter = parser._get_formatter()
+    for group in parser._action_groups:
+        for action in group._group_actions:
+            if not action.option_strings:
+                continue
+            names = _names(action)
+            yield Option(
+                flags=tuple(action.option_strings),
+                metavars=_metavars(action),
+                value=_value(action, names),
+                names=names,
+                help=formatter._expand_help(action),
+                group=group.title or "",
+                is_repeatable=isinstance(
+                    action, (argparse._ExtendAction, argparse._AppendAction)
+                ),
+            )
+
+
+def _metavars(action: argparse.Action) -> tuple[str, ...]:
+    if action.nargs == 0:
+        return ()
+    if isinstance(action.metavar, tuple):
+        return action.metavar
+    if action.choices is not None:
+        return ("|".join(map(str, action.choices)),)
+    return (action.metavar or action.dest.upper(),)
+
+
+def _value(action: argparse.Action, names: tuple[str, ...]) -> Value:
+    if isinstance(action, MaybeFile):
+        return "maybe file"
+    if action.nargs == 0:
+        return "none"
+    if names:
+        return "names" if action.choices is None else "choice"
+    return "file" if _FILES.issuperset(_metavars(action)) else "other"
+
+
+def _names(action: argparse.Action) -> tuple[str, ...]:
+    """Return the names that an option takes; empty if it takes others."""
+    if action.choices is not None:
+        return tuple(map(str, action.choices))
+    if action.nargs == 0 or not callable(action.type):
+        return ()
+    try:
+        # No option has this name: the parser's error has those that it knows.
+        action.type("\0")
+    except UnknownName as error:
+        return error.known
+    except (argparse.ArgumentTypeError, ValueError):
+        pass
+    return ()

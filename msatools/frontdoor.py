@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The command ``msa``: runs the other commands by name.
+
+Commands are imported when they run, so that ``msa NAME`` starts as fast as
+``msa-NAME``.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+from msatools.registry import NAMES
+
+DEFAULT = "report"
+"""The command that ``msa TARGET`` runs, once there is one of that name."""
+
+USAGE = 2
+"""Exit status for wrong usage."""
+
+_NUMBER = re.compile(r"[+-]?\.?\d.*")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names, and return its exit status.
+
+    :param argv: Arguments after ``msa``; by default those of the process.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    first = words[0] if words else ""
+    if first in ("-h", "--help"):
+        return _print(_help())
+    if first == "--version":
+        from msatools import __version__
+
+        return _print(f"{__version__}\n")
+    from msatools.console import run
+
+    if first in NAMES:
+        return run(first, words[1:])
+    if DEFAULT in NAMES and (_is_argument(first) or os.path.exists(first)):
+        return run(DEFAULT, words)
+    return _refuse(first)
+
+
+def _is_argument(word: str) -> bool:
+    """Return whether a word is no name: nothing, an option, a number or a path."""
+    return not word or word[0] == "-" or "/" in word or bool(_NUMBER.fullmatch(word))
+
+
+def _print(text: str) -> int:
+    from msatools.cli.output import OutputClosed, OutputError, output
+    from msatools.cli.signals import end_by
+
+    try:
+        with output() as out:
+            out.write(text)
+    except OutputClosed:
+        import signal
+
+        return end_by(signal.SIGPIPE)
+    except OutputError as error:
+        return _fail(str(error), 1)
+    return 0
+
+
+def _help() -> str:
+    from msatools.registry import load
+
+    lines = ["USAGE: msa COMMAND [OPTION...] [TARGET] [INTERVAL [COUNT]]"]
+    if DEFAULT in NAMES:
+        lines.append(f"USAGE: msa [OPTION...] [TARGET]   as msa {DEFAULT}")
+    width = max(map(len, NAMES))
+    lines += (
+        "look into a Linux kernel: a crash dump, or the one that is running",
+        "",
+        "COMMANDS (msa COMMAND is msa-COMMAND, and %COMMAND at drgn's prompt):",
+        *(f"  {name:{width}}  {load(name).summary}" for name in NAMES),
+        "",
+        "OPTIONS:",
+        "  -h, --help  print this help; of one command: msa COMMAND --help",
+        "  --version   print the version",
+        "",
+        "Without a TARGET, the running kernel is read. A dump with the name of a",
+        "command is named as a path: ./NAME",
+        "",
+    )
+    return "\n".join(lines)
+
+
+def _refuse(word: str) -> int:
+    """Say why a word is not accepted, and what is."""
+    names = ", ".join(NAMES)
+    if not word or word[0] == "-":
+        what = f"{word}: not an option of msa itself" if word else "no command is named"
+        return _fail(f"{what}; name one of {names}; see msa --help", USAGE)
+    if DEFAULT not in NAMES and (_is_argument(word) or os.path.exists(word)):
+        what = f"{word}: name a command before the target: one of {names}"
+        return _fail(f"{what}; see msa --help", USAGE)
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(word, NAMES, 1)
+    advice = f"did you mean {nearest[0]}?" if nearest else f"name one of {names}"
+    return _fail(f"{word}: no such command or file; {advice}; see msa --help", USAGE)
+
+
+def _fail(message: str, status: int) -> int:
+    if sys.stderr is not None:
+        from msatools.render.blocks import escape
+
+        # print(file=None) would print to standard output.
+        print(f"msa: {escape(message)}", file=sys.stderr)
+    return status

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the commands print of a report, for rich and for notebooks.
+
+:class:`msatools.reports.presented.Presented` calls it.
+"""
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from msatools.render import plain
+from msatools.render.blocks import Block, Style
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_CSS: dict[Style, str] = {
+    "title": "font-weight: bold",
+    "good": "color: green",
+    "warn": "color: #b58900",
+    "bad": "color: #c00000; font-weight: bold",
+    "dim": "opacity: 0.6",
+}
+
+
+_RICH: dict[Style | None, str] = {
+    "title": "bold",
+    "good": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "dim": "dim",
+}
+
+
+def rich_text(report: Any) -> "Group":
+    """Return a report as styled text, whose lines rich cuts to its width."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = []
+    for line in _lines(report):
+        pieces = ((span.text, _RICH.get(span.style, "")) for span in line)
+        row = Text.assemble(*pieces, no_wrap=True, overflow="ignore")
+        row.rstrip()
+        rows.append(row)
+    return Group(*rows)
+
+
+def html(report: Any) -> str:
+    """Return a report as preformatted text in HTML."""
+    lines = ("".join(_spans(line)) for line in _lines(report))
+    text = "\n".join(line.rstrip() for line in lines)
+    return f'<pre style="white-space: pre">{text}</pre>'
+
+
+def _spans(line: plain.Line) -> Iterator[str]:
+    for span in line:
+        text = escape(span.text)
+        yield (
+            text
+            if span.style is None
+            else (f'<span style="{_CSS[span.style]}">{text}</span>')
+        )
+
+
+def _lines(report: Any) -> Iterator[plain.Line]:
+    """Yield the lines, in which what is not printable is escaped."""
+    for block in _blocks(report):
+        yield from plain.lines(block)
+
+
+def _blocks(report: Any) -> Iterable[Block]:
+    """Return what the command that makes such reports prints without options."""
+    from msatools.memory.diff import MemstatDiff
+    from msatools.render import diff
+    from msatools.render.memstat import diff as memstat_diff
+    from msatools.render.selfcheck import report as selfcheck
+    from msatools.reports.diff import ReportDiff
+    from msatools.selfcheck.model import SelfCheckReport
+
+    if isinstance(report, ReportDiff):
+        return diff.blocks(report, None)
+    if isinstance(report, MemstatDiff):
+        return memstat_diff.blocks(report, None)
+    if isinstance(report, SelfCheckReport):
+        return selfcheck.blocks(report, verbose=False)
+    from msatools.cli.arguments import make_parser
+    from msatools.registry import load
+
+    family, _, _ = report.schema.rpartition("/")
+    command = load(family.removeprefix("msatools."))
+    args = make_parser(command, in_drgn=True).parse_intermixed_args([])
+    return command.blocks(report, args)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What text is written to: its size, and the colours that it has."""
+
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, TextIO
+
+Colour = Literal["auto", "always", "never"]
+"""Values of ``--color``."""
+
+
+class Colours(IntEnum):
+    """The colours of a device."""
+
+    NONE = 0
+    NAMED = 1
+    """Those that a terminal has names for, such as red."""
+
+    INDEXED = 2
+    """256 colours as xterm has."""
+
+    ALL = 3
+    """Any ``#rrggbb``."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What text is written to; by default a file, which has neither end nor colours."""
+
+    width: int | None = None
+    """Columns of the terminal; ``None`` for no limit."""
+
+    height: int | None = None
+    """Lines of the terminal; ``None`` for no limit."""
+
+    colours: Colours = Colours.NONE
+    has_signs: bool = False
+    """Whether it can show all characters."""
+
+    full: bool = False
+    """Whether all columns are shown, and all of lines that are not in tables (-v)."""
+
+
+_DEFAULT_SIZE = os.terminal_size((80, 24))
+
+
+def terminal_size(out: TextIO) -> os.terminal_size:
+    """Return the current size of a terminal, 80x24 if it does not know.
+
+    The environment does not change with the terminal; it is only used for a pipe to a
+    terminal, such as that of ``--sandbox``.
+    """
+    try:
+        current = os.get_terminal_size(out.fileno())
+    except (OSError, ValueError):
+        columns, lines = _DEFAULT_SIZE
+        wanted = _wanted("COLUMNS") or columns, _wanted("LINES") or lines
+        return os.terminal_size(wanted)
+    return current if all(current) else _DEFAULT_SIZE
+
+
+def device_of(out: TextIO, colour: Colour = "auto", *, full: bool = False) -> Device:
+    """
+    Return what a stream writes to.
+
+    A pipe or file has no size, but ``COLUMNS`` may set a width for coloured output.
+
+    :param full: See :attr:`Device.full`.
+    """
+    has_signs = (getattr(out, "encoding", None) or "").lower().startswith("utf")
+    is_coloured = colour == "always"
+    width: int | None
+    height: int | None
+    if out.isatty():
+        is_coloured |= colour == "auto" and _wants_colours()
+        width, height = terminal_size(out)
+    else:
+        width, height = _wanted("COLUMNS") if is_coloured else None, None
+    colours = _colours() if is_coloured else Colours.NONE
+    return Device(width, height, colours, has_signs, full)
+
+
+def _wants_colours() -> bool:
+    """Return whether the environment allows colours: https://no-color.org."""
+    is_dumb = os.environ.get("TERM", "dumb").lower() in ("dumb", "unknown")
+    return not is_dumb and not os.environ.get("NO_COLOR")
+
+
+def _colours() -> Colours:
+    """Return the colours of the terminal by its name, as other programs guess them."""
+    if os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit"):
+        return Colours.ALL
+    term = os.environ.get("TERM", "")
+    if term.endswith("-direct"):
+        return Colours.ALL
+    return Colours.INDEXED if "256color" in term else Colours.NAMED
+
+
+def _wanted(name: str) -> int | None:
+    """Return a positive number from the environment."""
+    word = os.environ.get(name, "")
+    return int(word) if word.isdecimal() and int(word) else None

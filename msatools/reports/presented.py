@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reports as programs, prompts and notebooks see them."""
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+class Presented:
+    """Base class of reports and differences: dataclasses with a ``schema``.
+
+    Its methods do not depend on the class: all reports look alike.
+    """
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        super().__init_subclass__(**words)
+        # A dataclass would get one that prints every row.
+        cls.__repr__ = Presented.__repr__  # type: ignore[method-assign]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as ``--json`` prints it, in plain values.
+
+        Its keys are the names of the fields, but for Python's keywords: the key
+        ``class`` is the field ``task_class``, ``sched_class`` or ``class_name``.
+        docs/schema has the schemas.
+        """
+        from msatools.reports.values import field_values, plain_value
+
+        values = {key: plain_value(item) for key, item in field_values(self).items()}
+        return {"schema": self.schema, **values}  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        """Return one line: of what it is a report, and how many rows it has."""
+        rows = ", ".join(self._sizes()) or "no rows"
+        return f"<{type(self).__name__} of {self._subject()}: {rows}>"
+
+    def _subject(self) -> str:
+        # Text from a dump: repr() escapes what must not reach a terminal.
+        if (target := getattr(self, "target", None)) is not None:
+            return f"{target.path!r}, {target.release!r}"
+        before, after = getattr(self, "before", None), getattr(self, "after", None)
+        return f"{getattr(before, 'file', None)!r}, {getattr(after, 'file', None)!r}"
+
+    def _sizes(self) -> Iterator[str]:
+        from msatools.reports.values import field_values
+
+        for key, value in field_values(self).items():
+            if isinstance(value, Sequence) and not isinstance(value, str) and value:
+                yield f"{len(value):,} {key}"
+
+    def __rich__(self) -> "Group":
+        """Return what the command prints, for :func:`rich.print`."""
+        text: Group = _presentation().rich_text(self)
+        return text
+
+    def _repr_html_(self) -> str:
+        """Return what the command prints, for a notebook."""
+        html: str = _presentation().html(self)
+        return html
+
+
+def _presentation() -> Any:
+    # By name: it stands above the models, and only this shows them.
+    return import_module("msatools.presentation")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What text is written to, by its stream, the environment and ``--color``."""
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import termios
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+
+from msatools.render import show
+from msatools.render.blocks import Span, text
+from msatools.render.device import Colour, Colours, Device, device_of
+
+
+@pytest.fixture(autouse=True)
+def environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment in which terminals have colours."""
+    for name in ("NO_COLOR", "COLORTERM", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+@pytest.fixture
+def terminal() -> Iterator[TextIO]:
+    """A terminal of 100 columns and 30 lines."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(leader, termios.TIOCSWINSZ, struct.pack("4H", 30, 100, 0, 0))
+    with os.fdopen(follower, "w", encoding="utf-8") as out:
+        yield out
+    os.close(leader)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "colours"),
+    [
+        ("TERM", "xterm-256color", Colours.INDEXED),
+        ("TERM", "linux", Colours.NAMED),
+        ("TERM", "xterm-direct", Colours.ALL),
+        ("COLORTERM", "truecolor", Colours.ALL),
+        ("TERM", "dumb", Colours.NONE),
+        ("NO_COLOR", "1", Colours.NONE),
+        ("NO_COLOR", "", Colours.INDEXED),
+    ],
+)
+def test_terminal(
+    terminal: TextIO,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    colours: Colours,
+) -> None:
+    monkeypatch.setenv(name, value)
+    # The size is that of the terminal now.
+    monkeypatch.setenv("COLUMNS", "7")
+    assert device_of(terminal) == Device(100, 30, colours, has_signs=True)
+
+
+@pytest.mark.parametrize(
+    ("colour", "colours"), [("always", Colours.NAMED), ("never", Colours.NONE)]
+)
+def test_the_option_is_stronger_than_the_environment(
+    terminal: TextIO, monkeypatch: pytest.MonkeyPatch, colour: Colour, colours: Colours
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    assert device_of(terminal, colour).colours == colours
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("TERM", "xterm")
+    assert device_of(terminal, colour).colours == colours
+
+
+def test_pipe_has_no_width_unless_it_is_coloured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = io.StringIO()
+    assert device_of(pipe) == Device()
+    assert device_of(pipe, "always") == Device(colours=Colours.INDEXED)
+    monkeypatch.setenv("COLUMNS", "90")
+    assert device_of(pipe) == device_of(pipe, "never") == Device()
+    assert device_of(pipe, "always") == Device(90, None, Colours.INDEXED)
+    for wrong in ("", "0", "wide", "-3"):
+        monkeypatch.setenv("COLUMNS", wrong)
+        assert device_of(pipe, "always").width is None
+
+
+def test_more_detail() -> None:
+    assert device_of(io.StringIO(), full=True).full
+
+
+def test_encoding_without_signs(terminal: TextIO) -> None:
+    assert isinstance(terminal, io.TextIOWrapper)
+    terminal.reconfigure(encoding="ascii")
+    assert not device_of(terminal).has_signs
+
+
+@pytest.mark.parametrize(
+    ("colours", "printed"),
+    [
+        (Colours.NONE, "a b\n"),
+        (Colours.NAMED, "\x1b[1;31ma\x1b[0m b\n"),
+        (Colours.ALL, "\x1b[1;31ma\x1b[0m b\n"),
+    ],
+)
+def test_styles(colours: Colours, printed: str) -> None:
+    out = io.StringIO()
+    blanks = Span("  ", "title")
+    show([text(Span("a", "bad"), " b ", blanks)], out, Device(colours=colours))
+    assert out.getvalue() == printed

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which columns a terminal has room for."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from msatools.render import plain
+from msatools.render.blocks import Column, Span, Table, free_text, text
+from msatools.render.table_layout import lay_out
+from msatools.render.text_width import breaks, columns_of, cut
+
+COLUMNS = (
+    Column("KEY"),
+    Column("MID", "right", worth=2),
+    Column("LOW", "right", worth=1),
+    Column("LAST", "right", worth=1),
+    free_text("TEXT", least=8),
+)
+NATURAL = (5, 5, 5, 5, 20)
+
+
+def widths(width: int | None, keeps_all: bool = False) -> Sequence[dict[int, int]]:
+    layout = lay_out(COLUMNS, NATURAL, width, keeps_all=keeps_all)
+    return [dict(part) for part in layout.parts]
+
+
+@pytest.mark.parametrize("width", [None, 48, 200])
+def test_table_that_fits(width: int | None) -> None:
+    assert widths(width) == [{0: 5, 1: 5, 2: 5, 3: 5, 4: 20}]
+
+
+def test_long_cells_become_shorter_first() -> None:
+    for width in range(36, 48):
+        assert widths(width) == [{0: 5, 1: 5, 2: 5, 3: 5, 4: width - 28}]
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [
+        (35, (3,)),
+        (29, (3,)),
+        (28, (2, 3)),
+        (22, (2, 3)),
+        (21, (1, 2, 3)),
+        (3, (1, 2, 3)),
+    ],
+)
+def test_columns_of_least_worth_are_left_out(
+    width: int, left_out: tuple[int, ...]
+) -> None:
+    layout = lay_out(COLUMNS, NATURAL, width, keeps_all=False)
+    assert layout.left_out == left_out
+    (part,) = layout.parts
+    # All room is used, unless the text has as much as it needs.
+    used = sum(part.values()) + 2 * (len(part) - 1)
+    assert used == max(width, 15) or part[4] == 20
+
+
+def test_parts_of_a_table_of_which_nothing_is_left_out() -> None:
+    assert widths(22, keeps_all=True) == [
+        {0: 5, 1: 5, 2: 5},
+        {0: 5, 3: 5, 4: 8},
+    ]
+    columns = [replace(c, is_key=c.header in ("KEY", "TEXT")) for c in COLUMNS]
+    layout = lay_out(columns, NATURAL, 24, keeps_all=True)
+    assert [list(part) for part in layout.parts] == [[0, 1, 4], [0, 2, 4], [0, 3, 4]]
+
+
+def test_several_texts_share_the_room() -> None:
+    columns = [free_text(name, least=4) for name in "ABC"]
+    (part,) = lay_out(columns, (6, 30, 30), 34, keeps_all=False).parts
+    assert dict(part) == {0: 6, 1: 12, 2: 12}
+
+
+def printed(table: Table, width: int, full: bool = False) -> list[str]:
+    lines = plain.lines(table, width, full=full)
+    return ["".join(span.text for span in line).rstrip() for line in lines]
+
+
+ROW = ["key", "1", "22", "333", "some words that are long"]
+TABLE = Table(COLUMNS, [ROW, ["x" * 9, Span("1", "bad")]])
+
+
+def test_narrow_table() -> None:
+    assert printed(TABLE, 44) == [
+        "KEY        MID  LOW  LAST  TEXT",
+        "key          1   22   333  some words that…",
+        "xxxxxxxxx    1",
+    ]
+    assert printed(TABLE, 30) == [
+        "KEY        MID  LOW  TEXT",
+        "key          1   22  some wor…",
+        "xxxxxxxxx    1",
+        "… left out: LAST: -v or a",
+        "  wider terminal shows it",
+    ]
+
+
+def test_with_more_detail_nothing_is_left_out_or_cut() -> None:
+    assert printed(TABLE, 24, full=True) == [
+        "KEY        MID  LOW",
+        "key          1   22",
+        "xxxxxxxxx    1",
+        "",
+        "KEY        LAST",
+        "key         333",
+        "xxxxxxxxx",
+        "",
+        "KEY        TEXT",
+        "key        some words",
+        "           that are long",
+        "xxxxxxxxx",
+    ]
+
+
+def test_chosen_columns_are_all_shown() -> None:
+    lines = printed(replace(TABLE, keeps_all=True), 24)
+    assert lines[:2] == ["KEY        MID  LOW", "key          1   22"]
+    assert lines[4:6] == ["KEY        LAST", "key         333"]
+    assert lines[8:10] == ["KEY        TEXT", "key        some words t…"]
+
+
+def test_keys_alone_are_too_wide() -> None:
+    table = Table((Column("A"), Column("B")), [["x" * 8, "y" * 8]])
+    assert printed(table, 12) == ["A         B", "xxxxxxxx  y…"]
+
+
+def test_narrower_table() -> None:
+    """It has the same rows, but is used only if the other does not fit."""
+    table = replace(TABLE, narrower=Table((Column("N"),), [["1"]]))
+    assert printed(table, 30) == ["N", "1"]
+    assert printed(table, 80) == printed(TABLE, 80)
+    assert printed(table, 30, full=True) == printed(TABLE, 30, full=True)
+
+
+def test_notes_are_below_their_rows() -> None:
+    table = replace(TABLE, notes={0: (text("  a note of so very many words"),)})
+    lines = printed(table, 30)
+    assert lines[2:4] == ["  a note of so very many words", "xxxxxxxxx    1"]
+    lines = printed(table, 29)
+    assert lines[2:5] == ["  a note of so very many", "    words", "xxxxxxxxx    1"]
+
+
+def test_wide_characters_take_two_columns() -> None:
+    table = Table((Column("NAME"), Column("N", "right")), [["日本", "1"], ["ab", "2"]])
+    assert printed(table, 80) == ["NAME  N", "日本  1", "ab    2"]
+    table = Table((free_text("NAME", least=4), Column("N")), [["日本日本", "1"]])
+    assert printed(table, 8) == ["NAME   N", "日本…  1"]
+
+
+@pytest.mark.parametrize(
+    ("long", "width", "start", "end"),
+    [
+        ("abcdef", 6, "abcdef", "abcdef"),
+        ("abcdef", 5, "abcd…", "…cdef"),
+        ("日本日", 5, "日本…", "…本日"),
+        ("日本日", 4, "日…", "…日"),
+        ("e\u0301e\u0301e\u0301", 2, "e\u0301…", "…\u0301e\u0301"),
+        ("abc", 1, "…", "…"),
+    ],
+)
+def test_cut(long: str, width: int, start: str, end: str) -> None:
+    assert cut(long, width) == start
+    assert cut(long, width, "end") == end
+    assert columns_of(start) <= width
+    assert columns_of(end) <= width
+
+
+@pytest.mark.parametrize(
+    ("line", "width", "parts"),
+    [
+        ("", 5, [""]),
+        ("abc", 3, ["abc"]),
+        ("one two three", 8, ["one two", "three"]),
+        # Where two spaces are, unless that wastes half of the line.
+        ("6.12  vmcore (kdump)  types", 22, ["6.12  vmcore (kdump)", "types"]),
+        ("a  bcd efg hij", 10, ["a  bcd efg", "hij"]),
+        ("abcdefgh", 3, ["abc", "def", "gh"]),
+        ("    indented words", 12, ["    indented", "words"]),
+        ("    abcdefgh", 6, ["    ab", "cdefgh"]),
+        ("日本 日本", 6, ["日本", "日本"]),
+    ],
+)  # fmt: skip
+def test_breaks(line: str, width: int, parts: list[str]) -> None:
+    assert [line[start:end] for start, end in breaks(line, width, width)] == parts
