@@ -214,7 +214,7 @@ _EXCLUDED = (
     Excluded("-o", ("-m", "--children"), "names all columns"),
     Excluded("--children", ("-m",), "has columns of its own"),
     Excluded("--json", ("--folded",), "is another form: use --stacks"),
-    Excluded("--json", ("-m", "-o", "-v"), "has all columns"),
+    Excluded("--json", ("-o",), "has all columns"),
     Excluded("--diff", ("-m", "-o", "--sort", "-F"), "has tables of its own"),
     Excluded("--diff", ("--why", "--load", *_GROUPING), "has tables of its own"),
 )

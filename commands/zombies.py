@@ -105,7 +105,7 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
 
 
 _EXCLUDED = (
-    Excluded("--json", ("--by", "-n", "-v"), "has everything in one form"),
+    Excluded("--json", ("--by", "-n"), "has all rows in one form"),
     Excluded(
         "--diff", ("--by", "--tree", "--leaks", "--cost"), "has tables of its own"
     ),

@@ -96,6 +96,11 @@ class Tried:
     """Pairs of which the first changes nothing here, and why."""
 
 
+def with_json(*options: str) -> dict[tuple[str, str], str]:
+    """Return pairs of ``--json`` and an option that asks for what JSON always has."""
+    return {(option, "--json"): "JSON has it as it is" for option in options}
+
+
 TRIED = {
     "cpus": Tried(
         selecting=("-P 0",),
@@ -126,6 +131,7 @@ TRIED = {
                 "there is no root",
             ),
             ("-n 1", "--stacks"): "there is no root",
+            **with_json("--by lock", "--by task", "--chains", "--holders", "-v"),
         },
     ),
     "memstat": Tried(
@@ -160,6 +166,7 @@ TRIED = {
         },
         alike={
             ("-n 1", "--stacks --function do_nanosleep"): "there is one such stack",
+            **with_json("-m", "-v"),
         },
     ),
     "zombies": Tried(
@@ -185,6 +192,7 @@ TRIED = {
                 ],
                 "there is one row",
             ),
+            **with_json("-v"),
         },
     ),
 }

@@ -137,7 +137,8 @@ def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
         "sys.argv = ['msa-memstat', '--version']\n"
         "console.memstat()\n"
     )
-    path, version = run_wheel(code, built[1], tmp_path)
+    path, name, version = run_wheel(code, built[1], tmp_path)
+    assert name == "msa-memstat"
     assert Path(path) == tmp_path / "msatools/commands/memstat.py"
     assert f"msatools-{version}-" in built[1].name
 

@@ -50,7 +50,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Excluded:
-    """Options that have no effect together with another: they are refused."""
+    """Options that have no effect together with another: they are refused.
+
+    Options that ask for more have their effect with ``--json`` as it is: it has that.
+    """
 
     by: str
     """The other option, as it is written first in the help."""

@@ -5,6 +5,7 @@
 from dataclasses import dataclass
 from random import Random
 
+from fixtures.demo.questions import words_of_json
 from tests.contract.table import ROWS
 from tests.fuzz import container, memory, notes, tables
 from tests.fuzz.change import Change
@@ -53,6 +54,8 @@ def make_case(seed: str, layers: tuple[str, ...] = tuple(LAYERS)) -> Case:
     row = chance.choice(ROWS)
     words = chance.choice(("", *row.asked)).split()
     is_json = chance.random() < 0.8
+    if is_json:
+        words = words_of_json(row.command, words)
     changed = dump(core, format)
     changes = tuple(LAYERS[layer](changed, chance))
     return Case(seed, layer, changed, row.name, tuple(words), changes, is_json)

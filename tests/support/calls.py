@@ -62,10 +62,14 @@ class Ran:
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """The reports printed, one per line; each has to match its schema."""
+        """The reports printed, one per line; each has to match its schema.
+
+        The probe's have none: it is a command of the tests.
+        """
         found = [json.loads(line) for line in self.out.splitlines()]
         for each in found:
-            check_schema(each)
+            if each["schema"] != "msatools.probe/1":
+                check_schema(each)
         return found
 
 
