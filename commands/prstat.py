@@ -137,7 +137,7 @@ def _options(args: argparse.Namespace, target: Target | None) -> Options:
         users=args.by_user,
         cgroups=args.by_cgroup,
         by=tuple(dict.fromkeys(args.by)),
-        stacks=args.view == "stacks" or args.folded is not None,
+        stacks=_has_stacks(args),
         functions=tuple(args.functions),
         modules=tuple(args.modules),
         why=tuple(args.why),
@@ -147,10 +147,18 @@ def _options(args: argparse.Namespace, target: Target | None) -> Options:
     )
 
 
+def _has_stacks(args: argparse.Namespace) -> bool:
+    """Return whether stacks are shown, or named."""
+    named = args.functions or args.modules
+    return bool(args.view == "stacks" or args.folded is not None or named)
+
+
 def _needs_children(args: argparse.Namespace) -> bool:
     """Return whether what children used is shown, or sorted by."""
+    if args.children:
+        return True
     names = {*(args.columns or ()), *(key.name for key in args.sort or ())}
-    return args.children or not names.isdisjoint(_OF_CHILDREN)
+    return not names.isdisjoint(_OF_CHILDREN)
 
 
 def _start(
@@ -180,14 +188,14 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
         return "-F: samples are within an interval, and none is named"
     if args.why and has_interval:
         return "--why: columns are explained once, and an interval is named"
-    has_stacks = args.view == "stacks" or args.folded is not None
-    if (args.functions or args.modules) and not has_stacks:
+    if (args.functions or args.modules) and args.view in ("states", "load"):
         return "--function, --module: of stacks; add --stacks or --folded"
     for given, option, kind in (
         (args.by_user, "-a", "user"),
         (args.by_cgroup, "-Z", "cgroup"),
     ):
-        if given and kind in args.by:
+        # JSON has both, each by its own key.
+        if given and kind in args.by and not args.json:
             return f"{option}: the same as --by {kind}, which is given as well"
     return None
 
@@ -205,14 +213,14 @@ _OTHERS = (*_GROUPING, *_ROWS, *_STACKS, "-n", "--states", "--load", "-v")
 _EXCLUDED = (
     Excluded("--why", (*_SELECTING, *_OTHERS, "-F"), "only explains columns"),
     *(
-        Excluded(view, _ROWS, "has rows of its own, of threads")
-        for view in ("--states", "--load", "--stacks", "--folded")
+        Excluded(view, _ROWS, "has rows of its own, of threads", in_text=True)
+        for view in ("--states", "--load", *_STACKS)
     ),
     Excluded(
         "--folded", (*_GROUPING, "-v", "--color"), "prints stacks and nothing else"
     ),
     Excluded("-o", ("-m", "--children"), "names all columns"),
-    Excluded("--children", ("-m",), "has columns of its own"),
+    Excluded("--children", ("-m",), "has columns of its own", in_text=True),
     Excluded("--json", ("--folded",), "is another form: use --stacks"),
     Excluded("--json", ("-o",), "has all columns"),
     Excluded("--diff", ("-m", "-o", "--sort", "-F"), "has tables of its own"),
@@ -230,8 +238,8 @@ def _choose(report: Any, args: argparse.Namespace) -> PrstatReport:
     from msatools.prstat.recorded import choose
 
     options = _options(args, None)
-    if args.children and report.kept.reaped is None:
-        raise UsageError("--children: was not recorded")
+    if _needs_children(args) and report.kept.reaped is None:
+        raise UsageError("--children, -o CUSR…: what children used was not recorded")
     if options.needs_namespaces and report.kept.namespaces is None:
         raise UsageError("--ns, --by ns: namespaces were not recorded")
     return choose(report, options)

@@ -257,6 +257,16 @@ def test_no_option_is_ignored(row: Row) -> None:
     assert ignored == {*tried.alike}
 
 
+def test_json_has_all_views() -> None:
+    """What takes the place of the table in text is added to it in JSON."""
+    for view in ("--stacks", "--load", "--states"):
+        assert shown("prstat", view, "--sort RSS") is None
+        sorted_too = shown("prstat", view, "--sort RSS", "--json")
+        assert sorted_too is not None
+        assert sorted_too != shown("prstat", view, "--json")
+        assert shown("prstat", view, "-L", "--json") is not None
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_option_is_tried(row: Row) -> None:
     tried = TRIED[row.name]

@@ -377,7 +377,7 @@ def refuse_excluded(
     """
     given = {option for _, option in given_options(parser, args)}
     for rule in (*command.excluded, *_EXCLUDED):
-        if rule.by in given:
+        if rule.by in given and not (rule.in_text and args.json):
             for option in rule.options:
                 if option in given:
                     raise UsageError(

@@ -62,6 +62,9 @@ class Excluded:
     why: str
     """The reason, as the end of a sentence about the other option: "has all rows"."""
 
+    in_text: bool = False
+    """Whether they have an effect in JSON, where views are added to each other."""
+
 
 def _is_incomplete(report: "Report") -> bool:
     from msatools.cli.completeness import is_incomplete

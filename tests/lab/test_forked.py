@@ -12,7 +12,7 @@ import msatools
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import json, sys
+import json, os, sys
 from fixtures.lab.guest import forked, livecommands
 
 # Libraries that are compiled here are no modules, and not all are in a guest.
@@ -31,8 +31,10 @@ found = {
     "prepared": run("cpus", "--version", prepare=lambda: print("first")),
     "failed": run("cpus", "--version", prepare=lambda: sys.exit("badly")),
 }
-closed = livecommands.start("memstat", "--help")
-closed.stdout.close()
+# Nobody reads it from the start: --help fits into a pipe.
+reader, writer = os.pipe()
+os.close(reader)
+closed = livecommands.start("memstat", "--help", stdout=writer)
 found["closed"] = closed.wait(60), "", closed.stderr.read()
 print(json.dumps(found))
 """

@@ -2,7 +2,9 @@
 
 """A view gets the same classes as the table."""
 
+import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,7 +54,9 @@ class CountsView:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch, prog: Program) -> MemstatReport:
-    monkeypatch.setitem(by.VIEWS, "counts", CountsView)
+    monkeypatch.setitem(by.VIEWS, "counts", "counts.CountsView")
+    module = SimpleNamespace(CountsView=CountsView)
+    monkeypatch.setitem(sys.modules, "msatools.memory.by.counts", module)
     return collect_memstat(prog, by=("counts",))
 
 

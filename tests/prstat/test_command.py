@@ -50,7 +50,7 @@ def tid(dump_name: str, task: str) -> int:
 SELECTIONS: dict[str, Any] = {
     "-u 1000,65534": lambda task: task["uid"] in (1000, 65534),
     "-P 1": lambda task: task["cpu"] == 1,
-    "-P 0-3": lambda task: True,
+    "-P 0-1": lambda task: True,
     "--state DZ": lambda task: task["state"] in "DZ",
     "--state t,T": lambda task: task["state"] in "tT",
     "--class KLK,net": lambda task: task["class"] in ("KLK", "NET"),
