@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A module stays with one process, which keeps what it has read of a dump.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-live test-long test-matrix golden schema mutants \
+.PHONY: demo test test-fast test-live test-long test-matrix golden schema docs mutants \
 	lint dist deb test-dist bench fuzz clean
 
 # msa-memstat's table of a real dump, which is small enough to be kept here.
@@ -46,6 +46,10 @@ golden: $(INSTALLED)
 # The schemas of all JSON, which tests hold the output against.
 schema: $(INSTALLED)
 	$(BIN)/python -m msatools.derived.schemas docs/schema
+
+# The outputs that the documentation shows, and its index; read what changed.
+docs: $(INSTALLED)
+	$(BIN)/python -m tests.docs
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(SOURCES)

@@ -2,7 +2,6 @@
 
 """The tasks of the Python API, compared with msa-prstat's reports on dumps."""
 
-import doctest
 import json
 import subprocess
 import sys
@@ -287,16 +286,6 @@ def test_default_program(default: Program) -> None:
 def test_other_attributes() -> None:
     with pytest.raises(AttributeError, match="nothing"):
         msatools.nothing  # noqa: B018
-
-
-def test_readme() -> None:
-    """The README's example prints what it shows."""
-    text = (ROOT / "README.md").read_text()
-    (example,) = [b for b in text.split("```") if ">>> import msatools\n" in b]
-    example = example.replace("fixtures/", f"{ROOT}/fixtures/")
-    test = doctest.DocTestParser().get_doctest(example, {}, "README", None, 0)
-    assert len(test.examples) == 5
-    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_import_is_cheap() -> None:

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Write the documentation anew: ``make docs``.
+
+The index gets a list of all pages, and each example on the demo core the output of its
+command; with ``--lab`` those on dumps of the lab, too, whose tasks and times are others
+whenever they are built. Examples that are shown in part are left alone, and named if
+they no longer match.
+"""
+
+import sys
+
+from fixtures import lab
+from tests.docs.examples import MARK, matches, output_of
+from tests.docs.index import INDEX, with_index
+from tests.docs.pages import Example, Page, pages
+
+
+def main(*, with_lab: bool) -> int:
+    """Write all pages; return 1 if an example has to be written by hand."""
+    INDEX.write_text(with_index(INDEX.read_text()))
+    outdated = [wrong for page in pages() for wrong in _renew(page, with_lab)]
+    for wrong in outdated:
+        print(f"{wrong}\n  is shown in part, and prints something else: edit it")
+    return 1 if outdated else 0
+
+
+def _renew(page: Page, with_lab: bool) -> list[str]:
+    """Write the outputs of a page; return the examples that are left alone."""
+    text, wrong = page.text, []
+    for block in page.consoles:
+        if not block.is_of_demo and not (with_lab and block.scenario):
+            continue
+        dump = lab.build(block.scenario).kept if block.scenario else None
+        for example in block.examples:
+            output = output_of(example.line, dump)
+            if not MARK.search(example.shown):
+                text = _replace(text, example, output)
+            elif not matches(example, output):
+                wrong.append(f"{page.name}: {example.line}")
+    if text != page.text:
+        page.path.write_text(text)
+    return wrong
+
+
+def _replace(text: str, example: Example, output: str) -> str:
+    old = f"$ {example.line}\n{example.shown}"
+    return text.replace(old, f"$ {example.line}\n{output}", 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(with_lab="--lab" in sys.argv[1:]))

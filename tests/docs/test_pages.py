@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The documentation: links lead somewhere, commands are accepted, examples are true."""
+
+import builtins
+import doctest
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from drgn import cli
+from drgn.commands import run_command
+
+from fixtures import lab
+from msatools.registry import load
+from msatools.target import Opened, TargetError, TargetSpec
+from tests.docs.examples import MARK, matches, output_of
+from tests.docs.index import INDEX, with_index
+from tests.docs.pages import ROOT, Block, Call, Example, Page, calls_in, pages
+from tests.support.calls import call, demo
+
+PAGES = pages()
+MOST_LINES_OF_README = 250
+LANGUAGES = {"c", "console", "diff", "json", "pycon", "python", "sh", "text"}
+UNTESTED = {"docs/performance.md"}
+"""Pages with blocks of plain ``text``: what `make bench` measured on some machine."""
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.M)
+COMMAND = re.compile(r"^>>> %(.*)$", re.M)
+NUMBER = re.compile(r"0x[0-9a-f]+|\d[\d,.]*")
+
+DEMO = [
+    pytest.param(example, id=f"{page.name}: {example.line}")
+    for page in PAGES
+    for block in page.consoles
+    if block.is_of_demo
+    for example in block.examples
+]
+LAB = [
+    pytest.param(block, id=f"{page.name}: {block.scenario}")
+    for page in PAGES
+    for block in page.consoles
+    if block.scenario
+]
+PROMPTS = [
+    pytest.param(page, id=page.name)
+    for page in PAGES
+    if any(block.language == "pycon" for block in page.blocks)
+]
+CALLS = sorted({each for page in PAGES for each in page.calls}, key=str)
+
+
+@pytest.mark.parametrize("example", DEMO)
+def test_prints_what_is_shown(example: Example) -> None:
+    output = output_of(example.line)
+    if MARK.search(example.shown):
+        assert matches(example, output), output
+    else:
+        assert output == example.shown
+
+
+@pytest.mark.parametrize("block", LAB)
+def test_prints_lines_of_the_kind_shown(block: Block) -> None:
+    """When a guest is booted anew its PIDs and times change, its words do not."""
+    run = lab.build(block.scenario)
+    for example in block.examples:
+        output = output_of(example.line, run.kept)
+        printed = {words_of(line) for line in output.splitlines()}
+        for line in example.shown.splitlines():
+            if line != "...":
+                assert words_of(line) in printed
+
+
+def words_of(line: str) -> str:
+    """Return a line without its numbers and its layout."""
+    return " ".join(NUMBER.sub("N", line).split())
+
+
+@pytest.mark.parametrize("page", PROMPTS)
+def test_prompt_prints_what_is_shown(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of a page are one session at drgn's prompt."""
+    text = "\n".join(block.text for block in page.blocks if block.language == "pycon")
+    text = COMMAND.sub(r'>>> _ = run_command(prog, "\1")', text)
+    names = {"prog": demo().prog, "run_command": run_command}
+    session = doctest.DocTestParser().get_doctest(text, names, page.name, None, 0)
+    assert session.examples
+    monkeypatch.chdir(ROOT)
+    # doctest shows values by this one, drgn's prompt by its own.
+    monkeypatch.setattr(sys, "__displayhook__", cli._displayhook)
+    monkeypatch.setattr(builtins, "_", None, raising=False)
+    printed: list[str] = []
+    result = doctest.DocTestRunner().run(session, out=printed.append)
+    assert not result.failed, "".join(printed)
+
+
+@pytest.mark.parametrize("asked", CALLS, ids=str)
+def test_command_is_accepted(
+    asked: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(spec: TargetSpec) -> Opened:
+        raise TargetError("not opened")
+
+    monkeypatch.chdir(tmp_path)
+    ran = call(load(asked.name), *asked.words, opening=refuse)
+    assert ran.status != 2, ran.err
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Page) -> None:
+    for link in LINK.findall(page.prose):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.path.parent / path).resolve() if path else page.path
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text()), link
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub names them."""
+    headings = HEADING.findall(text)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_are_of_a_kind_that_is_tested(page: Page) -> None:
+    languages = {block.language for block in page.blocks}
+    assert languages <= LANGUAGES
+    assert "text" not in languages or page.name in UNTESTED
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_scenarios_are_of_the_lab(page: Page) -> None:
+    """What is shown of a guest that runs (``live=``) is not repeated here."""
+    for block in page.blocks:
+        for word in block.info.split()[1:]:
+            key, _, name = word.partition("=")
+            assert key in ("lab", "live")
+            assert name in lab.scenarios()
+
+
+def test_index_lists_every_page() -> None:
+    """`make docs` writes the list."""
+    text = INDEX.read_text()
+    assert with_index(text) == text
+    linked = {(INDEX.parent / link).resolve() for link in LINK.findall(text)}
+    assert {page.path for page in PAGES} - linked <= {INDEX, ROOT / "README.md"}
+
+
+def test_readme_is_short() -> None:
+    readme = PAGES[0]
+    assert readme.name == "README.md"
+    assert readme.text.count("\n") <= MOST_LINES_OF_README
+
+
+def test_readme_shows_what_make_demo_prints() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (line,) = re.findall(r"\$\(BIN\)/(msa-memstat .*)", makefile)
+    (asked,) = calls_in(line)
+    shown = [
+        example.shown
+        for block in PAGES[0].consoles
+        if block.is_of_demo
+        for example in block.examples
+    ]
+    assert call(load(asked.name), *asked.words).out in shown
