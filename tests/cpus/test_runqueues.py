@@ -550,8 +550,9 @@ def test_entity_above_the_average_is_later(whole: Seen) -> None:
     zero = queue.zero_vruntime.value_()
     weights = [weight(other) for other in (entity, queue.curr, *others)]
     farthest = max(abs(since(other.vruntime, zero)) for other in (queue.curr, *others))
-    # Enough to raise the average above all others, whatever its weight.
-    more = 2 * (farthest + 1) * sum(weights)
+    # Enough to raise the average above all others, and no more: the kernel's sum, of
+    # times by weight, has 64 bits, and a task of SCHED_IDLE can be 50 s ahead.
+    more = 2 * (farthest + 1) * sum(weights) // weights[0] + 1
     change = zero + more - entity.vruntime.value_()
     put_word(queue.avg_vruntime, queue.avg_vruntime.value_() + weights[0] * change)
     put_word(entity.vruntime, zero + more)
