@@ -61,11 +61,16 @@ COUNTERS = {
     "kernel.page_tables": "nr_page_table_pages",
 }
 """Check -> counter of /proc/vmstat."""
+SINCE_5_12 = ("nr_swapcached",)
 
 
 def vmstat(run: Run) -> Figures:
     recorded = truth.vmstat(run)
-    return {name: recorded[counter] for name, counter in COUNTERS.items()}
+    return {
+        name: recorded[counter]
+        for name, counter in COUNTERS.items()
+        if counter not in SINCE_5_12 or counter in recorded
+    }
 
 
 def slabs(run: Run) -> Figures:
