@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Kdumps with pages that libkdumpfile must not read.
+"""Kdumps with pages that libkdumpfile must not read, or does not find.
 
 It maps the file and trusts the descriptors of pages, so that one page that is not in
 the file ends the process by SIGBUS. Its own walks of page tables may lead there, too.
+In QEMU's kdumps of arm64 it does not find the pages.
 Such a dump is opened by libkdumpfile, for its headers and notes, but all its pages are
 read here, and drgn walks the page tables.
 """
@@ -31,9 +32,10 @@ _EXCLUDED = "Excluded page"
 _DAMAGED = "damaged page, or beyond the end of the file"
 
 
-def set_damaged_kdump(prog: Program, path: str) -> None:
+def set_kdump_read_here(prog: Program, path: str, reason: str) -> None:
     """Set the core dump of a program so that libkdumpfile reads none of its pages.
 
+    :param reason: Why it must not, for the error.
     :raises DamagedDumpError: if only libkdumpfile can read its pages
     """
     try:
@@ -41,7 +43,7 @@ def set_damaged_kdump(prog: Program, path: str) -> None:
     except (ValueError, EOFError) as error:
         raise DamagedDumpError(
             path,
-            f"descriptors of pages are damaged, and {error}",
+            f"{reason}, and {error}",
             "copy the dump again, or install msatools[fast]",
         ) from error
     with _preferring_drgn():

@@ -42,6 +42,10 @@ class DumpFile:
     release: str | None
     """``utsname.release``; ``None`` if the header lacks it."""
 
+    is_nameless_arm64: bool = False
+    """Whether it is a kdump of arm64 by QEMU, which has no name for that machine;
+    libkdumpfile does not find its pages."""
+
     bad_descriptors: int = 0
     """Pages of a kdump that libkdumpfile must not read: see
     :func:`.descriptors.check_descriptors`."""
@@ -198,6 +202,7 @@ def _of_kdump(
         dump_level=header.dump_level,
         machine=header.machine or None,
         release=header.release or None,
+        is_nameless_arm64=kdump.is_nameless_arm64(read, header),
         bad_descriptors=check.bad,
     )
 

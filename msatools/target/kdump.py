@@ -17,6 +17,13 @@ _COMPRESSION = {0x1: "zlib", 0x2: "lzo", 0x4: "snappy", 0x20: "zstd"}
 UNCOMPRESSED = "uncompressed"
 _INCOMPLETE = 0x8
 
+NAMELESS = "Unknown"
+"""The machine in dumps by QEMU (seen in 7.2) for which it has no name."""
+
+# arch/arm64/kernel/vmcore_info.c; no other architecture has it.
+_ARM64_LINE = b"NUMBER(kimage_voffset)="
+_VMCOREINFO_BYTES = 1 << 16
+
 _UTSNAME_FIELD = 65
 _UTSNAME_OFFSET = 12
 
@@ -30,7 +37,8 @@ class Kdump:
     """``utsname.release``; empty in dumps that QEMU writes itself."""
 
     machine: str
-    """``utsname.machine``, such as ``x86_64``."""
+    """``utsname.machine``, such as ``x86_64``; ``Unknown`` in dumps that QEMU writes
+    itself of most architectures."""
 
     compression: str
     """``zlib``, ``lzo``, ``snappy``, ``zstd`` or ``uncompressed``."""
@@ -136,6 +144,18 @@ def parse(read: ReadAt) -> Kdump:
         byteorder=byteorder,
         is_64=word == 8,
     )
+
+
+def is_nameless_arm64(read: ReadAt, header: Kdump) -> bool:
+    """Return whether a kdump is of arm64 and its header does not say so.
+
+    :raises EOFError: if the file ends within VMCOREINFO
+    """
+    if header.machine != NAMELESS or not header.notes:
+        return False
+    at = header.notes[0]
+    text = read_exactly(read, at.start, min(len(at), _VMCOREINFO_BYTES))
+    return _ARM64_LINE in text
 
 
 def _shape(read: ReadAt) -> tuple[str, int, int]:

@@ -17,7 +17,7 @@ from msatools.selfdesc import (
 )
 from msatools.target import debuginfo, kcore, qmp
 from msatools.target.addresses import KERNEL_HALF
-from msatools.target.damaged import set_damaged_kdump
+from msatools.target.damaged import set_kdump_read_here
 from msatools.target.describe import describe_opened
 from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
 from msatools.target.errors import (
@@ -30,6 +30,7 @@ from msatools.target.errors import (
     damaged_types,
 )
 from msatools.target.kcore import KCORE
+from msatools.target.kdump import NAMELESS
 from msatools.target.linear import map_kernel
 from msatools.target.model import Target
 
@@ -39,8 +40,6 @@ _CAP_SYS_RAWIO = 17
 
 # Values of utsname.machine that differ from drgn's names of architectures.
 _ARCHITECTURES = {"i686": "I386", "armv7l": "ARM", "ppc64le": "PPC64"}
-_NAMELESS = "Unknown"
-"""What QEMU (seen in 7.2) calls arm64, and all machines that it has no name for."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,9 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
     prog = Program(platform=_platform_of(path, dump))
     try:
         if dump.bad_descriptors:
-            set_damaged_kdump(prog, path)
+            set_kdump_read_here(prog, path, "descriptors of pages are damaged")
+        elif dump.is_nameless_arm64:
+            set_kdump_read_here(prog, path, "libkdumpfile does not find its pages")
         else:
             prog.set_core_dump(path)
     except OSError as error:
@@ -196,11 +197,12 @@ def _platform_of(path: str, dump: DumpFile) -> Platform | None:
     """
     if dump.machine is None or dump.release is not None:
         return None
-    if dump.machine == _NAMELESS:
-        # Of arm64 libkdumpfile does not find the pages, either.
+    if dump.is_nameless_arm64:
+        return Platform(Architecture.AARCH64)
+    if dump.machine == NAMELESS:
         raise TargetError(
             path,
-            "a kdump by QEMU of a machine that QEMU has no name for, such as arm64",
+            "a kdump by QEMU of a machine that QEMU has no name for",
             "dump the guest as ELF: dump-guest-memory without -z, -l or -s",
         )
     name = _ARCHITECTURES.get(dump.machine, dump.machine.upper())

@@ -26,6 +26,8 @@ WHOLE = (
     *((SMALL, f"kdump-{codec}") for codec in ("zlib", "lzo", "snappy", "zstd", "raw")),
     (SMALL, "flattened"),
     ("memory-6.12", "qemu-kdump-zlib"),
+    # QEMU has no name for arm64.
+    pytest.param("memory-6.12arm64", "qemu-kdump-zlib", marks=pytest.mark.kernels),
 )
 
 

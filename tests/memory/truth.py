@@ -10,6 +10,11 @@ from fixtures.lab.pageflags import having, page_flags
 __all__ = ["having", "page_flags"]
 
 
+def page_kib(run: Run) -> int:
+    """Return the size of a page in KiB."""
+    return 16 if run.kernel.kernel.flavour.endswith("-16k") else 4
+
+
 def vmstat(run: Run) -> dict[str, int]:
     lines = run.truth("proc/vmstat").decode().splitlines()
     return {name: int(value) for name, value in map(str.split, lines)}
@@ -30,7 +35,7 @@ def meminfo_pages(run: Run, name: str) -> int:
     match = re.search(rf"^{name}: +(\d+) kB", run.truth("proc/meminfo").decode(), re.M)
     if match is None:
         raise LookupError(f"/proc/meminfo has no {name}")
-    return int(match[1]) // 4
+    return int(match[1]) // page_kib(run)
 
 
 def recorded_processes(run: Run) -> list[int]:
@@ -66,7 +71,7 @@ def hugetlb_pages(run: Run, field: str) -> int:
             rf"sys/kernel/mm/hugepages/hugepages-(\d+)kB/{field}", name
         )
         if match:
-            total += int(run.truth(name)) * int(match[1]) // 4
+            total += int(run.truth(name)) * int(match[1]) // page_kib(run)
     return total
 
 

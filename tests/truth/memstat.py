@@ -17,8 +17,6 @@ VIEWS = "node,zone,process,file,cgroup,slab,vmalloc"
 WORDS = ("--by", VIEWS, "--frag", "--sections", "-v")
 """Options without which the report lacks figures."""
 
-PAGE_KB = 4
-
 
 def classes(report: Any) -> dict[str, int]:
     return {one["name"]: one["pages"] for one in report["classes"]}
@@ -241,16 +239,17 @@ def processes(report: Any) -> Figures:
 
 def smaps(run: Run) -> Figures:
     found = {}
+    page_kib = truth.page_kib(run)
     for pid in truth.recorded_processes(run):
         recorded = truth.kib(run, pid, "smaps_rollup")
         status = run.truth(f"proc/{pid}/status").decode(errors="replace")
         found[pid] = (
             status.splitlines()[0].removeprefix("Name:\t"),
-            recorded["Rss"] // PAGE_KB,
-            recorded["Anonymous"] // PAGE_KB,
-            (recorded["Private_Clean"] + recorded["Private_Dirty"]) // PAGE_KB,
-            (recorded["Private_Hugetlb"] + recorded["Shared_Hugetlb"]) // PAGE_KB,
-            truth.kib(run, pid, "status")["VmSwap"] // PAGE_KB,
+            recorded["Rss"] // page_kib,
+            recorded["Anonymous"] // page_kib,
+            (recorded["Private_Clean"] + recorded["Private_Dirty"]) // page_kib,
+            (recorded["Private_Hugetlb"] + recorded["Shared_Hugetlb"]) // page_kib,
+            truth.kib(run, pid, "status")["VmSwap"] // page_kib,
             recorded["Pss"],
         )
     return found
@@ -300,6 +299,7 @@ IN_VERSION_1 = {"anon": "total_rss", "file": "total_cache", "shmem": "total_shme
 def memory_stat(run: Run) -> Figures:
     made: Iterable[str] = run.workload["cgroups"]
     removed = {group["path"] for group in run.workload["removed"]}
+    page_bytes = truth.page_kib(run) << 10
     found = {}
     for path in {*made} - removed:
         said = ownertruth.memory_stat(run, path)
@@ -309,7 +309,7 @@ def memory_stat(run: Run) -> Figures:
             names = {
                 row: name for row, name in names.items() if row not in IN_VERSION_1
             }
-        pages = {row: said[name] // ownertruth.PAGE for row, name in names.items()}
+        pages = {row: said[name] // page_bytes for row, name in names.items()}
         # One that nothing is charged to is not listed.
         if any(pages.values()):
             found |= {(path, row): count for row, count in pages.items()}
@@ -329,10 +329,13 @@ FACTS = (
     Fact("slab pages", walked, slabs, twice_held_back, HELD_BACK),
     Fact("counters", counted, vmstat, truth.held_back, HELD_BACK),
     Fact(
-        "KiB of stacks",
-        lambda report: {"stacks": counted(report)["kernel.stacks"] * PAGE_KB},
-        lambda run: {"stacks": truth.vmstat(run)["nr_kernel_stack"]},
-        truth.held_back,
+        "pages of stacks",
+        lambda report: {"stacks": counted(report)["kernel.stacks"]},
+        # A counter of KiB.
+        lambda run: {
+            "stacks": truth.vmstat(run)["nr_kernel_stack"] // truth.page_kib(run)
+        },
+        lambda run: truth.held_back(run) / truth.page_kib(run),
         HELD_BACK,
     ),
     Fact("pages in exact counters", walked, exact_counters),

@@ -11,7 +11,8 @@ from typing import Any
 
 from fixtures.lab import Run
 from msatools.tasks.microstates import UNSTABLE_BOUND_NS
-from tests.prstat.reports import PAGE, TICK_NS, Task, said
+from tests.memory.truth import page_kib
+from tests.prstat.reports import TICK_NS, Task, said
 from tests.truth.fact import Fact, Figures
 
 Texts = Mapping[int, Any]
@@ -175,7 +176,7 @@ THREADS = (
         lambda task: task["rss_bytes"],
         "status",
         resident_bytes,
-        tolerance=lambda run: 3 * 64 * PAGE * 2,
+        tolerance=lambda run: 3 * 64 * (page_kib(run) << 10) * 2,
         cause="VmRSS lacks the per-thread (6.1) or per-CPU parts of three counters",
     ),
     fact("time on the CPU", cpu_ns, "schedstat", lambda times: times[0]),
