@@ -2,7 +2,7 @@
 
 """Checks of tasks: whether the commands, the kernel's counts and its lists agree."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -190,9 +190,11 @@ def lifetimes(reports: ReportSet) -> Iterator[Comparison]:
 def run_queues(reports: ReportSet) -> Iterator[Comparison]:
     """Compare runnable threads with those on the run queues."""
     queues = reports.cpus.run_queues
-    running = sum(
-        queue.current is not None and queue.current.pid > 0 for queue in queues
-    )
+    running = {
+        queue.current.pid
+        for queue in queues
+        if queue.current is not None and queue.current.pid > 0
+    }
     waiting = sum(len(queue.waiting) for queue in queues)
     classes = reports.prstat.totals.classes
     yield Comparison(
@@ -200,7 +202,9 @@ def run_queues(reports: ReportSet) -> Iterator[Comparison]:
         left="runnable threads by msa-prstat",
         right="running and waiting tasks by msa-cpus",
         left_value=reports.prstat.totals.states.get("R", 0),
-        right_value=running + waiting,
+        right_value=len(running) + waiting,
+        least=-_about_to_sleep(reports, running),
+        reason="a task that is about to sleep still runs, but is not runnable",
     )
     yield Comparison(
         name="queues.latency",
@@ -209,6 +213,13 @@ def run_queues(reports: ReportSet) -> Iterator[Comparison]:
         left_value=classes.get("LAT", 0),
         right_value=waiting,
     )
+
+
+def _about_to_sleep(reports: ReportSet, running: Container[int]) -> int:
+    """Count the tasks that run and have set another state than TASK_RUNNING."""
+    tasks = reports.tasks
+    asleep = tasks["pid"][tasks["state"] != 0]
+    return sum(pid in running for pid in asleep.tolist())
 
 
 def uninterruptible(reports: ReportSet) -> Iterator[Comparison]:

@@ -23,6 +23,9 @@ class FutexKey(NamedTuple):
     offset: int
     """Offset in the page, and flags that mark a shared futex."""
 
+    page_size: int = PAGE
+    """Size of the kernel's pages in bytes."""
+
     @property
     def of_inode(self) -> bool:
         """Whether the futex is in a file, not at an address."""
@@ -41,7 +44,9 @@ class FutexKey(NamedTuple):
     @property
     def file_offset(self) -> int | None:
         """Offset of the futex in the file; ``None`` if it is in none."""
-        return self.word * PAGE + (self.offset & ~_INODE) if self.of_inode else None
+        if not self.of_inode:
+            return None
+        return self.word * self.page_size + (self.offset & ~_INODE)
 
     def moved(self, by: int) -> "FutexKey":
         """Return the key of another futex in the same memory.
@@ -49,8 +54,9 @@ class FutexKey(NamedTuple):
         :param by: Bytes from this futex to that one, a multiple of 4.
         """
         flags = self.offset & (_INODE | _MM_SHARED)
-        step, unit = (1, PAGE) if self.of_inode else (PAGE, 1)
-        pages, offset = divmod(self.word * unit + (self.offset & ~flags) + by, PAGE)
+        size = self.page_size
+        step, unit = (1, size) if self.of_inode else (size, 1)
+        pages, offset = divmod(self.word * unit + (self.offset & ~flags) + by, size)
         return self._replace(word=pages * step, offset=offset | flags)
 
     def pair(self) -> tuple["FutexKey", "FutexKey"]:

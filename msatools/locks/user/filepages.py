@@ -8,7 +8,6 @@ import drgn
 from drgn.helpers.linux.xarray import xa_load
 
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.kernel.words import PAGE
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
@@ -28,8 +27,9 @@ class FilePages:
         :raises drgn.FaultError: if any page of the part is not in the page cache
         """
         parts = []
-        for start, length in _split_by_page(offset, size):
-            data = self._page(file, start // PAGE, start % PAGE, length)
+        page_size = self._layout.page_size
+        for start, length in split_by_page(offset, size, page_size):
+            data = self._page(file, *divmod(start, page_size), length)
             if data is None:
                 raise drgn.FaultError("not in the page cache", start)
             parts.append(data)
@@ -38,7 +38,7 @@ class FilePages:
     def read_around_gaps(self, file: int, offset: int, size: int) -> bytes:
         """Read a part of a file, with zeros in place of missing pages."""
         parts = []
-        for start, length in _split_by_page(offset, size):
+        for start, length in split_by_page(offset, size, self._layout.page_size):
             try:
                 parts.append(self.read(file, start, length))
             except drgn.FaultError:
@@ -52,8 +52,6 @@ class FilePages:
             be read
         """
         layout = self._layout
-        if layout.page_size != PAGE:
-            return None
         mapping = layout.member(file, "file", "f_mapping")
         pages = drgn.Object(self._prog, "struct address_space", address=mapping).i_pages
         head = int(xa_load(pages.address_of_(), index).value_())
@@ -67,13 +65,13 @@ class FilePages:
         type_name = "folio" if layout.has("folio", "index") else "page"
         pfn = (head - vmemmap_base(self._prog)) // layout.size("page")
         pfn += index - layout.member(head, type_name, "index")
-        return layout.reader.read(pfn * PAGE + offset, size, physical=True)
+        return layout.reader.read(pfn * layout.page_size + offset, size, physical=True)
 
 
-def _split_by_page(offset: int, size: int) -> Iterator[tuple[int, int]]:
-    """Split a part of a file at page boundaries; yield offsets and sizes."""
+def split_by_page(offset: int, size: int, page_size: int) -> Iterator[tuple[int, int]]:
+    """Split a range at page boundaries; yield the start and the size of each part."""
     while size > 0:
-        length = min(size, PAGE - offset % PAGE)
+        length = min(size, page_size - offset % page_size)
         yield offset, length
         offset += length
         size -= length

@@ -83,6 +83,7 @@ class Futexes:
         self._bucket_lock = offset("futex_hash_bucket", "lock")
         self._chain = offset("futex_hash_bucket", "chain.node_list")
         self._bucket_size = layout.size("futex_hash_bucket")
+        self._page_size = layout.page_size
 
     def waiter(self, address: int, data: bytes) -> Waiter:
         """Decode a ``struct futex_q``."""
@@ -90,7 +91,7 @@ class Futexes:
             U64.unpack_from(data, offset)[0]
             for offset in (self._task, self._lock, self._pi_state)
         )
-        key = FutexKey(*_KEY.unpack_from(data, self._key))
+        key = self._decoded(data, self._key)
         (bitset,) = U32.unpack_from(data, self._bitset)
         return Waiter(address, task, lock, key, pi_state, bitset)
 
@@ -106,7 +107,12 @@ class Futexes:
 
         :raises drgn.FaultError: if it cannot be read
         """
-        return FutexKey(*_KEY.unpack(self._reader.read(address, _KEY.size)))
+        return self._decoded(self._reader.read(address, _KEY.size), 0)
+
+    def _decoded(self, data: bytes, start: int) -> FutexKey:
+        """Decode a ``union futex_key``."""
+        owner, word, offset = _KEY.unpack_from(data, start)
+        return FutexKey(owner, word, offset, self._page_size)
 
     def on_stack(self, base: int, words: Addresses, task: int) -> Iterator[Waiter]:
         """Find what may be a waiter of a task on its own stack, innermost first.
@@ -124,8 +130,9 @@ class Futexes:
             following, previous = LIST_HEAD.unpack_from(data, start + self._node)
             linked = min(following, previous, waiter.lock) >= KERNEL_HALF
             # For a file the word is the index of a page, otherwise its address.
-            aligned = waiter.key.of_inode or waiter.key.word % PAGE == 0
-            if linked and aligned and waiter.key.offset < PAGE:
+            page_size = self._page_size
+            aligned = waiter.key.of_inode or waiter.key.word % page_size == 0
+            if linked and aligned and waiter.key.offset < page_size:
                 yield waiter
 
     def chain(self, lock: int, limit: int = MAX_WAITERS) -> Iterator[Waiter]:

@@ -12,10 +12,9 @@ from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import fault_reason
 from msatools.kernel.report import LossLog
-from msatools.kernel.words import PAGE
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
-from msatools.locks.user.filepages import FilePages
+from msatools.locks.user.filepages import FilePages, split_by_page
 from msatools.target.addresses import KERNEL_HALF
 
 _SHARED = 1 << 3
@@ -48,15 +47,15 @@ class UserMapping(NamedTuple):
 
     start: int
     end: int
-    page: int
-    """Offset of its start in the file, in pages."""
+    offset: int
+    """Offset of its start in the file."""
 
     file: int
     """Address of the ``struct file``; 0 if it maps no file."""
 
     def file_offset(self, address: int) -> int:
         """Return the offset of an address in the file."""
-        return self.page * PAGE + address - self.start
+        return self.offset + address - self.start
 
 
 def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
@@ -68,7 +67,8 @@ def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
     if not vma:
         return None
     names = ("vm_start", "vm_end", "vm_pgoff", "vm_file")
-    return UserMapping(*layout.members(vma.value_(), "vm_area_struct", *names))
+    start, end, page, file = layout.members(vma.value_(), "vm_area_struct", *names)
+    return UserMapping(start, end, page * layout.page_size, file)
 
 
 class UserMemory:
@@ -90,13 +90,6 @@ class UserMemory:
         :return: ``None`` if any byte is not in the dump.
         """
         if not self._any and self._filtered >= _TRIES:
-            return None
-        if self._layout.page_size != PAGE:
-            self._losses.note(
-                "user-memory-unknown",
-                f"user memory is read in pages of {PAGE:,} bytes only: owners of "
-                "futexes are not told",
-            )
             return None
         try:
             data = self._read(mm, address, size)
@@ -144,23 +137,21 @@ class UserMemory:
         inode = self._layout.member(file, "file", "f_inode")
         # "futex: Fix inode life-time issue" (in v5.6)
         sequence = self._layout.member(inode, "inode", "i_sequence")
-        return SharedFile(start, end, page * PAGE, inode, sequence)
+        offset = page * self._layout.page_size
+        return SharedFile(start, end, offset, inode, sequence)
 
     def _read(self, mm: int, address: int, size: int) -> bytes:
         space = self._space(mm)
         parts = []
-        while size:
-            length = min(size, PAGE - address % PAGE)
+        for start, length in split_by_page(address, size, self._layout.page_size):
             try:
-                data: bytes = access_remote_vm(space, address, length)
+                data: bytes = access_remote_vm(space, start, length)
             except drgn.FaultError as error:
                 # If a mapped page cannot be read, the page cache has no other copy.
                 if "not mapped" not in str(error):
                     raise
-                data = self._read_from_file(space, address, length, error)
+                data = self._read_from_file(space, start, length, error)
             parts.append(data)
-            address += length
-            size -= length
         return b"".join(parts)
 
     def _read_from_file(
@@ -180,7 +171,8 @@ class UserMemory:
         # A private page may have been changed and swapped out.
         if file < KERNEL_HALF or not flags & _SHARED or flags & _HUGETLB:
             raise error
-        return self._files.read(file, first * PAGE + address - start, size)
+        offset = first * self._layout.page_size + address - start
+        return self._files.read(file, offset, size)
 
 
 @per_context

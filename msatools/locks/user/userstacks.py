@@ -139,7 +139,8 @@ class UserStacks:
         start, end, page, file, flags = self._context.layout.members(
             vma.value_(), "vm_area_struct", *names
         )
-        return CodeMapping(start, end, page * PAGE, file, bool(flags & _EXECUTABLE))
+        offset = page * self._context.layout.page_size
+        return CodeMapping(start, end, offset, file, bool(flags & _EXECUTABLE))
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
         """Read user memory; ``None`` if it cannot be read."""
