@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 
 import drgn
 from drgn import FaultError, Program
-from drgn.helpers.linux.mm import follow_phys
+from drgn.helpers.linux.mm import pfn_to_virt
 
-from msatools.selfdesc.variables import find_variable
 from msatools.target.arch import arch_of
 from msatools.target.arch.model import Piece
-from msatools.target.vmalloc import map_vmalloc
+from msatools.target.vmalloc import map_vmalloc, physical_address
 
 _DIRECT_MAP = "msatools.direct map"
 """Key of the program's cache."""
@@ -71,6 +70,21 @@ def direct_map(prog: Program) -> DirectMap:
     return found
 
 
+def page_address(prog: Program, pfn: int) -> int:
+    """Return the address of a page in the direct map.
+
+    :raises LookupError: if it is not known where this architecture maps memory
+    """
+    try:
+        return int(pfn_to_virt(prog, pfn).value_())
+    except NotImplementedError:
+        piece = arch_of(prog).direct_map(prog)
+        if piece is None:
+            raise LookupError("it is not known where memory is mapped") from None
+        size: int = prog["PAGE_SIZE"].value_()
+        return piece.start - piece.physical + pfn * size
+
+
 def forget_direct_map(prog: Program) -> None:
     """Let readers use drgn's memory segments, as tests overlay memory with them."""
     direct_map(prog).set(Piece(0, 0, 0))
@@ -103,12 +117,11 @@ def _is_mapped(prog: Program, piece: Piece) -> bool:
     if not 0 < piece.size <= _MAX_BYTES:
         return False
     try:
-        space = find_variable(prog, "init_mm").address_of_()
         return all(
-            follow_phys(space, piece.start + offset).value_() == piece.physical + offset
+            physical_address(prog, piece.start + offset) == piece.physical + offset
             for offset in (0, piece.size - 1)
         )
-    except (LookupError, FaultError, NotImplementedError):
+    except (LookupError, FaultError):
         return False
 
 

@@ -41,6 +41,9 @@ _CAP_SYS_RAWIO = 17
 # Values of utsname.machine that differ from drgn's names of architectures.
 _ARCHITECTURES = {"i686": "I386", "armv7l": "ARM", "ppc64le": "PPC64"}
 
+_MASKED = (Architecture.X86_64, Architecture.AARCH64, Architecture.RISCV64)
+"""Architectures whose user addresses are below the kernel's half."""
+
 
 @dataclass(frozen=True)
 class TargetSpec:
@@ -181,7 +184,7 @@ def mask_user_addresses(prog: Program) -> None:
     when the dump was taken.
     """
     assert prog.platform is not None
-    if prog.platform.arch in (Architecture.X86_64, Architecture.AARCH64):
+    if prog.platform.arch in _MASKED:
         prog.add_memory_segment(0, KERNEL_HALF, _fault)
 
 

@@ -46,11 +46,37 @@ def page_tables(prog: Program) -> "VmallocTables | None":
         address = int(root, 16)
         tables = VmallocTables(prog, address - offset, form)
         # Check the address from VMCOREINFO against drgn's own translation.
-        space = find_variable(prog, "init_mm").address_of_()
-        is_right = tables.translate(address)[0] == follow_phys(space, address).value_()
-    except (LookupError, FaultError, NotImplementedError, ValueError, OverflowError):
+        expected = _by_drgn(prog, address)
+        if expected is None:
+            expected = address - offset
+        is_right = tables.translate(address)[0] == expected
+    except (LookupError, FaultError, ValueError, OverflowError):
         return None
     return tables if is_right else None
+
+
+def physical_address(prog: Program, address: int) -> int:
+    """Translate an address of the kernel, each time with a walk of page tables.
+
+    :raises FaultError: if it is not mapped, or a page table cannot be read
+    :raises LookupError: if the page tables are not found
+    """
+    physical = _by_drgn(prog, address)
+    if physical is None:
+        tables = page_tables(prog)
+        if tables is None:
+            raise LookupError("this architecture's page tables are not read")
+        physical = tables.translate(address)[0]
+    return physical
+
+
+def _by_drgn(prog: Program, address: int) -> int | None:
+    """Translate an address; ``None`` if drgn does not know the architecture."""
+    space = find_variable(prog, "init_mm").address_of_()
+    try:
+        return int(follow_phys(space, address).value_())
+    except NotImplementedError:
+        return None
 
 
 class VmallocTables(TableWalk):

@@ -20,6 +20,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
+from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch import arch_of
 from msatools.tasks.framerecords import FrameRecords
@@ -167,7 +168,15 @@ class StackCollector:
                 Loss.UNWINDING, f"how to unwind stacks fast is lost: {error}"
             )
         except LookupError as error:
-            self._losses.note("stacks-slow", f"stacks take milliseconds each: {error}")
+            if _drgn_unwinds(prog):
+                text = f"stacks take milliseconds each: {error}"
+                self._losses.note("stacks-slow", text)
+            else:
+                self._losses.note(
+                    "stacks-unread",
+                    "stacks of this architecture are not unwound: what tasks wait for "
+                    "is not known",
+                )
         return None
 
     def _ask(
@@ -236,6 +245,18 @@ def _index(found: Stacks, indices: dict[Stack, int], stack: Stack) -> int:
     if index == len(found.unique):
         found.unique.append(stack)
     return index
+
+
+def _drgn_unwinds(prog: drgn.Program) -> bool:
+    """Return whether drgn unwinds stacks of this architecture."""
+    try:
+        prog.stack_trace(find_variable(prog, "init_task").address_of_())
+    except NotImplementedError:
+        return False
+    except (LookupError, ValueError, drgn.FaultError):
+        # Of this task it cannot: it may run.
+        pass
+    return True
 
 
 def ask_drgn(prog: drgn.Program, task: int) -> Stack:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.mm import pfn_to_virt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
@@ -20,6 +19,7 @@ from msatools.kernel.slab import MAX_OBJECT, SlabCache, slab_caches, slab_type
 from msatools.kernel.structs import lose_many
 from msatools.memory.pages.layout import page_layout
 from msatools.memory.pages.memmap import memmap_ranges, read_chunks
+from msatools.target.linear import page_address
 
 _AT_ONCE = 1 << 24
 """Bytes of slabs that are searched at a time."""
@@ -129,7 +129,7 @@ class SlabScan:
         prog = self._reader.prog
         layout = page_layout(prog)
         cache_offset, objects_offset, shift = _slab_layout(prog)
-        start = pfn_to_virt(prog, 0).value_()
+        start = page_address(prog, 0)
         page_size = prog["PAGE_SIZE"].value_()
         known = np.array(sorted(caches), np.uint64)
         rooms = np.array([caches[c].size for c in known.tolist()], np.int64)

@@ -243,6 +243,19 @@ def test_without_orc_drgn_unwinds(idle: Tasks, monkeypatch: pytest.MonkeyPatch) 
     assert [note.code for note in losses.notes.values()] == ["stacks-slow"]
 
 
+def test_where_drgn_cannot_unwind_a_note_says_so(
+    idle: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> Orc:
+        raise LookupError("there is none here")
+
+    monkeypatch.setattr(stacks, "Orc", none)
+    monkeypatch.setattr(stacks, "_drgn_unwinds", lambda prog: False)
+    losses = LossLog()
+    StackCollector(Reader(idle.prog), losses)
+    assert [note.code for note in losses.notes.values()] == ["stacks-unread"]
+
+
 def test_drgn_unwinds_a_limited_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """drgn unwinds stacks that need a register not saved for a sleeping task."""
     tasks = tasks_of(NEWEST, "btf")

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import drgn
-from drgn.helpers.linux.mm import PageSlab, compound_head, pfn_to_virt
+from drgn.helpers.linux.mm import PageSlab, compound_head
 
 from msatools.kernel.slab import SlabCache, read_cache, slab_cache_offset, slab_type
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
+from msatools.target.linear import page_address
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class Slabs:
     @cached_property
     def _memory(self) -> tuple[int, int]:
         """Start and end of the direct map; the start is the address of pfn 0."""
-        last = find_variable(self._prog, "max_low_pfn")
-        start, end = (pfn_to_virt(self._prog, pfn).value_() for pfn in (0, last))
+        last = find_variable(self._prog, "max_low_pfn").value_()
+        start, end = (page_address(self._prog, pfn) for pfn in (0, last))
         return start, end + self._layout.page_size
 
     @cached_property

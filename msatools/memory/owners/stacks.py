@@ -10,13 +10,13 @@ it they are areas of vmalloc.
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.mm import pfn_to_virt
 
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.target.addresses import code_start
+from msatools.target.linear import page_address
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskReader
 
@@ -38,7 +38,7 @@ def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
     stacks = np.concatenate(
         (TaskReader(reader).read_all(losses)["stack"], _idle_stacks(reader, losses))
     )
-    start = np.uint64(pfn_to_virt(prog, 0).value_())
+    start = np.uint64(page_address(prog, 0))
     direct = (stacks >= start) & (stacks < np.uint64(code_start(prog)))
     offsets = np.unique(stacks[direct]) - start
     pages = np.arange(size // page, dtype=np.uint64)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.mm import pfn_to_virt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
@@ -30,6 +29,7 @@ from msatools.memory.unattributed.mempools import mempool_pages
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.symbolnames import SymbolNames
 from msatools.selfdesc.variables import find_variable
+from msatools.target.linear import page_address
 
 Numbers = npt.NDArray[np.int64]
 
@@ -198,7 +198,7 @@ class _Pointers:
         self._kernel_start = np.uint64(context.layout.kernel_start)
         self._slabs: SlabNames | None = None
         try:
-            self._start = pfn_to_virt(prog, 0).value_()
+            self._start = page_address(prog, 0)
             self._slabs = SlabNames(reader, context.layout)
         except (LookupError, drgn.FaultError) as error:
             losses.lose(Loss.SLAB_CACHES, f"pointers into slabs tell nothing: {error}")
@@ -294,7 +294,7 @@ def ftrace_pages(reader: Reader, losses: LossLog) -> frozenset[int]:
             drgn.offsetof(type_, name) for name in ("next", "records")
         )
         size = drgn.sizeof(type_)
-        start = pfn_to_virt(prog, 0).value_()
+        start = page_address(prog, 0)
         shift = prog["PAGE_SHIFT"].value_()
         while group:
             if group in seen or len(seen) >= _MAX_GROUPS:

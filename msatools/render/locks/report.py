@@ -84,7 +84,13 @@ def blocks(
         yield from _deadlock(deadlock, graph, verbose)
     if not report.waits:
         asked = "blocked task matches the selection" if some else "task is blocked"
-        yield line(f"No {asked}.")
+        # If no stack at all could be unwound, only states are known.
+        unread = (
+            0
+            < report.coverage.get("stacks", 0)
+            <= report.coverage.get("stacks_incomplete", 0)
+        )
+        yield line(f"It is not known whether a {asked}." if unread else f"No {asked}.")
     elif view == "root":
         yield from _roots(report, graph, rows, verbose)
     elif view == "chains":

@@ -6,12 +6,14 @@ import drgn
 
 from msatools.target.arch.arm64 import Arm64
 from msatools.target.arch.model import Arch
+from msatools.target.arch.riscv64 import Riscv64
 from msatools.target.arch.x86_64 import X86
 from msatools.target.paging import TableFormat
 
 _ARCHITECTURES = {
     drgn.Architecture.X86_64: X86(),
     drgn.Architecture.AARCH64: Arm64(),
+    drgn.Architecture.RISCV64: Riscv64(),
 }
 _UNKNOWN = Arch()
 
