@@ -220,16 +220,17 @@ def _slab_counters(reports: ReportSet, known: Iterable[int | None]) -> dict[str,
     listed = (cache.address for cache in slab_caches(reader, losses))
     at = np.array(sorted({*listed, *filter(None, known)}), np.uint64)
     found = read_structs(reader, "struct kmem_cache", nodes, at, losses)
-    pointers = [column.astype(np.uint64) for column in found.columns.values()]
-    if not pointers:
+    columns = [column.astype(np.uint64) for column in found.columns.values()]
+    if not columns:
         return {}
+    pointers = np.concatenate(columns)
+    # A node without memory has none (slab_nodes in mm/slub.c).
+    pointers = pointers[pointers != 0]
     members = {"slabs": ("nr_slabs",), "objects": ("total_objects",)}
-    counts = read_structs(
-        reader, "struct kmem_cache_node", members, np.concatenate(pointers), losses
-    )
+    counts = read_structs(reader, "struct kmem_cache_node", members, pointers, losses)
     if not (counts.has("slabs") and counts.has("objects")):
         return {}
-    for address in np.concatenate(pointers)[~counts.readable].tolist():
+    for address in pointers[~counts.readable].tolist():
         # To say why: the dump may leave it out.
         reader.read(address, 1)
     return {what: int(counts[what].sum()) for what in members}
