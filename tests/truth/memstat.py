@@ -120,7 +120,6 @@ def recorded_totals(run: Run) -> Figures:
 # --- Flags of each page
 
 FLAGS = {
-    "BUDDY": ("free.buddy",),
     "SLAB": ("kernel.slab",),
     "PGTABLE": ("kernel.page_tables",),
     "OFFLINE": ("offline",),
@@ -128,6 +127,21 @@ FLAGS = {
     "HUGE": ("user.hugetlb", "free.hugetlb"),
     "RESERVED": ("reserved",),
 }
+
+
+def free_flag(run: Run) -> Figures:
+    free = truth.having(truth.page_flags(run), "BUDDY")
+    return {"free.buddy": int(np.count_nonzero(free))}
+
+
+def batches(run: Run) -> int:
+    """Return the pages that CPUs take to their lists at once (``batch``), one each."""
+    text = run.truth("proc/zoneinfo").decode()
+    found = re.findall(r"cpu: (\d+)\n +count:.*\n(?: +high:.*\n)? +batch: +(\d+)", text)
+    largest: dict[str, int] = {}
+    for cpu, batch in found:
+        largest[cpu] = max(largest.get(cpu, 0), int(batch))
+    return sum(largest.values())
 
 
 def of_flags(report: Any) -> Figures:
@@ -349,6 +363,14 @@ FACTS = (
     ),
     Fact("managed and physical pages", totals, recorded_totals),
     Fact("pages with the flag", of_flags, flags),
+    Fact(
+        "free pages by their flag",
+        classes,
+        free_flag,
+        batches,
+        "after the flags are recorded, an allocation may bring a batch of pages to a "
+        "CPU's list",
+    ),
     Fact("pages of executed files", cached_files, executed),
     Fact("managed and per-CPU pages", zones, zoneinfo),
     Fact("free blocks", free_blocks, buddyinfo),
