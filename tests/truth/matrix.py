@@ -21,7 +21,11 @@ from fixtures import lab
 from fixtures.lab.errors import LabError
 from fixtures.lab.kernels import KERNELS
 from fixtures.lab.machines import MACHINES
-from tests.truth.tables import TABLES, verdicts
+from msatools.kernel.session import quietly
+from msatools.selfcheck.selfcheck import SelfChecks
+from msatools.target import describe
+from tests.support.dumps import open_dump
+from tests.truth.tables import TABLES, types_of, verdicts
 
 PAGE = Path(__file__).parents[2] / "docs/kernels.md"
 PLAIN = "plain"
@@ -32,8 +36,9 @@ ABOUT = """\
 Written by `make test-matrix`. Guests with stock Debian kernels record what the kernel
 says of itself in /proc and /sys and what their workload has made. Each figure of a
 report that a guest has recorded as well has to be the same (exact), or off by no more
-than a cause explains that is named below (explained). `make test-matrix CELL=NAME`
-tries one machine and kernel, such as `nokaslr-6.12`.
+than a cause explains that is named below (explained). Checks are those of the
+command's own `--self-check` that hold. `make test-matrix CELL=NAME` tries one machine
+and kernel, such as `nokaslr-6.12`.
 """
 
 
@@ -50,10 +55,15 @@ class Result:
     why_not: dict[str, str] = field(default_factory=dict)
     """Facts that do not apply, and why."""
 
+    checks: int = 0
+    """Checks of ``--self-check`` that hold."""
+
     def __str__(self) -> str:
         parts = [f"{self.exact:,} exact"]
         if self.explained:
             parts.append(f"{self.explained:,} explained")
+        if self.checks:
+            parts.append(f"{self.checks} checks")
         if self.failed:
             parts.append(f"**{len(self.failed):,} failed**")
         return ", ".join(parts)
@@ -132,7 +142,29 @@ def judge(cell: Cell, unbuilt: Mapping[str, str]) -> dict[str, Result]:
                 else:
                     applied.add(name)
         result.why_not |= {n: why for n, why in why_not.items() if n not in applied}
+    if cell.name not in unbuilt:
+        for command, result in results.items():
+            self_check(command, cell.name, result)
     return results
+
+
+def self_check(command: str, dump: str, result: Result) -> None:
+    """Add the verdicts of a command's ``--self-check`` on a dump."""
+    try:
+        prog = open_dump(dump, types_of(dump))
+        found = SelfChecks(command, prog, describe(prog)).report(quietly)
+    except Exception as error:
+        failure = f"{dump}: --self-check: {type(error).__name__}: {error}"
+        result.failed.append(failure)
+        return
+    for check in found.checks:
+        if check.verdict == "ok":
+            result.checks += 1
+        elif check.has_failed:
+            result.failed.append(
+                f"{dump}: {check.name} {check.verdict}: {check.left_value} of "
+                f"{check.left}, {check.right_value} of {check.right}"
+            )
 
 
 Results = Mapping[Cell, Mapping[str, Result]]

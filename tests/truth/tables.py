@@ -99,14 +99,19 @@ TABLES = {
 }
 
 
+def types_of(dump: str) -> str:
+    """Return where the types of a dump's kernel are taken from."""
+    return "dwarf" if dump.endswith(NEED_DWARF) else "btf"
+
+
 @cache
 def report(command: str, dump: str) -> Any:
     """Return the JSON that a command prints for a dump."""
     out = io.StringIO()
     table = TABLES[command]
-    types = "dwarf" if dump.endswith(NEED_DWARF) else "btf"
+    prog = open_dump(dump, types_of(dump))
     with redirect_stdout(out):
-        run_in_drgn(table.command, open_dump(dump, types), ["--json", *table.words])
+        run_in_drgn(table.command, prog, ["--json", *table.words])
     return json.loads(out.getvalue())
 
 

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from fixtures import lab
 from fixtures.lab.kernels import KERNELS
 from fixtures.lab.machines import MACHINES
+from msatools.selfcheck.model import SelfCheck
+from msatools.selfcheck.model import Verdict as SelfVerdict
 from tests.truth import matrix
 from tests.truth.fact import Verdict
 from tests.truth.matrix import COMMANDS, Cell, Result
@@ -41,6 +46,41 @@ def test_a_fact_applies_if_one_dump_has_recorded_it(
     assert result.failed == ["plain-6.12 cannot be built: no QEMU"]
 
 
+def test_checks_that_do_not_hold_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SelfCheck(
+        name="pages",
+        left="walked",
+        right="counted",
+        left_value=1,
+        right_value=2,
+        difference=-1,
+        allowed_least=0,
+        allowed_most=0,
+        reason=None,
+        verdict="ok",
+    )
+    others: tuple[SelfVerdict, ...] = ("differs", "not-applicable", "unknown")
+    checks = made, *(replace(made, verdict=verdict) for verdict in others)
+
+    class Checks:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def report(self, progress: object) -> SimpleNamespace:
+            return SimpleNamespace(checks=checks)
+
+    monkeypatch.setattr(matrix, "SelfChecks", Checks)
+    monkeypatch.setattr(matrix, "open_dump", lambda *_: None)
+    monkeypatch.setattr(matrix, "describe", lambda prog: None)
+    result = Result()
+    matrix.self_check("memstat", "nokaslr-6.12", result)
+    assert result.checks == 1
+    assert result.failed == [
+        f"nokaslr-6.12: pages {verdict}: 1 of walked, 2 of counted"
+        for verdict in ("differs", "unknown")
+    ]
+
+
 def test_a_command_that_ends_with_an_error_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -48,6 +88,7 @@ def test_a_command_that_ends_with_an_error_fails(
         raise OverflowError("too large")
 
     monkeypatch.setattr(matrix, "verdicts", verdicts)
+    monkeypatch.setattr(matrix, "self_check", lambda *_: None)
     for result in matrix.judge(OTHER, {}).values():
         assert {*result.failed} == {"nokaslr-6.12: OverflowError: too large"}
 
