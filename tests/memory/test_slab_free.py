@@ -19,7 +19,7 @@ MOST_OBJECTS = 400
 """Maximum objects of a cache that is compared: drgn takes 0.1 ms for each."""
 
 
-@pytest.fixture(scope="module", params=["5.10", "6.1", "6.12"])
+@pytest.fixture(scope="module", params=["5.10", "6.1", "6.12", "7.x", "6.12arm64"])
 def prog(request: pytest.FixtureRequest) -> Program:
     run = lab.build(f"memory-{request.param}")
     return open_target(TargetSpec(path=str(run.elf), types="btf")).prog
