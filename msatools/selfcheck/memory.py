@@ -93,11 +93,24 @@ def unattributed(reports: ReportSet) -> Iterator[Comparison]:
         right="none",
         left_value=pages["kernel.unattributed"],
         right_value=0 if managed is not None else None,
-        most=max((managed or 0) // _UNATTRIBUTED_SHARE, _BOOT_BYTES // page_size),
+        most=max((managed or 0) // _UNATTRIBUTED_SHARE, _BOOT_BYTES // page_size)
+        + _page_ext_pages(reports),
         reason="drivers' own pages: 0.5 % of managed memory, or what they take at "
-        "boot on a small machine: 16 MiB",
+        "boot on a small machine: 16 MiB; and struct page_ext, if the kernel has it",
         lost="the number of managed pages could not be read",
     )
+
+
+def _page_ext_pages(reports: ReportSet) -> int:
+    """Return the pages that tables of struct page_ext take (mm/page_ext.c).
+
+    Each section has one, for what debugging options add to each struct page.
+    """
+    try:
+        size = find_variable(reports.prog, "page_ext_size").value_()
+    except LookupError:
+        return 0
+    return int(size) * reports.memstat.pages // reports.target.page_size
 
 
 def _mapping(reports: ReportSet) -> list[ProcessGroup]:

@@ -150,7 +150,9 @@ WAITS = {
         tomoyo_supervisor ptrace_check_attach
     """,
     TaskClass.SIG: """
-        __do_sys_pause do_sigtimedwait sigsuspend __do_sys_rt_sigsuspend
+        __do_sys_pause do_sigtimedwait __do_sys_rt_sigtimedwait
+        __x64_sys_rt_sigtimedwait __arm64_sys_rt_sigtimedwait sigsuspend
+        __do_sys_rt_sigsuspend
         signalfd_read signalfd_read_iter signalfd_dequeue
     """,
     TaskClass.IPC: """

@@ -52,6 +52,12 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
             " __arm64_sys_io_uring_enter invoke_syscall el0_svc_common do_el0_svc",
             "URG",
         ),
+        # Where do_sigtimedwait() is inlined.
+        (
+            "schedule schedule_hrtimeout_range_clock __x64_sys_rt_sigtimedwait"
+            f" {SYSCALL}",
+            "SIG",
+        ),
         (f"schedule do_msgrcv {SYSCALL}", "IPC"),
         (f"schedule ptrace_stop get_signal arch_do_signal_or_restart {SYSCALL}", "TRC"),
         (f"schedule do_signal_stop get_signal {SYSCALL}", "STP"),

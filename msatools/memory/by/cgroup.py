@@ -28,6 +28,7 @@ from msatools.memory.by.groups import (
 )
 from msatools.memory.by.memcgs import MEMCG_DATA_OBJEXTS, Memcg, Memcgs, charge_offset
 from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank, regroup
+from msatools.memory.owners.stacks import charged_stack_pages
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Words, where
 from msatools.memory.scan.context import ScanContext
@@ -73,6 +74,9 @@ class ChargeTally:
     offset: int | None
     """Offset of the charge word in ``struct page``; ``None`` with CONFIG_MEMCG=n."""
 
+    stack_pages: int = 1
+    """Pages of a kernel stack of which only the first has the charge word."""
+
     by_class: Tally = field(default_factory=Tally)
     by_mapping: Tally = field(default_factory=Tally)
     """Pages of files by charge word and mapping."""
@@ -98,6 +102,11 @@ class ChargeTally:
         words[~_CHARGED.take(block.codes)] = 0
         slabs = where(block.codes == PageClass.SLAB)
         words[slabs] &= MEMCG_DATA_OBJEXTS
+        if self.stack_pages > 1:
+            stacks = where(block.codes == PageClass.STACKS)
+            # Pages that are allocated together are aligned to their number.
+            behind = (stacks + block.pfn) % self.stack_pages
+            words[stacks] = words[np.maximum(stacks - behind, 0)]
         return words
 
 
@@ -113,7 +122,8 @@ class CgroupView:
     """Control groups by the pages charged to them."""
 
     def __init__(self, context: ScanContext) -> None:
-        self.observer = ChargeTally(charge_offset(context.prog))
+        prog = context.prog
+        self.observer = ChargeTally(charge_offset(prog), charged_stack_pages(prog))
         self._losses = context.losses
         self._memcgs = Memcgs(context.reader, context.losses)
         self._files = CachedFiles(context.reader, context.losses)

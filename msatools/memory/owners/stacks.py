@@ -26,6 +26,18 @@ def has_vmapped_stacks(prog: drgn.Program) -> bool:
     return bool(prog.type("struct task_struct").has_member("stack_vm_area"))
 
 
+def charged_stack_pages(prog: drgn.Program) -> int:
+    """Return the pages of a stack of which only the first has a control group.
+
+    Pages that are allocated together, and are no compound page, are charged by the
+    first of them (mm/memcontrol.c, __memcg_kmem_charge_page()). Of stacks in vmalloc
+    memory each page is.
+    """
+    if has_vmapped_stacks(prog):
+        return 1
+    return max(stack_bytes(prog) // int(prog["PAGE_SIZE"].value_()), 1)
+
+
 def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
     """
     Return the pfns of the stacks of all threads and idle tasks.
