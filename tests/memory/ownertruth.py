@@ -9,6 +9,8 @@ from fixtures.lab import Run
 
 from .truth import cached_pages
 
+PAGE = 4096
+
 
 def process(run: Run, name: str) -> dict[str, Any]:
     """Return the workload's record of one of its processes."""

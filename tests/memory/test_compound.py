@@ -80,3 +80,19 @@ def test_charges(prog: Program, block: Block) -> None:
         files.owners.tolist(), files.kinds.tolist(), files.pages.tolist(), strict=True
     )
     assert sorted(found) == [(GROUP, FILE, 4), (far, FILE + 0x1000, 8)]
+
+
+@pytest.mark.parametrize(("stack_pages", "charged"), [(1, 1), (4, 4)])
+def test_charges_of_stacks(prog: Program, stack_pages: int, charged: int) -> None:
+    """Of a stack that is no compound page, only the first has the charge word."""
+    pages = Pages(page_layout(prog), PAGES)
+    offset = charge_offset(prog)
+    assert offset is not None
+    pages.put_at([20], offset, 8, GROUP)
+    block = pages.block(0x1000)
+    block.codes[20:28] = PageClass.STACKS
+    tally = ChargeTally(offset, stack_pages)
+    tally.observe(block)
+    sums = tally.by_class.sums()
+    found = dict(zip(sums.owners.tolist(), sums.pages.tolist(), strict=True))
+    assert found[GROUP] == charged
