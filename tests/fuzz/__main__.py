@@ -15,10 +15,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz.cases import LAYERS, make_case
+from tests.fuzz.cases import CORES, LAYERS, make_case
 from tests.fuzz.change import applied
+from tests.fuzz.dumps import FORMATS, dump
 from tests.fuzz.judge import GOOD
-from tests.fuzz.run import run_case, smaller
+from tests.fuzz.run import run_case, smaller, warm_up
 
 SMALLER_S = 120.0
 
@@ -67,6 +68,11 @@ def results(
     seeds: list[str], layers: tuple[str, ...], keep: Path, jobs: int
 ) -> Iterator[Result]:
     """Run cases in several processes, and yield their results as they come."""
+    # What is done here need not be done in each process.
+    warm_up()
+    for core in CORES:
+        for format in FORMATS:
+            dump(core, format)
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
         run = partial(run_seed, layers=layers, keep=keep)
         for future in as_completed([pool.submit(run, seed) for seed in seeds]):
