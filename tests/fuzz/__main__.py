@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -52,15 +53,17 @@ def main() -> int:
     counts: Counter[tuple[str, str]] = Counter()
     failed = []
     began = time.monotonic()
-    for result in results(seeds, layers, args.keep, args.j):
-        counts[result.layer, result.outcome] += 1
-        if result.outcome not in GOOD:
-            failed.append(result)
-            print(f"{result.outcome} {result.seed} {result.text}", flush=True)
-        if args.case:
-            print(result)
+    with suppress(KeyboardInterrupt):
+        for result in results(seeds, layers, args.keep, args.j):
+            counts[result.layer, result.outcome] += 1
+            if result.outcome not in GOOD:
+                failed.append(result)
+                print(f"{result.outcome} {result.seed} {result.text}", flush=True)
+            if args.case:
+                print(result)
     print_counts(counts)
-    print(f"{len(seeds)} cases, {len(failed)} bad, {time.monotonic() - began:.0f} s")
+    took_s = time.monotonic() - began
+    print(f"{counts.total()} cases, {len(failed)} bad, {took_s:.0f} s")
     return 1 if failed else 0
 
 
