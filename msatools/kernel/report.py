@@ -112,12 +112,19 @@ class LossLog:
 
 
 def log_of(target: Target) -> LossLog:
-    """Return a log with the losses of the dump's file, which all reports have."""
+    """Return a log with the losses from opening, which all reports have."""
     losses = LossLog()
     losses.lose(
         Loss.PAGE_DESCRIPTORS,
         "pages lie beyond the end of the file, or have impossible sizes",
         count=target.bad_descriptors,
+    )
+    losses.lose(
+        Loss.SYMBOLS,
+        f"{target.lost_symbols:,} of the kernel's symbols are lost with pages of their "
+        "table; what they name is left out, or taken for something that this kernel "
+        "lacks",
+        count=target.lost_symbols,
     )
     return losses
 

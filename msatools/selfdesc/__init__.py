@@ -6,6 +6,7 @@ from msatools.selfdesc.btf import BtfError
 from msatools.selfdesc.finders import refusals
 from msatools.selfdesc.load import (
     NotSelfDescribedError,
+    count_lost_symbols,
     create_modules,
     is_served_by_btf,
     load_btf,
@@ -16,6 +17,7 @@ from msatools.selfdesc.load import (
 __all__ = (
     "BtfError",
     "NotSelfDescribedError",
+    "count_lost_symbols",
     "create_modules",
     "is_served_by_btf",
     "load_btf",

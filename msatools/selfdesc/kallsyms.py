@@ -6,7 +6,8 @@ A running kernel is read in the same way as a dump: its /proc/kallsyms has no mo
 the tables, and may hide the addresses (kptr_restrict).
 """
 
-from functools import partial
+import functools
+from collections.abc import Mapping
 
 import numpy as np
 from _drgn import (  # type: ignore[import-not-found]
@@ -14,6 +15,7 @@ from _drgn import (  # type: ignore[import-not-found]
 )
 from drgn import FaultError, PlatformFlags, Program
 
+from msatools.selfdesc.kallsyms_mend import PAGE, PartialImage, mended_symbols
 from msatools.selfdesc.kallsyms_shape import Search
 from msatools.selfdesc.kallsyms_tables import (
     BadTablesError,
@@ -23,8 +25,8 @@ from msatools.selfdesc.kallsyms_tables import (
     expand_names,
     has_long_names,
 )
-from msatools.selfdesc.symbol_table import Symbols, SymbolTable
-from msatools.selfdesc.tables import index_names
+from msatools.selfdesc.symbol_table import Symbols, SymbolTable, lost_symbols
+from msatools.selfdesc.tables import NoNameError, index_names
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo
 
 _MAX_SPAN = 32 << 20
@@ -48,12 +50,18 @@ def load_symbols(prog: Program) -> Symbols:
         raise NoSymbolsError("VMCOREINFO does not say where the kernel is")
     tables = _named_tables(symbols)
     try:
-        index = _load(prog, tables, stext) if tables else _find(prog, stext)
+        if tables is None:
+            index = _find(prog, stext)
+        else:
+            index = _load_or_mend(prog, tables, {"_stext": stext, **symbols})
     except (BadTablesError, FaultError) as error:
         raise NoSymbolsError(f"the kernel's symbols are damaged: {error}") from error
     if not index(prog, "init_task", None, True):
+        lost = lost_symbols(index)
         raise NoSymbolsError(
-            "the kernel keeps symbols of functions only (it was built without "
+            f"{lost:,} of the kernel's symbols are lost, init_task among them"
+            if lost
+            else "the kernel keeps symbols of functions only (it was built without "
             "CONFIG_KALLSYMS_ALL)"
         )
     return index
@@ -119,6 +127,25 @@ def _find(prog: Program, stext: int) -> Symbols:
     return index
 
 
+def _load_or_mend(
+    prog: Program, tables: KallsymsTables, known: Mapping[str, int]
+) -> Symbols:
+    """Load the tables, or what is left of them if pages of them are lost.
+
+    :raises BadTablesError: if nothing is left
+    """
+    try:
+        return _load(prog, tables, known["_stext"])
+    except (BadTablesError, FaultError):
+        start, size = _span(prog, tables)
+        partial = _read_pages(prog, start & -PAGE, start + size)
+        try:
+            return mended_symbols(tables, partial, known)
+        except (BadTablesError, NoNameError) as error:
+            lost = int(partial.lost.sum())
+            raise BadTablesError(f"{error} ({lost} pages)") from error
+
+
 def _load(prog: Program, tables: KallsymsTables, stext: int) -> Symbols:
     """Load the tables, all of them with one read.
 
@@ -129,12 +156,7 @@ def _load(prog: Program, tables: KallsymsTables, stext: int) -> Symbols:
     :raises BadTablesError: if they are not sound, or have another address for *stext*
     """
     word, little = _word(prog)
-    start = tables.start()
-    if start < 0:
-        raise BadTablesError("they are said to start before all memory")
-    size = tables.end(prog.read_u32(tables.num_syms), word) - start
-    if size > _MAX_SPAN or start + size > _ADDRESSES:
-        raise BadTablesError(f"they are said to take {size:,} bytes")
+    start, size = _span(prog, tables)
     image = Image(start, prog.read(start, size), word, little)
     long = has_long_names(tables, image)
     expanded = expand_names(tables, image, long)
@@ -149,6 +171,37 @@ def _load(prog: Program, tables: KallsymsTables, stext: int) -> Symbols:
     return SymbolTable(text, starts, rows_of, addresses)
 
 
+def _span(prog: Program, tables: KallsymsTables) -> tuple[int, int]:
+    """Return where the tables begin, and their size.
+
+    :raises BadTablesError: if they cannot be so large
+    """
+    start = tables.start()
+    if start < 0:
+        raise BadTablesError("they are said to start before all memory")
+    word, _ = _word(prog)
+    size = tables.end(prog.read_u32(tables.num_syms), word) - start
+    if size > _MAX_SPAN or start + size > _ADDRESSES:
+        raise BadTablesError(f"they are said to take {size:,} bytes")
+    return start, size
+
+
+def _read_pages(prog: Program, start: int, end: int) -> PartialImage:
+    """Read memory page by page, with zeros for those that cannot be read.
+
+    A page of zeros is taken for a lost one, as in a file that was copied in part.
+    """
+    nothing = bytes(PAGE)
+    pages = []
+    for address in range(start, end, PAGE):
+        try:
+            pages.append(prog.read(address, PAGE))
+        except FaultError:
+            pages.append(nothing)
+    lost = np.array([page == nothing for page in pages])
+    return PartialImage(Image(start, b"".join(pages), *_word(prog)), lost)
+
+
 def _load_with_drgn(
     prog: Program, tables: KallsymsTables, image: Image, stext: int, long: bool
 ) -> Symbols:
@@ -159,7 +212,9 @@ def _load_with_drgn(
         vmcoreinfo=f"OSRELEASE={'6.1' if long else '6.0'}\nPAGESIZE=4096\n"
         f"SYMBOL(swapper_pg_dir)={stext:x}\n",
     )
-    copy.add_memory_segment(image.base, len(image.data), partial(_read, image.data))
+    copy.add_memory_segment(
+        image.base, len(image.data), functools.partial(_read, image.data)
+    )
     try:
         index: Symbols = _load_builtin(
             copy,

@@ -24,7 +24,7 @@ NAMES_PER_MARKER = 256
 MAX_SYMBOLS = 1 << 21
 """Maximum number of symbols (a Debian 6.12 has 155,000)."""
 
-_MAX_TEXT = 1 << 28
+MAX_TEXT = 1 << 28
 """Maximum size of all names, in bytes; a Debian 6.12 has 3.9 million."""
 
 MAX_ALIGNMENT = 256
@@ -33,7 +33,7 @@ MAX_ALIGNMENT = 256
 INDEX_BYTES = 2 * TOKENS
 _TYPE_CODES = {2: "H", 4: "I", 8: "Q"}
 _TOKEN = re.compile(rb"[!-~]*")
-_TWO_BYTE_LENGTH = 0x80
+TWO_BYTE_LENGTH = 0x80
 
 
 class BadTablesError(ValueError):
@@ -105,8 +105,8 @@ class Image:
             values.byteswap()
         return values
 
-    def check_tokens(self, table: int, index: int) -> None:
-        """Check the tokens, the strings that names are composed of.
+    def check_tokens(self, table: int, index: int) -> list[bytes]:
+        """Check and return the tokens, the strings that names are composed of.
 
         :raises BadTablesError: if they do not agree with the index
         """
@@ -119,6 +119,7 @@ class Image:
             raise BadTablesError("parts of names do not lie where they should")
         if not all(map(_TOKEN.fullmatch, tokens)):
             raise BadTablesError("names have letters that no symbol has")
+        return tokens
 
     def pack(self, values: list[int], size: int) -> bytes:
         """Return numbers as they lie in the target's memory."""
@@ -153,17 +154,18 @@ def _check_order(tables: KallsymsTables, image: Image, count: int) -> None:
     orders: list[Callable[[npt.NDArray[Any]], bool]]
     if tables.addresses:
         values = np.asarray(image.numbers(tables.addresses, count, image.word))
-        orders = [_ascends]
+        orders = [ascends]
     else:
         values = np.asarray(image.numbers(tables.offsets, count, 4))
-        orders = [_ascends, _ascends_around_base, _ascends_pc_relative]
+        orders = [ascends, _ascends_around_base, _ascends_pc_relative]
     # Other data is usually out of order within the first few.
     head = values[:NAMES_PER_MARKER]
     if not any(order(head) and order(values) for order in orders):
         raise BadTablesError("addresses of symbols do not ascend")
 
 
-def _ascends(values: npt.NDArray[Any]) -> bool:
+def ascends(values: npt.NDArray[Any]) -> bool:
+    """Return whether no number is less than the one before it."""
     return bool((values[:-1] <= values[1:]).all())
 
 
@@ -177,15 +179,15 @@ def _ascends_around_base(offsets: npt.NDArray[np.uint32]) -> bool:
     first = negative[0] if len(negative) else len(signed)
     relative = signed[first:]
     return (
-        _ascends(signed[:first])
-        and _ascends(relative[::-1])
+        ascends(signed[:first])
+        and ascends(relative[::-1])
         and bool((relative < 0).all())
     )
 
 
 def _ascends_pc_relative(offsets: npt.NDArray[np.uint32]) -> bool:
     """Return whether they ascend if relative to their own addresses (since v7.0)."""
-    return _ascends(4 * np.arange(len(offsets)) + offsets.view(np.int32))
+    return ascends(4 * np.arange(len(offsets)) + offsets.view(np.int32))
 
 
 def _are_names_sound(names: bytes, count: int, long: bool, image: Image) -> bool:
@@ -227,9 +229,9 @@ def _walk_in_python(names: bytes, count: int, long: bool) -> tuple[list[int], in
             markers.append(offset)
             for _ in range(min(NAMES_PER_MARKER, count - block)):
                 length = names[offset]
-                if length & _TWO_BYTE_LENGTH and long:
+                if length & TWO_BYTE_LENGTH and long:
                     offset += 1
-                    length = (length & ~_TWO_BYTE_LENGTH) | names[offset] << 7
+                    length = (length & ~TWO_BYTE_LENGTH) | names[offset] << 7
                 offset += 1 + length
                 if not length or offset > len(names):
                     raise IndexError
@@ -265,7 +267,7 @@ def expand_names(
         )
 
     size = expand(np.empty(0, np.uint8))
-    if not 0 < size <= _MAX_TEXT:
+    if not 0 < size <= MAX_TEXT:
         raise BadTablesError(f"names of symbols are said to take {size:,} bytes")
     text = np.empty(size, np.uint8)
     expand(text)
@@ -282,13 +284,13 @@ def addresses_of(
     :param row: A symbol of which the address is known.
     :raises BadTablesError: if it has another address however the table is read
     """
-    for addresses in _readings(tables, image):
-        if int(addresses[row]) == address and _ascends(addresses):
+    for addresses in readings(tables, image):
+        if int(addresses[row]) == address and ascends(addresses):
             return addresses
     raise BadTablesError("VMCOREINFO has another address for _stext")
 
 
-def _readings(tables: KallsymsTables, image: Image) -> Iterator[npt.NDArray[np.uint64]]:
+def readings(tables: KallsymsTables, image: Image) -> Iterator[npt.NDArray[np.uint64]]:
     """Yield the addresses by each meaning that the table has had."""
     count = image.number(tables.num_syms)
     if tables.addresses:

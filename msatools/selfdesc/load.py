@@ -12,7 +12,7 @@ from drgn import (
 from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
 from msatools.selfdesc.finders import NAME, Finders, finders_of, has_debug_info
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
-from msatools.selfdesc.symbol_table import Symbols
+from msatools.selfdesc.symbol_table import Symbols, lost_symbols
 from msatools.selfdesc.types import BtfTypes
 
 _SYS_BTF = "/sys/kernel/btf/vmlinux"
@@ -85,6 +85,11 @@ def modules_with_btf(prog: Program) -> list[str]:
     return finders_of(prog).modules.with_types()
 
 
+def count_lost_symbols(prog: Program) -> int:
+    """Return how many of the kernel's symbols were lost with pages of their table."""
+    return lost_symbols(finders_of(prog).symbols) if NAME in prog.cache else 0
+
+
 def main_module(prog: Program) -> MainModule:
     """Return drgn's module for the kernel proper; create it if needed."""
     try:
@@ -109,8 +114,11 @@ def _read_btf(prog: Program, symbols: Symbols) -> bytes:
         if start is not None and stop is not None and start != stop:
             break
     else:
+        lost = lost_symbols(symbols)
         raise NotSelfDescribedError(
-            "the kernel has no BTF (it was built without CONFIG_DEBUG_INFO_BTF)"
+            f"{lost:,} of the kernel's symbols are lost, and with them where its BTF is"
+            if lost
+            else "the kernel has no BTF (it was built without CONFIG_DEBUG_INFO_BTF)"
         )
     if not 0 < stop - start <= MAX_BYTES:
         raise NotSelfDescribedError(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn import Program, Symbol, SymbolBinding, SymbolKind
 
-from msatools.selfdesc.tables import Words
+from msatools.selfdesc.tables import NONE, Words
 
 _MAX_SIZE = 0x10000
 """Distance to the next symbol from which a symbol's size is unknown; as in drgn."""
@@ -35,6 +35,8 @@ class SymbolTable:
     :param starts: Where these begin.
     :param rows_of: Returns the rows of a name.
     :param addresses: The symbols' addresses, ascending.
+    :param lost: Number of symbols whose name or address is lost. Their rows begin at
+        :data:`NONE`.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class SymbolTable:
         starts: Words,
         rows_of: Callable[[str], list[int]],
         addresses: npt.NDArray[np.uint64],
+        lost: int = 0,
     ) -> None:
         self._text = text
         self._starts = starts
         self._rows_of = rows_of
         self._addresses = addresses
+        self.lost = lost
 
     def __call__(
         self, prog: Program, name: str | None, address: int | None, one: bool
@@ -55,6 +59,8 @@ class SymbolTable:
         """Return the symbols of a name, or those that contain an address, or both."""
         found = []
         for row in self._rows(name, address):
+            if self._starts[row] == NONE:
+                continue
             symbol = self._symbol(row)
             if address is None or _contains(symbol, address):
                 found.append(symbol)
@@ -87,6 +93,11 @@ class SymbolTable:
             _binding(letter),
             _KINDS.get(letter.lower(), SymbolKind.UNKNOWN),
         )
+
+
+def lost_symbols(symbols: Symbols) -> int:
+    """Return the number of symbols that were lost with pages of their table."""
+    return symbols.lost if isinstance(symbols, SymbolTable) else 0
 
 
 def _contains(symbol: Symbol, address: int) -> bool:

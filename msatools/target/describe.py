@@ -9,6 +9,7 @@ from drgn import FaultError, ModuleFileStatus, Object, Program, ProgramFlags
 from msatools.selfdesc import (
     BtfError,
     NotSelfDescribedError,
+    count_lost_symbols,
     is_served_by_btf,
     load_btf,
     main_module,
@@ -73,6 +74,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
         crash=crash_of(prog),
         format=dump.format if dump else "",
         bad_descriptors=dump.bad_descriptors if dump else 0,
+        lost_symbols=count_lost_symbols(prog),
         sources=sources,
     )
 

@@ -95,6 +95,9 @@ class Target:
     bad_descriptors: int = field(default=0, metadata=UNLISTED)
     """Number of pages of a kdump that are not in the file, or of an impossible size."""
 
+    lost_symbols: int = field(default=0, metadata=UNLISTED)
+    """Number of the kernel's symbols that were lost with pages of their table."""
+
     sources: tuple[Source, ...] = field(default=(), metadata=UNLISTED)
     """Source of each module that has types, the kernel proper first."""
 

@@ -10,15 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz.cases import LAYERS, make_case
+from tests.fuzz.cases import CORES, LAYERS, make_case
 from tests.fuzz.change import applied
+from tests.fuzz.dumps import FORMATS, dump
 from tests.fuzz.judge import GOOD
-from tests.fuzz.run import run_case, smaller
+from tests.fuzz.run import run_case, smaller, warm_up
 
 SMALLER_S = 120.0
 
@@ -51,15 +53,17 @@ def main() -> int:
     counts: Counter[tuple[str, str]] = Counter()
     failed = []
     began = time.monotonic()
-    for result in results(seeds, layers, args.keep, args.j):
-        counts[result.layer, result.outcome] += 1
-        if result.outcome not in GOOD:
-            failed.append(result)
-            print(f"{result.outcome} {result.seed} {result.text}", flush=True)
-        if args.case:
-            print(result)
+    with suppress(KeyboardInterrupt):
+        for result in results(seeds, layers, args.keep, args.j):
+            counts[result.layer, result.outcome] += 1
+            if result.outcome not in GOOD:
+                failed.append(result)
+                print(f"{result.outcome} {result.seed} {result.text}", flush=True)
+            if args.case:
+                print(result)
     print_counts(counts)
-    print(f"{len(seeds)} cases, {len(failed)} bad, {time.monotonic() - began:.0f} s")
+    took_s = time.monotonic() - began
+    print(f"{counts.total()} cases, {len(failed)} bad, {took_s:.0f} s")
     return 1 if failed else 0
 
 
@@ -67,6 +71,11 @@ def results(
     seeds: list[str], layers: tuple[str, ...], keep: Path, jobs: int
 ) -> Iterator[Result]:
     """Run cases in several processes, and yield their results as they come."""
+    # What is done here need not be done in each process.
+    warm_up()
+    for core in CORES:
+        for format in FORMATS:
+            dump(core, format)
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
         run = partial(run_seed, layers=layers, keep=keep)
         for future in as_completed([pool.submit(run, seed) for seed in seeds]):

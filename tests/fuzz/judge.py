@@ -19,7 +19,10 @@ SECONDS = 60.0
 _LINE = re.compile(r"msa-\w+: .+\n")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
 _OF_THE_FILE = ("path", "format", "kind", "dump_level")
-_COSTS = ("reads", "bytes_read", "memmap_reads", "reads_saved")
+_COSTS = (
+    *("reads", "bytes_read", "read_bytes", "memmap_reads", "reads_saved"),
+    *("scan_ns", "elapsed_ns"),
+)
 
 GOOD = ("same", "lossy", "refused", "absurd", "other")
 """Outcomes that are no failures. ``absurd``: one line for an error that could have been
@@ -84,7 +87,8 @@ def data_start(dump: Dump) -> int:
 def _answer(text: str) -> Any:
     """Return what a report says of the kernel."""
     report = json.loads(text)
-    report.pop("scan_ns", None)
+    for key in _COSTS:
+        report.pop(key, None)
     for key in _OF_THE_FILE:
         report.get("target", {}).pop(key, None)
     for key in _COSTS:

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Runs of cases, each in a process of its own."""
+"""Runs of cases, each in a process of its own.
 
+It is forked from one that has imported all that the commands import, and has read no
+dump: what a run does, uses and leaves behind is of its own case alone.
+"""
+
+import gc
 import os
 import resource
 import signal
@@ -9,13 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 from fixtures.demo.catalog import DEMOS
 from msatools.cli.main import run_console
-from msatools.registry import load
+from msatools.registry import NAMES, load
 from tests.fuzz.cases import Case
 from tests.fuzz.change import applied
 from tests.fuzz.judge import SECONDS, Run, judge
@@ -26,6 +33,23 @@ _ROOM = 4 << 30
 
 _TRIES = 60
 """Runs that making a case smaller may take."""
+
+
+def warm_up() -> None:
+    """Import what the commands import, which takes longer than most runs."""
+    core = str(next(iter(DEMOS.values())).core)
+    with tempfile.TemporaryDirectory() as directory:
+        for command in NAMES:
+            for words in ((), ("--json",)):
+                modules = Path(directory, "modules")
+                _run(command, core, words, Path(directory), modules)
+                for name in modules.read_text().splitlines():
+                    # Some are no files, but made by other modules.
+                    with suppress(ImportError):
+                        import_module(name)
+    # No run has to look for garbage in all of this.
+    gc.collect()
+    gc.freeze()
 
 
 def run_case(case: Case, directory: Path) -> tuple[str, Run]:
@@ -71,12 +95,19 @@ def smaller(
     return replace(case, changes=tuple(changes))
 
 
-def _run(command: str, path: str, words: Iterable[str], directory: Path) -> Run:
+def _run(
+    command: str,
+    path: str,
+    words: Iterable[str],
+    directory: Path,
+    modules: Path | None = None,
+) -> Run:
+    """Run a command, and write the names of what it has imported into *modules*."""
     started_at = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     out, err = directory / "out", directory / "err"
     pid = os.fork()
     if not pid:
-        _child(command, [path, "--types", "btf", *words], out, err)
+        _child(command, [path, "--types", "btf", *words], out, err, modules)
     deadline = time.monotonic() + SECONDS
     while True:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
@@ -102,7 +133,9 @@ def _resident(otherwise: int) -> int:
     return otherwise
 
 
-def _child(command: str, words: list[str], out: Path, err: Path) -> None:
+def _child(
+    command: str, words: list[str], out: Path, err: Path, modules: Path | None
+) -> None:
     status = 99
     try:
         os.setsid()
@@ -118,6 +151,8 @@ def _child(command: str, words: list[str], out: Path, err: Path) -> None:
         status = run_console(load(command), words)
         sys.stdout.flush()
         sys.stderr.flush()
+        if modules is not None:
+            modules.write_text("\n".join(sys.modules))
     finally:
         os._exit(status)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from drgn import FaultError
+from drgn.helpers.linux.mm import follow_phys
 
 from fixtures import lab
 from fixtures.demo.catalog import DEMOS
@@ -84,6 +85,24 @@ def test_pages_are_lost_by_themselves(format: str, tmp_path: Path) -> None:
                 continue
             address = int(layout.kept[near]) * PAGE
             assert prog.read(address, PAGE, True) == whole.read(address, PAGE, True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_lost_page_of_symbols(row: Row, tmp_path: Path) -> None:
+    """It took all types and symbols with it."""
+    prog = open_target(TargetSpec(path=str(DEMO), types="btf")).prog
+    names = prog.symbol("kallsyms_names").address
+    pfn = follow_phys(prog["init_mm"].address_of_(), names + 9 * PAGE).value_() // PAGE
+    layout = Layout(DEMO)
+    lost = described(layout, layout.kept.tolist().index(pfn), size=0)
+    copy = copied(DEMO, tmp_path, lost)
+    ran = call(row.command, str(copy), "--json", "--strict", opening=open_target)
+    assert (ran.status, ran.err) == (3, "")
+    coverage, notes = ran.json["coverage"], ran.json["notes"]
+    assert coverage["descriptors_bad"] == 1
+    # The names on the page, and up to 256 behind it.
+    assert 256 < coverage["symbols_unreadable"] < 1000
+    assert any("of the kernel's symbols are lost" in note["text"] for note in notes)
 
 
 def test_reads_of_a_damaged_dump(tmp_path: Path) -> None:
