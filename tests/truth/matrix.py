@@ -33,12 +33,19 @@ COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus")
 ABOUT = """\
 # Kernels and machines
 
-Written by `make test-matrix`. Guests with stock Debian kernels record what the kernel
-says of itself in /proc and /sys and what their workload has made. Each figure of a
-report that a guest has recorded as well has to be the same (exact), or off by no more
-than a cause explains that is named below (explained). Checks are those of the
-command's own `--self-check` that hold. `make test-matrix CELL=NAME` tries one machine
-and kernel, such as `nokaslr-6.12`.
+Written by `make test-matrix`. Guests record what the kernel says of itself in /proc
+and /sys and what their workload has made.
+
+Kernels are Debian's own packages, except those that are built from Debian's source
+with options that its packages do not have: 6.12debug keeps who allocated each page,
+checks locking (lockdep) and unmaps free pages; 6.12small has no BTF, no control
+groups' memory, no NUMA and the small slab allocator. The cells of `plain` have the
+dumps of all scenarios on that kernel.
+
+Each figure of a report that a guest has recorded as well has to be the same (exact),
+or off by no more than a cause explains that is named below (explained). Checks are
+those of the command's own `--self-check` that hold. `make test-matrix CELL=NAME`
+tries one machine and kernel, such as `nokaslr-6.12`.
 """
 
 
