@@ -29,6 +29,7 @@ DUMPS = (
     *("crash-6.12", "locks-6.12", "locks-7.x"),
     *("zombies-6.1", "zombies-6.12", "zombies-7.x"),
     *(f"cpus-{kernel}" for kernel in ("6.1", "6.12", "7.x")),
+    *(f"{name}-6.12arm64" for name in ("memory", "tasks", "locks", "zombies", "cpus")),
 )
 """Dumps on which all checks hold."""
 
