@@ -155,6 +155,9 @@ class CgroupView:
         return regroup(sums, groups[index])
 
     def _resolve(self, words: Addresses) -> Addresses:
+        if not len(words):
+            # As with CONFIG_MEMCG=n, where pages have no such word.
+            return words
         far = words & _FAR != 0
         words = words.copy()
         words[far] = self._memcgs.of_pages(words[far] - _FAR)

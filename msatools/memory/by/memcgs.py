@@ -96,6 +96,8 @@ class Memcgs:
 
     def groups(self, groups: Addresses) -> list[Memcg]:
         """Return the control groups that :meth:`resolve` found."""
+        if not len(groups):
+            return []  # with CONFIG_MEMCG=n there is no such type
         memcgs = self._read("struct mem_cgroup", _MEM_CGROUP, groups)
         cgroups: Addresses = memcgs["cgroup"].astype(np.uint64)
         nodes = self._read("struct cgroup", _CGROUP, cgroups)["node"]
