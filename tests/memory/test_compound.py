@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from drgn import Program
 
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.memory.by.cgroup import ChargeTally
 from msatools.memory.by.compound import copy_to_tails, far_heads
 from msatools.memory.by.file import SWAP_CACHE, mappings_of
-from msatools.memory.by.memcgs import charge_offset
+from msatools.memory.by.memcgs import Memcgs, charge_offset
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, FarHead
 from msatools.memory.pages.layout import page_layout
@@ -96,3 +98,14 @@ def test_charges_of_stacks(prog: Program, stack_pages: int, charged: int) -> Non
     sums = tally.by_class.sums()
     found = dict(zip(sums.owners.tolist(), sums.pages.tolist(), strict=True))
     assert found[GROUP] == charged
+
+
+def test_without_control_groups_of_memory(prog: Program, block: Block) -> None:
+    """With CONFIG_MEMCG=n no page has a charge word, and no type is looked up."""
+    tally = ChargeTally(None)
+    tally.observe(block)
+    sums = tally.by_class.sums()
+    assert sums.owners.tolist() == [0] * len(sums.owners)
+    assert sum(sums.pages.tolist()) == PAGES
+    memcgs = Memcgs(Reader(prog), LossLog())
+    assert memcgs.groups(np.zeros(0, np.uint64)) == []
