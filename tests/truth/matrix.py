@@ -197,13 +197,18 @@ def page(results: Results, release: Mapping[str, str]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def summary(cell: Cell) -> str:
+    if KERNELS[cell.kernel].arch == "arm64":
+        return "2 CPUs, QEMU's `virt`"
+    return next(row.summary for row in MACHINES if row.name == cell.machine)
+
+
 def table(results: Results) -> Iterator[str]:
-    said = {row.name: row.summary for row in MACHINES}
     yield f"| Cell | Machine | {' | '.join(f'msa-{name}' for name in COMMANDS)} |"
     yield "|" + "---|" * (2 + len(COMMANDS))
     for cell, by_command in results.items():
         figures = " | ".join(str(by_command[command]) for command in COMMANDS)
-        yield f"| {cell.name} | {said[cell.machine]} | {figures} |"
+        yield f"| {cell.name} | {summary(cell)} | {figures} |"
 
 
 def explained(results: Results) -> Iterator[str]:
