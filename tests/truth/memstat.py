@@ -317,7 +317,7 @@ def memory_stat(run: Run) -> Figures:
     removed = {group["path"] for group in run.workload["removed"]}
     page_bytes = truth.page_kib(run) << 10
     found = {}
-    for path in {*made} - removed:
+    for path in sorted({*made} - removed):
         said = ownertruth.memory_stat(run, path)
         names = IN_VERSION_1 if "total_rss" in said else {n: n for n in IN_MEMORY_STAT}
         if not {*names.values()} <= said.keys():
