@@ -10,6 +10,7 @@ from functools import partial
 
 def __getattr__(name: str) -> Callable[[], int]:
     """Return the console script of a command."""
+    _end_by_ctrl_c()
     from msatools.registry import NAMES
 
     if name not in NAMES:
@@ -22,10 +23,7 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
 
     :param argv: Arguments after the command's name; by default those of the process.
     """
-    # Until the command has handlers of its own, Ctrl-C would be a traceback of imports,
-    # which take a tenth of a second.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _end_by_ctrl_c()
     # drgn loads the plugins of all installed packages, which takes a tenth of a second,
     # and may fetch debug info. DRGN_PLUGINS=NAME still loads one.
     os.environ.setdefault("DRGN_DISABLE_PLUGINS", "*")
@@ -33,3 +31,12 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
     from msatools.registry import load
 
     return run_console(load(name), argv)
+
+
+def _end_by_ctrl_c() -> None:
+    """Have Ctrl-C end the process, until the command has handlers of its own.
+
+    It would be a traceback of imports, which take a tenth of a second.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

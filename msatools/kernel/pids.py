@@ -102,9 +102,12 @@ class _PidLayout:
     """Offset of the XArray in ``struct pid_namespace``."""
 
     task: int
-    number: int
-    """Offsets in ``struct pid``: of the list of threads with the PID, and of the number
-    in the initial namespace."""
+    numbers: int
+    """Offsets in ``struct pid``: of the list of threads with the PID, and of the array
+    of its numbers, which begins with the one in the initial namespace."""
+
+    upid: int
+    """Size of an entry of that array in bytes."""
 
     link: int
     task_pid: int
@@ -116,7 +119,8 @@ def _layout(prog: drgn.Program) -> _PidLayout:
     return _PidLayout(
         tree=drgn.offsetof(prog.type("struct pid_namespace"), "idr.idr_rt"),
         task=drgn.offsetof(pid, "tasks[0].first"),
-        number=drgn.offsetof(pid, "numbers[0].nr"),
+        numbers=drgn.offsetof(pid, "numbers[0].nr"),
+        upid=drgn.sizeof(pid.member("numbers").type.type),
         link=drgn.offsetof(task, "pid_links[0]"),
         task_pid=drgn.offsetof(task, "pid"),
     )
@@ -125,11 +129,13 @@ def _layout(prog: drgn.Program) -> _PidLayout:
 class PidTree:
     """The ``struct pid`` of a namespace by number; the tree's nodes are read once."""
 
-    def __init__(self, reader: Reader, namespace: int) -> None:
+    def __init__(self, reader: Reader, namespace: int, level: int = 0) -> None:
         """
         :param namespace: Address of the ``struct pid_namespace``.
+        :param level: Its number of ancestors.
         """
         self._layout = reader.once(_PidLayout, lambda: _layout(reader.prog))
+        self._number = self._layout.numbers + level * self._layout.upid
         self._tree = XArray(reader, namespace + self._layout.tree)
         self._reader = reader
 
@@ -157,9 +163,9 @@ class PidTree:
         if not entry:
             return None
         layout = self._layout
-        end = max(layout.task + _POINTER_BYTES, layout.number + 4)
+        end = max(layout.task + _POINTER_BYTES, self._number + 4)
         data = self._reader.read(entry, end)
-        if unsigned(data, layout.number, 4) != pid:
+        if unsigned(data, self._number, 4) != pid:
             raise drgn.FaultError("no struct pid of that number", entry)
         link = unsigned(data, layout.task, _POINTER_BYTES)
         if not link:  # reaped, or in use as a process group or session ID only

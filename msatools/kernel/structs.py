@@ -62,7 +62,8 @@ class Decoder:
 
     def __init__(self, record: np.dtype[Any], names: Iterable[str]) -> None:
         """
-        :param names: Integer fields of the record, which must not overlap.
+        :param names: Integer fields of the record.
+        :raises ValueError: if they overlap, as those of damaged types do
         """
         fields = record.fields
         assert fields is not None
@@ -70,6 +71,8 @@ class Decoder:
         self.names = tuple(name for _, _, name in ordered)
         format_, end = "<", 0
         for offset, column, _ in ordered:
+            if offset < end:
+                raise ValueError("members of a structure overlap")
             letter = _LETTERS[column.kind, column.itemsize]
             format_ += f"{offset - end}x{letter}"
             end = offset + column.itemsize
@@ -311,7 +314,12 @@ def integer_format(member: drgn.Object) -> struct.Struct:
     if member.bit_field_size_ is not None:
         raise LookupError(f"a bit field of {member.type_.type_name()}")
     is_signed = type_.kind == drgn.TypeKind.INT and type_.is_signed
-    return _FORMATS["i" if is_signed else "u", drgn.sizeof(type_)]
+    size = drgn.sizeof(type_)
+    try:
+        return _FORMATS["i" if is_signed else "u", size]
+    except KeyError:
+        name = member.type_.type_name()
+        raise LookupError(f"{name} is an integer of {size} bytes") from None
 
 
 def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:

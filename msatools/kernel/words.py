@@ -17,6 +17,21 @@ LIST_HEAD = struct.Struct("<QQ")
 """``struct list_head``: next, prev."""
 
 
+_WORD_BITS = 64
+
+
+def bit(number: int) -> int:
+    """
+    Return a word with one bit set.
+
+    :param number: From the kernel's types, which may be damaged.
+    :raises ValueError: if a word of 64 bits has no such bit
+    """
+    if not 0 <= number < _WORD_BITS:
+        raise ValueError(f"a word has no bit {number}")
+    return 1 << number
+
+
 def unsigned(data: bytes, offset: int, size: int) -> int:
     """Return the unsigned integer of *size* bytes at *offset*."""
     return int.from_bytes(data[offset : offset + size], "little")

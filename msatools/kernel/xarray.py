@@ -43,6 +43,9 @@ _MAPLE_TYPE = 15
 _MAPLE_LEAF = 1
 """``maple_leaf_64`` of enum maple_type; later types are not leaves."""
 
+_MAPLE_HEIGHT = 32
+"""Steps from the root to an entry: one more than MAPLE_HEIGHT_MAX."""
+
 
 _MAX_SHIFT = 64
 """More than the shift of any node of an XArray."""
@@ -72,23 +75,24 @@ class XArray:
         :raises drgn.FaultError: if something on the way is damaged
         """
         entry, above = self._top(), None
-        while entry & _LOW_BITS == _INTERNAL:
-            if entry <= _MAX_SPECIAL:  # such as XA_RETRY_ENTRY
-                return 0
+        if not _is_node(entry) and index:
+            # The entry of a tree without nodes is at index 0.
+            return 0
+        while _is_node(entry):
             shift, slots = self._node(entry)
             # The shift decreases with each level, so this ends.
             if shift % self._bits or (above is not None and shift != above):
                 raise drgn.FaultError("a node of another level", entry)
             if above is None and index >> shift >= self._shape.count:
                 return 0
-            entry = slots[index >> shift & (self._shape.count - 1)]
+            last = self._shape.count - 1
+            entry = slots[index >> shift & last]
+            if _is_sibling(entry):
+                # The pointer in another slot covers this one, too.
+                entry = slots[entry >> 2 & last]
             if shift == 0:
                 break
             above = shift - self._bits
-        else:
-            # The entry of a tree without nodes is at index 0; above the last level a
-            # slot that is not a node is empty.
-            return 0
         return 0 if entry & _LOW_BITS else entry
 
     def count_below(self, end: int) -> int:
@@ -233,29 +237,64 @@ def maple_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Entr
 
     :param name: What the tree is called in a note.
     """
-    prog = reader.prog
-    head = root + drgn.offsetof(prog.type("struct maple_tree"), "ma_root")
-    range_ = _MapleNode(prog.type("struct maple_range_64"))
-    # maple_arange_64 stores the sizes of gaps, too.
-    gaps = _MapleNode(prog.type("struct maple_arange_64"))
-    nodes = {_MAPLE_LEAF: range_, _MAPLE_LEAF + 1: range_, _MAPLE_LEAF + 2: gaps}
+    nodes = _maple_nodes(reader)
+    return [
+        entry
+        for entry in _entries(reader, root + nodes.root, nodes.parts, losses, name)
+        if not entry[2] & _LOW_BITS
+    ]
 
-    def parts(node: _Part) -> list[_Part]:
+
+def maple_load(reader: Reader, root: int, index: int) -> int:
+    """Find the pointer at an index of a ``struct maple_tree``; 0 if there is none.
+
+    :param root: Address of the tree.
+    :raises drgn.FaultError: if something on the way is damaged
+    """
+    nodes = _maple_nodes(reader)
+    (entry,) = _words(reader.read(root + nodes.root, 8), 0, 1)
+    is_node = _is_node(entry)
+    part = _Part(entry, 0, _LAST if is_node else 0, is_node)
+    for _ in range(_MAPLE_HEIGHT):
+        if not part.is_node:
+            is_here = part.first <= index <= part.last
+            return part.entry if is_here and not part.entry & _LOW_BITS else 0
+        inside = (it for it in nodes.parts(part) if it.first <= index <= it.last)
+        part = next(inside, _Part(0, 0, _LAST, False))
+    raise drgn.FaultError("a loop of nodes", part.entry)
+
+
+class _MapleNodes:
+    """Layouts of a maple tree and of its nodes."""
+
+    def __init__(self, reader: Reader) -> None:
+        prog = reader.prog
+        self._reader = reader
+        self.root = drgn.offsetof(prog.type("struct maple_tree"), "ma_root")
+        range_ = _MapleNode(prog.type("struct maple_range_64"))
+        # maple_arange_64 stores the sizes of gaps, too.
+        gaps = _MapleNode(prog.type("struct maple_arange_64"))
+        leaf = _MAPLE_LEAF
+        self._types = {leaf: range_, leaf + 1: range_, leaf + 2: gaps}
+
+    def parts(self, node: _Part) -> list[_Part]:
+        """Read the slots of a node.
+
+        :raises drgn.FaultError: if it cannot be read, or is of no known type
+        """
         type_ = node.entry >> _MAPLE_TYPE_SHIFT & _MAPLE_TYPE
-        if type_ not in nodes:
+        if type_ not in self._types:
             raise drgn.FaultError("a node of no known type", node.entry)
-        shape = nodes[type_]
-        data = reader.read(node.entry & _MAPLE_NODE, shape.size)
+        shape = self._types[type_]
+        data = self._reader.read(node.entry & _MAPLE_NODE, shape.size)
         return [
             _Part(child, first, last, type_ != _MAPLE_LEAF)
             for child, first, last in shape.slots(data, node.first, node.last)
         ]
 
-    return [
-        entry
-        for entry in _entries(reader, head, parts, losses, name)
-        if not entry[2] & _LOW_BITS
-    ]
+
+def _maple_nodes(reader: Reader) -> _MapleNodes:
+    return reader.once(_MapleNodes, lambda: _MapleNodes(reader))
 
 
 class _MapleNode:

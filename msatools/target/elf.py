@@ -17,6 +17,13 @@ _SHT_NOTE = 7
 _SHT_NOBITS = 8
 _NT_GNU_BUILD_ID = 3
 
+_MOST_ENTRIES = 1 << 20
+"""Maximum number of segments or sections: a dump has a segment for each range of
+memory, or for each run of pages that were kept."""
+
+_MOST_NOTES = 64 << 20
+"""Maximum size of all notes in bytes; each of 8,192 CPUs has some hundred."""
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -108,11 +115,15 @@ def notes(read: ReadAt, elf: Elf) -> Iterator[ElfNote]:
     """Yield the notes of an ELF file.
 
     :raises EOFError: if the file ends within them
+    :raises ValueError: if they are too large for notes
     """
     # The sections go first: the program headers of a separate debug file point to
     # contents that it does not have.
     extents = [section for section in elf.sections if section.kind == _SHT_NOTE]
     extents += [segment for segment in elf.segments if segment.kind == _PT_NOTE]
+    size = sum(extent.size for extent in extents)
+    if size > _MOST_NOTES:
+        raise ValueError(f"an ELF file with notes of {size:,} bytes")
     for extent in extents:
         data = read_exactly(read, extent.offset, extent.size)
         yield from _parse_notes(data, elf.byteorder)
@@ -136,6 +147,8 @@ def _table(
         return
     if entry_size < layout.size:
         raise ValueError("an ELF file whose header entries are too small")
+    if count > _MOST_ENTRIES:
+        raise ValueError(f"an ELF file with a table of {count:,} entries")
     data = read_exactly(read, offset, entry_size * count)
     for index in range(count):
         kind, start, size = layout.unpack_from(data, index * entry_size)

@@ -2,12 +2,17 @@
 
 """Errors for targets that cannot be opened or read, with a text for the user."""
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from drgn import BadDataError
 
-_ABSURD = (BadDataError, OverflowError, ValueError, RecursionError, MemoryError)
+_ABSURD = (
+    *(BadDataError, OverflowError, ValueError, RecursionError, MemoryError),
+    # drgn has no arithmetic of integers with more than 64 bits.
+    *(NotImplementedError, struct.error),
+)
 """What drgn, numpy and Python raise for numbers that only damaged data have."""
 
 

@@ -18,10 +18,13 @@ _HEADER_SIZE = 4096
 _PIECE_HEADER = struct.Struct(">qq")
 _END = b"\xff" * _PIECE_HEADER.size
 
-_MAX_SMALL_PIECES = 1 << 16
-_SMALL = 512
-"""Bytes of a small piece. makedumpfile writes headers by the block, and pages by the
-MiB; a file of small pieces would take hours to open."""
+_MAX_ODD_PIECES = 1 << 16
+"""Maximum number of pieces that are small, or lie before others: a file of many would
+take hours to open, in libkdumpfile even more than here."""
+
+_SMALL = 4096
+"""Bytes that most pieces have at least: makedumpfile writes headers and bitmaps by the
+block, and pages by the MiB."""
 
 
 class FlatFile:
@@ -72,7 +75,7 @@ class FlatFile:
 
     def _find_pieces(self) -> bool:
         position = _HEADER_SIZE
-        small = 0
+        odd = 0
         while True:
             try:
                 header = read_exactly(self._read_file, position, _PIECE_HEADER.size)
@@ -81,8 +84,8 @@ class FlatFile:
             if header == _END:
                 return True
             offset, size = _PIECE_HEADER.unpack(header)
-            small += size < _SMALL
-            if offset < 0 or size <= 0 or small > _MAX_SMALL_PIECES:
+            odd += size < _SMALL or offset < self.size
+            if offset < 0 or size <= 0 or odd > _MAX_ODD_PIECES:
                 raise ValueError("a flattened kdump with an impossible piece")
             position += _PIECE_HEADER.size
             self._insert(offset, offset + size, position - offset)

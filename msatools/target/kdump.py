@@ -24,6 +24,12 @@ NAMELESS = "Unknown"
 _ARM64_LINE = b"NUMBER(kimage_voffset)="
 _VMCOREINFO_BYTES = 1 << 16
 
+_MOST_NOTES = 64 << 20
+"""Maximum size of each kind of notes in bytes; each of 8,192 CPUs has some hundred."""
+
+_MOST_PAGES = 1 << 36
+"""Maximum number of pages that a bitmap covers: 256 TiB with pages of 4 KiB."""
+
 _UTSNAME_FIELD = 65
 _UTSNAME_OFFSET = 12
 
@@ -124,6 +130,10 @@ def parse(read: ReadAt) -> Kdump:
         start, end, max_pfn = _unpack(read, byteorder + "QQQ", block_size + 80)
         part = range(start, end) if split else None
 
+    if any(each.stop - each.start > _MOST_NOTES for each in notes):
+        raise ValueError("a kdump whose notes have an impossible size")
+    if bitmap_blocks * block_size // 2 * 8 > _MOST_PAGES:
+        raise ValueError("a kdump whose bitmaps have an impossible size")
     flag = next((bit for bit in _COMPRESSION if status & bit), 0)
     return Kdump(
         version=version,

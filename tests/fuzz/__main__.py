@@ -76,10 +76,14 @@ def results(
     for core in CORES:
         for format in FORMATS:
             dump(core, format)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("fork"))
+    try:
         run = partial(run_seed, layers=layers, keep=keep)
         for future in as_completed([pool.submit(run, seed) for seed in seeds]):
             yield future.result()
+    finally:
+        # After Ctrl-C only what runs is waited for.
+        pool.shutdown(cancel_futures=True)
 
 
 def run_seed(seed: str, layers: tuple[str, ...], keep: Path | None) -> Result:

@@ -153,13 +153,18 @@ def change(dump: Dump, chance: Random) -> list[Change]:
     for _ in range(chance.choice((1, 1, 1, 2, 5, 20))):
         try:
             address, data = chance.choice(KINDS)(dump.core, chance)
-            _put(dump.core, pages, address, data)
+            put(dump.core, pages, address, data)
         except (LookupError, FaultError, ValueError, TypeError, IndexError):
             continue
     return changed_pages(dump, pages)
 
 
-def _put(core: str, pages: dict[int, bytes], address: int, data: bytes) -> None:
+def put(core: str, pages: dict[int, bytes], address: int, data: bytes) -> None:
+    """Write to the kernel's memory.
+
+    :param pages: Contents of pages that are changed, by page frame number.
+    :raises LookupError: if the core lacks a page
+    """
     while data:
         pfn, offset = page_of(core, address)
         page = pages.get(pfn) or contents(core)[pfn]
@@ -240,6 +245,34 @@ def _page_table(core: str, chance: Random) -> tuple[int, bytes]:
     return start + chance.randrange(0, PAGE, 8), _word(core, chance)
 
 
+def _loop(core: str, chance: Random) -> tuple[int, bytes]:
+    """Have a node of a tree, or a table of pages, lead to itself from each slot."""
+    prog = program(core)
+    kind = chance.choice(("mm", "inode", "pid", "pgd"))
+    if kind == "pid":
+        return _looped_xarray(prog["init_pid_ns"].idr.idr_rt)
+    address, _, type_ = chance.choice(
+        _objects(core, "inode" if kind == "inode" else "mm")
+    )
+    found = Object(prog, type_, address=address)
+    if kind == "inode":
+        return _looped_xarray(found.i_mapping.i_pages)
+    if kind == "mm":
+        root = found.mm_mt.ma_root.value_()
+        return root & ~0xFF, struct.pack("<Q", root) * 32
+    pfn, offset = page_of(core, found.pgd.value_())
+    # Present, writable, of users, accessed, dirty; the lower half is of users.
+    entry = struct.pack("<Q", pfn * PAGE + offset | 0x67)
+    return found.pgd.value_(), entry * (PAGE // 16)
+
+
+def _looped_xarray(tree: Object) -> tuple[int, bytes]:
+    slots = tree.prog_.type("struct xa_node").member("slots")
+    head = tree.xa_head.value_()
+    length = slots.type.length or 0
+    return (head & ~3) + slots.offset, struct.pack("<Q", head) * length
+
+
 def _anything(core: str, chance: Random) -> tuple[int, bytes]:
     """Change a whole page, or a part of one."""
     pfn = chance.choice(list(contents(core)))
@@ -250,5 +283,5 @@ def _anything(core: str, chance: Random) -> tuple[int, bytes]:
 
 KINDS = (
     *(_member, _member, _member, _member, _link, _link, _link, _variable, _variable),
-    *(_name, _struct_page, _stack, _page_table, _anything),
+    *(_name, _struct_page, _stack, _page_table, _loop, _anything),
 )

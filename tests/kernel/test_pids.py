@@ -96,6 +96,11 @@ def find(
     return found, losses, reader.reads
 
 
+def test_pointer_above_the_last_level() -> None:
+    """It covers all indices below (lib/xarray.c), as those of large folios do."""
+    assert find(NUMBER, {MIDDLE: node(6, _6=PID)})[0] == {NUMBER: TASK}
+
+
 def test_whole_tree() -> None:
     found, losses, reads = find(NUMBER)
     assert found == {NUMBER: TASK}
@@ -120,7 +125,6 @@ def test_pid_without_a_task(pid: int) -> None:
         {HEAD: pack("<4Q", 0, 0, PID, 0)},  # a single entry, at index 0
         {HEAD: pack("<4Q", 0, 0, 256 << 2 | 2, 0)},  # a retry entry
         {MIDDLE: node(6, _6=256 << 2 | 2)},
-        {MIDDLE: node(6, _6=PID)},
         {LEAF: node(0, _5=PID | 1)},
         {LEAF: node(0, _5=256 << 2 | 2)},
         # The ID of a process group or session only.

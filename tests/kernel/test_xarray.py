@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 
 import pytest
-from drgn import Object, Program
+from drgn import FaultError, Object, Program
 from drgn.helpers.linux.mapletree import mt_for_each
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.radixtree import radix_tree_for_each
@@ -14,7 +14,9 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.xarray import (
     Entries,
+    XArray,
     maple_entries,
+    maple_load,
     xarray_entries,
     xarray_values,
 )
@@ -63,6 +65,10 @@ def test_xarray(name: str) -> None:
     assert len(found) > 100
     assert found == by_drgn(tree)
     assert not losses.notes
+    loaded = XArray(Reader(tree.prog_), tree.value_())
+    for number, _, entry in found[::7]:
+        assert loaded.load(number) == entry
+    assert loaded.load(found[-1][1] + 1) == 0
 
 
 @pytest.mark.parametrize("name", ["tasks-6.1", "tasks-6.12"])
@@ -73,6 +79,12 @@ def test_maple_tree(name: str) -> None:
         found, losses = ours(tree)
         assert found == maple_by_drgn(tree)
         assert not losses.notes
+        reader = Reader(tree.prog_)
+        for first, last, entry in found[:: max(len(found) // 20, 1)]:
+            for index in (first, last):
+                assert maple_load(reader, tree.value_(), index) == entry
+        for index in (0, found[0][0] - 1, found[-1][1] + 1, (1 << 64) - 1):
+            assert maple_load(reader, tree.value_(), index) == 0
         sizes.add(len(found))
     assert min(sizes) < 20
     assert max(sizes) > 2000
@@ -145,6 +157,9 @@ def test_damaged_maple_tree(program: Program, how: str) -> None:
     found, losses = ours(tree)
     assert set(found) < set(whole)
     assert losses.coverage["trees_broken"] == 1
+    # drgn's own lookup of a node that contains itself does not end.
+    with pytest.raises(FaultError):
+        maple_load(Reader(program), tree.value_(), whole[0][0])
 
 
 def test_single_entry_without_a_node(program: Program) -> None:

@@ -147,7 +147,7 @@ def test_notes_beyond_the_end(sizes: tuple[int, int], tmp_path: Path) -> None:
         PAGE + 56: struct.pack("<Q", notes),
     }
     copy = copied(DEMO, tmp_path, changes)
-    with pytest.raises(DamagedDumpError, match="notes lie beyond the end"):
+    with pytest.raises(DamagedDumpError, match=r"notes (lie|have an imp)"):
         open_target(TargetSpec(path=str(copy)))
 
 

@@ -3,6 +3,7 @@
 """ELF headers and notes are parsed; damaged ones raise errors."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -71,3 +72,20 @@ def test_absurd_table_is_not_read() -> None:
     struct.pack_into("<I", data, 64 + 44, 0xFFFFFFFF)  # number of segments
     with pytest.raises(ValueError, match="table"):
         elf.parse(reader(bytes(data)))
+
+
+def test_absurd_number_of_segments_in_a_large_file() -> None:
+    """A table of a GiB, all of it in the file, took 4 GiB of memory."""
+    data = bytearray(image(many=True))
+    struct.pack_into("<I", data, 64 + 44, (1 << 20) + 1)
+    data += bytes((1 << 20) * 56 + 56)
+    with pytest.raises(ValueError, match="a table of 1,048,577 entries"):
+        elf.parse(reader(bytes(data)))
+
+
+def test_absurd_notes_are_not_read() -> None:
+    """Many segments may say that all of a large file are notes."""
+    headers = elf.parse(reader(image()))
+    notes = tuple(elf.Extent(4, 0, 1 << 20) for _ in range(65))
+    with pytest.raises(ValueError, match="notes of 68,157,440 bytes"):
+        list(elf.notes(reader(image()), replace(headers, segments=notes)))

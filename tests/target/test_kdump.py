@@ -105,3 +105,18 @@ def test_notes_by_version() -> None:
     }
     both = (range(5000, 6000), range(5000, 6000), range(0))
     assert ranges == {2: (), 3: both[:1], 4: both, 6: both}
+
+
+@pytest.mark.parametrize("size", [(64 << 20) + 1, 1 << 63])
+def test_absurd_notes(size: int) -> None:
+    """A sparse file may be large enough for them."""
+    with pytest.raises(ValueError, match="notes have an impossible size"):
+        kdump.parse(reader(image(vmcoreinfo=size)))
+
+
+def test_absurd_bitmaps() -> None:
+    """Those of 2^31 blocks would be read for hours, if the file has a hole there."""
+    data = bytearray(image())
+    struct.pack_into("<i", data, 424 + 12, (1 << 31) - 1)
+    with pytest.raises(ValueError, match="bitmaps have an impossible size"):
+        kdump.parse(reader(bytes(data)))

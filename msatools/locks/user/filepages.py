@@ -5,9 +5,9 @@
 from collections.abc import Iterator
 
 import drgn
-from drgn.helpers.linux.xarray import xa_load
 
 from msatools.kernel.vmemmap import vmemmap_base
+from msatools.kernel.xarray import XArray
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
@@ -53,11 +53,11 @@ class FilePages:
         """
         layout = self._layout
         mapping = layout.member(file, "file", "f_mapping")
-        pages = drgn.Object(self._prog, "struct address_space", address=mapping).i_pages
-        head = int(xa_load(pages.address_of_(), index).value_())
-        # xa_is_value() holds for the shadow entry of a page that was reclaimed, and for
-        # the swap entry of a page of tmpfs.
-        if head < KERNEL_HALF or head & 0b11:
+        pages = mapping + layout.offset("address_space", "i_pages")
+        # It is 0 for the shadow entry of a page that was reclaimed, too, and for the
+        # swap entry of a page of tmpfs.
+        head = XArray(layout.reader, pages).load(index)
+        if head < KERNEL_HALF:
             return None
         # All slots of a large folio hold its head page since 4101196b19d7 ("mm: page
         # cache: store only head pages in i_pages") (in v5.4); 7b230db3b8d3 ("mm:

@@ -5,8 +5,9 @@
 from dataclasses import dataclass
 
 import drgn
-from drgn.helpers.linux.pid import find_task
 
+from msatools.kernel.pidnamespaces import MAX_LEVEL
+from msatools.kernel.pids import PidTree
 from msatools.kernel.walks import tree_records
 from msatools.kernel.words import unsigned
 from msatools.locks.base.lock import Lock
@@ -155,11 +156,12 @@ def _task(context: LockContext, space: int, tid: int) -> int | None:
     cache = _cache(context)
     if (space, tid) in cache.tasks:
         return cache.tasks[space, tid]
-    prog = context.reader.prog
     initial = space == context.layout.symbol("init_pid_ns")
     task = cache.by_pid.get(tid) if initial else None
     if task is None:
-        namespace = drgn.Object(prog, "struct pid_namespace *", value=space)
-        task = int(find_task(namespace, tid).value_()) or None
+        level = context.layout.member(space, "pid_namespace", "level")
+        if level > MAX_LEVEL:
+            raise drgn.FaultError("a namespace of no known level", space)
+        task = PidTree(context.reader, space, level).linked(tid)
     cache.tasks[space, tid] = task
     return task

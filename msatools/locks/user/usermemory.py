@@ -3,11 +3,10 @@
 """Reads the memory of processes, if the dump has it."""
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import drgn
-from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
+from drgn.helpers.linux.mm import access_remote_vm
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import fault_reason
@@ -15,14 +14,12 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user.filepages import FilePages, split_by_page
+from msatools.locks.user.mappings import find_mapping, mappings_of
 from msatools.target.addresses import KERNEL_HALF
 
 _SHARED = 1 << 3
 _HUGETLB = 1 << 22
 """``VM_HUGETLB``: ``vm_pgoff`` and indexes in the page cache have different units."""
-
-_MAX_MAPPINGS = 1 << 20
-"""Sixteen times the default limit of one address space (vm.max_map_count)."""
 
 _TRIES = 64
 """Number of excluded pages after which all user memory is assumed to be excluded."""
@@ -62,12 +59,11 @@ def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
     """Return the mapping at an address; ``None`` if nothing is mapped there."""
     if not mm:
         return None
-    space = drgn.Object(layout.reader.prog, "struct mm_struct *", value=mm)
-    vma = vma_find(space, address)
+    vma = find_mapping(layout, mm, address)
     if not vma:
         return None
     names = ("vm_start", "vm_end", "vm_pgoff", "vm_file")
-    start, end, page, file = layout.members(vma.value_(), "vm_area_struct", *names)
+    start, end, page, file = layout.members(vma, "vm_area_struct", *names)
     return UserMapping(start, end, page * layout.page_size, file)
 
 
@@ -115,17 +111,13 @@ class UserMemory:
         if files is None:
             self._shared[mm] = files = []
             try:
-                vmas = for_each_vma(self._space(mm))
-                for vma in islice(vmas, _MAX_MAPPINGS):
-                    file = self._shared_file(vma.value_())
+                for vma in mappings_of(self._layout, mm, self._losses):
+                    file = self._shared_file(vma)
                     if file is not None:
                         files.append(file)
             except drgn.FaultError as error:
                 self._losses.lose(Loss.MAPPINGS, f"mappings are lost: {error}")
         return files
-
-    def _space(self, mm: int) -> drgn.Object:
-        return drgn.Object(self._prog, "struct mm_struct *", value=mm)
 
     def _shared_file(self, vma: int) -> SharedFile | None:
         names = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
@@ -141,7 +133,7 @@ class UserMemory:
         return SharedFile(start, end, offset, inode, sequence)
 
     def _read(self, mm: int, address: int, size: int) -> bytes:
-        space = self._space(mm)
+        space = drgn.Object(self._prog, "struct mm_struct *", value=mm)
         parts = []
         for start, length in split_by_page(address, size, self._layout.page_size):
             try:
@@ -150,24 +142,22 @@ class UserMemory:
                 # If a mapped page cannot be read, the page cache has no other copy.
                 if "not mapped" not in str(error):
                     raise
-                data = self._read_from_file(space, start, length, error)
+                data = self._read_from_file(mm, start, length, error)
             parts.append(data)
         return b"".join(parts)
 
     def _read_from_file(
-        self, space: drgn.Object, address: int, size: int, error: drgn.FaultError
+        self, mm: int, address: int, size: int, error: drgn.FaultError
     ) -> bytes:
         """Read a page of a shared mapping that the process has not touched.
 
         :raises drgn.FaultError: *error*, or if the page is not in the page cache
         """
-        vma = vma_find(space, address)
+        vma = find_mapping(self._layout, mm, address)
         if not vma:
             raise error
         names = ("vm_start", "vm_pgoff", "vm_file", "vm_flags")
-        start, first, file, flags = self._layout.members(
-            vma.value_(), "vm_area_struct", *names
-        )
+        start, first, file, flags = self._layout.members(vma, "vm_area_struct", *names)
         # A private page may have been changed and swapped out.
         if file < KERNEL_HALF or not flags & _SHARED or flags & _HUGETLB:
             raise error

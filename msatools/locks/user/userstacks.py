@@ -17,7 +17,6 @@ from typing import NamedTuple, Protocol
 
 import drgn
 import numpy as np
-from drgn.helpers.linux.mm import vma_find
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
@@ -26,6 +25,7 @@ from msatools.kernel.words import PAGE
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import UserFrame
 from msatools.locks.user.filepages import FilePages
+from msatools.locks.user.mappings import find_mapping
 from msatools.locks.user.programfile import ProgramFile
 from msatools.locks.user.usermemory import user_memory
 from msatools.target.addresses import KERNEL_HALF
@@ -131,15 +131,13 @@ class UserStacks:
 
     def mapping(self, mm: int, address: int) -> CodeMapping | None:
         """Return the mapping at an address; ``None`` if nothing is mapped there."""
-        space = drgn.Object(self._context.reader.prog, "struct mm_struct *", value=mm)
-        vma = vma_find(space, address)
+        layout = self._context.layout
+        vma = find_mapping(layout, mm, address)
         if not vma:
             return None
         names = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
-        start, end, page, file, flags = self._context.layout.members(
-            vma.value_(), "vm_area_struct", *names
-        )
-        offset = page * self._context.layout.page_size
+        start, end, page, file, flags = layout.members(vma, "vm_area_struct", *names)
+        offset = page * layout.page_size
         return CodeMapping(start, end, offset, file, bool(flags & _EXECUTABLE))
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:

@@ -9,6 +9,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.words import bit
 from msatools.memory.pages.classes import PageClass
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
@@ -120,7 +121,7 @@ def page_layout(prog: drgn.Program) -> PageLayout:
 def _read_layout(prog: drgn.Program) -> PageLayout:
     page = prog.type("struct page")
     bits = {
-        name.removeprefix("PG_"): 1 << value
+        name.removeprefix("PG_"): bit(value)
         for name, value in _enumerators(prog, "enum pageflags").items()
     }
     types = _page_types(prog, page)
@@ -276,9 +277,9 @@ def _cleared_bits(
     classes = np.zeros(mask + 1, np.uint8)
     keys = np.arange(mask + 1)
     charged = values.get("kmemcg", 0) >> shift & mask
-    for name, bit in values.items():
+    for name, cleared in values.items():
         # Other pairs of cleared bits are not types but small negative mapcounts.
-        is_it = keys | charged == mask & ~(bit >> shift)
+        is_it = keys | charged == mask & ~(cleared >> shift)
         classes[is_it] = _TYPE_CLASSES.get(name, PageClass.UNATTRIBUTED)
     return PageTypes(lowest, shift, mask, classes, frozenset(values))
 

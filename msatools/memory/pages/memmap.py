@@ -21,6 +21,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Gap, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
+from msatools.kernel.words import bit
 from msatools.memory.pages.bulk import BulkReader
 from msatools.memory.pages.layout import PageLayout
 from msatools.selfdesc.variables import find_variable
@@ -158,7 +159,7 @@ def _readable(reader: Reader, address: int) -> bool:
 
 def pages_per_section(prog: drgn.Program) -> int:
     shift: int = (prog["SECTION_SIZE_BITS"] - prog["PAGE_SHIFT"]).value_()
-    return 1 << shift
+    return bit(shift)
 
 
 @dataclass(frozen=True)
@@ -180,10 +181,11 @@ class _SectionFlags:
         except LookupError:
             return cls(0x2, 0x4, 0x8, ~0x1F)
 
-        def bit(name: str) -> int:
-            return 1 << constant(prog, f"SECTION_{name}_BIT")
+        def flag(name: str) -> int:
+            return bit(constant(prog, f"SECTION_{name}_BIT"))
 
-        return cls(bit("HAS_MEM_MAP"), bit("IS_ONLINE"), bit("IS_EARLY"), -(1 << last))
+        flags = flag("HAS_MEM_MAP"), flag("IS_ONLINE"), flag("IS_EARLY")
+        return cls(*flags, -bit(last))
 
 
 def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]:

@@ -18,6 +18,7 @@ from drgn.helpers.linux.mmzone import pfn_to_section
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import bit
 from msatools.memory.pages.memmap import pages_per_section
 from msatools.selfdesc.variables import find_variable
 
@@ -189,10 +190,10 @@ def _layout(prog: drgn.Program) -> _OwnerLayout | None:
     flags = drgn.sizeof(prog.type("struct page_ext").member("flags").type)
     # Linux kernel commit fdf3bf809162 ("mm, page_owner: rename flag indicating that
     # page is allocated") (in v5.4)
-    bit = prog.constant("PAGE_EXT_OWNER_ALLOCATED").value_()
+    flag = prog.constant("PAGE_EXT_OWNER_ALLOCATED").value_()
     return _OwnerLayout(
         stride=stride,
-        allocated=1 << bit,
+        allocated=bit(flag),
         record=np.dtype(
             {
                 "names": ["flags", *there],

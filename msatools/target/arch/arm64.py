@@ -66,9 +66,11 @@ class Arm64(Arch):
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         # Since v5.12: a kernel built for 52 bits may run with less.
         control = vmcoreinfo.get("NUMBER(TCR_EL1_T1SZ)")
-        if control is not None:
-            return 64 - int(control, 0)
-        return _built_bits(vmcoreinfo) or KERNEL_HALF_BITS
+        bits = 0 if control is None else 64 - int(control, 0)
+        bits = bits or _built_bits(vmcoreinfo) or KERNEL_HALF_BITS
+        if not 0 < bits < 64:
+            raise ValueError(f"addresses of {bits} bits")
+        return bits
 
     def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
         # The upper half: _PAGE_END(VA_BITS_MIN), where modules begin.
@@ -128,9 +130,17 @@ class Arm64(Arch):
 
 
 def _built_bits(vmcoreinfo: Mapping[str, str]) -> int | None:
-    """Return the bits of virtual addresses that a kernel was built for."""
-    bits = vmcoreinfo.get("NUMBER(VA_BITS)")
-    return None if bits is None else int(bits)
+    """Return the bits of virtual addresses that a kernel was built for.
+
+    :raises ValueError: if there cannot be as many
+    """
+    text = vmcoreinfo.get("NUMBER(VA_BITS)")
+    if text is None:
+        return None
+    bits = int(text)
+    if not 0 < bits < 64:
+        raise ValueError(f"addresses of {bits} bits")
+    return bits
 
 
 def _software_bits(prog: Program) -> SoftwareBits:

@@ -2,11 +2,12 @@
 
 """Pages of large folios in the page cache are read, with and without struct folio."""
 
-import drgn
+from collections.abc import Callable
+
 import pytest
+from drgn import FaultError
 
 from msatools.kernel.words import PAGE
-from msatools.locks.user import filepages
 from msatools.locks.user.filepages import FilePages
 from tests.locks.madememory import BASE, MadeMemory
 
@@ -16,10 +17,31 @@ FILE, MAPPING, VMEMMAP_BASE = BASE + 0x100, BASE + 0x200, BASE + 0x300
 HEAD_PFN, HEAD_INDEX, PAGES = 8, 512, 4
 """The large folio: pfn and index of its head page, and its number of pages."""
 
+TOP_NODE, LEAF_NODE, SLOTS, NODE_SLOTS = BASE + 0x3000, BASE + 0x4000, 8, 64
+
+
+def put_node(made: MadeMemory, address: int, shift: int, *slots: int) -> int:
+    """Write a node of an XArray, and return the entry that points to it."""
+    made.write(address, shift, *slots)
+    return address + 2
+
+
+def same_in_all(head: int) -> list[int]:
+    """Return what is behind the head of a folio if all slots have it."""
+    return [head] * (PAGES - 1)
+
+
+def siblings(head: int) -> list[int]:
+    """Return entries that say which slot they belong to: here the first."""
+    return [0 << 2 | 2] * (PAGES - 1)
+
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeMemory:
-    """A kernel in which all XArray slots of a large folio have its head page."""
+def made(request: pytest.FixtureRequest) -> MadeMemory:
+    """A kernel with a large folio in the page cache."""
+    types: tuple[str, ...]
+    behind: Callable[[int], list[int]]
+    types, behind = request.param
     made = MadeMemory()
     memory = b"".join(bytes([pfn]) * PAGE for pfn in range(HEAD_PFN + PAGES))
     made.prog.add_memory_segment(
@@ -28,7 +50,7 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mad
         lambda address, count, offset, physical: memory[offset : offset + count],
         True,
     )
-    for name in request.param:
+    for name in types:
         made.struct(name, PAGE_STRUCT, index=(made.u64, 32))
     array = made.struct("xarray", 8, xa_head=(made.pointer, 0))
     made.struct("address_space", 8, i_pages=(array, 0))
@@ -41,16 +63,24 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mad
     # The index of a tail page is not set.
     made.write(head + PAGE_STRUCT + 32, 0xDEAD)
 
-    def xa_load(pages: object, index: int) -> drgn.Object:
-        entry = head if 0 <= index - HEAD_INDEX < PAGES else 0
-        return drgn.Object(made.prog, made.pointer, entry)
-
-    monkeypatch.setattr(filepages, "xa_load", xa_load)
+    slots = made.prog.array_type(made.pointer, NODE_SLOTS)
+    size = SLOTS + 8 * NODE_SLOTS
+    made.struct("xa_node", size, shift=(made.u64, 0), slots=(slots, SLOTS))
+    leaf = put_node(made, LEAF_NODE, 0, head, *behind(head))
+    before = [0] * (HEAD_INDEX // NODE_SLOTS)
+    made.write(MAPPING, put_node(made, TOP_NODE, 6, *before, leaf))
     return made
 
 
 @pytest.mark.parametrize(
-    "made", [("page",), ("page", "folio")], ids=["v5.4", "v5.16"], indirect=True
+    "made",
+    [
+        (("page",), same_in_all),
+        (("page", "folio"), same_in_all),
+        (("page", "folio"), siblings),
+    ],
+    ids=["v5.4", "v5.16", "siblings"],
+    indirect=True,
 )
 def test_pages_of_a_large_folio_are_read_by_its_head(made: MadeMemory) -> None:
     files = FilePages(made.layout)
@@ -60,3 +90,11 @@ def test_pages_of_a_large_folio_are_read_by_its_head(made: MadeMemory) -> None:
     past = (HEAD_INDEX + PAGES) * PAGE
     around = files.read_around_gaps(FILE, past - 4, 8)
     assert around == bytes([HEAD_PFN + PAGES - 1]) * 4 + bytes(4)
+
+
+@pytest.mark.parametrize("made", [(("page", "folio"), same_in_all)], indirect=True)
+def test_a_tree_that_leads_to_itself_ends(made: MadeMemory) -> None:
+    """drgn's own walk of it never ended."""
+    made.write(TOP_NODE + SLOTS, *[TOP_NODE + 2] * NODE_SLOTS)
+    with pytest.raises(FaultError, match="another level"):
+        FilePages(made.layout).read(FILE, HEAD_INDEX * PAGE, 8)
