@@ -22,6 +22,13 @@ USAGE = 2
 _NUMBER = re.compile(r"[+-]?\.?\d.*")
 
 
+def script() -> int:
+    """Run :func:`main` as a console script."""
+    from msatools.console import leave
+
+    return leave(main())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names, and return its exit status.
 

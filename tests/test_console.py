@@ -53,3 +53,30 @@ def test_ignored_ctrl_c_stays_ignored() -> None:
 def test_no_such_command() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         console.nothing  # noqa: B018
+
+
+def test_leaves_at_once_with_all_output_written() -> None:
+    """What runs at exit runs, modules are not taken apart, and nothing is lost."""
+    code = (
+        "import atexit, sys\n"
+        "from msatools.console import leave\n"
+        "class Freed:\n"
+        "    def __del__(self): print('freed', flush=True)\n"
+        "kept = Freed()\n"
+        "atexit.register(print, 'at exit', flush=True)\n"
+        "print('output')\n"
+        "leave(3)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, "output\nat exit\n")
+
+
+def test_leaves_as_usual_if_the_output_is_closed() -> None:
+    code = (
+        "import sys; from msatools.console import leave; "
+        "sys.stdout.close(); sys.exit(leave(1))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == 1

@@ -15,7 +15,7 @@ from tests.truth.test_facts import TABLES
 def test_scripts_are_the_commands() -> None:
     installed = distribution("msatools").entry_points.select(group="console_scripts")
     assert {script.name: script.value for script in installed} == {
-        "msa": "msatools.frontdoor:main"
+        "msa": "msatools.frontdoor:script"
     } | {f"msa-{name}": f"msatools.console:{name}" for name in registry.NAMES}
 
 

@@ -9,7 +9,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.cgroups import MAX_DEPTH
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 
@@ -150,7 +150,7 @@ def _read_entities(
         for address, readable, *members in rows:
             if readable:
                 entities[address] = _Entity(*members)
-        above = np.unique(parents[found.readable & (parents != 0)])
+        above = distinct(parents[found.readable & (parents != 0)])
         level = above[~np.isin(above, np.fromiter(entities, np.uint64, len(entities)))]
     return entities
 

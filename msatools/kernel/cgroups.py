@@ -10,7 +10,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
@@ -69,7 +69,7 @@ def _online(prog: drgn.Program) -> int:
 def _read_nodes(reader: Reader, starts: Addresses, losses: LossLog) -> Nodes:
     """Read directories and all their ancestors, a level at a time."""
     nodes: Nodes = {}
-    level = np.unique(starts[starts != 0])
+    level = distinct(starts[starts != 0])
     for _ in range(MAX_DEPTH):
         if not len(level):
             break

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PidTree
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, read_structs
 from msatools.selfdesc.variables import find_variable
@@ -70,7 +70,7 @@ def read_namespaces(
     Namespaces that cannot be read are left out, and count as losses.
     """
     found: dict[int, PidNamespace] = {}
-    level = np.unique(addresses)
+    level = distinct(addresses)
     for _ in range(MAX_LEVEL + 1):
         level = level[(level != 0) & ~np.isin(level, list(found))]
         if not len(level):
@@ -79,7 +79,7 @@ def read_namespaces(
         shared = None if read.has("most") else _pid_max(reader.prog, losses)
         for row in np.flatnonzero(read.readable).tolist():
             found[int(level[row])] = _namespace(int(level[row]), read, row, shared)
-        level = np.unique(read["parent"].astype(np.uint64))
+        level = distinct(read["parent"].astype(np.uint64))
     return found
 
 

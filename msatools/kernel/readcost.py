@@ -9,7 +9,6 @@ mapped into memory by libkdumpfile and takes no calls: there the reader's reads 
 """
 
 import contextlib
-import importlib
 import os
 
 from msatools.kernel.reader import Reader
@@ -29,8 +28,6 @@ class ReadCost:
         self._reader = reader
         self._file: int | None = None
         if of_file:
-            # numpy.unique() imports it at its first call, and those reads would count.
-            importlib.import_module("numpy.ma")
             # Some kernels lack CONFIG_TASK_IO_ACCOUNTING.
             with contextlib.suppress(OSError):
                 self._file = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)

@@ -19,6 +19,8 @@ from msatools.target.linear import direct_map
 Addresses = npt.NDArray[np.uint64]
 """Addresses or other words of 64 bits."""
 
+W = TypeVar("W", bound=np.generic)
+
 Reason = Literal["excluded", "unreadable"]
 
 T = TypeVar("T")
@@ -50,18 +52,18 @@ def column(records: npt.NDArray[np.uint8], offset: int, size: int = 8) -> Addres
     return part.view(f"<u{size}")[:, 0].astype(np.uint64)
 
 
-def distinct(words: Addresses) -> Addresses:
+def distinct(words: npt.NDArray[W]) -> npt.NDArray[W]:
     """
     Return each distinct word once, ascending.
 
-    np.unique() does the same, but since NumPy 2.3 hashes the words, which takes five
-    times as long.
+    np.unique() does the same, but imports numpy.ma, and since NumPy 2.3 it hashes the
+    words, which takes five times as long.
     """
     ascending = np.sort(words, kind="stable")
     return ascending[first_of_each(ascending)]
 
 
-def first_of_each(ascending: Addresses) -> npt.NDArray[np.bool_]:
+def first_of_each(ascending: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which of ascending words differ from the one before."""
     first = np.ones(len(ascending), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])

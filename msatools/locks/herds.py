@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.locks.base.model import Herd, WaitTarget, Waker
 from msatools.tasks.identity import comm_text
@@ -294,7 +295,7 @@ class _Crowd:
             owner=on.owner if on else None,
             kind=kind,
             address=on.address if on else None,
-            pids=tuple(np.unique(tasks["tgid"][rows]).tolist()),
+            pids=tuple(distinct(tasks["tgid"][rows]).tolist()),
             min_age_ns=int(ages.min()),
             max_age_ns=int(ages.max()),
             nvcsw_median=int(np.median(tasks["nvcsw"][rows])),
@@ -317,7 +318,7 @@ class _Crowd:
         tasks = self._tasks
         if not tasks.has("last_wakee"):
             return None
-        processes = np.unique(tasks["tgid"][self._all])
+        processes = distinct(tasks["tgid"][self._all])
         own = np.isin(tasks["tgid"], processes)
         # A thread of the crowd may have woken the next by releasing a lock.
         wakes = 2 * tasks["wakee_flips"].astype(np.int64) >= len(self._all)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.reader import distinct
 from msatools.prstat.interval import ON_CODE
 from msatools.prstat.model import ClassGroup, TaskGroup
 from msatools.prstat.rows import UNKNOWN, TaskRows
@@ -50,7 +51,7 @@ def _by_path(key: Callable[[str], str]) -> Callable[[TaskRows], list[str]]:
 
     def keys(rows: TaskRows) -> list[str]:
         numbers = rows.columns["cgroup"]
-        known = {number: rows.path(number) for number in np.unique(numbers).tolist()}
+        known = {number: rows.path(number) for number in distinct(numbers).tolist()}
         by_number = {
             number: NO_NAME if path is None else key(path)
             for number, path in known.items()
@@ -141,7 +142,7 @@ def group_by_class(rows: TaskRows) -> tuple[ClassGroup, ...]:
     of_thread = rows.kept.columns
     classes = of_thread["class"][threads]
     times = _class_times(rows)
-    names = {*map(int, np.unique(classes)), *(times or ())}
+    names = {*map(int, distinct(classes)), *(times or ())}
     found = []
     for number in sorted(names):
         there = threads[classes == number]
@@ -150,7 +151,7 @@ def group_by_class(rows: TaskRows) -> tuple[ClassGroup, ...]:
         found.append(
             ClassGroup(
                 key=NO_NAME if number == _UNTOLD else TaskClass(number).name,
-                processes=len(np.unique(of_thread["tgid"][there])),
+                processes=len(distinct(of_thread["tgid"][there])),
                 threads=len(there),
                 age_ns=int(ages.sum()),
                 max_age_ns=int(ages.max()) if len(ages) else 0,

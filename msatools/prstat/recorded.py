@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.reader import distinct
 from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.herds import MIN_WAITERS
@@ -101,7 +102,7 @@ def count(kept: Kept, wanted: Booleans, totals: Totals) -> Totals:
     by_class = Counter(columns["class"][wanted].tolist())
     return replace(
         totals,
-        processes=len(np.unique(columns["tgid"][wanted])),
+        processes=len(distinct(columns["tgid"][wanted])),
         threads=int(np.count_nonzero(wanted)),
         states={name: by_letter[name] for name in LETTERS if by_letter[name]},
         classes={c.name: by_class[c] for c in TaskClass if by_class[c]},

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.nodemask import for_each_online_node
 
+from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.slab import slab_caches
 from msatools.kernel.structs import read_structs
@@ -316,7 +317,7 @@ def control_groups(reports: ReportSet) -> Iterator[Comparison]:
 
 def page_tables(reports: ReportSet) -> Iterator[Comparison]:
     """Compare the page tables of the scan with the counters of address spaces."""
-    mms: npt.NDArray[np.uint64] = np.unique(reports.tasks["mm"].astype(np.uint64))
+    mms: npt.NDArray[np.uint64] = distinct(reports.tasks["mm"].astype(np.uint64))
     members = {"bytes": ("pgtables_bytes",)}
     read = read_structs(
         reports.reader, "struct mm_struct", members, mms[mms != 0], reports.losses

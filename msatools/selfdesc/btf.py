@@ -72,6 +72,9 @@ _PER_ENTRY = {
     BtfKind.FUNC_PROTO: 2,
     BtfKind.DATASEC: 3,
 }
+_KIND_OF = tuple(BtfKind)
+"""By number; those of all types were seen when the blob was walked."""
+
 _KINDS = len(BtfKind)
 _FIXED_WORDS = [3 + _FIXED.get(BtfKind(kind), 0) for kind in range(_KINDS)]
 _FIXED_WORDS[BtfKind.VOID] = _MAX_TYPES * 4  # past the end: invalid in a blob
@@ -159,7 +162,7 @@ class Btf:
 
     def kind(self, type_id: int) -> BtfKind:
         """Return the kind of a type."""
-        return BtfKind(self._head(type_id)[1] >> 24 & _KIND)
+        return _KIND_OF[self._head(type_id)[1] >> 24 & _KIND]
 
     def name(self, type_id: int) -> str:
         """Return the name of a type; empty if it has none."""
@@ -208,6 +211,11 @@ class Btf:
                 offset & 0xFFFFFF if has_bit_fields else offset,
                 size,
             )
+
+    def member_types(self, type_id: int) -> Iterator[int]:
+        """Yield the types of the members of a STRUCT or UNION, in their order."""
+        for member_type in self._tail(type_id)[1::3]:
+            yield self._checked(member_type)
 
     def is_signed_enum(self, type_id: int) -> bool:
         """Return whether the constants of an ENUM or ENUM64 have a sign."""
@@ -300,9 +308,9 @@ class Btf:
             return self.base._head(type_id)
         if type_id == 0:
             return 0, 0, 0
+        words = self._words
         position = self._positions[self._position(type_id)]
-        name, info, size = self._words[position : position + 3]
-        return name, info, size
+        return words[position], words[position + 1], words[position + 2]
 
     def _tail(self, type_id: int) -> "array[int]":
         if type_id < self.first_id and self.base:

@@ -15,6 +15,7 @@ _TRANSPARENT = {
     BtfKind.RESTRICT,
     BtfKind.TYPE_TAG,
 }
+_COMPOUND = {BtfKind.STRUCT, BtfKind.UNION}
 _MAX_DEPTH = 32
 """Maximum nesting of types; C sources have about ten levels."""
 
@@ -57,8 +58,8 @@ def check_contains_not_itself(btf: Btf, type_id: int) -> None:
     seen: set[int] = set()
     parts = [type_id]
     while parts:
-        for member in btf.members(parts.pop()):
-            part = _compound_in(btf, member.type_id)
+        for member_type in btf.member_types(parts.pop()):
+            part = _compound_in(btf, member_type)
             if part == type_id:
                 raise BtfError(f"type {type_id} contains itself")
             if part is not None and part not in seen and btf.size(part) == size:
@@ -69,11 +70,15 @@ def check_contains_not_itself(btf: Btf, type_id: int) -> None:
 def _compound_in(btf: Btf, type_id: int) -> int | None:
     """Return the structure or union that a member is, or is an array of, if any."""
     for _ in range(_MAX_DEPTH):
-        type_id = strip(btf, type_id)
         kind = btf.kind(type_id)
-        if kind != BtfKind.ARRAY:
-            return type_id if kind in (BtfKind.STRUCT, BtfKind.UNION) else None
-        type_id = btf.as_array(type_id).type_id
+        if kind in _COMPOUND:
+            return type_id
+        if kind in _TRANSPARENT:
+            type_id = strip(btf, type_id)
+        elif kind == BtfKind.ARRAY:
+            type_id = btf.as_array(type_id).type_id
+        else:
+            return None
     raise BtfError(f"type {type_id} has no end")
 
 

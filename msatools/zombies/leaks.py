@@ -25,7 +25,7 @@ from drgn.helpers.linux.slab import slab_object_info
 from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.pids import PID_MAX_LIMIT
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.rows import find_rows
 from msatools.kernel.slab import SlabCache
@@ -207,7 +207,7 @@ def _read_pids(reader: Reader, scan: SlabScan, losses: LossLog) -> _Pids:
     addresses = [scan.objects(cache) for cache in caches & scan.caches.keys()]
     if not addresses:
         raise LookupError("the caches of struct pid are not there")
-    address = np.unique(np.concatenate(addresses))
+    address = distinct(np.concatenate(addresses))
     type_ = prog.type("struct pid")
     kinds = type_.member("tasks").type.length
     members = {

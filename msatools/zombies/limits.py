@@ -24,7 +24,7 @@ from msatools.kernel.pidnamespaces import (
     reserved_taken,
 )
 from msatools.kernel.pids import PID_MAX_LIMIT
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 from msatools.selfdesc.variables import find_variable
@@ -184,7 +184,7 @@ def _group_limits(
             columns = ("used", "most", "cgroup")
             used, most, cgroup = (int(read[name][row]) for name in columns)
             found[address] = used, most, cgroup
-        level = np.unique(read["parent"].astype(np.uint64))
+        level = distinct(read["parent"].astype(np.uint64))
     below = _with_below(dead, parents)
     groups = [address for address, parent in parents.items() if parent]
     cgroups = np.array([found[address][2] for address in groups], np.uint64)

@@ -13,7 +13,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.places.slabs import Slabs
@@ -76,7 +76,7 @@ class _Alone:
     def __call__(self, column: str) -> Addresses:
         """Return the different addresses of such objects in a column of the table."""
         addresses = self._tasks[column]
-        dead = np.unique(addresses[self._dead])
+        dead = distinct(addresses[self._dead])
         alone = dead[(dead != 0) & ~np.isin(dead, addresses[self._living])]
         found: Addresses = alone.astype(np.uint64)
         return found

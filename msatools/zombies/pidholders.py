@@ -17,7 +17,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.files import Descriptors
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
@@ -153,13 +153,13 @@ class PidHolders:
         _, read = self._files
         sockets = np.isin(read["operations"], self._operations("socket_file_ops"))
         addresses = read["private"][sockets].astype(np.uint64)
-        socks = self._members("struct socket", "sk", np.unique(addresses), "").pids
+        socks = self._members("struct socket", "sk", distinct(addresses), "").pids
         yield self._members("struct sock", "sk_peer_pid", socks, "peer of a socket")
 
     def _terminals(self) -> Iterator[Holders]:
         """Yield foreground groups and sessions of terminals, and ``tty_old_pgrp``."""
-        signals = np.unique(self._tasks["signal"]).astype(np.uint64)
-        ttys = np.unique(self._members("struct signal_struct", "tty", signals, "").pids)
+        signals = distinct(self._tasks["signal"]).astype(np.uint64)
+        ttys = distinct(self._members("struct signal_struct", "tty", signals, "").pids)
         # Linux kernel commit 64d608db38ff ("tty: cumulate and document
         # tty_struct::ctrl* members") (in v5.13)
         for member in ("session", "pgrp"):
@@ -201,7 +201,7 @@ class PidHolders:
     ) -> Holders:
         """Read a pointer member of some structures."""
         names = (members,) if isinstance(members, str) else members
-        addresses = np.unique(addresses[addresses != 0])
+        addresses = distinct(addresses[addresses != 0])
         offset = find_offset(self._prog.type(type_name), names)
         if offset is None:
             raise LookupError(f"{type_name} has no {names[0]}")
@@ -220,7 +220,7 @@ class PidHolders:
             self._tasks["address"][with_files].astype(np.uint64)
         )
         found = [descriptors.all_files(tables, row) for row in range(len(with_files))]
-        files = np.unique(np.concatenate([_NOWHERE, *found]))
+        files = distinct(np.concatenate([_NOWHERE, *found]))
         files = files[files != 0]
         read = descriptors.read_files(files, _FILE)
         return files, read

@@ -20,7 +20,7 @@ from msatools.kernel.pidnamespaces import (
     innermost_numbers,
     read_namespaces,
 )
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
@@ -48,7 +48,7 @@ def find_heirs(
     :param zombies: Rows of the dead tasks in the table.
     """
     family = _Family(reader, tasks, zombies, losses)
-    parents = np.unique(tasks["real_parent"][zombies]).tolist()
+    parents = distinct(tasks["real_parent"][zombies]).tolist()
     rows = sorted(row for p in parents if (row := family.row(p)) is not None)
     processes = {int(tasks["signal"][row]): row for row in rows}
     family.read_spaces([*processes.values()])

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.slab import MAX_OBJECT, SlabCache, slab_caches, slab_type
 from msatools.kernel.structs import lose_many
@@ -94,7 +94,7 @@ class SlabScan:
             if skip(cache):
                 continue
             own = self._slabs.cache == address
-            for objects in np.unique(self._slabs.objects[own]).tolist():
+            for objects in distinct(self._slabs.objects[own]).tolist():
                 starts = self._slabs.start[own & (self._slabs.objects == objects)]
                 size = cache.padding + objects * cache.size & ~7
                 step = max(_AT_ONCE // size, 1)

@@ -15,6 +15,7 @@ from fixtures import lab
 from tests.bench import (
     classify,
     cpus,
+    first_answer,
     kdumppages,
     live,
     locks,
@@ -42,6 +43,8 @@ def main() -> int:
     args = parser.parse_args()
     run = lab.build(args.scenario)
     assert run.elf is not None
+    first_answer.compare(args.rounds)
+    print()
     pages.compare(run.elf, run.vmlinux, run.release, args.rounds)
     print()
     classify.compare(args.rounds)

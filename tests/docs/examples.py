@@ -2,21 +2,22 @@
 
 """Run the documentation's examples on the demo core.
 
-``vmcore`` is the demo core, or the dump of the scenario that a block names. What
-follows the command in a pipe is run by a shell. A line ``...`` of what is shown stands
-for any lines of the output.
+``vmcore`` is the demo core, or the dump of the scenario that a block names;
+``vmcore-incomplete`` is most of the demo core. What follows the command in a pipe is
+run by a shell. A line ``...`` of what is shown stands for any lines of the output.
 """
 
 import re
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from msatools.registry import load
 from msatools.target import open_target
 from tests.docs.pages import Example, calls_in
 from tests.support.calls import CORE, call, open_demo
 
-ELLIPSIS = "..."
+CUT = "vmcore-incomplete"
 MARK = re.compile(r"^\.\.\.$", re.M)
 _CUT_HERE = re.compile(r" (?=\| )")
 
@@ -29,10 +30,18 @@ def output_of(line: str, dump: Path | None = None) -> str:
     """
     first, *rest = _CUT_HERE.split(line, maxsplit=1)
     (found,) = calls_in(first)
-    words = [str(dump or CORE) if word == "vmcore" else word for word in found.words]
-    opening = open_demo if dump is None else open_target
-    ran = call(load(found.name), *words, opening=opening)
+    is_demo = "vmcore" in found.words and dump is None and "--types" not in found.words
+    opening = open_demo if is_demo else open_target
+    with TemporaryDirectory() as directory:
+        dumps = {"vmcore": dump or Path(CORE), CUT: Path(directory, CUT)}
+        if CUT in found.words:
+            core = Path(CORE).read_bytes()
+            dumps[CUT].write_bytes(core[: len(core) * 99 // 100])
+        words = [str(dumps.get(word, word)) for word in found.words]
+        ran = call(load(found.name), *words, opening=opening)
     text = ran.out + ran.err
+    for name, path in dumps.items():
+        text = text.replace(str(path), name)
     if not rest:
         return text
     done = subprocess.run(

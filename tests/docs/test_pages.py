@@ -93,7 +93,9 @@ def test_prompt_prints_what_is_shown(
     monkeypatch.setattr(sys, "__displayhook__", cli._displayhook)
     monkeypatch.setattr(builtins, "_", None, raising=False)
     printed: list[str] = []
-    result = doctest.DocTestRunner().run(session, out=printed.append)
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(
+        session, out=printed.append
+    )
     assert not result.failed, "".join(printed)
 
 

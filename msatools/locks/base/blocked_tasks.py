@@ -10,6 +10,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.paths import Place
+from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.ownstack import OwnStack
@@ -118,7 +119,7 @@ def _cases(
     )
     calls = syscalls_of(context.reader.prog, part, memory)
     names: dict[int, tuple[str, ...]] = {}
-    for index in np.unique(now.stacks.index[rows]).tolist():
+    for index in distinct(now.stacks.index[rows]).tolist():
         names[index] = now.stacks.names(now.stacks.unique[index])
     columns = zip(
         rows.tolist(),

@@ -17,7 +17,7 @@ import numpy as np
 
 from msatools.kernel.files import Descriptors
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses
+from msatools.kernel.reader import Addresses, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.locks.base.lock import Holder
@@ -300,7 +300,7 @@ class Fuse:
         found: dict[int, list[int]] = {}
         for rows in sharers.values():
             files = self._descriptors.all_files(tables, rows[0])
-            for connection in self._connections(np.unique(files[files != 0])):
+            for connection in self._connections(distinct(files[files != 0])):
                 tasks = found.setdefault(connection, [])
                 tasks += addresses[rows[: _MAX_LIKELY - len(tasks)]].tolist()
         return found

@@ -14,6 +14,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.storage import Storage
@@ -186,7 +187,7 @@ class Places:
         self._storage = storage
         self._slabs = Slabs(layout)
         self._variables = Variables(layout, losses)
-        self._mms: frozenset[int] = frozenset(np.unique(tasks["mm"]).tolist()) - {0}
+        self._mms: frozenset[int] = frozenset(distinct(tasks["mm"]).tolist()) - {0}
         self._found: dict[tuple[str, int], LockPlace | None] = {}
         self._objects: dict[int, SlabObject | None] = {}
         self._tests: dict[str, Callable[[int], bool]] = {

@@ -16,6 +16,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
+from msatools.kernel.reader import distinct
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter, Request
 from msatools.locks.base.lock_context import MAX_WAITERS, LockContext, per_context
@@ -212,7 +213,7 @@ class _FileLockCache:
         tables = self._descriptors.tables(first)
         for row, tasks in enumerate(groups):
             files = self._descriptors.all_files(tables, row)
-            for file in np.unique(files).tolist():
+            for file in distinct(files).tolist():
                 by_file.setdefault(file, []).extend(tasks)
         return by_file
 

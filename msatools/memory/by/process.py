@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
+from msatools.kernel.reader import distinct
 from msatools.memory.by.groups import PageGroup, ProcessGroup, largest_first
 from msatools.memory.by.usertables import Mapped, UserTables
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
@@ -287,7 +288,7 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
     which no process maps, is one of them. So each error is below a page.
     """
     pages = shares // whole
-    for code in np.unique(codes).tolist():
+    for code in distinct(codes).tolist():
         mine = np.flatnonzero(codes == code)
         fractions = shares[mine] % whole
         exact = int(fractions.sum())

@@ -5,8 +5,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from msatools.kernel.reader import distinct
 from msatools.kernel.zones import Zone, spanning
 from msatools.memory.by.groups import PageGroup, Section
 from msatools.memory.pages.classify import Block
@@ -37,7 +36,7 @@ class SectionZones:
 
     def observe(self, block: Block) -> None:
         keys = node_zone_keys(block)
-        unique = {keys} if isinstance(keys, int) else set(np.unique(keys).tolist())
+        unique = {keys} if isinstance(keys, int) else set(distinct(keys).tolist())
         self.keys.setdefault(block.pfn // self.section_pages, set()).update(unique)
 
     def merge(self, later: "SectionZones") -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.selfdesc.variables import find_variable
 from msatools.target.arch import table_format
@@ -185,7 +185,7 @@ class UserTables:
 
     def _read(self, tables: Words) -> Iterator[Words]:
         """Read each table once, and yield the entries of many at a time."""
-        tables = self._in_memory(np.unique(tables), 1)
+        tables = self._in_memory(distinct(tables), 1)
         if len(tables) > self._left:
             text = "there are more page tables than memory has room for"
             self._losses.lose(Loss.USER_TABLES, f"{text}: some are not looked at")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.pagetables import pmd_order
+from msatools.kernel.reader import distinct
 from msatools.kernel.zones import Zone
 from msatools.memory.frag.blockstates import (
     FREE,
@@ -98,7 +99,7 @@ class FragObserver:
             self._count_free(keys, orders)
             return
         block_keys = keys[firsts]
-        for key in np.unique(block_keys).tolist():
+        for key in distinct(block_keys).tolist():
             self._count_free(key, orders[block_keys == key])
 
     def _count_free(self, key: int, orders: npt.NDArray[np.intp]) -> None:
@@ -113,11 +114,11 @@ class FragObserver:
         used = rows.counts[:, MOVABLE].any(axis=1)
         polluted = rows.counts[:, UNMOVABLE].any(axis=1)
         values = np.column_stack((rows.counts, rows.begins, used & polluted, polluted))
-        for key in np.unique(rows.keys).tolist():
+        for key in distinct(rows.keys).tolist():
             here = rows.keys == key
             empty = np.zeros((UNKNOWN_TYPE + 1, values.shape[1]), np.int64)
             sums = self.pageblocks.setdefault(key, empty)
-            for number in np.unique(rows.types[here]).tolist():
+            for number in distinct(rows.types[here]).tolist():
                 sums[number] += values[here & (rows.types == number)].sum(axis=0)
         for size in self.sizes:
             size.add(rows, 1 << self.types.order)

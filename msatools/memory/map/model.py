@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import CLASSES
 from msatools.memory.pages.counting import Counts
 
@@ -93,7 +94,7 @@ class MemoryMap:
     def at_most(self, cells: int) -> "MemoryMap":
         """Join cells until there are at most this many."""
         factor = 1
-        while len(np.unique(self.cells.numbers // factor)) > cells:
+        while len(distinct(self.cells.numbers // factor)) > cells:
             factor *= 2
         if factor == 1:
             return self

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.reader import distinct
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
 from msatools.memory.pages.classify import Block, where
 from msatools.memory.pages.counting import class_counts
@@ -115,7 +116,7 @@ class MapView:
         """
         zones: list[MapPlace] = []
         indices = np.full(len(pfns), -1, np.intp)
-        for key in np.unique(keys).tolist():
+        for key in distinct(keys).tolist():
             pair = node_and_zone(key, self._context.layout)
             zone = None if pair is None else self._context.zones.get(pair)
             if zone is not None:

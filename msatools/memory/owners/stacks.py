@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.percpu import read_percpu
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.target.addresses import code_start
@@ -52,7 +52,7 @@ def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
     )
     start = np.uint64(page_address(prog, 0))
     direct = (stacks >= start) & (stacks < np.uint64(code_start(prog)))
-    offsets = np.unique(stacks[direct]) - start
+    offsets = distinct(stacks[direct]) - start
     pages = np.arange(size // page, dtype=np.uint64)
     return (offsets[:, None] // np.uint64(page) + pages).ravel()
 

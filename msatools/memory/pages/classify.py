@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.reader import Gap
+from msatools.kernel.reader import Gap, distinct
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
 
@@ -339,7 +339,7 @@ def _compound_tails(block: Block, far_heads: FarHeads) -> None:
         return
     near = (heads >= 0) & (heads < len(block))
     if not near.all():
-        settle_far_tails(block, np.unique(heads[~near]), far_heads)
+        settle_far_tails(block, distinct(heads[~near]), far_heads)
         tails, heads = tails[near], heads[near]
     codes = block.codes[heads]
     block.codes[tails] = codes

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools import native
-from msatools.kernel.reader import Gap
+from msatools.kernel.reader import Gap, distinct
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import (
     MAPPING_CLASSES,
@@ -295,7 +295,7 @@ class Compiled:
             scan.far_code, scan.far_mapping = far.code, far.mapping
             return
         heads = block.tail_heads
-        heads = np.unique(heads[(heads < 0) | (heads >= len(block))])
+        heads = distinct(heads[(heads < 0) | (heads >= len(block))])
         settle_far_tails(block, heads, far_heads)
 
     def key(self, block: Block) -> int | None:

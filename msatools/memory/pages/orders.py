@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.pages.counting import Counts
@@ -64,7 +65,7 @@ def _spread(
     firsts: Indices, block_orders: npt.NDArray[np.intp], orders: npt.NDArray[np.intp]
 ) -> None:
     """Set *orders* of all pages of some blocks."""
-    for order in np.unique(block_orders[block_orders > 0]).tolist():
+    for order in distinct(block_orders[block_orders > 0]).tolist():
         pages = np.arange(1 << order)
         orders[firsts[block_orders == order, np.newaxis] + pages] = order
 
@@ -82,7 +83,7 @@ def _spread_compound(
     if not len(tails):
         return []
     near = (heads >= 0) & (heads < len(block))
-    far = np.unique(heads[~near]).tolist()
+    far = distinct(heads[~near]).tolist()
     parts = [(head, tails[heads == head]) for head in far]
     tails, heads = tails[near], heads[near]
     sizes = np.bincount(heads, minlength=len(block)) + 1
@@ -174,7 +175,7 @@ class ByOrder:
     ) -> None:
         """Count the pages without an order, and set their order to -1: counted."""
         # With damage a page may be a tail of several heads, or occur twice.
-        pages = np.unique(pages[orders[pages] == 0])
+        pages = distinct(pages[orders[pages] == 0])
         if not len(pages):
             return
         if address not in self.parts and len(self.parts) >= _MAX_PARTS:

@@ -17,7 +17,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmstat import PAGES_FREED, pages_allocated, vm_events
 from msatools.memory.pages.classes import PageClass
@@ -102,7 +102,7 @@ class Watch:
                 continue
             heads = changed_pages(data, now, pfn, address, self._layout)
             changed += len(heads)
-            folios += len(np.unique(heads))
+            folios += len(distinct(heads))
         return ScanChanges(
             allocated_pages=_difference(self._before, after, 0),
             freed_pages=_difference(self._before, after, 1),

@@ -23,7 +23,7 @@ from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.zones import Zone
@@ -147,7 +147,7 @@ def settle_pcp(
     chosen = where(orders != UNLISTED)
     sizes = np.left_shift(1, orders[chosen])
     codes, keys = codes[chosen], keys[chosen]
-    for key, code in itertools.product(np.unique(keys), np.unique(codes)):
+    for key, code in itertools.product(distinct(keys), distinct(codes)):
         moved = sizes[(keys == key) & (codes == code)].sum()
         result.move(int(key), int(code), PageClass.FREE_PCP, int(moved))
     return int(sizes.sum()), broken

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Reader, column
+from msatools.kernel.reader import Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words, tree_records
 from msatools.kernel.words import unsigned
@@ -82,7 +82,7 @@ def settle_cache(reader: Reader, result: ScanResult, losses: LossLog) -> None:
     classes = cache.of(unique)
     for inode_losses in cache.take_losses().values():
         losses.add(inode_losses)
-    for key in np.unique(keys):
+    for key in distinct(keys):
         for target in (PageClass.EXEC, PageClass.BLOCKDEV, PageClass.UNATTRIBUTED):
             chosen = (keys == key) & (classes[inverse] == target)
             result.move(int(key), PageClass.FILE, target, int(pages[chosen].sum()))

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.memory.owners.owners import OwnedPages
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
@@ -147,7 +148,7 @@ def _add_counts(
     if isinstance(keys, int):
         parts = ((keys, codes),)
     else:
-        parts = ((int(key), codes[keys == key]) for key in np.unique(keys))
+        parts = ((int(key), codes[keys == key]) for key in distinct(keys))
     for key, part in parts:
         _add_key(result, key, _count(part))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.memory.pages.classify import Block, where
 from msatools.memory.pages.zonekeys import node_zone_keys
@@ -236,7 +237,7 @@ class UnattributedView:
                 group = replace(
                     group,
                     order=order,
-                    blocks=len(np.unique(blocks.pfn[members] >> order)),
+                    blocks=len(distinct(blocks.pfn[members] >> order)),
                     gfp_mask=mask,
                     gfp_names=gfp_names(self._context.prog, mask),
                     allocators=_allocators(owners[members], pages),
