@@ -128,8 +128,10 @@ def _names(
     names = partial.image.data[tables.names - partial.image.base :]
     markers = _markers(tables, partial, count)
     # Few names are so long that their lengths take two bytes.
-    readings = [_Names(tables.names, names, partial, long) for long in (True, False)]
-    blocks = [reading.blocks(markers, count) for reading in readings]
+    blocks = [
+        _PartialNames(tables.names, names, partial, long).blocks(markers, count)
+        for long in (True, False)
+    ]
     best = max(blocks, key=lambda found: sum(map(len, found)))
     for first, found in zip(range(0, count, NAMES_PER_MARKER), best, strict=True):
         yield from found
@@ -138,7 +140,7 @@ def _names(
 
 
 @dataclass(frozen=True)
-class _Names:
+class _PartialNames:
     """The names, read as a kernel with or without two-byte lengths writes them."""
 
     address: int
