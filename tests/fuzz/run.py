@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -25,6 +25,7 @@ from msatools.cli.main import run_console
 from msatools.registry import NAMES, load
 from tests.fuzz.cases import Case
 from tests.fuzz.change import applied
+from tests.fuzz.dumps import dump
 from tests.fuzz.judge import SECONDS, Run, judge
 
 _POLL_S = 0.01
@@ -58,17 +59,26 @@ def run_case(case: Case, directory: Path) -> tuple[str, Run]:
     path.write_bytes(applied(case.dump.data, case.changes))
     run = _run(case.command, str(path), case.arguments, directory)
 
-    def whole() -> Run:
-        return expected(case.command, case.arguments, case.dump.core)
+    def whole() -> Iterator[Run]:
+        words = case.command, case.arguments
+        yield expected(*words, case.dump.core)
+        # What cannot be read is worded differently.
+        yield expected(*words, case.dump.core, case.dump.format)
 
-    return judge(case, run, whole), run
+    return judge(case, run, whole()), run
 
 
 @cache
-def expected(command: str, words: tuple[str, ...], core: str) -> Run:
-    """Return the run of a command on an undamaged core."""
+def expected(
+    command: str, words: tuple[str, ...], core: str, format: str | None = None
+) -> Run:
+    """Return the run of a command on an undamaged core, as it is or in a format."""
     with tempfile.TemporaryDirectory() as directory:
-        return _run(command, str(DEMOS[core].core), words, Path(directory))
+        path = DEMOS[core].core
+        if format is not None:
+            path = Path(directory, "vmcore")
+            path.write_bytes(dump(core, format).data)
+        return _run(command, str(path), words, Path(directory))
 
 
 def smaller(
