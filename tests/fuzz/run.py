@@ -10,6 +10,7 @@ import gc
 import os
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +25,8 @@ from fixtures.demo.catalog import DEMOS
 from msatools.cli.main import run_console
 from msatools.registry import NAMES, load
 from tests.fuzz.cases import Case
-from tests.fuzz.change import applied
-from tests.fuzz.dumps import dump
+from tests.fuzz.change import applied, apply_to_file
+from tests.fuzz.dumps import dump, path_of
 from tests.fuzz.judge import SECONDS, Run, judge
 
 _POLL_S = 0.01
@@ -56,7 +57,7 @@ def warm_up() -> None:
 def run_case(case: Case, directory: Path) -> tuple[str, Run]:
     """Return the outcome of a case, and how it ended."""
     path = directory / "vmcore"
-    path.write_bytes(applied(case.dump.data, case.changes))
+    write_dump(case, path)
     run = _run(case.command, str(path), case.arguments, directory)
 
     def whole() -> Iterator[Run]:
@@ -68,14 +69,26 @@ def run_case(case: Case, directory: Path) -> tuple[str, Run]:
     return judge(case, run, whole()), run
 
 
+def write_dump(case: Case, path: Path) -> None:
+    """Write the changed dump of a case to a file."""
+    if isinstance(case.dump.data, bytes):
+        path.write_bytes(applied(case.dump.data, case.changes))
+        return
+    # It has many holes.
+    source = str(path_of(case.dump.core))
+    subprocess.run(["cp", "--sparse=always", source, str(path)], check=True)
+    path.chmod(0o600)
+    apply_to_file(path, case.changes)
+
+
 @cache
 def expected(
     command: str, words: tuple[str, ...], core: str, format: str | None = None
 ) -> Run:
     """Return the run of a command on an undamaged core, as it is or in a format."""
     with tempfile.TemporaryDirectory() as directory:
-        path = DEMOS[core].core
-        if format is not None:
+        path = path_of(core)
+        if core in DEMOS and format is not None:
             path = Path(directory, "vmcore")
             path.write_bytes(dump(core, format).data)
         return _run(command, str(path), words, Path(directory))
