@@ -61,9 +61,10 @@ mutants: $(INSTALLED)
 	$(BIN)/python -m tests.support.mutants
 
 # Damaged and hostile dumps: make fuzz N=1000 SEED=2, or one again: CASE=2:17.
+# With LAB=cpus-6.1 an ELF dump of the lab instead of the demo cores.
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(CASE),--case $(CASE))
+		$(if $(CASE),--case $(CASE)) $(LAB:%=--lab %)
 
 # The sdist and the wheel, in dist/.
 dist: $(INSTALLED)

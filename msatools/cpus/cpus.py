@@ -35,6 +35,7 @@ from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
+from msatools.kernel.report import LossLog
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
@@ -236,7 +237,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         if text is None:
             return queues
         return tuple(
-            replace(queue, doing=doing(self._prog, text, queue.cpu))
+            replace(queue, doing=doing(self._prog, text, queue.cpu, self._losses))
             if queue.cpu in wanted
             else queue
             for queue in queues
@@ -256,7 +257,9 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             return ()
 
 
-def doing(prog: drgn.Program, text: KernelText, cpu: int) -> str | None:
+def doing(
+    prog: drgn.Program, text: KernelText, cpu: int, losses: LossLog
+) -> str | None:
     """Return what a CPU was doing, by its registers in a dump.
 
     :param text: functions, also of modules without debug info
@@ -265,9 +268,10 @@ def doing(prog: drgn.Program, text: KernelText, cpu: int) -> str | None:
     """
     try:
         task = per_cpu(find_variable(prog, "runqueues"), cpu).curr.value_()
-    except drgn.FaultError:
+    except drgn.FaultError as error:
+        losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
         return None
-    frames = running_frames(prog, task)
+    frames = running_frames(prog, task, losses)
     if not frames:
         return None
     innermost, _ = frames[0]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
 from msatools.kernel.traces import stack_trace
 from msatools.target.addresses import KERNEL_HALF
@@ -126,14 +127,17 @@ def running_class(prog: drgn.Program, task: int) -> TaskClass:
     return TaskClass.SYS
 
 
-def running_frames(prog: drgn.Program, task: int) -> list[tuple[int, str]]:
+def running_frames(
+    prog: drgn.Program, task: int, losses: LossLog | None = None
+) -> list[tuple[int, str]]:
     """Unwind the stack of a task that runs, by the registers in a dump.
 
     :param task: address of its ``struct task_struct``
+    :param losses: As in :func:`.stack_trace`.
     :return: Addresses and functions, the innermost first; empty without registers, as
         on a live kernel.
     """
-    trace = stack_trace(prog, task) or ()
+    trace = stack_trace(prog, task, losses) or ()
     return [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
 
 

@@ -55,7 +55,7 @@ class Seen(Guest):
         return per_cpu(self.prog["runqueues"], cpu)
 
     def doing(self, cpu: int) -> str | None:
-        return doing(self.prog, self._text, cpu)
+        return doing(self.prog, self._text, cpu, self.losses)
 
     @cached_property
     def _text(self) -> KernelText:

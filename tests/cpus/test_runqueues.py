@@ -683,3 +683,16 @@ def test_reads_per_cpu_and_task(kernel: str) -> None:
     assert run_queues <= 2 * cpus + 4 * tasks + 40
     # Per CPU: five structures. Also names of some hotplug steps.
     assert processors <= 5 * cpus + 10
+
+
+@pytest.mark.parametrize("part", ["task", "queue"])
+def test_lost_activity_is_counted(whole: Seen, part: str) -> None:
+    """It was None, as that of a CPU without registers."""
+    cpu = next(queue.cpu for queue in whole.queues if whole.doing(queue.cpu))
+    task, queue = whole.rq(cpu).curr, whole.rq(cpu)
+    losses = {"task": "stacks_unreadable", "queue": "cpus_unreadable"}
+    before = whole.losses.coverage[losses[part]]
+    address = task.value_() if part == "task" else queue.address_
+    lose(whole.prog, address, sizeof(task[0] if part == "task" else queue))
+    assert whole.doing(cpu) is None
+    assert whole.losses.coverage[losses[part]] == before + 1

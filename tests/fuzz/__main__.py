@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.fuzz.cases import CORES, LAYERS, make_case
-from tests.fuzz.change import applied
-from tests.fuzz.dumps import FORMATS, dump
+from tests.fuzz.dumps import dump, formats_of
 from tests.fuzz.judge import GOOD
-from tests.fuzz.run import run_case, smaller, warm_up
+from tests.fuzz.run import run_case, smaller, warm_up, write_dump
 
 SMALLER_S = 120.0
 
@@ -42,10 +41,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", help="one case alone, as SEED:NUMBER")
     parser.add_argument("--layer", choices=tuple(LAYERS), action="append")
+    parser.add_argument(
+        "--lab", action="append", help="ELF dumps of the lab, in place of demo cores"
+    )
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failed"))
     parser.add_argument("-j", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
-    layers = tuple(args.layer or LAYERS)
+    layers, cores = tuple(args.layer or LAYERS), tuple(args.lab or CORES)
     first = args.first
     seeds = [f"{args.seed}:{number}" for number in range(first, first + args.n)]
     if args.case:
@@ -54,7 +56,7 @@ def main() -> int:
     failed = []
     began = time.monotonic()
     with suppress(KeyboardInterrupt):
-        for result in results(seeds, layers, args.keep, args.j):
+        for result in results(seeds, layers, args.keep, args.j, cores):
             counts[result.layer, result.outcome] += 1
             if result.outcome not in GOOD:
                 failed.append(result)
@@ -68,17 +70,21 @@ def main() -> int:
 
 
 def results(
-    seeds: list[str], layers: tuple[str, ...], keep: Path, jobs: int
+    seeds: list[str],
+    layers: tuple[str, ...],
+    keep: Path,
+    jobs: int,
+    cores: tuple[str, ...] = CORES,
 ) -> Iterator[Result]:
     """Run cases in several processes, and yield their results as they come."""
     # What is done here need not be done in each process.
     warm_up()
-    for core in CORES:
-        for format in FORMATS:
+    for core in cores:
+        for format in formats_of(core):
             dump(core, format)
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("fork"))
     try:
-        run = partial(run_seed, layers=layers, keep=keep)
+        run = partial(run_seed, layers=layers, keep=keep, cores=cores)
         for future in as_completed([pool.submit(run, seed) for seed in seeds]):
             yield future.result()
     finally:
@@ -86,9 +92,11 @@ def results(
         pool.shutdown(cancel_futures=True)
 
 
-def run_seed(seed: str, layers: tuple[str, ...], keep: Path | None) -> Result:
+def run_seed(
+    seed: str, layers: tuple[str, ...], keep: Path | None, cores: tuple[str, ...]
+) -> Result:
     """Run one case. If it fails, make it smaller, and keep its dump."""
-    case = make_case(seed, layers)
+    case = make_case(seed, layers, cores)
     with tempfile.TemporaryDirectory(prefix="msa-fuzz-") as directory:
         outcome, run = run_case(case, Path(directory))
         if outcome in GOOD or keep is None:
@@ -97,13 +105,14 @@ def run_seed(seed: str, layers: tuple[str, ...], keep: Path | None) -> Result:
         case = smaller(case, outcome, Path(directory), lambda: time.monotonic() > end)
     keep.mkdir(exist_ok=True)
     path = keep / f"{seed.replace(':', '-')}.vmcore"
-    path.write_bytes(applied(case.dump.data, case.changes))
+    write_dump(case, path)
     places = ", ".join(hex(change.offset) for change in case.changes[:5])
+    lab = "" if cores == CORES else f" LAB='{' '.join(cores)}'"
     text = (
         f"{case.layer} of {case.dump.core} {case.dump.format} at {places}: "
         f"msa-{case.command} {path} --types btf {' '.join(case.arguments)}: "
         f"{run.status} {run.err[-300:].strip()}\n"
-        f"    again: make fuzz CASE={seed}"
+        f"    again: make fuzz CASE={seed}{lab}"
     )
     return Result(seed, case.layer, outcome, text)
 

@@ -9,7 +9,7 @@ from fixtures.demo.questions import words_of_json
 from tests.contract.table import ROWS
 from tests.fuzz import container, memory, notes, tables
 from tests.fuzz.change import Change
-from tests.fuzz.dumps import FORMATS, Dump, dump
+from tests.fuzz.dumps import Dump, dump, formats_of
 
 CORES = ("6.1", "6.12")
 
@@ -19,9 +19,6 @@ LAYERS = {
     "tables": tables.change,
     "memory": memory.change,
 }
-
-_REPLACEABLE = tuple(format for format in FORMATS if format != "flattened")
-"""Formats whose pages can be replaced."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +41,23 @@ class Case:
         return (*self.words, "--strict", *(("--json",) if self.is_json else ()))
 
 
-def make_case(seed: str, layers: tuple[str, ...] = tuple(LAYERS)) -> Case:
+def make_case(
+    seed: str,
+    layers: tuple[str, ...] = tuple(LAYERS),
+    cores: tuple[str, ...] = CORES,
+) -> Case:
     """Return the case of a seed."""
     chance = Random(seed)
     layer = chance.choice(layers)
     is_file = layer in ("container", "notes")
-    core = chance.choice(CORES)
-    format = chance.choice(FORMATS if is_file else _REPLACEABLE)
+    core = chance.choice(cores)
+    formats = [
+        format
+        for format in formats_of(core)
+        # Its pages cannot be replaced.
+        if is_file or format != "flattened"
+    ]
+    format = chance.choice(formats)
     row = chance.choice(ROWS)
     words = chance.choice(("", *row.asked)).split()
     is_json = chance.random() < 0.8

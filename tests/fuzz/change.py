@@ -2,9 +2,12 @@
 
 """Changes to the bytes of a file."""
 
+import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from mmap import mmap
+from pathlib import Path
 from random import Random
 
 INTERESTING = (
@@ -37,7 +40,18 @@ def applied(data: bytes, changes: Iterable[Change]) -> bytes:
     return bytes(changed)
 
 
-def flipped(data: bytes, offset: int, chance: Random) -> Change:
+def apply_to_file(path: Path, changes: Iterable[Change]) -> None:
+    """Change a file in place, as :func:`applied` does its contents."""
+    with path.open("r+b") as file:
+        for change in changes:
+            if change.data is None:
+                file.truncate(min(change.offset, file.seek(0, os.SEEK_END)))
+            elif change.offset <= file.seek(0, os.SEEK_END):
+                file.seek(change.offset)
+                file.write(change.data)
+
+
+def flipped(data: bytes | mmap, offset: int, chance: Random) -> Change:
     """Return the change of one bit."""
     offset = min(offset, len(data) - 1)
     return Change(offset, bytes([data[offset] ^ 1 << chance.randrange(8)]))

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The demo cores in every format, as bytes that can be changed."""
+"""The dumps to change: the demo cores in every format, and ELF dumps of the lab."""
 
+import mmap
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import cramjam
 import numpy as np
@@ -15,6 +17,7 @@ from drgn import Program
 from drgn.helpers.linux.mm import follow_phys
 from lzallright import LZOCompressor
 
+from fixtures import lab
 from fixtures.demo.catalog import DEMOS
 from msatools.target import TargetSpec, kdump, open_target
 from msatools.target.kdumppages import KdumpPages
@@ -53,8 +56,12 @@ class Dump:
     """One core in one format."""
 
     core: str
+    """The kernel of a demo core, or the name of a dump of the lab."""
+
     format: str
-    data: bytes
+    data: bytes | mmap.mmap
+    """The file; a dump of the lab is too large to be in memory."""
+
     pages: dict[int, int]
     """Maps a page frame number to the offset of its page, if that is not compressed, or
     of its descriptor."""
@@ -79,16 +86,28 @@ class Dump:
         return {offset: DESCRIPTOR.pack(end, PAGE, 0, 0), end: page}
 
 
+def path_of(core: str) -> Path:
+    """Return the undamaged file of a core."""
+    return DEMOS[core].core if core in DEMOS else lab.build(core).dump("elf")
+
+
+def formats_of(core: str) -> tuple[str, ...]:
+    """Return the formats that a core can have."""
+    return FORMATS if core in DEMOS else ("elf",)
+
+
 @cache
 def program(core: str) -> Program:
     """Open an undamaged core, to find what to change."""
-    path = str(DEMOS[core].core)
-    return open_target(TargetSpec(path=path, types="btf")).prog
+    return open_target(TargetSpec(path=str(path_of(core)), types="btf")).prog
 
 
 @cache
-def contents(core: str) -> dict[int, bytes]:
+def contents(core: str) -> Mapping[int, bytes]:
     """Return the pages of a core by page frame number."""
+    if core not in DEMOS:
+        whole = dump(core, "elf")
+        return _Pages(whole.data, whole.pages)
     path = DEMOS[core].core
     kept = Layout(path).kept
     pages = KdumpPages(str(path)).read(kept)
@@ -108,9 +127,29 @@ def page_of(core: str, address: int) -> tuple[int, int]:
     return pfn, offset
 
 
+class _Pages(Mapping[int, bytes]):
+    """Pages of a file by page frame number."""
+
+    def __init__(self, data: bytes | mmap.mmap, places: dict[int, int]) -> None:
+        self._data = data
+        self._places = places
+
+    def __getitem__(self, pfn: int) -> bytes:
+        offset = self._places[pfn]
+        return bytes(self._data[offset : offset + PAGE])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 @cache
 def dump(core: str, format: str) -> Dump:
     """Return a core in a format."""
+    if core not in DEMOS:
+        return _of_lab(core)
     if format == "elf":
         return _elf(core)
     if format == "flattened":
@@ -221,3 +260,23 @@ def _elf(core: str) -> Dump:
         range(ELF_HEADER.size, notes_at),
         range(notes_at, notes_at + len(notes)),
     )
+
+
+def _of_lab(core: str) -> Dump:
+    """Map an ELF dump of the lab."""
+    with path_of(core).open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start, count = ELF_HEADER.unpack_from(data)[5], ELF_HEADER.unpack_from(data)[10]
+    end = start + count * ELF_SEGMENT.size
+    notes = range(0)
+    places: dict[int, int] = {}
+    for at in range(start, end, ELF_SEGMENT.size):
+        kind, _, offset, _, address, size, _, _ = ELF_SEGMENT.unpack_from(data, at)
+        if kind == 4:
+            notes = range(offset, offset + size)
+        else:
+            first, pages = address // PAGE, size // PAGE
+            pfns = range(first, first + pages)
+            places.update(zip(pfns, range(offset, offset + size, PAGE), strict=False))
+    headers, table = range(max(end, notes.stop)), range(start, end)
+    return Dump(core, "elf", data, places, headers, table, notes)

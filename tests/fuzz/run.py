@@ -10,10 +10,11 @@ import gc
 import os
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -24,7 +25,8 @@ from fixtures.demo.catalog import DEMOS
 from msatools.cli.main import run_console
 from msatools.registry import NAMES, load
 from tests.fuzz.cases import Case
-from tests.fuzz.change import applied
+from tests.fuzz.change import applied, apply_to_file
+from tests.fuzz.dumps import dump, path_of
 from tests.fuzz.judge import SECONDS, Run, judge
 
 _POLL_S = 0.01
@@ -55,20 +57,41 @@ def warm_up() -> None:
 def run_case(case: Case, directory: Path) -> tuple[str, Run]:
     """Return the outcome of a case, and how it ended."""
     path = directory / "vmcore"
-    path.write_bytes(applied(case.dump.data, case.changes))
+    write_dump(case, path)
     run = _run(case.command, str(path), case.arguments, directory)
 
-    def whole() -> Run:
-        return expected(case.command, case.arguments, case.dump.core)
+    def whole() -> Iterator[Run]:
+        words = case.command, case.arguments
+        yield expected(*words, case.dump.core)
+        # What cannot be read is worded differently.
+        yield expected(*words, case.dump.core, case.dump.format)
 
-    return judge(case, run, whole), run
+    return judge(case, run, whole()), run
+
+
+def write_dump(case: Case, path: Path) -> None:
+    """Write the changed dump of a case to a file."""
+    if isinstance(case.dump.data, bytes):
+        path.write_bytes(applied(case.dump.data, case.changes))
+        return
+    # It has many holes.
+    source = str(path_of(case.dump.core))
+    subprocess.run(["cp", "--sparse=always", source, str(path)], check=True)
+    path.chmod(0o600)
+    apply_to_file(path, case.changes)
 
 
 @cache
-def expected(command: str, words: tuple[str, ...], core: str) -> Run:
-    """Return the run of a command on an undamaged core."""
+def expected(
+    command: str, words: tuple[str, ...], core: str, format: str | None = None
+) -> Run:
+    """Return the run of a command on an undamaged core, as it is or in a format."""
     with tempfile.TemporaryDirectory() as directory:
-        return _run(command, str(DEMOS[core].core), words, Path(directory))
+        path = path_of(core)
+        if core in DEMOS and format is not None:
+            path = Path(directory, "vmcore")
+            path.write_bytes(dump(core, format).data)
+        return _run(command, str(path), words, Path(directory))
 
 
 def smaller(
