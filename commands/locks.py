@@ -59,6 +59,7 @@ def _options(args: argparse.Namespace) -> LocksOptions:
         membership=membership(args),
         share=args.budget / 2 if args.budget else None,
         stacks=args.stacks,
+        workqueues=args.view == "workqueues",
     )
 
 
@@ -177,6 +178,7 @@ COMMAND = Command(
             ),
             view("chains", "show each blocked task's way to its root"),
             view("holders", "show the tasks that others wait for, and how many"),
+            view("workqueues", "show pools of workers: what is pending, who is busy"),
             view("dot", "print the graph for Graphviz (locks with few waiters: -v)"),
         ),
         argument(

@@ -6,12 +6,14 @@ Roots and herds are made in :mod:`msatools.locks.root_rows` and
 :mod:`msatools.locks.herd_rows`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict
 
+import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.locks.base.blocked_tasks import read_cases
 from msatools.locks.base.model import Herd
 from msatools.locks.graph import Cycle, Edge
@@ -20,10 +22,12 @@ from msatools.locks.herds import Watched
 from msatools.locks.lock_ids import LockIds
 from msatools.locks.options import LocksOptions
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
-from msatools.locks.root_rows import RootRows
+from msatools.locks.root_rows import RootRows, root_of_pool
 from msatools.locks.selection import WaitSelection
 from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
+from msatools.locks.workqueues.listing import list_workqueues, stalled_pools
+from msatools.locks.workqueues.model import Workqueues
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
@@ -31,6 +35,8 @@ from msatools.tasks.task_state import AgeBound
 
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners inherit the priority of waiters."""
+
+_EVENTS = frozenset(("completion", "wait_queue"))
 
 _MAX_RT_PRIO = 100
 """Priorities below are those of real-time and deadline tasks. /proc shows priorities
@@ -61,6 +67,7 @@ class ReportRows(TypedDict):
     deadlocks: tuple[Deadlock, ...]
     herds: tuple[Herd, ...]
     inversions: tuple[Inversion, ...]
+    workqueues: Workqueues | None
 
 
 class ReportBuilder:
@@ -98,11 +105,33 @@ class ReportBuilder:
         return ReportRows(
             waits=tuple(map(self._wait, snapshot.oldest_first(rows))),
             locks=tuple(map(self._lock, locks)),
-            roots=tuple(roots.of_waits(rows)),
+            roots=(*(found := roots.of_waits(rows)), *self._stalled(found)),
             deadlocks=tuple(self._deadlocks()),
             herds=with_frames([*herds.find(watched)], self._crowded.context, size),
             inversions=tuple(self._inversions(locks)),
+            workqueues=self._workqueues() if self._options.workqueues else None,
         )
+
+    def _stalled(self, roots: Sequence[Root]) -> Iterator[Root]:
+        """Yield the stalled pools of workers whose culprits are not roots already."""
+        snapshot = self._snapshot
+        if not self._options.asks_for_all:
+            return
+        known = {root.pid for root in roots if root.kind == "task"}
+        for pool in stalled_pools(snapshot.context, snapshot.ages_ns):
+            if known.isdisjoint(pool.culprits):
+                yield root_of_pool(pool)
+
+    def _workqueues(self) -> Workqueues | None:
+        """List pools and workqueues; ``None``, with a note, if they are unknown."""
+        context = self._snapshot.context
+        try:
+            return list_workqueues(context, self._snapshot.ages_ns)
+        except LookupError as error:
+            context.losses.note("workqueues-unknown", f"workqueues: {error}")
+        except drgn.FaultError as error:
+            context.losses.lose(Loss.WORKQUEUES, f"workqueues are lost: {error}")
+        return None
 
     def _wait(self, row: int) -> Wait:
         snapshot, now = self._snapshot, self._snapshot.now
@@ -160,7 +189,14 @@ class ReportBuilder:
             device=name.device,
             pid=name.pid,
             cache=name.cache,
+            what=self._what(want),
         )
+
+    def _what(self, want: Wanted) -> str | None:
+        """Describe what the waiters for an event wait for."""
+        if want.lock.type not in _EVENTS:
+            return None
+        return self._snapshot.blocked[want.rows[0]].what
 
     def _waiters(self, want: Wanted) -> list[int]:
         """Return the waiters in the order of the queue, then others by age."""

@@ -18,6 +18,7 @@ from msatools.locks.report import Root
 from msatools.locks.user.userlocks import FUTEX
 from msatools.locks.wait_snapshot import Unknown, WaitSnapshot
 from msatools.locks.wait_targets.explain import wait_target
+from msatools.locks.workqueues.model import WorkPool
 from msatools.tasks.classes import RUNNABLE, TaskClass
 
 _WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)
@@ -168,6 +169,28 @@ class RootRows:
         known = [row for row in servers if row is not None]
         doing = self._reason(known[0]) if len(known) == 1 else None
         return external_reason(external, doing)
+
+
+def root_of_pool(pool: WorkPool) -> Root:
+    """Return a stalled pool of workers as a root, which need not block any task."""
+    age_ns = pool.progress_age_ns or 0
+    works = f"{pool.pending:,} work item{'s' if pool.pending != 1 else ''}"
+    where = "unbound" if pool.cpu is None else f"CPU {pool.cpu}"
+    return Root(
+        kind="external",
+        pid=pool.culprits[0] if len(pool.culprits) == 1 else None,
+        reason=f"pool {pool.id} ({where}) with {works} pending, and none begun for "
+        f"{age_ns / 1e9:.1f} s: {pool.why}",
+        blocked_d=0,
+        blocked_s=0,
+        comm=None,
+        state=None,
+        age_ns=None,
+        waiters=(),
+        chain=(),
+        max_age_ns=0,
+        pool=pool.id,
+    )
 
 
 def _is_futex(thing: Thing) -> bool:

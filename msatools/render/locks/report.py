@@ -33,9 +33,10 @@ from msatools.render.locks.words import (
     pids_text,
     task_text,
 )
+from msatools.render.locks.workqueues import workqueues
 from msatools.reports.units import duration, duration_range
 
-View = Literal["root", "lock", "task", "chains", "holders"]
+View = Literal["root", "lock", "task", "chains", "holders", "workqueues"]
 
 ROOTS = 10
 """Default number of roots."""
@@ -77,6 +78,10 @@ def blocks(
     :param some: Whether only some tasks were requested.
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
+    if view == "workqueues":
+        yield from workqueues(report.workqueues, rows, verbose)
+        yield from _end(report)
+        return
     graph = WaitGraph(report)
     if report.contention:
         yield from contention(report, report.contention, rows, verbose)
@@ -102,6 +107,10 @@ def blocks(
         yield from _changes(report.changes, verbose)
     if report.waits and report.locks:
         yield line(Span(_LEGEND, "dim"))
+    yield from _end(report)
+
+
+def _end(report: LocksReport) -> Iterator[Text]:
     yield line(_coverage(report))
     yield from notes(report)
 
