@@ -60,6 +60,7 @@ def _options(args: argparse.Namespace) -> LocksOptions:
         share=args.budget / 2 if args.budget else None,
         stacks=args.stacks,
         workqueues=args.view == "workqueues",
+        io=args.view == "io",
     )
 
 
@@ -178,6 +179,7 @@ COMMAND = Command(
             ),
             view("chains", "show each blocked task's way to its root"),
             view("holders", "show the tasks that others wait for, and how many"),
+            view("io", "show the I/O in flight of all disks"),
             view("workqueues", "show pools of workers: what is pending, who is busy"),
             view("dot", "print the graph for Graphviz (locks with few waiters: -v)"),
         ),

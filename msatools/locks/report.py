@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from msatools.kernel.report import ADDED, Report, ns_between
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.base.model import Herd, Mode, WaitTarget
+from msatools.locks.io.model import DiskIo
 from msatools.locks.workqueues.model import Workqueues
 from msatools.target.model import UNLISTED, Address
 
@@ -164,6 +165,10 @@ class Root:
     lock: str | None = field(default=None, metadata=ADDED)
     """ID of a lock with no known owner."""
 
+    disks: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    """For a wait for I/O: names of the disks from the one that is waited for down to
+    the one that holds the I/O; ``io`` has each of them."""
+
     pool: int | None = field(default=None, metadata=ADDED)
     """Number of a pool of workers that does not begin its work."""
 
@@ -284,6 +289,10 @@ class LocksReport(Report):
 
     workqueues: Workqueues | None = field(default=None, metadata=ADDED)
     """Pools of workers and workqueues, if asked for."""
+
+    io: tuple[DiskIo, ...] | None = field(default=None, metadata=ADDED)
+    """I/O in flight, the oldest first: of the disks of roots, or of all if asked for.
+    ``None`` if neither."""
 
     pids: tuple[int, ...] = field(default=(), metadata=UNLISTED)
     """IDs of all threads that were read."""

@@ -19,6 +19,8 @@ from msatools.locks.base.model import Herd
 from msatools.locks.graph import Cycle, Edge
 from msatools.locks.herd_rows import HerdRows
 from msatools.locks.herds import Watched
+from msatools.locks.io.inflight import in_flight
+from msatools.locks.io.model import DiskIo
 from msatools.locks.lock_ids import LockIds
 from msatools.locks.options import LocksOptions
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
@@ -68,6 +70,7 @@ class ReportRows(TypedDict):
     herds: tuple[Herd, ...]
     inversions: tuple[Inversion, ...]
     workqueues: Workqueues | None
+    io: tuple[DiskIo, ...] | None
 
 
 class ReportBuilder:
@@ -100,17 +103,27 @@ class ReportBuilder:
         self._ids.add(locks)
         locks.sort(key=lambda want: (-len(want.rows), self._ids[want.lock]))
         roots = RootRows(snapshot, self._ids, size, with_stacks=self._options.stacks)
+        found = roots.of_waits(rows)
         selection = WaitSelection(self._crowded, self._options)
         herds = HerdRows(self._crowded, self._ids, selection, size)
         return ReportRows(
             waits=tuple(map(self._wait, snapshot.oldest_first(rows))),
             locks=tuple(map(self._lock, locks)),
-            roots=(*(found := roots.of_waits(rows)), *self._stalled(found)),
+            roots=(*found, *self._stalled(found)),
             deadlocks=tuple(self._deadlocks()),
             herds=with_frames([*herds.find(watched)], self._crowded.context, size),
             inversions=tuple(self._inversions(locks)),
             workqueues=self._workqueues() if self._options.workqueues else None,
+            io=self._io(found),
         )
+
+    def _io(self, roots: Sequence[Root]) -> tuple[DiskIo, ...] | None:
+        """Return the I/O of all disks if asked for, otherwise of those of roots."""
+        context = self._snapshot.context
+        if self._options.io:
+            return in_flight(context).all()
+        names = {name for root in roots for name in root.disks or ()}
+        return in_flight(context).named(names) if names else None
 
     def _stalled(self, roots: Sequence[Root]) -> Iterator[Root]:
         """Yield the stalled pools of workers whose culprits are not roots already."""

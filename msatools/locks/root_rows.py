@@ -94,8 +94,11 @@ class RootRows:
             waiters = self._pids(sink.tasks)
             return replace(root, kind="cycle", reason=text, waiters=waiters)
         (row,) = sink.tasks
+        blocked = snapshot.blocked.get(row)
+        external = None if blocked is None else blocked.external
         return replace(
             root,
+            disks=external.way or None if external else None,
             pid=snapshot.pids[row],
             reason=self._reason(row),
             comm=snapshot.comm(row),
@@ -115,7 +118,11 @@ class RootRows:
             return replace(root, reason=thing.text)
         assert first.external is not None
         text = self._external(first.external)
-        return replace(root, reason=text, pid=first.external.pid)
+        # The longest: some of those that wait may wait for a disk further down.
+        ways = (self._snapshot.blocked[row].external for row in sink.direct)
+        way = max((each.way for each in ways if each), key=len)
+        pid = first.external.pid
+        return replace(root, reason=text, pid=pid, disks=way or None)
 
     def _without_owner(self, lock: Lock, what: str | None) -> str:
         """Describe the wait for a lock that has no known owner."""

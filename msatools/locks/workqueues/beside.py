@@ -19,7 +19,7 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.places.slabs import Slabs
 from msatools.locks.workqueues.delays import Delay, WorkDelays, work_delays
 from msatools.locks.workqueues.offline import DelayedWork, read_offline_work
-from msatools.locks.workqueues.pools import WorkItem, WorkPools, Worker, work_pools
+from msatools.locks.workqueues.pools import Worker, WorkItem, WorkPools, work_pools
 
 _ON_STACK = 512
 """Maximum distance on a stack, in bytes."""

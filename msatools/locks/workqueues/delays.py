@@ -21,9 +21,9 @@ from msatools.locks.workqueues.pools import (
     NOT_RUNNING,
     Pool,
     PoolQueue,
+    Worker,
     WorkItem,
     WorkPools,
-    Worker,
     work_pools,
 )
 from msatools.target.addresses import KERNEL_HALF

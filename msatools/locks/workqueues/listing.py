@@ -20,17 +20,17 @@ from msatools.locks.workqueues.model import (
     BusyWorker,
     OfflineWork,
     QueuedWork,
+    WorkPool,
     Workqueue,
     Workqueues,
-    WorkPool,
 )
 from msatools.locks.workqueues.offline import DelayedWork, read_offline_work
 from msatools.locks.workqueues.pools import (
     INTENSIVE,
     Pool,
     Queue,
-    WorkItem,
     Worker,
+    WorkItem,
     work_pools,
 )
 from msatools.selfdesc.variables import find_variable

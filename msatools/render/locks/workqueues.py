@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from msatools.kernel.ranges import ranges
 from msatools.locks.workqueues.model import (
     QueuedWork,
+    WorkPool,
     Workqueue,
     Workqueues,
-    WorkPool,
 )
 from msatools.render.blocks import Block, Cell, Column, More, Span, Table, free_text
 from msatools.render.blocks import text as line
