@@ -14,6 +14,7 @@ from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
 from msatools.locks.io.disks import all_disks
 from msatools.locks.io.inflight import in_flight
+from msatools.locks.io.waits import disk_of_wait
 from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
 from msatools.locks.wait_targets import data
 from msatools.target.addresses import KERNEL_HALF
@@ -103,6 +104,9 @@ def external(
         mount = fuse_mounts(context).mounts.get(super_block)
     if mount is not None:
         return _served(context, mount)
+    disk = disk_of_wait(context, case, lock)
+    if disk is not None:
+        return _on_disk(context, f"{disk.name} {disk.numbers}", disk.numbers, "I/O")
     return _network(context, case, super_block) or _device(context, case)
 
 

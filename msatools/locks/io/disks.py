@@ -66,6 +66,11 @@ class Disks:
         """All disks."""
         return tuple(self._read[0].values())
 
+    @property
+    def by_address(self) -> dict[int, Disk]:
+        """Maps the address of a ``struct gendisk`` to the disk."""
+        return self._read[0]
+
     @cached_property
     def by_numbers(self) -> dict[str, Disk]:
         """Maps the numbers of disks and of partitions to the disk."""

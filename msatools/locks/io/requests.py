@@ -39,6 +39,9 @@ _MAX_QUEUES = 1 << 12
 
 _MAX_TAGS = 1 << 16
 _MAX_LISTED = 1 << 16
+_WAIT_QUEUES = 8
+"""``SBQ_WAIT_QUEUES``: wait queues of one bitmap of tags."""
+
 _NO_TAG = (1 << 32) - 1
 _OPERATION = 0xFF
 """``REQ_OP_MASK`` of ``request.cmd_flags``; odd operations are writes."""
@@ -142,6 +145,26 @@ class Requests:
         words = layout.reader.words(array, min(count, _MAX_QUEUES)).tolist()
         return [word for word in words if word >= KERNEL_HALF]
 
+    def tag_waits(self, disk: Disk) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of the wait queues of a disk's tags.
+
+        :raises drgn.FaultError: if its queue cannot be read
+        """
+        layout = self._layout
+        if layout.member(disk.queue, "request_queue", "tag_set") < KERNEL_HALF:
+            return
+        seen: set[int] = set()
+        for context in self._contexts(disk.queue):
+            for tags in layout.members(context, "blk_mq_hw_ctx", "tags", "sched_tags"):
+                if tags < KERNEL_HALF or tags in seen:
+                    continue
+                seen.add(tags)
+                for member in ("bitmap_tags", "breserved_tags"):
+                    bitmap = self._bitmap(tags, member)
+                    waits = layout.member(bitmap, "sbitmap_queue", "ws")
+                    size = _WAIT_QUEUES * layout.size("sbq_wait_state")
+                    yield waits, waits + size
+
     def _requests(self, disk: Disk, contexts: Iterable[int]) -> "_Found":
         """Read the requests in use, each once."""
         name = "blk_mq_hw_ctx"
@@ -189,11 +212,7 @@ class Requests:
     def _bits(self, tags: int, member: str, most: int) -> list[int]:
         """Return the bits set in a ``struct sbitmap_queue`` (lib/sbitmap.c)."""
         layout = self._layout
-        start = tags + layout.offset("blk_mq_tags", member)
-        # A pointer from "blk-mq: Use pointers for blk_mq_tags bitmap tags" (in v5.10)
-        # on, until "blk-mq: Use shared tags for shared sbitmap support" (in v5.16).
-        if self._is_pointer(member):
-            start = layout.word(start)
+        start = self._bitmap(tags, member)
         depth, shift, count, words = layout.members(
             start, "sbitmap", "depth", "shift", "map_nr", "map"
         )
@@ -212,6 +231,13 @@ class Requests:
             length = min(1 << shift, depth - first)
             bits += [first + bit for bit in range(length) if word >> bit & 1]
         return bits
+
+    def _bitmap(self, tags: int, member: str) -> int:
+        """Return the address of a ``struct sbitmap_queue`` of tags."""
+        start = tags + self._layout.offset("blk_mq_tags", member)
+        # A pointer from "blk-mq: Use pointers for blk_mq_tags bitmap tags" (in v5.10)
+        # on, until "blk-mq: Use shared tags for shared sbitmap support" (in v5.16).
+        return self._layout.word(start) if self._is_pointer(member) else start
 
     def _is_pointer(self, member: str) -> bool:
         type_ = self._layout.reader.prog.type("struct blk_mq_tags")
