@@ -112,7 +112,7 @@ TRIED = {
         selecting=("-p 220", "--state D", "--min-age 33"),
         others=(
             *("--by lock", "--by task", "--chains", "--holders", "--dot", "--stacks"),
-            *("-n 1", "-v", "--json"),
+            *("--io", "--workqueues", "-n 1", "-v", "--json"),
         ),
         untried={
             "--type": "all waits of the demo are for futexes",

@@ -294,6 +294,9 @@ class LocksReport(Report):
     """I/O in flight, the oldest first: of the disks of roots, or of all if asked for.
     ``None`` if neither."""
 
+    has_all_io: bool | None = field(default=None, metadata=ADDED)
+    """Whether ``io`` has all disks; ``None`` if that was not asked for."""
+
     pids: tuple[int, ...] = field(default=(), metadata=UNLISTED)
     """IDs of all threads that were read."""
 

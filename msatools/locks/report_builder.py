@@ -71,6 +71,7 @@ class ReportRows(TypedDict):
     inversions: tuple[Inversion, ...]
     workqueues: Workqueues | None
     io: tuple[DiskIo, ...] | None
+    has_all_io: bool | None
 
 
 class ReportBuilder:
@@ -115,6 +116,7 @@ class ReportBuilder:
             inversions=tuple(self._inversions(locks)),
             workqueues=self._workqueues() if self._options.workqueues else None,
             io=self._io(found),
+            has_all_io=self._options.io or None,
         )
 
     def _io(self, roots: Sequence[Root]) -> tuple[DiskIo, ...] | None:
