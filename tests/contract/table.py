@@ -441,6 +441,13 @@ WORKQUEUE = {
     "works": [QUEUED_WORK],
 }
 
+WORKQUEUES = {
+    "pools": [WORK_POOL],
+    "queues": [WORKQUEUE],
+    "offline": [{"cpu": int, "function": WORDS, "workqueue": WORDS, "expires_ns": NS}],
+    "stalled_after_ns": int,
+}
+
 LOCKS = Row(
     command=locks.COMMAND,
     options=frozenset(
@@ -564,21 +571,10 @@ LOCKS = Row(
         ],
     },
     payload_of={
-        **dict.fromkeys(("--io", "--io -v -n 3"), {"has_all_io": bool}),
-        **dict.fromkeys(
-            ("--workqueues", "--workqueues -v"),
-            {
-                "workqueues": {
-                    "pools": [WORK_POOL],
-                    "queues": [WORKQUEUE],
-                    "offline": [
-                        {"cpu": int, "function": WORDS, "workqueue": WORDS}
-                        | {"expires_ns": NS}
-                    ],
-                    "stalled_after_ns": int,
-                }
-            },
-        ),
+        "--io": {"has_all_io": bool},
+        "--io -v -n 3": {"has_all_io": bool},
+        "--workqueues": {"workqueues": WORKQUEUES},
+        "--workqueues -v": {"workqueues": WORKQUEUES},
     },
     payload_of_interval={
         "changes": {key: [int] for key in ("begun", "ended", "moved", "stuck")},

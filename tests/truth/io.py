@@ -3,6 +3,7 @@
 """Facts of msa-locks --io: the I/O that a guest asked for, and its kernel's counts."""
 
 import re
+from itertools import pairwise
 from typing import Any
 
 from fixtures.lab import Run
@@ -81,7 +82,7 @@ def reported_stages(report: Any) -> Figures:
 def below(run: Run) -> Figures:
     """Return the disk below each of the stack."""
     disks = run.workload["stack"]["disks"]
-    return {name: (under,) for name, under in zip(disks, disks[1:], strict=False)}
+    return {name: (under,) for name, under in pairwise(disks)}
 
 
 def reported_below(report: Any) -> Figures:

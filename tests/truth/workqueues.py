@@ -131,9 +131,7 @@ def offline(run: Run) -> Figures:
 
 
 def reported_offline(report: Any) -> Figures:
-    return {
-        work["cpu"]: work["workqueue"] for work in report["workqueues"]["offline"]
-    }
+    return {work["cpu"]: work["workqueue"] for work in report["workqueues"]["offline"]}
 
 
 FACTS = (

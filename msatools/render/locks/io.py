@@ -79,7 +79,8 @@ def in_flight(
 
 
 def _is_busy(disk: DiskIo) -> bool:
-    held = disk.requests or disk.reads or disk.writes
+    unknown = disk.reads is None
+    held = disk.requests or disk.reads or disk.writes or unknown
     return bool(held or disk.is_suspended or disk.is_frozen or disk.is_quiesced)
 
 
@@ -133,7 +134,7 @@ def _request(name: str, request: InFlight) -> Sequence[Cell]:
         name,
         request.operation,
         number_text(request.sector),
-        _bytes(request.bytes),
+        _bytes(request.bytes) if request.bytes else NOT_KEPT,
         _age(request.age_ns),
         _age(request.driver_age_ns),
         request.stage,
