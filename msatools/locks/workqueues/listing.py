@@ -234,7 +234,12 @@ class _Lister:
 
     def _busy(self, pool: Pool) -> Iterator[BusyWorker]:
         for worker in self._pools.workers(pool):
-            if worker.work and (row := self._rows.get(worker.task)) is not None:
+            if not worker.work:
+                continue
+            row = self._rows.get(worker.task)
+            if row is None:
+                self._lose("the task of a worker is lost")
+            else:
                 yield self._worker(worker, row)
 
     def _worker(self, worker: Worker, row: int) -> BusyWorker:
