@@ -131,6 +131,8 @@ TRIED = {
                 "there is no root",
             ),
             ("-n 1", "--stacks"): "there is no root",
+            ("-n 1", "--io"): "nothing is in flight",
+            ("-n 1", "--workqueues"): "no pool has anything to do",
             **with_json("--by lock", "--by task", "--chains", "--holders", "-v"),
         },
     ),
