@@ -42,6 +42,9 @@ class InFlight:
 
     bytes: int
     stage: Stage
+    """Where it is: ``plugged``, ``queued``, ``scheduler``, ``dispatch``, ``requeued``,
+    ``driver``, ``completed``, ``deferred`` or ``delayed``."""
+
     age_ns: int | None
     """Time since it was allocated; ``None`` if the kernel does not record that."""
 

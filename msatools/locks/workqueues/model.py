@@ -62,6 +62,8 @@ class WorkPool:
     """Number of the pool, as in the kernel's own messages."""
 
     address: Address
+    """Address of the ``struct worker_pool``."""
+
     cpu: int | None
     """CPU that its workers are bound to; ``None`` for an unbound pool."""
 
@@ -92,7 +94,11 @@ class WorkPool:
     """Whether that is longer than the kernel's own limit (``wq_watchdog_thresh``)."""
 
     workers: int
+    """Number of its workers."""
+
     idle: int
+    """Number of them that are idle."""
+
     running: int
     """Number of workers that count as running (``nr_running``): while it is not 0, the
     pool wakes no other worker."""
@@ -120,10 +126,15 @@ class Workqueue:
 
     name: str
     address: Address
+    """Address of the ``struct workqueue_struct``."""
+
     flags: tuple[str, ...]
-    """``unbound``, ``highpri``, ``mem-reclaim``, ``freezable``, ``ordered``, …"""
+    """Its kind: ``unbound``, ``highpri``, ``mem-reclaim``, ``freezable``, ``ordered``
+    and others, as ``enum wq_flags`` names them."""
 
     max_active: int | None
+    """How many of its work items may be on a pool at a time."""
+
     active: int
     """Number of its work items that are on a pool, pending or executed."""
 
@@ -145,8 +156,14 @@ class OfflineWork:
     """A delayed work item whose timer is on an offline CPU, where it never fires."""
 
     cpu: int
+    """Number of the offline CPU."""
+
     function: str | None
+    """Name of the work item's function; ``None`` if unknown."""
+
     workqueue: str | None
+    """Name of its workqueue; ``None`` if unknown."""
+
     expires_ns: int | None
     """Time at which the timer should have fired, in CLOCK_MONOTONIC."""
 
