@@ -18,6 +18,10 @@ def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
     """
     if not options.stacks:
         report = _without_stacks(report)
+    if not options.workqueues:
+        report = replace(report, workqueues=None)
+    if not options.io:
+        report = _without_other_io(report)
     if options.asks_for_all:
         return report
     types = {lock.id: lock.type for lock in report.locks}
@@ -56,6 +60,13 @@ def _without_stacks(report: LocksReport) -> LocksReport:
         waits=tuple(replace(wait, stack=None) for wait in report.waits),
         roots=tuple(replace(root, stack=None) for root in report.roots),
     )
+
+
+def _without_other_io(report: LocksReport) -> LocksReport:
+    """Return the report with the I/O of the disks of roots only."""
+    names = {name for root in report.roots for name in root.disks or ()}
+    disks = tuple(disk for disk in report.io or () if disk.name in names)
+    return replace(report, io=disks or None, has_all_io=None)
 
 
 def _lock_ids(wait: Wait) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string
 from msatools.kernel.walks import list_records
@@ -92,11 +93,22 @@ class Workqueues:
         worker = head - layout.offset("worker", "scheduled")
         task = self._task_of(worker)
         if task is None:
-            delay = self._delays.of_item(before or self._pools.item(start))
+            delay = self._delay(before or self._pools.item(start))
         elif flushed is None:
             flushed = layout.member(worker, "worker", "current_func")
         name = None if flushed is None else self._pools.function(flushed)
         return Work(name, task, delay if task is None else None)
+
+    def _delay(self, item: WorkItem) -> Delay | None:
+        try:
+            return self._delays.of_item(item)
+        except LookupError:
+            # Without symbols of data, as on Debian's cloud kernel of arm64.
+            return None
+        except drgn.FaultError as error:
+            text = f"why work has not begun is lost: {error}"
+            self._losses.lose(Loss.WORKQUEUES, text)
+            return None
 
     def _head(self, node: int) -> int | None:
         """Find the list head of a list of work items: the node that is no work item."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import islice
 
 import drgn
-from drgn.helpers.linux.block import for_each_partition
+from drgn.helpers.linux.block import for_each_disk, for_each_partition
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
@@ -75,7 +75,8 @@ class Disks:
     def by_numbers(self) -> dict[str, Disk]:
         """Maps the numbers of disks and of partitions to the disk."""
         disks, parts = self._read
-        return {
+        whole = {disk.numbers: disk for disk in disks.values()}
+        return whole | {
             f"{number >> _MINOR_BITS}:{number & (1 << _MINOR_BITS) - 1}": disks[disk]
             for disk, number, _ in parts.values()
             if disk in disks
@@ -88,6 +89,11 @@ class Disks:
         parts: dict[int, tuple[int, int, int]] = {}
         layout, name = self._layout, "block_device"
         try:
+            # "block: merge struct block_device and struct hd_struct" (in v5.11)
+            if not layout.has("block_device", "bd_device"):
+                for each in islice(for_each_disk(layout.reader.prog), _MAX_DEVICES):
+                    self._add(disks, int(each))
+                return disks, parts
             for part in islice(for_each_partition(layout.reader.prog), _MAX_DEVICES):
                 address = int(part)
                 disk, numbers, holders = layout.members(

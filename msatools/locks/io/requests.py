@@ -60,6 +60,7 @@ _REQUEST = {
     "part": ("part", "rq_disk"),
     "start": ("start_time_ns",),
     "begun": ("io_start_time_ns",),
+    "bio": ("bio",),
     "state": ("state",),
     "references": ("ref",),
     "deadline": ("deadline",),
@@ -281,7 +282,10 @@ class Requests:
     def _rows(self, found: "_Found", places: dict[int, Stage]) -> Iterator[InFlight]:
         order = np.argsort(found["start"], kind="stable")
         for row in order.tolist():
-            yield self._row(found, row, places)
+            # Tasks keep some requests for their next I/O (blk_plug.cached_rqs).
+            is_spare = not (found["bio"][row] or found["state"][row])
+            if not is_spare or int(found.addresses[row]) in places:
+                yield self._row(found, row, places)
 
     def _row(self, found: "_Found", row: int, places: dict[int, Stage]) -> InFlight:
         address, state = int(found.addresses[row]), int(found["state"][row])
