@@ -11,8 +11,8 @@ from msatools.kernel.traces import stack_trace
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import WaitTarget
+from msatools.locks.events.current_work import current_work
 from msatools.locks.externals import External
-from msatools.locks.workqueues.current import current_work
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text

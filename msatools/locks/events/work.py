@@ -52,8 +52,8 @@ class Flushed:
     """Color of the work items that the flush waits for (``flush_color``)."""
 
 
-class Workqueues:
-    """The workqueues, read once per context."""
+class WorkFlushes:
+    """The flushes of work items and workqueues, read once per context."""
 
     def __init__(
         self,
@@ -222,9 +222,9 @@ class Workqueues:
 
 
 @per_context
-def workqueues(context: LockContext) -> Workqueues:
+def workqueues(context: LockContext) -> WorkFlushes:
     """Return the reader of the workqueues of a context."""
-    return Workqueues(
+    return WorkFlushes(
         context.layout,
         kernel_threads(context),
         context.losses,

@@ -28,9 +28,9 @@ from msatools.locks.workqueues.offline import DelayedWork, read_offline_work
 from msatools.locks.workqueues.pools import (
     INTENSIVE,
     Pool,
-    Queue,
     Worker,
     WorkItem,
+    WorkqueueRecord,
     work_pools,
 )
 from msatools.selfdesc.variables import find_variable
@@ -286,7 +286,7 @@ class _Lister:
             if row.inactive or row.maydays:
                 yield row
 
-    def _queue(self, queue: Queue) -> Workqueue:
+    def _queue(self, queue: WorkqueueRecord) -> Workqueue:
         pools = self._pools
         parts = pools.parts(queue)
         items = [item for part in parts for item in pools.inactive(part)]
@@ -303,7 +303,7 @@ class _Lister:
             maydays=pools.maydays(queue),
         )
 
-    def _flags(self, queue: Queue) -> Iterator[str]:
+    def _flags(self, queue: WorkqueueRecord) -> Iterator[str]:
         for name, text in _QUEUE_FLAGS.items():
             try:
                 bit = constant(self._context.reader.prog, name)
@@ -312,7 +312,7 @@ class _Lister:
             if queue.flags & bit:
                 yield text
 
-    def _rescuer(self, queue: Queue) -> int | None:
+    def _rescuer(self, queue: WorkqueueRecord) -> int | None:
         if queue.rescuer < KERNEL_HALF:
             return None
         return self._pid(self._pools.worker(queue.rescuer).task)

@@ -140,7 +140,7 @@ class PoolQueue:
 
 
 @dataclass(frozen=True)
-class Queue:
+class WorkqueueRecord:
     """Some members of a ``struct workqueue_struct``."""
 
     address: int
@@ -158,7 +158,7 @@ class WorkPools:
         self._layout = layout
         self._losses = losses
         self._workers: dict[int, tuple[Worker, ...]] = {}
-        self._queues: dict[int, Queue] = {}
+        self._queues: dict[int, WorkqueueRecord] = {}
 
     @cached_property
     def pools(self) -> dict[int, Pool]:
@@ -329,7 +329,7 @@ class WorkPools:
             raise drgn.FaultError("no pool_workqueue", address)
         return PoolQueue(address, pool, queue, active, limit)
 
-    def parts(self, queue: Queue) -> list[PoolQueue]:
+    def parts(self, queue: WorkqueueRecord) -> list[PoolQueue]:
         """Return the parts of a workqueue on the pools that it uses."""
         head = queue.address + self._layout.offset("workqueue_struct", "pwqs")
         node = self._layout.offset("pool_workqueue", "pwqs_node")
@@ -344,7 +344,7 @@ class WorkPools:
                 self._losses.lose(Loss.WORKQUEUES, f"{name} are lost: {error}")
         return found
 
-    def maydays(self, queue: Queue) -> int:
+    def maydays(self, queue: WorkqueueRecord) -> int:
         """Return the number of pools from which a workqueue calls for its rescuer."""
         head = queue.address + self._layout.offset("workqueue_struct", "maydays")
         node = self._layout.offset("pool_workqueue", "mayday_node")
@@ -355,7 +355,7 @@ class WorkPools:
         return sum(1 for _ in records)
 
     @cached_property
-    def queues(self) -> tuple[Queue, ...]:
+    def queues(self) -> tuple[WorkqueueRecord, ...]:
         """All workqueues."""
         head = self._layout.symbol("workqueues")
         if head is None:
@@ -369,7 +369,7 @@ class WorkPools:
             )
         )
 
-    def queue(self, address: int) -> Queue:
+    def queue(self, address: int) -> WorkqueueRecord:
         """Read a workqueue.
 
         :raises drgn.FaultError: if it cannot be read
@@ -380,13 +380,13 @@ class WorkPools:
             self._queues[address] = self._queue(address, data)
         return self._queues[address]
 
-    def _queue(self, address: int, data: bytes) -> Queue:
+    def _queue(self, address: int, data: bytes) -> WorkqueueRecord:
         layout, wq = self._layout, "workqueue_struct"
         name = layout.offset(wq, "name")
         # "workqueue: Move pwq->max_active to wq->max_active" (in v6.9); before, only
         # its saved value is here.
         limit = layout.offset(wq, "max_active", "saved_max_active")
-        return Queue(
+        return WorkqueueRecord(
             address=address,
             name=decode_string(data[name : name + _NAME_BYTES]),
             flags=unsigned(data, layout.offset(wq, "flags"), 4),
