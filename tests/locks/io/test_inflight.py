@@ -71,6 +71,11 @@ def test_writeback_leads_to_the_slow_disk(name: str) -> None:
     assert root.disks is not None
     assert root.disks[-1] == work["disks"]["slow"]
     assert root.reason.startswith(f"I/O on {work['disks']['slow']} ")
+    (owner,) = made.locks[made.waits[work["sync"]].lock or ""].owners
+    assert owner.confidence == "likely"
+    writer = made.waits[owner.pid]
+    assert writer.comm.startswith("kworker/")
+    assert writer.pid in root.waiters
 
 
 @pytest.mark.parametrize("name", DUMPS)
