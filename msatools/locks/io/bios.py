@@ -53,7 +53,11 @@ class Bios:
 
     def of_disk(self, disk: Disk) -> tuple[InFlight, ...]:
         """Return the bios that a disk is known to hold, the oldest first."""
-        if not disk.is_mapped or not self._layout.has("mapped_device", "deferred"):
+        if not disk.is_mapped:
+            return ()
+        if not self._layout.has("mapped_device", "deferred"):
+            text = "what disks of the device mapper hold is unknown: no types of dm_mod"
+            self._losses.note("bios-unknown", text, "dm_mod")
             return ()
         found: list[InFlight] = []
         try:

@@ -168,7 +168,11 @@ class Disks:
 
     def _below_loop(self, disk: Disk) -> Disk | None:
         """Return the disk of the file system with a loop device's file."""
-        if disk.private < KERNEL_HALF or not self._layout.has(*_BACKING):
+        if disk.private < KERNEL_HALF:
+            return None
+        if not self._layout.has(*_BACKING):
+            text = "the files of loop devices are unknown: no types of loop"
+            self._losses.note("loops-unknown", text, "loop")
             return None
         file = self._layout.member(disk.private, *_BACKING)
         if file < KERNEL_HALF:
