@@ -20,10 +20,11 @@ def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
         report = _without_stacks(report)
     if not options.workqueues:
         report = replace(report, workqueues=None)
-    if not options.io:
-        report = _without_other_io(report)
-    if options.asks_for_all:
-        return report
+    chosen = report if options.asks_for_all else _chosen(report, options)
+    return chosen if options.io else _without_other_io(chosen)
+
+
+def _chosen(report: LocksReport, options: LocksOptions) -> LocksReport:
     types = {lock.id: lock.type for lock in report.locks}
     matching = {wait.pid for wait in report.waits if _matches(wait, options, types)}
     owners = {wait.pid: wait.owners for wait in report.waits}

@@ -168,7 +168,7 @@ class Disks:
 
     def _below_loop(self, disk: Disk) -> Disk | None:
         """Return the disk of the file system with a loop device's file."""
-        if disk.private < KERNEL_HALF:
+        if disk.private < KERNEL_HALF or self._is_empty(disk):
             return None
         if not self._layout.has(*_BACKING):
             text = "the files of loop devices are unknown: no types of loop"
@@ -179,6 +179,13 @@ class Disks:
             return None
         device = self._storage.device_of(self._storage.host_of_file(file))
         return self.by_numbers.get(device.rpartition(" ")[2]) if device else None
+
+    def _is_empty(self, disk: Disk) -> bool:
+        """Return whether a disk has no size, as a loop device without a file."""
+        name, size = "block_device", "bd_nr_sectors"
+        if disk.part0 < KERNEL_HALF or not self._layout.has(name, size):
+            return False
+        return not self._layout.member(disk.part0, name, size)
 
     def is_suspended(self, disk: Disk) -> bool:
         """Return whether a disk is a suspended one of the device mapper."""
