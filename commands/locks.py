@@ -59,6 +59,8 @@ def _options(args: argparse.Namespace) -> LocksOptions:
         membership=membership(args),
         share=args.budget / 2 if args.budget else None,
         stacks=args.stacks,
+        workqueues=args.view == "workqueues",
+        io=args.view == "io",
     )
 
 
@@ -98,9 +100,15 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     return None
 
 
-_VIEWS = ("--by", "--chains", "--holders")
+_VIEWS = ("--by", "--chains", "--holders", "--io", "--workqueues")
+_SELECTING = (
+    *("-p", "--type", "--state", "--min-age", "--cgroup", "--container", "--ns"),
+    "--stacks",
+)
 _EXCLUDED = (
     Excluded("--dot", ("-n", "--stacks", "--color"), "is a graph and nothing else"),
+    Excluded("--io", _SELECTING, "lists disks, not tasks"),
+    Excluded("--workqueues", _SELECTING, "lists pools, not tasks"),
     Excluded("--json", ("--dot",), "is another form"),
     Excluded("--json", ("-n",), "has all rows"),
     Excluded("--diff", (*_VIEWS, "--dot", "--stacks"), "has tables of its own"),
@@ -118,6 +126,10 @@ def _choose(report: LocksReport, args: argparse.Namespace) -> LocksReport:
 
     if args.stacks and not has_stacks(report):
         raise UsageError("--stacks: was not recorded")
+    if args.view == "workqueues" and report.workqueues is None:
+        raise UsageError("--workqueues: was not recorded")
+    if args.view == "io" and not report.has_all_io:
+        raise UsageError("--io: was not recorded")
     return choose(report, _options(args))
 
 
@@ -177,6 +189,8 @@ COMMAND = Command(
             ),
             view("chains", "show each blocked task's way to its root"),
             view("holders", "show the tasks that others wait for, and how many"),
+            view("io", "show the I/O in flight of all disks"),
+            view("workqueues", "show pools of workers: what is pending, who is busy"),
             view("dot", "print the graph for Graphviz (locks with few waiters: -v)"),
         ),
         argument(
@@ -189,6 +203,8 @@ COMMAND = Command(
         ("--by lock --type futex", "the locks of user space"),
         ("--holders --min-age 30", "who keeps others waiting for long"),
         ("-p 147 --stacks", "one task, and those in its way"),
+        ("--io -n 3", "the oldest requests of each disk"),
+        ("--workqueues", "work that does not begin, and who keeps it waiting"),
         ("--dot | dot -Tsvg", "a picture"),
     ),
     start=_start,

@@ -112,7 +112,7 @@ TRIED = {
         selecting=("-p 220", "--state D", "--min-age 33"),
         others=(
             *("--by lock", "--by task", "--chains", "--holders", "--dot", "--stacks"),
-            *("-n 1", "-v", "--json"),
+            *("--io", "--workqueues", "-n 1", "-v", "--json"),
         ),
         untried={
             "--type": "all waits of the demo are for futexes",
@@ -131,6 +131,8 @@ TRIED = {
                 "there is no root",
             ),
             ("-n 1", "--stacks"): "there is no root",
+            ("-n 1", "--io"): "nothing is in flight",
+            ("-n 1", "--workqueues"): "no pool has anything to do",
             **with_json("--by lock", "--by task", "--chains", "--holders", "-v"),
         },
     ),

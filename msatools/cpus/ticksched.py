@@ -11,13 +11,13 @@ import drgn
 import numpy as np
 
 from msatools.cpus.idle_time import TickRecords, bits_at, read_tick_records
+from msatools.kernel.jiffies import Jiffies, read_jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
 from msatools.kernel.words import MAX_PLAUSIBLE
-from msatools.selfdesc.variables import find_variable
 
 _FAR_NS = 1_000_000_000
 """Much more than jiffies, or the last tick of a busy CPU, may lag."""
@@ -41,16 +41,6 @@ class TickSched:
     """The latest of all these stamps, and of the update of jiffies; 0 if none."""
 
 
-@dataclass(frozen=True)
-class _Jiffies:
-    """Converts jiffies to times."""
-
-    tick_ns: int
-    count: int
-    updated_ns: int
-    """CLOCK_MONOTONIC at the last update of the count."""
-
-
 def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSched:
     """Read the last tick and the next timer interrupt of each CPU.
 
@@ -61,7 +51,7 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSche
     recorded.
     """
     try:
-        jiffies = _read_jiffies(reader.prog)
+        jiffies = read_jiffies(reader.prog)
         found = read_tick_records(reader, percpu, losses)
     except (LookupError, drgn.FaultError) as error:
         losses.lose(Loss.TICKS, f"when CPUs ticked is lost: {error}")
@@ -129,22 +119,12 @@ def _words(found: TickRecords, member: str) -> Addresses:
     return np.zeros(len(found.records), np.uint64) if words is None else words
 
 
-def _before(due: int, jiffies: _Jiffies) -> int:
+def _before(due: int, jiffies: Jiffies) -> int:
     """Return the time of the tick before the one at *due*; 0 if impossible."""
     return due - jiffies.tick_ns if jiffies.tick_ns <= due < MAX_PLAUSIBLE else 0
 
 
-def _of_jiffies(count: int, jiffies: _Jiffies) -> int:
+def _of_jiffies(count: int, jiffies: Jiffies) -> int:
     """Return the time at which jiffies reached a count; 0 if impossible."""
     moment = jiffies.updated_ns - (jiffies.count - count) * jiffies.tick_ns
     return moment if 0 < moment <= jiffies.updated_ns else 0
-
-
-def _read_jiffies(prog: drgn.Program) -> _Jiffies:
-    # The jiffies clock source has the length of a tick (kernel/time/jiffies.c).
-    clock = find_variable(prog, "clocksource_jiffies")
-    return _Jiffies(
-        tick_ns=clock.mult.value_() >> clock.shift.value_(),
-        count=find_variable(prog, "jiffies_64").value_(),
-        updated_ns=find_variable(prog, "last_jiffies_update").value_(),
-    )

@@ -60,6 +60,7 @@ class Loss(str, Enum):
     SERVERS = "servers_unreadable"
     USER_STACKS = "user_stacks_unreadable"
     WAITERS = "waiters_unreadable"
+    WORKQUEUES = "workqueues_unreadable"
 
     # Of the dead and what holds them.
     HEIRS = "heirs_unreadable"

@@ -18,8 +18,13 @@ def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
     """
     if not options.stacks:
         report = _without_stacks(report)
-    if options.asks_for_all:
-        return report
+    if not options.workqueues:
+        report = replace(report, workqueues=None)
+    chosen = report if options.asks_for_all else _chosen(report, options)
+    return chosen if options.io else _without_other_io(chosen)
+
+
+def _chosen(report: LocksReport, options: LocksOptions) -> LocksReport:
     types = {lock.id: lock.type for lock in report.locks}
     matching = {wait.pid for wait in report.waits if _matches(wait, options, types)}
     owners = {wait.pid: wait.owners for wait in report.waits}
@@ -56,6 +61,13 @@ def _without_stacks(report: LocksReport) -> LocksReport:
         waits=tuple(replace(wait, stack=None) for wait in report.waits),
         roots=tuple(replace(root, stack=None) for root in report.roots),
     )
+
+
+def _without_other_io(report: LocksReport) -> LocksReport:
+    """Return the report with the I/O of the disks of roots only."""
+    names = {name for root in report.roots for name in root.disks or ()}
+    disks = tuple(disk for disk in report.io or () if disk.name in names)
+    return replace(report, io=disks or None, has_all_io=None)
 
 
 def _lock_ids(wait: Wait) -> tuple[str, ...]:

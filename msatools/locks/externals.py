@@ -12,7 +12,9 @@ from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
-from msatools.locks.external_waits.mapper import mapped_disks
+from msatools.locks.io.disks import all_disks
+from msatools.locks.io.inflight import in_flight
+from msatools.locks.io.waits import disk_of_wait
 from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
 from msatools.locks.wait_targets import data
 from msatools.target.addresses import KERNEL_HALF
@@ -75,6 +77,10 @@ class External:
     device: str | None = None
     """Name and numbers of the block device, as ``vda 254:0``."""
 
+    way: tuple[str, ...] = ()
+    """Names of the disks from the one that the task waits for down to the one that
+    holds its I/O."""
+
 
 def external(
     context: LockContext, case: BlockedTask, requests: Sequence[Request]
@@ -98,6 +104,9 @@ def external(
         mount = fuse_mounts(context).mounts.get(super_block)
     if mount is not None:
         return _served(context, mount)
+    disk = disk_of_wait(context, case, lock)
+    if disk is not None:
+        return _on_disk(context, f"{disk.name} {disk.numbers}", disk.numbers, "I/O")
     return _network(context, case, super_block) or _device(context, case)
 
 
@@ -225,13 +234,28 @@ def _device(context: LockContext, case: BlockedTask) -> External | None:
     numbers = _NUMBERS.search(device) if device else None
     if numbers is None:
         return None
-    swap = case.task_class is TaskClass.SWP
-    suspended = " (suspended)" if numbers[0] in mapped_disks(context).suspended else ""
+    what = "swap" if case.task_class is TaskClass.SWP else "I/O"
+    return _on_disk(context, device or "", numbers[0], what)
+
+
+def _on_disk(context: LockContext, device: str, numbers: str, what: str) -> External:
+    """Return the disk that holds the I/O of a device, which may be stacked on it."""
+    disk = all_disks(context).by_numbers.get(numbers)
+    way: tuple[str, ...] = ()
+    suspended = ""
+    if disk is not None:
+        disks = in_flight(context).way(disk).disks
+        way = tuple(each.name for each in disks)
+        if len(disks) > 1:
+            numbers = disks[-1].numbers
+            device = f"{disks[-1].name} {numbers}"
+        suspended = " (suspended)" if all_disks(context).is_suspended(disks[-1]) else ""
     return External(
-        kind="swap" if swap else "device",
-        identity=("device", numbers[0]),
-        text=f"{'swap' if swap else 'I/O'} on {device}{suspended}",
+        kind="swap" if what == "swap" else "device",
+        identity=("device", numbers),
+        text=f"{what} on {device}{suspended}",
         device=device,
+        way=way,
     )
 
 

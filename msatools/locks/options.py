@@ -39,6 +39,12 @@ class LocksOptions:
     stacks: bool = False
     """Whether to include the stacks of waiters and of roots."""
 
+    workqueues: bool = False
+    """Whether to list the pools of workers and workqueues."""
+
+    io: bool = False
+    """Whether to list the I/O in flight of all disks, not just of roots."""
+
     @property
     def asks_for_all(self) -> bool:
         """Whether all waits are included."""

@@ -5,13 +5,17 @@
 import signal
 from collections.abc import Callable
 
+import numpy as np
+
 from msatools.kernel.traces import stack_trace
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import WaitTarget
+from msatools.locks.events.current_work import current_work
 from msatools.locks.externals import External
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.identity import comm_text
 from msatools.tasks.task_state import TaskState
 
 _EXITING = 0x4
@@ -23,8 +27,14 @@ _EXIT_DEAD = 0x10
 _STOP_SIGNAL = 0xFFFF
 """``JOBCTL_STOP_SIGMASK`` of ``task_struct.jobctl``."""
 
+_BELOW_WORK = "process_one_work"
+"""The function that calls those of work items."""
+
 _FREEZER_V2 = ("do_freezer_trap", "cgroup_enter_frozen")
 _FREEZER = "__refrigerator"
+
+_MAX_RT_PRIO = 100
+"""``task_struct.prio`` of real-time and deadline tasks is below."""
 
 _OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
 """Classes for which the owner of the data is described rather than the lock."""
@@ -50,8 +60,16 @@ def reason(
         return _dead(context, row)
     # Its class is unknown if it runs on a CPU of which a dump has no registers.
     if task_class in _AWAKE or context.tasks["on_cpu"][row]:
-        return _awake(context, row, task_class)
-    text = _asleep(context, row, now, case, on, what, task_class)
+        text = _awake(context, row, task_class)
+    else:
+        text = _asleep(context, row, now, case, on, what, task_class)
+    work = current_work(context, row)
+    if work is not None:
+        # The function of the work item may have ended with a jump.
+        for function in (_BELOW_WORK, work.partition(" of ")[0]):
+            if text.endswith(f" in {function}"):
+                return f"{text.removesuffix(function)}work {work}"
+        return f"{text}, in work {work}"
     exits = int(context.tasks["flags"][row]) & _EXITING
     return f"exiting, {text}" if exits else text
 
@@ -81,13 +99,26 @@ _AWAKE = frozenset(
 def _awake(context: LockContext, row: int, task_class: TaskClass) -> str:
     cpu = int(context.tasks["cpu"][row])
     if task_class is TaskClass.LAT:
-        return f"waits for CPU {cpu}"
+        return f"waits for CPU {cpu}{_urgent(context, row)}"
     where = {
         TaskClass.USR: " in user mode",
         TaskClass.INT: " in an interrupt",
         TaskClass.SYS: _running_in(context, row),
     }
     return f"runs on CPU {cpu}{where.get(task_class, '')}"
+
+
+def _urgent(context: LockContext, row: int) -> str:
+    """Return the real-time task that keeps an ordinary one from its CPU."""
+    tasks = context.tasks
+    prio = tasks["prio"]
+    if prio[row] < _MAX_RT_PRIO:
+        return ""
+    runs = (tasks["on_cpu"] != 0) & (tasks["cpu"] == tasks["cpu"][row])
+    for found in np.flatnonzero(runs & (prio < _MAX_RT_PRIO)).tolist():
+        comm = comm_text(tasks["comm"][found])
+        return f", which real-time task {int(tasks['pid'][found])} {comm} has"
+    return ""
 
 
 def _running_in(context: LockContext, row: int) -> str:

@@ -12,6 +12,8 @@ from typing import ClassVar, Literal
 from msatools.kernel.report import ADDED, Report, ns_between
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.base.model import Herd, Mode, WaitTarget
+from msatools.locks.io.model import DiskIo
+from msatools.locks.workqueues.model import Workqueues
 from msatools.target.model import UNLISTED, Address
 
 RootKind = Literal["task", "external", "cycle"]
@@ -115,6 +117,10 @@ class LockRow:
     cache: str | None = field(default=None, metadata=ADDED)
     """Slab cache of the object that contains the lock."""
 
+    what: str | None = field(default=None, metadata=ADDED)
+    """Description of what its waiters wait for, such as a work item, if it is a
+    completion or a wait queue."""
+
     delta_waiters: int | None = field(default=None, metadata=ADDED)
     """Change of the number of waiters within the interval."""
 
@@ -158,6 +164,13 @@ class Root:
 
     lock: str | None = field(default=None, metadata=ADDED)
     """ID of a lock with no known owner."""
+
+    disks: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    """For a wait for I/O: names of the disks from the one that is waited for down to
+    the one that holds the I/O; ``io`` has each of them."""
+
+    pool: int | None = field(default=None, metadata=ADDED)
+    """Number of a pool of workers that does not begin its work."""
 
     stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """Functions on the task's stack, innermost first, if asked for."""
@@ -273,6 +286,16 @@ class LocksReport(Report):
     changes: LockChanges | None = field(default=None, metadata=ADDED)
     contention: tuple[Contended, ...] | None = field(default=None, metadata=ADDED)
     """Contention of locks in an interval, those with the longest waits first."""
+
+    workqueues: Workqueues | None = field(default=None, metadata=ADDED)
+    """Pools of workers and workqueues, if asked for."""
+
+    io: tuple[DiskIo, ...] | None = field(default=None, metadata=ADDED)
+    """I/O in flight, the oldest first: of the disks of roots, or of all if asked for.
+    ``None`` if neither."""
+
+    has_all_io: bool | None = field(default=None, metadata=ADDED)
+    """Whether ``io`` has all disks; ``None`` if that was not asked for."""
 
     pids: tuple[int, ...] = field(default=(), metadata=UNLISTED)
     """IDs of all threads that were read."""

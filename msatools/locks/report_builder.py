@@ -6,24 +6,30 @@ Roots and herds are made in :mod:`msatools.locks.root_rows` and
 :mod:`msatools.locks.herd_rows`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict
 
+import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.locks.base.blocked_tasks import read_cases
 from msatools.locks.base.model import Herd
 from msatools.locks.graph import Cycle, Edge
 from msatools.locks.herd_rows import HerdRows
 from msatools.locks.herds import Watched
+from msatools.locks.io.inflight import in_flight
+from msatools.locks.io.model import DiskIo
 from msatools.locks.lock_ids import LockIds
 from msatools.locks.options import LocksOptions
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
-from msatools.locks.root_rows import RootRows
+from msatools.locks.root_rows import RootRows, root_of_pool
 from msatools.locks.selection import WaitSelection
 from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
+from msatools.locks.workqueues.listing import list_workqueues, stalled_pools
+from msatools.locks.workqueues.model import Workqueues
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
@@ -31,6 +37,8 @@ from msatools.tasks.task_state import AgeBound
 
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners inherit the priority of waiters."""
+
+_EVENTS = frozenset(("completion", "wait_queue"))
 
 _MAX_RT_PRIO = 100
 """Priorities below are those of real-time and deadline tasks. /proc shows priorities
@@ -61,6 +69,9 @@ class ReportRows(TypedDict):
     deadlocks: tuple[Deadlock, ...]
     herds: tuple[Herd, ...]
     inversions: tuple[Inversion, ...]
+    workqueues: Workqueues | None
+    io: tuple[DiskIo, ...] | None
+    has_all_io: bool | None
 
 
 class ReportBuilder:
@@ -93,16 +104,49 @@ class ReportBuilder:
         self._ids.add(locks)
         locks.sort(key=lambda want: (-len(want.rows), self._ids[want.lock]))
         roots = RootRows(snapshot, self._ids, size, with_stacks=self._options.stacks)
+        found = roots.of_waits(rows)
         selection = WaitSelection(self._crowded, self._options)
         herds = HerdRows(self._crowded, self._ids, selection, size)
         return ReportRows(
             waits=tuple(map(self._wait, snapshot.oldest_first(rows))),
             locks=tuple(map(self._lock, locks)),
-            roots=tuple(roots.of_waits(rows)),
+            roots=(*found, *self._stalled(found)),
             deadlocks=tuple(self._deadlocks()),
             herds=with_frames([*herds.find(watched)], self._crowded.context, size),
             inversions=tuple(self._inversions(locks)),
+            workqueues=self._workqueues() if self._options.workqueues else None,
+            io=self._io(found),
+            has_all_io=self._options.io or None,
         )
+
+    def _io(self, roots: Sequence[Root]) -> tuple[DiskIo, ...] | None:
+        """Return the I/O of all disks if asked for, otherwise of those of roots."""
+        context = self._snapshot.context
+        if self._options.io:
+            return in_flight(context).all()
+        names = {name for root in roots for name in root.disks or ()}
+        return in_flight(context).named(names) if names else None
+
+    def _stalled(self, roots: Sequence[Root]) -> Iterator[Root]:
+        """Yield the stalled pools of workers whose culprits are not roots already."""
+        snapshot = self._snapshot
+        if not self._options.asks_for_all:
+            return
+        known = {root.pid for root in roots if root.kind == "task"}
+        for pool in stalled_pools(snapshot.context, snapshot.ages_ns):
+            if known.isdisjoint(pool.culprits):
+                yield root_of_pool(pool)
+
+    def _workqueues(self) -> Workqueues | None:
+        """List pools and workqueues; ``None``, with a note, if they are unknown."""
+        context = self._snapshot.context
+        try:
+            return list_workqueues(context, self._snapshot.ages_ns)
+        except LookupError as error:
+            context.losses.note("workqueues-unknown", f"workqueues: {error}")
+        except drgn.FaultError as error:
+            context.losses.lose(Loss.WORKQUEUES, f"workqueues are lost: {error}")
+        return None
 
     def _wait(self, row: int) -> Wait:
         snapshot, now = self._snapshot, self._snapshot.now
@@ -160,7 +204,14 @@ class ReportBuilder:
             device=name.device,
             pid=name.pid,
             cache=name.cache,
+            what=self._what(want),
         )
+
+    def _what(self, want: Wanted) -> str | None:
+        """Describe what the waiters for an event wait for."""
+        if want.lock.type not in _EVENTS:
+            return None
+        return self._snapshot.blocked[want.rows[0]].what
 
     def _waiters(self, want: Wanted) -> list[int]:
         """Return the waiters in the order of the queue, then others by age."""

@@ -18,6 +18,7 @@ from msatools.locks.report import Root
 from msatools.locks.user.userlocks import FUTEX
 from msatools.locks.wait_snapshot import Unknown, WaitSnapshot
 from msatools.locks.wait_targets.explain import wait_target
+from msatools.locks.workqueues.model import WorkPool
 from msatools.tasks.classes import RUNNABLE, TaskClass
 
 _WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)
@@ -93,8 +94,11 @@ class RootRows:
             waiters = self._pids(sink.tasks)
             return replace(root, kind="cycle", reason=text, waiters=waiters)
         (row,) = sink.tasks
+        blocked = snapshot.blocked.get(row)
+        external = None if blocked is None else blocked.external
         return replace(
             root,
+            disks=external.way or None if external else None,
             pid=snapshot.pids[row],
             reason=self._reason(row),
             comm=snapshot.comm(row),
@@ -114,7 +118,11 @@ class RootRows:
             return replace(root, reason=thing.text)
         assert first.external is not None
         text = self._external(first.external)
-        return replace(root, reason=text, pid=first.external.pid)
+        # The longest: some of those that wait may wait for a disk further down.
+        ways = (self._snapshot.blocked[row].external for row in sink.direct)
+        way = max((each.way for each in ways if each), key=len)
+        pid = first.external.pid
+        return replace(root, reason=text, pid=pid, disks=way or None)
 
     def _without_owner(self, lock: Lock, what: str | None) -> str:
         """Describe the wait for a lock that has no known owner."""
@@ -168,6 +176,28 @@ class RootRows:
         known = [row for row in servers if row is not None]
         doing = self._reason(known[0]) if len(known) == 1 else None
         return external_reason(external, doing)
+
+
+def root_of_pool(pool: WorkPool) -> Root:
+    """Return a stalled pool of workers as a root, which need not block any task."""
+    age_ns = pool.progress_age_ns or 0
+    works = f"{pool.pending:,} work item{'s' if pool.pending != 1 else ''}"
+    where = "unbound" if pool.cpu is None else f"CPU {pool.cpu}"
+    return Root(
+        kind="external",
+        pid=pool.culprits[0] if len(pool.culprits) == 1 else None,
+        reason=f"pool {pool.id} ({where}) with {works} pending, and none begun for "
+        f"{age_ns / 1e9:.1f} s: {pool.why}",
+        blocked_d=0,
+        blocked_s=0,
+        comm=None,
+        state=None,
+        age_ns=None,
+        waiters=(),
+        chain=(),
+        max_age_ns=0,
+        pool=pool.id,
+    )
 
 
 def _is_futex(thing: Thing) -> bool:

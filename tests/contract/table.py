@@ -14,6 +14,7 @@ from msatools.commands import cpus, locks, memstat, prstat, zombies
 from msatools.cli.command import Command
 from msatools.cpus import model as cpus_model
 from msatools.locks.base.lock import LockTypeName
+from msatools.locks.io.model import Stage
 from msatools.memory.pages.classes import CLASSES
 from msatools.tasks.classes import TaskClass
 from msatools.zombies.model import Verdict
@@ -382,11 +383,77 @@ WRONG_MEMBERSHIPS = {
     "--ns": "expected one argument",
 }
 
+DISK_IO = {
+    "name": str,
+    "device": str,
+    **dict.fromkeys(("reads", "writes", "depth"), COUNT),
+    "scheduler": WORDS,
+    **dict.fromkeys(("is_suspended", "is_frozen", "is_quiesced"), bool),
+    "no_completion_ns": NS,
+    "below": [str],
+    "requests": [
+        {
+            "address": ADDRESS,
+            "operation": str,
+            "sector": COUNT,
+            "bytes": int,
+            "stage": frozenset(get_args(Stage)),
+            "age_ns": NS,
+            "driver_age_ns": NS,
+            "tag": COUNT,
+            "pid": COUNT,
+        }
+    ],
+}
+
+QUEUED_WORK = {"function": WORDS, "workqueue": WORDS, "waiter": COUNT}
+
+WORK_POOL = {
+    "id": int,
+    "address": ADDRESS,
+    **dict.fromkeys(("cpu", "node", "nice", "manager"), COUNT),
+    "cpus": ([int], NONE),
+    "flags": [str],
+    **dict.fromkeys(("pending", "workers", "idle", "running"), int),
+    "progress_age_ns": NS,
+    "is_stalled": bool,
+    "busy": [
+        {
+            "pid": int,
+            "comm": str,
+            **dict.fromkeys(("function", "workqueue"), WORDS),
+            "state": (STATE, NONE),
+            **dict.fromkeys(("age_ns", "work_age_ns"), NS),
+            **dict.fromkeys(("intensive", "rescuer"), bool),
+        }
+    ],
+    "works": [QUEUED_WORK],
+    "culprits": [int],
+    "why": WORDS,
+}
+
+WORKQUEUE = {
+    "name": str,
+    "address": ADDRESS,
+    "flags": [str],
+    **dict.fromkeys(("max_active", "rescuer"), COUNT),
+    **dict.fromkeys(("active", "inactive", "maydays"), int),
+    "works": [QUEUED_WORK],
+}
+
+WORKQUEUES = {
+    "pools": [WORK_POOL],
+    "queues": [WORKQUEUE],
+    "offline": [{"cpu": int, "function": WORDS, "workqueue": WORDS, "expires_ns": NS}],
+    "stalled_after_ns": int,
+}
+
 LOCKS = Row(
     command=locks.COMMAND,
     options=frozenset(
         {"-p", "--type", "--state", "--min-age", "--by", "--chains", "--holders"}
-        | {"--dot", "--stacks", "-n", "--cgroup", "--container", "--ns"}
+        | {"--dot", "--stacks", "-n", "--cgroup", "--container", "--ns", "--io"}
+        | {"--workqueues"}
     ),
     asked=(
         "-v --stacks",
@@ -394,6 +461,10 @@ LOCKS = Row(
         "--by task --type mutex,rwsem,futex --state DS --min-age 1 -n 9",
         "--chains -n 9",
         "--holders",
+        "--io",
+        "--io -v -n 3",
+        "--workqueues",
+        "--workqueues -v",
         f"--cgroup /,/nowhere --container {'0' * 12} -n all",
         "-p 1",
     ),
@@ -418,6 +489,10 @@ LOCKS = Row(
         "--dot -n 3": "-n: no effect with --dot, which is a graph and nothing else",
         "--dot --stacks": "--stacks: no effect with --dot",
         "--dot 5": "a graph is of one moment",
+        "--io --workqueues": "not allowed with",
+        "--io --state D": "--state: no effect with --io, which lists disks, not tasks",
+        "--workqueues -p 1": "-p: no effect with --workqueues, which lists pools",
+        "--workqueues --stacks": "--stacks: no effect with --workqueues",
     },
     absent={"-p 99999": "pid 99999: no such task"},
     payload={
@@ -457,7 +532,7 @@ LOCKS = Row(
                 "waiters": [int],
                 "max_age_ns": int,
                 **{f"{key}?": int for key in ("readers", "inode", "pid")},
-                **{f"{key}?": str for key in ("path", "device", "cache")},
+                **{f"{key}?": str for key in ("path", "device", "cache", "what")},
                 "delta_waiters?": int,
             }
         ],
@@ -475,9 +550,12 @@ LOCKS = Row(
                 "chain": [int],
                 "max_age_ns": int,
                 "lock?": LOCK_ID,
+                "disks?": [str],
+                "pool?": int,
                 "stack?": [str],
             }
         ],
+        "io?": [DISK_IO],
         "deadlocks": [
             {
                 "confidence": frozenset({"exact", "possible"}),
@@ -491,6 +569,12 @@ LOCKS = Row(
             | {"owner_pri": int, "waiter_pri": int}
             | {"owner_policy?": frozenset({"IDLE"})}
         ],
+    },
+    payload_of={
+        "--io": {"has_all_io": bool},
+        "--io -v -n 3": {"has_all_io": bool},
+        "--workqueues": {"workqueues": WORKQUEUES},
+        "--workqueues -v": {"workqueues": WORKQUEUES},
     },
     payload_of_interval={
         "changes": {key: [int] for key in ("begun", "ended", "moved", "stuck")},

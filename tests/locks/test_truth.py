@@ -5,6 +5,8 @@
 Facts of single locks are in ``tests/truth/locks.py``.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,6 +16,7 @@ from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
+from msatools.locks.report import LocksReport
 from msatools.target.describe import describe
 from msatools.tasks.microstates import bound_of
 from tests.locks.reports import LoggedReport, logged_report
@@ -85,14 +88,15 @@ def test_roots(stock: LoggedReport) -> None:
         ("vfork-stopped", "stopped by SIGSTOP"),
         ("normal", "asleep in clock_nanosleep"),
         ("posix", "asleep in pause"),
-        ("inversion", "waits for CPU 1"),
+        ("inversion", "waits for CPU 1, which real-time task {hog} inversion-hog has"),
     ],
 )
 def test_reasons(stock: LoggedReport, pid_of: str, reason: str) -> None:
     (owner,) = stock.truths[pid_of]["owners"]
     (root,) = [root for root in stock.report.roots if root.pid == owner["pid"]]
     assert root.kind == "task"
-    assert root.reason == reason
+    hog = stock.run.workload["tasks"]["inversion-hog"]["tid"]
+    assert root.reason == reason.format(hog=hog)
 
 
 def test_reasons_of_external_roots(stock: LoggedReport) -> None:
@@ -169,7 +173,8 @@ def test_unreadable_purpose_of_a_lock(
 
         monkeypatch.setattr("msatools.locks.blocked.what_of", fails)
         report = collect_locks(prog)
-        assert report.locks == stock.report.locks
+        without = tuple(replace(lock, what=None) for lock in stock.report.locks)
+        assert report.locks == without
         whole = [wait.why for wait in stock.report.waits]
         assert [wait.why for wait in report.waits] == whole
         (note,) = report.notes
@@ -178,16 +183,28 @@ def test_unreadable_purpose_of_a_lock(
 
 @pytest.mark.parametrize("name", [*ALL, *SPINNING])
 def test_same_with_debug_info(name: str) -> None:
-    """Types from BTF and from DWARF give one answer, and the same reads."""
-    btf, dwarf = logged_report(name), logged_report(name, "dwarf")
-    assert comparable(btf) == comparable(dwarf)
+    """Types from BTF and from DWARF give one answer, and the same reads.
+
+    But what disks of the device mapper hold needs the types of its module: these
+    dumps have no debug info of modules, and a note says so.
+    """
+    btf, dwarf = logged_report(name).report, logged_report(name, "dwarf").report
+    unknown = [note for note in dwarf.notes if note.code == "bios-unknown"]
+    assert len(unknown) == bool(btf.io)
+    left_out = READS if btf.io else ()
+    assert comparable(btf, left_out) == comparable(dwarf, left_out)
 
 
-def comparable(dump: LoggedReport) -> object:
-    report = dump.report
+READS = ("reads", "bytes_read")
+
+
+def comparable(report: LocksReport, left_out: Sequence[str]) -> object:
+    coverage = report.coverage.items()
+    notes = [note for note in report.notes if note.code != "bios-unknown"]
     return (
         *(report.waits, report.locks, report.roots, report.deadlocks, report.herds),
-        *(report.inversions, report.notes, dict(report.coverage)),
+        *(report.inversions, notes),
+        {key: count for key, count in coverage if key not in left_out},
     )
 
 

@@ -26,7 +26,10 @@ from tests.render.screens import EVIL, Screens, check_escaped, check_screens, pr
 from tests.support.cost import calls
 from tests.support.golden import Golden
 
-VIEWS: tuple[View, ...] = get_args(View)
+VIEWS: tuple[View, ...] = tuple(
+    view for view in get_args(View) if view not in ("io", "workqueues")
+)
+"""The views of waits; the others are in ``test_locks_io.py``."""
 
 MMAP = "mm_struct(486 mmap-P).mmap_lock"
 LIKELY = report(

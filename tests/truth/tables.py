@@ -20,7 +20,8 @@ from fixtures import lab
 from msatools.cli.command import Command
 from msatools.cli.in_drgn import run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import cpus, locks, memstat, prstat, zombies
+from tests.truth import cpus, locks, memstat, prstat, workqueues, zombies
+from tests.truth import io as io_in_flight
 from tests.truth.fact import Fact, Verdict, judge
 
 
@@ -62,6 +63,22 @@ TABLES = {
         locks.FACTS,
         tuple(f"{name}-{k}" for name in LOCK_DUMPS for k in ("6.1", "6.12")),
         others=("locks-7.x", "locks-6.1arm64", "locks-6.12arm64"),
+    ),
+    "locks --workqueues": Facts(
+        LOCKS,
+        workqueues.FACTS,
+        ("workqueues-6.1", "workqueues-6.12"),
+        ("--workqueues",),
+        branches=True,  # flags of pools and work items
+        others=("workqueues-7.x",),
+    ),
+    "locks --io": Facts(
+        LOCKS,
+        io_in_flight.FACTS,
+        ("inflight-6.1", "inflight-6.12"),
+        ("--io",),
+        branches=True,  # tags, holders of disks and bios
+        others=("inflight-7.x",),
     ),
     "memstat": Facts(
         MEMSTAT,

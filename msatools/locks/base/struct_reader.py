@@ -25,7 +25,17 @@ _ERRORS = (1 << 64) - 4096
 _END_OF_MODULES = 0xFFFF_FFFF_FF00_0000
 """End of the code of modules on x86-64."""
 
-_MODULES = {"journal_s": "jbd2"}
+_MODULES = {
+    "journal_s": "jbd2",
+    "mapped_device": "dm_mod",
+    "dm_table": "dm_mod",
+    "dm_target": "dm_mod",
+    "target_type": "dm_mod",
+    "dm_io": "dm_mod",
+    "delay_c": "dm_delay",
+    "dm_delay_info": "dm_delay",
+    "loop_device": "loop",
+}
 """Structures of parts of the kernel that may be modules, by name, and the module."""
 
 

@@ -28,8 +28,12 @@ from msatools.locks.base.wait_queues import wait_queues
 from msatools.locks.events.events import by_caller, is_completion, is_event
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.events.work import Work, workqueues
+from msatools.locks.workqueues.beside import work_beside
+from msatools.locks.workqueues.delays import Delay
+from msatools.locks.workqueues.pools import work_pools
 
 _MAX_CHILDREN = 4096
+_UNNAMED = "of unknown name"
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,12 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
     purpose = _thread(context, address)
     if purpose is not None:
         return purpose
+    stack = None
     for queued in queue(context, lock) or ():
         if not wait_queues(context).is_on_stack(address, queued.task):
             continue
+        base = context.layout.member(queued.task, "task_struct", "stack")
+        stack = base, base + wait_queues(context).stack_bytes
         for find in (_child, _work, _workqueue, _thread_work, _creation):
             try:
                 purpose = find(context, queued.task, address)
@@ -116,7 +123,27 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
             if purpose is not None:
                 return purpose
         break
-    return None
+    return _beside(context, address, stack)
+
+
+def _beside(
+    context: LockContext, address: int, stack: tuple[int, int] | None
+) -> _Purpose | None:
+    """Return the work item in the structure of the completion."""
+    try:
+        work = work_beside(context).find(address, stack)
+    except LookupError:
+        return None
+    except drgn.FaultError as error:
+        context.losses.lose(Loss.COMPLETIONS, f"what completes one is lost: {error}")
+        return None
+    if work is None:
+        return None
+    name = work_pools(context).function(work.function) or _UNNAMED
+    if work.worker is None:
+        return _not_begun(name, work.delay)
+    what = f"work {name} of thread {context.pid(work.worker)}"
+    return _Purpose(what, (Holder(work.worker, work.confidence),))
 
 
 def _thread(context: LockContext, address: int) -> _Purpose | None:
@@ -177,11 +204,18 @@ def _work(context: LockContext, waiter: int, address: int) -> _Purpose | None:
     if work is None:
         return None
     if work.worker is None:
-        return _Purpose(f"work {_named(work)}, not begun")
+        return _not_begun(_named(work), work.delay)
     pid = context.pid(work.worker)
     return _Purpose(
         f"work {_named(work)} of thread {pid}", (Holder(work.worker, "exact"),)
     )
+
+
+def _not_begun(name: str, delay: Delay | None) -> _Purpose:
+    """Return a work item that no worker has begun."""
+    if delay is None:
+        return _Purpose(f"work {name}, not begun")
+    return _Purpose(f"work {name}, not begun: {delay.text}", delay.holders)
 
 
 def _workqueue(context: LockContext, waiter: int, address: int) -> _Purpose | None:
@@ -198,7 +232,7 @@ def _workqueue(context: LockContext, waiter: int, address: int) -> _Purpose | No
 
 
 def _named(work: Work) -> str:
-    return work.function or "of unknown name"
+    return work.function or _UNNAMED
 
 
 def _thread_work(context: LockContext, waiter: int, address: int) -> _Purpose | None:

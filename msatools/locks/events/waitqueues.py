@@ -12,6 +12,7 @@ from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.wait_queues import wait_queues
 from msatools.locks.events.events import by_caller, wait_of
 from msatools.locks.events.kthreads import kernel_threads
+from msatools.locks.workqueues.writeback import writeback, writeback_text
 from msatools.target.addresses import KERNEL_HALF
 
 _OTHERS = (
@@ -60,14 +61,16 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """
     Return the task that will wake a queue; empty if unknown.
 
-    It is known for two kinds of queues: that of a journal is woken by the thread that
-    commits it; that of a dentry lookup is on the stack of the task that looks it up.
+    It is known for some kinds of queues: that of a journal is woken by the thread that
+    commits it; that of a dentry lookup is on the stack of the task that looks it up;
+    that of a backing device by the worker that writes back its inodes.
 
     :raises drgn.FaultError: if a structure that leads to the task cannot be read
     """
     if lock in wait_queues(context).lookups:
         return _lookup_task(context, lock.address or 0)
-    return _journal_thread(context, lock.address or 0)
+    address = lock.address or 0
+    return _journal_thread(context, address) or list(writeback(context, address))
 
 
 def _lookup_task(context: LockContext, head: int) -> list[Holder]:
@@ -100,7 +103,7 @@ def _journal_thread(context: LockContext, head: int) -> list[Holder]:
 
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
     """Describe what a task waits for, by the function that waits."""
-    return by_caller(case)
+    return writeback_text(context, request.lock.address or 0) or by_caller(case)
 
 
 WAIT_QUEUE = LockType(

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string
 from msatools.kernel.walks import list_records
@@ -14,8 +15,9 @@ from msatools.kernel.words import U32, U64
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.events.kthreads import KernelThreads, kernel_threads
+from msatools.locks.workqueues.delays import Delay, WorkDelays, work_delays
+from msatools.locks.workqueues.pools import WorkItem, WorkPools, work_pools
 from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.text import KernelText
 
 _MAX_WORK = 1 << 16
 """Maximum number of work items on one list."""
@@ -35,6 +37,9 @@ class Work:
     """Address of the ``struct task_struct`` of the worker that executes it or has taken
     it; ``None`` if there is no such worker."""
 
+    delay: Delay | None = None
+    """Why it has not begun, if known."""
+
 
 @dataclass(frozen=True)
 class Flushed:
@@ -47,15 +52,22 @@ class Flushed:
     """Color of the work items that the flush waits for (``flush_color``)."""
 
 
-class Workqueues:
-    """The workqueues, read once per context."""
+class WorkFlushes:
+    """The flushes of work items and workqueues, read once per context."""
 
     def __init__(
-        self, layout: Layout, kthreads: KernelThreads, losses: LossLog
+        self,
+        layout: Layout,
+        kthreads: KernelThreads,
+        losses: LossLog,
+        pools: WorkPools,
+        delays: WorkDelays,
     ) -> None:
         self._layout = layout
         self._kthreads = kthreads
         self._losses = losses
+        self._pools = pools
+        self._delays = delays
 
     def behind(self, barrier: int) -> Work | None:
         """
@@ -76,12 +88,27 @@ class Workqueues:
         head = self._head(node)
         if head is None:
             return None
-        flushed = self._function_before(node, function)
+        before = self._item_before(node, function)
+        flushed = None if before is None else before.function
         worker = head - layout.offset("worker", "scheduled")
         task = self._task_of(worker)
-        if flushed is None and task is not None:
+        if task is None:
+            delay = self._delay(before or self._pools.item(start))
+        elif flushed is None:
             flushed = layout.member(worker, "worker", "current_func")
-        return Work(None if flushed is None else self._text.name(flushed), task)
+        name = None if flushed is None else self._pools.function(flushed)
+        return Work(name, task, delay if task is None else None)
+
+    def _delay(self, item: WorkItem) -> Delay | None:
+        try:
+            return self._delays.of_item(item)
+        except LookupError:
+            # Without symbols of data, as on Debian's cloud kernel of arm64.
+            return None
+        except drgn.FaultError as error:
+            text = f"why work has not begun is lost: {error}"
+            self._losses.lose(Loss.WORKQUEUES, text)
+            return None
 
     def _head(self, node: int) -> int | None:
         """Find the list head of a list of work items: the node that is no work item."""
@@ -94,8 +121,8 @@ class Workqueues:
             following = self._layout.word(following)
         return None
 
-    def _function_before(self, node: int, barrier_function: int) -> int | None:
-        """Return the function of the nearest work item before a barrier.
+    def _item_before(self, node: int, barrier_function: int) -> WorkItem | None:
+        """Return the nearest work item before a barrier.
 
         :return: ``None`` if there are only barriers before it.
         """
@@ -104,9 +131,9 @@ class Workqueues:
         for _ in range(_MAX_WORK):
             if previous == node or not self._is_work(previous):
                 return None
-            function = self._function(previous - entry)
-            if function != barrier_function:
-                return function
+            item = self._pools.item(previous - entry)
+            if item.function != barrier_function:
+                return item
             previous = self._layout.word(previous + 8)
         return None
 
@@ -128,10 +155,6 @@ class Workqueues:
         except drgn.FaultError:
             pass
         return None
-
-    @cached_property
-    def _text(self) -> KernelText:
-        return KernelText(self._layout.reader, self._losses)
 
     @cached_property
     def flushed(self) -> dict[int, Flushed]:
@@ -199,6 +222,12 @@ class Workqueues:
 
 
 @per_context
-def workqueues(context: LockContext) -> Workqueues:
+def workqueues(context: LockContext) -> WorkFlushes:
     """Return the reader of the workqueues of a context."""
-    return Workqueues(context.layout, kernel_threads(context), context.losses)
+    return WorkFlushes(
+        context.layout,
+        kernel_threads(context),
+        context.losses,
+        work_pools(context),
+        work_delays(context),
+    )

@@ -21,6 +21,7 @@ from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, plural, state_cell
 from msatools.render.header import header, losses, notes, times
 from msatools.render.herds import woken_words
+from msatools.render.locks.io import in_flight, under_root
 from msatools.render.locks.tables import chains, contention, table
 from msatools.render.locks.tree import WaitTree
 from msatools.render.locks.wait_graph import WaitGraph
@@ -33,9 +34,10 @@ from msatools.render.locks.words import (
     pids_text,
     task_text,
 )
+from msatools.render.locks.workqueues import workqueues
 from msatools.reports.units import duration, duration_range
 
-View = Literal["root", "lock", "task", "chains", "holders"]
+View = Literal["root", "lock", "task", "chains", "holders", "io", "workqueues"]
 
 ROOTS = 10
 """Default number of roots."""
@@ -77,6 +79,13 @@ def blocks(
     :param some: Whether only some tasks were requested.
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
+    if view in ("io", "workqueues"):
+        if view == "io":
+            yield from in_flight(report.io, rows, verbose)
+        else:
+            yield from workqueues(report.workqueues, rows, verbose)
+        yield from _end(report)
+        return
     graph = WaitGraph(report)
     if report.contention:
         yield from contention(report, report.contention, rows, verbose)
@@ -102,6 +111,10 @@ def blocks(
         yield from _changes(report.changes, verbose)
     if report.waits and report.locks:
         yield line(Span(_LEGEND, "dim"))
+    yield from _end(report)
+
+
+def _end(report: LocksReport) -> Iterator[Text]:
     yield line(_coverage(report))
     yield from notes(report)
 
@@ -234,7 +247,7 @@ def _roots(
     for number, root in numbered[:limit]:
         tree = WaitTree(graph, verbose)
         most = None if verbose else min(_LINES, max(_FEW_LINES, room))
-        items.append(tuple(_root(number, root, tree, most)))
+        items.append(tuple(_root(number, root, tree, most, report)))
         room -= tree.lines
     left = len(numbered) - limit
     yield Items(items, More("root", left, is_chosen=rows is not None or verbose))
@@ -255,13 +268,17 @@ def _is_idle(root: Root, graph: WaitGraph) -> bool:
     return lock is not None and root.pid is None and graph.is_idle(lock)
 
 
-def _root(number: int, root: Root, tree: WaitTree, most: int | None) -> Iterator[Text]:
-    """Yield a root and its tree, in at most *most* lines."""
+def _root(
+    number: int, root: Root, tree: WaitTree, most: int | None, report: LocksReport
+) -> Iterator[Text]:
+    """Yield a root and its tree, in at most *most* lines, and its I/O in flight."""
     yield line(
         Span(f"ROOT {number}  ", "title"),
         *_about(root, tree.graph, tree.verbose),
         Span(f"  {_weight(root)}", "title"),
     )
+    for words in under_root(root, report):
+        yield line(f"  {words}")
     for text in _behind(root, tree):
         if most is not None and tree.lines > most:
             yield from _cut(root, tree)

@@ -84,7 +84,7 @@ def owners_text(owners: Sequence[Owner], verbose: bool) -> str:
 
 
 def lock_facts(lock: LockRow, verbose: bool) -> str:
-    """Return the owners of a lock, and the change during an interval."""
+    """Return the owners of a lock, what they are to do, and changes in an interval."""
     facts = [plural(lock.readers, "reader")] if lock.readers else []
     if len(lock.owners) == 1:
         (owner,) = lock.owners
@@ -94,6 +94,8 @@ def lock_facts(lock: LockRow, verbose: bool) -> str:
         facts.append(f"owners {owners_text(lock.owners, verbose)}")
     else:
         facts.append(f"owner {NOT_KEPT}")
+    if lock.what and lock.owners:
+        facts.append(lock.what)
     if lock.delta_waiters:
         facts.append(f"{lock.delta_waiters:+,} waiters")
     return ", ".join(facts)

@@ -16,8 +16,8 @@ from msatools.locks.base.lock import Lock, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.external_waits import fuse as fuse_module
 from msatools.locks.external_waits.fuse import fuse_mounts
-from msatools.locks.external_waits.mapper import mapped_disks
 from msatools.locks.externals import External, external
+from msatools.locks.io.disks import all_disks
 from msatools.locks.lock_types import requests_of
 from tests.locks.seen import Seen, Truth
 
@@ -210,7 +210,8 @@ def test_suspended_disks(dump: Outside) -> None:
 
 def test_other_disks_are_not_suspended(dump: Outside) -> None:
     """The frozen file system is on a working disk."""
-    suspended = mapped_disks(dump.context).suspended
+    disks = all_disks(dump.context)
+    suspended = {disk.numbers for disk in disks.all if disks.is_suspended(disk)}
     assert suspended == {"254:0", "254:1", "254:2"}
 
 
