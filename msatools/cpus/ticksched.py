@@ -42,13 +42,18 @@ class TickSched:
 
 
 @dataclass(frozen=True)
-class _Jiffies:
+class Jiffies:
     """Converts jiffies to times."""
 
     tick_ns: int
     count: int
     updated_ns: int
     """CLOCK_MONOTONIC at the last update of the count."""
+
+    def moment(self, count: int) -> int | None:
+        """Return the time at which jiffies reached a count; ``None`` if impossible."""
+        moment = self.updated_ns - (self.count - count) * self.tick_ns
+        return moment if 0 < moment <= self.updated_ns else None
 
 
 def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSched:
@@ -61,7 +66,7 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSche
     recorded.
     """
     try:
-        jiffies = _read_jiffies(reader.prog)
+        jiffies = read_jiffies(reader.prog)
         found = read_tick_records(reader, percpu, losses)
     except (LookupError, drgn.FaultError) as error:
         losses.lose(Loss.TICKS, f"when CPUs ticked is lost: {error}")
@@ -73,7 +78,7 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSche
         _words(found, "sched_timer.node.expires"),
     )
     ticked = [
-        max(_before(moment, jiffies), _of_jiffies(count, jiffies))
+        max(_before(moment, jiffies), jiffies.moment(count) or 0)
         for moment, count in zip(
             due.tolist(),
             # "tick: Detect and fix jiffies update stall" (in v5.18, and stable kernels)
@@ -129,21 +134,20 @@ def _words(found: TickRecords, member: str) -> Addresses:
     return np.zeros(len(found.records), np.uint64) if words is None else words
 
 
-def _before(due: int, jiffies: _Jiffies) -> int:
+def _before(due: int, jiffies: Jiffies) -> int:
     """Return the time of the tick before the one at *due*; 0 if impossible."""
     return due - jiffies.tick_ns if jiffies.tick_ns <= due < MAX_PLAUSIBLE else 0
 
 
-def _of_jiffies(count: int, jiffies: _Jiffies) -> int:
-    """Return the time at which jiffies reached a count; 0 if impossible."""
-    moment = jiffies.updated_ns - (jiffies.count - count) * jiffies.tick_ns
-    return moment if 0 < moment <= jiffies.updated_ns else 0
+def read_jiffies(prog: drgn.Program) -> Jiffies:
+    """Read the count of jiffies, and when it was last updated.
 
-
-def _read_jiffies(prog: drgn.Program) -> _Jiffies:
+    :raises LookupError: if the kernel lacks them
+    :raises drgn.FaultError: if they cannot be read
+    """
     # The jiffies clock source has the length of a tick (kernel/time/jiffies.c).
     clock = find_variable(prog, "clocksource_jiffies")
-    return _Jiffies(
+    return Jiffies(
         tick_ns=clock.mult.value_() >> clock.shift.value_(),
         count=find_variable(prog, "jiffies_64").value_(),
         updated_ns=find_variable(prog, "last_jiffies_update").value_(),

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a CPU does, by its stack and registers in a dump. The analysis of names is pure."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import drgn
+
+from msatools.cpus.stalls.model import Mode, Why
+from msatools.kernel.traces import stack_trace
+from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.task_state import INTERRUPTS
+from msatools.tasks.text import KernelText
+from msatools.tasks.waits import classify
+
+_INTERRUPT_FLAG = 1 << 9
+"""X86_EFLAGS_IF"""
+
+_IRQ_MASK = 1 << 7
+"""PSR_I_BIT of arm64's ``pstate``: set if interrupts are masked."""
+
+_NMI = ("asm_exc_nmi", "end_repeat_nmi", "first_nmi", "repeat_nmi")
+_ENTRIES = (*INTERRUPTS, *_NMI, "el1h_64_irq", "el1h_64_fiq", "el1_irq")
+"""Prefixes of the entry points of interrupts, of user and kernel mode."""
+
+_CRASHES = frozenset(
+    {
+        *("panic", "vpanic", "nmi_panic", "crash_kexec", "__crash_kexec"),
+        *("machine_kexec", "oops_end", "die", "sysrq_handle_crash"),
+    }
+)
+"""Functions that report a crash of the kernel."""
+
+_TICKS = frozenset(
+    {
+        *("tick_sched_timer", "tick_nohz_handler", "tick_nohz_highres_handler"),
+        *("tick_sched_handle", "update_process_times", "watchdog_timer_fn"),
+    }
+)
+"""Functions that run in the timer interrupt of any CPU, now and then."""
+
+_SOFTIRQS = frozenset({"__do_softirq", "handle_softirqs", "do_softirq"})
+"""Functions that run softirqs."""
+
+_SPINS = (
+    *("native_queued_spin_lock_slowpath", "queued_spin_lock_slowpath"),
+    *("__pv_queued_spin_lock_slowpath", "queued_read_lock_slowpath"),
+    *("queued_write_lock_slowpath", "resilient_queued_spin_lock_slowpath"),
+)
+_CALLS = (
+    *("smp_call_function_single", "smp_call_function_many_cond", "csd_lock_wait"),
+    *("generic_exec_single", "smp_call_function_any", "smp_call_function_many"),
+    *("on_each_cpu_cond_mask", "__csd_lock_wait"),
+)
+_STOPPED = ("multi_cpu_stop", "stop_machine_yield")
+
+_LOCK_WORDS = re.compile(r"_*(raw_)?(spin|read|write)_(lock|trylock)\w*|do_raw_\w+")
+_LOCKS = (*_SPINS, *_CALLS)
+
+MAX_FRAMES = 48
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a CPU does."""
+
+    mode: Mode
+    function: str | None
+    """The innermost function that is not part of a spinlock or a cross call."""
+
+    call: str | None
+    """The system call."""
+
+    why: Why | None
+    """``None`` if the names alone do not tell."""
+
+    crashed: bool
+    """Whether the kernel reported its crash on this CPU."""
+
+    frames: tuple[str, ...]
+    """Functions of what it does, without those of the crash or an NMI."""
+
+    skipped: int = 0
+    """Number of frames above these."""
+
+
+@dataclass(frozen=True)
+class CpuStack:
+    """The stack and registers of a CPU in a dump."""
+
+    names: tuple[str, ...]
+    """Functions, the innermost first; user mode is ``""``."""
+
+    flags: Mapping[int, Literal["on", "off"]] = field(default_factory=dict)
+    """Whether interrupts are on, by the number of each frame whose registers say so."""
+
+
+def read_stack(prog: drgn.Program, text: KernelText, task: int) -> CpuStack | None:
+    """Return the stack of a task that runs; ``None`` on a live kernel, or if lost.
+
+    :param task: Address of its ``struct task_struct``.
+    """
+    if prog.flags & drgn.ProgramFlags.IS_LIVE:
+        return None
+    trace = stack_trace(prog, task)
+    if not trace:
+        return None
+    names: list[str] = []
+    flags: dict[int, Literal["on", "off"]] = {}
+    for frame in trace:
+        if frame.is_inline:
+            continue
+        if frame.pc < KERNEL_HALF:
+            names.append("")
+            break
+        state = _interrupts(frame.registers())
+        if state is not None:
+            flags[len(names)] = state
+        at = frame.pc if frame.interrupted else frame.pc - 1
+        names.append(text.name(at) or hex(frame.pc))
+        if len(names) >= MAX_FRAMES:
+            break
+    return CpuStack(tuple(names), flags)
+
+
+def _interrupts(registers: Mapping[str, int]) -> Literal["on", "off"] | None:
+    if "rflags" in registers:
+        return "on" if registers["rflags"] & _INTERRUPT_FLAG else "off"
+    if "pstate" in registers:
+        return "off" if registers["pstate"] & _IRQ_MASK else "on"
+    return None
+
+
+def interpret(
+    names: Sequence[str], *, kthread: bool, softirq: bool | None = None
+) -> Context:
+    """Return what a CPU does by the functions on its stack. Pure.
+
+    An NMI is how a crashing kernel stops other CPUs, and a tick comes now and then: what
+    they have interrupted counts.
+
+    :param names: Functions, the innermost first; user mode is ``""``.
+    :param kthread: Whether the task is a kernel thread.
+    :param softirq: Whether the CPU serves a softirq, by its count; ``None`` if unknown.
+    """
+    parts = list(_parts(names))
+    crashed, skipped = False, 0
+    while len(parts) > 1 and (_is_nmi(parts[0]) or _is_passing(parts[0])):
+        crashed |= bool(_CRASHES.intersection(parts[0]))
+        skipped += len(parts.pop(0))
+    frames = parts[0] if parts else []
+    crashed |= bool(_CRASHES.intersection(frames))
+    is_entered = bool(frames) and frames[-1].startswith(_ENTRIES)
+    in_softirq = bool(_SOFTIRQS.intersection(frames)) if softirq is None else softirq
+    mode: Mode = "task"
+    if frames and not frames[0]:
+        mode = "user"
+    elif frames and _is_nmi(frames):
+        mode = "nmi"
+    elif _SOFTIRQS.intersection(frames) and in_softirq:
+        mode = "softirq"
+    elif is_entered:
+        mode = "interrupt"
+    call = None
+    if not kthread:
+        of_task = [name for name in parts[-1] if name] if parts else []
+        call = classify(tuple(of_task)).call if of_task else None
+    return Context(
+        mode=mode,
+        function=_function(frames),
+        call=call,
+        why=_why(frames, mode, crashed=crashed, kthread=kthread, call=call),
+        crashed=crashed,
+        frames=tuple(name for name in frames if name),
+        skipped=skipped,
+    )
+
+
+def _parts(names: Sequence[str]) -> Iterator[list[str]]:
+    """Split a stack where something was interrupted; each part ends with an entry."""
+    part: list[str] = []
+    for name in names:
+        part.append(_plain(name))
+        if name.startswith(_ENTRIES):
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _plain(name: str) -> str:
+    """Return a function's name without suffixes of the compiler."""
+    return name.partition(".")[0]
+
+
+def _is_nmi(part: Sequence[str]) -> bool:
+    return part[-1].startswith(_NMI)
+
+
+def _is_passing(part: Sequence[str]) -> bool:
+    """Return whether what interrupted a CPU would have been over soon."""
+    if not part[-1].startswith(_ENTRIES) or _SOFTIRQS.intersection(part):
+        return False
+    return bool((_CRASHES | _TICKS).intersection(part))
+
+
+def _function(frames: Sequence[str]) -> str | None:
+    for name in frames:
+        if name and name not in _LOCKS and not _LOCK_WORDS.fullmatch(name):
+            return name
+    return None
+
+
+def _why(
+    frames: Sequence[str], mode: Mode, *, crashed: bool, kthread: bool, call: str | None
+) -> Why | None:
+    found = {*frames}
+    if found.intersection(_SPINS):
+        return "spins-for-lock"
+    if found.intersection(_CALLS):
+        return "waits-for-call"
+    if found.intersection(_STOPPED):
+        return "stopped"
+    if crashed and found.intersection(_CRASHES):
+        return "panic"
+    if mode == "softirq":
+        return "softirq"
+    if mode == "interrupt":
+        return "interrupt"
+    if mode == "user":
+        return "user-mode"
+    if not frames:
+        return None
+    if kthread:
+        return "kernel-thread"
+    return "system-call" if call else None
