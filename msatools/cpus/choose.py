@@ -35,6 +35,7 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
         irqs=report.irqs or (),
         in_interval=report.interval_ns is not None,
         asks_irqs=options.irqs,
+        stalls=() if report.stalls is None else report.stalls.found,
     )
     return replace(
         report,
@@ -51,6 +52,7 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
         irqs=report.irqs if options.irqs else None,
         vectors=report.vectors if options.irqs else None,
         softirqs=report.softirqs if options.irqs else None,
+        stalls=report.stalls if options.stalls else None,
     )
 
 

@@ -156,6 +156,21 @@ class StackCollector:
         interrupted = tuple(np.flatnonzero(one.interrupted).tolist())
         return Stack(tuple(one.pcs), interrupted, one.end, one.guessed)
 
+    def callers(
+        self, pc: int, sp: int, bp: int, words: Sequence[int], interrupted: bool
+    ) -> tuple[int, ...]:
+        """Unwind from a frame of a task that runs, whose registers are known.
+
+        drgn has no rules for the code of modules without debug info; ORC tables have.
+
+        :param words: The words from *sp* to the end of the stack.
+        :param interrupted: Whether *pc* is no return address.
+        :return: Addresses of code, that of the frame first; that alone without ORC.
+        """
+        if not isinstance(self._unwinder, Unwinder):
+            return (pc,)
+        return self._unwinder.callers(pc, sp, bp, list(words), interrupted)
+
     def _make_unwinder(self) -> Unwinder | FrameRecords | None:
         prog = self._reader.prog
         try:

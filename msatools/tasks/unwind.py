@@ -154,6 +154,13 @@ class Unwinder:
         )
         return unwind_one(memory, state, self._rule)
 
+    def callers(
+        self, pc: int, sp: int, bp: int, words: list[int], interrupted: bool
+    ) -> tuple[int, ...]:
+        """Return the code addresses from a frame on; *words* start at *sp*."""
+        state = OneState(pc=pc, sp=sp, bp=bp, interrupted=interrupted)
+        return tuple(unwind_one(OneMemory(words, sp), state, self._rule).pcs)
+
     def _rule(self, pc: int) -> FrameRule:
         return self._rules[self._row(pc)]
 

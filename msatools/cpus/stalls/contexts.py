@@ -10,8 +10,11 @@ from typing import Literal
 import drgn
 
 from msatools.cpus.stalls.model import Mode, Why
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
 from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.stacks import StackCollector
 from msatools.tasks.task_state import INTERRUPTS
 from msatools.tasks.text import KernelText
 from msatools.tasks.waits import classify
@@ -94,36 +97,75 @@ class CpuStack:
     names: tuple[str, ...]
     """Functions, the innermost first; user mode is ``""``."""
 
+    pcs: tuple[int, ...] = ()
+    """Addresses of code of the kernel's frames."""
+
     flags: Mapping[int, Literal["on", "off"]] = field(default_factory=dict)
     """Whether interrupts are on, by the number of each frame whose registers say so."""
 
 
-def read_stack(prog: drgn.Program, text: KernelText, task: int) -> CpuStack | None:
-    """Return the stack of a task that runs; ``None`` on a live kernel, or if lost.
+class StackReader:
+    """Reads the stacks of tasks that run, in a dump."""
 
-    :param task: Address of its ``struct task_struct``.
-    """
-    if prog.flags & drgn.ProgramFlags.IS_LIVE:
-        return None
-    trace = stack_trace(prog, task)
-    if not trace:
-        return None
-    names: list[str] = []
-    flags: dict[int, Literal["on", "off"]] = {}
-    for frame in trace:
-        if frame.is_inline:
-            continue
-        if frame.pc < KERNEL_HALF:
-            names.append("")
-            break
-        state = _interrupts(frame.registers())
-        if state is not None:
-            flags[len(names)] = state
-        at = frame.pc if frame.interrupted else frame.pc - 1
-        names.append(text.name(at) or hex(frame.pc))
-        if len(names) >= MAX_FRAMES:
-            break
-    return CpuStack(tuple(names), flags)
+    def __init__(self, reader: Reader, text: KernelText, losses: LossLog) -> None:
+        self._reader = reader
+        self._prog = reader.prog
+        self._text = text
+        self._losses = losses
+
+    def read(self, task: int, stack: int) -> CpuStack | None:
+        """Return the stack of a task that runs; ``None`` on a live kernel, or if lost.
+
+        :param task: Address of its ``struct task_struct``.
+        :param stack: Start of its stack.
+        """
+        if self._reader.is_live:
+            return None
+        trace = stack_trace(self._prog, task)
+        if not trace:
+            return None
+        names: list[str] = []
+        pcs: list[int] = []
+        flags: dict[int, Literal["on", "off"]] = {}
+        for frame in trace:
+            if frame.is_inline:
+                continue
+            if frame.pc < KERNEL_HALF:
+                names.append("")
+                break
+            registers = frame.registers()
+            state = _interrupts(registers)
+            if state is not None:
+                flags[len(names)] = state
+            is_module = not self._text.in_kernel(frame.pc)
+            if is_module:
+                found = self._callers(frame, registers, stack)
+            else:
+                found = (frame.pc,)
+            for number, pc in enumerate(found):
+                is_exact = not number and frame.interrupted
+                pcs.append(pc)
+                names.append(self._text.name(pc if is_exact else pc - 1) or hex(pc))
+            if is_module or len(names) >= MAX_FRAMES:
+                break
+        return CpuStack(tuple(names), tuple(pcs), flags)
+
+    def _callers(
+        self, frame: drgn.StackFrame, registers: Mapping[str, int], stack: int
+    ) -> Sequence[int]:
+        """Return the code addresses from a frame of a module on."""
+        sp, bp = registers.get("rsp"), registers.get("rbp", 0)
+        collector = self._reader.once(
+            StackCollector, lambda: StackCollector(self._reader, self._losses)
+        )
+        size = collector.stack_bytes
+        if sp is None or sp % 8 or not stack <= sp < stack + size:
+            return (frame.pc,)
+        try:
+            words = self._reader.words(sp, (stack + size - sp) // 8).tolist()
+        except drgn.FaultError:
+            return (frame.pc,)
+        return collector.callers(frame.pc, sp, bp, words, frame.interrupted)
 
 
 def _interrupts(registers: Mapping[str, int]) -> Literal["on", "off"] | None:

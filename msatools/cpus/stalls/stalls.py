@@ -15,8 +15,14 @@ import numpy as np
 from msatools.cpus.model import RunQueue
 from msatools.cpus.runqueues import read_run_queues, tick_delay
 from msatools.cpus.stalls.calls import read_calls
-from msatools.cpus.stalls.contexts import Context, CpuStack, interpret, read_stack
+from msatools.cpus.stalls.contexts import (
+    Context,
+    CpuStack,
+    StackReader,
+    interpret,
+)
 from msatools.cpus.stalls.findings import LATE_NS, Evidence, find_stalls
+from msatools.cpus.stalls.lock_code import refers_to
 from msatools.cpus.stalls.model import (
     CrossCall,
     GracePeriod,
@@ -381,7 +387,7 @@ class _StallReader:
         contexts = self._contexts(wanted)
         locks: dict[int, WantedLock] = {}
         if any(each.why == "spins-for-lock" for each, _ in contexts.values()):
-            locks = self._locks()
+            locks = self._with_owners(self._locks(), contexts)
             owners = [
                 owner.cpu
                 for cpu in contexts
@@ -414,10 +420,11 @@ class _StallReader:
     ) -> dict[int, tuple[Context, CpuStack]]:
         running = self._read_running()
         counts = self._preempt_counts()
+        stacks = StackReader(self._reader, self.text, self._losses)
         found = {}
         for cpu in cpus[:_MAX_STACKS]:
             task = int(running.addresses[self._numbers.index(cpu)])
-            stack = read_stack(self._reader.prog, self.text, task) if task else None
+            stack = stacks.read(task, running.of(cpu, "stack")) if task else None
             if stack is None:
                 continue
             count = counts.get(cpu)
@@ -516,6 +523,52 @@ class _StallReader:
             for spin in found
             if spin.row in cpus
         }
+
+    def _with_owners(
+        self,
+        locks: dict[int, WantedLock],
+        contexts: Mapping[int, tuple[Context, CpuStack]],
+    ) -> dict[int, WantedLock]:
+        """Find who has a static lock whose address no other CPU has on its stack.
+
+        It must have disabled preemption, and be in code that refers to the lock.
+        """
+        if all(lock.owners for lock in locks.values()):
+            return locks
+        others = [
+            cpu for cpu in self._queues if cpu in self._online and not self._idles(cpu)
+        ]
+        contexts = {**contexts} | self._contexts(
+            [cpu for cpu in others if cpu not in contexts]
+        )
+        counts = self._preempt_counts()
+        found = {}
+        for spinning, lock in locks.items():
+            owners = lock.owners or tuple(
+                self._owner(cpu)
+                for cpu, (context, stack) in contexts.items()
+                if context.why != "spins-for-lock"
+                and self._has_locked(context, stack, counts.get(cpu))
+                and refers_to(self._reader, self.text, stack.pcs, lock.address)
+            )
+            owners = owners if len(owners) == 1 or lock.owners else ()
+            found[spinning] = replace(lock, owners=owners)
+        return found
+
+    @staticmethod
+    def _has_locked(context: Context, stack: CpuStack, count: int | None) -> bool:
+        """Return whether a CPU may have a spinlock."""
+        off = stack.flags.get(context.skipped) == "off"
+        return context.mode != "user" and (off or bool(count))
+
+    def _owner(self, cpu: int) -> LockOwner:
+        current = self._queues[cpu].current
+        return LockOwner(
+            pid=0 if current is None else current.pid,
+            comm="" if current is None else current.comm,
+            cpu=cpu,
+            confidence="evidence",
+        )
 
     def _preempt_counts(self) -> dict[int, int]:
         """Return the preempt count of each CPU; empty if the kernel keeps it elsewhere.
