@@ -109,9 +109,7 @@ def read_calls(
         stacks=stacks,
         stack_bytes=min(stack_bytes, _MAX_STACK),
         calls=_read_pointers(reader, percpu, losses),
-        offsets=dict(
-            zip(percpu.cpus.tolist(), percpu.offsets.tolist(), strict=True)
-        ),
+        offsets=dict(zip(percpu.cpus.tolist(), percpu.offsets.tolist(), strict=True)),
     )
     found: list[CrossCall] = []
     for cpu in cpus:

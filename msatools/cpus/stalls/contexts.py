@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a CPU does, by its stack and registers in a dump. The analysis of names is pure."""
+"""What a CPU does, by its stack and registers in a dump. The analysis is pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,10 +138,9 @@ class StackReader:
             if state is not None:
                 flags[len(names)] = state
             is_module = not self._text.in_kernel(frame.pc)
+            found: Sequence[int] = (frame.pc,)
             if is_module:
                 found = self._callers(frame, registers, stack)
-            else:
-                found = (frame.pc,)
             for number, pc in enumerate(found):
                 is_exact = not number and frame.interrupted
                 pcs.append(pc)
@@ -177,20 +176,25 @@ def _interrupts(registers: Mapping[str, int]) -> Literal["on", "off"] | None:
 
 
 def interpret(
-    names: Sequence[str], *, kthread: bool, softirq: bool | None = None
+    names: Sequence[str],
+    *,
+    kthread: bool,
+    late: bool,
+    softirq: bool | None = None,
 ) -> Context:
     """Return what a CPU does by the functions on its stack. Pure.
 
-    An NMI is how a crashing kernel stops other CPUs, and a tick comes now and then: what
-    they have interrupted counts.
+    An NMI is how a crashing kernel stops other CPUs, and a tick comes now and then:
+    what they have interrupted counts.
 
     :param names: Functions, the innermost first; user mode is ``""``.
     :param kthread: Whether the task is a kernel thread.
+    :param late: Whether the CPU's timer interrupt is late: then a tick does not pass.
     :param softirq: Whether the CPU serves a softirq, by its count; ``None`` if unknown.
     """
     parts = list(_parts(names))
     crashed, skipped = False, 0
-    while len(parts) > 1 and (_is_nmi(parts[0]) or _is_passing(parts[0])):
+    while len(parts) > 1 and (_is_nmi(parts[0]) or _is_passing(parts[0], late)):
         crashed |= bool(_CRASHES.intersection(parts[0]))
         skipped += len(parts.pop(0))
     frames = parts[0] if parts else []
@@ -242,11 +246,13 @@ def _is_nmi(part: Sequence[str]) -> bool:
     return part[-1].startswith(_NMI)
 
 
-def _is_passing(part: Sequence[str]) -> bool:
-    """Return whether what interrupted a CPU would have been over soon."""
+def _is_passing(part: Sequence[str], late: bool) -> bool:
+    """Return whether what interrupted a CPU would have been over soon, or a crash."""
     if not part[-1].startswith(_ENTRIES) or _SOFTIRQS.intersection(part):
         return False
-    return bool((_CRASHES | _TICKS).intersection(part))
+    if _CRASHES.intersection(part):
+        return True
+    return not late and bool(_TICKS.intersection(part))
 
 
 def _function(frames: Sequence[str]) -> str | None:

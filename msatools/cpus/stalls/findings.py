@@ -3,7 +3,7 @@
 """What follows from the evidence of stalls: culprits and chains. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msatools.cpus.model import RunnableTask, RunQueue
 from msatools.cpus.stalls.model import (
@@ -58,6 +58,11 @@ class _Cause:
     """Where a chain of waits ends, and its steps."""
 
     steps: tuple[str, ...]
+    """Each begins with its CPU."""
+
+    first: str
+    """The first step without its CPU."""
+
     confidence: Confidence
     cpu: int | None
     pid: int | None
@@ -109,12 +114,11 @@ class _Finder:
                 continue
             self._done.add(cpu)
             cause = self._cause(cpu)
-            waits = _who_waits(held.waiting)
+            waits = _who_waits(held.waiting) + self._depends(cpu)
             yield self._stall(
                 "cpu-stalled",
                 "no-tick",
-                f"cpu{cpu} has had no tick for {duration(late)}: "
-                f"{_doing(held)}{waits}",
+                f"cpu{cpu} has had no tick for {duration(late)}: {cause.first}{waits}",
                 cause,
                 late,
                 self._limits.no_tick_ns,
@@ -130,18 +134,17 @@ class _Finder:
             current, ran = queue.current, queue.switched_ns or 0
             if current is None or current.sched_class in ("idle", *_FIRST):
                 continue
-            late = [
-                task for task in _runnable(queue) if (task.wait_ns or 0) >= LATE_NS
-            ]
+            late = [task for task in _runnable(queue) if (task.wait_ns or 0) >= LATE_NS]
             if ran < LATE_NS or not late or held.why == "panic":
                 continue
             self._done.add(cpu)
+            cause = self._cause(cpu)
             yield self._stall(
                 "cpu-stalled",
                 "no-switch",
                 f"cpu{cpu} has not switched for {duration(ran)}: "
-                f"{_doing(held)}{_who_waits(len(late))}",
-                self._cause(cpu),
+                f"{cause.first}{_who_waits(len(late))}{self._depends(cpu)}",
+                cause,
                 ran,
                 self._limits.no_switch_ns,
                 cpus=(cpu,),
@@ -155,9 +158,7 @@ class _Finder:
                 continue
             if current.sched_class not in _FIRST:
                 continue
-            late = [
-                task for task in _runnable(queue) if (task.wait_ns or 0) >= LATE_NS
-            ]
+            late = [task for task in _runnable(queue) if (task.wait_ns or 0) >= LATE_NS]
             if not late:
                 continue
             late.sort(key=lambda task: -(task.wait_ns or 0))
@@ -171,7 +172,7 @@ class _Finder:
                 f"cpu{cpu} runs pid {current.pid} {current.comm} "
                 f"({_policy(current)}), and {tasks} had no turn for {bound}"
                 f"{duration(longest)}: {names}",
-                _Cause((), "exact", cpu, current.pid),
+                _Cause((), "", "exact", cpu, current.pid),
                 longest,
                 self._limits.no_switch_ns,
                 cpus=(cpu,),
@@ -195,7 +196,7 @@ class _Finder:
             "stop-machine",
             f"{_cpu_list(stop.stopped)} stopped{what} (stop_machine) "
             f"{duration(since)} ago, and {_cpu_list(stop.missing)} {are} awaited: "
-            f"{self._last(cause)}",
+            f"{cause.steps[0]}",
             cause,
             since,
             self._limits.no_tick_ns,
@@ -229,7 +230,7 @@ class _Finder:
                 "cross-call",
                 f"{_cpu_list(callers)} {verb} for cpu{cpu} to run "
                 f"{', '.join(functions[:_NAMED])}, for at most {duration(waits)}: "
-                f"{self._last(cause)}",
+                f"{cause.steps[0]}",
                 cause,
                 waits,
                 self._limits.call_ns,
@@ -244,16 +245,14 @@ class _Finder:
                 continue
             if timer.kind != "timer":
                 continue
-            held = self._cpus.get(timer.cpu)
             what = f" (the first is {timer.function})" if timer.function else ""
-            doing = "why is not known" if held is None else _doing(held)
             cause = self._cause(timer.cpu)
             self._done.add(timer.cpu)
             yield self._stall(
                 "cpu-stalled",
                 "timers",
                 f"cpu{timer.cpu} has not run its timers for {duration(timer.late_ns)}"
-                f"{what}: {doing}",
+                f"{what}: {cause.first}",
                 cause,
                 timer.late_ns,
                 self._limits.no_tick_ns,
@@ -286,7 +285,7 @@ class _Finder:
             "rcu-stalled",
             "grace-period",
             text,
-            _Cause(steps, cause.confidence, cause.cpu, cause.pid),
+            replace(cause, steps=steps),
             age,
             limit,
             cpus=cpus,
@@ -320,16 +319,15 @@ class _Finder:
         if causes:
             roots = [cause.cpu for _, cause in causes]
             # The CPU at the end of most chains; of these, the one with most steps.
-            cpu, cause = max(
+            _, cause = max(
                 causes, key=lambda each: (roots.count(each[1].cpu), len(each[1].steps))
             )
             verb = "holds" if len(held) == 1 else "hold"
             text = f"{_cpu_list(held)} {verb} up RCU for {for_age}: {cause.steps[0]}"
-            steps = tuple(
-                dict.fromkeys(step for _, each in causes for step in each.steps)
-            )
+            all_steps = [cause.steps, *(each.steps for _, each in causes)]
+            steps = tuple(dict.fromkeys(step for each in all_steps for step in each))
             if tasks:
-                text += f"; so {'does' if len(tasks) == 1 else 'do'} {_tasks(tasks)}"
+                text += f"; as a reader so does {_tasks(tasks)}"
             return text, cause, steps
         if tasks:
             task = tasks[0]
@@ -341,7 +339,7 @@ class _Finder:
             )
             culprit = self._reader_culprit(task)
             return text, culprit, steps
-        unknown = _Cause((), "exact", None, None)
+        unknown = _Cause((), "", "exact", None, None)
         if awake:
             text = f"{_cpu_list(awake)} held up RCU for {for_age}, why is not known"
             return text, unknown, ()
@@ -363,8 +361,8 @@ class _Finder:
     def _reader_culprit(self, task: GracePeriodTask) -> _Cause:
         blocker = self._runs_instead(task)
         if blocker is None:
-            return _Cause((), "exact", None, task.pid)
-        return _Cause((), "exact", blocker.cpu, blocker.pid)
+            return _Cause((), "", "exact", None, task.pid)
+        return _Cause((), "", "exact", blocker.cpu, blocker.pid)
 
     def _runs_instead(self, task: GracePeriodTask) -> "_Runs | None":
         """Return the task that has the CPU which another one waits for."""
@@ -391,12 +389,12 @@ class _Finder:
             why = f"cpu{blocker.cpu} runs pid {blocker.pid} {blocker.comm}{of}"
             steps = cause.steps if cause else ()
             confidence = cause.confidence if cause else "exact"
-            return _Cause(steps, confidence, blocker.cpu, blocker.pid), why
+            return _Cause(steps, why, confidence, blocker.cpu, blocker.pid), why
         # Its timer, or its wake-up, is with a CPU that takes no interrupts.
         for cpu, held in self._cpus.items():
             if cpu == thread.cpu and (held.tick_late_ns or 0) >= LATE_NS:
                 cause = self._cause(cpu)
-                return cause, cause.steps[0] if cause.steps else f"cpu{cpu} is late"
+                return cause, cause.steps[0]
         return None
 
     def _is_idle(self, cpu: int) -> bool:
@@ -409,29 +407,44 @@ class _Finder:
 
     # --- chains
 
+    def _depends(self, cpu: int) -> str:
+        """Return which CPUs wait for another one."""
+        others = [
+            other
+            for other, held in self._cpus.items()
+            if other != cpu and _is_open(held) and self._cause(other).cpu == cpu
+        ]
+        if not others:
+            return ""
+        return f"; {_cpu_list(others)} {'waits' if len(others) == 1 else 'wait'} for it"
+
     def _cause(self, cpu: int) -> _Cause:
         """Follow what a CPU waits for to where it ends."""
         steps: list[str] = []
+        first = ""
         confidence: Confidence = "exact"
         seen: list[int] = []
         at: int | None = cpu
         while at is not None:
             held = self._cpus.get(at)
             if held is None:
+                first = first or "what it does is not known"
                 steps.append(f"cpu{at}: what it does is not known")
-                return _Cause(tuple(steps), confidence, None, None)
+                return _Cause(tuple(steps), first, confidence, None, None)
             if at in seen:
                 around = " and ".join(f"cpu{each}" for each in seen[seen.index(at) :])
                 steps.append(f"{around} wait for each other")
-                return _Cause(tuple(steps), confidence, at, held.pid)
+                return _Cause(tuple(steps), first, confidence, at, held.pid)
             seen.append(at)
             step, following, how = self._step(held)
-            steps.append(step)
+            first = first or step
+            steps.append(f"cpu{at}: {step}")
             confidence = max(confidence, how, key=lambda each: _WEIGHT[each])
             if following is None:
                 is_known = held.why is not None and not _is_open(held)
                 return _Cause(
                     tuple(steps),
+                    first,
                     confidence,
                     at if is_known else None,
                     held.pid if is_known else None,
@@ -442,7 +455,7 @@ class _Finder:
     def _step(self, held: HeldCpu) -> tuple[str, int | None, Confidence]:
         """Return a step of a chain, the CPU of the next one, and how it is known."""
         wanted = held.wanted
-        text = f"cpu{held.cpu}: {_doing(held)}"
+        text = _doing(held)
         if wanted is not None and len(wanted.owners) == 1:
             (owner,) = wanted.owners
             if owner.cpu is not None and owner.cpu != held.cpu:
@@ -468,10 +481,6 @@ class _Finder:
             if missing != held.cpu and missing in self._cpus:
                 return text, missing, "exact"
         return text, None, "exact"
-
-    @staticmethod
-    def _last(cause: _Cause) -> str:
-        return cause.steps[0] if cause.steps else "why is not known"
 
     def _stall(
         self,
@@ -536,7 +545,8 @@ def _doing(held: HeldCpu) -> str:
         "kernel-thread": f"is{where}" if where else "runs",
         "user-mode": "runs in user mode",
         "realtime": f"is realtime, and runs{where}",
-        "host": f"runs{where} with interrupts on: its hypervisor has not run this CPU",
+        "host": f"was{where or ' there'} with interrupts on, so the hypervisor has not "
+        "run this CPU",
         "panic": "reports the crash",
         None: f"runs{where}",
     }[held.why]
@@ -548,6 +558,8 @@ def _state(held: HeldCpu) -> str:
     """Return what is off: interrupts, else softirqs, else preemption."""
     if held.interrupts == "off":
         return "interrupts off"
+    if held.why == "host":
+        return ""
     if held.why == "softirq" or held.mode == "user":
         return ""
     if held.softirq_count:

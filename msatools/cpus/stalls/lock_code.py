@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Code that refers to a lock: who has a static one need not have its address on a stack.
+"""Code that refers to a lock: the owner of a static one need not keep its address.
 
 On x86-64 the address of a static variable is part of the instruction that passes it to
-the function that locks: as a constant of 32 bits, or as a distance from the instruction.
+the function that locks: as a constant of 32 bits, or as a distance from there.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 """RCU's grace period, and who holds it up (kernel/rcu/tree.c, tree_plugin.h).
 
-A leaf ``struct rcu_node`` has a bit for each of its CPUs that has not passed a quiescent
-state, and a list of the tasks that left a CPU as readers.
+A leaf ``struct rcu_node`` has a bit for each of its CPUs that has not passed a
+quiescent state, and a list of the tasks that left a CPU as readers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -93,7 +93,8 @@ def read_grace_period(
     :param now_ns: CLOCK_MONOTONIC, as good as it is known.
     """
     try:
-        # The symbol is enough, as its type is so large that BTF alone does not confirm it.
+        # The symbol is enough: without debug info the size of the type, which is
+        # large, could not be confirmed.
         address = reader.prog.symbol("rcu_state").address
         state = read_struct(reader, "struct rcu_state", _STATE, address)
         leaves = _read_leaves(reader, percpu, losses)
@@ -185,9 +186,7 @@ def _blocking(
     return found[0], found[1]
 
 
-def _list_from(
-    reader: Reader, first: int, head: int, losses: LossLog
-) -> Iterator[int]:
+def _list_from(reader: Reader, first: int, head: int, losses: LossLog) -> Iterator[int]:
     """Yield the nodes of a list from *first* to its end."""
     node = first
     try:

@@ -50,7 +50,6 @@ from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.names.names import LockNames
 from msatools.locks.sleeping.spinlocks import Spin, spins
-from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import stack_bytes
@@ -67,8 +66,8 @@ _QUEUES: Members = {"current": ("curr",), "idle": ("idle",)}
 _PREEMPTION = 0xFF
 _SOFTIRQ_SHIFT = 8
 _COUNT = 0x7FFF_FFFF
-"""Parts of the preempt count (include/linux/preempt.h): all but the bit of x86 that says
-whether a switch is due."""
+"""Parts of the preempt count (include/linux/preempt.h): all but the bit of x86 that
+says whether a switch is due."""
 
 _PREEMPTED = 1
 """KVM_VCPU_PREEMPTED (arch/x86/include/uapi/asm/kvm_para.h)"""
@@ -312,9 +311,7 @@ class _StallReader:
                 found[call.caller] = None
         if rcu is not None and _is_slow(rcu):
             blocking = (*rcu.cpus, *rcu.expedited_cpus)
-            found.update(
-                dict.fromkeys(cpu for cpu in blocking if not self._idles(cpu))
-            )
+            found.update(dict.fromkeys(cpu for cpu in blocking if not self._idles(cpu)))
             found.update(dict.fromkeys(self._runs_instead_of(rcu)))
         if stop is not None:
             found.update(dict.fromkeys((*stop.missing, *stop.stopped)))
@@ -415,9 +412,7 @@ class _StallReader:
             for cpu in wanted
         }
 
-    def _contexts(
-        self, cpus: Sequence[int]
-    ) -> dict[int, tuple[Context, CpuStack]]:
+    def _contexts(self, cpus: Sequence[int]) -> dict[int, tuple[Context, CpuStack]]:
         running = self._read_running()
         counts = self._preempt_counts()
         stacks = StackReader(self._reader, self.text, self._losses)
@@ -432,6 +427,7 @@ class _StallReader:
             context = interpret(
                 stack.names,
                 kthread=bool(running.of(cpu, "flags") & PF_KTHREAD),
+                late=(self._delay(cpu) or 0) >= LATE_NS,
                 softirq=serves,
             )
             found[cpu] = context, stack

@@ -124,7 +124,7 @@ def _wheel(
         is_deferrable = count > 1 and number == count - 1
         bases: Addresses = starts + np.uint64(number * size)
         read = read_structs(reader, "struct timer_base", _WHEEL, bases, losses)
-        pending = read["pending"].any(axis=1)
+        pending = (read["pending"] != 0).any(axis=1).tolist()
         for index, row in enumerate(rows):
             cpu = int(percpu.cpus[row])
             if not read.readable[index] or not pending[index]:
@@ -137,7 +137,9 @@ def _wheel(
             yield OverdueTimer(
                 cpu=cpu,
                 kind="timer",
-                function=_first(reader, int(bases[index]), read["pending"][index], name),
+                function=_first(
+                    reader, int(bases[index]), read["pending"][index], name
+                ),
                 late_ns=ticks.latest_ns - due,
             )
 

@@ -2,9 +2,9 @@
 
 """The kernel's lockup detectors: their limits, and when they last ran on each CPU.
 
-kernel/watchdog.c: a timer of each CPU wakes the stopper thread, which outranks all other
-tasks, to stamp the time (``watchdog_touch_ts``). A CPU whose stamp is older than twice
-``watchdog_thresh`` has a soft lockup; one that took no such timer's interrupt for
+kernel/watchdog.c: a timer of each CPU wakes the stopper thread, which outranks all
+other tasks, to stamp the time (``watchdog_touch_ts``). A CPU whose stamp is older than
+twice ``watchdog_thresh`` has a soft lockup; one that took no such timer's interrupt for
 ``watchdog_thresh`` has a hard lockup.
 """
 
@@ -29,7 +29,7 @@ _RCU_S = 21
 """CONFIG_RCU_CPU_STALL_TIMEOUT, likewise."""
 
 _CALL_NS = 5 * _SECOND
-"""``csd_lock_timeout``: an option that few kernels have (CONFIG_CSD_LOCK_WAIT_DEBUG)."""
+"""``csd_lock_timeout`` of kernels with CONFIG_CSD_LOCK_WAIT_DEBUG, which are few."""
 
 _HARD, _SOFT = 1, 2
 """Bits of ``watchdog_enabled`` (include/linux/nmi.h)."""

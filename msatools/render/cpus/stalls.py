@@ -54,14 +54,11 @@ def stall_lines(stalls: Stalls, *, verbose: bool) -> Iterator[Block]:
 
 
 def _limits(limits: StallLimits) -> Iterator[Block]:
-    detectors = ", ".join(
-        f"{name} {_ON[state]}"
-        for name, state in (("soft", limits.soft_watchdog), ("hard", limits.hard_watchdog))
-    )
+    soft, hard = _ON[limits.soft_watchdog], _ON[limits.hard_watchdog]
     yield line(
         Span(
             f"limits: no tick {duration(limits.no_tick_ns)}, no switch "
-            f"{duration(limits.no_switch_ns)} (watchdogs: {detectors}), RCU "
+            f"{duration(limits.no_switch_ns)} (watchdogs: soft {soft}, hard {hard}), RCU "
             f"{duration(limits.rcu_ns)}, cross calls {duration(limits.call_ns)}",
             "dim",
         )
@@ -74,7 +71,8 @@ _ON = {True: "on", False: "off", None: "unknown"}
 def _stall(stall: Stall, style: Style | None) -> Iterator[Block]:
     mark = "! " if style else ". "
     yield line(Span(mark + stall.text, style))
-    for step in stall.chain:
+    # The text has the first step.
+    for step in stall.chain[1:]:
         yield line(INDENT, step)
     words = {
         "exact": "",
