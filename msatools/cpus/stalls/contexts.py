@@ -130,13 +130,13 @@ class StackReader:
         for frame in trace:
             if frame.is_inline:
                 continue
-            if frame.pc < KERNEL_HALF:
-                names.append("")
-                break
             registers = frame.registers()
             state = _interrupts(registers)
             if state is not None:
                 flags[len(names)] = state
+            if frame.pc < KERNEL_HALF:
+                names.append("")
+                break
             is_module = not self._text.in_kernel(frame.pc)
             found: Sequence[int] = (frame.pc,)
             if is_module:

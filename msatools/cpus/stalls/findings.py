@@ -48,9 +48,6 @@ class Evidence:
     calls: Sequence[CrossCall]
     stop_machine: StopMachine | None
     timers: Sequence[OverdueTimer]
-    stolen: frozenset[int]
-    realtime: Mapping[int, str]
-    """Policy and priority of the realtime task that a CPU runs."""
 
 
 @dataclass(frozen=True)
@@ -384,8 +381,7 @@ class _Finder:
         if blocker is not None:
             held = self._cpus.get(blocker.cpu)
             cause = self._cause(blocker.cpu) if held else None
-            policy = self._evidence.realtime.get(blocker.cpu)
-            of = f" ({policy})" if policy else ""
+            of = f" ({held.policy})" if held and held.policy else ""
             why = f"cpu{blocker.cpu} runs pid {blocker.pid} {blocker.comm}{of}"
             steps = cause.steps if cause else ()
             confidence = cause.confidence if cause else "exact"
@@ -530,9 +526,12 @@ def _is_open(held: HeldCpu) -> bool:
 
 def _doing(held: HeldCpu) -> str:
     """Return what a CPU does: ``pid 98 kworker spins with interrupts off in f``."""
-    task = "nothing is known" if held.pid is None else f"pid {held.pid} {held.comm}"
+    task = "it"
     if held.pid == 0:
         task = "its idle task"
+    elif held.pid is not None:
+        task = f"pid {held.pid} {held.comm}"
+        task += f" ({held.policy})" if held.policy else ""
     where = f" in {held.function}" if held.function else ""
     words = {
         "spins-for-lock": f"spins for {_lock(held)}{where}",
@@ -544,14 +543,16 @@ def _doing(held: HeldCpu) -> str:
         "system-call": f"is in the system call {held.call}{where}",
         "kernel-thread": f"is{where}" if where else "runs",
         "user-mode": "runs in user mode",
-        "realtime": f"is realtime, and runs{where}",
         "host": f"was{where or ' there'} with interrupts on, so the hypervisor has not "
         "run this CPU",
         "panic": "reports the crash",
         None: f"runs{where}",
     }[held.why]
     state = _state(held)
-    return f"{task} {words}" + (f" with {state}" if state else "")
+    text = f"{task} {words}" + (f" with {state}" if state else "")
+    if held.starved:
+        text += f", and {', '.join(held.starved[:_NAMED])} had no turn"
+    return text
 
 
 def _state(held: HeldCpu) -> str:

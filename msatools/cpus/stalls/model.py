@@ -40,14 +40,13 @@ Why = Literal[
     "system-call",
     "kernel-thread",
     "user-mode",
-    "realtime",
     "host",
     "panic",
 ]
 """Why a CPU does nothing else: it spins for a spinlock; waits for a function that
 another CPU is to run; has stopped for stop_machine(); is in an interrupt or softirq; in
-a system call; in a kernel thread; in a program; runs a realtime task; its hypervisor
-does not run it; or the kernel was reporting its own crash there."""
+a system call; in a kernel thread; in a program; its hypervisor does not run it; or the
+kernel was reporting its own crash there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +104,10 @@ class HeldCpu:
     """The task that it runs."""
 
     comm: str | None
+    policy: str | None
+    """``FIFO 50``, ``RR 1`` or ``DEADLINE``; ``None`` for a task that is not of these.
+    """
+
     running_ns: int | None
     """Time that it has run that task."""
 
@@ -146,6 +149,10 @@ class HeldCpu:
 
     waiting: int
     """Number of tasks that wait for this CPU."""
+
+    starved: tuple[str, ...]
+    """Names of the kernel's threads for softirqs and RCU that have waited for this CPU
+    for a second or longer."""
 
     frames: tuple[str, ...]
     """Functions on its stack, the innermost first."""

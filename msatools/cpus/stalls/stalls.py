@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import drgn
 import numpy as np
 
-from msatools.cpus.model import RunQueue
+from msatools.cpus.model import RunnableTask, RunQueue
 from msatools.cpus.runqueues import read_run_queues, tick_delay
 from msatools.cpus.stalls.calls import read_calls
 from msatools.cpus.stalls.contexts import (
@@ -71,6 +71,9 @@ says whether a switch is due."""
 
 _PREEMPTED = 1
 """KVM_VCPU_PREEMPTED (arch/x86/include/uapi/asm/kvm_para.h)"""
+
+_THREADS = ("ksoftirqd/", "rcu_", "rcuc/", "rcuog/", "rcuop/", "rcuos/", "ktimers/")
+"""Beginnings of the names of threads that softirqs and RCU need."""
 
 _UNINTERRUPTIBLE = 0x2
 _NOT_IN_LOAD = 0x400
@@ -207,8 +210,6 @@ class _StallReader:
                 calls=calls,
                 stop_machine=stop,
                 timers=timers,
-                stolen=frozenset(stolen),
-                realtime=self._realtime(),
             )
         )
         return Stalls(
@@ -255,14 +256,6 @@ class _StallReader:
             return None
         row = self._numbers.index(cpu)
         return tick_delay(self._ticks, row, self._queues[cpu].lag_ns)
-
-    def _realtime(self) -> dict[int, str]:
-        return {
-            cpu: f"{current.policy} {current.rt_priority}"
-            for cpu, queue in self._queues.items()
-            if (current := queue.current) is not None
-            and current.rt_priority is not None
-        }
 
     def _with_time(self, stop: StopMachine | None) -> StopMachine | None:
         if stop is None:
@@ -458,12 +451,11 @@ class _StallReader:
             ):
                 # It would have taken the interrupt.
                 why = "host"
-        elif current is not None and current.sched_class in ("realtime", "deadline"):
-            why = "realtime"
         return HeldCpu(
             cpu=cpu,
             pid=None if current is None else current.pid,
             comm=None if current is None else current.comm,
+            policy=_policy(current),
             running_ns=queue.switched_ns,
             tick_late_ns=late,
             ticked_ns=queue.ticked_ns,
@@ -478,6 +470,11 @@ class _StallReader:
             wanted=lock,
             calls_cpus=calls_cpus,
             waiting=sum(not task.throttled for task in queue.waiting),
+            starved=tuple(
+                task.comm
+                for task in queue.waiting
+                if task.comm.startswith(_THREADS) and (task.wait_ns or 0) >= LATE_NS
+            ),
             frames=() if context is None else context.frames,
         )
 
@@ -644,6 +641,15 @@ class _StallReader:
             for cpu, is_set in zip(self._numbers, is_out.tolist(), strict=True)
             if is_set and cpu in self._online
         )
+
+
+def _policy(task: RunnableTask | None) -> str | None:
+    """Return the policy of a task that others have to wait for."""
+    if task is None or task.sched_class not in ("realtime", "deadline"):
+        return None
+    if task.rt_priority is None:
+        return task.policy
+    return f"{task.policy} {task.rt_priority}"
 
 
 def _is_slow(rcu: GracePeriod) -> bool:

@@ -58,8 +58,8 @@ def _limits(limits: StallLimits) -> Iterator[Block]:
     yield line(
         Span(
             f"limits: no tick {duration(limits.no_tick_ns)}, no switch "
-            f"{duration(limits.no_switch_ns)} (watchdogs: soft {soft}, hard {hard}), RCU "
-            f"{duration(limits.rcu_ns)}, cross calls {duration(limits.call_ns)}",
+            f"{duration(limits.no_switch_ns)} (watchdogs: soft {soft}, hard {hard}), "
+            f"RCU {duration(limits.rcu_ns)}, cross calls {duration(limits.call_ns)}",
             "dim",
         )
     )
@@ -123,6 +123,8 @@ def _late(late_ns: int | None) -> Cell:
 
 
 def _does(held: HeldCpu, is_stolen: bool) -> Iterator[str]:
+    if held.policy is not None:
+        yield held.policy
     if held.why is not None:
         yield held.why.replace("-", " ")
     if held.wanted is not None:
