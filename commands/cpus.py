@@ -89,6 +89,8 @@ def _choose(report: CpusReport, args: argparse.Namespace) -> CpusReport:
     options = _options(args)
     if options.tasks and not has_tasks(report):
         raise UsageError("-v, --sets, -o icsw,migr: tasks were not recorded")
+    if options.stalls and report.stalls is None:
+        raise UsageError("--stalls: what stands still was not recorded")
     return choose(report, options)
 
 

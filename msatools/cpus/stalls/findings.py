@@ -219,14 +219,13 @@ class _Finder:
                 if (queue := self._queues.get(caller)) and queue.switched_ns is not None
             ]
             waits = min(late, max(ran, default=late))
-            functions = sorted({call.function or "a function" for call in calls})
             verb = "waits" if len(callers) == 1 else "wait"
             cause = self._cause(cpu)
             yield self._stall(
                 "cpu-stalled",
                 "cross-call",
                 f"{_cpu_list(callers)} {verb} for cpu{cpu} to run "
-                f"{', '.join(functions[:_NAMED])}, for at most {duration(waits)}: "
+                f"{_functions(calls)}, for at most {duration(waits)}: "
                 f"{cause.steps[0]}",
                 cause,
                 waits,
@@ -320,7 +319,8 @@ class _Finder:
                 causes, key=lambda each: (roots.count(each[1].cpu), len(each[1].steps))
             )
             verb = "holds" if len(held) == 1 else "hold"
-            text = f"{_cpu_list(held)} {verb} up RCU for {for_age}: {cause.steps[0]}"
+            why = cause.first if len(held) == 1 else cause.steps[0]
+            text = f"{_cpu_list(held)} {verb} up RCU for {for_age}: {why}"
             all_steps = [cause.steps, *(each.steps for _, each in causes)]
             steps = tuple(dict.fromkeys(step for each in all_steps for step in each))
             if tasks:
@@ -450,8 +450,9 @@ class _Finder:
 
     def _step(self, held: HeldCpu) -> tuple[str, int | None, Confidence]:
         """Return a step of a chain, the CPU of the next one, and how it is known."""
+        starved = _starved(held)
         wanted = held.wanted
-        text = _doing(held)
+        text = _doing(held, self._called(held.cpu))
         if wanted is not None and len(wanted.owners) == 1:
             (owner,) = wanted.owners
             if owner.cpu is not None and owner.cpu != held.cpu:
@@ -462,7 +463,7 @@ class _Finder:
                     else ""
                 )
                 has = f"which cpu{owner.cpu}'s pid {owner.pid} {owner.comm} has{off}"
-                return f"{text}, {has}", owner.cpu, owner.confidence
+                return f"{text}, {has}{starved}", owner.cpu, owner.confidence
         if held.why == "waits-for-call":
             late = [
                 cpu
@@ -476,7 +477,12 @@ class _Finder:
             missing = stop.missing[0]
             if missing != held.cpu and missing in self._cpus:
                 return text, missing, "exact"
-        return text, None, "exact"
+        return text + starved, None, "exact"
+
+    def _called(self, cpu: int) -> str:
+        """Return the functions that a CPU waits for, which others are to run."""
+        calls = [call for call in self._evidence.calls if call.caller == cpu]
+        return _functions(calls)
 
     def _stall(
         self,
@@ -524,8 +530,23 @@ def _is_open(held: HeldCpu) -> bool:
     return held.why in ("spins-for-lock", "waits-for-call", "stopped")
 
 
-def _doing(held: HeldCpu) -> str:
-    """Return what a CPU does: ``pid 98 kworker spins with interrupts off in f``."""
+def _functions(calls: Sequence[CrossCall]) -> str:
+    found = sorted({call.function for call in calls if call.function})
+    return ", ".join(found[:_NAMED]) or "a function"
+
+
+def _starved(held: HeldCpu) -> str:
+    """Return which threads a task keeps from its CPU although it may be preempted."""
+    if not held.starved or (held.policy is None and held.mode != "user"):
+        return ""
+    return f", and {', '.join(held.starved[:_NAMED])} had no turn"
+
+
+def _doing(held: HeldCpu, called: str) -> str:
+    """Return what a CPU does: ``pid 98 kworker is in f with interrupts off``.
+
+    :param called: The functions that it waits for, which others are to run.
+    """
     task = "it"
     if held.pid == 0:
         task = "its idle task"
@@ -536,7 +557,7 @@ def _doing(held: HeldCpu) -> str:
     words = {
         "spins-for-lock": f"spins for {_lock(held)}{where}",
         "waits-for-call": f"waits for {_cpu_list(held.calls_cpus) or 'other CPUs'} to "
-        f"run a function{where}",
+        f"run {called}{where}",
         "stopped": "has stopped for stop_machine",
         "interrupt": f"was interrupted, and the interrupt is{where or ' not over'}",
         "softirq": f"is in a softirq{where}",
@@ -549,10 +570,7 @@ def _doing(held: HeldCpu) -> str:
         None: f"runs{where}",
     }[held.why]
     state = _state(held)
-    text = f"{task} {words}" + (f" with {state}" if state else "")
-    if held.starved:
-        text += f", and {', '.join(held.starved[:_NAMED])} had no turn"
-    return text
+    return f"{task} {words}" + (f" with {state}" if state else "")
 
 
 def _state(held: HeldCpu) -> str:

@@ -196,7 +196,7 @@ class _StallReader:
         late = {cpu: delay for cpu in self._queues if (delay := self._delay(cpu))}
         overdue = {cpu for cpu, delay in late.items() if delay >= LATE_NS}
         calls = self._calls(sorted(overdue))
-        wanted = self._suspects(overdue, rcu, stop, calls, timers)
+        wanted = self._suspects(overdue, rcu, stop, calls, timers, thorough)
         held = self._held(wanted, dogs, late, calls, stop)
         if rcu is not None and (thorough or _is_slow(rcu)):
             rcu = replace(rcu, waiters=self._waiters(tasks, now))
@@ -292,11 +292,12 @@ class _StallReader:
         stop: StopMachine | None,
         calls: Iterable[CrossCall],
         timers: Iterable[OverdueTimer],
+        thorough: bool,
     ) -> list[int]:
         """Return the CPUs to examine, those with the best reason first."""
         found = dict.fromkeys(sorted(late))
         for cpu, queue in self._queues.items():
-            if self._does_not_switch(queue):
+            if self._does_not_switch(queue, thorough):
                 found[cpu] = None
         found.update(dict.fromkeys(timer.cpu for timer in timers))
         for call in calls:
@@ -314,9 +315,18 @@ class _StallReader:
         return cpu in self._queues and self._is_idle(cpu)
 
     @staticmethod
-    def _does_not_switch(queue: RunQueue) -> bool:
+    def _does_not_switch(queue: RunQueue, thorough: bool) -> bool:
+        """Return whether tasks wait for long, and not only for their turn.
+
+        Why they wait for a realtime task is known without a look at its stack.
+        """
         current = queue.current
         if current is None or current.sched_class == "idle":
+            return False
+        if current.sched_class in ("realtime", "deadline"):
+            if not thorough:
+                return False
+        elif (queue.switched_ns or 0) < LATE_NS:
             return False
         return any(
             (task.wait_ns or 0) >= LATE_NS and not task.throttled
