@@ -321,18 +321,20 @@ class _Finder:
             verb = "holds" if len(held) == 1 else "hold"
             why = cause.first if len(held) == 1 else cause.steps[0]
             text = f"{_cpu_list(held)} {verb} up RCU for {for_age}: {why}"
-            all_steps = [cause.steps, *(each.steps for _, each in causes)]
+            readers = tuple(self._reader(task) for task in tasks[:_NAMED])
+            all_steps = [cause.steps, *(each.steps for _, each in causes), readers]
             steps = tuple(dict.fromkeys(step for each in all_steps for step in each))
             if tasks:
-                text += f"; as a reader so does {_tasks(tasks)}"
+                verb = "does" if len(tasks) == 1 else "do"
+                text += f"; so {verb} {_tasks(tasks)} as {_readers(tasks)}"
             return text, cause, steps
         if tasks:
             task = tasks[0]
             steps = tuple(self._reader(each) for each in tasks[:_NAMED])
             verb = "holds" if len(tasks) == 1 else "hold"
             text = (
-                f"{_tasks(tasks)} {verb} up RCU for {for_age} as "
-                f"{'a reader' if len(tasks) == 1 else 'readers'}: {steps[0]}"
+                f"{_tasks(tasks)} {verb} up RCU for {for_age} as {_readers(tasks)}: "
+                f"{steps[0]}"
             )
             culprit = self._reader_culprit(task)
             return text, culprit, steps
@@ -477,7 +479,9 @@ class _Finder:
             missing = stop.missing[0]
             if missing != held.cpu and missing in self._cpus:
                 return text, missing, "exact"
-        return text + starved, None, "exact"
+        # A stack shows one moment only: who ticks may be elsewhere at the next.
+        is_moment = held.why == "interrupt" and (held.tick_late_ns or 0) < LATE_NS
+        return text + starved, None, "evidence" if is_moment else "exact"
 
     def _called(self, cpu: int) -> str:
         """Return the functions that a CPU waits for, which others are to run."""
@@ -610,6 +614,10 @@ def _tasks(tasks: Sequence[GracePeriodTask]) -> str:
     named = ", ".join(f"pid {task.pid} {task.comm}" for task in tasks[:_NAMED])
     more = len(tasks) - _NAMED
     return named + (f" and {more:,} more" if more > 0 else "")
+
+
+def _readers(tasks: Sequence[GracePeriodTask]) -> str:
+    return "a reader" if len(tasks) == 1 else "readers"
 
 
 def _policy(task: RunnableTask) -> str:

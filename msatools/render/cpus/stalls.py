@@ -77,7 +77,7 @@ def _stall(stall: Stall, style: Style | None) -> Iterator[Block]:
     words = {
         "exact": "",
         "likely": "by records that may be old",
-        "evidence": "the owner of the lock by evidence: nothing records it",
+        "evidence": "by what lies on stacks: nothing records it",
     }[stall.confidence]
     if words:
         yield line(INDENT, Span(words, "dim"))
