@@ -67,7 +67,7 @@ def blocks(
     :param some: Whether only some CPUs were requested.
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
-    if view == "stalls":
+    if view == "stalls" and (report.cpus or not some):
         if report.stalls is not None:
             yield from stall_lines(report.stalls, verbose=verbose)
         yield from _foot(report, verbose)

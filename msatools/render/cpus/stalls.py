@@ -42,7 +42,10 @@ def stall_lines(stalls: Stalls, *, verbose: bool) -> Iterator[Block]:
             yield from _stall(stall, None)
     elif below:
         yield line(
-            Span(f"{plural(len(below), 'finding')} below the limits: -v shows", "dim")
+            Span(
+                f"{plural(len(below), 'finding')} below the limits: -v shows more",
+                "dim",
+            )
         )
     if stalls.cpus and (over or verbose):
         yield _cpus(stalls.cpus, stalls.stolen)
@@ -151,7 +154,7 @@ def _grace_period(rcu: GracePeriod | None, verbose: bool) -> Iterator[Block]:
     if rcu.age_ns is None:
         parts.append("no grace period")
     elif rcu.active:
-        parts.append(f"a grace period since {duration(rcu.age_ns)}")
+        parts.append(f"a grace period for {duration(rcu.age_ns)}")
     else:
         parts.append(f"a grace period was requested {duration(rcu.age_ns)} ago")
     if rcu.cpus:
@@ -192,16 +195,16 @@ def _calls(calls: Sequence[CrossCall]) -> Iterator[Block]:
     if not calls:
         return
     columns = (
-        Column("FOR", "right"),
-        Column("BY", "right"),
+        Column("CPU", "right"),
+        Column("ASKED-BY", "right"),
         Column("KIND"),
         free_text("FUNCTION"),
     )
     yield line(Span("not run yet for other CPUs", "title"))
     rows = [
         (
-            f"cpu{call.cpu}",
-            NOT_KEPT if call.caller is None else f"cpu{call.caller}",
+            str(call.cpu),
+            number_text(call.caller),
             call.kind,
             call.function or NOT_KEPT,
         )

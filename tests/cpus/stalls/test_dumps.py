@@ -177,14 +177,16 @@ def test_thread_of_rcu_that_starves(kernel: str) -> None:
 
 def test_machine_that_does_not_stop(kernel: str) -> None:
     seen = guest("stalls-stop", kernel)
-    missing = seen.thread("irqs-off")
-    root = missing["cpu"], missing["pid"]
+    missing = seen.thread("in-interrupt")
     stall = seen.one("stop-machine")
-    assert culprit(stall) == root
+    assert stall["culprit_cpu"] == missing["cpu"]
+    held = seen.cpu(missing["cpu"])
+    assert (held["why"], held["mode"]) == ("interrupt", "interrupt")
+    assert (held["interrupts"], held["function"]) == ("off", "sm_spin_on")
     stop = seen.stalls["stop_machine"]
     assert (stop["function"], stop["step"]) == ("sm_stopped", "prepare")
     assert (stop["stopped"], stop["missing"]) == ([0, 2, 3], [missing["cpu"]])
-    assert culprit(seen.one("no-tick")) == root
+    assert seen.one("no-tick")["culprit_cpu"] == missing["cpu"]
 
 
 # --- crashes by the kernel's own watchdogs
