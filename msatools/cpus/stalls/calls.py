@@ -26,16 +26,16 @@ _TYPE_MASK = 0xF0
 _ASYNC, _SYNC, _IRQ_WORK, _WAKE_UP = 0x00, 0x10, 0x20, 0x30
 
 _CALL: Members = {
-    # "smp: Add source and destination CPUs to __call_single_data" (in v5.9) and others
-    # before it gave the node a type of its own.
+    # The node has had a type of its own since "smp, irq_work: Continue
+    # smp_call_function*() and irq_work*() integration" (in v5.9).
     "next": ("node.llist.next", "llist.next"),
     "flags": ("node.u_flags", "flags"),
     "function": ("func",),
 }
 _IRQ_WORK_MEMBERS: Members = {"function": ("func",)}
 _CALLS: Members = {
-    # "smp: Inline on_each_cpu_cond() and on_each_cpu()" and "smp: Rename
-    # csd_lock_record()" around v5.13 to v5.18: a per-CPU structure that began with it.
+    # From v5.13 to v6.3 a structure that begins with the call ("locking/csd_lock: Add
+    # more data to CSD lock debugging", and its removal).
     "calls": ("csd", "pcpu"),
 }
 

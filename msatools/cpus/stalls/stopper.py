@@ -19,7 +19,8 @@ from msatools.kernel.structs import Members, find_offset, read_struct, read_stru
 
 _STOPPER: Members = {
     "first": ("works.next",),
-    # "stop_machine: Add caller debug info to queue_stop_cpus_work()" (in v5.12)
+    # Since a8b62fd08505 ("stop_machine: Add function and caller debug info") (in
+    # v5.11); before, who has stopped is not recorded.
     "function": ("fn",),
 }
 _WORK: Members = {

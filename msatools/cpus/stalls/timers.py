@@ -29,8 +29,6 @@ _NEXT: Members = {"timer": ("next_timer",)}
 _HRTIMER: Members = {"function": ("function",)}
 
 _WHEEL: Members = {
-    # "timers: Remove unused next_expiry" and "timers: Reuse next expiry cache after
-    # nohz exit" (in v5.9)
     "next": ("next_expiry",),
     "pending": WordArray(("pending_map",)),
 }
