@@ -369,6 +369,7 @@ CPUS = Row(
                 "calls": ANY,
                 "stop_machine": ANY,
                 "timers": ANY,
+                "halted_ns": NS,
                 "stolen": [int],
             }
         },

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msatools.cpus.stalls.findings import Evidence, find_stalls
 from msatools.cpus.stalls.model import CrossCall, OverdueTimer, Stalls, StopMachine
-from msatools.render.blocks import Block
+from msatools.render.blocks import Block, Table
 from msatools.render.cpus.report import blocks
 from tests.cpus.madecpus import cpu, report
 from tests.cpus.stalls.made import (
@@ -36,6 +36,7 @@ def of(seen: Evidence, stolen: tuple[int, ...] = ()) -> Stalls:
         calls=tuple(seen.calls),
         stop_machine=seen.stop_machine,
         timers=tuple(seen.timers),
+        halted_ns=seen.halted_ns,
         stolen=stolen,
     )
 
@@ -97,7 +98,26 @@ def screens() -> Screens:
         callbacks=None,
     )
     hog = queue(1, task(50, "hog", 3, "realtime"), [task(9, "ksoftirqd/1", 28)])
+    many = [
+        held(number, why="spins-for-lock", wanted=lock(2), running_ns=31 * SECOND)
+        for number in range(8, 40)
+    ]
+    herd = evidence(
+        held(2, **OFF),
+        *many,
+        queues=[
+            queue(each.cpu, task(each.pid or 0, "task", 31), [task(9, "m", 30)])
+            for each in many
+        ],
+    )
+    crashed = evidence(
+        held(0, tick_late_ns=90 * SECOND, why="panic"), halted_ns=90 * SECOND
+    )
     return {
+        "many CPUs for one lock": [
+            block for block in shown(of(herd)) if not isinstance(block, Table)
+        ],
+        "after a crash": shown(of(crashed)),
         "nothing": shown(quiet),
         "nothing, -v": shown(quiet, verbose=True),
         "below the limits": shown(below),

@@ -37,6 +37,14 @@ _CRASHES = frozenset(
 )
 """Functions that report a crash of the kernel."""
 
+_HALTS = frozenset(
+    {
+        *("stop_this_cpu", "local_cpu_stop", "cpu_park_loop", "panic_smp_self_stop"),
+        *("crash_smp_send_stop", "ipi_cpu_crash_stop"),
+    }
+)
+"""Functions in which the CPUs stay that a crashing kernel stops."""
+
 _TICKS = frozenset(
     {
         *("tick_sched_timer", "tick_nohz_handler", "tick_nohz_highres_handler"),
@@ -82,6 +90,9 @@ class Context:
 
     crashed: bool
     """Whether the kernel reported its crash on this CPU."""
+
+    halted: bool
+    """Whether the crashing kernel has stopped this CPU for good."""
 
     frames: tuple[str, ...]
     """Functions of what it does, without those of the crash or an NMI."""
@@ -194,6 +205,7 @@ def interpret(
     """
     parts = list(_parts(names))
     crashed, skipped = False, 0
+    halted = bool(parts) and bool(_HALTS.intersection(parts[0]))
     while len(parts) > 1 and (_is_nmi(parts[0]) or _is_passing(parts[0], late)):
         crashed |= bool(_CRASHES.intersection(parts[0]))
         skipped += len(parts.pop(0))
@@ -218,8 +230,9 @@ def interpret(
         mode=mode,
         function=_function(frames),
         call=call,
-        why=_why(frames, mode, crashed=crashed, kthread=kthread, call=call),
+        why=_why(frames, mode, kthread=kthread, call=call),
         crashed=crashed,
+        halted=halted,
         frames=tuple(name for name in frames if name),
         skipped=skipped,
     )
@@ -250,7 +263,7 @@ def _is_passing(part: Sequence[str], late: bool) -> bool:
     """Return whether what interrupted a CPU would have been over soon, or a crash."""
     if not part[-1].startswith(_ENTRIES) or _SOFTIRQS.intersection(part):
         return False
-    if _CRASHES.intersection(part):
+    if (_CRASHES | _HALTS).intersection(part):
         return True
     return not late and bool(_TICKS.intersection(part))
 
@@ -263,7 +276,7 @@ def _function(frames: Sequence[str]) -> str | None:
 
 
 def _why(
-    frames: Sequence[str], mode: Mode, *, crashed: bool, kthread: bool, call: str | None
+    frames: Sequence[str], mode: Mode, *, kthread: bool, call: str | None
 ) -> Why | None:
     found = {*frames}
     if found.intersection(_SPINS):
@@ -272,7 +285,7 @@ def _why(
         return "waits-for-call"
     if found.intersection(_STOPPED):
         return "stopped"
-    if crashed and found.intersection(_CRASHES):
+    if found.intersection(_CRASHES | _HALTS):
         return "panic"
     if mode == "softirq":
         return "softirq"

@@ -48,6 +48,8 @@ class Evidence:
     calls: Sequence[CrossCall]
     stop_machine: StopMachine | None
     timers: Sequence[OverdueTimer]
+    halted_ns: int | None = None
+    """Time since a crashing kernel stopped its other CPUs: no stall grows by it."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,30 @@ class _Finder:
         self._cpus = evidence.cpus
         self._queues = {queue.cpu: queue for queue in evidence.queues}
         self._done: set[int] = set()
+        self._causes: dict[int, _Cause] = {}
         stop = evidence.stop_machine
         # These wait for others, and have no other way.
         self._stopped = {*stop.stopped} if stop and stop.missing else set()
+
+    def _lasted(self, span_ns: int | None) -> int:
+        """Return how long something had lasted when the kernel crashed, if it did."""
+        return max((span_ns or 0) - (self._evidence.halted_ns or 0), 0)
+
+    def _late(self, cpu: int) -> int:
+        """Return the delay of a CPU's timer interrupt; 0 if unknown."""
+        held = self._cpus.get(cpu)
+        return 0 if held is None else self._lasted(held.tick_late_ns)
+
+    def _waiting(self, queue: RunQueue) -> list[RunnableTask]:
+        """Return the tasks that have waited for a CPU for long."""
+        tasks = _runnable(queue)
+        return [task for task in tasks if self._lasted(task.wait_ns) >= LATE_NS]
 
     # --- CPUs
 
     def without_ticks(self) -> Iterator[Stall]:
         for cpu, held in self._cpus.items():
-            late = held.tick_late_ns or 0
+            late = self._late(cpu)
             if late < LATE_NS or cpu in self._stopped or held.why == "panic":
                 continue
             self._done.add(cpu)
@@ -128,10 +145,10 @@ class _Finder:
             queue = self._queues.get(cpu)
             if cpu in self._done or cpu in self._stopped or queue is None:
                 continue
-            current, ran = queue.current, queue.switched_ns or 0
+            current, ran = queue.current, self._lasted(queue.switched_ns)
             if current is None or current.sched_class in ("idle", *_FIRST):
                 continue
-            late = [task for task in _runnable(queue) if (task.wait_ns or 0) >= LATE_NS]
+            late = self._waiting(queue)
             if ran < LATE_NS or not late or held.why == "panic":
                 continue
             self._done.add(cpu)
@@ -155,11 +172,11 @@ class _Finder:
                 continue
             if current.sched_class not in _FIRST:
                 continue
-            late = [task for task in _runnable(queue) if (task.wait_ns or 0) >= LATE_NS]
+            late = self._waiting(queue)
             if not late:
                 continue
             late.sort(key=lambda task: -(task.wait_ns or 0))
-            longest = late[0].wait_ns or 0
+            longest = self._lasted(late[0].wait_ns)
             bound = "at most " if late[0].wait_bound == "upper" else ""
             names = _names(late)
             tasks = "1 task has" if len(late) == 1 else f"{len(late):,} tasks have"
@@ -182,7 +199,7 @@ class _Finder:
         stop = self._evidence.stop_machine
         if stop is None or not stop.missing or not stop.stopped:
             return
-        since = stop.since_ns or 0
+        since = self._lasted(stop.since_ns)
         if since < LATE_NS:
             return
         what = f" to run {stop.function}" if stop.function else ""
@@ -207,14 +224,13 @@ class _Finder:
             if call.caller is not None and call.kind == "call":
                 by_cpu.setdefault(call.cpu, []).append(call)
         for cpu, calls in by_cpu.items():
-            held = self._cpus.get(cpu)
-            late = (held.tick_late_ns if held else None) or 0
+            late = self._late(cpu)
             if late < LATE_NS:
                 continue
             callers = sorted({call.caller for call in calls if call.caller is not None})
             # They cannot have waited for longer than they have run the same task.
             ran = [
-                queue.switched_ns
+                self._lasted(queue.switched_ns)
                 for caller in callers
                 if (queue := self._queues.get(caller)) and queue.switched_ns is not None
             ]
@@ -239,7 +255,8 @@ class _Finder:
         for timer in self._evidence.timers:
             if timer.cpu in self._done or timer.cpu in self._stopped:
                 continue
-            if timer.kind != "timer":
+            late = self._lasted(timer.late_ns)
+            if timer.kind != "timer" or late < LATE_NS:
                 continue
             what = f" (the first is {timer.function})" if timer.function else ""
             cause = self._cause(timer.cpu)
@@ -247,10 +264,10 @@ class _Finder:
             yield self._stall(
                 "cpu-stalled",
                 "timers",
-                f"cpu{timer.cpu} has not run its timers for {duration(timer.late_ns)}"
+                f"cpu{timer.cpu} has not run its timers for {duration(late)}"
                 f"{what}: {cause.first}",
                 cause,
-                timer.late_ns,
+                late,
                 self._limits.no_tick_ns,
                 cpus=(timer.cpu,),
                 waiting=0,
@@ -269,7 +286,8 @@ class _Finder:
             expedited = [task for task in rcu.waiters or () if task.expedited]
             age = max((task.wait_ns or 0 for task in expedited), default=None)
             cpus, tasks = rcu.expedited_cpus, rcu.expedited_tasks
-        if age is None or age < LATE_NS:
+        age = self._lasted(age)
+        if age < LATE_NS:
             return
         waiters = rcu.waiters or ()
         text, cause, steps = self._who_holds_up(rcu, cpus, tasks, age)
@@ -389,16 +407,15 @@ class _Finder:
             confidence = cause.confidence if cause else "exact"
             return _Cause(steps, why, confidence, blocker.cpu, blocker.pid), why
         # Its timer, or its wake-up, is with a CPU that takes no interrupts.
-        for cpu, held in self._cpus.items():
-            if cpu == thread.cpu and (held.tick_late_ns or 0) >= LATE_NS:
+        for cpu in self._cpus:
+            if cpu == thread.cpu and self._late(cpu) >= LATE_NS:
                 cause = self._cause(cpu)
                 return cause, cause.steps[0]
         return None
 
     def _is_idle(self, cpu: int) -> bool:
         queue = self._queues.get(cpu)
-        held = self._cpus.get(cpu)
-        if held is not None and (held.tick_late_ns or 0) >= LATE_NS:
+        if self._late(cpu) >= LATE_NS:
             return False
         current = queue.current if queue else None
         return current is not None and current.sched_class == "idle"
@@ -418,6 +435,11 @@ class _Finder:
 
     def _cause(self, cpu: int) -> _Cause:
         """Follow what a CPU waits for to where it ends."""
+        if cpu not in self._causes:
+            self._causes[cpu] = self._follow(cpu)
+        return self._causes[cpu]
+
+    def _follow(self, cpu: int) -> _Cause:
         steps: list[str] = []
         first = ""
         confidence: Confidence = "exact"
@@ -467,11 +489,7 @@ class _Finder:
                 has = f"which cpu{owner.cpu}'s pid {owner.pid} {owner.comm} has{off}"
                 return f"{text}, {has}{starved}", owner.cpu, owner.confidence
         if held.why == "waits-for-call":
-            late = [
-                cpu
-                for cpu in held.calls_cpus
-                if cpu in self._cpus and (self._cpus[cpu].tick_late_ns or 0) >= LATE_NS
-            ]
+            late = [cpu for cpu in held.calls_cpus if self._late(cpu) >= LATE_NS]
             if late:
                 return text, late[0], "exact"
         stop = self._evidence.stop_machine
@@ -480,7 +498,7 @@ class _Finder:
             if missing != held.cpu and missing in self._cpus:
                 return text, missing, "exact"
         # A stack shows one moment only: who ticks may be elsewhere at the next.
-        is_moment = held.why == "interrupt" and (held.tick_late_ns or 0) < LATE_NS
+        is_moment = held.why == "interrupt" and self._late(held.cpu) < LATE_NS
         return text + starved, None, "evidence" if is_moment else "exact"
 
     def _called(self, cpu: int) -> str:

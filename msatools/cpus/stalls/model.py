@@ -315,5 +315,9 @@ class Stalls:
     timers: tuple[OverdueTimer, ...]
     """Timers of each CPU that are late by a second or longer, the first of a kind."""
 
+    halted_ns: int | None
+    """Time since a crashing kernel stopped its other CPUs, if it did and went on: it is
+    not counted."""
+
     stolen: tuple[int, ...]
     """CPUs that the hypervisor did not run at that moment, as it says (KVM only)."""

@@ -166,6 +166,8 @@ class _StallReader:
         self._ticks = cpus.ticks
         self._queues = {queue.cpu: queue for queue in cpus.queues}
         self._numbers: list[int] = cpus.percpu.cpus.tolist()
+        self._rows = {cpu: row for row, cpu in enumerate(self._numbers)}
+        self._halted: set[int] = set()
         self._online = frozenset(online_cpus(reader, losses))
         self._text: KernelText | None = None
         self._running: _Running | None = None
@@ -201,6 +203,7 @@ class _StallReader:
         if rcu is not None and (thorough or _is_slow(rcu)):
             rcu = replace(rcu, waiters=self._waiters(tasks, now))
         stolen = self._stolen() if overdue else ()
+        halted = min((late.get(cpu, 0) for cpu in self._halted), default=None)
         found = find_stalls(
             Evidence(
                 limits=dogs.limits,
@@ -210,6 +213,7 @@ class _StallReader:
                 calls=calls,
                 stop_machine=stop,
                 timers=timers,
+                halted_ns=halted,
             )
         )
         return Stalls(
@@ -220,6 +224,7 @@ class _StallReader:
             calls=calls,
             stop_machine=stop,
             timers=timers,
+            halted_ns=halted,
             stolen=stolen,
         )
 
@@ -254,8 +259,7 @@ class _StallReader:
         """Return the delay of a CPU's timer interrupt."""
         if cpu not in self._online:
             return None
-        row = self._numbers.index(cpu)
-        return tick_delay(self._ticks, row, self._queues[cpu].lag_ns)
+        return tick_delay(self._ticks, self._rows[cpu], self._queues[cpu].lag_ns)
 
     def _with_time(self, stop: StopMachine | None) -> StopMachine | None:
         if stop is None:
@@ -421,7 +425,7 @@ class _StallReader:
         stacks = StackReader(self._reader, self.text, self._losses)
         found = {}
         for cpu in cpus[:_MAX_STACKS]:
-            task = int(running.addresses[self._numbers.index(cpu)])
+            task = int(running.addresses[self._rows[cpu]])
             stack = stacks.read(task, running.of(cpu, "stack")) if task else None
             if stack is None:
                 continue
@@ -434,6 +438,8 @@ class _StallReader:
                 softirq=serves,
             )
             found[cpu] = context, stack
+            if context.halted:
+                self._halted.add(cpu)
         return found
 
     def _held_cpu(
@@ -457,6 +463,7 @@ class _StallReader:
             if (
                 (late or 0) >= LATE_NS
                 and interrupts == "on"
+                and not context.halted
                 and context.mode in ("user", "task")
             ):
                 # It would have taken the interrupt.
@@ -469,7 +476,7 @@ class _StallReader:
             running_ns=queue.switched_ns,
             tick_late_ns=late,
             ticked_ns=queue.ticked_ns,
-            watchdog_ns=dogs.ages_ns[self._numbers.index(cpu)],
+            watchdog_ns=dogs.ages_ns[self._rows[cpu]],
             interrupts=interrupts,
             preempt_count=None if count is None else count & _PREEMPTION,
             softirq_count=None if count is None else count >> _SOFTIRQ_SHIFT & 0xFF,

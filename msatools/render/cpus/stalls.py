@@ -21,6 +21,10 @@ from msatools.render.cells import NOT_KEPT, number_text, plural
 from msatools.render.cpus.words import INDENT, numbers_text
 from msatools.reports.units import duration
 
+_ALIKE, _SHOWN = 4, 3
+"""Stalls of one kind with the same culprit that are all shown, and how many are if
+there are more."""
+
 _TASKS = 5
 """Tasks that are named of those that wait for a grace period, unless all are wanted."""
 
@@ -31,12 +35,26 @@ def stall_lines(stalls: Stalls, *, verbose: bool) -> Iterator[Block]:
     :param verbose: Whether to show what is below its limit, too.
     """
     yield from _limits(stalls.limits)
+    if stalls.halted_ns is not None:
+        yield line(
+            Span(
+                f"the crash stopped the other CPUs {duration(stalls.halted_ns)} ago: "
+                "that time is not counted",
+                "dim",
+            )
+        )
     over = [stall for stall in stalls.found if stall.over_limit]
     below = [stall for stall in stalls.found if not stall.over_limit]
     if not over:
         yield line(Span("Nothing stands still for longer than its limit.", "good"))
-    for stall in over:
-        yield from _stall(stall, "bad")
+    for alike in _alike(over):
+        shown = alike if verbose or len(alike) <= _ALIKE else alike[:_SHOWN]
+        for stall in shown:
+            yield from _stall(stall, "bad")
+        if rest := alike[len(shown) :]:
+            cpus = sorted({stall.cpus[0] for stall in rest})
+            words = f"! likewise {plural(len(cpus), 'CPU')}: {numbers_text(cpus)}"
+            yield line(Span(words, "bad"))
     if verbose:
         for stall in below:
             yield from _stall(stall, None)
@@ -54,6 +72,17 @@ def stall_lines(stalls: Stalls, *, verbose: bool) -> Iterator[Block]:
         yield from _calls(stalls.calls)
         yield from _stop_machine(stalls.stop_machine)
         yield from _timers(stalls.timers, verbose)
+
+
+def _alike(stalls: Sequence[Stall]) -> list[list[Stall]]:
+    """Group the stalls of one kind that have the same culprit, in order."""
+    groups: dict[tuple[str, int | None], list[Stall]] = {}
+    for stall in stalls:
+        # Those without a known culprit are alike, too.
+        own = None if stall.culprit_cpu in stall.cpus else stall.culprit_cpu
+        key = (stall.kind, own)
+        groups.setdefault(key, []).append(stall)
+    return list(groups.values())
 
 
 def _limits(limits: StallLimits) -> Iterator[Block]:

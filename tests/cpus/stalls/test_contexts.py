@@ -78,6 +78,15 @@ def test_crash_of_the_task_itself() -> None:
     assert (context.crashed, context.why) == (True, "panic")
 
 
+def test_cpu_that_a_crash_has_stopped() -> None:
+    stopped = ("stop_this_cpu", "sysvec_reboot", "asm_sysvec_reboot")
+    context = of(*stopped, *THREAD)
+    assert (context.halted, context.function) == (True, "worker")
+    # Where nothing was interrupted that is known.
+    context = of("stop_this_cpu")
+    assert (context.halted, context.why) == (True, "panic")
+
+
 def test_softirq_after_an_interrupt() -> None:
     names = ("net_rx_action", "handle_softirqs", "__irq_exit_rcu", *TICK[-2:])
     context = of(*names, *THREAD)

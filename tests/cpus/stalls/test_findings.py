@@ -153,6 +153,18 @@ def test_panic_is_no_stall_of_its_cpu() -> None:
     assert find_stalls(evidence(held(1, **OFF, why="panic"))) == ()
 
 
+def test_time_after_a_crash_does_not_count() -> None:
+    """A kernel that panics stops its other CPUs, and may tick on one for hours."""
+    hour = 3600 * SECOND
+    halted = held(1, tick_late_ns=hour, why="panic")
+    rcu = grace_period(cpus=(1, 2), age_ns=hour + SECOND // 10)
+    assert find_stalls(evidence(halted, rcu=rcu, halted_ns=hour)) == ()
+    # What stood still before, still does.
+    stuck = held(2, tick_late_ns=hour + 12 * SECOND, interrupts="off")
+    stall = only(find_stalls(evidence(halted, stuck, rcu=rcu, halted_ns=hour)))
+    assert (stall.kind, stall.cpus, stall.for_ns) == ("no-tick", (2,), 12 * SECOND)
+
+
 def test_hypervisor_that_does_not_run_a_cpu() -> None:
     late = held(1, tick_late_ns=12 * SECOND, why="host", preempt_count=1)
     stall = only(find_stalls(evidence(late)))
