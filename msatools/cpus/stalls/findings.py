@@ -322,11 +322,9 @@ class _Finder:
         held = [cpu for cpu in awake if cpu in self._cpus]
         if starved is not None and thread is not None:
             cause, why = starved
-            quiet = thread.wait_ns
-            since = "" if quiet is None else f" for {duration(quiet)}"
             text = (
                 f"RCU makes no progress for {for_age}: its thread {thread.pid} "
-                f"{thread.comm} has not run{since}, as {why}"
+                f"{thread.comm} has had no turn, as {why}"
             )
             return text, cause, cause.steps
         causes = [(cpu, self._cause(cpu)) for cpu in held]

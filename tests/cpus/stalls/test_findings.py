@@ -222,8 +222,8 @@ def test_thread_of_rcu_without_a_turn() -> None:
     )
     stall = next(each for each in found if each.code == "rcu-stalled")
     assert stall.text == (
-        "RCU makes no progress for 30.0s: its thread 17 rcu_preempt has not run for "
-        "29.0s, as cpu2 runs pid 50 hog (FIFO 50)"
+        "RCU makes no progress for 30.0s: its thread 17 rcu_preempt has had no turn, "
+        "as cpu2 runs pid 50 hog (FIFO 50)"
     )
     assert (stall.culprit_cpu, stall.culprit_pid) == (2, 50)
 
