@@ -104,9 +104,15 @@ def with_json(*options: str) -> dict[tuple[str, str], str]:
 TRIED = {
     "cpus": Tried(
         selecting=("-P 0",),
-        others=("-i", "--sets", "--info", "-o cpu,usr", "-n 1", "-v", "--json"),
+        others=(
+            *("-i", "--sets", "--info", "--stalls", "-o cpu,usr", "-n 1", "-v"),
+            "--json",
+        ),
         untried={"--set": "all CPUs of the demo are in one set"},
-        alike={("-n 1", "-P 0"): "one CPU is one row"},
+        alike={
+            ("-n 1", "-P 0"): "one CPU is one row",
+            ("--stalls", "-P 0"): "nothing stands still in the demo",
+        },
     ),
     "locks": Tried(
         selecting=("-p 220", "--state D", "--min-age 33"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import drgn
+import numpy as np
 
 from msatools.cpus.stalls.model import Mode, Why
 from msatools.kernel.reader import Reader
@@ -168,13 +169,15 @@ class StackReader:
         collector = self._reader.once(
             StackCollector, lambda: StackCollector(self._reader, self._losses)
         )
+        if sp is None or sp % 8 or sp < KERNEL_HALF:
+            return (frame.pc,)
         size = collector.stack_bytes
-        if sp is None or sp % 8 or not stack <= sp < stack + size:
-            return (frame.pc,)
-        try:
-            words = self._reader.words(sp, (stack + size - sp) // 8).tolist()
-        except drgn.FaultError:
-            return (frame.pc,)
+        if stack <= sp < stack + size:
+            size = stack + size - sp
+        # Else it is a stack for interrupts, whose end is not known.
+        data, gaps = self._reader.read_around_gaps(sp, size, 8)
+        readable = min((gap.offset for gap in gaps), default=size) // 8
+        words: list[int] = np.frombuffer(data, "<u8", readable).tolist()
         return collector.callers(frame.pc, sp, bp, words, frame.interrupted)
 
 
@@ -192,6 +195,7 @@ def interpret(
     kthread: bool,
     late: bool,
     softirq: bool | None = None,
+    interrupt: bool = False,
 ) -> Context:
     """Return what a CPU does by the functions on its stack. Pure.
 
@@ -202,6 +206,8 @@ def interpret(
     :param kthread: Whether the task is a kernel thread.
     :param late: Whether the CPU's timer interrupt is late: then a tick does not pass.
     :param softirq: Whether the CPU serves a softirq, by its count; ``None`` if unknown.
+    :param interrupt: Whether the CPU is in an interrupt, by its count: a stack may end
+        before the entry point.
     """
     parts = list(_parts(names))
     crashed, skipped = False, 0
@@ -212,6 +218,8 @@ def interpret(
     frames = parts[0] if parts else []
     crashed |= bool(_CRASHES.intersection(frames))
     is_entered = bool(frames) and frames[-1].startswith(_ENTRIES)
+    # An interrupt that was skipped is in the count, too.
+    is_entered |= interrupt and not skipped and len(parts) == 1 and frames[:1] != [""]
     in_softirq = bool(_SOFTIRQS.intersection(frames)) if softirq is None else softirq
     mode: Mode = "task"
     if frames and not frames[0]:

@@ -597,7 +597,7 @@ def _state(held: HeldCpu) -> str:
     """Return what is off: interrupts, else softirqs, else preemption."""
     if held.interrupts == "off":
         return "interrupts off"
-    if held.why == "host":
+    if held.why in ("host", "interrupt"):
         return ""
     if held.why == "softirq" or held.mode == "user":
         return ""

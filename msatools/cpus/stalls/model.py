@@ -91,6 +91,8 @@ class WantedLock:
     """A spinlock that a CPU spins for."""
 
     address: Address
+    """Where it lies."""
+
     name: str | None
     owners: tuple[LockOwner, ...]
 
@@ -141,6 +143,8 @@ class HeldCpu:
     """The system call that its task is in."""
 
     why: Why | None
+    """Why it does nothing else; ``None`` if unknown."""
+
     wanted: WantedLock | None
     """The lock that it spins for."""
 
@@ -165,6 +169,8 @@ class GracePeriodTask:
     pid: int
     comm: str
     wait_ns: int | None
+    """Time for which it has waited, or has had its state."""
+
     cpu: int | None = None
     """The CPU that it runs on, or waits for."""
 
@@ -221,6 +227,8 @@ class CrossCall:
     """The CPU that is to run it."""
 
     function: str | None
+    """Name of the function; ``None`` if unknown, or for the wake-up of a task."""
+
     caller: int | None
     """The CPU that waits for it; ``None`` if none does, or if unknown."""
 
@@ -255,8 +263,13 @@ class OverdueTimer:
 
     cpu: int
     kind: Literal["hrtimer", "timer"]
+    """Whether it is one of high resolution, or of the timer wheel."""
+
     function: str | None
+    """The function that it is to run; ``None`` if unknown."""
+
     late_ns: int
+    """Time since it expired."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,7 +277,11 @@ class Stall:
     """Something that stands still, and what follows from the evidence."""
 
     code: StallCode
+    """What stands still, as in the verdicts of msa-report."""
+
     kind: StallKind
+    """In which way."""
+
     text: str
     """One line."""
 
@@ -279,6 +296,8 @@ class Stall:
     """Time that it has stood still."""
 
     limit_ns: int
+    """From when on it is a stall."""
+
     over_limit: bool
     """Whether it has stood still for the limit or longer."""
 
@@ -289,6 +308,9 @@ class Stall:
     """The CPU at the end of the chain; ``None`` if the culprit is not known."""
 
     culprit_pid: int | None
+    """The task there, or the one that holds up others without a CPU; 0 for the idle
+    task."""
+
     waiting: int
     """Number of tasks that are known to wait for it."""
 

@@ -65,6 +65,7 @@ _QUEUES: Members = {"current": ("curr",), "idle": ("idle",)}
 
 _PREEMPTION = 0xFF
 _SOFTIRQ_SHIFT = 8
+_HARDIRQ_SHIFT = 16
 _COUNT = 0x7FFF_FFFF
 """Parts of the preempt count (include/linux/preempt.h): all but the bit of x86 that
 says whether a switch is due."""
@@ -436,6 +437,7 @@ class _StallReader:
                 kthread=bool(running.of(cpu, "flags") & PF_KTHREAD),
                 late=(self._delay(cpu) or 0) >= LATE_NS,
                 softirq=serves,
+                interrupt=bool((count or 0) >> _HARDIRQ_SHIFT & 0xF),
             )
             found[cpu] = context, stack
             if context.halted:
