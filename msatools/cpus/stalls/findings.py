@@ -603,7 +603,8 @@ def _state(held: HeldCpu) -> str:
         return ""
     if held.softirq_count:
         return "softirqs off"
-    if held.preempt_count:
+    # It is always off in the idle task.
+    if held.preempt_count and held.pid:
         return "preemption off"
     return ""
 
