@@ -20,7 +20,7 @@ from fixtures import lab
 from msatools.cli.command import Command
 from msatools.cli.in_drgn import run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import cpus, locks, memstat, prstat, zombies
+from tests.truth import cpus, locks, memstat, prstat, stalls, zombies
 from tests.truth.fact import Fact, Verdict, judge
 
 
@@ -47,6 +47,7 @@ NEED_DWARF = ("-6.1arm64", "-6.12small")
 """Debian's cloud kernel of arm64 has no symbols of data (CONFIG_KALLSYMS_ALL=n), and
 the small kernel has no BTF."""
 LOCK_DUMPS = ("locks", "lockmodule", "lockspin")
+STALLS = ("stalls-locks", "stalls-rcu", "stalls-stop")
 
 TABLES = {
     "cpus": Facts(
@@ -56,6 +57,14 @@ TABLES = {
         ("-i",),
         branches=True,  # cpusets, interrupts and run queues
         others=("cpus-7.x", "cpus-6.1arm64", "cpus-6.12arm64"),
+    ),
+    "cpus --stalls": Facts(
+        CPUS,
+        stalls.FACTS,
+        tuple(f"{name}-{k}" for name in STALLS for k in ("6.1", "6.12")),
+        ("--stalls",),
+        branches=True,  # preempt counts, cross calls
+        others=tuple(f"{name}-7.x" for name in STALLS),
     ),
     "locks": Facts(
         LOCKS,
