@@ -35,7 +35,6 @@ def causes(run: Run) -> Figures:
     found = {each["cpu"]: each["cpu"] for each in threads(run, *OWN)}
     for owner in threads(run, "own-lock"):
         found |= {each["cpu"]: owner["cpu"] for each in threads(run, "want-lock")}
-    found |= {each["cpu"]: each["target"] for each in threads(run, "call-cpu")}
     return found
 
 
@@ -49,7 +48,7 @@ def culprits(report: Any) -> Figures:
 
 def tasks(run: Run) -> Figures:
     """Return the thread on each CPU that a thread stands still on."""
-    names = ("own-lock", "want-lock", "call-cpu", "softirq-off", "syscall")
+    names = ("own-lock", "want-lock", "softirq-off", "syscall")
     return {each["cpu"]: each["pid"] for each in threads(run, *names)}
 
 

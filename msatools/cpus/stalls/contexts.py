@@ -63,14 +63,14 @@ _SPINS = (
     *("queued_write_lock_slowpath", "resilient_queued_spin_lock_slowpath"),
 )
 _CALLS = (
-    *("smp_call_function_single", "smp_call_function_many_cond", "csd_lock_wait"),
-    *("generic_exec_single", "smp_call_function_any", "smp_call_function_many"),
-    *("on_each_cpu_cond_mask", "__csd_lock_wait"),
+    *("smp_call_function", "__smp_call_function", "generic_exec_single"),
+    *("csd_lock_wait", "__csd_lock_wait", "on_each_cpu"),
 )
+"""Prefixes of the functions that let other CPUs run a function, and wait."""
+
 _STOPPED = ("multi_cpu_stop", "stop_machine_yield")
 
 _LOCK_WORDS = re.compile(r"_*(raw_)?(spin|read|write)_(lock|trylock)\w*|do_raw_\w+")
-_LOCKS = (*_SPINS, *_CALLS)
 
 MAX_FRAMES = 48
 
@@ -278,7 +278,9 @@ def _is_passing(part: Sequence[str], late: bool) -> bool:
 
 def _function(frames: Sequence[str]) -> str | None:
     for name in frames:
-        if name and name not in _LOCKS and not _LOCK_WORDS.fullmatch(name):
+        if not name or name in _SPINS or name.startswith(_CALLS):
+            continue
+        if not _LOCK_WORDS.fullmatch(name):
             return name
     return None
 
@@ -289,7 +291,7 @@ def _why(
     found = {*frames}
     if found.intersection(_SPINS):
         return "spins-for-lock"
-    if found.intersection(_CALLS):
+    if any(name.startswith(_CALLS) for name in frames):
         return "waits-for-call"
     if found.intersection(_STOPPED):
         return "stopped"

@@ -221,26 +221,22 @@ class _Finder:
     def cross_calls(self) -> Iterator[Stall]:
         by_cpu: dict[int, list[CrossCall]] = {}
         for call in self._evidence.calls:
-            if call.caller is not None and call.kind == "call":
+            if call.kind == "call":
                 by_cpu.setdefault(call.cpu, []).append(call)
         for cpu, calls in by_cpu.items():
             late = self._late(cpu)
             if late < LATE_NS:
                 continue
             callers = sorted({call.caller for call in calls if call.caller is not None})
-            # They cannot have waited for longer than they have run the same task.
-            ran = [
-                self._lasted(queue.switched_ns)
-                for caller in callers
-                if (queue := self._queues.get(caller)) and queue.switched_ns is not None
-            ]
-            waits = min(late, max(ran, default=late))
-            verb = "waits" if len(callers) == 1 else "wait"
+            waits = min(late, self._called_for(callers, late))
+            who = f"{_cpu_list(callers)} {'waits' if len(callers) == 1 else 'wait'}"
+            if not callers:
+                who = "a task that does not run waits"
             cause = self._cause(cpu)
             yield self._stall(
                 "cpu-stalled",
                 "cross-call",
-                f"{_cpu_list(callers)} {verb} for cpu{cpu} to run "
+                f"{who} for cpu{cpu} to run "
                 f"{_functions(calls)}, for at most {duration(waits)}: "
                 f"{cause.steps[0]}",
                 cause,
@@ -249,6 +245,20 @@ class _Finder:
                 cpus=(cpu, *callers),
                 waiting=len(callers),
             )
+
+    def _called_for(self, callers: Sequence[int], late: int) -> int:
+        """Return the longest time that CPUs can have waited for a call.
+
+        With preemption off it is at most the time that they have run the same task.
+        Newer kernels wait for some calls with preemption on.
+        """
+        ran = [late]
+        for caller in callers:
+            held, queue = self._cpus.get(caller), self._queues.get(caller)
+            if held is None or queue is None or not held.preempt_count:
+                return late
+            ran.append(self._lasted(queue.switched_ns))
+        return max(ran[1:], default=late)
 
     def timers(self) -> Iterator[Stall]:
         """Find CPUs that tick and switch, but do not run their timers."""

@@ -2,6 +2,8 @@
 
 """What follows from evidence of stalls: culprits, chains, limits."""
 
+from dataclasses import replace
+
 import pytest
 
 from msatools.cpus.stalls.findings import find_stalls
@@ -272,6 +274,15 @@ def test_cross_calls() -> None:
         "f with interrupts off"
     )
     assert (stall.over_limit, stall.culprit_cpu) == (True, 1)
+    # Who is preempted meanwhile may have waited for longer than it has run.
+    preempted = held(3, why="waits-for-call", calls_cpus=(1,), preempt_count=0)
+    found = find_stalls(
+        evidence(held(1, **OFF), preempted, queues=[caller], calls=[call])
+    )
+    assert next(s for s in found if s.kind == "cross-call").for_ns == 31 * SECOND
+    unknown = replace(call, caller=None)
+    found = find_stalls(evidence(held(1, **OFF), calls=[unknown]))
+    assert found[1].text.startswith("a task that does not run waits for cpu1 to run")
     # A CPU that takes interrupts is going to run it.
     assert not find_stalls(evidence(held(1), queues=[caller], calls=[call]))
 
