@@ -61,10 +61,10 @@ TABLES = {
     "cpus --stalls": Facts(
         CPUS,
         stalls.FACTS,
-        tuple(f"{name}-{k}" for name in STALLS for k in ("6.1", "6.12")),
+        ("stalls-locks-6.1", *(f"{name}-6.12" for name in STALLS)),
         ("--stalls",),
         branches=True,  # preempt counts, cross calls
-        others=tuple(f"{name}-7.x" for name in STALLS),
+        others=(*(f"{name}-7.x" for name in STALLS), "stalls-rcu-6.1"),
     ),
     "locks": Facts(
         LOCKS,

@@ -605,10 +605,10 @@ def _doing(held: HeldCpu, called: str) -> str:
 
 def _state(held: HeldCpu) -> str:
     """Return what is off: interrupts, else softirqs, else preemption."""
-    if held.interrupts == "off":
-        return "interrupts off"
     if held.why in ("host", "interrupt"):
         return ""
+    if held.interrupts == "off":
+        return "interrupts off"
     if held.why == "softirq" or held.mode == "user":
         return ""
     if held.softirq_count:

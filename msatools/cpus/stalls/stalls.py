@@ -50,6 +50,7 @@ from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.names.names import LockNames
 from msatools.locks.sleeping.spinlocks import Spin, spins
+from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import stack_bytes
@@ -65,10 +66,11 @@ _QUEUES: Members = {"current": ("curr",), "idle": ("idle",)}
 
 _PREEMPTION = 0xFF
 _SOFTIRQ_SHIFT = 8
-_HARDIRQ_SHIFT = 16
+_HARDIRQ_SHIFTS = 16, 24
 _COUNT = 0x7FFF_FFFF
 """Parts of the preempt count (include/linux/preempt.h): all but the bit of x86 that
-says whether a switch is due."""
+says whether a switch is due. The count of interrupts is at the first of the shifts, or
+at the second where that of disabled interrupts lies below it."""
 
 _PREEMPTED = 1
 """KVM_VCPU_PREEMPTED (arch/x86/include/uapi/asm/kvm_para.h)"""
@@ -437,7 +439,7 @@ class _StallReader:
                 kthread=bool(running.of(cpu, "flags") & PF_KTHREAD),
                 late=(self._delay(cpu) or 0) >= LATE_NS,
                 softirq=serves,
-                interrupt=bool((count or 0) >> _HARDIRQ_SHIFT & 0xF),
+                interrupt=bool((count or 0) >> self._hardirq_shift() & 0xF),
             )
             found[cpu] = context, stack
             if context.halted:
@@ -610,6 +612,22 @@ class _StallReader:
             )
             if known
         }
+
+    def _hardirq_shift(self) -> int:
+        """Return where the preempt count has that of interrupts.
+
+        Newer kernels (by 7.3) count there how often interrupts were disabled, too, and
+        keep in a per-CPU variable whether they were on before.
+        """
+        return self._reader.once("hardirq shift", self._find_hardirq_shift)
+
+    def _find_hardirq_shift(self) -> int:
+        before, after = _HARDIRQ_SHIFTS
+        try:
+            find_variable(self._reader.prog, "local_interrupt_disable_state")
+        except LookupError:
+            return before
+        return after
 
     def _counts_of_tasks(self) -> dict[int, int]:
         addresses = self._read_running().addresses
