@@ -166,7 +166,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             crash_cpu=crash.cpu if crash else None,
         )
         stalls = read_stalls(
-            *(reader, CpuState(percpu, clocks, ticks, queues), found),
+            *(reader, CpuState(percpu, clocks, ticks, queues, crash), found),
             thorough=self._options.stalls or self._options.whole,
         )
         return _CpuSample(

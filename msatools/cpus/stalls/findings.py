@@ -51,6 +51,9 @@ class Evidence:
     halted_ns: int | None = None
     """Time since a crashing kernel stopped its other CPUs: no stall grows by it."""
 
+    found: frozenset[StallKind] = frozenset()
+    """What the kernel crashed because of."""
+
 
 @dataclass(frozen=True)
 class _Cause:
@@ -89,6 +92,16 @@ def find_stalls(evidence: Evidence) -> tuple[Stall, ...]:
             ),
         )
     )
+
+
+def found_by_kernel(message: str | None) -> frozenset[StallKind]:
+    """Return what a kernel says that it crashed because of."""
+    kinds: Mapping[str, StallKind] = {
+        "softlockup": "no-switch",
+        "Hard LOCKUP": "no-tick",
+        "RCU Stall": "grace-period",
+    }
+    return frozenset(kind for word, kind in kinds.items() if word in (message or ""))
 
 
 class _Finder:
@@ -514,6 +527,22 @@ class _Finder:
         calls = [call for call in self._evidence.calls if call.caller == cpu]
         return _functions(calls)
 
+    def _is_found(
+        self, kind: StallKind, for_ns: int, limit_ns: int, cpus: Sequence[int]
+    ) -> bool:
+        """Return whether the kernel itself takes it for a stall.
+
+        Its detectors take samples, so they may find one that lasts for as little as
+        three fifths of the limit: the time since the last sample counts, too.
+        """
+        if 5 * for_ns < 3 * limit_ns:
+            return False
+        if kind in self._evidence.found:
+            return True
+        held = self._cpus.get(cpus[0]) if cpus else None
+        age = held.watchdog_ns if held and kind == "no-switch" else None
+        return self._lasted(age) >= limit_ns
+
     def _stall(
         self,
         code: StallCode,
@@ -535,7 +564,8 @@ class _Finder:
             confidence=cause.confidence,
             for_ns=for_ns,
             limit_ns=limit_ns,
-            over_limit=for_ns >= limit_ns,
+            over_limit=for_ns >= limit_ns
+            or self._is_found(kind, for_ns, limit_ns, cpus),
             cpus=tuple(cpus),
             culprit_cpu=cause.cpu,
             culprit_pid=cause.pid,

@@ -21,7 +21,12 @@ from msatools.cpus.stalls.contexts import (
     StackReader,
     interpret,
 )
-from msatools.cpus.stalls.findings import LATE_NS, Evidence, find_stalls
+from msatools.cpus.stalls.findings import (
+    LATE_NS,
+    Evidence,
+    find_stalls,
+    found_by_kernel,
+)
 from msatools.cpus.stalls.lock_code import refers_to
 from msatools.cpus.stalls.model import (
     CrossCall,
@@ -51,7 +56,7 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.names.names import LockNames
 from msatools.locks.sleeping.spinlocks import Spin, spins
 from msatools.selfdesc.variables import find_variable
-from msatools.target.model import Address
+from msatools.target.model import Address, Crash
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector
@@ -91,6 +96,7 @@ class CpuState:
     clocks: Clocks
     ticks: TickSched
     queues: tuple[RunQueue, ...]
+    crash: Crash | None = None
 
 
 def collect_stalls(
@@ -100,7 +106,7 @@ def collect_stalls(
     *,
     tasks: TaskTable | None = None,
     now: TaskState | None = None,
-    crash_cpu: int | None = None,
+    crash: Crash | None = None,
 ) -> Stalls:
     """
     Return what stands still, of an open program, with the evidence.
@@ -113,16 +119,18 @@ def collect_stalls(
     :param tasks: All tasks, and
     :param now: what they do, if both are known: else they are read if a grace period
         does not end.
-    :param crash_cpu: The CPU that the kernel crashed on, if it did.
+    :param crash: How the kernel crashed, if it did.
     :raises LookupError: if no run queue can be found at all
     """
     reader = Reader(prog)
     percpu = read_percpu(reader, losses)
     ticks = read_tick_sched(reader, percpu, losses)
     queues = read_run_queues(
-        reader, percpu, clocks, ticks, losses, tasks=tasks, crash_cpu=crash_cpu
+        *(reader, percpu, clocks, ticks, losses),
+        tasks=tasks,
+        crash_cpu=crash.cpu if crash else None,
     )
-    cpus = CpuState(percpu, clocks, ticks, queues)
+    cpus = CpuState(percpu, clocks, ticks, queues, crash)
     return read_stalls(reader, cpus, losses, tasks=tasks, now=now)
 
 
@@ -167,6 +175,7 @@ class _StallReader:
         self._percpu = cpus.percpu
         self._clocks = cpus.clocks
         self._ticks = cpus.ticks
+        self._crash = cpus.crash
         self._queues = {queue.cpu: queue for queue in cpus.queues}
         self._numbers: list[int] = cpus.percpu.cpus.tolist()
         self._rows = {cpu: row for row, cpu in enumerate(self._numbers)}
@@ -217,6 +226,7 @@ class _StallReader:
                 stop_machine=stop,
                 timers=timers,
                 halted_ns=halted,
+                found=found_by_kernel(self._crash.message if self._crash else None),
             )
         )
         return Stalls(
@@ -439,7 +449,7 @@ class _StallReader:
                 kthread=bool(running.of(cpu, "flags") & PF_KTHREAD),
                 late=(self._delay(cpu) or 0) >= LATE_NS,
                 softirq=serves,
-                interrupt=bool((count or 0) >> self._hardirq_shift() & 0xF),
+                interrupt=self._in_interrupt(count or 0),
             )
             found[cpu] = context, stack
             if context.halted:
@@ -612,6 +622,14 @@ class _StallReader:
             )
             if known
         }
+
+    def _in_interrupt(self, count: int) -> bool:
+        """Return whether a CPU was in an interrupt other than an NMI.
+
+        An NMI, by which a crashing kernel stops CPUs, counts as both.
+        """
+        shift = self._hardirq_shift()
+        return count >> shift & 0xF > count >> (shift + 4) & 0xF
 
     def _hardirq_shift(self) -> int:
         """Return where the preempt count has that of interrupts.

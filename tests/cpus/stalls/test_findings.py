@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from msatools.cpus.stalls.findings import find_stalls
+from msatools.cpus.stalls.findings import find_stalls, found_by_kernel
 from msatools.cpus.stalls.model import CrossCall, OverdueTimer, Stall, StopMachine
 from tests.cpus.stalls.made import (
     SECOND,
@@ -65,6 +65,28 @@ def test_limits(late_s: float, found: int, over: bool) -> None:
     late = held(1, tick_late_ns=int(late_s * SECOND), interrupts="off")
     stalls = find_stalls(evidence(late))
     assert [stall.over_limit for stall in stalls] == [over] * found
+
+
+def test_what_the_kernel_found_is_over_the_limit() -> None:
+    """Its detectors count from their last sample."""
+    late = held(1, tick_late_ns=7 * SECOND, interrupts="off")
+    brief = held(2, tick_late_ns=2 * SECOND, interrupts="off")
+    said = found_by_kernel("Kernel panic - not syncing: Hard LOCKUP")
+    found = find_stalls(evidence(late, brief, found=said))
+    assert [(stall.cpus, stall.over_limit) for stall in found] == [
+        *(((1,), True), ((2,), False)),
+    ]
+    assert not only(find_stalls(evidence(late))).over_limit
+    assert found_by_kernel("Kernel panic - not syncing: Out of memory") == frozenset()
+    assert found_by_kernel(None) == frozenset()
+
+
+def test_stamp_of_the_watchdog() -> None:
+    stuck = queue(3, task(103, "task3", 17), [task(9, "migration/3", 16, "stop")])
+    for age_s, over in ((19, False), (21, True)):
+        watched = held(3, watchdog_ns=age_s * SECOND)
+        stall = only(find_stalls(evidence(watched, queues=[stuck])))
+        assert stall.over_limit is over
 
 
 def test_the_whole_chain() -> None:
