@@ -109,10 +109,7 @@ TRIED = {
             "--json",
         ),
         untried={"--set": "all CPUs of the demo are in one set"},
-        alike={
-            ("-n 1", "-P 0"): "one CPU is one row",
-            ("--stalls", "-P 0"): "nothing stands still in the demo",
-        },
+        alike={("-n 1", "-P 0"): "one CPU is one row"},
     ),
     "locks": Tried(
         selecting=("-p 220", "--state D", "--min-age 33"),

@@ -22,7 +22,13 @@ from msatools.tasks.framerules import (
 from msatools.tasks.orc import Orc
 from msatools.tasks.stackmemory import Rows, StackMemory
 from msatools.tasks.text import kernel_symbol
-from msatools.tasks.unwindone import OneMemory, OneStack, OneState, unwind_one
+from msatools.tasks.unwindone import (
+    OneMemory,
+    OneStack,
+    OneState,
+    ReadsWords,
+    unwind_one,
+)
 
 _FEW = 8
 """Number of stacks that are faster to unwind one by one: a vectorized step costs as
@@ -154,12 +160,9 @@ class Unwinder:
         )
         return unwind_one(memory, state, self._rule)
 
-    def callers(
-        self, pc: int, sp: int, bp: int, words: list[int], interrupted: bool
-    ) -> tuple[int, ...]:
-        """Return the code addresses from a frame on; *words* start at *sp*."""
-        state = OneState(pc=pc, sp=sp, bp=bp, interrupted=interrupted)
-        return tuple(unwind_one(OneMemory(words, sp), state, self._rule).pcs)
+    def unwind_from(self, memory: ReadsWords, state: OneState) -> OneStack:
+        """Unwind from a frame on whose registers are known."""
+        return unwind_one(memory, state, self._rule)
 
     def _rule(self, pc: int) -> FrameRule:
         return self._rules[self._row(pc)]

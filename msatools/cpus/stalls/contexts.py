@@ -5,6 +5,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
 import drgn
@@ -15,9 +16,11 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
 from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.framerules import End
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.task_state import INTERRUPTS
 from msatools.tasks.text import KernelText
+from msatools.tasks.unwindone import OneStack, OneState
 from msatools.tasks.waits import classify
 
 _INTERRUPT_FLAG = 1 << 9
@@ -77,6 +80,15 @@ _LOCK_WORDS = re.compile(r"_*(raw_)?(spin|read|write)_(lock|trylock)\w*|do_raw_\
 
 MAX_FRAMES = 48
 
+_SEARCHED = 512
+"""Bytes of a stack that are searched for a return address."""
+
+_LEAST = 4
+"""Minimum number of frames that are no chance."""
+
+_USER = ""
+"""Stands for user mode among the functions of a stack."""
+
 
 @dataclass(frozen=True)
 class Context:
@@ -128,60 +140,139 @@ class StackReader:
         self._text = text
         self._losses = losses
 
-    def read(self, task: int, stack: int) -> CpuStack | None:
+    def read(self, task: int) -> CpuStack | None:
         """Return the stack of a task that runs; ``None`` on a live kernel, or if lost.
 
+        drgn begins, as it knows the registers of frames. Where it does not go on, in
+        modules without debug info or by ORC tables that it does not know, those tables
+        do; then the registers of further frames are not known.
+
         :param task: Address of its ``struct task_struct``.
-        :param stack: Start of its stack.
         """
         if self._reader.is_live:
             return None
         trace = stack_trace(self._prog, task)
         if not trace:
             return None
-        names: list[str] = []
-        pcs: list[int] = []
-        flags: dict[int, Literal["on", "off"]] = {}
-        for frame in trace:
-            if frame.is_inline:
-                continue
+        frames = [frame for frame in trace if not frame.is_inline]
+        stack = _Stack(self._text)
+        for frame, following in zip_longest(frames, frames[1:MAX_FRAMES]):
             registers = frame.registers()
-            state = _interrupts(registers)
-            if state is not None:
-                flags[len(names)] = state
+            if (state := _interrupts(registers)) is not None:
+                stack.flags[len(stack.names)] = state
             if frame.pc < KERNEL_HALF:
-                names.append("")
+                stack.names.append(_USER)
                 break
-            is_module = not self._text.in_kernel(frame.pc)
-            found: Sequence[int] = (frame.pc,)
-            if is_module:
-                found = self._callers(frame, registers, stack)
-            for number, pc in enumerate(found):
-                is_exact = not number and frame.interrupted
-                pcs.append(pc)
-                names.append(self._text.name(pc if is_exact else pc - 1) or hex(pc))
-            if is_module or len(names) >= MAX_FRAMES:
-                break
-        return CpuStack(tuple(names), tuple(pcs), flags)
+            has_more = following is not None and (
+                following.pc >= KERNEL_HALF or following.interrupted
+            )
+            if has_more and self._text.in_kernel(frame.pc):
+                stack.add(frame.pc, is_exact=frame.interrupted)
+                continue
+            self._go_on(stack, frame, registers, task)
+            break
+        return CpuStack(tuple(stack.names), tuple(stack.pcs), stack.flags)
 
-    def _callers(
-        self, frame: drgn.StackFrame, registers: Mapping[str, int], stack: int
-    ) -> Sequence[int]:
-        """Return the code addresses from a frame of a module on."""
-        sp, bp = registers.get("rsp"), registers.get("rbp", 0)
+    def _go_on(
+        self,
+        stack: "_Stack",
+        frame: drgn.StackFrame,
+        registers: Mapping[str, int],
+        task: int,
+    ) -> None:
+        """Add a frame, and its callers by ORC tables."""
+        sp, found = registers.get("rsp"), None
         collector = self._reader.once(
             StackCollector, lambda: StackCollector(self._reader, self._losses)
         )
-        if sp is None or sp % 8 or sp < KERNEL_HALF:
-            return (frame.pc,)
+        if sp is not None:
+            bp = registers.get("rbp", 0)
+            found = collector.callers(OneState(frame.pc, sp, bp, frame.interrupted))
+        if sp is None or found is None:
+            stack.add(frame.pc, is_exact=frame.interrupted)
+            return
+        if found.guessed and len(found.pcs) == 1:
+            stack.add(frame.pc, is_exact=frame.interrupted)
+            found = self._first_caller(collector, sp)
+        if found is not None:
+            stack.extend(found)
+        if found is not None and found.end is End.UNSUPPORTED:
+            found = self._interrupted(collector, sp, task)
+            if found is not None:
+                stack.extend(found)
+
+    def _interrupted(
+        self, collector: StackCollector, sp: int, task: int
+    ) -> OneStack | None:
+        """Find what was interrupted, from a stack for interrupts.
+
+        Its last word is the stack pointer of the task then (``call_on_stack()`` of
+        arch/x86/include/asm/irq_stack.h), which is near the return address into the
+        entry point.
+        """
         size = collector.stack_bytes
-        if stack <= sp < stack + size:
-            size = stack + size - sp
-        # Else it is a stack for interrupts, whose end is not known.
-        data, gaps = self._reader.read_around_gaps(sp, size, 8)
+        own = drgn.Object(self._prog, "struct task_struct", address=task)
+        try:
+            start = own.stack.value_()
+            words = self._words(sp, size)
+            saved = words[-1] if words else 0
+            if start <= sp < start + size or not start <= saved < start + size:
+                return None
+            words = self._words(saved, min(_SEARCHED, start + size - saved))
+        except drgn.FaultError:
+            return None
+        for number, word in enumerate(words):
+            if (self._text.name(word - 1) or "").startswith(_ENTRIES):
+                at = saved + 8 * (number + 1)
+                return collector.callers(OneState(word, at, 0, interrupted=False))
+        return None
+
+    def _words(self, address: int, size: int) -> list[int]:
+        """Read words up to the first that cannot be read."""
+        data, gaps = self._reader.read_around_gaps(address, size, 8)
         readable = min((gap.offset for gap in gaps), default=size) // 8
         words: list[int] = np.frombuffer(data, "<u8", readable).tolist()
-        return collector.callers(frame.pc, sp, bp, words, frame.interrupted)
+        return words
+
+    def _first_caller(self, collector: StackCollector, sp: int) -> OneStack | None:
+        """Find the caller of a function that ORC does not describe.
+
+        Such as __crash_kexec() of 7.3, in which the CPU is that crashed. It is at the
+        first return address on the stack from which there is a way to its end.
+        """
+        for number, word in enumerate(self._words(sp, _SEARCHED)):
+            if word < KERNEL_HALF or not self._text.in_kernel(word):
+                continue
+            state = OneState(word, sp + 8 * (number + 1), 0, interrupted=False)
+            found = collector.callers(state)
+            if found is not None and not found.guessed and len(found.pcs) >= _LEAST:
+                return found
+        return None
+
+
+@dataclass
+class _Stack:
+    """A stack while it is read."""
+
+    text: KernelText
+    names: list[str] = field(default_factory=list)
+    pcs: list[int] = field(default_factory=list)
+    flags: dict[int, Literal["on", "off"]] = field(default_factory=dict)
+
+    def extend(self, found: OneStack) -> None:
+        """Add frames of the kernel, and user mode if they lead there."""
+        for pc, is_exact in zip(found.pcs, found.interrupted, strict=True):
+            self.add(pc, is_exact=is_exact)
+        if found.end is End.ENTRY:
+            self.names.append(_USER)
+
+    def add(self, pc: int, *, is_exact: bool) -> None:
+        """Add a frame of the kernel.
+
+        :param is_exact: Whether *pc* is no return address.
+        """
+        self.pcs.append(pc)
+        self.names.append(self.text.name(pc if is_exact else pc - 1) or hex(pc))
 
 
 def _interrupts(registers: Mapping[str, int]) -> Literal["on", "off"] | None:

@@ -284,8 +284,11 @@ class _Finder:
             what = f" (the first is {timer.function})" if timer.function else ""
             cause = self._cause(timer.cpu)
             self._done.add(timer.cpu)
+            held = self._cpus.get(timer.cpu)
+            # The thread for softirqs gets no turn there.
+            is_starved = held is not None and held.policy is not None
             yield self._stall(
-                "cpu-stalled",
+                "cpu-starved" if is_starved else "cpu-stalled",
                 "timers",
                 f"cpu{timer.cpu} has not run its timers for {duration(late)}"
                 f"{what}: {cause.first}",

@@ -439,7 +439,7 @@ class _StallReader:
         found = {}
         for cpu in cpus[:_MAX_STACKS]:
             task = int(running.addresses[self._rows[cpu]])
-            stack = stacks.read(task, running.of(cpu, "stack")) if task else None
+            stack = stacks.read(task) if task else None
             if stack is None:
                 continue
             count = counts.get(cpu)

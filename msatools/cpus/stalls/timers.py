@@ -55,8 +55,8 @@ def overdue_timers(
 ) -> tuple[OverdueTimer, ...]:
     """Return the first overdue timer of each kind on each CPU.
 
-    :param idle: CPUs that are idle: their timers without a need to wake them
-        (TIMER_DEFERRABLE) may be late.
+    :param idle: CPUs that are idle: like those whose tick is stopped, they may run
+        timers late that need not wake them (TIMER_DEFERRABLE).
     :param name: Returns the function at an address.
     """
     found = list(_hrtimers(reader, percpu, ticks, online, name, losses))
@@ -127,7 +127,7 @@ def _wheel(
             cpu = int(percpu.cpus[row])
             if not read.readable[index] or not pending[index]:
                 continue
-            if is_deferrable and cpu in idle:
+            if is_deferrable and (cpu in idle or ticks.stopped[row]):
                 continue
             due = jiffies.moment(int(read["next"][index]))
             if due is None or ticks.latest_ns - due < LATE_NS:

@@ -190,7 +190,7 @@ def test_machine_that_does_not_stop(kernel: str) -> None:
     assert (held["interrupts"], held["function"]) == ("off", "sm_spin_on")
     stop = seen.stalls["stop_machine"]
     assert (stop["function"], stop["step"]) == ("sm_stopped", "prepare")
-    assert (stop["stopped"], stop["missing"]) == ([0, 2, 3], [missing["cpu"]])
+    assert (stop["stopped"], stop["missing"]) == ([0, 2, 3, 4], [missing["cpu"]])
     assert seen.one("no-tick")["culprit_cpu"] == missing["cpu"]
 
 
@@ -231,6 +231,20 @@ QUIET = (
     *("memory-6.1", "memory-6.12", "tasks-6.12", "crash-6.12", "zombies-6.12"),
     "lockmodule-6.12",
 )
+
+
+@pytest.mark.kernels
+def test_timers_that_need_not_wake_a_cpu() -> None:
+    """On an nohz_full CPU that runs a task in user mode, they may be late."""
+
+    def opening(spec: TargetSpec) -> Opened:
+        path = str(lab.build("cpulock-6.1").kept)
+        return open_target(TargetSpec(path=path, types="btf"))
+
+    report = call(COMMAND, "--stalls", "--json", opening=opening).json
+    assert [each for each in report["stalls"]["found"] if each["over_limit"]] == []
+    tickless = 7
+    assert tickless not in [each["cpu"] for each in report["stalls"]["timers"]]
 
 
 @pytest.mark.parametrize("name", QUIET)

@@ -335,6 +335,9 @@ def test_timers_that_are_not_run() -> None:
         "cpu4 has not run its timers for 15.0s (the first is expire): pid 104 task4 is "
         "in f with softirqs off"
     )
+    assert stall.code == "cpu-stalled"
+    hog = held(4, policy="FIFO 50", why="user-mode", mode="user")
+    assert only(find_stalls(evidence(hog, timers=[late]))).code == "cpu-starved"
     # A CPU that does not tick at all is reported for that alone.
     (stall,) = find_stalls(evidence(held(4, **OFF), timers=[late]))
     assert stall.kind == "no-tick"
