@@ -431,10 +431,9 @@ class _Finder:
             confidence = cause.confidence if cause else "exact"
             return _Cause(steps, why, confidence, blocker.cpu, blocker.pid), why
         # Its timer, or its wake-up, is with a CPU that takes no interrupts.
-        for cpu in self._cpus:
-            if cpu == thread.cpu and self._late(cpu) >= LATE_NS:
-                cause = self._cause(cpu)
-                return cause, cause.steps[0]
+        if thread.cpu is not None and self._late(thread.cpu) >= LATE_NS:
+            cause = self._cause(thread.cpu)
+            return cause, cause.steps[0]
         return None
 
     def _is_idle(self, cpu: int) -> bool:
@@ -485,7 +484,8 @@ class _Finder:
             steps.append(f"cpu{at}: {step}")
             confidence = max(confidence, how, key=lambda each: _WEIGHT[each])
             if following is None:
-                is_known = held.why is not None and not _is_open(held)
+                # On a running kernel what a CPU does is not known.
+                is_known = held.mode is not None and not _is_open(held)
                 return _Cause(
                     tuple(steps),
                     first,
