@@ -628,6 +628,9 @@ class _StallReader:
 
         An NMI, by which a crashing kernel stops CPUs, counts as both.
         """
+        if not count >> min(_HARDIRQ_SHIFTS):
+            # Looking for a variable that is missing takes long.
+            return False
         shift = self._hardirq_shift()
         return count >> shift & 0xF > count >> (shift + 4) & 0xF
 
