@@ -51,6 +51,7 @@ def _options(args: argparse.Namespace) -> CpusOptions:
         or args.view == "sets"
         or bool({*_TASK_COLUMNS} & {*(args.columns or ())}),
         doing=args.verbose,
+        stalls=args.view == "stalls",
         whole=args.record is not None,
     )
 
@@ -88,6 +89,8 @@ def _choose(report: CpusReport, args: argparse.Namespace) -> CpusReport:
     options = _options(args)
     if options.tasks and not has_tasks(report):
         raise UsageError("-v, --sets, -o icsw,migr: tasks were not recorded")
+    if options.stalls and report.stalls is None:
+        raise UsageError("--stalls: what stands still was not recorded")
     return choose(report, options)
 
 
@@ -102,9 +105,10 @@ _EXCLUDED = (
     Excluded("--json", ("-n", "-o", "--info"), "has all rows and columns"),
     *(
         Excluded(view, ("-o",), "has columns of its own")
-        for view in ("-i", "--sets", "--info")
+        for view in ("-i", "--sets", "--info", "--stalls")
     ),
-    Excluded("--diff", ("-i", "-o", "--info"), "has tables of its own"),
+    Excluded("--diff", ("-i", "-o", "--info", "--stalls"), "has tables of its own"),
+    Excluded("--stalls", ("-n",), "has all rows"),
 )
 
 _COMPARED = (
@@ -143,6 +147,7 @@ COMMAND = Command(
             view("irqs", "show interrupts by CPU, and where they may go", flag="-i"),
             view("sets", "show sets in full, with their tasks and interrupts"),
             view("info", "show what each CPU is: its place, state, capacity"),
+            view("stalls", "show what stands still, who holds it up, and why"),
         ),
         columns(_columns, " (icsw and migr read all tasks)"),
         rows(),
@@ -151,6 +156,7 @@ COMMAND = Command(
         ("-v", "run queues too: who waits, and for how long"),
         ("-i -P 4-7", "which interrupts these CPUs take"),
         ("--sets", "who is bound to which CPUs, and who strays"),
+        ("--stalls", "why the machine stands still, down to the culprit"),
         ("-o cpu,set,csw,icsw,migr 5", "switches and moves, each 5 s"),
     ),
     start=_start,

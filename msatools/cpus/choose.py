@@ -9,6 +9,7 @@ from msatools.cpus.diagnostics import Known, findings
 from msatools.cpus.model import CpuSet, CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.sets import set_of_cpus
+from msatools.cpus.stalls.model import Stalls
 from msatools.kernel.cpumask import require_cpus
 from msatools.target.errors import TargetError
 
@@ -35,6 +36,7 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
         irqs=report.irqs or (),
         in_interval=report.interval_ns is not None,
         asks_irqs=options.irqs,
+        stalls=() if report.stalls is None else report.stalls.found,
     )
     return replace(
         report,
@@ -51,6 +53,24 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
         irqs=report.irqs if options.irqs else None,
         vectors=report.vectors if options.irqs else None,
         softirqs=report.softirqs if options.irqs else None,
+        stalls=_stalls_of(report.stalls, wanted, is_all) if options.stalls else None,
+    )
+
+
+def _stalls_of(
+    stalls: Stalls | None, wanted: frozenset[int], is_all: bool
+) -> Stalls | None:
+    """Return what stands still on the requested CPUs, or because of them."""
+    if stalls is None or is_all:
+        return stalls
+    return replace(
+        stalls,
+        found=tuple(
+            stall for stall in stalls.found if wanted & {*stall.cpus, stall.culprit_cpu}
+        ),
+        cpus=tuple(held for held in stalls.cpus if held.cpu in wanted),
+        calls=tuple(call for call in stalls.calls if wanted & {call.cpu, call.caller}),
+        timers=tuple(timer for timer in stalls.timers if timer.cpu in wanted),
     )
 
 

@@ -30,6 +30,8 @@ from msatools.cpus.processors import read_processors
 from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
 from msatools.cpus.runqueues import read_run_queues
 from msatools.cpus.sets import read_sets, set_of_cpus, with_reason
+from msatools.cpus.stalls.model import Stalls
+from msatools.cpus.stalls.stalls import CpuState, read_stalls
 from msatools.cpus.ticksched import read_tick_sched
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
@@ -93,6 +95,7 @@ class _CpuSample:
     sets: tuple[CpuSet, ...]
     processors: tuple[Processor, ...]
     queues: tuple[RunQueue, ...]
+    stalls: Stalls
 
 
 class Cpus(KernelSession[CpusReport, CpusOptions]):
@@ -163,6 +166,10 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             tasks=tasks,
             crash_cpu=crash.cpu if crash else None,
         )
+        stalls = read_stalls(
+            *(reader, CpuState(percpu, clocks, ticks, queues, crash), found),
+            thorough=self._options.stalls or self._options.whole,
+        )
         return _CpuSample(
             counters=counters,
             irqs=interrupts,
@@ -171,6 +178,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             sets=sets,
             processors=read_processors(reader, percpu, ticks, found),
             queues=queues,
+            stalls=stalls,
         )
 
     def _report(
@@ -203,6 +211,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             vectors=(*counters.vector_rows(), *percpu_interrupts(interrupts)),
             softirqs=counters.softirq_rows(),
             nodes=nodes,
+            stalls=sample.stalls,
         )
         return report if self._options.whole else choose(report, self._options)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msatools.cpus.model import Cpu, CpuSet, Diagnostic, Irq, RunnableTask, RunQueue
 from msatools.cpus.sets import DEFAULT, PARTITIONS
+from msatools.cpus.stalls.model import Stall
 from msatools.kernel.ranges import ranges
 
 MOST = 0.5
@@ -21,6 +22,9 @@ LONG_NS = 1_000_000_000
 WAITS_NS = 100_000_000
 """Minimum wait while other CPUs idle that is reported: the scheduler looks for work for
 an idle CPU several times a tick."""
+
+_OF_ONE_CPU = ("no-tick", "no-switch", "starved")
+"""Kinds of stalls of single CPUs."""
 
 _FIRST = ("stop", "deadline", "realtime")
 """Classes whose tasks may keep the CPU from others as long as they run."""
@@ -47,10 +51,21 @@ class Known:
     asks_irqs: bool = False
     """Whether interrupts were requested: then the busiest CPU is always reported."""
 
+    stalls: Sequence[Stall] = ()
+    """What stands still; only what is over its limit is reported."""
+
+    def is_stalled(self, cpu: int) -> bool:
+        """Return whether it is reported that a CPU itself stands still."""
+        return any(
+            stall.over_limit and stall.kind in _OF_ONE_CPU and cpu in stall.cpus
+            for stall in self.stalls
+        )
+
 
 def findings(known: Known) -> tuple[Diagnostic, ...]:
     """Return all findings, the worst first."""
     return (
+        *_few(_stalls(known)),
         *_few(_dead_clocks(known)),
         *_few(_held_up(known)),
         *_few(_starving(known)),
@@ -82,9 +97,17 @@ def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
 # --- CPUs that do not tick or switch
 
 
+def _stalls(known: Known) -> Iterator[Diagnostic]:
+    for stall in known.stalls:
+        if stall.over_limit:
+            yield Diagnostic(
+                code=stall.code, text=stall.text, cpus=stall.cpus, advice=None
+            )
+
+
 def _dead_clocks(known: Known) -> Iterator[Diagnostic]:
     for queue in known.queues:
-        if queue.lag_why == "interrupts off":
+        if queue.lag_why == "interrupts off" and not known.is_stalled(queue.cpu):
             runs = f"; runs {_task(queue.current)}" if queue.current else ""
             yield Diagnostic(
                 code="not-ticked",
@@ -99,6 +122,8 @@ def _dead_clocks(known: Known) -> Iterator[Diagnostic]:
 def _held_up(known: Known) -> Iterator[Diagnostic]:
     for queue in known.queues:
         current, waits = queue.current, _runnable(queue)
+        if known.is_stalled(queue.cpu):
+            continue
         if current is not None and _is_held_up(queue):
             since = _seconds(queue.switched_ns)
             yield Diagnostic(
@@ -119,6 +144,8 @@ def _starving(known: Known) -> Iterator[Diagnostic]:
     for queue in known.queues:
         current = queue.current
         if current is None or current.sched_class not in _FIRST or _is_held_up(queue):
+            continue
+        if known.is_stalled(queue.cpu):
             continue
         late = [task for task in _runnable(queue) if (task.wait_ns or 0) >= LONG_NS]
         if late:

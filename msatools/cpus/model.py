@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from msatools.cpus.stalls.model import Stalls
 from msatools.kernel.report import ADDED, Report
 from msatools.target.model import Address
 
@@ -366,7 +367,8 @@ class Diagnostic:
     code: str
     """``isolated-takes-interrupts``, ``idle-while-waiting``, ``not-ticked``,
     ``not-switched``, ``starving-tasks``, ``most-interrupts``, ``partition-invalid``,
-    ``straying-tasks``."""
+    ``straying-tasks``; and, over the limits of the kernel's own detectors,
+    ``cpu-stalled``, ``cpu-starved``, ``rcu-stalled``."""
 
     text: str
     cpus: tuple[int, ...]
@@ -392,3 +394,6 @@ class CpusReport(Report):
     softirqs: tuple[Vector, ...] | None = field(default=None, metadata=ADDED)
     nodes: Sequence[int] = ()
     """Online NUMA nodes."""
+
+    stalls: Stalls | None = field(default=None, metadata=ADDED)
+    """What stands still, and the evidence; on request (``--stalls``)."""

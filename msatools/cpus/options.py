@@ -25,5 +25,8 @@ class CpusOptions:
     doing: bool = False
     """Report what each CPU did when a dump was made."""
 
+    stalls: bool = False
+    """Report what stands still, with the evidence."""
+
     whole: bool = False
     """Report everything, to be selected from later."""

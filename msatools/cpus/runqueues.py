@@ -98,7 +98,7 @@ def read_run_queues(
                     online=is_online,
                     idle=is_idle,
                     tick_stopped=ticks.stopped[row],
-                    late_ns=_late(ticks, row, lag),
+                    late_ns=tick_delay(ticks, row, lag),
                 ),
                 panicked=cpu == crash_cpu,
             )
@@ -135,8 +135,12 @@ def lag_why(
     return None
 
 
-def _late(ticks: TickSched, row: int, lag: int | None) -> int | None:
-    """Return the delay of a timer's interrupt on an online CPU; ``None`` if unknown."""
+def tick_delay(ticks: TickSched, row: int, lag: int | None) -> int | None:
+    """Return the delay of a timer's interrupt on an online CPU; ``None`` if unknown.
+
+    :param row: The CPU's row in ``PerCpu.cpus``.
+    :param lag: The lag of its run queue's clock, in nanoseconds.
+    """
     due, ticked = ticks.due_ns[row], ticks.ticked_ns[row]
     late = [] if due is None else [ticks.latest_ns - due]
     if ticks.stopped[row] is False:

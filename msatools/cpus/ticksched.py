@@ -63,7 +63,7 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSche
         _words(found, "sched_timer.node.expires"),
     )
     ticked = [
-        max(_before(moment, jiffies), _of_jiffies(count, jiffies))
+        max(_before(moment, jiffies), jiffies.past_ns(count) or 0)
         for moment, count in zip(
             due.tolist(),
             # "tick: Detect and fix jiffies update stall" (in v5.18, and stable kernels)
@@ -122,9 +122,3 @@ def _words(found: TickRecords, member: str) -> Addresses:
 def _before(due: int, jiffies: Jiffies) -> int:
     """Return the time of the tick before the one at *due*; 0 if impossible."""
     return due - jiffies.tick_ns if jiffies.tick_ns <= due < MAX_PLAUSIBLE else 0
-
-
-def _of_jiffies(count: int, jiffies: Jiffies) -> int:
-    """Return the time at which jiffies reached a count; 0 if impossible."""
-    moment = jiffies.updated_ns - (jiffies.count - count) * jiffies.tick_ns
-    return moment if 0 < moment <= jiffies.updated_ns else 0

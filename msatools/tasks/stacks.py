@@ -29,6 +29,7 @@ from msatools.tasks.orc import Orc
 from msatools.tasks.stackmemory import StackMemory, read_stacks, stack_bytes
 from msatools.tasks.text import KernelText
 from msatools.tasks.unwind import Frames, Unwinder, thread_start
+from msatools.tasks.unwindone import OneStack, OneState
 
 _AT_ONCE = 1024
 """Stacks in memory at a time: usually 100 KiB, 16 MiB if all are full."""
@@ -90,6 +91,22 @@ class Stacks:
             self.text.name(address) or f"{address:#x}"
             for address in stack.instructions()
         )
+
+
+@dataclass(frozen=True)
+class _KernelWords:
+    """The kernel's memory, read word by word."""
+
+    reader: Reader
+
+    def read(self, address: int) -> int | None:
+        """Return a word; ``None`` if it cannot be read."""
+        if address < KERNEL_HALF or address % 8:
+            return None
+        try:
+            return int(self.reader.words_near(np.array([address], np.uint64))[0][0])
+        except drgn.FaultError:
+            return None
 
 
 class StackCollector:
@@ -155,6 +172,18 @@ class StackCollector:
             return ask_drgn(self._reader.prog, task)
         interrupted = tuple(np.flatnonzero(one.interrupted).tolist())
         return Stack(tuple(one.pcs), interrupted, one.end, one.guessed)
+
+    def callers(self, frame: OneState) -> OneStack | None:
+        """Unwind from a frame of a task that runs, whose registers are known.
+
+        Unlike drgn, ORC tables have rules for modules without debug info. On from a
+        stack for interrupts comes the stack that was interrupted.
+
+        :return: The frame and its callers; ``None`` without ORC, as on arm64.
+        """
+        if not isinstance(self._unwinder, Unwinder):
+            return None
+        return self._unwinder.unwind_from(_KernelWords(self._reader), frame)
 
     def _make_unwinder(self) -> Unwinder | FrameRecords | None:
         prog = self._reader.prog

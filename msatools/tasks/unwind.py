@@ -22,7 +22,13 @@ from msatools.tasks.framerules import (
 from msatools.tasks.orc import Orc
 from msatools.tasks.stackmemory import Rows, StackMemory
 from msatools.tasks.text import kernel_symbol
-from msatools.tasks.unwindone import OneMemory, OneStack, OneState, unwind_one
+from msatools.tasks.unwindone import (
+    OneMemory,
+    OneStack,
+    OneState,
+    ReadsWords,
+    unwind_one,
+)
 
 _FEW = 8
 """Number of stacks that are faster to unwind one by one: a vectorized step costs as
@@ -152,6 +158,10 @@ class Unwinder:
             bp=memory.read(base + int(self._saved_bp)) or 0,
             interrupted=pc == self._newborn,
         )
+        return unwind_one(memory, state, self._rule)
+
+    def unwind_from(self, memory: ReadsWords, state: OneState) -> OneStack:
+        """Unwind from a frame on whose registers are known."""
         return unwind_one(memory, state, self._rule)
 
     def _rule(self, pc: int) -> FrameRule:

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch.x86_64 import START_KERNEL_MAP
@@ -23,6 +24,13 @@ class OneStack:
 
     end: End
     guessed: bool
+
+
+class ReadsWords(Protocol):
+    """The memory that a stack is unwound in."""
+
+    def read(self, address: int) -> int | None:
+        """Return a word; ``None`` if it cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class OneState:
 
 
 def unwind_one(
-    memory: OneMemory, state: OneState, rule_of: Callable[[int], FrameRule]
+    memory: ReadsWords, state: OneState, rule_of: Callable[[int], FrameRule]
 ) -> OneStack:
     """Unwind a stack until it ends."""
     pcs: list[int] = []
@@ -71,7 +79,7 @@ def unwind_one(
     return OneStack(pcs, interrupted, end, guessed)
 
 
-def _step(memory: OneMemory, state: OneState, rule: FrameRule) -> bool | None:
+def _step(memory: ReadsWords, state: OneState, rule: FrameRule) -> bool | None:
     """Set *state* to the caller.
 
     :return: ``None``; if the stack ends, whether it ends at the entry from user mode.
@@ -89,7 +97,8 @@ def _step(memory: OneMemory, state: OneState, rule: FrameRule) -> bool | None:
     # Saved registers of user mode end the stack.
     if rule.regs and pc < KERNEL_HALF:
         return True
-    if pc < START_KERNEL_MAP or sp <= state.sp:
+    # From a stack for interrupts on, the stack that was interrupted may lie anywhere.
+    if pc < START_KERNEL_MAP or (sp <= state.sp and not rule.cfa_at):
         return False
     bp: int | None = state.bp
     if rule.saves_bp:

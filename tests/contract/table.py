@@ -13,6 +13,7 @@ from msatools.commands import cpus, locks, memstat, prstat, zombies
 
 from msatools.cli.command import Command
 from msatools.cpus import model as cpus_model
+from msatools.cpus.stalls import model as stalls_model
 from msatools.locks.base.lock import LockTypeName
 from msatools.locks.io.model import Stage
 from msatools.memory.pages.classes import CLASSES
@@ -230,8 +231,13 @@ COUNTS = (
 
 CPUS = Row(
     command=cpus.COMMAND,
-    options=frozenset({"-P", "--set", "-i", "--sets", "--info", "-o", "-n"}),
-    asked=("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
+    options=frozenset(
+        {"-P", "--set", "-i", "--sets", "--info", "--stalls", "-o", "-n"}
+    ),
+    asked=(
+        *("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
+        *("--stalls", "--stalls -v -P 0"),
+    ),
     naming=("--sets",),
     wrong={
         "-P x": "not a number: 'x'",
@@ -243,6 +249,9 @@ CPUS = Row(
         "-i --sets": "not allowed with",
         "-i --info": "not allowed with",
         "--sets --info": "not allowed with",
+        "--sets --stalls": "not allowed with",
+        "--stalls -n 9": "-n: no effect with --stalls, which has all rows",
+        "--stalls -o cpu": "-o: no effect with --stalls",
         "-o cpu,ithr": "no column 'ithr'; there are cpu, set, state, minf, mjf, xcal",
         "-o ,": "argument -o: no column ''",
         "--set ,": "argument --set: not a list of sets: ','",
@@ -330,6 +339,40 @@ CPUS = Row(
             ],
             "vectors": VECTORS,
             "softirqs": VECTORS,
+        },
+        "--stalls": {
+            "stalls": {
+                "limits": {
+                    **dict.fromkeys(
+                        ("no_tick_ns", "no_switch_ns", "rcu_ns", "call_ns"), int
+                    ),
+                    "soft_watchdog": (bool, NONE),
+                    "hard_watchdog": (bool, NONE),
+                },
+                "found": [
+                    {
+                        "code": frozenset(get_args(stalls_model.StallCode)),
+                        "kind": frozenset(get_args(stalls_model.StallKind)),
+                        "text": str,
+                        "chain": [str],
+                        "confidence": frozenset(get_args(stalls_model.Confidence)),
+                        "for_ns": NS,
+                        "limit_ns": int,
+                        "over_limit": bool,
+                        "cpus": [int],
+                        "culprit_cpu": (int, NONE),
+                        "culprit_pid": (int, NONE),
+                        "waiting": int,
+                    }
+                ],
+                "cpus": ANY,
+                "rcu": ANY,
+                "calls": ANY,
+                "stop_machine": ANY,
+                "timers": ANY,
+                "halted_ns": NS,
+                "stolen": [int],
+            }
         },
     },
     payload_of_interval={},

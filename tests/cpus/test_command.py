@@ -34,6 +34,11 @@ RUN = "msatools.cpus.cpus.Cpus"
         ("-i -P 4-5", {"irqs": True, "cpus": frozenset({4, 5})}),
         ("--sets", {"tasks": True}),
         ("--info", {}),
+        ("--stalls", {"stalls": True}),
+        (
+            "--stalls -v -P 1",
+            {"doing": True, "tasks": True, "stalls": True} | {"cpus": frozenset({1})},
+        ),
         ("-v", {"doing": True, "tasks": True}),
         ("-v -i", {"doing": True, "tasks": True, "irqs": True}),
         # Only these columns need all tasks.

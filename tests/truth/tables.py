@@ -20,7 +20,7 @@ from fixtures import lab
 from msatools.cli.command import Command
 from msatools.cli.in_drgn import run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import cpus, locks, memstat, prstat, workqueues, zombies
+from tests.truth import cpus, locks, memstat, prstat, stalls, workqueues, zombies
 from tests.truth import io as io_in_flight
 from tests.truth.fact import Fact, Verdict, judge
 
@@ -48,6 +48,7 @@ NEED_DWARF = ("-6.1arm64", "-6.12small")
 """Debian's cloud kernel of arm64 has no symbols of data (CONFIG_KALLSYMS_ALL=n), and
 the small kernel has no BTF."""
 LOCK_DUMPS = ("locks", "lockmodule", "lockspin")
+STALLS = ("stalls-locks", "stalls-rcu", "stalls-stop")
 
 TABLES = {
     "cpus": Facts(
@@ -57,6 +58,14 @@ TABLES = {
         ("-i",),
         branches=True,  # cpusets, interrupts and run queues
         others=("cpus-7.x", "cpus-6.1arm64", "cpus-6.12arm64"),
+    ),
+    "cpus --stalls": Facts(
+        CPUS,
+        stalls.FACTS,
+        ("stalls-locks-6.1", *(f"{name}-6.12" for name in STALLS)),
+        ("--stalls",),
+        branches=True,  # preempt counts, cross calls
+        others=(*(f"{name}-7.x" for name in STALLS), "stalls-rcu-6.1"),
     ),
     "locks": Facts(
         LOCKS,

@@ -33,6 +33,7 @@ from msatools.render.cpus.columns import (
 from msatools.render.cpus.irqs import irq_tables
 from msatools.render.cpus.queues import queue_lines
 from msatools.render.cpus.sets import sets_in_full, sets_table
+from msatools.render.cpus.stalls import stall_lines
 from msatools.render.cpus.words import (
     findings_lines,
     is_part,
@@ -43,7 +44,7 @@ from msatools.render.header import header, notes
 
 __all__ = ["COLUMNS", "View", "blocks"]
 
-View = Literal["cpus", "irqs", "info", "sets"]
+View = Literal["cpus", "irqs", "info", "sets", "stalls"]
 
 _MANY = 128
 """Number of CPUs above which idle ones are summed up in a line."""
@@ -66,6 +67,11 @@ def blocks(
     :param some: Whether only some CPUs were requested.
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
+    if view == "stalls" and (report.cpus or not some):
+        if report.stalls is not None:
+            yield from stall_lines(report.stalls, verbose=verbose)
+        yield from _foot(report, verbose)
+        return
     yield from sets_table(report, limits=view == "sets", verbose=verbose)
     if some and not report.cpus:
         yield line("No CPU matches the selection.")

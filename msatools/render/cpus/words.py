@@ -17,7 +17,10 @@ _RANGES = 8
 """Maximum number of ranges in a list; a set of every other CPU has many."""
 
 _LONG_RATE = 100_000
-_BAD: Collection[str] = ("not-ticked", "partition-invalid")
+_BAD: Collection[str] = (
+    *("not-ticked", "partition-invalid"),
+    *("cpu-stalled", "cpu-starved", "rcu-stalled"),
+)
 
 
 def numbers_text(numbers: Collection[int], verbose: bool = True) -> str:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Functions that CPUs asked each other to run, and that have not run yet.
+
+kernel/smp.c: each CPU has a queue (``call_single_queue``), which an interrupt empties.
+Who waits for its call has the structure of the call on its stack, or in the per-CPU
+``cfd_data`` of its CPU if it called several at once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import drgn
+
+from msatools.cpus.stalls.model import CrossCall
+from msatools.kernel.losses import Loss
+from msatools.kernel.percpu import PerCpu
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
+
+_TYPE_MASK = 0xF0
+"""CSD_FLAG_TYPE_MASK, and below its values (include/linux/smp_types.h)."""
+
+_ASYNC, _SYNC, _IRQ_WORK, _WAKE_UP = 0x00, 0x10, 0x20, 0x30
+
+_CALL: Members = {
+    # The node has had a type of its own since "smp, irq_work: Continue
+    # smp_call_function*() and irq_work*() integration" (in v5.9).
+    "next": ("node.llist.next", "llist.next"),
+    "flags": ("node.u_flags", "flags"),
+    "function": ("func",),
+}
+_IRQ_WORK_MEMBERS: Members = {"function": ("func",)}
+_CALLS: Members = {
+    # From v5.13 to v6.3 a structure that begins with the call ("locking/csd_lock: Add
+    # more data to CSD lock debugging", and its removal).
+    "calls": ("csd", "pcpu"),
+}
+
+_MAX_QUEUE = 64
+"""Maximum number of calls to read of one CPU."""
+
+_MAX_STACK = 1 << 16
+
+Kind = Literal["call", "async", "irq-work", "wake-up"]
+
+_KINDS: Mapping[int, Kind] = {
+    _ASYNC: "async",
+    _SYNC: "call",
+    _IRQ_WORK: "irq-work",
+    _WAKE_UP: "wake-up",
+}
+
+
+@dataclass(frozen=True)
+class _Callers:
+    """Where the CPUs that wait have the structures of their calls."""
+
+    stacks: Mapping[int, int]
+    """Start of the stack of the task that each CPU runs."""
+
+    stack_bytes: int
+    calls: Mapping[int, int]
+    """Per-CPU pointer to the calls of each CPU that calls several at once."""
+
+    offsets: Mapping[int, int]
+    """Offset of each CPU's per-CPU variables."""
+
+    def find(self, call: int, cpu: int) -> int | None:
+        """Return the CPU that has asked *cpu* to run a call; ``None`` if unknown."""
+        for other, start in self.stacks.items():
+            if start <= call < start + self.stack_bytes:
+                return other
+        wanted = (call - self.offsets.get(cpu, 0)) & (1 << 64) - 1
+        return next((o for o, at in self.calls.items() if at == wanted), None)
+
+
+def read_calls(
+    reader: Reader,
+    percpu: PerCpu,
+    cpus: Sequence[int],
+    stacks: Mapping[int, int],
+    stack_bytes: int,
+    name: Callable[[int], str | None],
+    losses: LossLog,
+) -> tuple[CrossCall, ...]:
+    """Return what is queued for some CPUs.
+
+    A queue that is not empty is no sign of a stall by itself: it is emptied within
+    microseconds, unless the CPU takes no interrupts.
+
+    :param cpus: The CPUs whose queues to read.
+    :param stacks: Start of the stack of the task that each CPU runs.
+    :param name: Returns the function at an address.
+    """
+    try:
+        heads = percpu.addresses("call_single_queue").tolist()
+        is_known = find_offset(
+            reader.prog.type("struct __call_single_data"), ("node.llist", "llist")
+        )
+    except LookupError:
+        return ()
+    if is_known is None:
+        return ()
+    of_cpu = dict(zip(percpu.cpus.tolist(), heads, strict=True))
+    callers = _Callers(
+        stacks=stacks,
+        stack_bytes=min(stack_bytes, _MAX_STACK),
+        calls=_read_pointers(reader, percpu, losses),
+        offsets=dict(zip(percpu.cpus.tolist(), percpu.offsets.tolist(), strict=True)),
+    )
+    found: list[CrossCall] = []
+    for cpu in cpus:
+        if cpu in of_cpu:
+            found += _queued(reader, cpu, of_cpu[cpu], callers, name, losses)
+    return tuple(found)
+
+
+def _queued(
+    reader: Reader,
+    cpu: int,
+    head: int,
+    callers: _Callers,
+    name: Callable[[int], str | None],
+    losses: LossLog,
+) -> Iterator[CrossCall]:
+    try:
+        call = int(reader.words(head, 1)[0])
+        for _ in range(_MAX_QUEUE):
+            if not call:
+                return
+            read = read_struct(reader, "struct __call_single_data", _CALL, call)
+            kind = _KINDS.get(read.get("flags", 0) & _TYPE_MASK, "async")
+            function = _function(reader, call, kind, read)
+            yield CrossCall(
+                cpu=cpu,
+                function=name(function) if function else None,
+                caller=callers.find(call, cpu) if kind == "call" else None,
+                kind=kind,
+            )
+            call = read["next"]
+    except drgn.FaultError as error:
+        losses.lose(Loss.LISTS, f"what CPU {cpu} is asked to run is lost: {error}")
+
+
+def _function(
+    reader: Reader, call: int, kind: Kind, read: Mapping[str, Any]
+) -> int | None:
+    if kind == "wake-up":
+        return None
+    if kind == "irq-work":
+        work = read_struct(reader, "struct irq_work", _IRQ_WORK_MEMBERS, call)
+        return int(work["function"])
+    return int(read["function"])
+
+
+def _read_pointers(
+    reader: Reader, percpu: PerCpu, losses: LossLog
+) -> Mapping[int, int]:
+    try:
+        data = read_structs(
+            reader,
+            "struct call_function_data",
+            _CALLS,
+            percpu.addresses("cfd_data"),
+            losses,
+        )
+    except LookupError:
+        return {}
+    if not data.has("calls"):
+        return {}
+    pointers = data["calls"].tolist()
+    return dict(zip(percpu.cpus.tolist(), pointers, strict=True))
