@@ -35,7 +35,7 @@ class Variables:
         start, end = self._image
         if start <= address < end:
             return _name(self._in_kernel(address), address)
-        if (per_cpu := self._in_cpu(address)) is not None:
+        if (per_cpu := self.of_cpu(address)) is not None:
             cpu, linked = per_cpu
             name = _name(self._static(linked), linked)
             return f"{name} of cpu{cpu}" if name else None
@@ -85,8 +85,17 @@ class Variables:
         except (drgn.FaultError, LookupError):
             return None
 
-    def _in_cpu(self, address: int) -> tuple[int, int] | None:
-        """Return the CPU and the linked address of a per-CPU variable."""
+    def per_cpu(self, linked: int) -> drgn.Symbol | None:
+        """Return the per-CPU variable at a linked address; ``None`` if not found."""
+        if self._cpus is None or not self._cpus[0] <= linked < self._cpus[1]:
+            return None
+        return _best(self._static(linked))
+
+    def of_cpu(self, address: int) -> tuple[int, int] | None:
+        """Return the CPU and the linked address of a per-CPU variable.
+
+        :return: ``None`` if the address is of no such variable.
+        """
         if self._cpus is None:
             return None
         start, end, percpu = self._cpus
@@ -122,12 +131,16 @@ class Variables:
 
 def _name(symbols: list[drgn.Symbol], address: int) -> str | None:
     """Return the name of the innermost variable; prefer global ones."""
-    data = [symbol for symbol in symbols if symbol.kind != drgn.SymbolKind.FUNC]
-    if not data:
+    best = _best(symbols)
+    if best is None:
         return None
-    best = max(data, key=_fitness)
     offset = address - best.address
     return f"{best.name}+{offset:#x}" if offset else str(best.name)
+
+
+def _best(symbols: list[drgn.Symbol]) -> drgn.Symbol | None:
+    data = [symbol for symbol in symbols if symbol.kind != drgn.SymbolKind.FUNC]
+    return max(data, key=_fitness, default=None)
 
 
 def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, bool, int, str]:

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-whatis: what lies at an address."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from msatools.cli.arguments import UsageError
+from msatools.cli.command import Command, Operands, Recorded, argument
+from msatools.whatis.asked import Asked, looks_like_address, parse
+
+if TYPE_CHECKING:
+    from drgn import Program
+
+    from msatools.kernel.session import Session
+    from msatools.render.blocks import Block
+    from msatools.target import Target
+    from msatools.whatis.model import WhatisReport
+    from msatools.whatis.options import WhatisOptions
+
+
+def _addresses(args: argparse.Namespace) -> tuple[Asked, ...]:
+    """Return the addresses of the arguments.
+
+    :raises UsageError: if a word is none
+    """
+    found = []
+    for word in args.operands:
+        asked = parse(word)
+        if asked is None:
+            raise UsageError(f"{word}: {_FORMS}")
+        found.append(asked)
+    return tuple(found)
+
+
+_FORMS = "not an address such as ffff888003b4e0c0, phys:3b4e0c0, pfn:15182, 4711:7f01, "
+_FORMS += "jiffies+0"
+
+
+def _options(args: argparse.Namespace) -> WhatisOptions:
+    from msatools.whatis.options import WhatisOptions
+
+    return WhatisOptions(addresses=_addresses(args), waits=args.waits)
+
+
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> Session[WhatisReport]:
+    from msatools.whatis.whatis import Whatis
+
+    return Whatis(prog, target, _options(args))
+
+
+def _blocks(report: WhatisReport, args: argparse.Namespace) -> Iterable[Block]:
+    from msatools.render.whatis.report import blocks
+
+    return blocks(report, verbose=args.verbose)
+
+
+def _model() -> type[WhatisReport]:
+    from msatools.whatis.model import WhatisReport
+
+    return WhatisReport
+
+
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    if args.diff is not None:
+        return "--diff: it compares numbers, and an address has none"
+    if args.record is not None:
+        return "--record: an answer is no sample; keep it with --json"
+    if not args.operands:
+        return f"no ADDRESS is named; {_FORMS}"
+    _addresses(args)
+    return None
+
+
+COMMAND = Command(
+    name="whatis",
+    summary="show what lies at an address: symbol, task, stack, object, page, owner",
+    arguments=(
+        argument(
+            "--waits",
+            action="store_true",
+            help="look for locks in the objects found, in the waits of all tasks",
+        ),
+    ),
+    operands=Operands(name="ADDRESS", describes=looks_like_address),
+    examples=(
+        ("vmcore ffff888003b4e0c0", "what lies there, in a dump"),
+        ("vmcore phys:3b4e0c0 pfn:15182", "physical memory, by address and by page"),
+        ("-k 4711:7f0012345678", "an address of a process of this machine"),
+        ("-c vmcore cgroup_mutex", "a symbol, here a lock: who has it, who waits"),
+    ),
+    start=_start,
+    blocks=_blocks,
+    complaint=_complaint,
+    recorded=Recorded(model=_model),
+)
