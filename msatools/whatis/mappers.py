@@ -7,7 +7,7 @@ An anonymous page points at its ``struct anon_vma``, a page of a file at the fil
 leads to the mappings that may have the page; their page tables say which do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import drgn
@@ -31,7 +31,7 @@ _MAX_TRIED = 1 << 10
 
 _FLAGS = 0b11
 _ANONYMOUS, _KSM = 0b01, 0b11
-_VMA = ("vm_start", "vm_end", "vm_pgoff", "vm_mm")
+_VMA = ("vm_start", "vm_end", "vm_mm")
 _KSM_ITEMS = ("ksm_rmap_item", "rmap_item")
 _KSM_NODES = ("ksm_stable_node", "stable_node")
 """Linux kernel commit 21fbd59136e0 ("ksm: add the ksm prefix to the names of the ksm
@@ -80,18 +80,38 @@ class Mappers:
         if page.code == PageClass.KSM or flags == _KSM:
             yield from self._of_ksm(pointer)
         elif flags == _ANONYMOUS:
-            yield from self._within(self._anonymous(pointer), page.index)
+            vmas = self._anonymous(pointer)
+            yield from self._within(vmas, page.index, self._anonymous_offset)
         elif not flags and page.code != PageClass.USER_HUGETLB:
-            yield from self._within(self._of_file(pointer), page.index)
+            vmas = self._of_file(pointer)
+            yield from self._within(vmas, page.index, self._offset_in_file)
 
-    def _within(self, vmas: Iterator[int], index: int) -> Iterator[_Place]:
-        """Yield where the page of an index is in some mappings."""
+    def _within(
+        self, vmas: Iterator[int], index: int, first_of: Callable[[int], int]
+    ) -> Iterator[_Place]:
+        """Yield where the page of an index is in some mappings.
+
+        :param first_of: Returns the index of the first page of a mapping.
+        """
         size = self._lookup.page_size
         for vma in vmas:
-            start, end, first, mm = self._structs.members(vma, "vm_area_struct", *_VMA)
-            address = start + (index - first) * size
+            start, end, mm = self._structs.members(vma, "vm_area_struct", *_VMA)
+            address = start + (index - first_of(vma)) * size
             if start <= address < end and mm >= KERNEL_HALF:
                 yield mm, address
+
+    def _offset_in_file(self, vma: int) -> int:
+        return self._structs.member(vma, "vm_area_struct", "vm_pgoff")
+
+    def _anonymous_offset(self, vma: int) -> int:
+        # In v7.3 private pages of files have an index of their own, as if they were of
+        # no file; it is in two members.
+        if not self._structs.has("vm_area_struct", "__vm_anon_pgoff_lo"):
+            return self._offset_in_file(vma)
+        low, high = self._structs.members(
+            vma, "vm_area_struct", "__vm_anon_pgoff_lo", "__vm_anon_pgoff_hi"
+        )
+        return high << 32 | low
 
     def _anonymous(self, anon_vma: int) -> Iterator[int]:
         structs = self._structs

@@ -46,10 +46,6 @@ TYPES = {
 }
 """Maps the name of a cache to the tag of the structures in it, where these differ."""
 
-_MIN_SHARE = 2
-"""A cache named after a type is of it if an object is less than so many times as
-large: variables of structures follow them, as arrays."""
-
 
 class SlabObjects:
     """Finds slab objects."""
@@ -113,5 +109,6 @@ class SlabObjects:
             return None
         if not type_.is_complete():
             return None
-        size = drgn.sizeof(type_)
-        return type_ if size <= found.bytes < _MIN_SHARE * size + 64 else None
+        # The end of a task's state of the FPU may be cut off (arch_task_struct_size).
+        fits = drgn.sizeof(type_) <= found.bytes or type_.tag == "task_struct"
+        return type_ if fits else None

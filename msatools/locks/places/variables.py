@@ -13,6 +13,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
+from msatools.selfdesc.symbol_table import Symbols, SymbolTable
 from msatools.target.addresses import code_start
 from msatools.target.arch import arch_of
 
@@ -58,13 +59,7 @@ class Variables:
         if is_served_by_btf(self._prog):
             finder = finders_of(self._prog).symbols
             found = list(finder(self._prog, None, address, False))
-            if any(map(_is_key, found)):
-                # kallsyms has no sizes: the last symbol at an address is taken to
-                # extend to the next one. Find the others at its address.
-                addresses = {symbol.address for symbol in found}
-                symbols = finder(self._prog, None, None, False)
-                found = [symbol for symbol in symbols if symbol.address in addresses]
-            return found
+            return _with_others(self._prog, finder, found)
         return list(self._prog.symbols(address))
 
     def _in_module(self, address: int) -> list[drgn.Symbol]:
@@ -114,7 +109,8 @@ class Variables:
         """
         if is_served_by_btf(self._prog):
             finder = finders_of(self._prog).symbols
-            return list(finder(self._prog, None, linked, False))
+            found = list(finder(self._prog, None, linked, False))
+            return _with_others(self._prog, finder, found)
         return list(self._linked(self._prog, None, linked, False))
 
     @cached_property
@@ -127,6 +123,23 @@ class Variables:
         return drgn.SymbolIndex(
             symbol for symbol in self._prog.symbols() if start <= symbol.address < end
         )
+
+
+def _with_others(
+    prog: drgn.Program, finder: Symbols, found: list[drgn.Symbol]
+) -> list[drgn.Symbol]:
+    """Return symbols, and the others at their address if one of them is no variable.
+
+    kallsyms has no sizes: the last symbol at an address is taken to extend to the next
+    one.
+    """
+    if not any(map(_is_no_variable, found)):
+        return found
+    if isinstance(finder, SymbolTable):
+        return finder.before(found[0].address)[0]
+    addresses = {symbol.address for symbol in found}
+    symbols = finder(prog, None, None, False)
+    return [symbol for symbol in symbols if symbol.address in addresses]
 
 
 def _name(symbols: list[drgn.Symbol], address: int) -> str | None:
@@ -146,13 +159,14 @@ def _best(symbols: list[drgn.Symbol]) -> drgn.Symbol | None:
 def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, bool, int, str]:
     is_global = symbol.binding == drgn.SymbolBinding.GLOBAL
     names = -len(symbol.name), symbol.name
-    return symbol.address, not _is_key(symbol), is_global, *names
+    return symbol.address, not _is_no_variable(symbol), is_global, *names
 
 
-def _is_key(symbol: drgn.Symbol) -> bool:
-    """Return whether a symbol is a ``struct lock_class_key``.
+def _is_no_variable(symbol: drgn.Symbol) -> bool:
+    """Return whether a symbol has no size, and shares its address with a variable.
 
-    Without lockdep it has no size, and shares its address with another variable.
+    It is the linker's label of the first per-CPU variable, or, without lockdep, a
+    ``struct lock_class_key``.
     """
     name: str = symbol.name
-    return name == "__key" or name.startswith("__key.")
+    return name in ("__key", "__per_cpu_start") or name.startswith("__key.")
