@@ -260,9 +260,11 @@ class _Parser(argparse.ArgumentParser):
         words, args.words, args.operands = args.words, [], []
         may_be_target = self.takes_target and not _named(args)
         for word in words:
-            if may_be_target and not operands.describes(word):
-                if _NUMBER.fullmatch(word):
-                    self.error(f"{word}: not {operands.name}, and there are no samples")
+            if operands.describes(word):
+                args.operands.append(word)
+            elif _NUMBER.fullmatch(word):
+                self.error(f"{word}: not {operands.name}, and there are no samples")
+            elif may_be_target:
                 args.words.append(word)
                 may_be_target = False
             else:
@@ -302,7 +304,8 @@ class _Parser(argparse.ArgumentParser):
 def examples_of(command: Command[Any], *, in_drgn: bool) -> tuple[tuple[str, str], ...]:
     """Return arguments of a command as examples, each with what it shows."""
     if command.operands is not None:
-        return command.examples
+        target = "" if in_drgn else f"{_TARGET_EXAMPLES[0][0]} "
+        return tuple((f"{target}{words}", what) for words, what in command.examples)
     targets = () if in_drgn else _TARGET_EXAMPLES
     return targets + command.examples + _EXAMPLES
 

@@ -140,8 +140,8 @@ class Command(Generic[R]):
     """Arguments after name and target, and what they show."""
 
     operands: Operands | None = None
-    """Words besides the target: ``args.operands``. A command with some has no intervals
-    and no examples of targets alone."""
+    """Words besides the target: ``args.operands``. A command with some has no
+    intervals, and its examples begin with them."""
 
     start: "Callable[[Program, Target, argparse.Namespace], Session[R]]"
     """Starts a run; raises FaultError or LookupError as a report does."""
