@@ -9,7 +9,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import UsageError
-from msatools.cli.command import Command, Operands, Recorded, argument
+from msatools.cli.command import (
+    Command,
+    Excluded,
+    Operands,
+    Recorded,
+    argument,
+)
+from msatools.reports.diff_rows import DiffRows
 from msatools.whatis.asked import Asked, looks_like_address, parse
 
 if TYPE_CHECKING:
@@ -67,14 +74,23 @@ def _model() -> type[WhatisReport]:
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
-    if args.diff is not None:
-        return "--diff: it compares numbers, and an address has none"
-    if args.record is not None:
-        return "--record: an answer is no sample; keep it with --json"
-    if not args.operands:
+    if args.diff is None and not args.operands:
         return f"no ADDRESS is named; {_FORMS}"
     _addresses(args)
     return None
+
+
+def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
+    """Return the answers of a recording about the addresses that are named."""
+    from dataclasses import replace
+
+    answers = {answer.asked: answer for answer in report.answers}
+    missing = [word for word in args.operands if word not in answers]
+    if missing:
+        raise UsageError(f"{missing[0]}: was not recorded; {', '.join(answers)} were")
+    if args.waits and not report.waits:
+        raise UsageError("--waits: was not recorded")
+    return replace(report, answers=tuple(answers[word] for word in args.operands))
 
 
 COMMAND = Command(
@@ -97,5 +113,9 @@ COMMAND = Command(
     start=_start,
     blocks=_blocks,
     complaint=_complaint,
-    recorded=Recorded(model=_model),
+    excluded=(Excluded("--diff", ("--waits",), "reads no kernel"),),
+    compared=(
+        DiffRows(name="answers", by=("asked",), facts=("kind", "text", "readable")),
+    ),
+    recorded=Recorded(model=_model, choose=_choose),
 )

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
-from msatools.target.model import Address
+from msatools.target.model import UNLISTED, Address
 
 Kind = Literal[
     "task",
@@ -238,6 +238,9 @@ class Answer:
     """Virtual address; null for memory that has none, and for an unknown symbol."""
 
     kind: Kind
+    """The most specific of what is known: one of the parts below, or ``memory`` for a
+    page, ``unmapped``, or ``unknown``."""
+
     text: str
     """What lies there, in one line."""
 
@@ -305,3 +308,6 @@ class WhatisReport(Report):
 
     locks: tuple[LockThere, ...]
     """The locks at these addresses."""
+
+    waits: bool = field(default=False, metadata=UNLISTED)
+    """Whether locks were looked for in the waits of all tasks."""
