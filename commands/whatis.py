@@ -80,16 +80,22 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     return None
 
 
+def _require(report: WhatisReport, args: argparse.Namespace) -> None:
+    """Refuse addresses that a recording has no answer about."""
+    from msatools.target import TargetError
+
+    there = [answer.asked for answer in report.answers]
+    for word in args.operands:
+        if word not in there:
+            known = ", ".join(there[:8]) or "none"
+            raise TargetError(word, "not recorded", f"name one of those: {known}")
+
+
 def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
     """Return the answers of a recording about the addresses that are named."""
     from dataclasses import replace
 
     answers = {answer.asked: answer for answer in report.answers}
-    missing = [word for word in args.operands if word not in answers]
-    if missing:
-        raise UsageError(f"{missing[0]}: was not recorded; {', '.join(answers)} were")
-    if args.waits and not report.waits:
-        raise UsageError("--waits: was not recorded")
     return replace(report, answers=tuple(answers[word] for word in args.operands))
 
 
@@ -117,5 +123,10 @@ COMMAND = Command(
     compared=(
         DiffRows(name="answers", by=("asked",), facts=("kind", "text", "readable")),
     ),
-    recorded=Recorded(model=_model, choose=_choose),
+    recorded=Recorded(
+        model=_model,
+        choose=_choose,
+        require=_require,
+        lacks=lambda args: {"--waits": args.waits},
+    ),
 )

@@ -255,7 +255,8 @@ class _Parser(argparse.ArgumentParser):
     def _take_operands(self, args: argparse.Namespace, operands: Operands) -> None:
         """Move the operands from ``args.words`` to ``args.operands``.
 
-        Where an option names the target, and inside drgn, all words are operands.
+        Where an option names the target, and inside drgn, all words but paths are
+        operands.
         """
         words, args.words, args.operands = args.words, [], []
         may_be_target = self.takes_target and not _named(args)
@@ -264,7 +265,7 @@ class _Parser(argparse.ArgumentParser):
                 args.operands.append(word)
             elif _NUMBER.fullmatch(word):
                 self.error(f"{word}: not {operands.name}, and there are no samples")
-            elif may_be_target:
+            elif may_be_target or "/" in word:
                 args.words.append(word)
                 may_be_target = False
             else:

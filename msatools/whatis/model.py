@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
-from msatools.target.model import UNLISTED, Address
+from msatools.target.model import Address
 
 Kind = Literal[
     "task",
@@ -289,7 +289,11 @@ class LockThere:
 
     type: LockTypeName
     address: Address
+    """Address of the lock."""
+
     owners: tuple[LockOwner, ...]
+    """Tasks that hold it, certainly or probably."""
+
     waiters: tuple[int, ...] | None
     """IDs of the waiters, in the order of the queue; null if it has no list of them."""
 
@@ -308,6 +312,3 @@ class WhatisReport(Report):
 
     locks: tuple[LockThere, ...]
     """The locks at these addresses."""
-
-    waits: bool = field(default=False, metadata=UNLISTED)
-    """Whether locks were looked for in the waits of all tasks."""

@@ -76,12 +76,7 @@ class Whatis(KernelSession[WhatisReport, WhatisOptions]):
             if self._options.waits:
                 locks += self._waited_for(answers, finder.locks)
         head = self._head(clocks.monotonic_ns)
-        return WhatisReport(
-            **head,
-            answers=tuple(answers),
-            locks=tuple(locks),
-            waits=self._options.waits,
-        )
+        return WhatisReport(**head, answers=tuple(answers), locks=tuple(locks))
 
     def _waited_for(
         self, answers: list[Answer], known: dict[str, LockThere]

@@ -98,11 +98,8 @@ TABLES = {
         WHATIS,
         whatis.FACTS,
         (
-            "memory-6.1",
-            "memory-6.12",
-            "memory-7.x",
-            "lockmodule-6.1",
-            "lockmodule-6.12",
+            *("memory-6.1", "memory-6.12", "memory-7.x"),
+            *("lockmodule-6.1", "lockmodule-6.12"),
         ),
         ("--waits",),
         branches=True,  # slabs, page types, areas of vmalloc, reverse mappings

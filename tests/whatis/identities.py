@@ -6,7 +6,7 @@ Each function returns addresses that it knows the identity of, chosen at random.
 """
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from random import Random
 from typing import Any, NamedTuple
 
@@ -137,7 +137,7 @@ def frames(prog: Program, found: list[TaskTruth]) -> Iterator[FrameTruth]:
         except (ValueError, drgn.FaultError, LookupError):
             continue
         whole = [frame for frame in trace if not frame.is_inline]
-        for frame, outer in zip(whole, whole[1:]):
+        for frame, outer in pairwise(whole):
             try:
                 start, end = frame.sp, outer.sp
                 name = prog.symbol(frame.pc - (not frame.interrupted)).name
@@ -217,15 +217,13 @@ def percpu_allocations(
         pointer = cache.member_(member).read_()
         if not pointer:
             continue
-        for cpu in for_each_online_cpu(prog):
-            found.append(
-                AllocatedTruth(
-                    per_cpu_ptr(pointer, cpu).value_(),
-                    cpu,
-                    pointer.value_(),
-                    sizeof(pointer.type_.type),
-                )
+        size = sizeof(pointer.type_.type)
+        found += [
+            AllocatedTruth(
+                per_cpu_ptr(pointer, cpu).value_(), cpu, pointer.value_(), size
             )
+            for cpu in for_each_online_cpu(prog)
+        ]
     return chance.sample(found, min(count, len(found)))
 
 
@@ -305,7 +303,3 @@ def mapped_pages(prog: Program, chance: Random, count: int) -> list[MappedTruth]
                     )
                 )
     return chance.sample(found, min(count, len(found)))
-
-
-def describe(value: Any) -> str:
-    return repr(value)
