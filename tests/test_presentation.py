@@ -24,7 +24,7 @@ TAG = re.compile(r"</?(pre|span)( style=\"[^\"<>]*\")?>")
 
 def reported(name: str, *words: str) -> Any:
     """Return the report of a command at drgn's prompt."""
-    words = words if "--diff" in words else with_operands(load(name), *words)
+    words = with_operands(load(name), *words)
     return run_in_drgn(load(name), demo().prog, ["--json", *words])
 
 

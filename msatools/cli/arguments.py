@@ -424,7 +424,7 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
 
     :raises UsageError: if there are any
     """
-    named = _named(args)
+    named = _named(args) + getattr(args, "operands", [])
     if words.interval_s is not None:
         named.append(f"{words.interval_s:g}")
     if getattr(args, "vmlinux", None) is not None:

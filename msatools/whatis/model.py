@@ -79,6 +79,8 @@ class SlabObject:
     """Name of the cache; of merged caches, that of the first."""
 
     object: Address
+    """Address of the object."""
+
     bytes: int
     """Bytes from one object to the next."""
 
@@ -105,6 +107,7 @@ class PageFile:
 
     fstype: str
     device: str | None
+    """Name of the block device; null if its file system has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +156,8 @@ class VmallocArea:
     """An area of the kernel's vmalloc range."""
 
     start: Address
+    """Lowest address of the area."""
+
     bytes: int
     use: str
     """What it is for: ``vmalloc``, ``vmalloc_user``, ``ioremap``, ``vmap``,
@@ -217,6 +222,8 @@ class UserPlace:
     if nothing is mapped."""
 
     start: Address | None
+    """Start of the mapping."""
+
     end: Address | None
     """End of the mapping."""
 

@@ -379,7 +379,9 @@ def test_damaged(row: Row, lines: Callable[[Row], list[bytes]], tmp_path: Path) 
             refused += 1
             assert re.fullmatch(rf"msa-{row.name}: [^\n]+; [^\n]+\n", ran.err), what
             assert "unexpected" not in ran.err, what
-            assert "damaged" in ran.err, what
+            # One that lost its answers may not be damaged, but of other addresses.
+            said = "damaged" if row.command.operands is None else "damaged|not recorded"
+            assert re.search(said, ran.err), what
     assert refused > 20
 
 

@@ -970,7 +970,7 @@ WHATIS = Row(
         "x 1:zz": "1:zz: not an address",
         "0.5": "0.5: not ADDRESS, and there are no samples",
         "-5": "-5: not ADDRESS, and there are no samples",
-        "--diff a b --waits": "--waits: no effect with --diff, which reads no kernel",
+        "--diff x y --waits": "--waits: no effect with --diff, which reads no kernel",
     },
     absent={"4194303:1000": "pid 4194303: no such task"},
     payload={

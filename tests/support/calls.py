@@ -107,7 +107,7 @@ def as_named(target: Target, spec: TargetSpec) -> Target:
 def with_operands(command: Command[Any], *words: str) -> tuple[str, ...]:
     """Return arguments with the words that a command needs, unless they have some."""
     operands = command.operands
-    if operands is None or any(map(operands.describes, words)):
+    if operands is None or "--diff" in words or any(map(operands.describes, words)):
         return words
     return (*OPERANDS[command.name], *words)
 

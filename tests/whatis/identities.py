@@ -173,6 +173,8 @@ class PerCpuTruth(NamedTuple):
     name: str
     address: int
     cpu: int
+    others: frozenset[str]
+    """Names of all variables at its address."""
 
 
 def percpu_variables(prog: Program, chance: Random, count: int) -> list[PerCpuTruth]:
@@ -190,8 +192,14 @@ def percpu_variables(prog: Program, chance: Random, count: int) -> list[PerCpuTr
     for symbol in chance.sample(symbols, min(count, len(symbols))):
         cpu = chance.choice(cpus)
         offset = prog["__per_cpu_offset"][cpu].value_()
+        alike = {each.name for each in symbols if each.address == symbol.address}
         found.append(
-            PerCpuTruth(symbol.name, (symbol.address + offset) % (1 << 64), cpu)
+            PerCpuTruth(
+                symbol.name,
+                (symbol.address + offset) % (1 << 64),
+                cpu,
+                frozenset(alike),
+            )
         )
     return found
 
