@@ -17,7 +17,7 @@ from msatools.cli.command import (
     mutually_exclusive_group,
 )
 from msatools.cli.common_options import columns, cpus, rows, view
-from msatools.cli.values import column_list, name_list
+from msatools.cli.values import column_list, cpu_list, name_list
 from msatools.reports.diff_rows import DiffRows
 
 if TYPE_CHECKING:
@@ -49,8 +49,10 @@ def _options(args: argparse.Namespace) -> CpusOptions:
         # Tasks that are throttled individually are not on a run queue.
         tasks=args.verbose
         or args.view == "sets"
+        or args.plan is not None
         or bool({*_TASK_COLUMNS} & {*(args.columns or ())}),
         doing=args.verbose,
+        plan=args.plan,
         whole=args.record is not None,
     )
 
@@ -98,13 +100,20 @@ def _set_names(word: str) -> tuple[str, ...]:
     return names
 
 
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    if args.plan is not None and has_interval:
+        return "--plan: it is of one moment, and an interval is named"
+    return None
+
+
 _EXCLUDED = (
     Excluded("--json", ("-n", "-o", "--info"), "has all rows and columns"),
     *(
         Excluded(view, ("-o",), "has columns of its own")
         for view in ("-i", "--sets", "--info")
     ),
-    Excluded("--diff", ("-i", "-o", "--info"), "has tables of its own"),
+    Excluded("--diff", ("-i", "-o", "--info", "--plan"), "has tables of its own"),
+    Excluded("--plan", ("-P", "--set", "-o", "-n"), "is of the CPUs that it names"),
 )
 
 _COMPARED = (
@@ -143,6 +152,13 @@ COMMAND = Command(
             view("irqs", "show interrupts by CPU, and where they may go", flag="-i"),
             view("sets", "show sets in full, with their tasks and interrupts"),
             view("info", "show what each CPU is: its place, state, capacity"),
+            argument(
+                "--plan",
+                type=cpu_list,
+                metavar="CPU-LIST",
+                help="print commands that would set these CPUs apart, and what stays "
+                "on them all the same; none is run",
+            ),
         ),
         columns(_columns, " (icsw and migr read all tasks)"),
         rows(),
@@ -152,10 +168,17 @@ COMMAND = Command(
         ("-i -P 4-7", "which interrupts these CPUs take"),
         ("--sets", "who is bound to which CPUs, and who strays"),
         ("-o cpu,set,csw,icsw,migr 5", "switches and moves, each 5 s"),
+        ("--plan 4-7", "how to keep these CPUs for something alone"),
     ),
     start=_start,
     blocks=_blocks,
     excluded=_EXCLUDED,
     compared=_COMPARED,
-    recorded=Recorded(model=_model, choosing=("cpus", "sets"), choose=_choose),
+    complaint=_complaint,
+    recorded=Recorded(
+        model=_model,
+        choosing=("cpus", "sets"),
+        choose=_choose,
+        lacks=lambda args: {"--plan": args.plan},
+    ),
 )

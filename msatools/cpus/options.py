@@ -25,5 +25,8 @@ class CpusOptions:
     doing: bool = False
     """Report what each CPU did when a dump was made."""
 
+    plan: frozenset[int] | None = None
+    """The CPUs to plan to set apart."""
+
     whole: bool = False
     """Report everything, to be selected from later."""
