@@ -105,7 +105,10 @@ def with_json(*options: str) -> dict[tuple[str, str], str]:
 TRIED = {
     "cpus": Tried(
         selecting=("-P 0",),
-        others=("-i", "--sets", "--info", "-o cpu,usr", "-n 1", "-v", "--json"),
+        others=(
+            *("-i", "--sets", "--info", "--plan 1", "-o cpu,usr", "-n 1"),
+            *("-v", "--json"),
+        ),
         untried={"--set": "all CPUs of the demo are in one set"},
         alike={("-n 1", "-P 0"): "one CPU is one row"},
     ),

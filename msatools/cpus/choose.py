@@ -42,7 +42,9 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
         cpus=tuple(row for row in report.cpus if row.cpu in wanted),
         sets=tuple(one for one in report.sets if is_all or wanted & {*one.cpus}),
         run_queues=tuple(
-            queue if options.doing or queue.doing is None else replace(queue, doing=None)
+            queue
+            if options.doing or queue.doing is None
+            else replace(queue, doing=None)
             for queue in report.run_queues
             if queue.cpu in wanted
         ),

@@ -218,6 +218,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             report.cpus,
             report.sets,
             report.irqs or (),
+            frozenset(sample.irqs.irq[sample.irqs.movable].tolist()),
             tasks_on(wanted, report.cpus, tasks, cgroups, self._prog),
         )
 

@@ -394,6 +394,7 @@ class PlanRest:
 
     name: Literal[
         "managed-interrupts",
+        "fixed-interrupts",
         "bound-threads",
         "own-affinity",
         "cpusets",

@@ -48,11 +48,13 @@ def make_plan(
     cpus: Sequence[Cpu],
     sets: Sequence[CpuSet],
     irqs: Sequence[Irq],
+    movable: Collection[int],
     tasks: Sequence[BoundTask],
 ) -> Plan:
     """
     Return the plan to set CPUs apart.
 
+    :param movable: Numbers of the interrupts whose affinity users may set.
     :param tasks: Tasks that may run on the CPUs, and on few others.
     :raises NoSuchCpuError: if one of the CPUs does not exist
     :raises PlanRefused: if one is offline or set apart already, or no other is left
@@ -62,8 +64,10 @@ def make_plan(
     return Plan(
         cpus=chosen,
         others=rest,
-        steps=tuple(_steps(chosen, rest, cpus, irqs)),
-        stays=tuple(_stays(chosen, sets, irqs, tasks)),
+        steps=tuple(
+            _steps(chosen, rest, cpus, [irq for irq in irqs if irq.irq in movable])
+        ),
+        stays=tuple(_stays(chosen, sets, irqs, movable, tasks)),
     )
 
 
@@ -164,14 +168,14 @@ def _interrupts(
 ) -> PlanStep:
     commands = [f"echo {mask(online)} > /proc/irq/default_smp_affinity"]
     for irq in irqs:
-        if irq.managed or not {*chosen} & {*irq.affinity}:
+        if not {*chosen} & {*irq.affinity}:
             continue
         left = {*irq.affinity} & {*online} or rest
         commands.append(f"echo {ranges(left)} > /proc/irq/{irq.irq}/smp_affinity_list")
     return PlanStep(
         name="interrupts",
         text="interrupts of devices, and of those that come later; irqbalance has to "
-        "leave them there (IRQBALANCE_BANNED_CPULIST), and a chip may refuse",
+        "leave them there (IRQBALANCE_BANNED_CPULIST)",
         commands=tuple(commands),
     )
 
@@ -198,15 +202,25 @@ def _stays(
     chosen: Cpus,
     sets: Sequence[CpuSet],
     irqs: Sequence[Irq],
+    movable: Collection[int],
     tasks: Sequence[BoundTask],
 ) -> Iterator[PlanRest]:
-    managed = [irq for irq in irqs if irq.managed and {*chosen} & {*irq.affinity}]
+    may = [irq for irq in irqs if {*chosen} & {*irq.affinity}]
+    managed = [irq for irq in may if irq.managed]
     if managed:
         yield PlanRest(
             name="managed-interrupts",
             text="interrupts that the kernel places itself: each comes on these CPUs "
             "only for requests that they make, or with isolcpus=managed_irq on none",
             irqs=tuple(irq.irq for irq in managed),
+            pids=(),
+        )
+    fixed = [irq for irq in may if not irq.managed and irq.irq not in movable]
+    if fixed:
+        yield PlanRest(
+            name="fixed-interrupts",
+            text="interrupts that nobody can move, such as of timers",
+            irqs=tuple(irq.irq for irq in fixed),
             pids=(),
         )
     bound = [task for task in tasks if task.kthread and {*task.cpus} <= {*chosen}]
@@ -245,7 +259,8 @@ def _stays(
     )
     yield PlanRest(
         name="timers",
-        text="the tick, unless booted with nohz_full=; timers of tasks that run there; "
+        text="the tick, and the search for work for idle CPUs that an idle one does "
+        "for all, unless booted with nohz_full=; timers of tasks that run there; "
         "callbacks of RCU, unless with rcu_nocbs=; interrupts between CPUs",
         irqs=(),
         pids=(),
@@ -268,8 +283,9 @@ def tasks_on(
     others = {cpu.cpu for cpu in cpus if cpu.online and cpu.set == DEFAULT}
     inside = found.masks & _mask_of(chosen, found.masks.shape[1])
     outside = ~found.masks & _mask_of(others, found.masks.shape[1])
-    some = inside.any(axis=1) & outside.any(axis=1)
-    alive = tasks["exit_state"] == 0
+    some = np.logical_and(inside.any(axis=1), outside.any(axis=1))
+    by_thread: Booleans = some[found.index]
+    alive: Booleans = tasks["exit_state"] == 0
     flags = tasks["flags"].astype(np.int64)
     fixed = PF_KTHREAD | PF_NO_SETAFFINITY
     return tuple(
@@ -282,7 +298,7 @@ def tasks_on(
             why="",
             kthread=int(flags[row]) & fixed == fixed,
         )
-        for row in np.flatnonzero(some[found.index] & alive).tolist()
+        for row in np.flatnonzero(by_thread & alive).tolist()
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import drgn
-import numpy as np
 
 from msatools.cpus.counts import Counts, believed, counts, total
 from msatools.cpus.ipis import read_ipis

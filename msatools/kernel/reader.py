@@ -397,7 +397,6 @@ class Reader:
             records[row] = np.frombuffer(data, np.uint8)
             readable[row] = True
 
-
     def _read_some(
         self,
         addresses: list[int],

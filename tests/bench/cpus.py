@@ -98,7 +98,10 @@ def compare_processes(rounds: int) -> None:
             f"drgn %crash {' and '.join(TOGETHER)}": peer,
         }
         took = medians(
-            {name: (partial(run_process, words), 1) for name, words in commands.items()},
+            {
+                name: (partial(run_process, words), 1)
+                for name, words in commands.items()
+            },
             rounds,
             children=True,
         )

@@ -246,7 +246,12 @@ REFUSED = {
     "--budget 5": "--budget: it is for samples",
 }
 REFUSED_OF = {
-    "cpus": {"-v": "tasks were not recorded", "--sets": "", "-o icsw": ""},
+    "cpus": {
+        "-v": "tasks were not recorded",
+        "--sets": "",
+        "-o icsw": "",
+        "--plan 1": "--plan: recordings do not have it",
+    },
     "locks": {
         "--stacks": "--stacks: was not recorded",
         "--cgroup /": "--cgroup: recordings do not have it",

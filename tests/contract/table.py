@@ -230,8 +230,11 @@ COUNTS = (
 
 CPUS = Row(
     command=cpus.COMMAND,
-    options=frozenset({"-P", "--set", "-i", "--sets", "--info", "-o", "-n"}),
-    asked=("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
+    options=frozenset({"-P", "--set", "-i", "--sets", "--info", "--plan", "-o", "-n"}),
+    asked=(
+        *("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
+        "--plan 1",
+    ),
     naming=("--sets",),
     wrong={
         "-P x": "not a number: 'x'",
@@ -243,6 +246,10 @@ CPUS = Row(
         "-i --sets": "not allowed with",
         "-i --info": "not allowed with",
         "--sets --info": "not allowed with",
+        "--plan x": "not a number: 'x'",
+        "--plan 1 -i": "not allowed with",
+        "--plan 1 -P 1": "-P: no effect with --plan, which is of the CPUs",
+        "--plan 1 5": "--plan: it is of one moment, and an interval is named",
         "-o cpu,ithr": "no column 'ithr'; there are cpu, set, state, minf, mjf, xcal",
         "-o ,": "argument -o: no column ''",
         "--set ,": "argument --set: not a list of sets: ','",
@@ -252,6 +259,8 @@ CPUS = Row(
         "-n many": "not a number: 'many'",
     },
     absent={
+        "--plan 0-1": "CPU 0-1: no CPU would be left for all else",
+        "--plan 1,77": "CPU 77: this kernel has none of that number",
         "-P 77": "CPU 77: this kernel has none of that number",
         "-P 1,50-51": "CPU 50-51: this kernel has none of that number",
         "--set /nowhere": "set /nowhere: there is none of that name; there are",
@@ -330,6 +339,22 @@ CPUS = Row(
             ],
             "vectors": VECTORS,
             "softirqs": VECTORS,
+        },
+        "--plan": {
+            "plan": {
+                "cpus": [int],
+                "others": [int],
+                "steps": [
+                    {
+                        "name": frozenset(
+                            {"partition", "interrupts", "workqueues", "boot"}
+                        ),
+                        "text": str,
+                        "commands": [str],
+                    }
+                ],
+                "stays": [{"name": str, "text": str, "irqs": [int], "pids": [int]}],
+            },
         },
     },
     payload_of_interval={},
