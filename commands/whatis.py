@@ -17,7 +17,7 @@ from msatools.cli.command import (
     argument,
 )
 from msatools.reports.diff_rows import DiffRows
-from msatools.whatis.asked import Asked, looks_like_address, parse
+from msatools.whatis.asked import AskedAddress, looks_like_address, parse
 
 if TYPE_CHECKING:
     from drgn import Program
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from msatools.whatis.options import WhatisOptions
 
 
-def _addresses(args: argparse.Namespace) -> tuple[Asked, ...]:
+def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
     """Return the addresses of the arguments.
 
     :raises UsageError: if a word is none

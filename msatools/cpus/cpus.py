@@ -23,7 +23,7 @@ from msatools.cpus.irqs import (
 )
 from msatools.cpus.irqs import delta as irqs_delta
 from msatools.cpus.masks import CpuMasks, read_masks
-from msatools.cpus.model import Cpu, CpuSet, CpusReport, Plan, Processor, RunQueue
+from msatools.cpus.model import Cpu, CpuPlan, CpuSet, CpusReport, Processor, RunQueue
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.placement import place
 from msatools.cpus.plan import make_plan, tasks_on
@@ -208,7 +208,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             report = replace(report, plan=self._plan(report, sample))
         return report if self._options.whole else choose(report, self._options)
 
-    def _plan(self, report: CpusReport, sample: _CpuSample) -> Plan:
+    def _plan(self, report: CpusReport, sample: _CpuSample) -> CpuPlan:
         wanted, tasks = self._options.plan, sample.tasks
         assert wanted is not None
         assert tasks is not None, "a plan needs tasks"

@@ -414,7 +414,7 @@ class PlanRest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class CpuPlan:
     """A plan to set CPUs apart, which is printed and never run."""
 
     cpus: tuple[int, ...]
@@ -449,5 +449,5 @@ class CpusReport(Report):
     nodes: Sequence[int] = ()
     """Online NUMA nodes."""
 
-    plan: Plan | None = field(default=None, metadata=ADDED)
+    plan: CpuPlan | None = field(default=None, metadata=ADDED)
     """The plan to set some CPUs apart, if asked for."""

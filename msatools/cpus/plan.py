@@ -14,9 +14,9 @@ import numpy as np
 from msatools.cpus.model import (
     BoundTask,
     Cpu,
+    CpuPlan,
     CpuSet,
     Irq,
-    Plan,
     PlanRest,
     PlanStep,
 )
@@ -50,7 +50,7 @@ def make_plan(
     irqs: Sequence[Irq],
     movable: Collection[int],
     tasks: Sequence[BoundTask],
-) -> Plan:
+) -> CpuPlan:
     """
     Return the plan to set CPUs apart.
 
@@ -61,7 +61,7 @@ def make_plan(
     """
     chosen = tuple(sorted(wanted))
     rest = _others(chosen, cpus, sets)
-    return Plan(
+    return CpuPlan(
         cpus=chosen,
         others=rest,
         steps=tuple(
@@ -242,11 +242,12 @@ def _stays(
             pids=tuple(task.pid for task in own),
         )
     for one in sets:
-        if one.kind == "limit" and one.asked and {*one.asked} & {*chosen}:
+        if one.kind in ("limit", "invalid") and {*(one.asked or ())} & {*chosen}:
             yield PlanRest(
                 name="cpusets",
-                text=f"control group {one.name} asks for {ranges(one.asked)}: it keeps "
-                "what is left of that, or gets what its parent has",
+                text=f"control group {one.name}, which asks for "
+                f"{ranges(one.asked or ())}: it keeps what is left of that, or gets "
+                "what its parent has",
                 irqs=(),
                 pids=(),
             )

@@ -23,7 +23,7 @@ _AROUND = "[]<>(),;"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedAddress:
     """An address that was asked about."""
 
     word: str
@@ -49,7 +49,7 @@ def looks_like_address(word: str) -> bool:
     return found is not None and (found.space != "symbol" or "+" in word)
 
 
-def parse(word: str) -> Asked | None:
+def parse(word: str) -> AskedAddress | None:
     """Parse an address; ``None`` if a word is none.
 
     ================ =================================================================
@@ -67,15 +67,17 @@ def parse(word: str) -> Asked | None:
     # Kernels print addresses in front of colons, too.
     bare = bare.removesuffix(":")
     if found := _PLAIN.fullmatch(bare):
-        return Asked(word, "kernel", int(found[1], 16))
+        return AskedAddress(word, "kernel", int(found[1], 16))
     if found := _PHYSICAL.fullmatch(bare):
-        return Asked(word, "physical", int(found[1], 16))
+        return AskedAddress(word, "physical", int(found[1], 16))
     if found := _PFN.fullmatch(bare):
-        return Asked(word, "pfn", int(found[1], 0 if "x" in found[1].lower() else 10))
+        return AskedAddress(
+            word, "pfn", int(found[1], 16 if "x" in bare.lower() else 10)
+        )
     if found := _USER.fullmatch(bare):
-        return Asked(word, "user", int(found[2], 16), pid=int(found[1]))
+        return AskedAddress(word, "user", int(found[2], 16), pid=int(found[1]))
     if found := _OFFSET.fullmatch(bare):
-        return Asked(word, "symbol", int(found[2], 16), symbol=found[1])
+        return AskedAddress(word, "symbol", int(found[2], 16), symbol=found[1])
     if _SYMBOL.fullmatch(bare):
-        return Asked(word, "symbol", 0, symbol=bare)
+        return AskedAddress(word, "symbol", 0, symbol=bare)
     return None

@@ -19,7 +19,7 @@ from msatools.memory.pages.classes import PageClass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
-from msatools.whatis.model import Mapper
+from msatools.whatis.model import PageMapper
 from msatools.whatis.pages import PageFound
 from msatools.whatis.usertables import UserEntries
 
@@ -49,9 +49,9 @@ class Mappers:
         self._structs = lookup.structs
         self._entries = UserEntries(lookup)
 
-    def of(self, page: PageFound) -> tuple[Mapper, ...]:
+    def of(self, page: PageFound) -> tuple[PageMapper, ...]:
         """Return the processes that map a page, at most :data:`MAX_MAPPERS`."""
-        found: list[Mapper] = []
+        found: list[PageMapper] = []
         try:
             for mm, address in islice(self._places(page), _MAX_TRIED):
                 if self._entries.find(mm, address).pfn != page.pfn:
@@ -59,7 +59,7 @@ class Mappers:
                 process = self._lookup.process_of(mm)
                 if process is not None:
                     found.append(
-                        Mapper(
+                        PageMapper(
                             pid=process.pid,
                             comm=process.comm,
                             address=Address(address),

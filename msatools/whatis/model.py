@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stack:
+class StackPlace:
     """The place of an address in the kernel stack of a task."""
 
     pid: int
@@ -72,7 +72,7 @@ class Stack:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SlabObject:
+class SlabPlace:
     """An object of a slab cache."""
 
     cache: str
@@ -111,7 +111,7 @@ class PageFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mapper:
+class PageMapper:
     """A process that maps a page."""
 
     pid: int
@@ -147,7 +147,7 @@ class Page:
     file: PageFile | None = field(default=None, metadata=ADDED)
     """Part of a file that it caches."""
 
-    mappers: tuple[Mapper, ...] | None = field(default=None, metadata=ADDED)
+    mappers: tuple[PageMapper, ...] | None = field(default=None, metadata=ADDED)
     """Processes that map it; not all of them if there are many."""
 
 
@@ -235,7 +235,7 @@ class UserPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class AddressAnswer:
     """What is known of one address."""
 
     asked: str
@@ -256,8 +256,8 @@ class Answer:
 
     symbol: Symbol | None = field(default=None, metadata=ADDED)
     task: Task | None = field(default=None, metadata=ADDED)
-    stack: Stack | None = field(default=None, metadata=ADDED)
-    slab: SlabObject | None = field(default=None, metadata=ADDED)
+    stack: StackPlace | None = field(default=None, metadata=ADDED)
+    slab: SlabPlace | None = field(default=None, metadata=ADDED)
     page_struct: PageStruct | None = field(default=None, metadata=ADDED)
     percpu: PerCpuPlace | None = field(default=None, metadata=ADDED)
     vmalloc: VmallocArea | None = field(default=None, metadata=ADDED)
@@ -314,7 +314,7 @@ class WhatisReport(Report):
 
     schema: ClassVar[str] = "msatools.whatis/1"
 
-    answers: tuple[Answer, ...]
+    answers: tuple[AddressAnswer, ...]
     """One answer for each address, in the order of the arguments."""
 
     locks: tuple[LockThere, ...]

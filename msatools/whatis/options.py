@@ -4,14 +4,14 @@
 
 from dataclasses import dataclass
 
-from msatools.whatis.asked import Asked
+from msatools.whatis.asked import AskedAddress
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatisOptions:
     """What a report answers."""
 
-    addresses: tuple[Asked, ...]
+    addresses: tuple[AskedAddress, ...]
 
     waits: bool = False
     """Whether to look through the waits of all tasks for locks in the objects found."""

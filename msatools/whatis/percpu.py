@@ -58,8 +58,24 @@ class PerCpuPlaces:
         )
 
     def of_pointer(self, pointer: int) -> PerCpuPlace | None:
-        """Return the variable that a per-CPU pointer is of; ``None`` if of none."""
-        return self._variable(None, pointer)
+        """Return what a per-CPU pointer is of; ``None`` if it is no such pointer."""
+        variable = self._variable(None, pointer)
+        percpu = read_percpu(self._lookup.reader, self._lookup.losses)
+        if variable is not None or not len(percpu.offsets) or self._units is None:
+            return variable
+        address = (pointer + int(percpu.offsets[0])) & _U64
+        found = self._units.find(address)
+        piece = None if found is None else found[1].chunk.piece(found[1].offset)
+        if found is None or piece is None or not piece.allocated:
+            return None
+        return PerCpuPlace(
+            cpu=None,
+            variable=None,
+            offset=found[1].offset - piece.start,
+            pointer=Address(pointer),
+            bytes=piece.bytes,
+            allocated=True,
+        )
 
     def _variable(self, cpu: int | None, linked: int) -> PerCpuPlace | None:
         symbol = self._lookup.variables.per_cpu(linked)

@@ -11,7 +11,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.slab import SlabCache, read_cache
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
-from msatools.whatis.model import SlabObject
+from msatools.whatis.model import SlabPlace
 
 TYPES = {
     "TCP": "tcp_sock",
@@ -54,7 +54,7 @@ class SlabObjects:
         self._lookup = lookup
         self._prog = lookup.prog
 
-    def find(self, address: int) -> SlabObject | None:
+    def find(self, address: int) -> SlabPlace | None:
         """Return the slab object at an address of the direct map.
 
         :return: ``None`` if there is none, or its slab cannot be read.
@@ -75,7 +75,7 @@ class SlabObjects:
             return None
         if not in_slab:
             return None
-        return SlabObject(
+        return SlabPlace(
             cache=cache.name,
             object=Address(start),
             bytes=cache.size,
@@ -93,7 +93,7 @@ class SlabObjects:
         first: int = page_to_virt(cast("struct page *", slab)).value_() + cache.padding
         return 0 <= start - first < count * cache.size
 
-    def type_of(self, found: SlabObject) -> drgn.Type | None:
+    def type_of(self, found: SlabPlace) -> drgn.Type | None:
         """Return the type of the objects of a cache; ``None`` if it is not certain.
 
         A cache that is shared has objects of several types.

@@ -13,7 +13,7 @@ from msatools.kernel.traces import stack_trace
 from msatools.target.model import Address
 from msatools.tasks.text import KernelText
 from msatools.whatis.lookup import Lookup
-from msatools.whatis.model import Stack, Task
+from msatools.whatis.model import StackPlace, Task
 
 Where = Literal["frame", "unused", "registers", "unknown"]
 
@@ -36,14 +36,14 @@ class _Frames:
     """Start of what is above the outermost frame: registers, or nothing."""
 
 
-class Stacks:
+class StackPlaces:
     """Finds the stacks that contain addresses; unwinds each of them once."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
         self._frames = lru_cache(maxsize=None)(self._unwind)
 
-    def find(self, address: int) -> tuple[Task, Stack] | None:
+    def find(self, address: int) -> tuple[Task, StackPlace] | None:
         """Return the task and the place in its stack; ``None`` if it is in none."""
         size = self._lookup.stack_bytes
         # Stacks are aligned to their size (THREAD_ALIGN), at least to a page.
@@ -57,7 +57,7 @@ class Stacks:
             self._lookup.losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
             return None
         where, number, function = self._place(task, address)
-        return of, Stack(
+        return of, StackPlace(
             pid=of.pid,
             comm=of.comm,
             start=Address(start),

@@ -30,7 +30,7 @@ class UserFound:
     pfn: int | None
 
 
-class Users:
+class UserPlaces:
     """Finds places in the memory of processes."""
 
     def __init__(self, lookup: Lookup) -> None:

@@ -18,18 +18,18 @@ from msatools.target.addresses import KERNEL_HALF, kernel_start
 from msatools.target.arch import arch_of
 from msatools.target.model import Address
 from msatools.tasks.text import kernel_symbol
-from msatools.whatis.asked import Asked
+from msatools.whatis.asked import AskedAddress
 from msatools.whatis.locks import from_waits, read_lock
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.mappers import Mappers
 from msatools.whatis.members import lock_at, member_at
 from msatools.whatis.model import (
-    Answer,
+    AddressAnswer,
     LockThere,
     Page,
     PageFile,
     PageStruct,
-    SlabObject,
+    SlabPlace,
     Symbol,
     Task,
     WhatisReport,
@@ -39,8 +39,8 @@ from msatools.whatis.options import WhatisOptions
 from msatools.whatis.pages import PageFound, Pages
 from msatools.whatis.percpu import PerCpuPlaces
 from msatools.whatis.slabs import SlabObjects
-from msatools.whatis.stacks import Stacks
-from msatools.whatis.users import Users
+from msatools.whatis.stacks import StackPlaces
+from msatools.whatis.users import UserPlaces
 from msatools.whatis.vmalloc import find_area
 from msatools.whatis.words import owner_text, summary
 
@@ -79,7 +79,7 @@ class Whatis(KernelSession[WhatisReport, WhatisOptions]):
         return WhatisReport(**head, answers=tuple(answers), locks=tuple(locks))
 
     def _waited_for(
-        self, answers: list[Answer], known: dict[str, LockThere]
+        self, answers: list[AddressAnswer], known: dict[str, LockThere]
     ) -> Iterator[LockThere]:
         """Yield the locks in the objects found that tasks wait for.
 
@@ -97,7 +97,7 @@ class Whatis(KernelSession[WhatisReport, WhatisOptions]):
                 yield lock
 
 
-def _extent(answer: Answer) -> tuple[int, int]:
+def _extent(answer: AddressAnswer) -> tuple[int, int]:
     """Return start and end of the object of an answer."""
     if answer.slab is not None:
         return answer.slab.object, answer.slab.object + answer.slab.bytes
@@ -115,19 +115,19 @@ class _Finder:
         self._pages = Pages(lookup)
         self._mappers = Mappers(lookup)
         self._slabs = SlabObjects(lookup)
-        self._stacks = Stacks(lookup)
+        self._stacks = StackPlaces(lookup)
         self._percpu = PerCpuPlaces(lookup)
-        self._users = Users(lookup)
+        self._users = UserPlaces(lookup)
         self.locks: dict[str, LockThere] = {}
         """The locks found so far, by ID."""
 
-    def answer(self, asked: Asked) -> Answer:
+    def answer(self, asked: AskedAddress) -> AddressAnswer:
         """Return what lies at an address.
 
         :raises NoSuchPidError: if the address is of a process that does not exist
         """
         address, facts = self._facts(asked)
-        made = Answer(
+        made = AddressAnswer(
             asked=asked.word,
             address=None if address is None else Address(address),
             kind="unknown",
@@ -138,7 +138,7 @@ class _Finder:
         kind, text = summary(made, self._lookup.page_size)
         return replace(made, kind=kind, text=text)
 
-    def _facts(self, asked: Asked) -> tuple[int | None, _Facts]:
+    def _facts(self, asked: AskedAddress) -> tuple[int | None, _Facts]:
         if asked.space == "user":
             assert asked.pid is not None
             return asked.number, self._of_user(asked.pid, asked.number)
@@ -323,7 +323,7 @@ class _Finder:
                 facts["object"] = text
         return facts
 
-    def _task_at(self, found: SlabObject) -> Task | None:
+    def _task_at(self, found: SlabPlace) -> Task | None:
         """Return the task of an object of a cache that is shared."""
         if found.bytes < self._lookup.structs.size("task_struct"):
             return None

@@ -5,13 +5,13 @@
 from collections.abc import Iterator
 
 from msatools.whatis.model import (
-    Answer,
+    AddressAnswer,
     Kind,
-    Mapper,
     Page,
+    PageMapper,
     PerCpuPlace,
-    SlabObject,
-    Stack,
+    SlabPlace,
+    StackPlace,
     Symbol,
     UserPlace,
     VmallocArea,
@@ -56,7 +56,7 @@ _CLASSES = {
 """Maps a class of pages to what a page of it is."""
 
 
-def summary(answer: Answer, page_size: int) -> tuple[Kind, str]:
+def summary(answer: AddressAnswer, page_size: int) -> tuple[Kind, str]:
     """Return the kind of an answer, and its text."""
     for kind, text in _candidates(answer, page_size):
         return kind, text
@@ -65,7 +65,7 @@ def summary(answer: Answer, page_size: int) -> tuple[Kind, str]:
     return "unknown", _unknown(answer)
 
 
-def _candidates(answer: Answer, page_size: int) -> Iterator[tuple[Kind, str]]:
+def _candidates(answer: AddressAnswer, page_size: int) -> Iterator[tuple[Kind, str]]:
     """Yield what an answer can say, the most specific first."""
     of = _inside(answer)
     if answer.user is not None:
@@ -91,9 +91,11 @@ def _candidates(answer: Answer, page_size: int) -> Iterator[tuple[Kind, str]]:
         yield "memory", page_text(answer.page)
 
 
-def _unknown(answer: Answer) -> str:
+def _unknown(answer: AddressAnswer) -> str:
     if answer.address is None:
         return "no symbol of that name"
+    if not answer.address:
+        return "NULL"
     if answer.address < 1 << 63:
         return "not an address of the kernel; of a process it is PID:ADDRESS"
     if answer.readable is None:
@@ -101,13 +103,13 @@ def _unknown(answer: Answer) -> str:
     return "mapped, and nothing is known of it"
 
 
-def _inside(answer: Answer) -> str:
+def _inside(answer: AddressAnswer) -> str:
     """Return the member at an address, with the lock that it is."""
     text = f", {answer.member}" if answer.member else ""
     return text + (f" ({answer.lock.partition(' ')[0]})" if answer.lock else "")
 
 
-def _for(answer: Answer) -> str:
+def _for(answer: AddressAnswer) -> str:
     return f": {answer.object}" if answer.object else ""
 
 
@@ -120,7 +122,7 @@ def symbol_text(symbol: Symbol) -> str:
     return f"{symbol.name}{offset}{module}"
 
 
-def stack_text(stack: Stack, address: int) -> str:
+def stack_text(stack: StackPlace, address: int) -> str:
     """Return the task of a stack, and the place in it."""
     where = {
         "frame": f"in frame {stack.frame}, {stack.function or 'unknown function'}",
@@ -144,7 +146,7 @@ def percpu_text(place: PerCpuPlace) -> str:
     return f"per-CPU allocation{size}{offset}, {cpu}"
 
 
-def slab_text(slab: SlabObject, type_: str | None) -> str:
+def slab_text(slab: SlabPlace, type_: str | None) -> str:
     """Return an object of a slab cache, and whether it is allocated."""
     state = {True: "", False: "free ", None: "perhaps free "}[slab.allocated]
     what = f"{type_} of " if type_ else "object of "
@@ -196,7 +198,7 @@ def owner_text(page: Page) -> str | None:
     return None
 
 
-def mappers_text(mappers: tuple[Mapper, ...]) -> str:
+def mappers_text(mappers: tuple[PageMapper, ...]) -> str:
     """Return the processes that map a page."""
     named = [f"{each.pid} ({each.comm}) at {each.address:#x}" for each in mappers]
     more = len(named) - _NAMED

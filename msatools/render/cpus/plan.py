@@ -4,14 +4,14 @@
 
 from collections.abc import Iterator
 
-from msatools.cpus.model import Plan, PlanRest
+from msatools.cpus.model import CpuPlan, PlanRest
 from msatools.kernel.ranges import ranges
 from msatools.render.blocks import Block, Span, text, verbatim
 
 _SHOWN = 8
 
 
-def plan_lines(plan: Plan) -> Iterator[Block]:
+def plan_lines(plan: CpuPlan) -> Iterator[Block]:
     """Yield the lines of a plan, of which all but the commands begin with ``#``."""
     apart, others = ranges(plan.cpus), ranges(plan.others)
     head = f"# To set CPU {apart} apart, and leave {others} for all else; not run here"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msatools.render.blocks import Block, Span, one_line
 from msatools.render.header import header, notes
-from msatools.whatis.model import Answer, LockThere, Page, WhatisReport
+from msatools.whatis.model import AddressAnswer, LockThere, Page, WhatisReport
 from msatools.whatis.words import (
     mappers_text,
     page_text,
@@ -36,7 +36,7 @@ def blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
     yield from notes(report)
 
 
-def _title(answer: Answer) -> str:
+def _title(answer: AddressAnswer) -> str:
     """Return the address as it was asked, and what it comes to."""
     if answer.address is None:
         return answer.asked
@@ -48,7 +48,7 @@ def _title(answer: Answer) -> str:
     return shown if is_same else f"{answer.asked} = {shown}"
 
 
-def _details(answer: Answer, verbose: bool) -> Iterator[tuple[str, str]]:
+def _details(answer: AddressAnswer, verbose: bool) -> Iterator[tuple[str, str]]:
     """Yield what else is known, the most specific first; the text has the first."""
     facts = _facts(answer)
     shown = {"page": "page_struct"}.get(answer.kind, answer.kind)
@@ -61,7 +61,7 @@ def _details(answer: Answer, verbose: bool) -> Iterator[tuple[str, str]]:
         yield "content", "not in the dump"
 
 
-def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
+def _facts(answer: AddressAnswer) -> Iterator[tuple[str, str, str]]:
     """Yield each part of an answer: name of its field, label, text."""
     if answer.stack is not None:
         yield "stack", "stack", stack_text(answer.stack, answer.address or 0)
@@ -88,7 +88,9 @@ def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
         yield "area", "vmalloc", text
 
 
-def _page(answer: Answer, page: Page, verbose: bool) -> Iterator[tuple[str, str]]:
+def _page(
+    answer: AddressAnswer, page: Page, verbose: bool
+) -> Iterator[tuple[str, str]]:
     text = f"pfn {page.pfn}, {page.page_class}"
     if page.order:
         text += f", order {page.order}"
