@@ -17,7 +17,7 @@ from msatools.cli.command import (
     mutually_exclusive_group,
 )
 from msatools.cli.common_options import columns, cpus, rows, view
-from msatools.cli.values import column_list, name_list
+from msatools.cli.values import column_list, cpu_list, name_list
 from msatools.reports.diff_rows import DiffRows
 
 if TYPE_CHECKING:
@@ -49,9 +49,11 @@ def _options(args: argparse.Namespace) -> CpusOptions:
         # Tasks that are throttled individually are not on a run queue.
         tasks=args.verbose
         or args.view == "sets"
+        or args.plan is not None
         or bool({*_TASK_COLUMNS} & {*(args.columns or ())}),
         doing=args.verbose,
         stalls=args.view == "stalls",
+        plan=args.plan,
         whole=args.record is not None,
     )
 
@@ -101,14 +103,23 @@ def _set_names(word: str) -> tuple[str, ...]:
     return names
 
 
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    if args.plan is not None and has_interval:
+        return "--plan: it is of one moment, and an interval is named"
+    return None
+
+
 _EXCLUDED = (
     Excluded("--json", ("-n", "-o", "--info"), "has all rows and columns"),
     *(
         Excluded(view, ("-o",), "has columns of its own")
         for view in ("-i", "--sets", "--info", "--stalls")
     ),
-    Excluded("--diff", ("-i", "-o", "--info", "--stalls"), "has tables of its own"),
+    Excluded(
+        "--diff", ("-i", "-o", "--info", "--stalls", "--plan"), "has tables of its own"
+    ),
     Excluded("--stalls", ("-n",), "has all rows"),
+    Excluded("--plan", ("-P", "--set", "-o", "-n"), "is of the CPUs that it names"),
 )
 
 _COMPARED = (
@@ -148,6 +159,13 @@ COMMAND = Command(
             view("sets", "show sets in full, with their tasks and interrupts"),
             view("info", "show what each CPU is: its place, state, capacity"),
             view("stalls", "show what stands still, who holds it up, and why"),
+            argument(
+                "--plan",
+                type=cpu_list,
+                metavar="CPU-LIST",
+                help="print commands that would set these CPUs apart, and what stays "
+                "on them all the same; none is run",
+            ),
         ),
         columns(_columns, " (icsw and migr read all tasks)"),
         rows(),
@@ -158,10 +176,17 @@ COMMAND = Command(
         ("--sets", "who is bound to which CPUs, and who strays"),
         ("--stalls", "why the machine stands still, down to the culprit"),
         ("-o cpu,set,csw,icsw,migr 5", "switches and moves, each 5 s"),
+        ("--plan 4-7", "how to keep these CPUs for something alone"),
     ),
     start=_start,
     blocks=_blocks,
     excluded=_EXCLUDED,
     compared=_COMPARED,
-    recorded=Recorded(model=_model, choosing=("cpus", "sets"), choose=_choose),
+    complaint=_complaint,
+    recorded=Recorded(
+        model=_model,
+        choosing=("cpus", "sets"),
+        choose=_choose,
+        lacks=lambda args: {"--plan": args.plan},
+    ),
 )

@@ -35,7 +35,7 @@ from drgn.helpers.linux.pid import for_each_task
 import msatools
 from fixtures import lab
 from fixtures.demo.questions import words_of_json
-from msatools.cli.arguments import make_parser
+from msatools.cli.arguments import examples_of, make_parser, operands_of
 from msatools.cli.in_drgn import run_in_drgn
 from msatools.cli.main import run_console
 from msatools.locks.base.lock import LockTypeName
@@ -67,6 +67,7 @@ from tests.support.calls import (
     end,
     open_demo,
     start,
+    with_operands,
 )
 from tests.support.golden import Golden
 
@@ -85,6 +86,11 @@ def name_of(value: object) -> str | None:
 
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=name_of)
+each_with_intervals = pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.command.operands is None], ids=name_of
+)
+"""Commands without words of their own: these have no intervals."""
+
 signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
@@ -169,7 +175,7 @@ def test_names() -> None:
 
 # --- calling
 
-CALLED_WRONG = {
+INTERVALS_WRONG = {
     "0": "0: not a positive interval",
     "-5": "-5: not a positive interval",
     "nan": "nan: not a positive interval",
@@ -178,11 +184,15 @@ CALLED_WRONG = {
     "5 3 1": "1: a third number, after INTERVAL and COUNT",
     "a b": "b: a second target, after a",
     "a -k": "-k: a second target, after a",
-    "-c a -k": "-k: a second target, after a",
     "-c a b": "a: a second target, after b",
     "--qemu x a": "x: a second target, after a",
     "a 5": "a: a dump does not change in an interval",
     "5 -c a": "a: a dump does not change in an interval",
+}
+"""Wrong usage of commands that take no words but a target, an interval and a count."""
+
+CALLED_WRONG = {
+    "-c a -k": "-k: a second target, after a",
     "--budget 10": "--budget: it is for samples, and no INTERVAL is named",
     "--budget 0 5": "not a share of one CPU, 0 to 100 %: '0'",
     "--budget 101% 5": "not a share of one CPU",
@@ -204,13 +214,20 @@ def test_called_wrong(row: Row, words: str) -> None:
     check_wrong(row, words, CALLED_WRONG[words])
 
 
+@pytest.mark.parametrize("words", INTERVALS_WRONG)
+@each_with_intervals
+def test_wrong_intervals(row: Row, words: str) -> None:
+    check_wrong(row, words, INTERVALS_WRONG[words])
+
+
 @each_of("wrong")
 def test_wrong_options(row: Row, words: str) -> None:
     check_wrong(row, words, row.wrong[words])
     if " 5" not in words:
         message = rf"^%{row.name}: .*{re.escape(row.wrong[words])}"
+        given = with_operands(row.command, *words.split())
         with pytest.raises(CommandArgumentError, match=message):
-            run_in_drgn(row.command, demo().prog, words.split())
+            run_in_drgn(row.command, demo().prog, given)
 
 
 @pytest.mark.parametrize("words", ["vmcore", "--qemu socket", "-c vmcore"])
@@ -233,16 +250,18 @@ def check_wrong(row: Row, words: str, message: str) -> None:
     assert message in matched[1]
 
 
-REFUSED_IN_DRGN = {
+INTERVALS_IN_DRGN = {
     "vmcore": "vmcore: the target is drgn's own",
+    "5": "prog: a dump does not change in an interval",
+    "0": "0: not a positive interval",
+}
+REFUSED_IN_DRGN = {
     "-k": "unrecognized arguments: -k",
     "-c vmcore": "unrecognized arguments: -c",
     "-s vmlinux": "unrecognized arguments: -s",
     "--qemu x": "unrecognized arguments: --qemu",
     "--types dwarf": "unrecognized arguments: --types",
     "--debuginfod": "unrecognized arguments: --debuginfod",
-    "5": "prog: a dump does not change in an interval",
-    "0": "0: not a positive interval",
     "--nonsense\x1b": r"unrecognized arguments: --nonsense\x1b",
 }
 
@@ -250,7 +269,17 @@ REFUSED_IN_DRGN = {
 @pytest.mark.parametrize("words", REFUSED_IN_DRGN)
 @each_row
 def test_called_wrong_in_drgn(row: Row, words: str) -> None:
-    message = f"%{row.name}: {REFUSED_IN_DRGN[words]}"
+    check_wrong_in_drgn(row, words, REFUSED_IN_DRGN[words])
+
+
+@pytest.mark.parametrize("words", INTERVALS_IN_DRGN)
+@each_with_intervals
+def test_wrong_intervals_in_drgn(row: Row, words: str) -> None:
+    check_wrong_in_drgn(row, words, INTERVALS_IN_DRGN[words])
+
+
+def check_wrong_in_drgn(row: Row, words: str, message: str) -> None:
+    message = f"%{row.name}: {message}"
     with pytest.raises(CommandArgumentError, match=f"^{re.escape(message)}"):
         run_command(demo().prog, f"{row.name} {words}")
 
@@ -274,8 +303,19 @@ OPENED = {
 }
 
 
-@pytest.mark.parametrize("words", OPENED)
-@each_row
+NUMBERS = ("0x5", "0.5 3 /proc/kcore")
+"""Words that have another meaning for a command with words of its own."""
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        pytest.param(row, words, id=f"{row.name} {words}")
+        for row in ROWS
+        for words in OPENED
+        if row.command.operands is None or words not in NUMBERS
+    ],
+)
 def test_opened_target(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that reads the kernel it runs on lowers its own priority."""
     found, niced = [], []
@@ -296,16 +336,21 @@ def test_opened_target(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_help(row: Row, option: str) -> None:
     ran = call(row.command, option, "nonsense", "5", opening=untouched)
     assert (ran.status, ran.err) == (0, "")
-    first = f"USAGE: msa-{row.name} [OPTION...] [TARGET] [INTERVAL [COUNT]]\n"
-    assert ran.out.startswith(first)
+    operands = operands_of(row.command, in_drgn=False)
+    assert ran.out.startswith(f"USAGE: msa-{row.name} [OPTION...] {operands}\n")
+    assert operands.startswith("[TARGET] ")
     lines = ran.out.splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert row.command.summary in lines
     for word in row.options | SHARED_OPTIONS | TARGET_OPTIONS:
         assert re.search(rf"^  .*(?<!\S){re.escape(word)}(?![\w-])", ran.out, re.M)
     examples = lines[lines.index("EXAMPLES:") + 1 :]
-    shared = (("vmcore", ""), ("-s vmlinux vmcore", ""), ("5 12", ""), ("", ""))
-    for words, what in (*row.command.examples, *shared):
+    shared = ("vmcore", "-s vmlinux vmcore", "5 12", "")
+    given = examples_of(row.command, in_drgn=False)
+    assert len(given) >= len(row.command.examples)
+    if row.command.operands is None:
+        assert {*shared} <= {words for words, _ in given}
+    for words, what in given:
         start = f"  msa-{row.name} {words}"
         (line,) = (e for e in examples if e.startswith(f"{start}  ") and what in e)
         asks = [word.strip("'") for word in words.partition(" |")[0].split()]
@@ -318,7 +363,9 @@ def test_help_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(demo().prog, f"{row.name} -h") is None
     printed = capsys.readouterr().out
     first, _, rest = printed.partition("\n")
-    assert first == f"USAGE: %{row.name} [OPTION...] [INTERVAL [COUNT]]"
+    operands = operands_of(row.command, in_drgn=True)
+    assert first == f"USAGE: %{row.name} [OPTION...] {operands}"
+    assert not operands.startswith("[TARGET]")
     assert not re.search("vmcore|vmlinux|--qemu|--version|--debug", rest)
     assert f"  %{row.name} {row.command.examples[0][0]}  " in rest
     command: Any = DEFAULT_COMMAND_NAMESPACE.lookup(demo().prog, row.name)
@@ -455,7 +502,7 @@ def test_arguments_that_name_nothing(row: Row, words: str) -> None:
 # --- intervals
 
 
-@each_row
+@each_with_intervals
 def test_samples(row: Row) -> None:
     """A line per sample, with its cost; the demo's clock stands still."""
     ran = call(row.command, *GUEST, "0.01", "2", "--json")
@@ -477,7 +524,7 @@ def with_deltas(row: Row, sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-@each_row
+@each_with_intervals
 def test_samples_as_text(row: Row) -> None:
     ran = call(row.command, *GUEST, "0.01", "2")
     assert (ran.status, ran.err) == (0, "")
@@ -512,7 +559,8 @@ def test_strict_on_coverage(row: Row) -> None:
 
 def run_quietly(row: Row, *words: str) -> Any:
     with redirect_stdout(io.StringIO()):
-        return run_in_drgn(row.command, demo().prog, words)
+        given = with_operands(row.command, *words)
+        return run_in_drgn(row.command, demo().prog, given)
 
 
 @cache
@@ -532,6 +580,8 @@ def test_strict_on_damage(row: Row) -> None:
         check_json(row, ran.json, ONE_SHOT | row.payload)
         assert ran.json["coverage"][row.damaged] > 0
         assert "lost" in {note["code"] for note in ran.json["notes"]}
+        if row.command.operands is not None:
+            continue
         ran = call(row.command, *GUEST, "0.01", "2", *strict, opening=open_damaged(row))
         assert (ran.status, ran.err) == (status, "")
         assert "\nnote: " in ran.out
@@ -544,12 +594,13 @@ def open_damaged(row: Row) -> Callable[[TargetSpec], Opened]:
 
 @each_row
 def test_strict_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
-    report = run_in_drgn(row.command, demo().prog, ["--strict", "--json"])
+    words = with_operands(row.command, "--strict")
+    report = run_in_drgn(row.command, demo().prog, [*words, "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert report is not None
     assert report.taken_at_ns == printed["taken_at_ns"]
     with pytest.raises(CommandError, match=rf"%{row.name}: the report is not complete"):
-        run_in_drgn(row.command, damaged(row.name).prog, ["--strict"])
+        run_in_drgn(row.command, damaged(row.name).prog, words)
     assert capsys.readouterr().out
 
 
@@ -676,7 +727,7 @@ class FakeTerminal(io.StringIO):
 def on_terminal(row: Row, *words: str) -> str:
     out = FakeTerminal()
     with patch("msatools.cli.execution.open_target", open_demo), redirect_stdout(out):
-        assert run_console(row.command, [*words, CORE]) == 0
+        assert run_console(row.command, with_operands(row.command, *words, CORE)) == 0
     return out.getvalue()
 
 
@@ -756,14 +807,15 @@ def test_script_prints_the_same(row: Row) -> None:
     assert ran == answer(row.name)
     out = io.StringIO()
     with redirect_stdout(out):
-        run_command(demo().prog, row.name)
+        run_command(demo().prog, " ".join((row.name, *with_operands(row.command))))
     # In drgn, neither the format nor the file is known.
     assert out.getvalue().splitlines()[1:] == ran.out.splitlines()[1:]
 
 
 @each_row
 def test_closed_pipe(row: Row) -> None:
-    for words in ([CORE], [CORE, "--json"], ["-h"], [*GUEST, "0.01"]):
+    runs = [CORE], [CORE, "--json"], ["-h"], [*GUEST, "0.01"]
+    for words in runs if row.command.operands is None else runs[:-1]:
         read, write = os.pipe()
         os.close(read)
         process = start(row.command, *words, stdout=write)
@@ -802,7 +854,7 @@ def test_signal_ends_a_report(row: Row, number: int) -> None:
 
 
 @signals
-@each_row
+@each_with_intervals
 def test_signal_ends_samples(row: Row, number: int) -> None:
     """The command exits with 0 after a complete sample."""
     process = start(row.command, *GUEST, "0.01", "--json")

@@ -23,7 +23,7 @@ LAYERS = (
     ("tasks",),
     ("memory",),
     ("locks",),
-    ("prstat", "zombies", "cpus"),
+    ("prstat", "zombies", "cpus", "whatis"),
     ("query",),
     ("selfcheck",),
 )

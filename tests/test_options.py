@@ -75,7 +75,8 @@ def test_names_mean_one_thing() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_all_rows_can_be_limited(row: Row) -> None:
-    assert "-n" in row.options
+    # A command with words of its own answers each of them.
+    assert "-n" in row.options or row.command.operands is not None
 
 
 # --- combinations
@@ -105,8 +106,8 @@ TRIED = {
     "cpus": Tried(
         selecting=("-P 0",),
         others=(
-            *("-i", "--sets", "--info", "--stalls", "-o cpu,usr", "-n 1", "-v"),
-            "--json",
+            *("-i", "--sets", "--info", "--stalls", "--plan 1", "-o cpu,usr", "-n 1"),
+            *("-v", "--json"),
         ),
         untried={"--set": "all CPUs of the demo are in one set"},
         alike={("-n 1", "-P 0"): "one CPU is one row"},
@@ -173,6 +174,11 @@ TRIED = {
             ("-n 1", "--stacks --function do_nanosleep"): "there is one such stack",
             **with_json("-m", "-v"),
         },
+    ),
+    "whatis": Tried(
+        others=("-v", "--json"),
+        untried={"--waits": "nobody waits for a lock there"},
+        alike=with_json("-v"),
     ),
     "zombies": Tried(
         selecting=("-p 203", "--parent 1", "--cgroup /service", "-u 1000"),

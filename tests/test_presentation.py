@@ -17,13 +17,14 @@ from msatools.registry import NAMES, load
 from msatools.render import json as as_json
 from msatools.render import show
 from msatools.reports.presented import Presented
-from tests.support.calls import CORE, call, demo
+from tests.support.calls import CORE, call, demo, with_operands
 
 TAG = re.compile(r"</?(pre|span)( style=\"[^\"<>]*\")?>")
 
 
 def reported(name: str, *words: str) -> Any:
     """Return the report of a command at drgn's prompt."""
+    words = with_operands(load(name), *words)
     return run_in_drgn(load(name), demo().prog, ["--json", *words])
 
 

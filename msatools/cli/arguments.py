@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msatools
-from msatools.cli.command import Command, Excluded, argument
+from msatools.cli.command import Command, Excluded, Operands, argument
 
 if TYPE_CHECKING:
     from msatools.target import TargetSpec
@@ -234,6 +234,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises exceptions instead of exiting."""
 
     takes_target = True
+    operands: Operands | None = None
 
     # The types of the stubs are too narrow.
     def parse_intermixed_args(  # type: ignore[override]
@@ -243,11 +244,32 @@ class _Parser(argparse.ArgumentParser):
         parsed = super().parse_intermixed_args(
             list(self._joined(args, left)), namespace
         )
+        if self.operands is not None:
+            self._take_operands(parsed, self.operands)
         targets = _named(parsed)
         for word in targets:
             if word in left and (len(targets) > 1 or not self.takes_target):
                 self.error(left[word].refusal(word))
         return parsed
+
+    def _take_operands(self, args: argparse.Namespace, operands: Operands) -> None:
+        """Move the operands from ``args.words`` to ``args.operands``.
+
+        Where an option names the target, and inside drgn, all words but paths are
+        operands.
+        """
+        words, args.words, args.operands = args.words, [], []
+        may_be_target = self.takes_target and not _named(args)
+        for word in words:
+            if operands.describes(word):
+                args.operands.append(word)
+            elif _NUMBER.fullmatch(word):
+                self.error(f"{word}: not {operands.name}, and there are no samples")
+            elif may_be_target or "/" in word:
+                args.words.append(word)
+                may_be_target = False
+            else:
+                args.operands.append(word)
 
     def _joined(
         self, words: Sequence[str], left: dict[str, MaybeFile]
@@ -282,14 +304,25 @@ class _Parser(argparse.ArgumentParser):
 
 def examples_of(command: Command[Any], *, in_drgn: bool) -> tuple[tuple[str, str], ...]:
     """Return arguments of a command as examples, each with what it shows."""
+    if command.operands is not None:
+        target = "" if in_drgn else f"{_TARGET_EXAMPLES[0][0]} "
+        return tuple((f"{target}{words}", what) for words, what in command.examples)
     targets = () if in_drgn else _TARGET_EXAMPLES
     return targets + command.examples + _EXAMPLES
+
+
+def operands_of(command: Command[Any], *, in_drgn: bool) -> str:
+    """Return the words after the options, as in a usage line."""
+    target = "" if in_drgn else "[TARGET] "
+    if command.operands is not None:
+        return f"{target}{command.operands.name}..."
+    return f"{target}[INTERVAL [COUNT]]"
 
 
 def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentParser:
     """Return the parser of a command; inside drgn it takes no target."""
     name = f"%{command.name}" if in_drgn else f"msa-{command.name}"
-    operands = "[INTERVAL [COUNT]]" if in_drgn else "[TARGET] [INTERVAL [COUNT]]"
+    operands = operands_of(command, in_drgn=in_drgn)
     examples = examples_of(command, in_drgn=in_drgn)
     width = max(len(words) for words, _ in examples)
     parser = _Parser(
@@ -303,6 +336,7 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         allow_abbrev=False,
     )
     parser.takes_target = not in_drgn
+    parser.operands = command.operands
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     options = parser.add_argument_group("OPTIONS")
     for option in (*command.arguments, *_OPTIONS):
@@ -390,7 +424,7 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
 
     :raises UsageError: if there are any
     """
-    named = _named(args)
+    named = _named(args) + getattr(args, "operands", [])
     if words.interval_s is not None:
         named.append(f"{words.interval_s:g}")
     if getattr(args, "vmlinux", None) is not None:

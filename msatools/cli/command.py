@@ -49,6 +49,21 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Operands:
+    """The words that a command takes besides the target, in place of an interval.
+
+    They are told from the target by their form alone: a file whose name looks like one
+    is named as a path, ``./NAME``.
+    """
+
+    name: str
+    """Name in the usage line: ``ADDRESS``."""
+
+    describes: Callable[[str], bool]
+    """Returns whether a word has the form of one."""
+
+
+@dataclass(frozen=True)
 class Excluded:
     """Options that have no effect together with another: they are refused.
 
@@ -123,6 +138,10 @@ class Command(Generic[R]):
 
     examples: tuple[tuple[str, str], ...]
     """Arguments after name and target, and what they show."""
+
+    operands: Operands | None = None
+    """Words besides the target: ``args.operands``. A command with some has no
+    intervals, and its examples begin with them."""
 
     start: "Callable[[Program, Target, argparse.Namespace], Session[R]]"
     """Starts a run; raises FaultError or LookupError as a report does."""

@@ -16,7 +16,9 @@ from msatools.reports.json_file import STDIN, ReportFile, Reports, head_of
 
 T = TypeVar("T")
 
-_NEUTRAL = frozenset(("diff", "rows", "color", "json", "strict", "verbose", "words"))
+_NEUTRAL = frozenset(
+    ("diff", "rows", "color", "json", "strict", "verbose", "words", "operands")
+)
 """Names of the arguments that select nothing from a report."""
 
 
@@ -44,7 +46,7 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
     found = compare(command.name, command.compared, pair, tuple(args.diff))
     return Answer(
         document=found,
-        blocks=blocks(found, args.rows),
+        blocks=blocks(found, getattr(args, "rows", None)),
         incomplete=any(command.problems(head_of(report)) for report in pair),
     )
 

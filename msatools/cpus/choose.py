@@ -25,7 +25,8 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
     :raises NoSuchCpuError: if a requested CPU is not in the report
     :raises NoSuchSetError: if a requested set is not in the report
     """
-    report = report if options.tasks else _without_tasks(report)
+    if not options.tasks and has_tasks(report):
+        report = _without_tasks(report)
     numbers = [row.cpu for row in report.cpus]
     wanted = wanted_cpus(options, report.sets, numbers)
     is_all = wanted >= {*numbers}
@@ -43,7 +44,9 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
         cpus=tuple(row for row in report.cpus if row.cpu in wanted),
         sets=tuple(one for one in report.sets if is_all or wanted & {*one.cpus}),
         run_queues=tuple(
-            queue if options.doing else replace(queue, doing=None)
+            queue
+            if options.doing or queue.doing is None
+            else replace(queue, doing=None)
             for queue in report.run_queues
             if queue.cpu in wanted
         ),

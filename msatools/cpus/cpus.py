@@ -23,9 +23,10 @@ from msatools.cpus.irqs import (
 )
 from msatools.cpus.irqs import delta as irqs_delta
 from msatools.cpus.masks import CpuMasks, read_masks
-from msatools.cpus.model import Cpu, CpuSet, CpusReport, Processor, RunQueue
+from msatools.cpus.model import Cpu, CpuPlan, CpuSet, CpusReport, Processor, RunQueue
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.placement import place
+from msatools.cpus.plan import make_plan, tasks_on
 from msatools.cpus.processors import read_processors
 from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
 from msatools.cpus.runqueues import read_run_queues
@@ -213,7 +214,23 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             nodes=nodes,
             stalls=sample.stalls,
         )
+        if self._options.plan is not None:
+            report = replace(report, plan=self._plan(report, sample))
         return report if self._options.whole else choose(report, self._options)
+
+    def _plan(self, report: CpusReport, sample: _CpuSample) -> CpuPlan:
+        wanted, tasks = self._options.plan, sample.tasks
+        assert wanted is not None
+        assert tasks is not None, "a plan needs tasks"
+        cgroups = read_cgroups(self._reader, tasks, self._losses)
+        return make_plan(
+            wanted,
+            report.cpus,
+            report.sets,
+            report.irqs or (),
+            frozenset(sample.irqs.irq[sample.irqs.movable].tolist()),
+            tasks_on(wanted, report.cpus, tasks, cgroups, self._prog),
+        )
 
     def _rows(
         self,

@@ -256,7 +256,7 @@ def _nodes(found: Structs, name: str, row: int) -> Nodes:
     bits = np.unpackbits(
         np.frombuffer(found[name][row].tobytes(), np.uint8), bitorder="little"
     )
-    return tuple(np.flatnonzero(bits).tolist())
+    return tuple(bits.nonzero()[0].tolist())
 
 
 def _partition(found: Structs, row: int, losses: LossLog) -> Partition:

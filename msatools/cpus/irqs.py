@@ -324,7 +324,7 @@ def _text(table: IrqTable, row: int) -> str:
 
 def _by_cpu(table: IrqTable, row: int) -> dict[int, int]:
     counts = table.counts[row]
-    came = np.flatnonzero(counts)
+    came = counts.nonzero()[0]
     return dict(zip(table.cpus[came].tolist(), counts[came].tolist(), strict=True))
 
 

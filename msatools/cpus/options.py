@@ -28,5 +28,8 @@ class CpusOptions:
     stalls: bool = False
     """Report what stands still, with the evidence."""
 
+    plan: frozenset[int] | None = None
+    """The CPUs to plan to set apart."""
+
     whole: bool = False
     """Report everything, to be selected from later."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import drgn
-import numpy as np
 
 from msatools.cpus.counts import Counts, believed, counts, total
 from msatools.cpus.ipis import read_ipis
@@ -229,7 +228,7 @@ def softirq_rows(softirqs: Mapping[str, Counts], cpus: list[int]) -> tuple[Vecto
 
 
 def _row(name: str, text: str, numbers: Counts, cpus: list[int]) -> Vector:
-    rows = np.flatnonzero(numbers.values).tolist()
+    rows = numbers.values.nonzero()[0].tolist()
     by_cpu = {cpus[row]: int(numbers.values[row]) for row in rows}
     total_ = sum(by_cpu.values()) if numbers.known.all() else None
     return Vector(name=name, text=text, counts=by_cpu, total=total_)

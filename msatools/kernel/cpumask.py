@@ -177,7 +177,7 @@ def different_masks(
 
 def cpus_of(mask: npt.NDArray[np.bool_]) -> Cpus:
     """Return the CPUs of one mask."""
-    return tuple(np.flatnonzero(mask).tolist())
+    return tuple(mask.nonzero()[0].tolist())
 
 
 def _bits(records: npt.NDArray[np.uint8], count: int) -> Masks:

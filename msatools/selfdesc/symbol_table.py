@@ -68,6 +68,22 @@ class SymbolTable:
                     break
         return found
 
+    def before(self, address: int) -> tuple[list[Symbol], int | None]:
+        """Find the symbols with the highest start address up to *address*.
+
+        Other lookups by address find no symbol that is large, or shares its address.
+
+        :return: All symbols that start there, which may be none, and the start of the
+            next symbol, ``None`` if there is no next.
+        """
+        addresses = self._addresses
+        past = int(np.searchsorted(addresses, np.uint64(address), "right"))
+        following = int(addresses[past]) if past < len(addresses) else None
+        if not past:
+            return [], following
+        first = int(np.searchsorted(addresses, addresses[past - 1], "left"))
+        return [self._symbol(row) for row in range(first, past)], following
+
     def _rows(self, name: str | None, address: int | None) -> Iterable[int]:
         if name is not None:
             return self._rows_of(name)

@@ -65,6 +65,7 @@ def main() -> int:
     print()
     zombies.compare(args.rounds)
     print()
+    cpus.compare_processes(args.rounds)
     cpus.compare(args.rounds)
     print()
     queries.compare(args.rounds)

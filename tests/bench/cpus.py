@@ -10,10 +10,12 @@ counted.
 
 import contextlib
 import io
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 from drgn import Program
 from drgn.commands import run_command
@@ -23,6 +25,7 @@ from fixtures.lab.possiblecpus import MANY_ONLINE, ONLINE, POSSIBLE
 from msatools.cpus.cpus import Cpus
 from msatools.cpus.options import CpusOptions
 from msatools.target import TargetSpec, open_target
+from tests.bench.process import run_process
 from tests.bench.timing import Contender, medians
 
 KERNELS = ("6.1", "6.12")
@@ -68,6 +71,45 @@ class Dump:
     sessions: dict[str, Cpus]
     works: dict[str, Callable[[], object]]
     """By the name of the contender, those of drgn's too."""
+
+
+PEER = """
+import contextlib, io, sys
+from drgn import Program
+from drgn.commands import run_command
+prog = Program()
+prog.set_core_dump(sys.argv[1])
+prog.load_debug_info([sys.argv[2]])
+for command in sys.argv[3:]:
+    run_command(prog, f"crash {command}")
+"""
+"""A session of drgn's own that runs some of its commands and ends."""
+
+
+def compare_processes(rounds: int) -> None:
+    """Print the CPU time of whole processes, from the start to the end of each."""
+    for kernel in KERNELS:
+        run = lab.build(f"cpus-{kernel}")
+        assert run.elf
+        script = Path(sys.executable).with_name(ALL)
+        peer = (sys.executable, "-c", PEER, run.elf, run.vmlinux, *TOGETHER)
+        commands: dict[str, Sequence[object]] = {
+            ALL: (script, "--types", "btf", run.elf),
+            f"drgn %crash {' and '.join(TOGETHER)}": peer,
+        }
+        took = medians(
+            {
+                name: (partial(run_process, words), 1)
+                for name, words in commands.items()
+            },
+            rounds,
+            children=True,
+        )
+        print(f"A PROCESS TAKES, {run.release}: seconds of CPU, start and opening too")
+        for name, seconds in took.items():
+            print(f"{name:38}{seconds:12.3f}")
+        print(f"{'times as long as msa-cpus':38}{took[name] / took[ALL]:10.1f} x")
+        print()
 
 
 def compare(rounds: int) -> None:

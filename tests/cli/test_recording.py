@@ -153,7 +153,9 @@ def without_cost(report: dict[str, Any]) -> dict[str, Any]:
     return {**report, "coverage": coverage, "scan_ns": None}
 
 
-@EACH
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.name in LABS], ids=lambda row: row.name
+)
 def test_intervals(row: Row, dumps: Callable[[str], Opened], tmp_path: Path) -> None:
     """All samples at once: JSON Lines as they were, text with their times of day."""
     dump = lab.build(LABS[row.name]).dump("elf")
@@ -234,8 +236,6 @@ def test_recording_of_another_command(
 
 
 REFUSED = {
-    "5": "a recording has intervals of its own",
-    "5 3": "a recording has intervals of its own",
     "-s vmlinux": "-s: ",
     "--types btf": "--types: ",
     "--debuginfod": "--debuginfod: ",
@@ -246,7 +246,12 @@ REFUSED = {
     "--budget 5": "--budget: it is for samples",
 }
 REFUSED_OF = {
-    "cpus": {"-v": "tasks were not recorded", "--sets": "", "-o icsw": ""},
+    "cpus": {
+        "-v": "tasks were not recorded",
+        "--sets": "",
+        "-o icsw": "",
+        "--plan 1": "--plan: recordings do not have it",
+    },
     "locks": {
         "--stacks": "--stacks: was not recorded",
         "--cgroup /": "--cgroup: recordings do not have it",
@@ -269,6 +274,7 @@ REFUSED_OF = {
         "--folded age": "--folded: recordings do not have it",
         "--folded age --module ext4": "--folded: recordings do not have it",
     },
+    "whatis": {"--waits": "--waits: recordings do not have it"},
     "zombies": {
         "-p 1": "-p: recordings do not have it",
         "--ns 1": "--ns: recordings do not have it",
@@ -284,7 +290,10 @@ def test_what_is_not_recorded_is_refused(
 ) -> None:
     """In one line, and never left out."""
     file = demo_recording(row)
-    for words, said in {**REFUSED, **REFUSED_OF[row.name]}.items():
+    refused = {**REFUSED, **REFUSED_OF[row.name]}
+    if row.command.operands is None:
+        refused |= dict.fromkeys(("5", "5 3"), "a recording has intervals of its own")
+    for words, said in refused.items():
         ran = replayed(row, file, *words.split())
         assert (ran.status, ran.out) == (2, ""), words
         assert said in ran.err
@@ -375,7 +384,9 @@ def test_damaged(row: Row, lines: Callable[[Row], list[bytes]], tmp_path: Path) 
             refused += 1
             assert re.fullmatch(rf"msa-{row.name}: [^\n]+; [^\n]+\n", ran.err), what
             assert "unexpected" not in ran.err, what
-            assert "damaged" in ran.err, what
+            # One that lost its answers may not be damaged, but of other addresses.
+            said = "damaged" if row.command.operands is None else "damaged|not recorded"
+            assert re.search(said, ran.err), what
     assert refused > 20
 
 

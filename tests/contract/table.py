@@ -9,7 +9,7 @@ from typing import Any, get_args
 from drgn import Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
-from msatools.commands import cpus, locks, memstat, prstat, zombies
+from msatools.commands import cpus, locks, memstat, prstat, whatis, zombies
 
 from msatools.cli.command import Command
 from msatools.cpus import model as cpus_model
@@ -18,6 +18,7 @@ from msatools.locks.base.lock import LockTypeName
 from msatools.locks.io.model import Stage
 from msatools.memory.pages.classes import CLASSES
 from msatools.tasks.classes import TaskClass
+from msatools.whatis import model as whatis_model
 from msatools.zombies.model import Verdict
 from tests.contract.shapes import (
     ADDRESS,
@@ -232,11 +233,11 @@ COUNTS = (
 CPUS = Row(
     command=cpus.COMMAND,
     options=frozenset(
-        {"-P", "--set", "-i", "--sets", "--info", "--stalls", "-o", "-n"}
+        {"-P", "--set", "-i", "--sets", "--info", "--stalls", "--plan", "-o", "-n"}
     ),
     asked=(
         *("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
-        *("--stalls", "--stalls -v -P 0"),
+        *("--stalls", "--stalls -v -P 0", "--plan 1"),
     ),
     naming=("--sets",),
     wrong={
@@ -252,6 +253,10 @@ CPUS = Row(
         "--sets --stalls": "not allowed with",
         "--stalls -n 9": "-n: no effect with --stalls, which has all rows",
         "--stalls -o cpu": "-o: no effect with --stalls",
+        "--plan x": "not a number: 'x'",
+        "--plan 1 -i": "not allowed with",
+        "--plan 1 -P 1": "-P: no effect with --plan, which is of the CPUs",
+        "--plan 1 5": "--plan: it is of one moment, and an interval is named",
         "-o cpu,ithr": "no column 'ithr'; there are cpu, set, state, minf, mjf, xcal",
         "-o ,": "argument -o: no column ''",
         "--set ,": "argument --set: not a list of sets: ','",
@@ -261,6 +266,8 @@ CPUS = Row(
         "-n many": "not a number: 'many'",
     },
     absent={
+        "--plan 0-1": "CPU 0-1: no CPU would be left for all else",
+        "--plan 1,77": "CPU 77: this kernel has none of that number",
         "-P 77": "CPU 77: this kernel has none of that number",
         "-P 1,50-51": "CPU 50-51: this kernel has none of that number",
         "--set /nowhere": "set /nowhere: there is none of that name; there are",
@@ -373,6 +380,22 @@ CPUS = Row(
                 "halted_ns": NS,
                 "stolen": [int],
             }
+        },
+        "--plan": {
+            "plan": {
+                "cpus": [int],
+                "others": [int],
+                "steps": [
+                    {
+                        "name": frozenset(
+                            {"partition", "interrupts", "workqueues", "boot"}
+                        ),
+                        "text": str,
+                        "commands": [str],
+                    }
+                ],
+                "stays": [{"name": str, "text": str, "irqs": [int], "pids": [int]}],
+            },
         },
     },
     payload_of_interval={},
@@ -1085,4 +1108,122 @@ ZOMBIES = Row(
     lost=_LOST_OF_TASKS,
 )
 
-ROWS = (CPUS, LOCKS, MEMSTAT, PRSTAT, ZOMBIES)
+WHATIS = Row(
+    command=whatis.COMMAND,
+    options=frozenset({"--waits"}),
+    asked=("-v", "--waits", "phys:1000000 runqueues+8 deadbeef 0"),
+    naming=("1:400000",),
+    wrong={
+        "jiffies+0 jiffies phys:x": "phys:x: not an address such as ffff888003b4e0c0",
+        "x pfn:-1": "pfn:-1: not an address",
+        "x 1:zz": "1:zz: not an address",
+        "0.5": "0.5: not ADDRESS, and there are no samples",
+        "-5": "-5: not ADDRESS, and there are no samples",
+        "--diff x y --waits": "--waits: no effect with --diff, which reads no kernel",
+    },
+    absent={"4194303:1000": "pid 4194303: no such task"},
+    payload={
+        "answers": [
+            {
+                "asked": str,
+                "address": (ADDRESS, NONE),
+                "kind": frozenset(get_args(whatis_model.Kind)),
+                "text": str,
+                "readable": (bool, NONE),
+                "symbol?": {"name": str, "offset": int, "module": WORDS},
+                "task?": {"pid": int, "comm": str, "address": ADDRESS},
+                "stack?": {
+                    "pid": int,
+                    "comm": str,
+                    "start": ADDRESS,
+                    "bytes": int,
+                    "where": frozenset({"frame", "unused", "registers", "unknown"}),
+                    "frame": COUNT,
+                    "function": WORDS,
+                },
+                "slab?": {
+                    "cache": str,
+                    "object": ADDRESS,
+                    "bytes": int,
+                    "offset": int,
+                    "allocated": (bool, NONE),
+                    "merged": int,
+                },
+                "page_struct?": {"pfn": int, "offset": int},
+                "percpu?": {
+                    "cpu": COUNT,
+                    "variable": WORDS,
+                    "offset": int,
+                    "pointer": ADDRESS,
+                    "bytes": COUNT,
+                    "allocated": (bool, NONE),
+                },
+                "vmalloc?": {
+                    "start": ADDRESS,
+                    "bytes": int,
+                    "use": str,
+                    "caller": WORDS,
+                    "offset": int,
+                    "physical": (ADDRESS, NONE),
+                },
+                "user?": {
+                    "pid": int,
+                    "comm": str,
+                    "mapping": WORDS,
+                    "offset": COUNT,
+                    **dict.fromkeys(("start", "end"), (ADDRESS, NONE)),
+                    "protection": WORDS,
+                    "state": frozenset({"mapped", "swapped", "absent", "unknown"}),
+                },
+                "page?": {
+                    "pfn": int,
+                    "class": frozenset(CLASSES.values()),
+                    "owner": WORDS,
+                    "flags": [str],
+                    **dict.fromkeys(("order", "node", "references"), COUNT),
+                    "cgroup": WORDS,
+                    "file?": {
+                        "name": str,
+                        "inode": int,
+                        "offset": COUNT,
+                        "fstype": str,
+                        "device": WORDS,
+                    },
+                    "mappers?": [{"pid": int, "comm": str, "address": ADDRESS}],
+                },
+                **dict.fromkeys(("type?", "member?", "object?", "lock?"), str),
+            }
+        ],
+        "locks": [
+            {
+                "id": LOCK_ID,
+                "address": ADDRESS,
+                "readers": COUNT,
+                "type": frozenset(get_args(LockTypeName)),
+                "owners": [
+                    {
+                        "pid": int,
+                        "comm": str,
+                        "confidence": frozenset({"exact", "likely", "evidence"}),
+                    }
+                ],
+                "waiters": ([int], NONE),
+            }
+        ],
+    },
+    payload_of_interval={},
+    damage=_lose_sections,
+    damaged="section_table_lost",
+    lost={
+        "section_table_lost": (True, True),
+        "slabs_unreadable": (True, False),
+        "locks_unreadable": (True, False),
+        "mappings_unreadable": (True, False),
+        "page_tables_unreadable": (True, True),
+        "vmalloc_areas_unreadable": (True, True),
+        "symbols_unreadable": (True, True),
+        "reads": (False, False),
+    },
+)
+
+ROWS = (CPUS, LOCKS, MEMSTAT, PRSTAT, WHATIS, ZOMBIES)

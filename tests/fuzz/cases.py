@@ -10,6 +10,7 @@ from tests.contract.table import ROWS
 from tests.fuzz import container, memory, notes, tables
 from tests.fuzz.change import Change
 from tests.fuzz.dumps import Dump, dump, formats_of
+from tests.support.calls import with_operands
 
 CORES = ("6.1", "6.12")
 
@@ -63,6 +64,7 @@ def make_case(
     is_json = chance.random() < 0.8
     if is_json:
         words = words_of_json(row.command, words)
+    words = with_operands(row.command, *words)
     changed = dump(core, format)
     changes = tuple(LAYERS[layer](changed, chance))
     return Case(seed, layer, changed, row.name, tuple(words), changes, is_json)

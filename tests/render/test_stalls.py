@@ -5,7 +5,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from msatools.cpus.stalls.findings import Evidence, find_stalls
+from msatools.cpus.stalls.findings import StallEvidence, find_stalls
 from msatools.cpus.stalls.model import CrossCall, OverdueTimer, Stalls, StopMachine
 from msatools.render.blocks import Block, Table
 from msatools.render.cpus.report import blocks
@@ -27,7 +27,7 @@ from tests.support.golden import Golden
 OFF = {"tick_late_ns": 31 * SECOND, "interrupts": "off", "watchdog_ns": 32 * SECOND}
 
 
-def of(seen: Evidence, stolen: tuple[int, ...] = ()) -> Stalls:
+def of(seen: StallEvidence, stolen: tuple[int, ...] = ()) -> Stalls:
     return Stalls(
         limits=seen.limits,
         found=find_stalls(seen),

@@ -32,6 +32,9 @@ GUEST = ("--qemu", "still.sock")
 
 Open = Callable[[TargetSpec], Opened]
 
+OPERANDS = {"whatis": ("init_task+8", "pfn:4096")}
+"""Words that commands need besides a target, by name: what every demo has."""
+
 MADE = Target(
     path="vmcore",
     kind="elf",
@@ -101,8 +104,17 @@ def as_named(target: Target, spec: TargetSpec) -> Target:
     return replace(target, path=spec.path or "")
 
 
+def with_operands(command: Command[Any], *words: str) -> tuple[str, ...]:
+    """Return arguments with the words that a command needs, unless they have some."""
+    operands = command.operands
+    if operands is None or "--diff" in words or any(map(operands.describes, words)):
+        return words
+    return (*OPERANDS[command.name], *words)
+
+
 def call(command: Command[Any], *words: str, opening: Open = open_demo) -> Ran:
-    """Run a command in this process."""
+    """Run a command in this process, with the words that it needs."""
+    words = with_operands(command, *words)
     out, err = io.StringIO(), io.StringIO()
     with (
         patch("msatools.cli.execution.open_target", opening),
@@ -120,16 +132,18 @@ def start(
     before: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> "subprocess.Popen[str]":
-    """Start a command in its own process.
+    """Start a command in its own process, with the words that it needs.
 
     :param before: Called in the process first.
     :param options: Passed to :func:`forked`.
     """
 
+    given = with_operands(command, *words)
+
     def work() -> int:
         before()
         with patch("msatools.cli.execution.open_target", opening):
-            return run_console(command, words)
+            return run_console(command, given)
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return forked(work, **{**pipes, **options})

@@ -4,7 +4,7 @@
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -14,13 +14,24 @@ from msatools.commands.cpus import COMMAND as CPUS
 from msatools.commands.locks import COMMAND as LOCKS
 from msatools.commands.memstat import COMMAND as MEMSTAT
 from msatools.commands.prstat import COMMAND as PRSTAT
+from msatools.commands.whatis import COMMAND as WHATIS
 from msatools.commands.zombies import COMMAND as ZOMBIES
 
 from fixtures import lab
+from fixtures.lab import Run
 from msatools.cli.command import Command
 from msatools.cli.in_drgn import run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import cpus, locks, memstat, prstat, stalls, workqueues, zombies
+from tests.truth import (
+    cpus,
+    locks,
+    memstat,
+    prstat,
+    stalls,
+    whatis,
+    workqueues,
+    zombies,
+)
 from tests.truth import io as io_in_flight
 from tests.truth.fact import Fact, Verdict, judge
 
@@ -40,6 +51,9 @@ class Facts:
 
     others: Sequence[str] = ()
     """Dumps of further kernels, for ``--all-kernels``."""
+
+    asks: Callable[[Run], Sequence[str]] = lambda _: ()
+    """Returns more words, of what the guest recorded."""
 
 
 TASKS = ("tasks-6.1", "tasks-6.12")
@@ -115,6 +129,18 @@ TABLES = {
     "prstat": Facts(
         PRSTAT, prstat.PROCESSES, TASKS, ("--children",), others=OTHER_TASKS
     ),
+    "whatis": Facts(
+        WHATIS,
+        whatis.FACTS,
+        (
+            *("memory-6.1", "memory-6.12", "memory-7.x"),
+            *("lockmodule-6.1", "lockmodule-6.12"),
+        ),
+        ("--waits",),
+        branches=True,  # slabs, page types, areas of vmalloc, reverse mappings
+        others=("memory-6.12arm64", "memory-6.12rt"),
+        asks=whatis.asks,
+    ),
     "zombies": Facts(
         ZOMBIES,
         zombies.FACTS,
@@ -137,7 +163,8 @@ def report(command: str, dump: str) -> Any:
     table = TABLES[command]
     prog = open_dump(dump, types_of(dump))
     with redirect_stdout(out):
-        run_in_drgn(table.command, prog, ["--json", *table.words])
+        words = ("--json", *table.words, *table.asks(lab.build(dump)))
+        run_in_drgn(table.command, prog, words)
     return json.loads(out.getvalue())
 
 

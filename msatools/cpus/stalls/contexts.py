@@ -155,7 +155,7 @@ class StackReader:
         if not trace:
             return None
         frames = [frame for frame in trace if not frame.is_inline]
-        stack = _Stack(self._text)
+        stack = _CpuStack(self._text)
         for frame, following in zip_longest(frames, frames[1:MAX_FRAMES]):
             registers = frame.registers()
             if (state := _interrupts(registers)) is not None:
@@ -175,7 +175,7 @@ class StackReader:
 
     def _go_on(
         self,
-        stack: "_Stack",
+        stack: "_CpuStack",
         frame: drgn.StackFrame,
         registers: Mapping[str, int],
         task: int,
@@ -251,7 +251,7 @@ class StackReader:
 
 
 @dataclass
-class _Stack:
+class _CpuStack:
     """A stack while it is read."""
 
     text: KernelText

@@ -38,7 +38,7 @@ _NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class StallEvidence:
     """Everything that was read."""
 
     limits: StallLimits
@@ -70,9 +70,9 @@ class _Cause:
     pid: int | None
 
 
-def find_stalls(evidence: Evidence) -> tuple[Stall, ...]:
+def find_stalls(evidence: StallEvidence) -> tuple[Stall, ...]:
     """Return all that stands still, the worst first; below its limit last."""
-    finder = _Finder(evidence)
+    finder = _StallFinder(evidence)
     found = [
         *finder.without_ticks(),
         *finder.without_switches(),
@@ -104,10 +104,10 @@ def found_by_kernel(message: str | None) -> frozenset[StallKind]:
     return frozenset(kind for word, kind in kinds.items() if word in (message or ""))
 
 
-class _Finder:
+class _StallFinder:
     """Finds the stalls of each kind; each CPU is reported once, if it stalls itself."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: StallEvidence) -> None:
         self._evidence = evidence
         self._limits = evidence.limits
         self._cpus = evidence.cpus

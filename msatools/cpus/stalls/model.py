@@ -75,7 +75,7 @@ class StallLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LockOwner:
+class SpinlockOwner:
     """A task that probably has the spinlock that a CPU spins for."""
 
     pid: int
@@ -94,7 +94,7 @@ class WantedLock:
     """Where it lies."""
 
     name: str | None
-    owners: tuple[LockOwner, ...]
+    owners: tuple[SpinlockOwner, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from msatools.cpus.stalls.contexts import (
 )
 from msatools.cpus.stalls.findings import (
     LATE_NS,
-    Evidence,
+    StallEvidence,
     find_stalls,
     found_by_kernel,
 )
@@ -33,8 +33,8 @@ from msatools.cpus.stalls.model import (
     GracePeriod,
     GracePeriodTask,
     HeldCpu,
-    LockOwner,
     OverdueTimer,
+    SpinlockOwner,
     Stalls,
     StopMachine,
     WantedLock,
@@ -217,7 +217,7 @@ class _StallReader:
         stolen = self._stolen() if overdue else ()
         halted = min((late.get(cpu, 0) for cpu in self._halted), default=None)
         found = find_stalls(
-            Evidence(
+            StallEvidence(
                 limits=dogs.limits,
                 cpus=held,
                 queues=tuple(self._queues.values()),
@@ -525,10 +525,10 @@ class _StallReader:
         addresses: list[int] = running.table["address"].tolist()
         by_task = {address: row for row, address in enumerate(addresses)}
 
-        def owners(spin: Spin) -> tuple[LockOwner, ...]:
+        def owners(spin: Spin) -> tuple[SpinlockOwner, ...]:
             rows = [by_task.get(holder.task) for holder in spin.holders]
             return tuple(
-                LockOwner(
+                SpinlockOwner(
                     pid=int(running.table["pid"][row]),
                     comm=comm_text(running.table["comm"][row]),
                     cpu=cpus.get(row),
@@ -585,9 +585,9 @@ class _StallReader:
         off = stack.flags.get(context.skipped) == "off"
         return context.mode != "user" and (off or bool(count))
 
-    def _owner(self, cpu: int) -> LockOwner:
+    def _owner(self, cpu: int) -> SpinlockOwner:
         current = self._queues[cpu].current
-        return LockOwner(
+        return SpinlockOwner(
             pid=0 if current is None else current.pid,
             comm="" if current is None else current.comm,
             cpu=cpu,

@@ -13,6 +13,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
+from msatools.selfdesc.symbol_table import Symbols, SymbolTable
 from msatools.target.addresses import code_start
 from msatools.target.arch import arch_of
 
@@ -35,7 +36,7 @@ class Variables:
         start, end = self._image
         if start <= address < end:
             return _name(self._in_kernel(address), address)
-        if (per_cpu := self._in_cpu(address)) is not None:
+        if (per_cpu := self.of_cpu(address)) is not None:
             cpu, linked = per_cpu
             name = _name(self._static(linked), linked)
             return f"{name} of cpu{cpu}" if name else None
@@ -58,13 +59,7 @@ class Variables:
         if is_served_by_btf(self._prog):
             finder = finders_of(self._prog).symbols
             found = list(finder(self._prog, None, address, False))
-            if any(map(_is_key, found)):
-                # kallsyms has no sizes: the last symbol at an address is taken to
-                # extend to the next one. Find the others at its address.
-                addresses = {symbol.address for symbol in found}
-                symbols = finder(self._prog, None, None, False)
-                found = [symbol for symbol in symbols if symbol.address in addresses]
-            return found
+            return _with_others(self._prog, finder, found)
         return list(self._prog.symbols(address))
 
     def _in_module(self, address: int) -> list[drgn.Symbol]:
@@ -85,8 +80,17 @@ class Variables:
         except (drgn.FaultError, LookupError):
             return None
 
-    def _in_cpu(self, address: int) -> tuple[int, int] | None:
-        """Return the CPU and the linked address of a per-CPU variable."""
+    def per_cpu(self, linked: int) -> drgn.Symbol | None:
+        """Return the per-CPU variable at a linked address; ``None`` if not found."""
+        if self._cpus is None or not self._cpus[0] <= linked < self._cpus[1]:
+            return None
+        return _best(self._static(linked))
+
+    def of_cpu(self, address: int) -> tuple[int, int] | None:
+        """Return the CPU and the linked address of a per-CPU variable.
+
+        :return: ``None`` if the address is of no such variable.
+        """
         if self._cpus is None:
             return None
         start, end, percpu = self._cpus
@@ -105,7 +109,8 @@ class Variables:
         """
         if is_served_by_btf(self._prog):
             finder = finders_of(self._prog).symbols
-            return list(finder(self._prog, None, linked, False))
+            found = list(finder(self._prog, None, linked, False))
+            return _with_others(self._prog, finder, found)
         return list(self._linked(self._prog, None, linked, False))
 
     @cached_property
@@ -120,26 +125,48 @@ class Variables:
         )
 
 
+def _with_others(
+    prog: drgn.Program, finder: Symbols, found: list[drgn.Symbol]
+) -> list[drgn.Symbol]:
+    """Return symbols, and the others at their address if one of them is no variable.
+
+    kallsyms has no sizes: the last symbol at an address is taken to extend to the next
+    one.
+    """
+    if not any(map(_is_no_variable, found)):
+        return found
+    if isinstance(finder, SymbolTable):
+        return finder.before(found[0].address)[0]
+    addresses = {symbol.address for symbol in found}
+    symbols = finder(prog, None, None, False)
+    return [symbol for symbol in symbols if symbol.address in addresses]
+
+
 def _name(symbols: list[drgn.Symbol], address: int) -> str | None:
     """Return the name of the innermost variable; prefer global ones."""
-    data = [symbol for symbol in symbols if symbol.kind != drgn.SymbolKind.FUNC]
-    if not data:
+    best = _best(symbols)
+    if best is None:
         return None
-    best = max(data, key=_fitness)
     offset = address - best.address
     return f"{best.name}+{offset:#x}" if offset else str(best.name)
+
+
+def _best(symbols: list[drgn.Symbol]) -> drgn.Symbol | None:
+    data = [symbol for symbol in symbols if symbol.kind != drgn.SymbolKind.FUNC]
+    return max(data, key=_fitness, default=None)
 
 
 def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, bool, int, str]:
     is_global = symbol.binding == drgn.SymbolBinding.GLOBAL
     names = -len(symbol.name), symbol.name
-    return symbol.address, not _is_key(symbol), is_global, *names
+    return symbol.address, not _is_no_variable(symbol), is_global, *names
 
 
-def _is_key(symbol: drgn.Symbol) -> bool:
-    """Return whether a symbol is a ``struct lock_class_key``.
+def _is_no_variable(symbol: drgn.Symbol) -> bool:
+    """Return whether a symbol has no size, and shares its address with a variable.
 
-    Without lockdep it has no size, and shares its address with another variable.
+    It is the linker's label of the first per-CPU variable, or, without lockdep, a
+    ``struct lock_class_key``.
     """
     name: str = symbol.name
-    return name == "__key" or name.startswith("__key.")
+    return name in ("__key", "__per_cpu_start") or name.startswith("__key.")

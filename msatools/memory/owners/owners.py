@@ -2,6 +2,7 @@
 
 """Finds the owners of pages whose struct page does not record an owner."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import drgn
@@ -91,6 +92,40 @@ class Owners:
         return OwnedPages(pfns[first], claims[first].astype(np.uint8))
 
 
+class OwnerSearch:
+    """Finds the owners of single pages; collects no more owners than that takes."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        layout: PageLayout,
+        ranges: list[MemmapRange],
+        losses: LossLog,
+    ) -> None:
+        self.owners = Owners()
+        """The owners collected so far."""
+
+        self._claims = _claims(self.owners, reader, layout, ranges, losses)
+
+    def find(self, pfns: Sequence[int]) -> int | None:
+        """Return the class that an owner gives a page; ``None`` if none claims it.
+
+        :param pfns: The page, and the head of its compound page.
+        """
+        wanted = np.array(pfns, np.uint64)
+        looked = 0
+        while True:
+            for code, owned in self.owners.owned[looked:]:
+                if np.isin(wanted, owned).any():
+                    return code
+            looked = len(self.owners.owned)
+            if next(self._claims, _NO_MORE) is _NO_MORE:
+                return None
+
+
+_NO_MORE = object()
+
+
 def collect_owners(
     reader: Reader,
     layout: PageLayout,
@@ -99,6 +134,19 @@ def collect_owners(
 ) -> Owners:
     """Collect the pages of all owners; note each owner that cannot be read."""
     owners = Owners()
+    for _ in _claims(owners, reader, layout, ranges, losses):
+        pass
+    return owners
+
+
+def _claims(
+    owners: Owners,
+    reader: Reader,
+    layout: PageLayout,
+    ranges: list[MemmapRange],
+    losses: LossLog,
+) -> Iterator[None]:
+    """Add the pages of one kind of owner after the other."""
     for claim in (
         _claim_vmalloc,
         _claim_direct_stacks,
@@ -114,11 +162,12 @@ def collect_owners(
             what = claim.__name__.removeprefix("_claim_").replace("_", " ")
             text = f"{what}: cannot be attributed: {error}"
             losses.lose(Loss.OWNERS, text, about=what)
+        yield
     try:
         _claim_memmap(owners, reader, layout, ranges, losses)
     except (LookupError, drgn.FaultError) as error:
         losses.lose(Loss.OWNERS, f"memmap: cannot be attributed: {error}")
-    return owners
+    yield
 
 
 def _claim_memmap(

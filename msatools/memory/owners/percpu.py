@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.percpu import unit_offsets
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, struct_layout
 from msatools.kernel.walks import list_records
@@ -28,6 +29,18 @@ _CHUNK: Members = {
     "immutable": ("immutable",),
     "pages": ("nr_pages",),
 }
+_MAPS: Members = {
+    **_CHUNK,
+    # A bit for each piece of _MIN_BYTES: whether it is allocated, and whether an
+    # allocation begins or ends there.
+    "allocated": ("alloc_map",),
+    "bounds": ("bound_map",),
+}
+_MIN_BYTES = 4
+"""PCPU_MIN_ALLOC_SIZE"""
+
+_MAX_PAGES = 1 << 16
+"""Maximum number of pages of a unit: 256 MiB, far above PCPU_MIN_UNIT_SIZE."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,123 @@ def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuP
         raise LookupError(f"the first unit has {boot:,} pages, of {unit_pages:,}")
     uncounted = boot * (len(cpus) + spare) + (populated_pages - boot) * spare
     return PercpuPages(pfns, uncounted, spare)
+
+
+@dataclass(frozen=True)
+class PercpuPiece:
+    """An allocation in a chunk, or free memory."""
+
+    start: int
+    """Offset of the allocation in the unit; of free memory the offset asked for."""
+
+    bytes: int | None
+    """Size of the allocation; ``None`` for free memory."""
+
+    allocated: bool
+
+
+@dataclass(frozen=True)
+class PercpuChunk:
+    """A ``struct pcpu_chunk``."""
+
+    reader: Reader
+    base: int
+    """Address of the first unit, at unit offset 0."""
+
+    bytes: int
+    """Bytes of a unit."""
+
+    allocated: int
+    bounds: int
+    """Addresses of the two bitmaps."""
+
+    def piece(self, offset: int) -> PercpuPiece | None:
+        """Return the piece at an offset in a unit; ``None`` if it cannot be read."""
+        bits, number = self.bytes // _MIN_BYTES, offset // _MIN_BYTES
+        try:
+            allocated = _bitmap(self.reader, self.allocated, bits)
+            bounds = _bitmap(self.reader, self.bounds, bits + 1)
+        except drgn.FaultError:
+            return None
+        if not allocated[number]:
+            return PercpuPiece(offset, None, False)
+        before = np.flatnonzero(bounds[: number + 1])
+        after = np.flatnonzero(bounds[number + 1 :])
+        if not len(before) or not len(after):
+            return None
+        start, end = int(before[-1]), number + 1 + int(after[0])
+        return PercpuPiece(start * _MIN_BYTES, (end - start) * _MIN_BYTES, True)
+
+
+@dataclass(frozen=True)
+class PercpuOffset:
+    """A place in the units of a chunk."""
+
+    chunk: PercpuChunk
+    offset: int
+    """Offset in each unit."""
+
+
+@dataclass(frozen=True)
+class PercpuUnits:
+    """The units of all chunks, those of the first chunk included."""
+
+    chunks: list[PercpuChunk]
+    cpus: list[int]
+    offsets: Addresses
+    """Offset of each CPU's unit in a chunk."""
+
+    def find(self, address: int) -> tuple[int, PercpuOffset] | None:
+        """Return the CPU of an address, and the place in its unit; ``None`` if none."""
+        for chunk in self.chunks:
+            offsets = np.uint64(address) - (np.uint64(chunk.base) + self.offsets)
+            rows = np.flatnonzero(offsets < np.uint64(chunk.bytes))
+            if len(rows):
+                row = int(rows[0])
+                return self.cpus[row], PercpuOffset(chunk, int(offsets[row]))
+        return None
+
+
+def percpu_units(reader: Reader, losses: LossLog) -> PercpuUnits:
+    """Read all chunks of the percpu allocator.
+
+    :raises LookupError: if the kernel has none, or its types are unknown
+    :raises drgn.FaultError: if the sizes of units cannot be read
+    """
+    prog = reader.prog
+    cpus = list(possible_cpus(prog, losses))
+    type_ = prog.type(_CHUNK_TYPE)
+    layout = struct_layout(reader, _CHUNK_TYPE, _MAPS)
+    if layout is None:
+        raise LookupError(f"{_CHUNK_TYPE} has no members")
+    page_size = prog["PAGE_SIZE"].value_()
+    records = list(_chunks(reader, losses, type_, layout.end))
+    # The static variables of modules have a chunk of their own.
+    with suppress(LookupError, drgn.FaultError):
+        reserved = find_variable(prog, "pcpu_reserved_chunk").value_()
+        if reserved:
+            records.append(reader.read(reserved, layout.end))
+    chunks = [layout.decode(data[layout.start :]) for data in records]
+    return PercpuUnits(
+        [
+            PercpuChunk(
+                reader,
+                chunk["base"],
+                chunk["pages"] * page_size,
+                chunk["allocated"],
+                chunk["bounds"],
+            )
+            for chunk in chunks
+            if 0 < chunk["pages"] <= _MAX_PAGES
+        ],
+        cpus,
+        np.array(unit_offsets(reader, cpus), np.uint64),
+    )
+
+
+def _bitmap(reader: Reader, address: int, bits: int) -> npt.NDArray[np.uint8]:
+    data = reader.read(address, 8 * -(-bits // 64))
+    return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
 
 
 def _boot_pages(prog: drgn.Program, page_shift: int) -> int:

@@ -49,7 +49,7 @@ def scan(
     total = sum(part.pages for part in ranges)
     done = 0
     before = reader.reads - (finals.reads if finals is not None else 0)
-    far_heads = _FarHeads(reader, layout)
+    far_heads = FarHeadReader(reader, layout)
     result = ScanResult() if result is None else result
     compiled = _compiled(reader, layout)
     for chunk in read_chunks(reader, layout, ranges):
@@ -88,7 +88,7 @@ def _compiled(reader: Reader, layout: PageLayout) -> Compiled | None:
     return cached[1]
 
 
-class _FarHeads:
+class FarHeadReader:
     """Reads heads of compound pages that begin in an earlier block."""
 
     def __init__(self, reader: Reader, layout: PageLayout) -> None:

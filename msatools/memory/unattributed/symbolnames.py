@@ -13,7 +13,7 @@ it, is named after that object.
 
 import contextlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import drgn
 import numpy as np
@@ -26,6 +26,7 @@ from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf
+from msatools.selfdesc.symbol_table import Symbols, SymbolTable
 from msatools.selfdesc.variables import find_variable
 from msatools.tasks.text import kernel_symbol
 
@@ -57,6 +58,9 @@ class SymbolName:
     module: str | None
     """Name of the module; ``None`` for the kernel image."""
 
+    start: int | None = field(default=None, compare=False)
+    """Address of the symbol; ``None`` if it has none there."""
+
 
 class SymbolNames:
     """Looks up functions and variables; modules are read when needed."""
@@ -86,7 +90,8 @@ class SymbolNames:
             symbol = self._of_kernel.find(address)
             if symbol is None:
                 return None
-            return SymbolName(_with_offset(symbol, address), symbol.name, None)
+            name = _with_offset(symbol, address)
+            return SymbolName(name, symbol.name, None, symbol.address)
         module = self._modules.find(address)
         if module is None:
             return None
@@ -95,7 +100,7 @@ class SymbolNames:
             return SymbolName(f"[{module.name}]", None, module.name)
         symbol = symbols[0]
         name = f"{_with_offset(symbol, address)} [{module.name}]"
-        return SymbolName(name, symbol.name, module.name)
+        return SymbolName(name, symbol.name, module.name, symbol.address)
 
 
 class _KernelSymbols:
@@ -106,8 +111,10 @@ class _KernelSymbols:
         self._ends: dict[int, int] = {}
         """Ends of the symbols that have a size in debug info, by start address."""
 
+        finder: Symbols | None = None
+        symbols: list[drgn.Symbol] = []
         if is_served_by_btf(prog):
-            symbols = finders_of(prog).symbols(prog, None, None, False)
+            finder = finders_of(prog).symbols
         else:
             # Section symbols have no name.
             symbols = [symbol for symbol in prog.symbols() if symbol.name]
@@ -120,8 +127,15 @@ class _KernelSymbols:
                     )
             # Without kallsyms, use those of debug info.
             with contextlib.suppress(NoSymbolsError):
-                symbols = load_symbols(prog)(prog, None, None, False)
-        self._symbols = SortedSymbols(symbols, [image])
+                finder = load_symbols(prog)
+        self._symbols: SymbolTable | SortedSymbols
+        if isinstance(finder, SymbolTable):
+            # It is sorted; to make an object of each symbol takes half a second.
+            self._symbols = finder
+        else:
+            if finder is not None:
+                symbols = finder(prog, None, None, False)
+            self._symbols = SortedSymbols(symbols, [image])
 
     def find(self, address: int) -> drgn.Symbol | None:
         """Return the symbol that covers an address; ``None`` if not found."""

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Evidence of stalls that is made up."""
+"""StallEvidence of stalls that is made up."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
-from msatools.cpus.stalls.findings import Evidence
+from msatools.cpus.stalls.findings import StallEvidence
 from msatools.cpus.stalls.model import (
     GracePeriod,
     GracePeriodTask,
     HeldCpu,
-    LockOwner,
+    SpinlockOwner,
     StallLimits,
     WantedLock,
 )
@@ -98,7 +98,9 @@ def lock(*owners: int, name: str | None = "the_lock") -> WantedLock:
         address=Address(0xFFFF_8880_0000_1000),
         name=name,
         owners=tuple(
-            LockOwner(pid=100 + cpu, comm=f"task{cpu}", cpu=cpu, confidence="evidence")
+            SpinlockOwner(
+                pid=100 + cpu, comm=f"task{cpu}", cpu=cpu, confidence="evidence"
+            )
             for cpu in owners
         ),
     )
@@ -125,7 +127,7 @@ def grace_period(**words: Any) -> GracePeriod:
     return GracePeriod(**made | words)
 
 
-def evidence(*cpus: HeldCpu, **words: Any) -> Evidence:
+def evidence(*cpus: HeldCpu, **words: Any) -> StallEvidence:
     made: dict[str, Any] = {
         "limits": LIMITS,
         "cpus": {each.cpu: each for each in cpus},
@@ -135,4 +137,4 @@ def evidence(*cpus: HeldCpu, **words: Any) -> Evidence:
         "stop_machine": None,
         "timers": (),
     }
-    return Evidence(**made | words)
+    return StallEvidence(**made | words)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-whatis: what lies at an address."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from msatools.cli.arguments import UsageError
+from msatools.cli.command import (
+    Command,
+    Excluded,
+    Operands,
+    Recorded,
+    argument,
+)
+from msatools.reports.diff_rows import DiffRows
+from msatools.whatis.asked import AskedAddress, looks_like_address, parse
+
+if TYPE_CHECKING:
+    from drgn import Program
+
+    from msatools.kernel.session import Session
+    from msatools.render.blocks import Block
+    from msatools.target import Target
+    from msatools.whatis.model import WhatisReport
+    from msatools.whatis.options import WhatisOptions
+
+
+def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
+    """Return the addresses of the arguments.
+
+    :raises UsageError: if a word is none
+    """
+    found = []
+    for word in args.operands:
+        asked = parse(word)
+        if asked is None:
+            raise UsageError(f"{word}: {_FORMS}")
+        found.append(asked)
+    return tuple(found)
+
+
+_FORMS = "not an address such as ffff888003b4e0c0, phys:3b4e0c0, pfn:15182, 4711:7f01, "
+_FORMS += "jiffies+0"
+
+
+def _options(args: argparse.Namespace) -> WhatisOptions:
+    from msatools.whatis.options import WhatisOptions
+
+    return WhatisOptions(addresses=_addresses(args), waits=args.waits)
+
+
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> Session[WhatisReport]:
+    from msatools.whatis.whatis import Whatis
+
+    return Whatis(prog, target, _options(args))
+
+
+def _blocks(report: WhatisReport, args: argparse.Namespace) -> Iterable[Block]:
+    from msatools.render.whatis.report import blocks
+
+    return blocks(report, verbose=args.verbose)
+
+
+def _model() -> type[WhatisReport]:
+    from msatools.whatis.model import WhatisReport
+
+    return WhatisReport
+
+
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    if args.diff is None and not args.operands:
+        return f"no ADDRESS is named; {_FORMS}"
+    _addresses(args)
+    return None
+
+
+def _require(report: WhatisReport, args: argparse.Namespace) -> None:
+    """Refuse addresses that a recording has no answer about."""
+    from msatools.target import TargetError
+
+    there = [answer.asked for answer in report.answers]
+    for word in args.operands:
+        if word not in there:
+            known = ", ".join(there[:8]) or "none"
+            raise TargetError(word, "not recorded", f"name one of those: {known}")
+
+
+def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
+    """Return the answers of a recording about the addresses that are named."""
+    from dataclasses import replace
+
+    answers = {answer.asked: answer for answer in report.answers}
+    return replace(report, answers=tuple(answers[word] for word in args.operands))
+
+
+COMMAND = Command(
+    name="whatis",
+    summary="show what lies at an address: symbol, task, stack, object, page, owner",
+    arguments=(
+        argument(
+            "--waits",
+            action="store_true",
+            help="look for locks in the objects found, in the waits of all tasks",
+        ),
+    ),
+    operands=Operands(name="ADDRESS", describes=looks_like_address),
+    examples=(
+        ("ffff888003b4e0c0", "what lies there"),
+        ("phys:3b4e0c0 pfn:15182", "physical memory, by address and by page"),
+        ("4711:7f0012345678", "an address in the memory of a process"),
+        ("init_task+8 schedule+4c/f0", "symbols with offsets, as in an oops"),
+    ),
+    start=_start,
+    blocks=_blocks,
+    complaint=_complaint,
+    excluded=(Excluded("--diff", ("--waits",), "reads no kernel"),),
+    compared=(
+        DiffRows(name="answers", by=("asked",), facts=("kind", "text", "readable")),
+    ),
+    recorded=Recorded(
+        model=_model,
+        choose=_choose,
+        require=_require,
+        lacks=lambda args: {"--waits": args.waits},
+    ),
+)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reports of msa-whatis as text."""
+
+from collections.abc import Iterator
+
+from msatools.render.blocks import Block, Span, one_line
+from msatools.render.header import header, notes
+from msatools.whatis.model import AddressAnswer, LockThere, Page, WhatisReport
+from msatools.whatis.words import (
+    mappers_text,
+    page_text,
+    percpu_text,
+    slab_text,
+    stack_text,
+    symbol_text,
+    vmalloc_text,
+)
+
+_INDENT = 2
+_LABEL = 9
+
+
+def blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
+    """Yield the blocks of a report.
+
+    :param verbose: Whether to show flags and reference counts of pages.
+    """
+    yield from header(report.target, verbose=verbose)
+    for answer in report.answers:
+        yield one_line(Span(_title(answer), "title"), f"  {answer.text}")
+        for label, text in _details(answer, verbose):
+            yield one_line(f"{'':{_INDENT}}{label:{_LABEL}}{text}")
+    for lock in report.locks:
+        yield one_line(Span(lock.id, "title"), f"  {_lock_text(lock)}")
+    yield from notes(report)
+
+
+def _title(answer: AddressAnswer) -> str:
+    """Return the address as it was asked, and what it comes to."""
+    if answer.address is None:
+        return answer.asked
+    shown = f"{answer.address:#x}"
+    if answer.user is not None:
+        return f"{answer.user.pid}:{shown}"
+    plain = answer.asked.strip("[]<>(),;:").lower()
+    is_same = plain in (shown, shown[2:])
+    return shown if is_same else f"{answer.asked} = {shown}"
+
+
+def _details(answer: AddressAnswer, verbose: bool) -> Iterator[tuple[str, str]]:
+    """Yield what else is known, the most specific first; the text has the first."""
+    facts = _facts(answer)
+    shown = {"page": "page_struct"}.get(answer.kind, answer.kind)
+    for name, label, text in facts:
+        if name != shown:
+            yield label, text
+    if answer.page is not None:
+        yield from _page(answer, answer.page, verbose)
+    if answer.readable is False and answer.kind not in ("unmapped", "unknown"):
+        yield "content", "not in the dump"
+
+
+def _facts(answer: AddressAnswer) -> Iterator[tuple[str, str, str]]:
+    """Yield each part of an answer: name of its field, label, text."""
+    if answer.stack is not None:
+        yield "stack", "stack", stack_text(answer.stack, answer.address or 0)
+    if answer.task is not None:
+        task = answer.task
+        text = f"{task.pid} ({task.comm}), task_struct {task.address:#x}"
+        yield "task", "task", text
+    if answer.percpu is not None:
+        place = answer.percpu
+        yield "percpu", "per-CPU", percpu_text(place)
+    if answer.slab is not None:
+        slab = answer.slab
+        merged = f", shared with {slab.merged} more" if slab.merged else ""
+        text = (
+            f"{slab_text(slab, None)}, object {slab.object:#x} of "
+            f"{slab.bytes:,} bytes{merged}"
+        )
+        yield "slab-object", "slab", text
+    if answer.symbol is not None:
+        yield "symbol", "symbol", symbol_text(answer.symbol)
+    if answer.vmalloc is not None:
+        area = answer.vmalloc
+        text = f"{area.start:#x}, {area.bytes:,} bytes, {vmalloc_text(area)}"
+        yield "area", "vmalloc", text
+
+
+def _page(
+    answer: AddressAnswer, page: Page, verbose: bool
+) -> Iterator[tuple[str, str]]:
+    text = f"pfn {page.pfn}, {page.page_class}"
+    if page.order:
+        text += f", order {page.order}"
+    if page.node is not None:
+        text += f", node {page.node}"
+    if page.owner and answer.kind not in ("page", "memory"):
+        text += f": {page_text(page)}"
+    yield "page", text
+    if page.cgroup is not None:
+        yield "cgroup", page.cgroup
+    if page.file is not None:
+        where = page.file.device or page.file.fstype
+        yield "file", f"{page.file.name}, inode {page.file.inode} on {where}"
+        if page.mappers:
+            yield "mapped by", mappers_text(page.mappers)
+    if verbose:
+        yield "flags", ", ".join(page.flags) or "none"
+        if page.references is not None:
+            yield "refcount", f"{page.references:,}"
+
+
+def _lock_text(lock: LockThere) -> str:
+    owners = ", ".join(
+        f"{'' if owner.confidence == 'exact' else '~'}{owner.pid} ({owner.comm})"
+        for owner in lock.owners
+    )
+    words = [f"owner {owners or '-'}"]
+    if lock.readers is not None:
+        words.append(f"{lock.readers:,} readers")
+    if lock.waiters is None:
+        words.append("waiters not known")
+    else:
+        pids = ", ".join(map(str, lock.waiters[:16]))
+        words.append(f"{len(lock.waiters):,} waiters" + (f": {pids}" if pids else ""))
+    return ", ".join(words)

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The report of msa-whatis: what lies at some addresses."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from msatools.kernel.report import ADDED, Report
+from msatools.locks.base.lock import LockTypeName, OwnerConfidence
+from msatools.target.model import Address
+
+Kind = Literal[
+    "task",
+    "stack",
+    "slab",
+    "page",
+    "percpu",
+    "symbol",
+    "vmalloc",
+    "memory",
+    "user",
+    "unmapped",
+    "unknown",
+]
+"""The most specific of what is known: a ``task_struct``, a kernel stack, an object of a
+slab cache, a ``struct page``, per-CPU memory, a function or variable, another area of
+vmalloc, a page of memory, memory of a process, an address that nothing is mapped at, or
+none of these."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Symbol:
+    """The function or variable that contains an address."""
+
+    name: str
+    offset: int
+    """Offset of the address in it."""
+
+    module: str | None
+    """Name of the module; null for the kernel itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A task, by its ``struct task_struct``."""
+
+    pid: int
+    comm: str
+    address: Address
+    """Address of its struct task_struct."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackPlace:
+    """The place of an address in the kernel stack of a task."""
+
+    pid: int
+    comm: str
+    start: Address
+    """Lowest address of the stack."""
+
+    bytes: int
+    where: Literal["frame", "unused", "registers", "unknown"]
+    """In a frame; below the stack pointer, where only remains of earlier calls are;
+    among the registers of user mode, at its end; or unknown, as the task runs."""
+
+    frame: int | None
+    """Number of the frame, 0 for the innermost; null unless it is in one."""
+
+    function: str | None
+    """Function of the frame; null unless the address is in one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlabPlace:
+    """An object of a slab cache."""
+
+    cache: str
+    """Name of the cache; of merged caches, that of the first."""
+
+    object: Address
+    """Address of the object."""
+
+    bytes: int
+    """Bytes from one object to the next."""
+
+    offset: int
+    """Offset of the address in the object."""
+
+    allocated: bool | None
+    """Whether it is allocated; null if the free objects cannot be read."""
+
+    merged: int
+    """Number of other caches that share this one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageFile:
+    """The part of a file that a page caches."""
+
+    name: str
+    """Path, or another name of what has none."""
+
+    inode: int
+    offset: int | None
+    """Offset of the page in the file, in bytes; null for a hugetlb page."""
+
+    fstype: str
+    device: str | None
+    """Name of the block device; null if its file system has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageMapper:
+    """A process that maps a page."""
+
+    pid: int
+    comm: str
+    address: Address
+    """Address of the page in its memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """A page of physical memory, and what is in it."""
+
+    pfn: int
+    page_class: str = field(metadata={"key": "class"})
+    """Class as in msa-memstat, such as ``cache.file``."""
+
+    owner: str | None
+    """What it belongs to, as text; null if unknown, or if it has no owner."""
+
+    flags: tuple[str, ...]
+    """Flags of its struct page, and of its compound page if that has one."""
+
+    order: int | None
+    """Order of the free block or compound page that it is part of; null if unknown."""
+
+    node: int | None
+    references: int | None
+    """Reference count of its page or compound page."""
+
+    cgroup: str | None
+    """Control group that it is charged to; null if to none."""
+
+    file: PageFile | None = field(default=None, metadata=ADDED)
+    """Part of a file that it caches."""
+
+    mappers: tuple[PageMapper, ...] | None = field(default=None, metadata=ADDED)
+    """Processes that map it; not all of them if there are many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VmallocArea:
+    """An area of the kernel's vmalloc range."""
+
+    start: Address
+    """Lowest address of the area."""
+
+    bytes: int
+    use: str
+    """What it is for: ``vmalloc``, ``vmalloc_user``, ``ioremap``, ``vmap``,
+    ``vm_map_ram``, ``reserved``."""
+
+    caller: str | None
+    """Function that allocated it; null if the kernel does not record it."""
+
+    offset: int
+    """Offset of the address in it."""
+
+    physical: Address | None
+    """Physical address that is mapped there, of devices; null for memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerCpuPlace:
+    """The place of an address in per-CPU memory."""
+
+    cpu: int | None
+    """The CPU whose copy it is; null for an address of no CPU, as in a pointer."""
+
+    variable: str | None
+    """Name of the variable; null for memory that was allocated later."""
+
+    offset: int
+    """Offset of the address in the variable or the allocation."""
+
+    pointer: Address
+    """The per-CPU pointer: the same for all CPUs."""
+
+    bytes: int | None
+    """Bytes of the allocation; null for a variable, or if not known."""
+
+    allocated: bool | None
+    """Whether it is allocated; null if not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageStruct:
+    """A ``struct page`` in the memmap."""
+
+    pfn: int
+    """The page frame that it describes."""
+
+    offset: int
+    """Offset of the address in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserPlace:
+    """The place of an address in the memory of a process."""
+
+    pid: int
+    comm: str
+    mapping: str | None
+    """What is mapped there: the path of a file, ``[heap]``, ``[stack]``, ``[anon]``;
+    null if nothing is."""
+
+    offset: int | None
+    """Offset of the address in the file, or in the mapping if that is of no file; null
+    if nothing is mapped."""
+
+    start: Address | None
+    """Start of the mapping."""
+
+    end: Address | None
+    """End of the mapping."""
+
+    protection: str | None
+    """As in /proc/PID/maps: ``r-xp``."""
+
+    state: Literal["mapped", "swapped", "absent", "unknown"]
+    """Whether the process has a page there, in memory or in swap, or none (yet)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddressAnswer:
+    """What is known of one address."""
+
+    asked: str
+    """The address as it was written."""
+
+    address: Address | None
+    """Virtual address; null for memory that has none, and for an unknown symbol."""
+
+    kind: Kind
+    """The most specific of what is known: one of the parts below, or ``memory`` for a
+    page, ``unmapped``, or ``unknown``."""
+
+    text: str
+    """What lies there, in one line."""
+
+    readable: bool | None
+    """Whether the byte at the address is in the dump; null if it was not tried."""
+
+    symbol: Symbol | None = field(default=None, metadata=ADDED)
+    task: Task | None = field(default=None, metadata=ADDED)
+    stack: StackPlace | None = field(default=None, metadata=ADDED)
+    slab: SlabPlace | None = field(default=None, metadata=ADDED)
+    page_struct: PageStruct | None = field(default=None, metadata=ADDED)
+    percpu: PerCpuPlace | None = field(default=None, metadata=ADDED)
+    vmalloc: VmallocArea | None = field(default=None, metadata=ADDED)
+    user: UserPlace | None = field(default=None, metadata=ADDED)
+    page: Page | None = field(default=None, metadata=ADDED)
+    """The page of memory at the address; of a struct page, the page it describes."""
+
+    type: str | None = field(default=None, metadata=ADDED)
+    """Type of the object or variable, if it is certain."""
+
+    member: str | None = field(default=None, metadata=ADDED)
+    """Member of that type at the address."""
+
+    object: str | None = field(default=None, metadata=ADDED)
+    """What the object is for: a path, a process, a device."""
+
+    lock: str | None = field(default=None, metadata=ADDED)
+    """ID of the lock at the address, as in ``locks``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockOwner:
+    """An owner of a lock."""
+
+    pid: int
+    comm: str
+    confidence: OwnerConfidence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockThere:
+    """A lock that lies at an address that was asked about."""
+
+    id: str
+    """Type and address, as in msa-locks."""
+
+    type: LockTypeName
+    address: Address
+    """Address of the lock."""
+
+    owners: tuple[LockOwner, ...]
+    """Tasks that hold it, certainly or probably."""
+
+    waiters: tuple[int, ...] | None
+    """IDs of the waiters, in the order of the queue; null if it has no list of them."""
+
+    readers: int | None
+    """Number of readers; null if it does not count them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatisReport(Report):
+    """What lies at some addresses."""
+
+    schema: ClassVar[str] = "msatools.whatis/1"
+
+    answers: tuple[AddressAnswer, ...]
+    """One answer for each address, in the order of the arguments."""
+
+    locks: tuple[LockThere, ...]
+    """The locks at these addresses."""

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Objects of slab caches, and the types of caches that have objects of one type."""
+
+import drgn
+from drgn import cast
+from drgn.helpers.linux.mm import page_to_virt
+from drgn.helpers.linux.slab import slab_object_info
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.slab import SlabCache, read_cache
+from msatools.target.model import Address
+from msatools.whatis.lookup import Lookup
+from msatools.whatis.model import SlabPlace
+
+TYPES = {
+    "TCP": "tcp_sock",
+    "TCPv6": "tcp6_sock",
+    "UDP": "udp_sock",
+    "UDPv6": "udp6_sock",
+    "UNIX": "unix_sock",
+    "UNIX-STREAM": "unix_sock",
+    "bdev_cache": "bdev_inode",
+    "blkdev_ioc": "io_context",
+    "cred_jar": "cred",
+    "eventpoll_epi": "epitem",
+    "eventpoll_pwq": "eppoll_entry",
+    "ext4_inode_cache": "ext4_inode_info",
+    "file_lock_cache": "file_lock",
+    "files_cache": "files_struct",
+    "filp": "file",
+    "fs_cache": "fs_struct",
+    "inode_cache": "inode",
+    "kernfs_node_cache": "kernfs_node",
+    "mnt_cache": "mount",
+    "mqueue_inode_cache": "mqueue_inode_info",
+    "posix_timers_cache": "k_itimer",
+    "proc_inode_cache": "proc_inode",
+    "radix_tree_node": "xa_node",
+    "shmem_inode_cache": "shmem_inode_info",
+    "sighand_cache": "sighand_struct",
+    "signal_cache": "signal_struct",
+    "skbuff_head_cache": "sk_buff",
+    "sock_inode_cache": "socket_alloc",
+    "uid_cache": "user_struct",
+}
+"""Maps the name of a cache to the tag of the structures in it, where these differ."""
+
+
+class SlabObjects:
+    """Finds slab objects."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._prog = lookup.prog
+
+    def find(self, address: int) -> SlabPlace | None:
+        """Return the slab object at an address of the direct map.
+
+        :return: ``None`` if there is none, or its slab cannot be read.
+        """
+        try:
+            info = slab_object_info(self._prog, address)
+            if info is None or not info.slab_cache:
+                return None
+            cache = read_cache(self._lookup.reader, info.slab_cache.value_())
+            shared = int(info.slab_cache.refcount.value_()) - 1
+            start = int(info.address)
+            in_slab = self._is_within(info.slab, start, cache)
+        except (drgn.FaultError, LookupError, AttributeError, ValueError) as error:
+            text = f"an object of a slab cache is lost: {error}"
+            self._lookup.losses.lose(Loss.SLABS, text)
+            return None
+        except NotImplementedError:
+            return None
+        if not in_slab:
+            return None
+        return SlabPlace(
+            cache=cache.name,
+            object=Address(start),
+            bytes=cache.size,
+            offset=address - start,
+            allocated=info.allocated,
+            merged=max(shared, 0),
+        )
+
+    def _is_within(self, slab: drgn.Object, start: int, cache: SlabCache) -> bool:
+        """Return whether an object is in front of the unused end of its slab."""
+        try:
+            count = int(slab.objects.value_())
+        except AttributeError:
+            return True  # SLAB, up to v6.7, does not keep it
+        first: int = page_to_virt(cast("struct page *", slab)).value_() + cache.padding
+        return 0 <= start - first < count * cache.size
+
+    def type_of(self, found: SlabPlace) -> drgn.Type | None:
+        """Return the type of the objects of a cache; ``None`` if it is not certain.
+
+        A cache that is shared has objects of several types.
+        """
+        if found.merged:
+            return None
+        name = TYPES.get(found.cache, found.cache)
+        if not name.isidentifier():
+            return None
+        try:
+            type_ = self._prog.type(f"struct {name}")
+        except LookupError:
+            return None
+        if not type_.is_complete():
+            return None
+        # The end of a task's state of the FPU may be cut off (arch_task_struct_size).
+        fits = drgn.sizeof(type_) <= found.bytes or type_.tag == "task_struct"
+        return type_ if fits else None

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Places in the kernel stacks of tasks: the frame that an address is in."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
+
+import drgn
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.traces import stack_trace
+from msatools.target.model import Address
+from msatools.tasks.text import KernelText
+from msatools.whatis.lookup import Lookup
+from msatools.whatis.model import StackPlace, Task
+
+Where = Literal["frame", "unused", "registers", "unknown"]
+
+
+class _Frame(NamedTuple):
+    """A frame of a stack."""
+
+    start: int
+    """Stack pointer in the frame, its lowest address."""
+
+    function: str | None
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """The frames of a stack, innermost first."""
+
+    frames: tuple[_Frame, ...]
+    end: int
+    """Start of what is above the outermost frame: registers, or nothing."""
+
+
+class StackPlaces:
+    """Finds the stacks that contain addresses; unwinds each of them once."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._frames = lru_cache(maxsize=None)(self._unwind)
+
+    def find(self, address: int) -> tuple[Task, StackPlace] | None:
+        """Return the task and the place in its stack; ``None`` if it is in none."""
+        size = self._lookup.stack_bytes
+        # Stacks are aligned to their size (THREAD_ALIGN), at least to a page.
+        start = address & -size
+        task = self._lookup.stacks.get(start)
+        if task is None:
+            return None
+        try:
+            of = self._lookup.task(task)
+        except drgn.FaultError as error:
+            self._lookup.losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
+            return None
+        where, number, function = self._place(task, address)
+        return of, StackPlace(
+            pid=of.pid,
+            comm=of.comm,
+            start=Address(start),
+            bytes=size,
+            where=where,
+            frame=number,
+            function=function,
+        )
+
+    def _place(self, task: int, address: int) -> tuple[Where, int | None, str | None]:
+        found = self._frames(task)
+        if not found.frames:
+            return "unknown", None, None
+        if address < found.frames[0].start:
+            return "unused", None, None
+        if address >= found.end:
+            return "registers", None, None
+        number = sum(frame.start <= address for frame in found.frames) - 1
+        return "frame", number, found.frames[number].function
+
+    def _unwind(self, task: int) -> _Frames:
+        """Unwind a stack with drgn; no frames if it cannot."""
+        prog = self._lookup.prog
+        trace = stack_trace(prog, task)
+        if trace is None:
+            return _Frames((), 0)
+        stack = self._lookup.structs.member(task, "task_struct", "stack")
+        size = self._lookup.stack_bytes
+        end = stack + size - self._registers_bytes
+        frames: list[_Frame] = []
+        for frame in trace:
+            try:
+                start = int(frame.sp)
+            except LookupError:
+                break
+            # The first frames may be on another stack, of an interrupt.
+            if frame.is_inline or not stack <= start <= end:
+                continue
+            if frames and start < frames[-1].start:
+                break
+            address = frame.pc if frame.interrupted else frame.pc - 1
+            frames.append(_Frame(start, self._text.name(address)))
+        return _Frames(tuple(frames), end)
+
+    @cached_property
+    def _registers_bytes(self) -> int:
+        """Bytes of the registers of user mode at the end of a stack.
+
+        task_pt_regs(): on x86-64 the stack may end before it by
+        TOP_OF_KERNEL_STACK_PADDING.
+        """
+        try:
+            return int(drgn.sizeof(self._lookup.prog.type("struct pt_regs")))
+        except LookupError:
+            return 0
+
+    @cached_property
+    def _text(self) -> KernelText:
+        return KernelText(self._lookup.reader, self._lookup.losses)

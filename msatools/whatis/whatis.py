@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Answers what lies at addresses: the session of msa-whatis."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import drgn
+
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.session import KernelSession, Progress
+from msatools.locks.places.slabs import SlabObject as Piece
+from msatools.memory.pages.classes import PageClass
+from msatools.selfdesc.finders import finders_of
+from msatools.selfdesc.load import is_served_by_btf
+from msatools.target.addresses import KERNEL_HALF, kernel_start
+from msatools.target.arch import arch_of
+from msatools.target.model import Address
+from msatools.tasks.text import kernel_symbol
+from msatools.whatis.asked import AskedAddress
+from msatools.whatis.locks import from_waits, read_lock
+from msatools.whatis.lookup import Lookup
+from msatools.whatis.mappers import Mappers
+from msatools.whatis.members import lock_at, member_at
+from msatools.whatis.model import (
+    AddressAnswer,
+    LockThere,
+    Page,
+    PageFile,
+    PageStruct,
+    SlabPlace,
+    Symbol,
+    Task,
+    WhatisReport,
+)
+from msatools.whatis.objects import describe_object
+from msatools.whatis.options import WhatisOptions
+from msatools.whatis.pages import PageFound, Pages
+from msatools.whatis.percpu import PerCpuPlaces
+from msatools.whatis.slabs import SlabObjects
+from msatools.whatis.stacks import StackPlaces
+from msatools.whatis.users import UserPlaces
+from msatools.whatis.vmalloc import find_area
+from msatools.whatis.words import owner_text, summary
+
+_ANON = (PageClass.ANON, PageClass.KSM)
+_MAPPED = (
+    *_ANON,
+    PageClass.FILE,
+    PageClass.EXEC,
+    PageClass.SHMEM,
+    PageClass.USER_HUGETLB,
+)
+_MAX_PFN = 1 << 52
+_MAX_ADDRESS = (1 << 64) - 1
+
+_Facts = dict[str, Any]
+"""Fields of an :class:`Answer`."""
+
+
+class Whatis(KernelSession[WhatisReport, WhatisOptions]):
+    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
+
+    def report(self, progress: Progress) -> WhatisReport:
+        """Report what lies at the addresses now."""
+        asked = self._options.addresses
+        with self._reporting():
+            clocks = read_clocks(self._reader, self._losses)
+            finder = _Finder(Lookup(self._reader, clocks, self._losses))
+            answers = []
+            for number, each in enumerate(asked):
+                progress(number, len(asked))
+                answers.append(finder.answer(each))
+            locks = list(finder.locks.values())
+            if self._options.waits:
+                locks += self._waited_for(answers, finder.locks)
+        head = self._head(clocks.monotonic_ns)
+        return WhatisReport(**head, answers=tuple(answers), locks=tuple(locks))
+
+    def _waited_for(
+        self, answers: list[AddressAnswer], known: dict[str, LockThere]
+    ) -> Iterator[LockThere]:
+        """Yield the locks in the objects found that tasks wait for.
+
+        The waits of all tasks are read for it.
+        """
+        # It is rarely asked for, and slow to import.
+        from msatools.locks.locks import collect_locks
+
+        ranges = [_extent(answer) for answer in answers]
+        for row in collect_locks(self._prog, target=self._target).locks:
+            lock = from_waits(row)
+            if lock is None or lock.id in known:
+                continue
+            if any(start <= lock.address < end for start, end in ranges):
+                yield lock
+
+
+def _extent(answer: AddressAnswer) -> tuple[int, int]:
+    """Return start and end of the object of an answer."""
+    if answer.slab is not None:
+        return answer.slab.object, answer.slab.object + answer.slab.bytes
+    if answer.page_struct is not None or answer.address is None:
+        return 0, 0
+    return answer.address, answer.address + 1
+
+
+class _Finder:
+    """Finds what lies at addresses, from the most specific to the least."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._prog = lookup.prog
+        self._pages = Pages(lookup)
+        self._mappers = Mappers(lookup)
+        self._slabs = SlabObjects(lookup)
+        self._stacks = StackPlaces(lookup)
+        self._percpu = PerCpuPlaces(lookup)
+        self._users = UserPlaces(lookup)
+        self.locks: dict[str, LockThere] = {}
+        """The locks found so far, by ID."""
+
+    def answer(self, asked: AskedAddress) -> AddressAnswer:
+        """Return what lies at an address.
+
+        :raises NoSuchPidError: if the address is of a process that does not exist
+        """
+        address, facts = self._facts(asked)
+        made = AddressAnswer(
+            asked=asked.word,
+            address=None if address is None else Address(address),
+            kind="unknown",
+            text="",
+            readable=facts.pop("readable", None),
+            **facts,
+        )
+        kind, text = summary(made, self._lookup.page_size)
+        return replace(made, kind=kind, text=text)
+
+    def _facts(self, asked: AskedAddress) -> tuple[int | None, _Facts]:
+        if asked.space == "user":
+            assert asked.pid is not None
+            return asked.number, self._of_user(asked.pid, asked.number)
+        if asked.space in ("physical", "pfn"):
+            shift = int(self._prog["PAGE_SHIFT"].value_())
+            physical = asked.number
+            if asked.space == "pfn":
+                physical <<= shift
+            return self._of_physical(physical)
+        address = asked.number
+        if asked.space == "symbol":
+            start = self._symbol(asked.symbol or "")
+            if start is None:
+                return None, {}
+            address = (start + asked.number) & _MAX_ADDRESS
+        return address, self._of_virtual(address)
+
+    def _symbol(self, name: str) -> int | None:
+        try:
+            return kernel_symbol(self._prog, name)
+        except LookupError:
+            pass
+        try:
+            # Symbols of modules; per-CPU variables in debug info.
+            return int(self._prog.symbol(name).address)
+        except LookupError:
+            return None
+
+    def _of_user(self, pid: int, address: int) -> _Facts:
+        found = self._users.find(pid, address)
+        facts: _Facts = {"user": found.place}
+        if found.pfn is not None:
+            size = self._lookup.page_size
+            facts |= self._of_page(found.pfn)
+            facts["readable"] = self._is_readable(
+                found.pfn * size + address % size, physical=True
+            )
+        return facts
+
+    def _of_physical(self, physical: int) -> tuple[int | None, _Facts]:
+        """Return the address in the direct map, and what lies there."""
+        pfn = physical // self._lookup.page_size
+        address = self._direct(physical)
+        facts: _Facts = {"readable": self._is_readable(physical, physical=True)}
+        if address is not None:
+            facts |= self._of_memory(address, pfn)
+        image = self._in_image(physical)
+        if image is not None:
+            facts |= self._of_symbol(image)
+        facts |= self._of_page(pfn)
+        return address, facts
+
+    def _of_virtual(self, address: int) -> _Facts:
+        if address < KERNEL_HALF:
+            place = self._percpu.of_pointer(address) if address else None
+            return {} if place is None else {"percpu": place}
+        if address < kernel_start(self._prog):
+            return {}
+        described = self._pages.number_of(address)
+        if described is not None:
+            pfn, offset = described
+            facts: _Facts = {"page_struct": PageStruct(pfn=pfn, offset=offset)}
+            facts["readable"] = self._is_readable(address)
+            type_ = self._prog.type("struct page")
+            facts |= {"type": "struct page", "member": member_at(type_, offset)}
+            return facts | self._of_page(pfn)
+        tables = self._lookup.tables
+        pfn_there = None if tables is None else tables.pfn(address)
+        facts = {"readable": self._is_readable(address)}
+        facts |= self._of_symbol(address)
+        facts |= self._of_memory(address, pfn_there)
+        if (area := find_area(self._lookup, address)) is not None:
+            facts["vmalloc"] = area
+        if pfn_there is not None:
+            physical = pfn_there * self._lookup.page_size
+            physical += address % self._lookup.page_size
+            image = self._in_image(physical)
+            if image is not None and "symbol" not in facts:
+                facts |= self._of_symbol(image)
+            facts |= self._of_page(pfn_there)
+        return facts
+
+    def _of_symbol(self, address: int) -> _Facts:
+        """Return the symbol at an address, the type of a variable, and the task."""
+        found = self._lookup.symbols.name(address)
+        if found is None:
+            return {}
+        start = found.start
+        offset = 0 if start is None else address - start
+        name = found.symbol or f"[{found.module}]"
+        facts: _Facts = {
+            "symbol": Symbol(name=name, offset=offset, module=found.module)
+        }
+        if start is None or found.module is not None:
+            return facts
+        variable = self._variable(name)
+        if variable is None or variable.address_ != start:
+            return facts
+        type_ = variable.type_
+        if not 0 <= offset < _size(type_):
+            return facts
+        facts |= self._of_type(type_, start, offset)
+        if name == "init_task":
+            facts |= self._of_task(start)
+        return facts
+
+    def _of_type(self, type_: drgn.Type, start: int, offset: int) -> _Facts:
+        """Return the type of what begins at an address, and the member in it."""
+        facts: _Facts = {"type": type_.type_name()}
+        if (member := member_at(type_, offset)) is not None:
+            facts["member"] = member
+        lock = lock_at(type_, offset)
+        if lock is not None:
+            there = read_lock(self._lookup, lock.type, start + lock.offset)
+            if there is not None:
+                facts["lock"] = there.id
+                self.locks.setdefault(there.id, there)
+        return facts
+
+    def _of_task(self, address: int) -> _Facts:
+        try:
+            return {"task": self._lookup.task(address)}
+        except drgn.FaultError:
+            return {}
+
+    def _of_memory(self, address: int, pfn: int | None) -> _Facts:
+        """Return the stack, per-CPU memory and slab object at an address."""
+        facts: _Facts = {}
+        found = self._stacks.find(address)
+        if found is not None:
+            facts["task"], facts["stack"] = found
+        if (place := self._percpu.find(address)) is not None:
+            facts["percpu"] = place
+            facts |= self._of_percpu(address, place.variable, place.offset)
+        if pfn is not None and self._direct(0) is not None:
+            facts |= self._of_slab(address)
+        return facts
+
+    def _of_percpu(self, address: int, name: str | None, offset: int) -> _Facts:
+        if name is None:
+            return {}
+        variable = self._variable(name)
+        if variable is None or not offset < _size(variable.type_):
+            return {}
+        return self._of_type(variable.type_, address - offset, offset)
+
+    def _variable(self, name: str) -> drgn.Object | None:
+        """Return a variable of the kernel; ``None`` if its type is not known."""
+        flag = drgn.FindObjectFlags.VARIABLE
+        try:
+            if is_served_by_btf(self._prog):
+                # It is no loss that BTF lacks most types of variables, so ask for this
+                # one without a record of refusals.
+                found = finders_of(self._prog).objects.find(name, flag)
+            else:
+                found = self._prog.object(name, flag)
+        except LookupError:
+            return None
+        return None if found is None or found.absent_ else found
+
+    def _of_slab(self, address: int) -> _Facts:
+        found = self._slabs.find(address)
+        if found is None:
+            return {}
+        facts: _Facts = {"slab": found}
+        type_ = self._slabs.type_of(found)
+        if type_ is None and (task := self._task_at(found)) is not None:
+            type_ = self._prog.type("struct task_struct")
+            facts["task"] = task
+        if type_ is not None and found.offset < drgn.sizeof(type_):
+            if found.allocated is False:
+                # What was there before.
+                facts["type"] = type_.type_name()
+                return facts
+            facts |= self._of_type(type_, found.object, found.offset)
+            if type_.tag == "task_struct":
+                facts |= self._of_task(found.object)
+        if found.allocated is not False and "task" not in facts:
+            piece = Piece(found.cache, found.object, found.bytes)
+            text = describe_object(self._lookup, type_, piece)
+            if text:
+                facts["object"] = text
+        return facts
+
+    def _task_at(self, found: SlabPlace) -> Task | None:
+        """Return the task of an object of a cache that is shared."""
+        if found.bytes < self._lookup.structs.size("task_struct"):
+            return None
+        known = self._lookup.stacks.values()
+        if found.object not in known:
+            return None
+        return self._lookup.task(found.object)
+
+    def _of_page(self, pfn: int) -> _Facts:
+        """Return the page of a number, and what it belongs to."""
+        if not 0 <= pfn < _MAX_PFN:
+            return {}
+        found = self._pages.find(pfn)
+        return {} if found is None else {"page": self._page(found)}
+
+    def _page(self, found: PageFound) -> Page:
+        file = self._pages.file(found)
+        cached = None
+        if file is not None:
+            huge = found.code == PageClass.USER_HUGETLB
+            cached = PageFile(
+                name=file.name,
+                inode=file.inode,
+                offset=None if huge else found.index * self._lookup.page_size,
+                fstype=file.fstype,
+                device=file.device,
+            )
+        mappers = self._mappers.of(found) if found.code in _MAPPED else None
+        page = Page(
+            pfn=found.pfn,
+            page_class=found.class_name,
+            owner=None,
+            flags=found.flags,
+            order=found.order,
+            node=found.node,
+            references=found.references,
+            cgroup=self._pages.cgroup(found),
+            file=cached,
+            mappers=mappers,
+        )
+        return replace(page, owner=owner_text(page))
+
+    def _is_readable(self, address: int, *, physical: bool = False) -> bool:
+        try:
+            self._lookup.reader.read(address, 1, physical=physical)
+        except drgn.FaultError:
+            return False
+        return True
+
+    def _direct(self, physical: int) -> int | None:
+        """Return the address of physical memory in the direct map."""
+        try:
+            piece = arch_of(self._prog).direct_map(self._prog)
+        except (LookupError, drgn.FaultError):
+            return None
+        if piece is None or not 0 <= physical - piece.physical < piece.size:
+            return None
+        return piece.start + physical - piece.physical
+
+    def _in_image(self, physical: int) -> int | None:
+        """Return the address in the kernel's image of physical memory that it is in."""
+        moved = arch_of(self._prog).image_offset(self._prog)
+        if moved is None:
+            return None
+        try:
+            bounds = (kernel_symbol(self._prog, name) for name in ("_text", "_end"))
+            start, end = bounds
+        except LookupError:
+            return None
+        address = (physical + moved) & _MAX_ADDRESS
+        return address if start <= address < end else None
+
+
+def _size(type_: drgn.Type) -> int:
+    return int(drgn.sizeof(type_)) if type_.is_complete() else 0

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Answers in words: the most specific of what is known, in one line."""
+
+from collections.abc import Iterator
+
+from msatools.whatis.model import (
+    AddressAnswer,
+    Kind,
+    Page,
+    PageMapper,
+    PerCpuPlace,
+    SlabPlace,
+    StackPlace,
+    Symbol,
+    UserPlace,
+    VmallocArea,
+)
+
+_NAMED = 3
+"""Processes that are named in a line; of more their number is."""
+
+_CLASSES = {
+    "free.buddy": "a free page",
+    "free.pcp": "a free page of a CPU's list",
+    "free.hugetlb": "a free page of the hugetlb pool",
+    "free.unaccepted": "unaccepted memory",
+    "user.anon": "anonymous memory",
+    "user.ksm": "anonymous memory, shared by KSM",
+    "user.hugetlb": "a hugetlb page",
+    "cache.file": "page cache",
+    "cache.exec": "page cache of an executed file",
+    "cache.shmem": "shared memory",
+    "cache.blockdev": "page cache of a block device",
+    "kernel.slab": "a slab",
+    "kernel.large_kmalloc": "a large kmalloc",
+    "kernel.page_tables": "a page table",
+    "kernel.page_tables_own": "a page table of the kernel, or at the top of a process",
+    "kernel.stacks": "a kernel stack",
+    "kernel.vmalloc": "an area of vmalloc",
+    "kernel.percpu": "per-CPU memory",
+    "kernel.pipes": "the buffer of a pipe",
+    "kernel.sockets": "the buffer of a socket",
+    "kernel.memmap": "struct pages of hot-plugged memory",
+    "kernel.huge_zero": "the huge zero page",
+    "kernel.zsmalloc": "compressed memory (zsmalloc)",
+    "kernel.movable": "movable memory of the kernel",
+    "kernel.unattributed": "memory of the kernel whose owner is not known",
+    "reserved": "reserved memory",
+    "offline": "memory that is taken away (balloon)",
+    "hwpoison": "broken memory (hwpoison)",
+    "device": "memory of a device",
+    "excluded": "a page whose struct page is not in the dump",
+    "unreadable": "a page whose struct page cannot be read",
+}
+"""Maps a class of pages to what a page of it is."""
+
+
+def summary(answer: AddressAnswer, page_size: int) -> tuple[Kind, str]:
+    """Return the kind of an answer, and its text."""
+    for kind, text in _candidates(answer, page_size):
+        return kind, text
+    if answer.readable is False:
+        return "unmapped", "nothing is mapped there, or it is not in the dump"
+    return "unknown", _unknown(answer)
+
+
+def _candidates(answer: AddressAnswer, page_size: int) -> Iterator[tuple[Kind, str]]:
+    """Yield what an answer can say, the most specific first."""
+    of = _inside(answer)
+    if answer.user is not None:
+        yield "user", user_text(answer.user, answer.page)
+    if answer.stack is not None:
+        yield "stack", stack_text(answer.stack, answer.address or 0)
+    if answer.task is not None:
+        task = answer.task
+        yield "task", f"task {task.pid} ({task.comm}){of}"
+    if answer.page_struct is not None:
+        what = f"struct page of pfn {answer.page_struct.pfn}{of}"
+        described = "" if answer.page is None else f": {page_text(answer.page)}"
+        yield "page", what + described
+    if answer.percpu is not None:
+        yield "percpu", percpu_text(answer.percpu) + of
+    if answer.slab is not None:
+        yield "slab", slab_text(answer.slab, answer.type) + of + _for(answer)
+    if answer.symbol is not None:
+        yield "symbol", symbol_text(answer.symbol) + of
+    if answer.vmalloc is not None:
+        yield "vmalloc", vmalloc_text(answer.vmalloc)
+    if answer.page is not None:
+        yield "memory", page_text(answer.page)
+
+
+def _unknown(answer: AddressAnswer) -> str:
+    if answer.address is None:
+        return "no symbol of that name"
+    if not answer.address:
+        return "NULL"
+    if answer.address < 1 << 63:
+        return "not an address of the kernel; of a process it is PID:ADDRESS"
+    if answer.readable is None:
+        return "not an address: no memory can be mapped there"
+    return "mapped, and nothing is known of it"
+
+
+def _inside(answer: AddressAnswer) -> str:
+    """Return the member at an address, with the lock that it is."""
+    text = f", {answer.member}" if answer.member else ""
+    return text + (f" ({answer.lock.partition(' ')[0]})" if answer.lock else "")
+
+
+def _for(answer: AddressAnswer) -> str:
+    return f": {answer.object}" if answer.object else ""
+
+
+def symbol_text(symbol: Symbol) -> str:
+    """Return a symbol with the offset, and the module."""
+    module = "" if symbol.module is None else f" [{symbol.module}]"
+    if symbol.name == module.strip():
+        return f"module {symbol.module}"
+    offset = f"+{symbol.offset:#x}" if symbol.offset else ""
+    return f"{symbol.name}{offset}{module}"
+
+
+def stack_text(stack: StackPlace, address: int) -> str:
+    """Return the task of a stack, and the place in it."""
+    where = {
+        "frame": f"in frame {stack.frame}, {stack.function or 'unknown function'}",
+        "unused": "below the stack pointer: remains of earlier calls",
+        "registers": "above all frames: registers of user mode",
+        "unknown": "its frames are not known",
+    }[stack.where]
+    offset = address - stack.start
+    return f"stack of {stack.pid} ({stack.comm})+{offset:#x}, {where}"
+
+
+def percpu_text(place: PerCpuPlace) -> str:
+    """Return a per-CPU variable or allocation, and the CPU."""
+    cpu = "a per-CPU pointer" if place.cpu is None else f"of cpu{place.cpu}"
+    offset = f"+{place.offset:#x}" if place.offset else ""
+    if place.variable is not None:
+        return f"{place.variable}{offset}, {cpu}"
+    if place.allocated is False:
+        return f"free per-CPU memory, {cpu}"
+    size = "" if place.bytes is None else f" of {place.bytes:,} bytes"
+    return f"per-CPU allocation{size}{offset}, {cpu}"
+
+
+def slab_text(slab: SlabPlace, type_: str | None) -> str:
+    """Return an object of a slab cache, and whether it is allocated."""
+    state = {True: "", False: "free ", None: "perhaps free "}[slab.allocated]
+    what = f"{type_} of " if type_ else "object of "
+    offset = f"+{slab.offset:#x}" if slab.offset else ""
+    return f"{state}{what}{slab.cache}{offset}"
+
+
+def vmalloc_text(area: VmallocArea) -> str:
+    """Return an area of vmalloc, and who allocated it."""
+    by = f" by {area.caller}" if area.caller else ""
+    offset = f"+{area.offset:#x}" if area.offset else ""
+    device = "" if area.physical is None else f" of physical {area.physical:#x}"
+    return f"{area.use} area{device}{by}{offset}"
+
+
+def user_text(place: UserPlace, page: Page | None) -> str:
+    """Return a place in the memory of a process, and whether a page is there."""
+    whose = f"memory of {place.pid} ({place.comm})"
+    if place.mapping is None:
+        if place.state == "unknown":
+            return f"{whose}: its mappings cannot be read"
+        return f"{whose}: nothing is mapped there"
+    state = {
+        "mapped": "" if page is None else f", {page.page_class}",
+        "swapped": ", swapped out",
+        "absent": ", no page there yet",
+        "unknown": ", its page tables cannot be read",
+    }[place.state]
+    offset = f"+{place.offset:#x}" if place.offset else ""
+    return f"{whose}: {place.mapping}{offset} ({place.protection}){state}"
+
+
+def page_text(page: Page) -> str:
+    """Return what a page is, and what it belongs to."""
+    what = _CLASSES.get(page.page_class, page.page_class)
+    if page.order and page.page_class.startswith("free"):
+        what += f" in a block of {1 << page.order:,}"
+    return f"{what}, {page.owner}" if page.owner else what
+
+
+def owner_text(page: Page) -> str | None:
+    """Return what a page belongs to; ``None`` if that is not known."""
+    if page.file is not None:
+        offset = page.file.offset
+        where = "" if offset is None else f"+{offset:#x}"
+        return f"{page.file.name}{where}"
+    if page.mappers:
+        return mappers_text(page.mappers)
+    return None
+
+
+def mappers_text(mappers: tuple[PageMapper, ...]) -> str:
+    """Return the processes that map a page."""
+    named = [f"{each.pid} ({each.comm}) at {each.address:#x}" for each in mappers]
+    more = len(named) - _NAMED
+    text = ", ".join(named[:_NAMED])
+    return f"{text} and {more} more" if more > 0 else text
