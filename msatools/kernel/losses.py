@@ -24,6 +24,7 @@ class Loss(str, Enum):
     CPUS = "cpus_unreadable"
     LISTS = "lists_broken"
     LOAD = "load_unreadable"
+    LOG = "log_unreadable"
     MASKS = "cpumasks_unreadable"
     MODULES = "modules_unreadable"
     NAMES = "names_unreadable"
@@ -126,6 +127,7 @@ _STEADY = frozenset(
         Loss.LIMITS,
         Loss.LISTS,
         Loss.LOAD,
+        Loss.LOG,
         Loss.MASKS,
         Loss.MODULES,
         Loss.NODES,
