@@ -16,6 +16,7 @@ NAMES = (
     "locks",
     "memstat",
     "prstat",
+    "report",
     "zombies",
 )
 """Names of modules in :mod:`msatools.commands`."""

@@ -29,6 +29,7 @@ class Loss(str, Enum):
     MODULES = "modules_unreadable"
     NAMES = "names_unreadable"
     NODES = "nodes_unreadable"
+    PARTS = "parts_lost"
     SYMBOLS = "symbols_unreadable"
     TREES = "trees_broken"
     TYPES = "types_unreadable"
@@ -135,6 +136,7 @@ _STEADY = frozenset(
         Loss.PAGES,
         Loss.PAGE_BLOCKS,
         Loss.PAGE_TABLES,
+        Loss.PARTS,
         Loss.PCP_LISTS,
         Loss.RUN_QUEUES,
         Loss.SECTION_TABLE,
