@@ -80,7 +80,7 @@ class Event:
         return next((each for each in self.backtraces if each.frames), None)
 
 
-class _Parser:
+class _EventParser:
     """Collects the events of a log, line by line."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ def _event(cause: Cause, line: str, record: LogRecord) -> Event:
 
 def parse_events(log: Iterable[LogRecord]) -> list[Event]:
     """Return the events of a log, the oldest first; :data:`MAX_EVENTS` at most."""
-    parser = _Parser()
+    parser = _EventParser()
     for record in log:
         for line in record.text.splitlines():
             parser.add(record, line)

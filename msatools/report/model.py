@@ -11,7 +11,7 @@ from msatools.report.causes import Cause
 from msatools.target.model import UNLISTED
 
 if TYPE_CHECKING:
-    from msatools.report.parts import Parts
+    from msatools.report.parts import ReportParts
 
 Severity = Literal["critical", "warning", "info"]
 """``critical``: the machine died of it, or does no work because of it."""
@@ -32,7 +32,12 @@ class TriageVerdict:
     """One of the codes in docs/commands/report.md."""
 
     severity: Severity
+    """``critical``: the machine died of it, or does no work because of it."""
+
     confidence: VerdictConfidence
+    """``exact``: the kernel records it; ``likely``: by a hint that may be old;
+    ``evidence``: by signs."""
+
     text: str
     """One sentence."""
 
@@ -48,6 +53,8 @@ class CrashDetails:
     """How the kernel crashed."""
 
     cause: Cause
+    """What kind of fault or request it was."""
+
     message: str | None
     """The line of the log that names it best."""
 
@@ -121,6 +128,8 @@ class NextStep:
     """A command line to go on with."""
 
     command: str
+    """To be typed into a shell."""
+
     why: str
     """What it shows."""
 
@@ -147,7 +156,7 @@ class TriageReport(Report):
     next: tuple[NextStep, ...]
     """Command lines to go on with, the most useful first."""
 
-    parts: "Parts | None" = field(default=None, metadata=UNLISTED)
+    parts: "ReportParts | None" = field(default=None, metadata=UNLISTED)
     """The reports of all commands; ``None`` in a recording."""
 
 

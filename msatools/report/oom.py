@@ -49,7 +49,7 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class MemoryHolder:
     """A process and its memory, in the log's table of tasks."""
 
     pid: int
@@ -75,7 +75,7 @@ class OutOfMemory:
     cgroup: str | None = None
     """Path of the control group that is at its limit."""
 
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[MemoryHolder, ...] = ()
     """The tasks with most memory, the largest first."""
 
     victim: Victim | None = None
@@ -93,7 +93,7 @@ def victims(ooms: Sequence[OutOfMemory]) -> list[Victim]:
 
 def _parse(log: Iterable[LogRecord]) -> Iterator[OutOfMemory]:
     last: OutOfMemory | None = None
-    holders: list[Holder] = []
+    holders: list[MemoryHolder] = []
     for record in log:
         for line in record.text.splitlines():
             if found := _INVOKED.match(line):
@@ -115,7 +115,7 @@ def _begun(found: re.Match[str], record: LogRecord) -> OutOfMemory:
     )
 
 
-def _detail(oom: OutOfMemory, holders: list[Holder], line: str) -> OutOfMemory:
+def _detail(oom: OutOfMemory, holders: list[MemoryHolder], line: str) -> OutOfMemory:
     """Return the same with what a further line adds."""
     if _LIMIT.match(line):
         # Only a control group has a limit. A panic comes before its own line.
@@ -133,10 +133,10 @@ def _detail(oom: OutOfMemory, holders: list[Holder], line: str) -> OutOfMemory:
         return replace(oom, victim=Victim(int(found["pid"]), found["comm"], size))
     if (found := _TASK.match(line)) and len(holders) < _MAX:
         rss = int(found["rss"])
-        holders.append(Holder(int(found["pid"]), found["comm"], rss))
+        holders.append(MemoryHolder(int(found["pid"]), found["comm"], rss))
     return oom
 
 
-def _with(oom: OutOfMemory, holders: list[Holder]) -> OutOfMemory:
+def _with(oom: OutOfMemory, holders: list[MemoryHolder]) -> OutOfMemory:
     ranked = sorted(holders, key=lambda holder: -holder.rss_pages)
     return replace(oom, holders=tuple(ranked))

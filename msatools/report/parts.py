@@ -19,7 +19,7 @@ from msatools.zombies.model import ZombiesReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class ReportParts:
     """What was read of a kernel. A part that failed is ``None``, and among the errors.
 
     A further source of findings is a further field here, and is read in

@@ -29,7 +29,7 @@ from msatools.report.model import SECTIONS, TriageReport
 from msatools.report.next_steps import next_steps
 from msatools.report.oom import parse_ooms
 from msatools.report.options import ReportOptions
-from msatools.report.parts import Parts
+from msatools.report.parts import ReportParts
 from msatools.report.rule import verdicts
 from msatools.report.rules import RULES
 from msatools.report.summaries import sections
@@ -97,7 +97,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             parts=parts if self._options.keep_parts else None,
         )
 
-    def _read(self, progress: Progress) -> Parts:
+    def _read(self, progress: Progress) -> ReportParts:
         progress(0, _STEPS)
         reader, losses, target = self._reader, self._losses, self._target
         errors: dict[str, str] = {}
@@ -107,7 +107,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         machine = read_machine(reader, target, losses)
         taken_at_ns = read_clocks(reader, losses).monotonic_ns
         found = {} if self._options.crash_only else self._parts(errors, progress)
-        return Parts(
+        return ReportParts(
             target=target,
             machine=machine,
             taken_at_ns=taken_at_ns,

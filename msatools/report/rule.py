@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from msatools.report.command_lines import command_line
 from msatools.report.model import Severity, TriageVerdict, VerdictConfidence
-from msatools.report.parts import Parts
+from msatools.report.parts import ReportParts
 
 S = TypeVar("S")
 
@@ -19,16 +19,16 @@ ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(Generic[S]):
+class VerdictRule(Generic[S]):
     """One rule, on subjects of one kind: a lock, a process, the whole machine."""
 
     code: str
     """The verdict's code, one of the contract's."""
 
     needs: tuple[str, ...]
-    """The fields of :class:`Parts` that it needs."""
+    """The fields of :class:`ReportParts` that it needs."""
 
-    when: Callable[[Parts], Iterable[S]]
+    when: Callable[[ReportParts], Iterable[S]]
     """Returns each subject that it holds for, the worst first."""
 
     severity: Severity | Callable[[S], Severity]
@@ -43,7 +43,9 @@ class Rule(Generic[S]):
     """The command that shows more: its name, and its arguments after the target."""
 
 
-def verdicts(rules: Iterable[Rule[Any]], parts: Parts) -> list[TriageVerdict]:
+def verdicts(
+    rules: Iterable[VerdictRule[Any]], parts: ReportParts
+) -> list[TriageVerdict]:
     """Return the verdicts of all rules that hold, the worst first.
 
     Of equal severity, those of earlier rules come first.
@@ -52,7 +54,7 @@ def verdicts(rules: Iterable[Rule[Any]], parts: Parts) -> list[TriageVerdict]:
     return sorted(found, key=lambda verdict: ORDER[verdict.severity])
 
 
-def _verdicts(rule: Rule[Any], parts: Parts) -> Iterator[TriageVerdict]:
+def _verdicts(rule: VerdictRule[Any], parts: ReportParts) -> Iterator[TriageVerdict]:
     if any(getattr(parts, name) is None for name in rule.needs):
         return
     for subject in rule.when(parts):

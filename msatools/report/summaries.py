@@ -9,7 +9,7 @@ from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, LoadGroup, PrstatReport
 from msatools.report.model import SECTIONS, ReportSection
-from msatools.report.parts import Parts
+from msatools.report.parts import ReportParts
 from msatools.report.words import count_text, root_text
 from msatools.reports.units import duration, size
 from msatools.zombies.model import ZombiesReport
@@ -23,7 +23,7 @@ _KINDS = {
 _LOAD_GROUPS = 3
 
 
-def sections(parts: Parts) -> dict[str, ReportSection]:
+def sections(parts: ReportParts) -> dict[str, ReportSection]:
     """Return the section of each command: its summary, or why it failed."""
     summaries = {
         "memstat": _memstat(parts.memstat) if parts.memstat else None,

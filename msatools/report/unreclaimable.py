@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.memory.by.groups import SlabGroup
-from msatools.report.parts import Parts
+from msatools.report.parts import ReportParts
 from msatools.reports.units import size
 
 SHOWN = 4
@@ -33,7 +33,7 @@ _KERNEL = {
 """Classes of memory, none of which can be reclaimed."""
 
 
-def unreclaimable(parts: Parts) -> list[Kind]:
+def unreclaimable(parts: ReportParts) -> list[Kind]:
     """Return what reclaim cannot free, the largest first; empty if unknown."""
     memory, memstat = parts.memory, parts.memstat
     if memory is None or memstat is None:
@@ -55,7 +55,7 @@ def unreclaimable(parts: Parts) -> list[Kind]:
     return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
 
 
-def _largest_cache(parts: Parts) -> str:
+def _largest_cache(parts: ReportParts) -> str:
     by = (parts.memstat.by if parts.memstat else None) or {}
     groups = (group for group in by.get("slab", ()) if isinstance(group, SlabGroup))
     caches = (group for group in groups if group.kmem_cache is not None)
@@ -66,7 +66,7 @@ def _largest_cache(parts: Parts) -> str:
     return f", of which {largest.name} {amount}"
 
 
-def kinds_text(parts: Parts) -> Iterator[str]:
+def kinds_text(parts: ReportParts) -> Iterator[str]:
     """Yield lines on the largest kinds, with who has it."""
     kinds = unreclaimable(parts)
     if not kinds:

@@ -10,7 +10,7 @@ from msatools.report.model import CrashDetails
 from msatools.reports.units import duration
 
 if TYPE_CHECKING:
-    from msatools.report.parts import Parts
+    from msatools.report.parts import ReportParts
 
 CAUSES: dict[Cause, str] = {
     "null-dereference": "NULL dereference",
@@ -68,7 +68,7 @@ def who_text(crash: CrashDetails) -> str:
     return ", ".join(words) or "by an unknown task"
 
 
-def ago(parts: "Parts", time_ns: int) -> str:
+def ago(parts: "ReportParts", time_ns: int) -> str:
     """Return how long ago a time of the log was."""
     if parts.taken_at_ns is None:
         return f"at {time_ns / 1e9:.1f} s"
@@ -82,7 +82,7 @@ def root_text(root: Root) -> str:
     return root.reason
 
 
-def waits_text(parts: "Parts", pid: int) -> str:
+def waits_text(parts: "ReportParts", pid: int) -> str:
     """Return what the threads of a process wait for."""
     if parts.locks is None:
         return "-"

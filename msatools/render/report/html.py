@@ -50,7 +50,7 @@ class _Table:
 
 
 @dataclass(frozen=True)
-class _Lines:
+class _Preformatted:
     """Lines of preformatted text for the template, as pieces with a style."""
 
     lines: list[list[_Cell]]
@@ -63,7 +63,7 @@ class _Section:
     name: str
     title: str
     summary: str
-    blocks: list[_Table | _Lines]
+    blocks: list[_Table | _Preformatted]
     pictures: list[Markup]
 
 
@@ -148,19 +148,19 @@ def _tasks_by_class(report: TriageReport) -> Iterator[_Table]:
     yield _table(table)
 
 
-def _blocks(blocks: Iterable[Block]) -> Iterator[_Table | _Lines]:
+def _blocks(blocks: Iterable[Block]) -> Iterator[_Table | _Preformatted]:
     """Yield tables as tables, and all between them as preformatted lines."""
     lines: list[list[_Cell]] = []
     for block in blocks:
         if isinstance(block, Table):
             if lines:
-                yield _Lines(lines)
+                yield _Preformatted(lines)
                 lines = []
             yield _table(block)
         else:
             lines += (_pieces(line) for line in plain.lines(block))
     if lines:
-        yield _Lines(lines)
+        yield _Preformatted(lines)
 
 
 def _pieces(line: plain.Line) -> list[_Cell]:

@@ -48,7 +48,7 @@ def wait_picture(report: LocksReport) -> Picture | None:
     trees = [*_trees(report)]
     if not trees:
         return None
-    drawing = _Drawing()
+    drawing = _WaitDrawing()
     for tree in trees:
         drawing.add(tree)
     return drawing.picture()
@@ -133,7 +133,7 @@ def _task(graph: WaitGraph, pid: int) -> str:
     return words if wait is None else f"{words} {wait.state} {duration(wait.age_ns)}"
 
 
-class _Drawing:
+class _WaitDrawing:
     """Places nodes: columns by depth, a row for each leaf."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ A new rule is a file here and a name in :data:`RULES`.
 
 from typing import Any
 
-from msatools.report.rule import Rule
+from msatools.report.rule import VerdictRule
 from msatools.report.rules import (
     cgroup_at_limit,
     deadlock,
@@ -28,7 +28,7 @@ from msatools.report.rules import (
     zombies,
 )
 
-RULES: tuple[Rule[Any], ...] = (
+RULES: tuple[VerdictRule[Any], ...] = (
     panic.RULE,
     *stalls_in_log.RULES,
     out_of_memory.RULE,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.report.memory import GroupAtLimit
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text
 from msatools.reports.units import size
 
@@ -16,28 +16,28 @@ _CACHE = 0.1
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _FullGroup:
     group: GroupAtLimit
     page_size: int
 
 
-def _when(parts: Parts) -> Iterator[_Subject]:
+def _when(parts: ReportParts) -> Iterator[_FullGroup]:
     memory = parts.memory
     groups = [] if memory is None else [*memory.groups]
     for group in sorted(groups, key=lambda group: (-group.ooms, -group.pages)):
         can_swap = memory is not None and bool(memory.swap_free_pages)
         free = group.file_pages + (group.anon_pages if can_swap else 0)
         if free < _CACHE * group.max_pages or group.ooms:
-            yield _Subject(group, parts.target.page_size)
+            yield _FullGroup(group, parts.target.page_size)
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _FullGroup) -> str:
     group = subject.group
     limit = size(group.max_pages * subject.page_size)
     return f"control group {group.path or '-'} is at its limit of {limit}"
 
 
-def _evidence(subject: _Subject) -> Iterator[str]:
+def _evidence(subject: _FullGroup) -> Iterator[str]:
     group, page = subject.group, subject.page_size
     yield (
         f"{size(group.pages * page)} charged: {size(group.anon_pages * page)} "
@@ -50,7 +50,7 @@ def _evidence(subject: _Subject) -> Iterator[str]:
         )
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="cgroup-at-limit",
     needs=("memory",),
     when=_when,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from msatools.locks.report import Deadlock, DeadlockConfidence, LocksReport
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text, pid_text
 
 
@@ -21,10 +21,10 @@ class DeadlockSubject:
 
 def deadlocks(
     confidence: DeadlockConfidence,
-) -> Callable[[Parts], Iterator[DeadlockSubject]]:
+) -> Callable[[ReportParts], Iterator[DeadlockSubject]]:
     """Return the condition for a deadlock of that confidence."""
 
-    def when(parts: Parts) -> Iterator[DeadlockSubject]:
+    def when(parts: ReportParts) -> Iterator[DeadlockSubject]:
         assert parts.locks is not None
         for deadlock in parts.locks.deadlocks:
             if deadlock.confidence == confidence:
@@ -61,7 +61,7 @@ def see(subject: DeadlockSubject) -> tuple[str, ...]:
     return ("locks", "-p", pids, "--stacks")
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="deadlock",
     needs=("locks",),
     when=deadlocks("exact"),

@@ -6,30 +6,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.kernel.losses import Loss
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 
 _LISTS = (Loss.LISTS, Loss.TREES, Loss.TASKS, Loss.NODES, Loss.SECTION_TABLE)
 """Losses that no dump level explains: the kernel's own structures are broken."""
 
 
 @dataclass(frozen=True)
-class _Subject:
-    parts: Parts
+class _Damage:
+    parts: ReportParts
     losses: dict[str, int]
 
 
-def _when(parts: Parts) -> Iterator[_Subject]:
+def _when(parts: ReportParts) -> Iterator[_Damage]:
     target = parts.target
     if target.live:
         return
     counted = {loss.value: parts.coverage.get(loss.value, 0) for loss in _LISTS}
     losses = {key: count for key, count in counted.items() if count}
     if target.truncated or target.bad_descriptors or losses:
-        yield _Subject(parts, losses)
+        yield _Damage(parts, losses)
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _Damage) -> str:
     if subject.parts.target.truncated:
         return "the dump is cut off: what is missing may be what matters"
     if subject.parts.target.bad_descriptors:
@@ -37,7 +37,7 @@ def _words(subject: _Subject) -> str:
     return "lists of the kernel are broken in the dump: some of it is missing here"
 
 
-def _evidence(subject: _Subject) -> Iterator[str]:
+def _evidence(subject: _Damage) -> Iterator[str]:
     bad = subject.parts.target.bad_descriptors
     if bad:
         yield f"{bad:,} pages are not in the file, or have impossible sizes"
@@ -47,7 +47,7 @@ def _evidence(subject: _Subject) -> Iterator[str]:
         yield f"{part}: {why}"
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="dump-damaged",
     needs=(),
     when=_when,

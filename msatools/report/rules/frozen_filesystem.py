@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.locks.report import Root
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text
 from msatools.reports.units import duration
 
@@ -15,30 +15,30 @@ _REASON = "frozen file system "
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _FrozenRoot:
     root: Root
 
 
-def _when(parts: Parts) -> Iterator[_Subject]:
+def _when(parts: ReportParts) -> Iterator[_FrozenRoot]:
     assert parts.locks is not None
     for root in parts.locks.roots:
         if root.kind == "external" and _REASON.strip() in root.reason:
-            yield _Subject(root)
+            yield _FrozenRoot(root)
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _FrozenRoot) -> str:
     root = subject.root
     tasks = count_text(root.blocked_d + root.blocked_s, "task")
     return f"{tasks} behind the {root.reason} for up to {duration(root.max_age_ns)}"
 
 
-def _evidence(subject: _Subject) -> Iterator[str]:
+def _evidence(subject: _FrozenRoot) -> Iterator[str]:
     pids = ", ".join(map(str, subject.root.waiters[:8]))
     yield f"waiting: {pids}"
     yield "thaw it with: fsfreeze -u MOUNTPOINT"
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="frozen-filesystem",
     needs=("locks",),
     when=_when,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from msatools.locks.report import LocksReport, Wait
 from msatools.report.model import Severity
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text, pid_text, root_text
 from msatools.reports.units import duration
 
@@ -22,12 +22,12 @@ _ROOTS = 3
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _LongWaits:
     locks: LocksReport
     waits: list[Wait]
 
 
-def _when(parts: Parts) -> Iterator[_Subject]:
+def _when(parts: ReportParts) -> Iterator[_LongWaits]:
     assert parts.locks is not None
     waits = [
         wait
@@ -35,14 +35,14 @@ def _when(parts: Parts) -> Iterator[_Subject]:
         if wait.state == "D" and wait.age_ns >= LONG_NS and wait.age_bound != "upper"
     ]
     if waits:
-        yield _Subject(parts.locks, sorted(waits, key=lambda wait: -wait.age_ns))
+        yield _LongWaits(parts.locks, sorted(waits, key=lambda wait: -wait.age_ns))
 
 
-def _severity(subject: _Subject) -> Severity:
+def _severity(subject: _LongWaits) -> Severity:
     return "critical" if subject.waits[0].age_ns >= HUNG_NS else "warning"
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _LongWaits) -> str:
     tasks, oldest = count_text(len(subject.waits), "task"), subject.waits[0]
     return (
         f"{tasks} in uninterruptible sleep for {duration(LONG_NS)} and more, the "
@@ -50,7 +50,7 @@ def _words(subject: _Subject) -> str:
     )
 
 
-def _evidence(subject: _Subject) -> Iterator[str]:
+def _evidence(subject: _LongWaits) -> Iterator[str]:
     pids = {wait.pid for wait in subject.waits}
     for root in subject.locks.roots:
         behind = len(pids & {*root.behind})
@@ -59,7 +59,7 @@ def _evidence(subject: _Subject) -> Iterator[str]:
             pids -= {*root.behind}
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="hung-tasks",
     needs=("locks",),
     when=_when,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from msatools.locks.report import LocksReport, Root
 from msatools.report.model import Severity
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.rules.hung_tasks import HUNG_NS
 from msatools.report.words import count_text, pid_text
 from msatools.reports.units import duration
@@ -22,7 +22,7 @@ _REASONS = ("I/O on ", "swap on ", "FUSE server")
 
 
 @dataclass
-class _Subject:
+class _StuckDevice:
     """One device or server."""
 
     reason: str
@@ -38,12 +38,12 @@ class _Subject:
         return max(root.max_age_ns for root in self.roots)
 
 
-def _when(parts: Parts) -> Iterator[_Subject]:
+def _when(parts: ReportParts) -> Iterator[_StuckDevice]:
     assert parts.locks is not None
-    by_reason: dict[str, _Subject] = {}
+    by_reason: dict[str, _StuckDevice] = {}
     for root in parts.locks.roots:
         if root.reason.startswith(_REASONS):
-            subject = _Subject(root.reason, parts.locks)
+            subject = _StuckDevice(root.reason, parts.locks)
             by_reason.setdefault(root.reason, subject).roots.append(root)
     blocked = _blocked(parts.locks)
     stuck = [
@@ -58,11 +58,11 @@ def _blocked(locks: LocksReport) -> set[int]:
     return {wait.pid for wait in locks.waits if wait.state == "D"}
 
 
-def _severity(subject: _Subject) -> Severity:
+def _severity(subject: _StuckDevice) -> Severity:
     return "critical" if subject.max_age_ns >= HUNG_NS else "warning"
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _StuckDevice) -> str:
     tasks = count_text(len(subject.tasks & _blocked(subject.locks)), "task")
     return (
         f"{subject.reason} does not answer: {tasks} in uninterruptible sleep for up to "
@@ -70,7 +70,7 @@ def _words(subject: _Subject) -> str:
     )
 
 
-def _evidence(subject: _Subject) -> Iterator[str]:
+def _evidence(subject: _StuckDevice) -> Iterator[str]:
     waits = defaultdict(list)
     for wait in subject.locks.waits:
         if wait.pid in subject.tasks and wait.state == "D":
@@ -80,11 +80,11 @@ def _evidence(subject: _Subject) -> Iterator[str]:
         yield f"{count_text(len(alike), 'task')} in {caller}: {named}"
 
 
-def _see(subject: _Subject) -> tuple[str, ...]:
+def _see(subject: _StuckDevice) -> tuple[str, ...]:
     return ("locks", "--chains", "--state", "D")
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="io-stuck",
     needs=("locks",),
     when=_when,

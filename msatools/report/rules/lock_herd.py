@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from msatools.locks.base.model import Herd
 from msatools.report.model import VerdictConfidence
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text
 from msatools.reports.units import duration_range
 
 
-def _when(parts: Parts) -> Iterator[Herd]:
+def _when(parts: ReportParts) -> Iterator[Herd]:
     assert parts.locks is not None
     for herd in parts.locks.herds:
         if herd.confidence != "none":
@@ -30,7 +30,7 @@ def _evidence(herd: Herd) -> Iterator[str]:
         yield f"woken by {herd.waker.pid} {herd.waker.comm}, most likely"
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="lock-herd",
     needs=("locks",),
     when=_when,

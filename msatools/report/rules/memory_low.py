@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from msatools.report.memory import MemoryState
 from msatools.report.model import Severity
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 
 _FEW = 0.10
 """Share of managed memory that is available, below which it is little."""
@@ -25,7 +25,7 @@ def _is_below_min(memory: MemoryState) -> bool:
     return all(zone.to_min <= 0 for zone in memory.zones)
 
 
-def _when(parts: Parts) -> Iterator[MemoryState]:
+def _when(parts: ReportParts) -> Iterator[MemoryState]:
     memory = parts.memory
     if memory is None or not memory.zones:
         return
@@ -58,7 +58,7 @@ def _evidence(memory: MemoryState) -> Iterator[str]:
         yield "there is no swap"
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="memory-low",
     needs=("memory",),
     when=_when,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.report.model import Severity
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.rules.memory_low import RULE as LOW
 from msatools.report.unreclaimable import Kind, kinds_text, unreclaimable
 from msatools.reports.units import size
@@ -20,14 +20,14 @@ _KERNEL = 0.4
 
 
 @dataclass(frozen=True)
-class _Subject:
-    parts: Parts
+class _PinnedMemory:
+    parts: ReportParts
     kinds: list[Kind]
     managed: int
     is_low: bool
 
 
-def _when(parts: Parts) -> Iterator[_Subject]:
+def _when(parts: ReportParts) -> Iterator[_PinnedMemory]:
     memory = parts.memory
     kinds = unreclaimable(parts)
     managed = sum(zone.managed for zone in memory.zones) if memory else 0
@@ -37,14 +37,14 @@ def _when(parts: Parts) -> Iterator[_Subject]:
     share = sum(kind.pages for kind in kinds) / managed
     kernel = sum(kind.pages for kind in kinds if kind.is_kernel) / managed
     if (is_low and share >= _MOST) or kernel >= _KERNEL:
-        yield _Subject(parts, kinds, managed, is_low)
+        yield _PinnedMemory(parts, kinds, managed, is_low)
 
 
-def _severity(subject: _Subject) -> Severity:
+def _severity(subject: _PinnedMemory) -> Severity:
     return "critical" if subject.is_low else "warning"
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _PinnedMemory) -> str:
     largest, total = subject.kinds[0], sum(kind.pages for kind in subject.kinds)
     amount = size(largest.pages * subject.parts.target.page_size)
     return (
@@ -53,7 +53,7 @@ def _words(subject: _Subject) -> str:
     )
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="memory-unreclaimable",
     needs=("memory", "memstat"),
     when=_when,

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from msatools.report.causes import OOPSES
 from msatools.report.events import Event
 from msatools.report.frames import faulting
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import ago, cause_text, count_text
 
 
 @dataclass(frozen=True)
 class _Oopses:
     events: list[Event]
-    parts: Parts
+    parts: ReportParts
 
 
-def _when(parts: Parts) -> Iterator[_Oopses]:
+def _when(parts: ReportParts) -> Iterator[_Oopses]:
     crash = parts.crash
     survived = [
         event
@@ -48,7 +48,7 @@ def _evidence(oopses: _Oopses) -> Iterator[str]:
         yield event.message
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="oops",
     needs=(),
     when=_when,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from msatools.report.model import Severity
 from msatools.report.oom import OutOfMemory, Victim
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.unreclaimable import kinds_text
 from msatools.report.words import ago, count_text, pid_text, waits_text
 from msatools.reports.units import size
@@ -17,8 +17,8 @@ _HOLDERS = 3
 
 
 @dataclass(frozen=True)
-class _Subject:
-    parts: Parts
+class _MemoryShortage:
+    parts: ReportParts
     last: OutOfMemory
     victims: list[Victim]
     alive: list[Victim]
@@ -30,14 +30,14 @@ class _Subject:
         return crash is not None and crash.cause == "out-of-memory"
 
 
-def _when(parts: Parts) -> Iterator[_Subject]:
+def _when(parts: ReportParts) -> Iterator[_MemoryShortage]:
     if not parts.ooms:
         return
     victims = [oom.victim for oom in parts.ooms if oom.victim is not None]
-    yield _Subject(parts, parts.ooms[-1], victims, _alive(parts, victims))
+    yield _MemoryShortage(parts, parts.ooms[-1], victims, _alive(parts, victims))
 
 
-def _alive(parts: Parts, victims: list[Victim]) -> list[Victim]:
+def _alive(parts: ReportParts, victims: list[Victim]) -> list[Victim]:
     """Return the victims whose process still has threads that are not dead."""
     if parts.prstat is None:
         return []
@@ -47,11 +47,11 @@ def _alive(parts: Parts, victims: list[Victim]) -> list[Victim]:
     return [each for each in victims if (each.pid, each.comm) in names]
 
 
-def _severity(subject: _Subject) -> Severity:
+def _severity(subject: _MemoryShortage) -> Severity:
     return "critical" if subject.is_fatal or subject.alive else "warning"
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _MemoryShortage) -> str:
     last, parts = subject.last, subject.parts
     if last.constraint == "cgroup":
         where = f"control group {last.cgroup or '-'} ran out of memory"
@@ -67,7 +67,7 @@ def _words(subject: _Subject) -> str:
     return f"{where} {ago(parts, last.time_ns)}; {killed}"
 
 
-def _evidence(subject: _Subject) -> Iterator[str]:
+def _evidence(subject: _MemoryShortage) -> Iterator[str]:
     last, parts = subject.last, subject.parts
     page = parts.target.page_size
     asked = f"asked for {size(page << max(last.order, 0))} (order {last.order})"
@@ -87,7 +87,7 @@ def _evidence(subject: _Subject) -> Iterator[str]:
         yield from kinds_text(parts)
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="out-of-memory",
     needs=(),
     when=_when,

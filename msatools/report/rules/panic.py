@@ -5,14 +5,14 @@
 from collections.abc import Iterator
 
 from msatools.report.model import CrashDetails
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import cause_text, function_text, who_text
 
 _FRAMES = 4
 
 
-def _when(parts: Parts) -> Iterator[CrashDetails]:
+def _when(parts: ReportParts) -> Iterator[CrashDetails]:
     if parts.crash is not None:
         yield parts.crash
 
@@ -36,7 +36,7 @@ def _see(crash: CrashDetails) -> tuple[str, ...]:
     return ("cpus", "-v")
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="panic",
     needs=(),
     when=_when,

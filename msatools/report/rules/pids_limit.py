@@ -5,15 +5,15 @@
 from collections.abc import Iterator
 
 from msatools.report.model import Severity
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.zombies.model import Limit
 
 _NEAR = 0.9
 _SYSTEM = ("system",)
 
 
-def _when(parts: Parts) -> Iterator[Limit]:
+def _when(parts: ReportParts) -> Iterator[Limit]:
     assert parts.zombies is not None
     for limit in parts.zombies.limits or ():
         if limit.used and limit.max and limit.used >= _NEAR * limit.max:
@@ -32,7 +32,7 @@ def _words(limit: Limit) -> str:
     )
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="pids-limit",
     needs=("zombies",),
     when=_when,

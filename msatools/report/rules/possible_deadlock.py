@@ -2,10 +2,10 @@
 
 """Tasks seem to wait for each other: some owner is only likely."""
 
-from msatools.report.rule import Rule
+from msatools.report.rule import VerdictRule
 from msatools.report.rules.deadlock import deadlocks, evidence, see, tasks_text
 
-RULE = Rule(
+RULE = VerdictRule(
     code="possible-deadlock",
     needs=("locks",),
     when=deadlocks("possible"),

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.locks.report import Inversion, LocksReport
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import pid_text
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _NamedInversion:
     inversion: Inversion
     names: dict[int, str]
 
@@ -24,14 +24,14 @@ def _names(locks: LocksReport) -> dict[int, str]:
     return names
 
 
-def _when(parts: Parts) -> Iterator[_Subject]:
+def _when(parts: ReportParts) -> Iterator[_NamedInversion]:
     assert parts.locks is not None
     names = _names(parts.locks)
     for inversion in parts.locks.inversions:
-        yield _Subject(inversion, names)
+        yield _NamedInversion(inversion, names)
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _NamedInversion) -> str:
     each, names = subject.inversion, subject.names
     return (
         f"{pid_text(each.waiter, names.get(each.waiter))} (priority {each.waiter_pri}) "
@@ -40,7 +40,7 @@ def _words(subject: _Subject) -> str:
     )
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="priority-inversion",
     needs=("locks",),
     when=_when,

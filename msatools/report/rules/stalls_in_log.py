@@ -9,8 +9,8 @@ from msatools.report.causes import Cause
 from msatools.report.events import Event
 from msatools.report.frames import faulting
 from msatools.report.model import Severity
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import ago, cause_text, count_text
 
 CODES: dict[str, tuple[Cause, ...]] = {
@@ -25,9 +25,9 @@ _RECENT_NS = 60_000_000_000
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _LoggedStalls:
     events: list[Event]
-    parts: Parts
+    parts: ReportParts
 
     @property
     def goes_on(self) -> bool:
@@ -36,24 +36,26 @@ class _Subject:
         return now is None or now - last < _RECENT_NS
 
 
-def _when(causes: tuple[Cause, ...]) -> Callable[[Parts], Iterator[_Subject]]:
-    def when(parts: Parts) -> Iterator[_Subject]:
+def _when(
+    causes: tuple[Cause, ...],
+) -> Callable[[ReportParts], Iterator[_LoggedStalls]]:
+    def when(parts: ReportParts) -> Iterator[_LoggedStalls]:
         found = [
             event
             for event in parts.events
             if event.cause in causes and not event.is_panic
         ]
         if found:
-            yield _Subject(found, parts)
+            yield _LoggedStalls(found, parts)
 
     return when
 
 
-def _severity(subject: _Subject) -> Severity:
+def _severity(subject: _LoggedStalls) -> Severity:
     return "critical" if subject.goes_on else "warning"
 
 
-def _words(subject: _Subject) -> str:
+def _words(subject: _LoggedStalls) -> str:
     last = subject.events[-1]
     times = count_text(len(subject.events), "time")
     when = ago(subject.parts, last.time_ns)
@@ -63,7 +65,7 @@ def _words(subject: _Subject) -> str:
     return f"{at}{cause_text(last.cause)}{place}, reported {times}, last {when}"
 
 
-def _evidence(subject: _Subject) -> Iterator[str]:
+def _evidence(subject: _LoggedStalls) -> Iterator[str]:
     last = subject.events[-1]
     yield last.message
     for trace in last.backtraces[:3]:
@@ -74,7 +76,7 @@ def _evidence(subject: _Subject) -> Iterator[str]:
 
 
 RULES = tuple(
-    Rule(
+    VerdictRule(
         code=code,
         needs=(),
         when=_when(causes),

@@ -4,8 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.report.parts import Parts
-from msatools.report.rule import Rule
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text, pid_text
 from msatools.reports.units import duration
 from msatools.zombies.model import ZombieGroup
@@ -17,7 +17,7 @@ _OLD_NS = 10_000_000_000
 """A busy parent may reap many at a time, every few seconds."""
 
 
-def _when(parts: Parts) -> Iterator[ZombieGroup]:
+def _when(parts: ReportParts) -> Iterator[ZombieGroup]:
     assert parts.zombies is not None
     for group in parts.zombies.groups:
         if group.count >= MANY and group.max_age_ns >= _OLD_NS:
@@ -32,7 +32,7 @@ def _words(group: ZombieGroup) -> str:
     )
 
 
-RULE = Rule(
+RULE = VerdictRule(
     code="zombies",
     needs=("zombies",),
     when=_when,
