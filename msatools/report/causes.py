@@ -68,10 +68,10 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     (r"BUG: \S+ stack guard page was hit", "stack-overflow"),
     (r"BUG: stack guard page was hit", "stack-overflow"),
     (r"(kernel|Insufficient) stack (overflow|space)", "stack-overflow"),
-    (r"general protection fault", "protection-fault"),
+    (r"(Oops: )?general protection fault", "protection-fault"),
     # lib/bug.c
     (r"kernel BUG at ", "bug"),
-    (r"divide error: ", "divide-error"),
+    (r"(Oops: )?divide error: ", "divide-error"),
     (r"BUG: (KASAN|KFENCE|KMSAN|KCSAN): ", "memory-error"),
     # kernel/watchdog.c, kernel/watchdog_perf.c
     (r"(watchdog: )?BUG: soft lockup", "soft-lockup"),
@@ -83,12 +83,12 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     (r"INFO: task .* blocked (in I/O wait )?for more than \d+ seconds", "hung-task"),
     # kernel/workqueue.c
     (r"BUG: workqueue lockup", "workqueue-stall"),
-    (r"WARNING: (CPU: \d+ PID: \d+ )?at ", "warning"),
+    (r"WARNING: (CPU: \d+ PID: \d+ |\S+:\d+ )?at ", "warning"),
     (r"\S.* invoked oom-killer: ", "out-of-memory"),
     (r"BUG: ", "bug"),
     # Any other die(), which follows the lines above for those.
+    (r"(Oops: )?invalid opcode: ", "invalid-opcode"),
     (r"(Internal error: )?Oops\b", "oops"),
-    (r"invalid opcode: ", "invalid-opcode"),
 )
 
 _PANICS: tuple[tuple[str, Cause], ...] = (
@@ -105,6 +105,7 @@ _PANICS: tuple[tuple[str, Cause], ...] = (
     (r"stack-protector: |corrupted stack end detected", "stack-corruption"),
     (r"kernel stack overflow", "stack-overflow"),
     (r".*[Mm]achine check|.*MCE", "machine-check"),
+    (r"Timeout: Not all CPUs entered broadcast exception", "machine-check"),
     (r".*\bNMI\b", "nmi"),
     (r"VFS: Unable to mount root|No working init found", "no-root"),
     (r"KASAN|kfence|.*memory corruption", "memory-error"),

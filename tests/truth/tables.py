@@ -14,6 +14,7 @@ from msatools.commands.cpus import COMMAND as CPUS
 from msatools.commands.locks import COMMAND as LOCKS
 from msatools.commands.memstat import COMMAND as MEMSTAT
 from msatools.commands.prstat import COMMAND as PRSTAT
+from msatools.commands.report import COMMAND as REPORT
 from msatools.commands.zombies import COMMAND as ZOMBIES
 
 from fixtures import lab
@@ -21,6 +22,7 @@ from msatools.cli.command import Command
 from msatools.cli.in_drgn import run_in_drgn
 from tests.support.dumps import open_dump
 from tests.truth import cpus, locks, memstat, prstat, zombies
+from tests.truth import report as report_facts
 from tests.truth.fact import Fact, Verdict, judge
 
 
@@ -88,6 +90,11 @@ TABLES = {
     ),
     "prstat": Facts(
         PRSTAT, prstat.PROCESSES, TASKS, ("--children",), others=OTHER_TASKS
+    ),
+    "report": Facts(
+        REPORT,
+        report_facts.FACTS,
+        ("crashes-null-6.1", "crashes-null-6.12"),
     ),
     "zombies": Facts(
         ZOMBIES,

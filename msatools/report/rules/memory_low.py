@@ -34,8 +34,7 @@ def _when(parts: ReportParts) -> Iterator[MemoryState]:
 
 
 def _severity(memory: MemoryState) -> Severity:
-    is_critical = _is_below_min(memory) and _share(memory) < _VERY_FEW
-    return "critical" if is_critical else "warning"
+    return "critical" if _share(memory) < _VERY_FEW else "warning"
 
 
 def _words(memory: MemoryState) -> str:
