@@ -32,6 +32,7 @@ def _start(
         crash_only=args.fingerprint,
         keep_parts=keep,
         memory_map=args.html is not None,
+        unconfined=getattr(args, "unconfined", False),
     )
     if args.html is not None:
         _check_html(args.html)
@@ -78,6 +79,8 @@ def _keep(report: TriageReport, args: argparse.Namespace) -> None:
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.html is not None and has_interval:
         return "--html: a page is of one moment, and an interval is named"
+    if args.html is not None and getattr(args, "sandbox", False):
+        return "--html: no file is written with --sandbox"
     return None
 
 
@@ -144,4 +147,6 @@ COMMAND = Command(
     compared=_COMPARED,
     recorded=Recorded(model=_model, lacks=_lacks),
     keep=_keep,
+    writes=lambda args: args.html is not None,
+    sandboxed=True,
 )

@@ -17,3 +17,6 @@ class ReportOptions:
 
     memory_map: bool = False
     """Make a map of memory."""
+
+    unconfined: bool = False
+    """Whether the dump is read outside of the sandbox for want of seccomp."""

@@ -80,6 +80,12 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
     def report(self, progress: Progress) -> TriageReport:
         """Report what happened until now, and what is wrong now."""
         with self._reporting():
+            if self._options.unconfined:
+                self._losses.note(
+                    "no-sandbox",
+                    "the dump was read without a sandbox, which needs python3-seccomp "
+                    "or pyseccomp",
+                )
             parts = self._read(progress)
             self._losses.coverage["parts"] = len(SECTIONS) - len(
                 {*SECTIONS} & {*parts.errors}
