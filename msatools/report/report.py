@@ -37,6 +37,7 @@ from msatools.target.describe import describe
 from msatools.target.errors import TargetError, absurd_data_refused
 from msatools.target.kcore import MovedError
 from msatools.target.model import Target
+from msatools.tasks.table import tasks_read_once
 from msatools.zombies.zombies import collect_zombies
 
 T = TypeVar("T")
@@ -152,13 +153,14 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             ),
         }
         found: dict[str, object] = {}
-        for done, (name, read) in enumerate(readers.items(), 1):
-            progress(done, _STEPS)
-            part = self._part(name, read, errors)
-            if isinstance(part, Report):
-                self._add(part)
-            if part is not None:
-                found[name] = part
+        with tasks_read_once(prog):
+            for done, (name, read) in enumerate(readers.items(), 1):
+                progress(done, _STEPS)
+                part = self._part(name, read, errors)
+                if isinstance(part, Report):
+                    self._add(part)
+                if part is not None:
+                    found[name] = part
         whole = found.get("prstat")
         if isinstance(whole, RecordedPrstat):
             found["prstat"] = choose(whole, Options())

@@ -88,6 +88,7 @@ def waits_text(parts: "ReportParts", pid: int) -> str:
         return "-"
     for wait in parts.locks.waits:
         if wait.tgid == pid:
-            what = wait.lock or wait.caller or wait.task_class
-            return f"thread {wait.pid} {wait.state} {duration(wait.age_ns)} in {what}"
+            what = " for ".join(each for each in (wait.caller, wait.lock) if each)
+            age = duration(wait.age_ns)
+            return f"thread {wait.pid} {wait.state} {age} in {what or wait.task_class}"
     return "it is runnable"

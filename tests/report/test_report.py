@@ -20,6 +20,7 @@ from msatools.report import report as report_module
 from msatools.report.model import SECTIONS, TriageReport
 from msatools.report.report import collect_report
 from msatools.target import Opened, TargetSpec, open_target
+from msatools.tasks.table import TaskReader
 from tests.support import overlay
 from tests.support.calls import CORE, call
 
@@ -128,6 +129,26 @@ def test_absurd_data_end_one_part(
     assert ran.status == 0
     assert type(error).__name__ in ran.json["sections"]["locks"]["error"]
     assert "Traceback" not in ran.err
+
+
+# --- what it costs
+
+
+def test_tasks_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = []
+    walk = TaskReader._walk
+
+    def counted(self: TaskReader, losses: LossLog) -> object:
+        walks.append(self)
+        return walk(self, losses)
+
+    monkeypatch.setattr(TaskReader, "_walk", counted)
+    found = opened(CRASHED)
+    made = collect_report(found.prog, target=found.target)
+    assert len(walks) == 1
+    assert made.sections["prstat"].summary
+    assert collect_report(found.prog, target=found.target).verdicts == made.verdicts
+    assert len(walks) == 2
 
 
 # --- the command
