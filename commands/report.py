@@ -135,7 +135,7 @@ COMMAND = Command(
         rows(" of verdicts"),
     ),
     examples=(
-        ("", "why it died, what is wrong, and what to look at next"),
+        ("-v", "with whole stacks"),
         ("--html report.html", "one file for the ticket"),
         ("--fingerprint", "the same for the same fault, on any build"),
         ("--full", "the first page of each command behind it"),

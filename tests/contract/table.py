@@ -830,7 +830,7 @@ REPORT = Row(
     options=frozenset({"--full", "--html", "--fingerprint", "-n"}),
     asked=("-v", "--full", "-n 3"),
     no_json=("--fingerprint",),
-    naming=("--full",),
+    naming=(),  # of a machine that is well, JSON names no task
     wrong={
         "--html": "expected one argument",
         "--html x.html 5": "--html: a page is of one moment, and an interval is named",
@@ -884,7 +884,7 @@ REPORT = Row(
         "next": [{"command": str, "why": str}],
     },
     payload_of_interval={},
-    rich="crashes-null-6.12",
+    rich="crashes-oom-group-6.12",
     damage=_lose_task,
     damaged="lists_broken",
     lost={

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 from drgn import FaultError, sizeof
+from drgn.helpers.linux.pid import find_task
 from msatools.commands.report import COMMAND
 
 from fixtures import lab
@@ -182,6 +183,19 @@ def test_full_has_each_command() -> None:
     ran = call(COMMAND, "--full", CORE)
     heads = re.findall(r"^--- msa-(\w+)$", ran.out, re.MULTILINE)
     assert {*heads} == {*NAMES} - {"report"} & {*SECTIONS}
+
+
+def test_names_are_escaped() -> None:
+    def renamed(spec: TargetSpec) -> Opened:
+        found = open_target(TargetSpec(path=CORE, types="btf"))
+        name = find_task(found.prog, 210).comm.address_
+        overlay.put(found.prog, name, b"a\x1b[31m\n[b]".ljust(16, b"\0"))
+        return found
+
+    ran = call(COMMAND, "--full", CORE, opening=renamed)
+    assert (ran.status, ran.err) == (0, "")
+    assert "a\\x1b[31m\\x0a[b]" in ran.out
+    assert all(line.isprintable() for line in ran.out.splitlines())
 
 
 @pytest.mark.skipif(binding() is None, reason="no seccomp")
