@@ -111,7 +111,7 @@ SCENARIOS: Mapping[str, Expected] = {
     "crashes-oom-victim": Expected(
         died=Died(cause="sysrq", function="sysrq_handle_crash"),
         critical=_codes("out-of-memory"),
-        words={"out-of-memory": "cm_hang"},
+        words={"out-of-memory": "for completion"},
         may=_codes("cgroup-at-limit", "hung-tasks"),
     ),
     "watchdogs-soft": _stall("soft-lockup", "sm_spin_on", "cpu-stalled"),
