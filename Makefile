@@ -14,8 +14,10 @@ SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 .PHONY: demo test test-fast test-live test-long test-matrix golden schema docs mutants \
 	lint dist deb test-dist bench fuzz clean
 
-# msa-memstat's table of a real dump, which is small enough to be kept here.
+# What there is to say of a real dump, which is small enough to be kept here.
 demo: $(INSTALLED)
+	$(BIN)/msa-report --types btf fixtures/demo/linux-6.12.kdump
+	@echo
 	$(BIN)/msa-memstat --types btf fixtures/demo/linux-6.12.kdump
 
 # What is pure, the demo cores, and dumps of real kernels.

@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from msatools.registry import NAMES
 
 DEFAULT = "report"
-"""The command that ``msa TARGET`` runs, once there is one of that name."""
+"""The command that ``msa TARGET`` runs."""
+
+TARGET = 1
+"""Exit status if the target cannot be opened."""
 
 USAGE = 2
 """Exit status for wrong usage."""
@@ -46,9 +49,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if first in NAMES:
         return run(first, words[1:])
-    if DEFAULT in NAMES and (_is_argument(first) or os.path.exists(first)):
+    if not words and os.geteuid() and _is_terminal():
+        return _introduce()
+    if _is_argument(first) or os.path.exists(first):
         return run(DEFAULT, words)
     return _refuse(first)
+
+
+def _is_terminal() -> bool:
+    """Return whether someone is there to read what there is to do."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _introduce() -> int:
+    """Say what a user who may not read the running kernel can do."""
+    for line in (
+        "this machine, what is wrong with it: sudo msa",
+        "a crash dump, what happened: msa VMCORE; a QEMU guest: msa --qemu SOCKET",
+        f"one thing at a time: msa {'|'.join(NAMES)}; all: msa --help",
+    ):
+        _fail(line, TARGET)
+    return TARGET
 
 
 def _is_argument(word: str) -> bool:
@@ -75,9 +96,10 @@ def _print(text: str) -> int:
 def _help() -> str:
     from msatools.registry import load
 
-    lines = ["USAGE: msa COMMAND [OPTION...] [TARGET] [INTERVAL [COUNT]]"]
-    if DEFAULT in NAMES:
-        lines.append(f"USAGE: msa [OPTION...] [TARGET]   as msa {DEFAULT}")
+    lines = [
+        f"USAGE: msa [OPTION...] [TARGET]   as msa {DEFAULT}",
+        "USAGE: msa COMMAND [OPTION...] [TARGET] [INTERVAL [COUNT]]",
+    ]
     width = max(map(len, NAMES))
     lines += (
         "look into a Linux kernel: a crash dump, or the one that is running",
@@ -98,16 +120,10 @@ def _help() -> str:
 
 def _refuse(word: str) -> int:
     """Say why a word is not accepted, and what is."""
-    names = ", ".join(NAMES)
-    if not word or word[0] == "-":
-        what = f"{word}: not an option of msa itself" if word else "no command is named"
-        return _fail(f"{what}; name one of {names}; see msa --help", USAGE)
-    if DEFAULT not in NAMES and (_is_argument(word) or os.path.exists(word)):
-        what = f"{word}: name a command before the target: one of {names}"
-        return _fail(f"{what}; see msa --help", USAGE)
     from difflib import get_close_matches
 
     nearest = get_close_matches(word, NAMES, 1)
+    names = ", ".join(NAMES)
     advice = f"did you mean {nearest[0]}?" if nearest else f"name one of {names}"
     return _fail(f"{word}: no such command or file; {advice}; see msa --help", USAGE)
 

@@ -16,6 +16,7 @@ NAMES = (
     "locks",
     "memstat",
     "prstat",
+    "report",
     "whatis",
     "zombies",
 )

@@ -325,6 +325,8 @@ def test_opened_target(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) ->
         raise TargetError("it", "is not there", "do not look")
 
     monkeypatch.setattr("msatools.cli.execution.be_nice", lambda: niced.append(1))
+    # Else another process would open it.
+    monkeypatch.setattr("msatools.cli.sandbox.binding", lambda: None)
     ran = call(row.command, *words.split(), opening=refuse)
     assert found == [OPENED[words]]
     assert ran == Ran(1, "", f"msa-{row.name}: it: is not there; do not look\n")

@@ -25,7 +25,7 @@ LAYERS = (
     ("locks",),
     ("prstat", "zombies", "cpus", "whatis"),
     ("query",),
-    ("selfcheck",),
+    ("report", "selfcheck"),
 )
 """Packages that read a kernel, lowest first. Packages of one layer are independent."""
 

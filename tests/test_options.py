@@ -180,6 +180,16 @@ TRIED = {
         untried={"--waits": "nobody waits for a lock there"},
         alike=with_json("-v"),
     ),
+    "report": Tried(
+        selecting=(),
+        others=("--full", "--fingerprint", "-n 1", "-v", "--json"),
+        untried={"--html": "it writes a file, and what it prints is the same"},
+        alike={
+            ("-n 1", "--full"): "there is one verdict",
+            ("-n 1", "-v"): "there is one verdict",
+            **with_json("-v"),
+        },
+    ),
     "zombies": Tried(
         selecting=("-p 203", "--parent 1", "--cgroup /service", "-u 1000"),
         others=(

@@ -154,6 +154,10 @@ class Command(Generic[R]):
     problems: Callable[[R], bool] = _is_incomplete
     """Returns whether something was missing or unreadable, or a check failed."""
 
+    sandboxed: bool = False
+    """Whether dumps are read in the sandbox without being asked for it, if the list of
+    system calls can be enforced."""
+
     excluded: tuple[Excluded, ...] = ()
     """Options without effect, by the option that makes them so."""
 
@@ -164,6 +168,9 @@ class Command(Generic[R]):
     keep: Callable[[R, argparse.Namespace], None] = lambda *_: None
     """``keep(report, args)``: writes the files requested for each report; raises
     OutputError."""
+
+    writes: Callable[[argparse.Namespace], bool] = lambda _: False
+    """Returns whether files are requested, which :attr:`keep` writes."""
 
     compared: "tuple[DiffRows, ...]" = ()
     """Tables that ``--diff`` compares row by row."""

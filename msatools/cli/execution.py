@@ -61,13 +61,29 @@ def execute(
     spec = target_spec(args, words)
     refuse_in_sandbox(args, parser, is_live=spec.is_live)
     check(command, args, words)
-    if args.sandbox:
+    if args.sandbox or _is_confined(command, spec, args):
         # It is rarely asked for, and slow to import.
         from msatools.cli.sandbox import in_sandbox
 
         work = partial(_sandboxed, command, spec, args, words)
         return in_sandbox(f"msa-{command.name}", str(spec.path), work)
     return _report(command, spec, args, words)
+
+
+def _is_confined(
+    command: Command[R], spec: TargetSpec, args: argparse.Namespace
+) -> bool:
+    """Return whether a command reads the target in the sandbox by default.
+
+    It does not if something is asked for that the sandbox takes away.
+    """
+    takes_more = args.debuginfod or args.record is not None or command.writes(args)
+    if not command.sandboxed or spec.is_live or spec.qemu or takes_more:
+        return False
+    from msatools.cli.sandbox import binding
+
+    args.unconfined = binding() is None
+    return not args.unconfined
 
 
 def _sandboxed(

@@ -24,10 +24,12 @@ class Loss(str, Enum):
     CPUS = "cpus_unreadable"
     LISTS = "lists_broken"
     LOAD = "load_unreadable"
+    LOG = "log_unreadable"
     MASKS = "cpumasks_unreadable"
     MODULES = "modules_unreadable"
     NAMES = "names_unreadable"
     NODES = "nodes_unreadable"
+    PARTS = "parts_lost"
     SYMBOLS = "symbols_unreadable"
     TREES = "trees_broken"
     TYPES = "types_unreadable"
@@ -127,6 +129,7 @@ _STEADY = frozenset(
         Loss.LIMITS,
         Loss.LISTS,
         Loss.LOAD,
+        Loss.LOG,
         Loss.MASKS,
         Loss.MODULES,
         Loss.NODES,
@@ -134,6 +137,7 @@ _STEADY = frozenset(
         Loss.PAGES,
         Loss.PAGE_BLOCKS,
         Loss.PAGE_TABLES,
+        Loss.PARTS,
         Loss.PCP_LISTS,
         Loss.RUN_QUEUES,
         Loss.SECTION_TABLE,

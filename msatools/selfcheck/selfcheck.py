@@ -33,6 +33,17 @@ CHECKS: dict[str, Sequence[Check]] = {
     ),
     "locks": (*tasks.ALL, *locks.CHECKS, *reading.STACKS, *reading.CHECKS),
     "zombies": (*tasks.ALL, *tasks.DEAD, *reading.CHECKS),
+    "report": (
+        *memory.CHECKS,
+        *tasks.ALL,
+        *tasks.DEAD,
+        *tasks.LIVES,
+        *tasks.QUEUED,
+        *locks.CHECKS,
+        *cpus.CHECKS,
+        *reading.STACKS,
+        *reading.CHECKS,
+    ),
     "cpus": (*cpus.CHECKS, *tasks.QUEUED, *reading.CHECKS),
 }
 """The checks of each command, those that concern others as well included."""

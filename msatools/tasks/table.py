@@ -7,6 +7,7 @@ kernel does not have: see :meth:`TaskTable.has`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -36,6 +37,9 @@ COUNTS = ("pcount", "nvcsw", "nivcsw", "migrations", "min_flt", "maj_flt")
 
 _COMM_BYTES = 16
 """``TASK_COMM_LEN`` (include/linux/sched.h)."""
+
+_SHARED = "msatools.shared_tasks"
+"""Key of the program's cache."""
 
 _BATCH = 256
 """Tasks read before they are reduced to their columns: some 5 KiB each."""
@@ -166,6 +170,30 @@ class TaskTable:
         return leads
 
 
+@dataclass(frozen=True)
+class _WholeTable:
+    """All threads of a dump, and what was lost of them."""
+
+    table: TaskTable
+    losses: LossLog
+
+
+@contextmanager
+def tasks_read_once(prog: drgn.Program) -> Iterator[None]:
+    """Have several reports on a dump share one reading of all threads.
+
+    On a running kernel each report reads its own, as they change meanwhile.
+    """
+    if prog.flags & drgn.ProgramFlags.IS_LIVE:
+        yield
+        return
+    prog.cache[_SHARED] = list[_WholeTable]()
+    try:
+        yield
+    finally:
+        del prog.cache[_SHARED]
+
+
 class TaskReader:
     """Reads tasks of one kernel, by its layout of ``struct task_struct``."""
 
@@ -209,9 +237,19 @@ class TaskReader:
     def read_all(self, losses: LossLog) -> TaskTable:
         """Read every thread but the idle tasks.
 
-        A damaged list is noted, and read up to the damage.
+        A damaged list is noted, and read up to the damage. Within
+        :func:`tasks_read_once` the first of several readers reads for all.
         """
-        return self._table(self._walk(losses), losses)
+        known: list[_WholeTable] | None = self._reader.prog.cache.get(_SHARED)
+        if known is None:
+            return self._table(self._walk(losses), losses)
+        if not known:
+            own = LossLog()
+            known.append(_WholeTable(self._table(self._walk(own), own), own))
+        losses.add(known[0].losses)
+        table = known[0].table
+        # Readers fill in names.
+        return TaskTable(table.records.copy(), table.columns)
 
     def read_named(self, pids: Iterable[int] | None, losses: LossLog) -> TaskTable:
         """Read the threads with some PIDs, looked up directly; all if ``None``.

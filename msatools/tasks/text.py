@@ -27,7 +27,7 @@ class KernelText:
         self._kernel = _bounds(reader.prog)
         self._modules = CodeModules(reader, losses)
         self._functions: SortedSymbols | None = None
-        self._names: dict[int, str | None] = {}
+        self._found: dict[int, drgn.Symbol | None] = {}
 
     def in_kernel(self, address: int) -> bool:
         """Return whether an address is in the code of the kernel proper."""
@@ -38,12 +38,17 @@ class KernelText:
         return self._modules.find(address)
 
     def name(self, address: int) -> str | None:
-        """Return the symbol of the function at an address; ``None`` if not found."""
-        if address not in self._names:
-            self._names[address] = self._find_name(address)
-        return self._names[address]
+        """Return the name of the function at an address; ``None`` if not found."""
+        symbol = self.symbol(address)
+        return None if symbol is None else symbol.name
 
-    def _find_name(self, address: int) -> str | None:
+    def symbol(self, address: int) -> drgn.Symbol | None:
+        """Return the symbol of the function at an address; ``None`` if not found."""
+        if address not in self._found:
+            self._found[address] = self._find(address)
+        return self._found[address]
+
+    def _find(self, address: int) -> drgn.Symbol | None:
         if self.in_kernel(address):
             return self._find_in_kernel(address)
         # With debug info of vmlinux only, drgn has no symbols of modules; without debug
@@ -53,21 +58,21 @@ class KernelText:
             return None
         symbols = self._modules.symbols(module)
         found = symbols(self._reader.prog, None, address, True)
-        return found[0].name if found else None
+        return found[0] if found else None
 
-    def _find_in_kernel(self, address: int) -> str | None:
+    def _find_in_kernel(self, address: int) -> drgn.Symbol | None:
         prog = self._reader.prog
         finder = finders_of(prog).symbols if is_served_by_btf(prog) else None
         if finder:
             found = finder(prog, None, address, True)
             if not found or not _BORDER.fullmatch(found[0].name):
-                return found[0].name if found else None
+                return found[0] if found else None
         if self._functions is None:
             symbols = finder(prog, None, None, False) if finder else prog.symbols()
             self._functions = SortedSymbols(symbols, self._kernel)
         # By the symbol before it, as the kernel names it.
         named, _ = self._functions.before(address)
-        return max(named, key=_fitness).name if named else None
+        return max(named, key=_fitness) if named else None
 
 
 def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:

@@ -24,6 +24,7 @@ from tests.bench import (
     queries,
     startup,
     tasks,
+    verdicts,
     views,
     workers,
     zombies,
@@ -60,6 +61,8 @@ def main() -> int:
     startup.compare(args.rounds)
     print()
     tasks.compare(args.rounds)
+    print()
+    verdicts.compare()
     print()
     locks.compare(args.rounds, args.drgn_tools)
     print()

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from drgn import Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
-from msatools.commands import cpus, locks, memstat, prstat, whatis, zombies
+from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zombies
 
 from msatools.cli.command import Command
 from msatools.cpus import model as cpus_model
@@ -17,6 +17,8 @@ from msatools.cpus.stalls import model as stalls_model
 from msatools.locks.base.lock import LockTypeName
 from msatools.locks.io.model import Stage
 from msatools.memory.pages.classes import CLASSES
+from msatools.report.causes import Cause
+from msatools.report.model import SECTIONS
 from msatools.tasks.classes import TaskClass
 from msatools.whatis import model as whatis_model
 from msatools.zombies.model import Verdict
@@ -973,6 +975,79 @@ PRSTAT = Row(
 
 VERDICT = frozenset(get_args(Verdict))
 
+REPORT = Row(
+    command=report.COMMAND,
+    options=frozenset({"--full", "--html", "--fingerprint", "-n"}),
+    asked=("-v", "--full", "-n 3"),
+    no_json=("--fingerprint",),
+    naming=(),  # of a machine that is well, JSON names no task
+    wrong={
+        "--html": "expected one argument",
+        "--html x.html 5": "--html: a page is of one moment, and an interval is named",
+        "-n 0": "not a positive number: '0'",
+        "-n many": "not a number: 'many'",
+        "--fingerprint --full": "--full: no effect with --fingerprint",
+        "--fingerprint --json": "--fingerprint: no effect with --json",
+        "--fingerprint --html x": "--html: no effect with --fingerprint",
+        "--full --json": "--full: no effect with --json",
+        "--record x --full": "--full: recordings do not have it",
+    },
+    payload={
+        "machine": {
+            "host": WORDS,
+            "build": WORDS,
+            "uptime_ns": NS,
+            "time_ns": NS,
+            "cpus": COUNT,
+            "ram_bytes": COUNT,
+            "load": ([float], NONE),
+            "taints": WORDS,
+        },
+        "verdicts": [
+            {
+                "code": Matching("[a-z-]+"),
+                "severity": frozenset({"critical", "warning", "info"}),
+                "confidence": frozenset({"exact", "likely", "evidence"}),
+                "text": str,
+                "evidence": [str],
+                "see": str,
+            }
+        ],
+        "crash": (
+            {
+                "cause": frozenset(get_args(Cause)),
+                "message": WORDS,
+                "function": WORDS,
+                "module": WORDS,
+                "taints": WORDS,
+                "cpu": COUNT,
+                "pid": COUNT,
+                "comm": WORDS,
+                "frames": [str],
+                "fingerprint": Matching("[0-9a-f]{16}"),
+                "time_ns": NS,
+            },
+            NONE,
+        ),
+        "log": [str],
+        "sections": Map({"summary?": str, "error?": str}, frozenset({*SECTIONS})),
+        "next": [{"command": str, "why": str}],
+    },
+    payload_of_interval={},
+    rich="crashes-oom-group-6.12",
+    damage=_lose_task,
+    damaged="lists_broken",
+    lost={
+        "log_unreadable": (True, True),
+        "parts_lost": (True, True),
+        "lists_broken": (True, True),
+        "tasks_unreadable": (True, True),
+        "clocks_unreadable": (True, True),
+        "parts": (False, False),
+        "reads": (False, False),
+    },
+)
+
 ZOMBIES = Row(
     command=zombies.COMMAND,
     options=frozenset(
@@ -1226,4 +1301,4 @@ WHATIS = Row(
     },
 )
 
-ROWS = (CPUS, LOCKS, MEMSTAT, PRSTAT, WHATIS, ZOMBIES)
+ROWS = (CPUS, LOCKS, MEMSTAT, PRSTAT, REPORT, WHATIS, ZOMBIES)

@@ -14,6 +14,7 @@ from msatools.commands.cpus import COMMAND as CPUS
 from msatools.commands.locks import COMMAND as LOCKS
 from msatools.commands.memstat import COMMAND as MEMSTAT
 from msatools.commands.prstat import COMMAND as PRSTAT
+from msatools.commands.report import COMMAND as REPORT
 from msatools.commands.whatis import COMMAND as WHATIS
 from msatools.commands.zombies import COMMAND as ZOMBIES
 
@@ -33,6 +34,7 @@ from tests.truth import (
     zombies,
 )
 from tests.truth import io as io_in_flight
+from tests.truth import report as report_facts
 from tests.truth.fact import Fact, Verdict, judge
 
 
@@ -140,6 +142,11 @@ TABLES = {
         branches=True,  # slabs, page types, areas of vmalloc, reverse mappings
         others=("memory-6.12arm64", "memory-6.12rt"),
         asks=whatis.asks,
+    ),
+    "report": Facts(
+        REPORT,
+        report_facts.FACTS,
+        ("crashes-null-6.1", "crashes-null-6.12"),
     ),
     "zombies": Facts(
         ZOMBIES,

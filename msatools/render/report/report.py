@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Renders the report of msa-report: the front page, and all reports behind it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from msatools.render.blocks import Block, Items, More, Span, Style, Text, one_line, text
+from msatools.render.cells import plural
+from msatools.render.header import header, notes
+from msatools.report.model import (
+    CrashDetails,
+    Machine,
+    ReportSection,
+    Severity,
+    TriageReport,
+    TriageVerdict,
+)
+from msatools.report.words import cause_text, function_text, who_text
+from msatools.reports.units import duration, size
+from msatools.target.model import Target
+
+VERDICTS = 10
+"""Verdicts that are shown by default."""
+
+_FRAMES = 12
+_STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
+_DOUBT = {"exact": "", "likely": ", likely", "evidence": ", by signs"}
+
+
+def blocks(
+    report: TriageReport,
+    *,
+    rows: int | None = None,
+    verbose: bool = False,
+    full: bool = False,
+) -> Iterator[Block]:
+    """Yield the blocks of an ``msa-report`` report.
+
+    :param rows: Maximum number of verdicts, if not the default.
+    :param verbose: Whether to show whole stacks.
+    :param full: Whether the first page of each command follows.
+    """
+    # The crash has its own lines.
+    yield from header(replace(report.target, crash=None), verbose=verbose)
+    yield text(machine_text(report.machine, report.target))
+    if report.crash is not None:
+        yield from _crash(report.crash, verbose)
+    yield from _verdicts(report, rows)
+    yield text()
+    for name, section in report.sections.items():
+        yield from _section(name, section)
+    if report.next:
+        yield text()
+        yield text(Span("NEXT", "title"))
+        for step in report.next:
+            yield text(f"  {step.command}", Span(f"   # {step.why}", "dim"))
+    if report.log:
+        yield text()
+        yield text(Span("LOG, the last lines that matter", "title"))
+        for line in report.log:
+            yield one_line(f"  {line}")
+    yield from notes(report)
+    if full and report.parts is not None:
+        yield from _full(report)
+
+
+def crash_text(report: TriageReport) -> str:
+    """Return the fingerprint of the crash, or that there was none."""
+    if report.crash is None:
+        return "the kernel has not crashed"
+    return report.crash.fingerprint
+
+
+def machine_text(machine: Machine, target: Target) -> str:
+    """Return a line on the machine: its name, and how long it ran."""
+    words = [machine.host or "-"]
+    if machine.uptime_ns is not None:
+        words.append(f"up {duration(machine.uptime_ns)}")
+    if machine.cpus is not None:
+        words.append(plural(machine.cpus, "CPU"))
+    if machine.ram_bytes is not None:
+        words.append(size(machine.ram_bytes))
+    if machine.load is not None:
+        words.append("load " + " ".join(f"{each:.2f}" for each in machine.load))
+    if machine.time_ns is not None:
+        when = _time_of_day(machine.time_ns)
+        words.append(f"now {when}" if target.live else f"stopped {when}")
+    if machine.taints:
+        words.append(f"tainted {machine.taints}")
+    return ", ".join(words)
+
+
+def _time_of_day(time_ns: int) -> str:
+    try:
+        then = datetime.fromtimestamp(time_ns // 10**9, timezone.utc)
+    except (OverflowError, OSError, ValueError):
+        return "-"
+    return f"{then:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
+    place = f" in {function_text(crash)}" if crash.function else ""
+    words = f"CRASHED: {cause_text(crash.cause)}{place}"
+    yield text(Span(words, "bad"), f"  {who_text(crash)}")
+    if crash.message is not None:
+        yield text(f"  {crash.message}")
+    frames = crash.frames if verbose else crash.frames[:_FRAMES]
+    for frame in frames:
+        yield one_line(f"    {frame}")
+    if left := len(crash.frames) - len(frames):
+        yield text(Span(f"    … {plural(left, 'more frame')}: -v shows them", "dim"))
+    yield text(Span(f"  fingerprint {crash.fingerprint}", "dim"))
+
+
+def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
+    yield text()
+    # That of the crash is said above.
+    found = [verdict for verdict in report.verdicts if verdict.code != "panic"]
+    if not found:
+        else_ = " else" if report.crash is not None else ""
+        yield text(f"Nothing{else_} is wrong by the rules that could be tested.")
+        return
+    shown = found[: rows or VERDICTS]
+    left = len(found) - len(shown)
+    more = More("verdict", left, is_chosen=rows is not None)
+    yield Items([[*_verdict(verdict)] for verdict in shown], more)
+
+
+def _verdict(verdict: TriageVerdict) -> Iterator[Text]:
+    label = f"{verdict.severity}{_DOUBT[verdict.confidence]}: {verdict.code}"
+    yield text(Span(label, _STYLES[verdict.severity]), f"  {verdict.text}")
+    for fact in verdict.evidence:
+        yield one_line(f"    {fact}")
+
+
+def _section(name: str, section: ReportSection) -> Iterator[Text]:
+    if section.error is not None:
+        yield text(Span(f"{name}: {section.error}", "warn"))
+    else:
+        yield text(Span(f"{name}: ", "title"), section.summary or "-")
+
+
+def _full(report: TriageReport) -> Iterator[Block]:
+    """Yield the first page of each command."""
+    parts = report.parts
+    assert parts is not None
+    for name, page in pages(report):
+        yield text()
+        yield text(Span(f"--- msa-{name}", "title"))
+        yield from page
+
+
+def pages(report: TriageReport) -> Iterator[tuple[str, Iterator[Block]]]:
+    """Yield the name and the first page of each command that has a report."""
+    # What follows is in few reports, and slow to import.
+    from msatools.render.cpus.report import blocks as cpus
+    from msatools.render.locks.report import blocks as locks
+    from msatools.render.memstat.report import blocks as memstat
+    from msatools.render.prstat.report import blocks as prstat
+    from msatools.render.zombies.report import blocks as zombies
+
+    parts = report.parts
+    if parts is None:
+        return
+    if parts.memstat is not None:
+        yield "memstat", memstat(replace(parts.memstat, by=None))
+    if parts.prstat is not None:
+        yield "prstat", prstat(parts.prstat, rows=_PAGE)
+    if parts.locks is not None:
+        yield "locks", locks(parts.locks)
+    if parts.zombies is not None:
+        yield "zombies", zombies(parts.zombies)
+    if parts.cpus is not None:
+        yield "cpus", cpus(parts.cpus)
+
+
+_PAGE = 20
+"""Rows of processes on their first page."""

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Draws who waits for whom: a tree for each root, as a picture.
+
+A root is at the left; to its right are the locks that it holds, and who waits for them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msatools.locks.report import Deadlock, LocksReport, Root
+from msatools.render.locks.wait_graph import WaitGraph
+from msatools.render.locks.words import lock_text
+from msatools.render.memstat.picture import Box, Label, Picture
+from msatools.reports.units import duration
+
+ROOTS = 16
+"""Roots that are drawn, those that block most first."""
+
+_CHILDREN = 6
+"""Waiters of a lock, and locks of an owner, that are drawn; the rest is a number."""
+
+_DEPTH = 6
+_WIDTH, _HEIGHT = 230, 22
+_GAP_X, _GAP_Y = 34, 6
+_MARGIN = 12
+_LETTERS = 32
+"""Characters that a node has room for; the whole text shows on the pointer."""
+
+_COLOURS = {
+    "root": "#f4c7c3",
+    "lock": "#fff0b3",
+    "task": "#d7e3f4",
+    "more": "#eeeeee",
+}
+_LINE = "#888888"
+
+
+@dataclass
+class _Node:
+    text: str
+    kind: str
+    children: list["_Node"] = field(default_factory=list)
+
+
+def wait_picture(report: LocksReport) -> Picture | None:
+    """Draw the roots and deadlocks of a report; ``None`` if it has none."""
+    trees = [*_trees(report)]
+    if not trees:
+        return None
+    drawing = _WaitDrawing()
+    for tree in trees:
+        drawing.add(tree)
+    return drawing.picture()
+
+
+def _trees(report: LocksReport) -> Iterator[_Node]:
+    graph = WaitGraph(report)
+    for deadlock in report.deadlocks[:ROOTS]:
+        yield _cycle(deadlock, graph)
+    for root in report.roots[:ROOTS]:
+        if root.kind != "cycle":
+            yield _root(root, graph)
+
+
+def _cycle(deadlock: Deadlock, graph: WaitGraph) -> _Node:
+    words = "deadlock" if deadlock.confidence == "exact" else "possible deadlock"
+    top = node = _Node(words, "root")
+    for pid, lock in zip(deadlock.pids, deadlock.locks, strict=False):
+        task = _Node(_task(graph, pid), "task")
+        row = graph.locks.get(lock)
+        want = _Node(f"waits for {lock if row is None else lock_text(row)}", "lock")
+        node.children.append(task)
+        task.children.append(want)
+        node = want
+    first = deadlock.pids[0]
+    node.children.append(_Node(f"again {_task(graph, first)}", "more"))
+    return top
+
+
+def _root(root: Root, graph: WaitGraph) -> _Node:
+    who = "" if root.pid is None else f"{root.pid} {root.comm or ''}: "
+    node = _Node(f"{who}{root.reason}", "root")
+    seen = {root.pid}
+    if root.kind == "task" and root.pid is not None:
+        node.children = _held(root.pid, graph, seen, _DEPTH)
+    lock = graph.locks.get(root.lock or "")
+    if lock is not None:
+        node.children.append(
+            _Node(lock_text(lock), "lock", _waiters(lock.waiters, graph, seen, _DEPTH))
+        )
+    elif root.kind == "external":
+        node.children = _waiters(root.waiters, graph, seen, _DEPTH)
+    return node
+
+
+def _held(pid: int, graph: WaitGraph, seen: set[int | None], depth: int) -> list[_Node]:
+    """Return the locks that a task holds, with their waiters."""
+    if not depth:
+        return []
+    held = graph.held.get(pid, ())
+    nodes = [
+        _Node(
+            lock_text(each.lock),
+            "lock",
+            _waiters(each.lock.waiters, graph, seen, depth - 1),
+        )
+        for each in held[:_CHILDREN]
+    ]
+    return [*nodes, *_rest(len(held) - len(nodes))]
+
+
+def _waiters(
+    pids: Sequence[int], graph: WaitGraph, seen: set[int | None], depth: int
+) -> list[_Node]:
+    nodes = []
+    fresh = [pid for pid in pids if pid not in seen]
+    # Those with waiters of their own first.
+    fresh.sort(key=lambda pid: pid not in graph.held)
+    for pid in fresh[:_CHILDREN]:
+        seen.add(pid)
+        nodes.append(_Node(_task(graph, pid), "task", _held(pid, graph, seen, depth)))
+    return [*nodes, *_rest(len(fresh) - len(nodes))]
+
+
+def _rest(left: int) -> list[_Node]:
+    return [_Node(f"{left:,} more", "more")] if left > 0 else []
+
+
+def _task(graph: WaitGraph, pid: int) -> str:
+    wait, comm = graph.waits.get(pid), graph.comm(pid)
+    words = f"{pid} {comm}" if comm else str(pid)
+    return words if wait is None else f"{words} {wait.state} {duration(wait.age_ns)}"
+
+
+class _WaitDrawing:
+    """Places nodes: columns by depth, a row for each leaf."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[str, list[Box]] = {_LINE: []}
+        self._labels: list[Label] = []
+        self._y = _MARGIN
+        self._right = 0
+
+    def add(self, tree: _Node) -> None:
+        self._place(tree, 0)
+        self._y += _HEIGHT
+
+    def _place(self, node: _Node, depth: int) -> int:
+        """Place a node beside its children; return the y of its middle."""
+        x = _MARGIN + depth * (_WIDTH + _GAP_X)
+        middles = [self._place(child, depth + 1) for child in node.children]
+        if middles:
+            middle = middles[0]
+            joint = x + _WIDTH + _GAP_X // 2
+            self._line(x + _WIDTH, middle, _GAP_X // 2, 1)
+            self._line(joint, middle, 1, middles[-1] - middle + 1)
+            for each in middles:
+                self._line(joint, each, _GAP_X - _GAP_X // 2, 1)
+        else:
+            middle = self._y + _HEIGHT // 2
+            self._y += _HEIGHT + _GAP_Y
+        box = Box(x, middle - _HEIGHT // 2, _WIDTH, _HEIGHT)
+        self._boxes.setdefault(_COLOURS[node.kind], []).append(box)
+        self._labels.append(
+            Label(x + 6, middle, _short(node.text), 12, title=node.text)
+        )
+        self._right = max(self._right, x + _WIDTH)
+        return middle
+
+    def _line(self, x: int, y: int, width: int, height: int) -> None:
+        self._boxes[_LINE].append(Box(x, y, width, height))
+
+    def picture(self) -> Picture:
+        width, height = self._right + _MARGIN, self._y + _MARGIN
+        return Picture(width, height, self._boxes, self._labels, "Who waits for whom")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"

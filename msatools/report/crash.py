@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""How a kernel crashed: by its log, its registers and its variables.
+
+The log comes first: it has the kernel's own words, registers and stack. Where it has no
+stack, or is lost, the stack of the crashed task is unwound.
+"""
+
+from collections.abc import Sequence
+
+import drgn
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.traces import stack_trace
+from msatools.report.causes import EXCEPTION, OOPSES, WATCHDOGS, Cause
+from msatools.report.events import PANIC, Backtrace, Event
+from msatools.report.frames import Frame, faulting, fingerprint, plain_name
+from msatools.report.model import CrashDetails
+from msatools.report.oom import OutOfMemory
+from msatools.selfdesc.variables import find_variable
+from msatools.target.model import Target
+from msatools.tasks.text import KernelText
+
+_BATCH_NS = 5_000_000_000
+"""Reports of one check for hung tasks come within so long of the panic."""
+
+_BY_FUNCTION: dict[str, Cause] = {
+    "sysrq_handle_crash": "sysrq",
+    "out_of_memory": "out-of-memory",
+    "watchdog_timer_fn": "soft-lockup",
+    "watchdog_hardlockup_check": "hard-lockup",
+    "watchdog_overflow_callback": "hard-lockup",
+    "rcu_sched_clock_irq": "rcu-stall",
+    "check_hung_uninterruptible_tasks": "hung-task",
+    "handle_stack_overflow": "stack-overflow",
+    "exc_page_fault": "page-fault",
+    "exc_general_protection": "protection-fault",
+    "exc_invalid_op": "bug",
+    "mce_panic": "machine-check",
+    "do_exit": "init-killed",
+}
+"""Causes by a function on the stack, where the log is lost; in this order."""
+
+
+def find_crash(
+    reader: Reader,
+    target: Target,
+    events: Sequence[Event],
+    oom: OutOfMemory | None,
+    losses: LossLog,
+) -> CrashDetails | None:
+    """Return how the kernel crashed; ``None`` if it did not.
+
+    :param events: The events of its log.
+    :param oom: What the log has of the last lack of memory.
+    """
+    panics = [event for event in events if event.is_panic]
+    panic = panics[-1] if panics else None
+    if target.crash is None and (panic is None or target.kind == "kcore"):
+        return None
+    event = _at_fault(panic, events)
+    trace = event.backtrace if event else None
+    frames = list(trace.frames) if trace else []
+    if not frames and panic and (backtrace := panic.backtrace):
+        trace, frames = backtrace, list(backtrace.frames)
+    if not frames:
+        frames = _unwound(reader, losses)
+    cause = event.cause if event else _by_function(frames)
+    at_fault = faulting(frames, cause)
+    first = at_fault[0] if at_fault else None
+    cpu, pid, comm = _who(event, trace, target)
+    constraint = oom.constraint if oom is not None else None
+    message = target.crash.message if target.crash and event is None else None
+    last = panic or event
+    return CrashDetails(
+        cause=cause,
+        message=event.message if event else message,
+        function=plain_name(first.function) if first else None,
+        module=first.module if first else None,
+        taints=read_taints(reader, losses),
+        cpu=cpu,
+        pid=pid,
+        comm=comm,
+        frames=tuple(frame.text for frame in frames),
+        fingerprint=fingerprint(cause, at_fault, constraint),
+        time_ns=last.time_ns if last else None,
+    )
+
+
+def _at_fault(panic: Event | None, events: Sequence[Event]) -> Event | None:
+    """Return the event that the kernel died of, by the panic that it ended in."""
+    if panic is None:
+        # With a capture kernel an oops does not come to panic().
+        oopses = [event for event in events if event.cause in OOPSES]
+        return oopses[-1] if oopses else None
+    before = events[: events.index(panic)]
+    if EXCEPTION.match(panic.message.removeprefix(PANIC)):
+        oopses = [event for event in before if event.cause in OOPSES]
+        return oopses[-1] if oopses else panic
+    same = [event for event in before if event.cause == panic.cause]
+    if panic.cause == "hung-task":
+        last = [each for each in same if each.time_ns >= panic.time_ns - _BATCH_NS]
+        return next(iter(last), panic)
+    if panic.cause in WATCHDOGS or panic.cause == "warning":
+        return same[-1] if same else panic
+    return panic
+
+
+def _who(
+    event: Event | None, trace: Backtrace | None, target: Target
+) -> tuple[int | None, int | None, str | None]:
+    """Return the CPU, and PID and name of the task at fault."""
+    crash = target.crash
+    cpu = (event.cpu if event else None) if trace is None else trace.cpu
+    if cpu is None and crash is not None:
+        cpu = crash.cpu
+    for each in (event, trace, crash):
+        if each is not None and each.pid is not None:
+            return cpu, each.pid, each.comm
+    return cpu, None, None
+
+
+def _by_function(frames: Sequence[Frame]) -> Cause:
+    names = {plain_name(frame.function) for frame in frames}
+    causes = (cause for name, cause in _BY_FUNCTION.items() if name in names)
+    return next(causes, "panic")
+
+
+def _unwound(reader: Reader, losses: LossLog) -> list[Frame]:
+    """Unwind the stack of the crashed task, by its registers in the dump."""
+    prog = reader.prog
+    try:
+        task = prog.crashed_thread().object
+        trace = stack_trace(prog, task) or ()
+    except (LookupError, ValueError, drgn.FaultError):
+        return []
+    text = KernelText(reader, losses)
+    frames = []
+    for frame in trace:
+        if frame.is_inline:
+            continue
+        address = frame.pc if frame.interrupted else frame.pc - 1
+        symbol = text.symbol(address)
+        if symbol is None:
+            continue
+        module = None if text.in_kernel(address) else text.module(address)
+        place = f"{symbol.name}+{frame.pc - symbol.address:#x}"
+        name = None if module is None else module.name
+        where = place if name is None else f"{place} [{name}]"
+        frames.append(Frame(symbol.name, where, name))
+    return frames
+
+
+def read_taints(reader: Reader, losses: LossLog) -> str | None:
+    """Return the letters of the kernel's taints; ``None`` if they cannot be read.
+
+    drgn's helper needs the length of ``taint_flags``, which BTF does not have.
+    """
+    try:
+        mask = int(find_variable(reader.prog, "tainted_mask").value_())
+        flags = find_variable(reader.prog, "taint_flags")
+        letters = [
+            int(flags[bit].c_true.value_()) & 0xFF
+            for bit in range(mask.bit_length())
+            if mask >> bit & 1
+        ]
+    except LookupError:
+        return None
+    except drgn.FaultError as error:
+        losses.note("taints-lost", f"the kernel's taints cannot be read: {error}")
+        return None
+    return "".join(chr(each) if 0x20 < each < 0x7F else "?" for each in letters)

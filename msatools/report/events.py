@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the kernel reported in its log: oopses, warnings, stalls and panics.
+
+Lines of several CPUs may be mixed: each line says which thread or CPU wrote it.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msatools.kernel.printk import LogRecord
+from msatools.report.causes import Cause, event_cause, panic_cause
+from msatools.report.frames import Frame, parse_frame
+
+PANIC = "Kernel panic - not syncing: "
+
+MAX_EVENTS = 256
+"""Events kept, the latest: a machine may warn for days."""
+
+_CPU = re.compile(
+    r"CPU: (?P<cpu>\d+) (?:UID: \d+ )?PID: (?P<pid>\d+) Comm: (?P<comm>.*?) "
+    r"(?:Kdump: loaded )?(?:Not tainted|Tainted: (?P<taints>[A-Z ]+)) +\d"
+)
+_TASK = re.compile(r"task:(?P<comm>.*?)\s+state:\S+\s.*?\bpid:\s*(?P<pid>\d+)")
+_HUNG = re.compile(r"INFO: task (?P<comm>.*):(?P<pid>\d+) blocked ")
+_STUCK = re.compile(
+    r"BUG: soft lockup - CPU#(?P<cpu>\d+) .*\[(?P<comm>.*):(?P<pid>\d+)\]"
+)
+_HARD = re.compile(
+    r"(?:CPU(?P<cpu>\d+): )?Watchdog detected hard LOCKUP(?: on cpu (?P<on>\d+))?"
+)
+_STALLED = re.compile(r"rcu:\s+(?P<cpu>\d+)-\S+ \(")
+_KERNEL_RIP = re.compile(r"(?:RIP: 0010:|pc : )(?P<frame>.*)")
+_USER_RIP = re.compile(r"RIP: 0033:")
+_TRACE = re.compile(r"Call [Tt]race:")
+
+
+@dataclass
+class Backtrace:
+    """The registers and the stack of one CPU or task."""
+
+    cpu: int | None = None
+    pid: int | None = None
+    comm: str | None = None
+    taints: str | None = None
+    at: Frame | None = None
+    """The instruction that was executed, if it was the kernel's."""
+
+    calls: list[Frame] = field(default_factory=list)
+    """The frames that the kernel is sure of, the innermost first."""
+
+    @property
+    def frames(self) -> list[Frame]:
+        """All frames, the innermost first."""
+        return [*([self.at] if self.at else ()), *self.calls]
+
+
+@dataclass
+class Event:
+    """A report of the kernel on one fault."""
+
+    cause: Cause
+    message: str
+    time_ns: int
+    is_panic: bool = False
+    cpu: int | None = None
+    """The CPU at fault, if the message names it."""
+
+    pid: int | None = None
+    comm: str | None = None
+    backtraces: list[Backtrace] = field(default_factory=list)
+
+    @property
+    def backtrace(self) -> Backtrace | None:
+        """The backtrace of the CPU or task at fault, if there is one."""
+        for each in self.backtraces:
+            if self.cpu is not None and each.cpu == self.cpu and each.frames:
+                return each
+        return next((each for each in self.backtraces if each.frames), None)
+
+
+class _EventParser:
+    """Collects the events of a log, line by line."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._open: dict[tuple[int | None, int | None], Backtrace] = {}
+        """The backtrace that each thread or CPU is just writing."""
+
+        self._in_trace: set[tuple[int | None, int | None]] = set()
+
+    def add(self, record: LogRecord, line: str) -> None:
+        writer = record.tid, record.cpu
+        if line.startswith(PANIC):
+            words = line.removeprefix(PANIC)
+            event = Event(panic_cause(words), line, record.time_ns, is_panic=True)
+            self._begin(event, writer)
+        elif (cause := event_cause(line)) and not self._continues(cause, record):
+            self._begin(_event(cause, line, record), writer)
+        elif self.events:
+            self._detail(self.events[-1], writer, line)
+
+    def _continues(self, cause: Cause, record: LogRecord) -> bool:
+        """Return whether a line of die() belongs to the event before."""
+        if cause not in ("oops", "invalid-opcode") or not self.events:
+            return False
+        last = self.events[-1]
+        # A second oops begins with lines of its own.
+        return not last.is_panic and not any(b.frames for b in last.backtraces)
+
+    def _begin(self, event: Event, writer: tuple[int | None, int | None]) -> None:
+        self.events.append(event)
+        del self.events[:-MAX_EVENTS]
+        self._open.pop(writer, None)
+        self._in_trace.discard(writer)
+
+    def _detail(
+        self, event: Event, writer: tuple[int | None, int | None], line: str
+    ) -> None:
+        if found := _CPU.match(line):
+            backtrace = Backtrace(
+                cpu=int(found["cpu"]),
+                pid=int(found["pid"]),
+                comm=found["comm"],
+                taints=found["taints"],
+            )
+            self._new(event, writer, backtrace)
+        elif found := _TASK.match(line):
+            backtrace = Backtrace(pid=int(found["pid"]), comm=found["comm"])
+            self._new(event, writer, backtrace)
+        elif found := _STALLED.match(line):
+            event.cpu = int(found["cpu"]) if event.cpu is None else event.cpu
+        elif _TRACE.match(line):
+            if writer not in self._open:
+                self._new(event, writer, Backtrace())
+            self._in_trace.add(writer)
+        elif writer in self._open:
+            self._frame(writer, line)
+
+    def _new(
+        self, event: Event, writer: tuple[int | None, int | None], trace: Backtrace
+    ) -> None:
+        event.backtraces.append(trace)
+        self._open[writer] = trace
+        self._in_trace.discard(writer)
+
+    def _frame(self, writer: tuple[int | None, int | None], line: str) -> None:
+        trace, in_trace = self._open[writer], writer in self._in_trace
+        if found := _KERNEL_RIP.match(line):
+            frame = parse_frame(found["frame"].strip())
+            if frame is None:
+                return
+            if in_trace:
+                trace.calls.append(frame)
+            elif trace.at is None:
+                trace.at = frame
+        elif in_trace:
+            if _USER_RIP.match(line) or line.startswith(("Modules linked in", "---[")):
+                self._in_trace.discard(writer)
+            elif frame := parse_frame(line.strip()):
+                trace.calls.append(frame)
+
+
+def _event(cause: Cause, line: str, record: LogRecord) -> Event:
+    event = Event(cause, line, record.time_ns)
+    if found := _HUNG.search(line) or _STUCK.search(line):
+        event.pid, event.comm = int(found["pid"]), found["comm"]
+    if found := _STUCK.search(line):
+        event.cpu = int(found["cpu"])
+    elif found := _HARD.search(line):
+        number = found["cpu"] or found["on"]
+        event.cpu = None if number is None else int(number)
+    return event
+
+
+def parse_events(log: Iterable[LogRecord]) -> list[Event]:
+    """Return the events of a log, the oldest first; :data:`MAX_EVENTS` at most."""
+    parser = _EventParser()
+    for record in log:
+        for line in record.text.splitlines():
+            parser.add(record, line)
+    return parser.events

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The last lines of the kernel's log that matter. Pure."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from msatools.kernel.printk import LogRecord
+from msatools.report.frames import parse_frame
+
+LINES = 20
+
+_WARNING = 4
+"""KERN_WARNING: what matters is at least that."""
+
+_NOISE = re.compile(
+    r"(R[A-Z0-9]{1,2}|E[A-Z]{2}|CR\d|DR\d|[CDEFGS]S|PKRU|EFLAGS|x\d+|pstate|sp|lr)"
+    r" ?: ?|"
+    r"(RSP|RIP): 00|Code: |</?[A-Z #\w]+>$|Call [Tt]race:|Modules linked in:|"
+    r"Hardware name: |Kernel Offset:|Tainted: \[|\[ *\d+\] +\d+ +\d+ |#PF: |PGD |"
+    r"---\[ |CPU: \d+ |NMI backtrace for|Sending NMI|"
+    r"Node \d+ |lowmem_reserve|\d+ (total )?pages |(Free|Total) swap|active_anon:|"
+    r"[a-z_]+:\d+ [a-z_]+:\d+|kernel_misc_reclaimable|Tasks state |Mem-Info:|"
+    r"[a-z_]+ \d+$"
+)
+"""Registers and the like, which a crash has elsewhere in the report."""
+
+
+_BOOT_NS = 30_000_000_000
+"""What a boot warns of is the same each time."""
+
+
+def last_lines(log: Sequence[LogRecord]) -> tuple[str, ...]:
+    """Return the last :data:`LINES` lines that matter, as dmesg prints them."""
+    last_ns = log[-1].time_ns if log else 0
+    lines: list[str] = []
+    for record in reversed(log):
+        if record.level > _WARNING:
+            continue
+        if record.time_ns < min(_BOOT_NS, last_ns // 2) or len(lines) >= LINES:
+            break
+        lines += (line for line in reversed(_lines(record)) if not _is_noise(line))
+    return tuple(reversed([*lines[:LINES]]))
+
+
+def all_lines(log: Iterable[LogRecord]) -> Iterator[str]:
+    """Yield all lines of a log, as dmesg prints them."""
+    for record in log:
+        yield from _lines(record)
+
+
+def _lines(record: LogRecord) -> list[str]:
+    stamp = _stamp(record.time_ns)
+    return [f"{stamp} {line}" for line in record.text.splitlines()]
+
+
+def _is_noise(line: str) -> bool:
+    text = line.partition("] ")[2].strip()
+    frame = parse_frame(text.removeprefix("? "))
+    return not text or frame is not None or bool(_NOISE.match(text))
+
+
+def _stamp(time_ns: int) -> str:
+    seconds, rest = divmod(time_ns // 1000, 1_000_000)
+    return f"[{seconds:5}.{rest:06}]"

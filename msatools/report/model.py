@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The report of msa-report: what happened, what is wrong, and what to look at next."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from msatools.kernel.report import ADDED, Report
+from msatools.report.causes import Cause
+from msatools.target.model import UNLISTED
+
+if TYPE_CHECKING:
+    from msatools.report.parts import ReportParts
+
+Severity = Literal["critical", "warning", "info"]
+"""``critical``: the machine died of it, or does no work because of it."""
+
+VerdictConfidence = Literal["exact", "likely", "evidence"]
+"""``exact``: the kernel records it; ``likely``: by a hint that may be old;
+``evidence``: by signs."""
+
+SECTIONS = ("memstat", "prstat", "locks", "zombies", "cpus")
+"""The commands whose reports are read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TriageVerdict:
+    """One thing that is wrong, or that happened."""
+
+    code: str
+    """One of the codes in docs/commands/report.md."""
+
+    severity: Severity
+    """``critical``: the machine died of it, or does no work because of it."""
+
+    confidence: VerdictConfidence
+    """``exact``: the kernel records it; ``likely``: by a hint that may be old;
+    ``evidence``: by signs."""
+
+    text: str
+    """One sentence."""
+
+    evidence: tuple[str, ...]
+    """Facts that it stands on, as text."""
+
+    see: str
+    """The command line that shows more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashDetails:
+    """How the kernel crashed."""
+
+    cause: Cause
+    """What kind of fault or request it was."""
+
+    message: str | None
+    """The line of the log that names it best."""
+
+    function: str | None
+    """The faulting function; of a stall, the one that waits or spins; for want of
+    memory, the one that asked for it."""
+
+    module: str | None
+    """The module of that function; ``None`` for the kernel proper."""
+
+    taints: str | None
+    """Letters, such as ``OE``; empty if the kernel was not tainted."""
+
+    cpu: int | None
+    pid: int | None
+    """ID of the task at fault; of a hung task, that which was hung."""
+
+    comm: str | None
+    frames: tuple[str, ...]
+    """Its stack as in the kernel's log, the innermost frame first."""
+
+    fingerprint: str
+    """See docs/guides/fingerprints.md."""
+
+    time_ns: int | None
+    """When it crashed, by the log's clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine, and since when it ran."""
+
+    host: str | None
+    """Name of the host, in the initial namespace."""
+
+    build: str | None
+    """The version of the kernel's build: ``#1 SMP Debian 6.12.117-1``."""
+
+    uptime_ns: int | None
+    """Time since boot, with suspend."""
+
+    time_ns: int | None
+    """Time of day then, in ns since 1970 (CLOCK_REALTIME)."""
+
+    cpus: int | None
+    """Number of online CPUs."""
+
+    ram_bytes: int | None
+    """Memory that the kernel manages."""
+
+    load: tuple[float, ...] | None
+    """Averages over 1, 5 and 15 minutes."""
+
+    taints: str | None
+    """Letters, such as ``OE``; empty if the kernel is not tainted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportSection:
+    """What one command has to say; either key is there."""
+
+    summary: str | None = field(default=None, metadata=ADDED)
+    """One line."""
+
+    error: str | None = field(default=None, metadata=ADDED)
+    """Why it has no report."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextStep:
+    """A command line to go on with."""
+
+    command: str
+    """To be typed into a shell."""
+
+    why: str
+    """What it shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriageReport(Report):
+    """What happened to a kernel, and what is wrong with it."""
+
+    schema: ClassVar[str] = "msatools.report/1"
+
+    machine: Machine
+    verdicts: tuple[TriageVerdict, ...]
+    """The worst first."""
+
+    crash: CrashDetails | None
+    """How the kernel crashed; ``None`` if it did not."""
+
+    log: tuple[str, ...]
+    """The last lines of the kernel's log that matter, as dmesg prints them."""
+
+    sections: Mapping[str, ReportSection]
+    """What each command says, by name."""
+
+    next: tuple[NextStep, ...]
+    """Command lines to go on with, the most useful first."""
+
+    parts: "ReportParts | None" = field(default=None, metadata=UNLISTED)
+    """The reports of all commands; ``None`` in a recording."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedTriage(TriageReport):
+    """A report in a recording, which has no reports of other commands."""
+
+    parts: None = field(default=None, metadata=UNLISTED)

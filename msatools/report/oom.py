@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the kernel's log has of a lack of memory (mm/oom_kill.c)."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from msatools.kernel.printk import LogRecord
+
+Constraint = Literal["none", "cgroup", "cpuset", "memory-policy"]
+"""What had no memory: the machine, a control group, a cpuset, a policy of NUMA."""
+
+_INVOKED = re.compile(
+    r"(?P<comm>.*) invoked oom-killer: gfp_mask=(?P<gfp>0x[0-9a-f]+)"
+    r"(?:\((?P<flags>[\w|]*)\))?.*?, order=(?P<order>-?\d+)"
+)
+_KIND = re.compile(r"oom-kill:constraint=CONSTRAINT_(?P<kind>\w+)")
+_GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<path>.*?),task_memcg=")
+_LIMIT = re.compile(r"memory: usage (?P<usage>\d+)kB, limit (?P<limit>\d+)kB")
+_OF_GROUP = re.compile(r"Memory cgroup stats for (?P<path>.*?):")
+_KILLED = re.compile(
+    r"(?:Memory cgroup o|O)ut of memory(?: \(oom_kill_allocating_task\))?: "
+    r"Kill(?:ed)? process (?P<pid>\d+) \((?P<comm>.*?)\)"
+    r"(?:.*?anon-rss:(?P<anon>\d+)kB)?"
+)
+_TASK = re.compile(
+    r"\[ *(?P<pid>\d+)\] +\d+ +\d+ +\d+ +(?P<rss>\d+)(?: +-?\d+)+ (?P<comm>.+)"
+)
+_KINDS: dict[str, Constraint] = {
+    "NONE": "none",
+    "MEMCG": "cgroup",
+    "CPUSET": "cpuset",
+    "MEMORY_POLICY": "memory-policy",
+}
+_MAX = 1024
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A process that the kernel killed for memory."""
+
+    pid: int
+    comm: str
+    anon_bytes: int | None
+    """Anonymous memory that it had in RAM."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHolder:
+    """A process and its memory, in the log's table of tasks."""
+
+    pid: int
+    comm: str
+    rss_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """One lack of memory, and what followed."""
+
+    time_ns: int
+    comm: str
+    """The task that asked for memory."""
+
+    order: int
+    """It asked for 2^order pages; -1 if a user did, by sysrq."""
+
+    flags: str | None
+    """How it asked: ``GFP_KERNEL``."""
+
+    constraint: Constraint = "none"
+    cgroup: str | None = None
+    """Path of the control group that is at its limit."""
+
+    holders: tuple[MemoryHolder, ...] = ()
+    """The tasks with most memory, the largest first."""
+
+    victim: Victim | None = None
+
+
+def parse_ooms(log: Iterable[LogRecord]) -> list[OutOfMemory]:
+    """Return the lacks of memory in a log, the oldest first."""
+    return list(_parse(log))
+
+
+def victims(ooms: Sequence[OutOfMemory]) -> list[Victim]:
+    """Return all processes that the kernel killed for memory."""
+    return [oom.victim for oom in ooms if oom.victim is not None]
+
+
+def _parse(log: Iterable[LogRecord]) -> Iterator[OutOfMemory]:
+    last: OutOfMemory | None = None
+    holders: list[MemoryHolder] = []
+    for record in log:
+        for line in record.text.splitlines():
+            if found := _INVOKED.match(line):
+                if last is not None:
+                    yield _with(last, holders)
+                last, holders = _begun(found, record), []
+            elif last is not None:
+                last = _detail(last, holders, line)
+    if last is not None:
+        yield _with(last, holders)
+
+
+def _begun(found: re.Match[str], record: LogRecord) -> OutOfMemory:
+    return OutOfMemory(
+        time_ns=record.time_ns,
+        comm=found["comm"],
+        order=int(found["order"]),
+        flags=found["flags"],
+    )
+
+
+def _detail(oom: OutOfMemory, holders: list[MemoryHolder], line: str) -> OutOfMemory:
+    """Return the same with what a further line adds."""
+    if _LIMIT.match(line):
+        # Only a control group has a limit. A panic comes before its own line.
+        return replace(oom, constraint="cgroup")
+    if found := _OF_GROUP.match(line):
+        return replace(oom, constraint="cgroup", cgroup=found["path"])
+    if found := _KIND.match(line):
+        kind = _KINDS.get(found["kind"], "none")
+        group = _GROUP.match(line)
+        path = group["path"] if group else oom.cgroup
+        return replace(oom, constraint=kind, cgroup=path if kind == "cgroup" else None)
+    if found := _KILLED.match(line):
+        anon = found["anon"]
+        size = None if anon is None else int(anon) * _KIB
+        return replace(oom, victim=Victim(int(found["pid"]), found["comm"], size))
+    if (found := _TASK.match(line)) and len(holders) < _MAX:
+        rss = int(found["rss"])
+        holders.append(MemoryHolder(int(found["pid"]), found["comm"], rss))
+    return oom
+
+
+def _with(oom: OutOfMemory, holders: list[MemoryHolder]) -> OutOfMemory:
+    ranked = sorted(holders, key=lambda holder: -holder.rss_pages)
+    return replace(oom, holders=tuple(ranked))

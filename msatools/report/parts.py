@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""All that verdicts are made from: the reports of the other commands, and more."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msatools.cpus.model import CpusReport
+from msatools.kernel.printk import LogRecord
+from msatools.locks.report import LocksReport
+from msatools.memory.model import MemstatReport
+from msatools.prstat.model import Load, PrstatReport
+from msatools.report.events import Event
+from msatools.report.memory import MemoryState
+from msatools.report.model import CrashDetails, Machine
+from msatools.report.oom import OutOfMemory
+from msatools.target.model import Target
+from msatools.zombies.model import ZombiesReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportParts:
+    """What was read of a kernel. A part that failed is ``None``, and among the errors.
+
+    A further source of findings is a further field here, and is read in
+    :mod:`msatools.report.report`; the rules that need it name it in ``needs``.
+    """
+
+    target: Target
+    machine: Machine
+    taken_at_ns: int | None
+    """CLOCK_MONOTONIC."""
+
+    crash: CrashDetails | None
+    log: tuple[LogRecord, ...]
+    events: tuple[Event, ...]
+    ooms: tuple[OutOfMemory, ...]
+    coverage: Mapping[str, int]
+    """Reads and losses of all parts."""
+
+    memstat: MemstatReport | None = None
+    memory: MemoryState | None = None
+    prstat: PrstatReport | None = None
+    """Processes."""
+
+    load: Load | None = None
+    """The threads that make up the load."""
+
+    locks: LocksReport | None = None
+    zombies: ZombiesReport | None = None
+    cpus: CpusReport | None = None
+    errors: Mapping[str, str]
+    """Why a part failed, by the name of its field."""

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Collect the front page: read all parts of a kernel once, and judge them."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import drgn
+
+from msatools.cpus.cpus import collect_cpus
+from msatools.cpus.options import CpusOptions
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.losses import Loss
+from msatools.kernel.printk import LogRecord, read_log
+from msatools.kernel.report import LossLog, Report
+from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.locks.locks import collect_locks
+from msatools.memory.memstat import collect_memstat
+from msatools.prstat.options import Options
+from msatools.prstat.prstat import collect_prstat
+from msatools.prstat.recorded import RecordedPrstat, choose
+from msatools.report.crash import find_crash
+from msatools.report.events import parse_events
+from msatools.report.log_lines import last_lines
+from msatools.report.machine import read_machine
+from msatools.report.memory import read_memory
+from msatools.report.model import SECTIONS, TriageReport
+from msatools.report.next_steps import next_steps
+from msatools.report.oom import parse_ooms
+from msatools.report.options import ReportOptions
+from msatools.report.parts import ReportParts
+from msatools.report.rule import verdicts
+from msatools.report.rules import RULES
+from msatools.report.summaries import sections
+from msatools.target.describe import describe
+from msatools.target.errors import TargetError, absurd_data_refused
+from msatools.target.kcore import MovedError
+from msatools.target.model import Target
+from msatools.tasks.table import tasks_read_once
+from msatools.zombies.zombies import collect_zombies
+
+T = TypeVar("T")
+
+_COVERAGE = ("parts", "parts_lost", "reads", "bytes_read")
+"""Keys that are always in the report's coverage."""
+
+_STEPS = 7
+
+
+def collect_report(
+    prog: drgn.Program,
+    *,
+    target: Target | None = None,
+    options: ReportOptions | None = None,
+    progress: Progress | None = None,
+) -> TriageReport:
+    """
+    Report what happened to a kernel, and what is wrong with it.
+
+    >>> report = collect_report(prog)
+    >>> report.crash.cause, report.crash.function
+    ('null-dereference', 'cm_read_state')
+    >>> [verdict.code for verdict in report.verdicts]
+    ['panic']
+
+    Nothing is written, and nothing but *prog* is read.
+
+    :param prog: A Linux kernel with types, live or dead.
+    :param target: Description of the target; read from *prog* if not given.
+    :param progress: Called with the steps done and the number of steps.
+    :raises TargetError: if the program is not a kernel, or has no types
+    """
+    session = Triage(prog, target or describe(prog), options or ReportOptions())
+    return session.report(progress or quietly)
+
+
+class Triage(KernelSession[TriageReport, ReportOptions]):
+    """A series of reports: see :class:`msatools.kernel.session.Session`."""
+
+    def report(self, progress: Progress) -> TriageReport:
+        """Report what happened until now, and what is wrong now."""
+        with self._reporting():
+            if self._options.unconfined:
+                self._losses.note(
+                    "no-sandbox",
+                    "the dump was read without a sandbox, which needs python3-seccomp "
+                    "or pyseccomp",
+                )
+            parts = self._read(progress)
+            self._losses.coverage["parts"] = len(SECTIONS) - len(
+                {*SECTIONS} & {*parts.errors}
+            )
+            found = () if self._options.crash_only else verdicts(RULES, parts)
+        progress(_STEPS, _STEPS)
+        return TriageReport(
+            **self._head(parts.taken_at_ns, _COVERAGE),
+            machine=parts.machine,
+            verdicts=tuple(found),
+            crash=parts.crash,
+            log=last_lines(parts.log),
+            sections=sections(parts),
+            next=next_steps(self._target, found),
+            parts=parts if self._options.keep_parts else None,
+        )
+
+    def _read(self, progress: Progress) -> ReportParts:
+        progress(0, _STEPS)
+        reader, losses, target = self._reader, self._losses, self._target
+        errors: dict[str, str] = {}
+        log = self._log(errors)
+        events, ooms = tuple(parse_events(log)), tuple(parse_ooms(log))
+        crash = find_crash(reader, target, events, ooms[-1] if ooms else None, losses)
+        machine = read_machine(reader, target, losses)
+        taken_at_ns = read_clocks(reader, losses).monotonic_ns
+        found = {} if self._options.crash_only else self._parts(errors, progress)
+        return ReportParts(
+            target=target,
+            machine=machine,
+            taken_at_ns=taken_at_ns,
+            crash=crash,
+            log=log,
+            events=events,
+            ooms=ooms,
+            coverage={**losses.coverage},
+            errors=errors,
+            **found,  # type: ignore[arg-type]
+        )
+
+    def _log(self, errors: dict[str, str]) -> tuple[LogRecord, ...]:
+        try:
+            return tuple(read_log(self._reader, self._losses))
+        except LookupError as error:
+            self._losses.note("log-unknown", f"the kernel's log is not read: {error}")
+            return ()
+
+    def _parts(self, errors: dict[str, str], progress: Progress) -> dict[str, object]:
+        """Read the report of each command, and what else verdicts need."""
+        prog, target, options = self._prog, self._target, self._options
+        page_size = target.page_size
+        readers: Mapping[str, Callable[[], object]] = {
+            "prstat": lambda: collect_prstat(
+                prog, target=target, options=Options(whole=True)
+            ),
+            "locks": lambda: collect_locks(prog, target=target),
+            "zombies": lambda: collect_zombies(prog, target=target),
+            "cpus": lambda: collect_cpus(
+                prog, target=target, options=CpusOptions(irqs=True)
+            ),
+            "memory": lambda: read_memory(self._reader, page_size, self._losses),
+            "memstat": lambda: collect_memstat(
+                prog, target=target, by=("slab",), memory_map=options.memory_map
+            ),
+        }
+        found: dict[str, object] = {}
+        with tasks_read_once(prog):
+            for done, (name, read) in enumerate(readers.items(), 1):
+                progress(done, _STEPS)
+                part = self._part(name, read, errors)
+                if isinstance(part, Report):
+                    self._add(part)
+                if part is not None:
+                    found[name] = part
+        whole = found.get("prstat")
+        if isinstance(whole, RecordedPrstat):
+            found["prstat"] = choose(whole, Options())
+            found["load"] = choose(whole, Options(load=True, rows=0)).load
+        return found
+
+    def _part(
+        self, name: str, read: Callable[[], T], errors: dict[str, str]
+    ) -> T | None:
+        """Read a part; a part that fails is a line, and not the end of the report."""
+        try:
+            with absurd_data_refused(self._target.path):
+                return read()
+        except (MovedError, OSError):
+            # All of it has to be read again, or the kernel is gone.
+            raise
+        except TargetError as error:
+            errors[name] = error.why
+        except (drgn.FaultError, LookupError) as error:
+            errors[name] = str(error)
+        self._losses.lose(Loss.PARTS, f"{name}: no report: {errors[name]}", about=name)
+        return None
+
+    def _add(self, report: Report) -> None:
+        """Count what a part read, and what it lost."""
+        log = LossLog(Counter(report.coverage))
+        coverage = self._losses.coverage
+        for key in ("reads", "bytes_read"):
+            coverage[key] += log.coverage[key]
+        for key, count in log.lost.items():
+            # Several parts read, and lose, the same things.
+            coverage[key] = max(coverage[key], count)
+        for note in report.notes:
+            self._losses.note(note.code, note.text, note.text)

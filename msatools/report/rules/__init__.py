@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The rules of verdicts, a file each; of equal severity the first come first.
+
+A new rule is a file here and a name in :data:`RULES`.
+"""
+
+from typing import Any
+
+from msatools.report.rule import VerdictRule
+from msatools.report.rules import (
+    cgroup_at_limit,
+    deadlock,
+    dump_damaged,
+    frozen_filesystem,
+    hung_tasks,
+    io_stuck,
+    lock_herd,
+    memory_low,
+    memory_unreclaimable,
+    oops,
+    out_of_memory,
+    panic,
+    pids_limit,
+    possible_deadlock,
+    priority_inversion,
+    stalls_in_log,
+    zombies,
+)
+
+RULES: tuple[VerdictRule[Any], ...] = (
+    panic.RULE,
+    *stalls_in_log.RULES,
+    out_of_memory.RULE,
+    memory_low.RULE,
+    memory_unreclaimable.RULE,
+    deadlock.RULE,
+    io_stuck.RULE,
+    hung_tasks.RULE,
+    frozen_filesystem.RULE,
+    possible_deadlock.RULE,
+    oops.RULE,
+    cgroup_at_limit.RULE,
+    pids_limit.RULE,
+    priority_inversion.RULE,
+    zombies.RULE,
+    dump_damaged.RULE,
+    lock_herd.RULE,
+)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Tasks wait for each other, and the kernel records all owners."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from msatools.locks.report import Deadlock, DeadlockConfidence, LocksReport
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
+from msatools.report.words import count_text, pid_text
+
+
+@dataclass(frozen=True)
+class DeadlockSubject:
+    """A deadlock, and the report that has its tasks and locks."""
+
+    deadlock: Deadlock
+    locks: LocksReport
+
+
+def deadlocks(
+    confidence: DeadlockConfidence,
+) -> Callable[[ReportParts], Iterator[DeadlockSubject]]:
+    """Return the condition for a deadlock of that confidence."""
+
+    def when(parts: ReportParts) -> Iterator[DeadlockSubject]:
+        assert parts.locks is not None
+        for deadlock in parts.locks.deadlocks:
+            if deadlock.confidence == confidence:
+                yield DeadlockSubject(deadlock, parts.locks)
+
+    return when
+
+
+def tasks_text(subject: DeadlockSubject) -> str:
+    """Return the number and the names of the tasks."""
+    names = {wait.pid: wait.comm for wait in subject.locks.waits}
+    pids = subject.deadlock.pids
+    named = ", ".join(pid_text(pid, names.get(pid)) for pid in pids[:4])
+    return f"{count_text(len(pids), 'task')} ({named}{', …' if len(pids) > 4 else ''})"
+
+
+def evidence(subject: DeadlockSubject) -> Iterator[str]:
+    """Yield who waits for which lock, and who else is behind."""
+    locks = {lock.id: lock for lock in subject.locks.locks}
+    for pid, lock_id in zip(
+        subject.deadlock.pids, subject.deadlock.locks, strict=False
+    ):
+        lock = locks.get(lock_id)
+        name = f" ({lock.name})" if lock is not None and lock.name else ""
+        owners = (
+            ", ".join(f"{o.pid} {o.confidence}" for o in lock.owners) if lock else ""
+        )
+        yield f"{pid} waits for {lock_id}{name}, owner {owners or '-'}"
+
+
+def see(subject: DeadlockSubject) -> tuple[str, ...]:
+    """Return the command that shows the tasks of the deadlock."""
+    pids = ",".join(map(str, subject.deadlock.pids[:8]))
+    return ("locks", "-p", pids, "--stacks")
+
+
+RULE = VerdictRule(
+    code="deadlock",
+    needs=("locks",),
+    when=deadlocks("exact"),
+    severity="critical",
+    confidence="exact",
+    words=lambda subject: f"deadlock of {tasks_text(subject)}: each waits for the next",
+    evidence=evidence,
+    see=see,
+)

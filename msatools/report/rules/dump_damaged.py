@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The dump is cut off or damaged, so that parts are missing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msatools.kernel.losses import Loss
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
+
+_LISTS = (Loss.LISTS, Loss.TREES, Loss.TASKS, Loss.NODES, Loss.SECTION_TABLE)
+"""Losses that no dump level explains: the kernel's own structures are broken."""
+
+
+@dataclass(frozen=True)
+class _Damage:
+    parts: ReportParts
+    losses: dict[str, int]
+
+
+def _when(parts: ReportParts) -> Iterator[_Damage]:
+    target = parts.target
+    if target.live:
+        return
+    counted = {loss.value: parts.coverage.get(loss.value, 0) for loss in _LISTS}
+    losses = {key: count for key, count in counted.items() if count}
+    if target.truncated or target.bad_descriptors or losses:
+        yield _Damage(parts, losses)
+
+
+def _words(subject: _Damage) -> str:
+    if subject.parts.target.truncated:
+        return "the dump is cut off: what is missing may be what matters"
+    if subject.parts.target.bad_descriptors:
+        return "the dump's file is damaged: some of its pages cannot be read"
+    return "lists of the kernel are broken in the dump: some of it is missing here"
+
+
+def _evidence(subject: _Damage) -> Iterator[str]:
+    bad = subject.parts.target.bad_descriptors
+    if bad:
+        yield f"{bad:,} pages are not in the file, or have impossible sizes"
+    for key, count in subject.losses.items():
+        yield f"{key.replace('_', ' ')}: {count:,}"
+    for part, why in subject.parts.errors.items():
+        yield f"{part}: {why}"
+
+
+RULE = VerdictRule(
+    code="dump-damaged",
+    needs=(),
+    when=_when,
+    severity="warning",
+    confidence="exact",
+    words=_words,
+    evidence=_evidence,
+    see=lambda subject: ("memstat", "-v"),
+)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""There was not enough memory, and the kernel killed processes or died of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msatools.report.model import Severity
+from msatools.report.oom import OutOfMemory, Victim
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
+from msatools.report.unreclaimable import kinds_text
+from msatools.report.words import ago, count_text, pid_text, waits_text
+from msatools.reports.units import size
+
+_HOLDERS = 3
+
+
+@dataclass(frozen=True)
+class _MemoryShortage:
+    parts: ReportParts
+    last: OutOfMemory
+    victims: list[Victim]
+    alive: list[Victim]
+    """Victims that have not died."""
+
+    @property
+    def is_fatal(self) -> bool:
+        crash = self.parts.crash
+        return crash is not None and crash.cause == "out-of-memory"
+
+
+def _when(parts: ReportParts) -> Iterator[_MemoryShortage]:
+    if not parts.ooms:
+        return
+    victims = [oom.victim for oom in parts.ooms if oom.victim is not None]
+    yield _MemoryShortage(parts, parts.ooms[-1], victims, _alive(parts, victims))
+
+
+def _alive(parts: ReportParts, victims: list[Victim]) -> list[Victim]:
+    """Return the victims whose process still has threads that are not dead."""
+    if parts.prstat is None:
+        return []
+    names = {
+        (task.pid, task.comm) for task in parts.prstat.tasks if task.task_class != "ZMB"
+    }
+    return [each for each in victims if (each.pid, each.comm) in names]
+
+
+def _severity(subject: _MemoryShortage) -> Severity:
+    return "critical" if subject.is_fatal or subject.alive else "warning"
+
+
+def _words(subject: _MemoryShortage) -> str:
+    last, parts = subject.last, subject.parts
+    if last.constraint == "cgroup":
+        where = f"control group {last.cgroup or '-'} ran out of memory"
+    else:
+        limits = {"cpuset": " in a cpuset", "memory-policy": " under a memory policy"}
+        where = f"the machine ran out of memory{limits.get(last.constraint, '')}"
+    if subject.is_fatal:
+        return f"{where}, and the kernel panicked as it was told to (panic_on_oom)"
+    killed = f"the kernel killed {count_text(len(subject.victims), 'process', 'es')}"
+    if subject.alive:
+        stays = ", ".join(pid_text(each.pid, each.comm) for each in subject.alive[:3])
+        return f"{where}; {killed}, of which {stays} does not die"
+    return f"{where} {ago(parts, last.time_ns)}; {killed}"
+
+
+def _evidence(subject: _MemoryShortage) -> Iterator[str]:
+    last, parts = subject.last, subject.parts
+    page = parts.target.page_size
+    asked = f"asked for {size(page << max(last.order, 0))} (order {last.order})"
+    yield f"{last.comm} {asked}" + (f", {last.flags}" if last.flags else "")
+    if last.holders:
+        holders = (
+            f"{pid_text(each.pid, each.comm)} {size(each.rss_pages * page)}"
+            for each in last.holders[:_HOLDERS]
+        )
+        yield f"largest then: {', '.join(holders)}"
+    for each in subject.victims[-_HOLDERS:]:
+        amount = "" if each.anon_bytes is None else f" ({size(each.anon_bytes)} anon)"
+        yield f"killed {pid_text(each.pid, each.comm)}{amount}"
+    for each in subject.alive[:_HOLDERS]:
+        yield f"{pid_text(each.pid, each.comm)} waits: {waits_text(parts, each.pid)}"
+    if subject.is_fatal and last.constraint != "cgroup":
+        yield from kinds_text(parts)
+
+
+RULE = VerdictRule(
+    code="out-of-memory",
+    needs=(),
+    when=_when,
+    severity=_severity,
+    confidence="exact",
+    words=_words,
+    evidence=_evidence,
+    see=lambda subject: (
+        ("memstat", "--by", "cgroup")
+        if subject.last.constraint == "cgroup"
+        else ("memstat", "--by", "process,slab,fs")
+    ),
+)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The kernel crashed."""
+
+from collections.abc import Iterator
+
+from msatools.report.model import CrashDetails
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
+from msatools.report.words import cause_text, function_text, who_text
+
+_FRAMES = 4
+
+
+def _when(parts: ReportParts) -> Iterator[CrashDetails]:
+    if parts.crash is not None:
+        yield parts.crash
+
+
+def _words(crash: CrashDetails) -> str:
+    place = f" in {function_text(crash)}" if crash.function else ""
+    return f"the kernel crashed: {cause_text(crash.cause)}{place}, {who_text(crash)}"
+
+
+def _evidence(crash: CrashDetails) -> Iterator[str]:
+    if crash.message is not None:
+        yield crash.message
+    if crash.frames:
+        yield f"stack: {' < '.join(crash.frames[:_FRAMES])}"
+    yield f"fingerprint {crash.fingerprint}"
+
+
+def _see(crash: CrashDetails) -> tuple[str, ...]:
+    if crash.pid:
+        return ("prstat", "-p", str(crash.pid), "--stacks")
+    return ("cpus", "-v")
+
+
+RULE = VerdictRule(
+    code="panic",
+    needs=(),
+    when=_when,
+    severity="critical",
+    confidence="exact",
+    words=_words,
+    evidence=_evidence,
+    see=_see,
+)

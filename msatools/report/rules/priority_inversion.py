@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A more urgent task waits for one that gets no CPU."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msatools.locks.report import Inversion, LocksReport
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
+from msatools.report.words import pid_text
+
+
+@dataclass(frozen=True)
+class _NamedInversion:
+    inversion: Inversion
+    names: dict[int, str]
+
+
+def _names(locks: LocksReport) -> dict[int, str]:
+    names = {wait.pid: wait.comm for wait in locks.waits}
+    for lock in locks.locks:
+        names |= {owner.pid: owner.comm for owner in lock.owners}
+    return names
+
+
+def _when(parts: ReportParts) -> Iterator[_NamedInversion]:
+    assert parts.locks is not None
+    names = _names(parts.locks)
+    for inversion in parts.locks.inversions:
+        yield _NamedInversion(inversion, names)
+
+
+def _words(subject: _NamedInversion) -> str:
+    each, names = subject.inversion, subject.names
+    return (
+        f"{pid_text(each.waiter, names.get(each.waiter))} (priority {each.waiter_pri}) "
+        f"waits for {pid_text(each.owner, names.get(each.owner))} (priority "
+        f"{each.owner_pri}), which is runnable and gets no CPU"
+    )
+
+
+RULE = VerdictRule(
+    code="priority-inversion",
+    needs=("locks",),
+    when=_when,
+    severity="warning",
+    confidence="exact",
+    words=_words,
+    evidence=lambda subject: (f"lock {subject.inversion.lock}",),
+    see=lambda subject: (
+        *("locks", "--stacks", "-p"),
+        f"{subject.inversion.waiter},{subject.inversion.owner}",
+    ),
+)

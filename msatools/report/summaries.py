@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What each command says, in one line. Pure."""
+
+from collections.abc import Iterator
+
+from msatools.cpus.model import CpusReport
+from msatools.locks.report import LocksReport
+from msatools.memory.model import MemstatReport
+from msatools.prstat.model import Load, LoadGroup, PrstatReport
+from msatools.report.model import SECTIONS, ReportSection
+from msatools.report.parts import ReportParts
+from msatools.report.words import count_text, root_text
+from msatools.reports.units import duration, size
+from msatools.zombies.model import ZombiesReport
+
+_KINDS = {
+    "free": ("free.",),
+    "user": ("user.",),
+    "cache": ("cache.",),
+    "kernel": ("kernel.",),
+}
+_LOAD_GROUPS = 3
+
+
+def sections(parts: ReportParts) -> dict[str, ReportSection]:
+    """Return the section of each command: its summary, or why it failed."""
+    summaries = {
+        "memstat": _memstat(parts.memstat) if parts.memstat else None,
+        "prstat": _prstat(parts.prstat, parts.load) if parts.prstat else None,
+        "locks": _locks(parts.locks) if parts.locks else None,
+        "zombies": _zombies(parts.zombies) if parts.zombies else None,
+        "cpus": _cpus(parts.cpus) if parts.cpus else None,
+    }
+    return {
+        name: ReportSection(summary=summaries[name])
+        if summaries[name] is not None
+        else ReportSection(error=parts.errors.get(name, "not asked for"))
+        for name in SECTIONS
+    }
+
+
+def _memstat(report: MemstatReport) -> str:
+    pages = {each.name: each.pages for each in report.classes}
+    managed = report.managed_pages
+    words = []
+    for label, prefixes in _KINDS.items():
+        amount = sum(n for name, n in pages.items() if name.startswith(prefixes))
+        share = f" ({100 * amount / managed:.0f} %)" if managed else ""
+        words.append(f"{size(amount * report.target.page_size)} {label}{share}")
+    wrong = [
+        check.name
+        for check in report.checks
+        if check.difference and check.explained_by is None
+    ]
+    checks = f"; unexplained: {', '.join(wrong)}" if wrong else ""
+    total = "" if managed is None else f"{size(managed * report.target.page_size)}: "
+    return f"{total}{', '.join(words)}{checks}"
+
+
+def _prstat(report: PrstatReport, load: Load | None) -> str:
+    totals = report.totals
+    states = ", ".join(f"{n:,} {state}" for state, n in totals.states.items() if n)
+    words = (
+        f"{count_text(totals.processes, 'process', 'es')}, "
+        f"{count_text(totals.threads, 'thread')}: {states}"
+    )
+    return "; ".join([words, *_load(load, totals.load_averages)])
+
+
+def _load(load: Load | None, averages: tuple[float, ...] | None) -> Iterator[str]:
+    if load is None:
+        return
+    text = (
+        "" if averages is None else " " + " ".join(f"{each:.2f}" for each in averages)
+    )
+    now = f"now {load.runnable:,} runnable, {load.uninterruptible:,} uninterruptible"
+    groups = "; ".join(map(_load_group, load.groups[:_LOAD_GROUPS]))
+    yield f"load{text}, {now}{f' ({groups})' if groups else ''}"
+
+
+def _load_group(group: LoadGroup) -> str:
+    count = len(group.pids)
+    many = f"{count:,} x " if count > 1 else ""
+    where = f" in {group.function}" if group.function else ""
+    return f"{many}{group.comm} {group.state}{where} {duration(group.max_age_ns)}"
+
+
+def _locks(report: LocksReport) -> str:
+    blocked_d = sum(wait.state == "D" for wait in report.waits)
+    words = [f"{count_text(len(report.waits), 'task')} blocked ({blocked_d:,} D)"]
+    if report.roots:
+        worst = root_text(report.roots[0])
+        words.append(f"{count_text(len(report.roots), 'root')}, the first: {worst}")
+    for name, rows in (
+        ("deadlock", report.deadlocks),
+        ("herd", report.herds),
+        ("priority inversion", report.inversions),
+    ):
+        if rows:
+            words.append(count_text(len(rows), name))
+    return "; ".join(words)
+
+
+def _zombies(report: ZombiesReport) -> str:
+    if not report.zombies:
+        return "no zombie"
+    parents = len({group.ppid for group in report.groups})
+    first = report.groups[0]
+    return (
+        f"{count_text(len(report.zombies), 'zombie')} of "
+        f"{count_text(parents, 'parent')}; most: {first.count:,} of {first.ppid} "
+        f"{first.parent_comm or '-'} ({first.verdict})"
+    )
+
+
+def _cpus(report: CpusReport) -> str:
+    online = [cpu for cpu in report.cpus if cpu.online]
+    spent = {
+        label: sum(getattr(cpu, name) or 0 for cpu in online)
+        for label, name in {
+            "user": "usr_ns",
+            "system": "sys_ns",
+            "interrupts": "irq_ns",
+            "waiting for I/O": "wt_ns",
+            "stolen": "st_ns",
+            "idle": "idl_ns",
+        }.items()
+    }
+    total = sum(spent.values())
+    shares = [
+        f"{100 * ns / total:.0f} % {label}"
+        for label, ns in spent.items()
+        if ns and total
+    ]
+    busy = sum((queue.running or 0) > 0 for queue in report.run_queues)
+    words = [f"{count_text(len(online), 'CPU')} online, {busy:,} with runnable tasks"]
+    words.append(f"since boot {', '.join(shares)}")
+    return "; ".join(words)

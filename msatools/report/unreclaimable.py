@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Memory that reclaim cannot free, by what it is and whose it is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msatools.memory.by.groups import SlabGroup
+from msatools.report.parts import ReportParts
+from msatools.reports.units import size
+
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Memory of one kind."""
+
+    name: str
+    pages: int
+    is_kernel: bool
+    """Whether the kernel has it, and not processes."""
+
+
+_KERNEL = {
+    "kernel.page_tables": "page tables",
+    "kernel.stacks": "kernel stacks",
+    "kernel.vmalloc": "vmalloc",
+    "kernel.percpu": "per-CPU memory",
+    "kernel.large_kmalloc": "large kmalloc",
+    "kernel.unattributed": "pages that no owner explains (a driver's, or a leak)",
+}
+"""Classes of memory, none of which can be reclaimed."""
+
+
+def unreclaimable(parts: ReportParts) -> list[Kind]:
+    """Return what reclaim cannot free, the largest first; empty if unknown."""
+    memory, memstat = parts.memory, parts.memstat
+    if memory is None or memstat is None:
+        return []
+    classes = {each.name: each.pages for each in memstat.classes}
+    has_swap = bool(memory.swap_free_pages)
+    locked = memory.sum("NR_MLOCK") or 0
+    kinds = [Kind("locked (mlock)", locked, False)]
+    if not has_swap:
+        anon = max(classes.get("user.anon", 0) - locked, 0)
+        kinds.append(Kind("anonymous, without swap", anon, False))
+        shmem = classes.get("cache.shmem", 0)
+        kinds.append(Kind("tmpfs and shared memory, without swap", shmem, False))
+    slab = memory.slab("NR_SLAB_UNRECLAIMABLE")
+    kinds.append(Kind(f"unreclaimable slab{_largest_cache(parts)}", slab or 0, True))
+    huge = classes.get("user.hugetlb", 0) + classes.get("free.hugetlb", 0)
+    kinds.append(Kind("hugetlb pool", huge, False))
+    kinds += (Kind(text, classes.get(name, 0), True) for name, text in _KERNEL.items())
+    return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
+
+
+def _largest_cache(parts: ReportParts) -> str:
+    by = (parts.memstat.by if parts.memstat else None) or {}
+    groups = (group for group in by.get("slab", ()) if isinstance(group, SlabGroup))
+    caches = (group for group in groups if group.kmem_cache is not None)
+    largest = max(caches, key=lambda group: group.pages, default=None)
+    if largest is None:
+        return ""
+    amount = size(largest.pages * parts.target.page_size)
+    return f", of which {largest.name} {amount}"
+
+
+def kinds_text(parts: ReportParts) -> Iterator[str]:
+    """Yield lines on the largest kinds, with who has it."""
+    kinds = unreclaimable(parts)
+    if not kinds:
+        return
+    page = parts.target.page_size
+    text = "; ".join(f"{size(k.pages * page)} {k.name}" for k in kinds[:SHOWN])
+    yield f"reclaim cannot free: {text}"
+    if parts.prstat is not None:
+        tasks = parts.prstat.tasks
+        largest = sorted(tasks, key=lambda task: -(task.rss_bytes or 0))
+        named = (
+            f"{task.pid} {task.comm} {size(task.rss_bytes or 0)}"
+            for task in largest[:3]
+            if task.rss_bytes
+        )
+        if text := ", ".join(named):
+            yield f"largest processes: {text}"

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Words that several verdicts share. Pure."""
+
+from typing import TYPE_CHECKING
+
+from msatools.locks.report import Root
+from msatools.report.causes import Cause
+from msatools.report.model import CrashDetails
+from msatools.reports.units import duration
+
+if TYPE_CHECKING:
+    from msatools.report.parts import ReportParts
+
+CAUSES: dict[Cause, str] = {
+    "null-dereference": "NULL dereference",
+    "page-fault": "page fault at a bad address",
+    "protection-fault": "general protection fault",
+    "stack-overflow": "kernel stack overflow",
+    "stack-corruption": "kernel stack corruption",
+    "bug": "BUG",
+    "divide-error": "divide error",
+    "invalid-opcode": "invalid opcode",
+    "oops": "oops",
+    "memory-error": "memory error",
+    "warning": "warning (panic_on_warn)",
+    "soft-lockup": "soft lockup",
+    "hard-lockup": "hard lockup",
+    "rcu-stall": "RCU stall",
+    "hung-task": "hung task",
+    "workqueue-stall": "workqueue stall",
+    "out-of-memory": "out of memory",
+    "init-killed": "init ended",
+    "no-root": "no root file system",
+    "sysrq": "crash requested by sysrq",
+    "nmi": "NMI",
+    "machine-check": "machine check",
+    "panic": "panic",
+}
+
+
+def cause_text(cause: Cause) -> str:
+    """Return a cause in words."""
+    return CAUSES[cause]
+
+
+def count_text(count: int, one: str, ending: str = "s") -> str:
+    """Return a count and a noun."""
+    return f"{count:,} {one if count == 1 else one + ending}"
+
+
+def pid_text(pid: int, comm: str | None) -> str:
+    """Return a task's ID and name."""
+    return f"{pid} {comm}" if comm else str(pid)
+
+
+def function_text(crash: CrashDetails) -> str:
+    """Return the faulting function, with its module."""
+    name = crash.function or "-"
+    return f"{name} [{crash.module}]" if crash.module else name
+
+
+def who_text(crash: CrashDetails) -> str:
+    """Return the CPU and the task at fault."""
+    words = [] if crash.cpu is None else [f"CPU {crash.cpu}"]
+    if crash.pid is not None:
+        words.append(f"pid {pid_text(crash.pid, crash.comm)}")
+    return ", ".join(words) or "by an unknown task"
+
+
+def ago(parts: "ReportParts", time_ns: int) -> str:
+    """Return how long ago a time of the log was."""
+    if parts.taken_at_ns is None:
+        return f"at {time_ns / 1e9:.1f} s"
+    return f"{duration(max(parts.taken_at_ns - time_ns, 0))} ago"
+
+
+def root_text(root: Root) -> str:
+    """Return what a root of waits is."""
+    if root.pid is not None and root.kind == "task":
+        return f"{pid_text(root.pid, root.comm)}: {root.reason}"
+    return root.reason
+
+
+def waits_text(parts: "ReportParts", pid: int) -> str:
+    """Return what the threads of a process wait for."""
+    if parts.locks is None:
+        return "-"
+    for wait in parts.locks.waits:
+        if wait.tgid == pid:
+            what = " for ".join(each for each in (wait.caller, wait.lock) if each)
+            age = duration(wait.age_ns)
+            return f"thread {wait.pid} {wait.state} {age} in {what or wait.task_class}"
+    return "it is runnable"

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""How right msa-report's verdicts are, over all dumps of the lab that are cached.
+
+Precision: of the codes said, the share that is right. Recall: of the codes that had to
+be said, the share that was said.
+"""
+
+from collections import Counter
+
+from fixtures import lab
+from tests.report.expected import SCENARIOS
+from tests.report.judged import judged
+
+KERNELS = ("6.1", "6.12", "7.x")
+
+
+def compare() -> None:
+    """Print precision and recall, of all verdicts and of critical ones."""
+    known = lab.scenarios()
+    names = [f"{name}-{kernel}" for name in SCENARIOS for kernel in KERNELS]
+    dumps = [name for name in names if name in known and lab.cached(name)]
+    sums: Counter[str] = Counter()
+    for dump in dumps:
+        found = judged(dump)
+        sums["said"] += len(found.said)
+        sums["right"] += len(found.right)
+        sums["missed"] += len(found.missed)
+        sums["critical said"] += len(found.critical_said)
+        sums["critical right"] += len(found.critical_right)
+        sums["critical missed"] += len(found.critical_missed)
+        wrong = [
+            *(f"not so: {code}" for code in sorted(found.said - found.right)),
+            *(f"not said: {code}" for code in sorted(found.missed)),
+            *found.failed,
+        ]
+        for line in wrong:
+            print(f"  {dump}: {line}")
+    print(f"verdicts of {len(dumps)} dumps of {len(names)}")
+    for label, prefix in (("all", ""), ("critical", "critical ")):
+        said, right = sums[f"{prefix}said"], sums[f"{prefix}right"]
+        missed = sums[f"{prefix}missed"]
+        print(
+            f"  {label:8} precision {_share(right, said)}, recall "
+            f"{_share(right, right + missed)} ({said} said, {missed} missed)"
+        )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.3f}" if whole else "-"
+
+
+if __name__ == "__main__":
+    compare()

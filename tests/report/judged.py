@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Compares the verdicts on a dump with what is expected of it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tests.report.expected import ENVIRONMENT, SCENARIOS
+from tests.truth import tables
+
+SAID_ALWAYS = frozenset({"panic"})
+"""The code of a crash, which the table has by its cause."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Codes said and expected of one dump."""
+
+    said: frozenset[str]
+    right: frozenset[str]
+    """Those of them that may be said."""
+
+    missed: frozenset[str]
+    critical_said: frozenset[str]
+    critical_right: frozenset[str]
+    critical_missed: frozenset[str]
+    failed: tuple[str, ...]
+    """What is wrong, in lines."""
+
+
+def report_of(dump: str) -> Mapping[str, Any]:
+    """Return the JSON of msa-report on a dump of the lab."""
+    found: Mapping[str, Any] = tables.report("report", dump)
+    return found
+
+
+@cache
+def judged(dump: str) -> Judged:
+    """Judge the report on a dump, such as ``crashes-null-6.12``."""
+    expected = SCENARIOS[dump.rpartition("-")[0]]
+    report = report_of(dump)
+    verdicts = report["verdicts"]
+    said = frozenset(each["code"] for each in verdicts)
+    critical = frozenset(v["code"] for v in verdicts if v["severity"] == "critical")
+    died = SAID_ALWAYS if expected.died else frozenset[str]()
+    may = expected.must | expected.may | expected.critical | died
+    # What the kernel itself reported of its guest is so.
+    said_by_log = ENVIRONMENT & said if report["log"] else frozenset[str]()
+    must_critical = expected.critical | died
+    return Judged(
+        said=said,
+        right=said & (may | said_by_log),
+        missed=(expected.must | must_critical) - said,
+        critical_said=critical,
+        critical_right=critical & (must_critical | expected.may | said_by_log),
+        critical_missed=must_critical - critical,
+        failed=tuple(_failed(dump, report)),
+    )
+
+
+def _failed(dump: str, report: Mapping[str, Any]) -> Iterator[str]:
+    expected = SCENARIOS[dump.rpartition("-")[0]]
+    crash = report["crash"]
+    if expected.died is None:
+        if crash is not None:
+            yield f"it did not crash: {crash}"
+    elif crash is None:
+        yield "it crashed"
+    else:
+        died = expected.died
+        if crash["cause"] != died.cause:
+            yield f"cause {crash['cause']}, not {died.cause}"
+        if died.function is not None:
+            found = crash["function"], crash["module"]
+            if found != (died.function, died.module):
+                yield f"in {found}, not {(died.function, died.module)}"
+        if not crash["frames"]:
+            yield "no stack"
+    for code, words in expected.words.items():
+        texts = json.dumps([v for v in report["verdicts"] if v["code"] == code])
+        if words not in texts:
+            yield f"{code} does not say {words!r}: {texts}"
+    for name, section in report["sections"].items():
+        if "error" in section:
+            yield f"{name}: {section['error']}"

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Events of the kernel's log, for what the lab's guests cannot be made to do."""
+
+import pytest
+
+from msatools.kernel.printk import LogRecord
+from msatools.report.causes import Cause, event_cause, panic_cause
+from msatools.report.events import MAX_EVENTS, PANIC, parse_events
+
+ARM64 = """\
+Unable to handle kernel NULL pointer dereference at virtual address 0000000000000040
+Mem abort info:
+  ESR = 0x0000000096000004
+Internal error: Oops: 0000000096000004 [#1] SMP
+Modules linked in: driver(OE)
+CPU: 1 PID: 187 Comm: crash null Tainted: G           OE      6.1.0-56-arm64 #1 Debian
+pstate: 60400005 (nZCv daif +PAN -UAO -TCO -DIT -SSBS BTYPE=--)
+pc : driver_read+0x8/0x20 [driver]
+lr : driver_write+0x30/0x60 [driver]
+sp : ffff80000a4cbd60
+Call trace:
+ driver_read+0x8/0x20 [driver]
+ driver_write+0x30/0x60 [driver]
+ vfs_write+0xcc/0x2d0
+ el0_svc+0x34/0xd4
+Code: d503201f
+---[ end trace 0000000000000000 ]---
+Kernel panic - not syncing: Oops: Fatal exception
+"""
+
+
+def log(text: str, tid: int = 1, cpu: int | None = None) -> list[LogRecord]:
+    return [
+        LogRecord(number, 4, line, None if cpu is not None else tid, cpu)
+        for number, line in enumerate(text.splitlines())
+    ]
+
+
+def test_oops_of_arm64() -> None:
+    oops, panic = parse_events(log(ARM64))
+    assert (oops.cause, panic.cause, panic.is_panic) == (
+        "null-dereference",
+        "panic",
+        True,
+    )
+    trace = oops.backtrace
+    assert trace is not None
+    assert (trace.cpu, trace.pid, trace.comm) == (1, 187, "crash null")
+    assert [frame.function for frame in trace.frames][:2] == [
+        "driver_read",
+        "driver_read",
+    ]
+    assert trace.frames[0].module == "driver"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (
+            "BUG: unable to handle page fault for address: ffffc90000000000",
+            "page-fault",
+        ),
+        ("Unable to handle kernel paging request at virtual address 1", "page-fault"),
+        ("general protection fault, probably for non-canonical", "protection-fault"),
+        ("general protection fault: 0000 [#1] SMP", "protection-fault"),
+        ("Oops: general protection fault, probably for non", "protection-fault"),
+        ("Oops: divide error: 0000 [#1] SMP", "divide-error"),
+        ("Oops: invalid opcode: 0000 [#1] SMP", "invalid-opcode"),
+        ("kernel BUG at mm/slub.c:4385!", "bug"),
+        ("Insufficient stack space to handle exception!", "stack-overflow"),
+        ("BUG: KASAN: slab-use-after-free in f+0x1/0x2", "memory-error"),
+        ("BUG: scheduling while atomic: swapper/0/0/0x00000002", "bug"),
+        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [a b:12]", "soft-lockup"),
+        ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", "hard-lockup"),
+        ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 2", "hard-lockup"),
+        ("rcu: INFO: rcu_sched detected stalls on CPUs/tasks:", "rcu-stall"),
+        ("rcu: INFO: rcu_preempt self-detected stall on CPU", "rcu-stall"),
+        ("INFO: task a:1:2 blocked for more than 120 seconds.", "hung-task"),
+        ("INFO: task a:2 blocked in I/O wait for more than 9 seconds.", "hung-task"),
+        ("BUG: workqueue lockup - pool cpus=1 node=0 flags=0x0", "workqueue-stall"),
+        ("WARNING: CPU: 0 PID: 1 at mm/page_alloc.c:1 f+0x1/0x2", "warning"),
+        ("WARNING: mm/page_alloc.c:1 at f+0x1/0x2, CPU#0: a/1", "warning"),
+        ("a b invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL)", "out-of-memory"),
+        ("systemd[1]: BUG: nothing of the kernel's", None),
+        ("Command line: panic=1", None),
+    ],
+)
+def test_first_lines(line: str, cause: Cause | None) -> None:
+    assert event_cause(line) == cause
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("Fatal machine check", "machine-check"),
+        ("Timeout: Not all CPUs entered broadcast exception handler", "machine-check"),
+        ("NMI: Not continuing", "nmi"),
+        ("An NMI occurred. Depending on your system", "nmi"),
+        ("Attempted to kill init! exitcode=0x0000000b", "init-killed"),
+        ("VFS: Unable to mount root fs on unknown-block(0,0)", "no-root"),
+        ("stack-protector: Kernel stack is corrupted in: f", "stack-corruption"),
+        ("corrupted stack end detected inside scheduler", "stack-corruption"),
+        ("System is deadlocked on memory", "out-of-memory"),
+        ("Out of memory and no killable processes...", "out-of-memory"),
+        ("kernel: panic_on_warn set ...", "warning"),
+        ("hung_task: blocked tasks", "hung-task"),
+        ("RCU Stall", "rcu-stall"),
+        ("Hard LOCKUP", "hard-lockup"),
+        ("softlockup: hung tasks", "soft-lockup"),
+        ("something of a driver's own", "panic"),
+    ],
+)
+def test_words_of_panics(words: str, cause: Cause) -> None:
+    assert panic_cause(words) == cause
+    (event,) = parse_events(log(f"{PANIC}{words}"))
+    assert (event.cause, event.is_panic) == (cause, True)
+
+
+def test_mixed_lines_of_two_cpus() -> None:
+    """Each CPU's frames are its own, by the writer of each line."""
+    first = log(
+        "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n"
+        "rcu: \t1-...!: (0 ticks this GP) idle=1\n",
+        cpu=0,
+    )
+    one = log(
+        "NMI backtrace for cpu 1\n"
+        "CPU: 1 PID: 9 Comm: stuck Not tainted 6.1.0 #1\n"
+        "RIP: 0010:spin+0x1/0x2 [driver]\n"
+        "Call Trace:\n"
+        " <TASK>\n"
+        " holder+0x3/0x4 [driver]\n",
+        cpu=1,
+    )
+    two = log(
+        "CPU: 0 PID: 0 Comm: swapper/0 Not tainted 6.1.0 #1\n"
+        "Call Trace:\n"
+        " ? old+0x1/0x2\n"
+        " watch+0x1/0x2\n"
+        " RIP: 0033:0x7f\n",
+        cpu=0,
+    )
+    mixed = [line for pair in zip(one, two, strict=False) for line in pair]
+    (event,) = parse_events([*first, *mixed, *one[len(two) :]])
+    assert event.cpu == 1
+    trace = event.backtrace
+    assert trace is not None
+    assert [frame.text for frame in trace.frames] == [
+        "spin+0x1/0x2 [driver]",
+        "holder+0x3/0x4 [driver]",
+    ]
+    (other,) = (each for each in event.backtraces if each.cpu == 0)
+    assert [frame.function for frame in other.frames] == ["watch"]
+
+
+def test_events_are_bounded() -> None:
+    found = parse_events(log("WARNING: at f+0x1/0x2\n" * (MAX_EVENTS + 50)))
+    assert len(found) == MAX_EVENTS
+    assert found[-1].time_ns == MAX_EVENTS + 49

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is said of real dumps, and what is not."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.report.expected import FEW, SCENARIOS
+from tests.report.judged import judged, report_of
+
+
+def dumps() -> Iterator[object]:
+    """Yield the dumps of kernel 6.12; others with ``--all-kernels``."""
+    for name in SCENARIOS:
+        marks = [] if name in FEW else [pytest.mark.long]
+        yield pytest.param(f"{name}-6.12", marks=marks)
+        if name not in ("watchdogs-hard",):
+            yield pytest.param(f"{name}-6.1", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("dump", [*dumps()])
+def test_verdicts(dump: str) -> None:
+    found = judged(dump)
+    assert found.failed == ()
+    assert found.missed == frozenset()
+    assert found.said - found.right == frozenset()
+    assert found.critical_missed == frozenset()
+    assert found.critical_said - found.critical_right == frozenset()
+
+
+ALIKE = (
+    *("crashes-null", "crashes-bug", "crashes-stack", "crashes-gpf"),
+    *("crashes-fault", "crashes-warn", "crashes-oom", "crashes-oom-group"),
+    *("watchdogs-soft", "watchdogs-rcu", "watchdogs-hung"),
+)
+"""Scenarios whose fault is the same on both kernels."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALIKE)
+def test_one_fault_has_one_fingerprint(name: str) -> None:
+    prints = {
+        report_of(f"{name}-{kernel}")["crash"]["fingerprint"]
+        for kernel in ("6.1", "6.12")
+    }
+    assert len(prints) == 1
+
+
+@pytest.mark.long
+def test_other_faults_have_others() -> None:
+    crashes = [f"{name}-6.12" for name in ALIKE]
+    prints = [report_of(dump)["crash"]["fingerprint"] for dump in crashes]
+    assert len({*prints}) == len(prints)

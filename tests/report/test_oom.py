@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Lacks of memory in the kernel's log."""
+
+from msatools.report.oom import parse_ooms, victims
+from tests.report.test_events import log
+
+CGROUP = """\
+my eater invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0
+memory: usage 65536kB, limit 65536kB, failcnt 37
+Memory cgroup stats for /service/a b:
+Tasks state (memory values in pages):
+[  pid  ]   uid  tgid total_vm      rss rss_anon rss_file rss_shmem pgtables_bytes \
+swapents oom_score_adj name
+[    175]     0   175    23000    20151    19098     1053         0   208896        0 \
+            0 my eater
+[    176]     0   176     2300      151       98       53         0    20896        0 \
+         -999 12
+oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,\
+oom_memcg=/service/a b,task_memcg=/service/a b,task=my eater,pid=175,uid=0
+Memory cgroup out of memory: Killed process 175 (my eater) total-vm:92000kB, \
+anon-rss:76392kB, file-rss:4212kB, shmem-rss:0kB, UID:0 pgtables:204kB oom_score_adj:0
+"""
+GLOBAL_51 = """\
+a invoked oom-killer: gfp_mask=0x140dca(GFP_HIGHUSER_MOVABLE|__GFP_ZERO), order=-1, \
+oom_score_adj=0
+[    300]     0   300    23000    20151   208896        0             0 big
+oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,\
+task_memcg=/,task=big,pid=300,uid=0
+Out of memory: Killed process 300 (big) total-vm:92000kB, anon-rss:76392kB
+"""
+
+
+def test_of_a_control_group() -> None:
+    (oom,) = parse_ooms(log(CGROUP))
+    assert (oom.comm, oom.order, oom.flags) == ("my eater", 0, "GFP_KERNEL")
+    assert (oom.constraint, oom.cgroup) == ("cgroup", "/service/a b")
+    assert [(each.pid, each.comm, each.rss_pages) for each in oom.holders] == [
+        (175, "my eater", 20151),
+        (176, "12", 151),
+    ]
+    assert oom.victim is not None
+    assert (oom.victim.pid, oom.victim.comm) == (175, "my eater")
+    assert oom.victim.anon_bytes == 76392 << 10
+
+
+def test_of_the_machine() -> None:
+    """The table of tasks has fewer columns up to v6.9."""
+    first, second = parse_ooms(log(CGROUP + GLOBAL_51))
+    assert first.constraint == "cgroup"
+    assert (second.constraint, second.cgroup, second.order) == ("none", None, -1)
+    assert [(each.pid, each.comm) for each in second.holders] == [(300, "big")]
+    assert [each.pid for each in victims([first, second])] == [175, 300]
+
+
+def test_none() -> None:
+    assert parse_ooms(log("Out of memory: Killed process 1 (a)\nnothing\n")) == []

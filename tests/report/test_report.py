@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The report as a whole: parts that fail, the crash without its log, what it costs."""
+
+import re
+import shlex
+from functools import cache
+
+import pytest
+from drgn import FaultError, sizeof
+from drgn.helpers.linux.pid import find_task
+from msatools.commands.report import COMMAND
+
+from fixtures import lab
+from msatools.cli.sandbox import binding
+from msatools.kernel.printk import read_log
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.registry import NAMES
+from msatools.report import report as report_module
+from msatools.report.model import SECTIONS, TriageReport
+from msatools.report.report import collect_report
+from msatools.target import Opened, TargetSpec, open_target
+from msatools.tasks.table import TaskReader
+from tests.support import overlay
+from tests.support.calls import CORE, call
+
+CRASHED = "crashes-null-6.12"
+
+
+def opened(dump: str) -> Opened:
+    path = str(lab.build(dump).kept)
+    return open_target(TargetSpec(path=path, types="btf"))
+
+
+@cache
+def report(dump: str) -> TriageReport:
+    found = opened(dump)
+    return collect_report(found.prog, target=found.target)
+
+
+# --- the crash
+
+
+def test_crash() -> None:
+    found = report(CRASHED)
+    crash = found.crash
+    assert crash is not None
+    assert crash.message == "BUG: kernel NULL pointer dereference, address: " + (
+        "0000000000000040"
+    )
+    assert crash.frames[0].startswith("cm_read_state+0x")
+    assert crash.frames[0].endswith(" [crashmodule]")
+    assert "O" in (crash.taints or "")
+    assert found.verdicts[0].code == "panic"
+    assert found.next[0].command.endswith(f"-p {crash.pid} --stacks")
+
+
+def test_crash_without_its_log() -> None:
+    """The stack is that of the registers; it names the cause, too."""
+    found = opened("crash-6.12")
+    with_log = collect_report(found.prog, target=found.target).crash
+    overlay.lose(found.prog, found.prog["prb"].address_, 8)
+    lost = collect_report(found.prog, target=found.target)
+    crash = lost.crash
+    assert crash is not None
+    assert with_log is not None
+    assert (crash.cause, crash.function) == ("sysrq", "sysrq_handle_crash")
+    assert crash.fingerprint == with_log.fingerprint
+    assert (crash.cpu, crash.pid, crash.comm) == (
+        with_log.cpu,
+        with_log.pid,
+        with_log.comm,
+    )
+    assert lost.coverage["log_unreadable"] == 1
+    assert lost.log == ()
+
+
+def test_command_lines_can_be_typed() -> None:
+    """Each is of a command, with options that it knows."""
+    from msatools.cli.arguments import make_parser
+    from msatools.registry import load
+
+    for dump in (CRASHED, "locks-6.12", "lockmodule-6.12"):
+        found = report(dump)
+        lines = [step.command for step in found.next]
+        lines += [verdict.see for verdict in found.verdicts]
+        assert 2 <= len(found.next) <= 5
+        for line in lines:
+            name, *words = shlex.split(line)
+            command = load(name.removeprefix("msa-"))
+            parser = make_parser(command, in_drgn=False)
+            assert parser.parse_intermixed_args(words)
+
+
+# --- parts that fail
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_part_that_fails_is_a_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FaultError("lost in this test", 0x1234)
+
+    monkeypatch.setattr(report_module, f"collect_{name}", fail)
+    ran = call(COMMAND, "--json", CORE)
+    assert ran.status == 0
+    sections = ran.json["sections"]
+    assert "lost in this test" in sections[name]["error"]
+    others = [section for key, section in sections.items() if key != name]
+    assert all(each["summary"] for each in others)
+    assert ran.json["coverage"]["parts_lost"] == 1
+    strict = call(COMMAND, "--strict", CORE)
+    assert strict.status == 3
+    assert f"{name}: " in strict.out
+
+
+@pytest.mark.parametrize(
+    "error", [OverflowError("absurd"), RecursionError(), MemoryError(), ValueError("x")]
+)
+def test_absurd_data_end_one_part(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(report_module, "collect_locks", fail)
+    ran = call(COMMAND, "--json", CORE)
+    assert ran.status == 0
+    assert type(error).__name__ in ran.json["sections"]["locks"]["error"]
+    assert "Traceback" not in ran.err
+
+
+# --- what it costs
+
+
+def test_tasks_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = []
+    walk = TaskReader._walk
+
+    def counted(self: TaskReader, losses: LossLog) -> object:
+        walks.append(self)
+        return walk(self, losses)
+
+    monkeypatch.setattr(TaskReader, "_walk", counted)
+    found = opened(CRASHED)
+    made = collect_report(found.prog, target=found.target)
+    assert len(walks) == 1
+    assert made.sections["prstat"].summary
+    assert collect_report(found.prog, target=found.target).verdicts == made.verdicts
+    assert len(walks) == 2
+
+
+# --- the command
+
+
+def test_fingerprint_alone() -> None:
+    ran = call(COMMAND, "--fingerprint", CORE, opening=lambda _: opened(CRASHED))
+    assert (ran.status, ran.err) == (0, "")
+    crash = report(CRASHED).crash
+    assert crash is not None
+    assert ran.out == f"{crash.fingerprint}\n"
+    ran = call(COMMAND, "--fingerprint", CORE)
+    assert (ran.status, ran.out) == (0, "the kernel has not crashed\n")
+
+
+def test_page_is_in_order() -> None:
+    ran = call(COMMAND, CORE, opening=lambda _: opened(CRASHED))
+    titles = (
+        "CRASHED: ",
+        "Nothing else is wrong",
+        "memstat: ",
+        "cpus: ",
+        "NEXT",
+        "LOG",
+    )
+    places = [ran.out.index(title) for title in titles]
+    assert places == sorted(places)
+
+
+def test_full_has_each_command() -> None:
+    ran = call(COMMAND, "--full", CORE)
+    heads = re.findall(r"^--- msa-(\w+)$", ran.out, re.MULTILINE)
+    assert {*heads} == {*NAMES} - {"report"} & {*SECTIONS}
+
+
+def test_names_are_escaped() -> None:
+    def renamed(spec: TargetSpec) -> Opened:
+        found = open_target(TargetSpec(path=CORE, types="btf"))
+        name = find_task(found.prog, 210).comm.address_
+        overlay.put(found.prog, name, b"a\x1b[31m\n[b]".ljust(16, b"\0"))
+        return found
+
+    ran = call(COMMAND, "--full", CORE, opening=renamed)
+    assert (ran.status, ran.err) == (0, "")
+    assert "a\\x1b[31m\\x0a[b]" in ran.out
+    assert all(line.isprintable() for line in ran.out.splitlines())
+
+
+@pytest.mark.skipif(binding() is None, reason="no seccomp")
+def test_dumps_are_read_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def inside(name: str, path: str, work: object) -> int:
+        used.append(name)
+        return 0
+
+    monkeypatch.setattr("msatools.cli.sandbox.in_sandbox", inside)
+    assert call(COMMAND, CORE).status == 0
+    assert used == ["msa-report"]
+    call(COMMAND, "--fingerprint", "--qemu", "still.sock")
+    assert used == ["msa-report"]
+
+
+def test_without_seccomp_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msatools.cli.sandbox.binding", lambda: None)
+    ran = call(COMMAND, "--json", CORE)
+    assert (ran.status, ran.err) == (0, "")
+    assert "no-sandbox" in [note["code"] for note in ran.json["notes"]]
+
+
+# --- the log
+
+
+def test_log_as_drgn_reads_it() -> None:
+    from drgn.helpers.linux.printk import get_printk_records
+
+    prog = opened(CRASHED).prog
+    losses = LossLog()
+    ours = read_log(Reader(prog), losses)
+    theirs = get_printk_records(prog)
+    assert len(ours) > 300
+    assert [
+        (each.time_ns, each.level, each.text, each.tid, each.cpu) for each in ours
+    ] == [
+        (
+            each.timestamp,
+            each.level,
+            each.text.decode("utf-8", "backslashreplace"),
+            each.caller_tid,
+            each.caller_cpu,
+        )
+        for each in theirs
+    ]
+    assert not losses.lost
+
+
+def test_log_with_a_lost_page() -> None:
+    """The messages of that page are lost, and no others."""
+    prog = opened(CRASHED).prog
+    whole = read_log(Reader(prog), LossLog())
+    text = prog["prb"].text_data_ring.data.value_()
+    overlay.lose_page(prog, text + overlay.PAGE)
+    losses = LossLog()
+    left = read_log(Reader(prog), losses)
+    assert losses.lost["log_unreadable"] == len(whole) - len(left) > 0
+    assert {*left} < {*whole}
+
+
+@pytest.mark.parametrize("member", ["desc_ring.count_bits", "text_data_ring.size_bits"])
+def test_log_of_an_absurd_size(member: str) -> None:
+    prog = opened(CRASHED).prog
+    place = prog["prb"][0]
+    for part in member.split("."):
+        place = place.member_(part)
+    overlay.put(prog, place.address_, b"\xff" * sizeof(place.type_))
+    losses = LossLog()
+    assert read_log(Reader(prog), losses) == []
+    assert losses.lost["log_unreadable"] == 1
