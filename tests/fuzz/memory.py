@@ -125,7 +125,14 @@ VARIABLES = (
     *("pid_max", "init_pid_ns", "threads-max", "nr_threads", "cgrp_dfl_root"),
     *("__cpu_online_mask", "__cpu_possible_mask", "__cpu_present_mask", "tk_core"),
     *("vm_node_stat", "vm_zone_stat", "swapper_spaces", "swap_info", "totalram_pages"),
-    *("irq_desc_tree", "sparse_irqs", "workqueues", "super_blocks", "hstates"),
+    *(
+        "irq_desc_tree",
+        "sparse_irqs",
+        "workqueues",
+        "worker_pool_idr",
+        "super_blocks",
+        "hstates",
+    ),
     *("jiffies_64", "avenrun", "pcpu_nr_units", "pcpu_slot", "pcpu_chunk_lists"),
 )
 
