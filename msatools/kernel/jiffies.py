@@ -29,6 +29,11 @@ class Jiffies:
         moment = self.updated_ns + ahead * self.tick_ns
         return moment if moment > 0 else None
 
+    def past_ns(self, count: int) -> int | None:
+        """Return :meth:`time_ns` of a past count; ``None`` of another."""
+        moment = self.time_ns(count)
+        return moment if moment is not None and moment <= self.updated_ns else None
+
 
 _U64_MAX = (1 << 64) - 1
 

@@ -13,8 +13,8 @@ import drgn
 import numpy as np
 
 from msatools.cpus.stalls.model import GracePeriod, GracePeriodTask
-from msatools.cpus.ticksched import Jiffies
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.jiffies import Jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
@@ -108,7 +108,7 @@ def read_grace_period(
     expedited = bool(state.get("expedited", 0) & _UNDER_WAY)
 
     def since(count: int | None) -> int | None:
-        moment = None if count is None else jiffies.moment(count)
+        moment = None if count is None else jiffies.past_ns(count)
         return None if moment is None else max(now_ns - moment, 0)
 
     tasks, others = _blocking(reader, leaves, expedited, losses)

@@ -43,9 +43,10 @@ from msatools.cpus.stalls.rcu import read_grace_period, waiters
 from msatools.cpus.stalls.stopper import read_stop_machine
 from msatools.cpus.stalls.timers import overdue_timers
 from msatools.cpus.stalls.watchdogs import Watchdogs, read_watchdogs
-from msatools.cpus.ticksched import Jiffies, TickSched, read_jiffies, read_tick_sched
+from msatools.cpus.ticksched import TickSched, read_tick_sched
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.cpumask import online_cpus
+from msatools.kernel.jiffies import Jiffies, read_jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Addresses, Reader, column

@@ -8,7 +8,8 @@ import drgn
 import numpy as np
 
 from msatools.cpus.stalls.model import OverdueTimer
-from msatools.cpus.ticksched import Jiffies, TickSched
+from msatools.cpus.ticksched import TickSched
+from msatools.kernel.jiffies import Jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader
@@ -129,7 +130,7 @@ def _wheel(
                 continue
             if is_deferrable and (cpu in idle or ticks.stopped[row]):
                 continue
-            due = jiffies.moment(int(read["next"][index]))
+            due = jiffies.past_ns(int(read["next"][index]))
             if due is None or ticks.latest_ns - due < LATE_NS:
                 continue
             yield OverdueTimer(
