@@ -113,7 +113,7 @@ TRIED = {
         alike={("-n 1", "-P 0"): "one CPU is one row"},
     ),
     "locks": Tried(
-        selecting=("-p 220", "--state D", "--min-age 33"),
+        selecting=("-p 220", "--state D", "--min-age 88"),
         others=(
             *("--by lock", "--by task", "--chains", "--holders", "--dot", "--stacks"),
             *("--io", "--workqueues", "-n 1", "-v", "--json"),
@@ -131,7 +131,7 @@ TRIED = {
             ("--stacks", "--holders"): "nobody holds a lock",
             ("-n 1", "--holders"): "nobody holds a lock",
             **dict.fromkeys(
-                [("-n 1", each) for each in ("--state D", "--min-age 33", "-v")],
+                [("-n 1", each) for each in ("--state D", "--min-age 88", "-v")],
                 "there is no root",
             ),
             ("-n 1", "--stacks"): "there is no root",
@@ -151,7 +151,7 @@ TRIED = {
         },
     ),
     "prstat": Tried(
-        selecting=("-p 1,209,215", "--class SIG"),
+        selecting=("-p 1,204,210", "--class SIG"),
         others=(
             *("-m", "-L", "-a", "-Z", "--by comm", "--by user", "--sort RSS", "-n 1"),
             *("-o pid,cpu", "--children", "--states", "--load", "--stacks"),
@@ -304,7 +304,7 @@ EMPTY = {
     "prstat": (
         *(*NOWHERE, "-u 12345", "--state Z", "--class NET", "--min-age 1d"),
         *("--max-age 0", "-p 1 --state Z", "-p 1 --kernel-threads"),
-        *("-p 2 --user-tasks", "-P 1 -p 1", "--load --state Z", "--states --state Z"),
+        *("-p 2 --user-tasks", "-P 0 -p 1", "--load --state Z", "--states --state Z"),
         *("--stacks --state Z", "--stacks --function f", "--stacks --module m"),
         *("--folded age --state Z", "--folded age --function f"),
     ),

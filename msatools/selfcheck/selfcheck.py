@@ -9,7 +9,7 @@ import drgn
 from msatools.kernel.reader import is_left_out
 from msatools.kernel.report import noting_refusals
 from msatools.kernel.session import Progress, Session
-from msatools.selfcheck import cpus, locks, memory, reading, tasks
+from msatools.selfcheck import addresses, cpus, locks, memory, reading, tasks
 from msatools.selfcheck.comparison import Comparison, judge
 from msatools.selfcheck.facts import kernel_facts, software
 from msatools.selfcheck.model import SelfCheckReport
@@ -45,6 +45,7 @@ CHECKS: dict[str, Sequence[Check]] = {
         *reading.CHECKS,
     ),
     "cpus": (*cpus.CHECKS, *tasks.QUEUED, *reading.CHECKS),
+    "whatis": (*addresses.CHECKS, *reading.CHECKS),
 }
 """The checks of each command, those that concern others as well included."""
 

@@ -8,7 +8,7 @@ enabled where msa is installed; ``sos report -o msatools`` runs it alone.
 
 from sos.report.plugins import DebianPlugin, IndependentPlugin, Plugin, UbuntuPlugin
 
-COMMANDS = ("cpus", "locks", "memstat", "prstat", "zombies")
+COMMANDS = ("cpus", "locks", "memstat", "prstat", "report", "zombies")
 
 TIMEOUT_SECONDS = 300
 """For each command: more than any takes on a machine that is overloaded."""

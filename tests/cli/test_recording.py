@@ -274,6 +274,11 @@ REFUSED_OF = {
         "--folded age": "--folded: recordings do not have it",
         "--folded age --module ext4": "--folded: recordings do not have it",
     },
+    "report": {
+        "--full": "--full: recordings do not have it",
+        "--html page": "--html: recordings do not have it",
+        "--fingerprint": "--fingerprint: recordings do not have it",
+    },
     "whatis": {"--waits": "--waits: recordings do not have it"},
     "zombies": {
         "-p 1": "-p: recordings do not have it",

@@ -183,9 +183,11 @@ def test_part_of_a_split_dump(tmp_path: Path) -> None:
 
 
 def test_bitmaps_that_are_cut_off(tmp_path: Path) -> None:
-    huge = struct.pack("<I", 0x7FFFFFFE)
-    with pytest.raises(EOFError):
-        KdumpPages(str(copied(DEMO, tmp_path, {BITMAP_BLOCKS: huge})))
+    # For 32 TiB, and for more than there can be.
+    for blocks, error in ((1 << 19, EOFError), (0x7FFFFFFE, ValueError)):
+        large = struct.pack("<I", blocks)
+        with pytest.raises(error):
+            KdumpPages(str(copied(DEMO, tmp_path, {BITMAP_BLOCKS: large})))
 
 
 @pytest.mark.parametrize("format", FORMATS[:5])
