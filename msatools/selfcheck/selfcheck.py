@@ -45,7 +45,7 @@ CHECKS: dict[str, Sequence[Check]] = {
         *reading.CHECKS,
     ),
     "cpus": (*cpus.CHECKS, *tasks.QUEUED, *reading.CHECKS),
-    "whatis": (*addresses.CHECKS, *reading.CHECKS),
+    "whatis": (*addresses.CHECKS, *memory.CHECKS, *reading.CHECKS),
 }
 """The checks of each command, those that concern others as well included."""
 

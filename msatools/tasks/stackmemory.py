@@ -89,7 +89,8 @@ def stack_bytes(prog: drgn.Program) -> int:
     """Find the size of a kernel stack, THREAD_SIZE."""
     try:
         size = _mapped_size(prog) or _first_stack_size(prog)
-    except drgn.FaultError:
+    except (drgn.FaultError, TypeError):
+        # TypeError: the kernel's types are damaged, and the member is no pointer.
         size = _first_stack_size(prog)
     if not 0 < size <= _MAX_STACK_BYTES or size % 4096:
         # THREAD_SIZE of x86-64 and arm64 without KASAN.

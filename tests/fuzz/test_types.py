@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from msatools.registry import NAMES
+from msatools.registry import NAMES, load
 from msatools.selfdesc.btf import Btf, BtfKind
 from tests.fuzz.cases import Case
 from tests.fuzz.dumps import dump, program
@@ -16,6 +16,7 @@ from tests.fuzz.judge import GOOD
 from tests.fuzz.memory import put
 from tests.fuzz.run import run_case
 from tests.fuzz.tables import changed_pages
+from tests.support.calls import with_operands
 
 CORE = "6.12"
 HEADER = struct.Struct("<HBBIIIII")
@@ -83,6 +84,7 @@ def test_types(kind: object, command: str, tmp_path: Path) -> None:
     assert pages
     core = dump(CORE, "elf")
     changes = tuple(changed_pages(core, pages))
-    case = Case("made", "tables", core, command, (), changes, is_json=True)
+    words = with_operands(load(command))
+    case = Case("made", "tables", core, command, words, changes, is_json=True)
     outcome, run = run_case(case, tmp_path)
     assert outcome in GOOD, run.err

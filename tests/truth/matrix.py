@@ -29,7 +29,7 @@ from tests.truth.tables import TABLES, types_of, verdicts
 
 PAGE = Path(__file__).parents[2] / "docs/kernels.md"
 PLAIN = "plain"
-COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus", "report")
+COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus", "whatis", "report")
 ABOUT = """\
 # Kernels and machines
 
