@@ -253,8 +253,9 @@ def _drgn_unwinds(prog: drgn.Program) -> bool:
         prog.stack_trace(find_variable(prog, "init_task").address_of_())
     except NotImplementedError:
         return False
-    except (LookupError, ValueError, drgn.FaultError):
-        # Of this task it cannot: it may run.
+    except Exception:
+        # Of this task it cannot: it may run, or the dump is damaged, for which drgn
+        # has several exceptions.
         pass
     return True
 
