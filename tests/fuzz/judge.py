@@ -110,8 +110,9 @@ def data_start(dump: Dump) -> int:
 
 
 def _answer(text: str) -> Any:
-    """Return what a report says of the kernel."""
-    report = json.loads(text)
+    """Return what a report says of the kernel; command lines in it name no file."""
+    path = json.loads(text)["target"]["path"]
+    report = json.loads(text.replace(path, "vmcore"))
     for key in _COSTS:
         report.pop(key, None)
     for key in _OF_THE_FILE:
