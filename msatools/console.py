@@ -13,11 +13,12 @@ from functools import partial
 def __getattr__(name: str) -> Callable[[], int]:
     """Return the console script of a command."""
     _end_by_ctrl_c()
-    from msatools.registry import NAMES
+    from msatools.registry import GROUPS, NAMES
 
-    if name not in NAMES:
+    if name not in (*NAMES, *GROUPS):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return partial(_run_and_leave, name)
+    # Other programs and threads that a group starts end in their own time.
+    return partial(run if name in GROUPS else _run_and_leave, name)
 
 
 def _run_and_leave(name: str) -> int:
@@ -51,8 +52,13 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
     # drgn loads the plugins of all installed packages, which takes a tenth of a second,
     # and may fetch debug info. DRGN_PLUGINS=NAME still loads one.
     os.environ.setdefault("DRGN_DISABLE_PLUGINS", "*")
+    from msatools.registry import GROUPS, load, load_group
+
+    if name in GROUPS:
+        from msatools.cli.subcommands import run_group
+
+        return run_group(load_group(name), argv)
     from msatools.cli.main import run_console
-    from msatools.registry import load
 
     return run_console(load(name), argv)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msatools.cli.command import Command
+    from msatools.cli.subcommands import CommandGroup
 
 NAMES = (
     "cpus",
@@ -27,3 +28,13 @@ def load(name: str) -> "Command[Any]":
     """Import a command, which imports all that it needs."""
     command: Command[Any] = import_module(f"msatools.commands.{name}").COMMAND
     return command
+
+
+GROUPS = ("fleet",)
+"""Names of modules with subcommands, which work on many targets."""
+
+
+def load_group(name: str) -> "CommandGroup":
+    """Import a command with subcommands."""
+    group: CommandGroup = import_module(f"msatools.commands.{name}").COMMAND
+    return group

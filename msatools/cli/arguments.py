@@ -24,13 +24,13 @@ class Asked(Exception):
     """The user requested the help or the version, the text of which is the argument."""
 
 
-class _Help(argparse.Action):
+class Help(argparse.Action):
     # argparse's own action prints at once, and hides errors of the output.
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         raise Asked(parser.format_help())
 
 
-class _Version(argparse.Action):
+class Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         raise Asked(f"{parser.prog} {msatools.__version__}\n")
 
@@ -93,7 +93,7 @@ _OPTIONS = (
         "report in each (of one recording named twice, the first and the last); - is "
         "standard input",
     ),
-    argument("-h", "--help", action=_Help, nargs=0, help="print this help"),
+    argument("-h", "--help", action=Help, nargs=0, help="print this help"),
 )
 
 _TARGET_OPTIONS = (
@@ -118,7 +118,7 @@ _TARGET_OPTIONS = (
         help="read someone else's dump in a process that can do little besides",
     ),
     argument("--debug", action="store_true", help="show tracebacks of errors"),
-    argument("--version", action=_Version, nargs=0, help="print name and version"),
+    argument("--version", action=Version, nargs=0, help="print name and version"),
 )
 
 _EXAMPLES: tuple[tuple[str, str], ...] = (
@@ -175,7 +175,7 @@ def parse_words(words: Iterable[str]) -> Words:
     return Words(target, interval_s, count)
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
+class Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(prog, **{**kwargs, "max_help_position": 22, "width": 78})
 
@@ -331,7 +331,7 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         description=command.summary,
         epilog="EXAMPLES:\n"
         + "\n".join(f"  %(prog)s {words:{width}}  {what}" for words, what in examples),
-        formatter_class=_Formatter,
+        formatter_class=Formatter,
         add_help=False,
         allow_abbrev=False,
     )

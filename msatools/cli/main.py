@@ -72,9 +72,10 @@ def failed(error: Exception, name: str, *, debug: bool) -> int:
 def _explain(error: Exception, name: str) -> str:
     if isinstance(error, UsageError):
         return f"{error}; see {name} --help"
+    from msatools.fleet.errors import FleetError
     from msatools.target import TargetError
 
-    if isinstance(error, (TargetError, OutputError)):
+    if isinstance(error, (TargetError, OutputError, FleetError)):
         return str(error)
     kind = type(error).__name__
     return f"unexpected {kind}: {error}; run it with --debug and report this"

@@ -240,11 +240,20 @@ class _Pipe(io.TextIOWrapper):
         return self._is_terminal
 
 
-def lock_down(seccomp: ModuleType | None) -> None:
-    """Drop what reading a dump does not need, for good."""
+def lock_down(
+    seccomp: ModuleType | None,
+    memory_bytes: int | None = None,
+    seconds: int | None = None,
+) -> None:
+    """Drop what reading a dump does not need, for good.
+
+    :param memory_bytes: Private memory of the process; :data:`MEMORY_BYTES` if it is
+        not given.
+    :param seconds: Its CPU time; :data:`SECONDS` if it is not given.
+    """
     limits = {
-        resource.RLIMIT_DATA: MEMORY_BYTES,
-        resource.RLIMIT_CPU: SECONDS,
+        resource.RLIMIT_DATA: MEMORY_BYTES if memory_bytes is None else memory_bytes,
+        resource.RLIMIT_CPU: SECONDS if seconds is None else seconds,
         resource.RLIMIT_CORE: 0,
         # Pipes are no files.
         resource.RLIMIT_FSIZE: 0,

@@ -5,6 +5,7 @@
 import argparse
 import re
 import sys
+import time
 from collections.abc import Collection, Iterable
 
 _MAX_CPUS = 1 << 16
@@ -22,6 +23,8 @@ _CONTAINER_ID = re.compile("[0-9a-f]{12,64}")
 """Engines show 12 digits of 64."""
 
 _USER_NAME = re.compile(r"[^\s:,\x00-\x1f\x7f]+")
+_SIZE = re.compile(r"([0-9]{1,15})\s*([KMGT])(?:i?B)?", re.IGNORECASE)
+_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ns|us|ms|s|m|h|d)?")
 
 
@@ -158,6 +161,41 @@ def duration_ns(word: str) -> int:
         raise argparse.ArgumentTypeError(f"not a duration such as 30 or 5m: {word!r}")
     number, unit = matched.groups()
     return round(min(float(number) * _UNITS[unit or "s"], _FOREVER_NS))
+
+
+def byte_size(word: str) -> int:
+    """
+    Parse ``512M`` or ``4G``, as bytes.
+
+    :raises argparse.ArgumentTypeError: if it is malformed, or less than 1M
+    """
+    matched = _SIZE.fullmatch(word)
+    size = int(matched[1]) << _SHIFTS[matched[2].upper()] if matched else 0
+    if not 1 << 20 <= size < 1 << 60:
+        raise argparse.ArgumentTypeError(f"not a size such as 512M or 4G: {word!r}")
+    return size
+
+
+def moment_ns(word: str) -> int:
+    """
+    Parse ``2026-11-20`` or ``2026-11-20T15:30`` (UTC), or ``7d``, the time 7 days ago.
+
+    :return: ns since 1970.
+    :raises argparse.ArgumentTypeError: if it is malformed
+    """
+    from datetime import datetime, timezone
+
+    if _DURATION.fullmatch(word):
+        return time.time_ns() - duration_ns(word)
+    try:
+        moment = datetime.fromisoformat(word.removesuffix("Z"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"not a date such as 2026-11-20, or an age such as 7d: {word!r}"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return int(moment.timestamp()) * 10**9
 
 
 def state_letters(word: str) -> frozenset[str]:

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-fleet: many dumps: a report of each, and which of them are of one bug."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from msatools.cli.arguments import UsageError
+from msatools.cli.command import argument
+from msatools.cli.common_options import rows
+from msatools.cli.subcommands import CommandGroup, Subcommand
+from msatools.cli.values import byte_size, duration_ns, moment_ns, positive_number
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from msatools.fleet.buckets import Choice
+    from msatools.fleet.run import Progress
+    from msatools.fleet.single import Bounds
+    from msatools.render.blocks import Block
+
+_MODULES = ("cryptography", "distributed", "duckdb", "pyarrow")
+_STATUS_INCOMPLETE = 3
+
+
+def _run(args: argparse.Namespace) -> int:
+    from msatools.fleet.errors import FleetError, require
+
+    require(*_MODULES)
+    from functools import partial
+
+    from msatools.cli.fleet_progress import FleetProgress
+    from msatools.fleet.dumps import find_dumps
+    from msatools.fleet.run import Run
+    from msatools.fleet.single import report_dump
+    from msatools.fleet.store import Results
+
+    if args.scheduler is not None and args.workers is not None:
+        raise UsageError("-j: no effect with --scheduler, which has its own workers")
+    _check_textfile(args)
+    results = Results(args.results)
+    paths = [*find_dumps(args.dumps, sys.stdin)]
+    if not paths:
+        raise FleetError(f"{', '.join(args.dumps)}: no dump; name files or folders")
+    results.create()
+    done = results.done(only_reports=args.retry)
+    bounds = _bounds(args)
+    report = partial(report_dump, bounds=bounds)
+    with _cluster(args, bounds) as client, FleetProgress(sys.stderr) as shown:
+        shown.dashboard(client.dashboard_link)
+        progress = Run(client, results, report, done, shown.update).run(paths)
+    _print_line(_run_text(progress, args.results))
+    _write_textfile(args)
+    return _STATUS_INCOMPLETE if args.strict and progress.failed else 0
+
+
+def _bounds(args: argparse.Namespace) -> Bounds:
+    from msatools.fleet import cluster
+    from msatools.fleet.single import Bounds
+
+    memory_bytes = args.memory
+    if memory_bytes is None:
+        memory_bytes = cluster.MEMORY_BYTES
+        if args.scheduler is None:
+            workers = args.workers or cluster.cores()
+            memory_bytes = min(memory_bytes, cluster.memory_for(workers))
+    seconds = cluster.SECONDS if args.timeout is None else -(-args.timeout // 10**9)
+    return Bounds(memory_bytes=memory_bytes, seconds=max(seconds, 1))
+
+
+def _cluster(
+    args: argparse.Namespace, bounds: Bounds
+) -> AbstractContextManager[Client]:
+    from msatools.fleet import cluster
+
+    if args.scheduler is not None:
+        return cluster.remote(args.scheduler)
+    return cluster.local(args.workers or cluster.cores(), bounds)
+
+
+def _run_text(progress: Progress, results: str) -> str:
+    words = [f"{progress.finished:,} dumps read"]
+    words += (f"{count:,} {state}" for state, count in sorted(progress.states.items()))
+    if progress.skipped:
+        words.append(f"{progress.skipped:,} known before")
+    return f"{', '.join(words)}; msa-fleet show {results}"
+
+
+def _show(args: argparse.Namespace) -> int:
+    from msatools.fleet.errors import require
+
+    require(*_MODULES)
+    from msatools.cli.output import check_writable, device, output, replace_file
+    from msatools.fleet.buckets import read_fleet
+    from msatools.fleet.store import Results
+    from msatools.render import json, show
+    from msatools.render.fleet.fleet import blocks
+
+    for option, value in (("--color", args.color != "auto"), ("-n", args.rows)):
+        if args.json and value:
+            raise UsageError(f"{option}: no effect with --json, which has all")
+    _check_textfile(args)
+    if args.html is not None:
+        require("jinja2")
+        check_writable(args.html)
+    report = read_fleet(Results(args.results), _choice(args), with_reports=args.json)
+
+    def shown() -> Iterator[Block]:
+        yield from blocks(
+            report, name=args.results, rows=args.rows, verbose=args.verbose
+        )
+
+    if args.html is not None:
+        from msatools.render.fleet.html import page
+
+        replace_file(args.html, page(report, args.results).encode())
+    with output() as out:
+        if args.json:
+            json.show(report, out)
+        else:
+            show(shown(), out, device(args, out))
+    _write_textfile(args)
+    return 0
+
+
+def _choice(args: argparse.Namespace) -> Choice:
+    from msatools.fleet.buckets import Choice
+
+    return Choice(
+        host=args.host,
+        release=args.kernel,
+        verdict=args.verdict,
+        new_since_ns=args.new_since,
+    )
+
+
+def _sql(args: argparse.Namespace) -> int:
+    from msatools.fleet.errors import require
+
+    require(*_MODULES)
+    from msatools.cli.output import device, output
+    from msatools.fleet.query import query
+    from msatools.fleet.store import Results
+    from msatools.render import show
+    from msatools.render.fleet.rows import json_lines, table
+
+    if args.json and args.color != "auto":
+        raise UsageError("--color: no effect with --json, which has no colours")
+    answer = query(Results(args.results), args.query)
+    with output() as out:
+        if args.json:
+            out.writelines(json_lines(answer))
+        else:
+            show(table(answer), out, device(args, out))
+    return 0
+
+
+def _check_textfile(args: argparse.Namespace) -> None:
+    """Check that metrics can be written, before anything is read."""
+    if args.textfile is not None:
+        from msatools.cli.metrics import check_textfile
+
+        check_textfile(args.textfile)
+
+
+def _write_textfile(args: argparse.Namespace) -> None:
+    if args.textfile is None:
+        return
+    from msatools.cli.metrics import write_textfile
+    from msatools.fleet.buckets import Choice, read_fleet
+    from msatools.fleet.metrics import gauges
+    from msatools.fleet.store import Results
+
+    # Of all dumps, whatever was shown: a gauge has one meaning.
+    write_textfile(args.textfile, gauges(read_fleet(Results(args.results), Choice())))
+
+
+def _print_line(line: str) -> None:
+    from msatools.cli.output import output
+    from msatools.render.blocks import escape
+
+    with output() as out:
+        out.write(escape(line) + "\n")
+
+
+_RESULTS = argument("results", metavar="RESULTS")
+_COLOR = argument(
+    "--color",
+    choices=("auto", "always", "never"),
+    default="auto",
+    help="colours and bold text (auto: on a terminal, unless NO_COLOR is set)",
+)
+_TEXTFILE = argument(
+    "--textfile",
+    metavar="FILE",
+    help="write gauges for node_exporter's textfile collector, too",
+)
+
+_RUN = Subcommand(
+    name="run",
+    summary="have each of many dumps reported on, and keep the results",
+    operands="DUMP... -o RESULTS",
+    positional=(argument("dumps", nargs="+", metavar="DUMP"),),
+    arguments=(
+        argument(
+            "-o",
+            dest="results",
+            metavar="RESULTS",
+            required=True,
+            help="folder of the results, made if it is not there; dumps in it are not "
+            "read again",
+        ),
+        argument(
+            "-j",
+            dest="workers",
+            metavar="N",
+            type=positive_number,
+            help="read N dumps at once (as many as there are cores)",
+        ),
+        argument(
+            "--scheduler",
+            metavar="ADDRESS",
+            help="have the workers of this Dask scheduler read them; they need "
+            "msatools, and the same paths",
+        ),
+        argument(
+            "--timeout",
+            metavar="TIME",
+            type=duration_ns,
+            help="give up a dump after so long: 90 (seconds), 5m (10m)",
+        ),
+        argument(
+            "--memory",
+            metavar="SIZE",
+            type=byte_size,
+            help="most memory to read one dump: 2G, 512M (4G, or what the machine has "
+            "for each)",
+        ),
+        argument(
+            "--retry",
+            action="store_true",
+            help="read dumps again that had no report",
+        ),
+        argument(
+            "--strict",
+            action="store_true",
+            help="fail (status 3) if a dump that was read has no report",
+        ),
+        _TEXTFILE,
+    ),
+    examples=(
+        ("/var/crash -o results", "all dumps below a folder"),
+        ("'/mnt/*/vmcore' -o results", "those that match"),
+        ("- -o results < list", "those in a list, one a line"),
+        (
+            "/nfs/crash -o results --scheduler tcp://head:8786",
+            "on a cluster",
+        ),
+    ),
+    run=_run,
+)
+
+_SHOW = Subcommand(
+    name="show",
+    summary="show which bugs there are, how often, where and since when",
+    operands="RESULTS",
+    positional=(_RESULTS,),
+    arguments=(
+        argument(
+            "--new-since",
+            metavar="TIME",
+            type=moment_ns,
+            help="only bugs first seen since: 2026-11-20, 2026-11-20T15:30 (UTC), or "
+            "7d for the last 7 days",
+        ),
+        argument(
+            "--host",
+            metavar="PATTERN",
+            help="only dumps of these hosts, such as 'web*'",
+        ),
+        argument(
+            "--kernel",
+            metavar="PATTERN",
+            help="only dumps of these kernels, such as '6.12.*'",
+        ),
+        argument(
+            "--verdict",
+            metavar="CODE",
+            help="only dumps with this verdict, such as deadlock",
+        ),
+        rows(" of each table"),
+        argument(
+            "-v",
+            dest="verbose",
+            action="store_true",
+            help="show all of each bucket: verdicts, kernels, hosts",
+        ),
+        argument("--json", action="store_true", help="print JSON, with all reports"),
+        argument("--html", metavar="FILE", help="write it to a page as well"),
+        _TEXTFILE,
+        _COLOR,
+    ),
+    examples=(
+        ("results", "what there is"),
+        ("results --new-since 7d", "what is new this week"),
+        ("results --verdict deadlock -v", "all deadlocks, in full"),
+    ),
+    run=_show,
+)
+
+_SQL = Subcommand(
+    name="sql",
+    summary="ask the tables dumps and verdicts by SQL",
+    operands="RESULTS QUERY",
+    positional=(_RESULTS, argument("query", metavar="QUERY")),
+    arguments=(
+        argument("--json", action="store_true", help="print JSON, one object a row"),
+        _COLOR,
+        argument(
+            "-v", dest="verbose", action="store_true", help="show all of wide rows"
+        ),
+    ),
+    examples=(
+        ("results 'SELECT host, count(*) FROM dumps GROUP BY host'", "dumps by host"),
+        ("results 'DESCRIBE dumps'", "which columns there are"),
+    ),
+    run=_sql,
+)
+
+COMMAND = CommandGroup(
+    name="fleet",
+    summary="report on many dumps, and show which are of one bug",
+    subcommands=(_RUN, _SHOW, _SQL),
+)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The progress of msa-fleet on a terminal: done, failed, rate, time left."""
+
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from msatools.cli.output import is_terminal
+
+if TYPE_CHECKING:
+    from msatools.fleet.run import Progress
+
+_REDRAW_S = 0.5
+
+
+class FleetProgress:
+    """A line that is written anew, and erased in the end; nothing in a pipe."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out if is_terminal(out) else None
+        self._next_s = 0.0
+
+    def __enter__(self) -> "FleetProgress":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._write("\r\x1b[K")
+
+    def dashboard(self, address: str | None) -> None:
+        """Say where Dask's own dashboard is, if it runs."""
+        if address:
+            self._write(f"dashboard: {address}\n")
+
+    def update(self, progress: "Progress") -> None:
+        """Show how far the run is."""
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + _REDRAW_S
+            self._write(f"\r{progress_text(progress)}\x1b[K")
+
+    def _write(self, text: str) -> None:
+        if self._out is not None:
+            self._out.write(text)
+            self._out.flush()
+
+
+def progress_text(progress: "Progress") -> str:
+    """Return the line: ``msa-fleet: 120 of 300, 3 failed, 1.4/s, 2:09 left``."""
+    done = progress.skipped + progress.finished
+    words = [f"msa-fleet: {done:,} of {progress.total:,}"]
+    if progress.failed:
+        words.append(f"{progress.failed:,} failed")
+    if progress.finished:
+        words.append(f"{progress.rate:.1f}/s")
+        words.append(f"{_clock(progress.left / progress.rate)} left")
+    return ", ".join(words)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

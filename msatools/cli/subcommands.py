@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Commands with subcommands: they work on many targets, and open none themselves.
+
+They stand beside the commands on one target (:mod:`msatools.cli.command`), with the
+same manners: errors in one line, signals, and arguments in tables that manual pages and
+completion are made from.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from msatools.cli.arguments import Asked, Formatter, Help, UsageError, Version
+from msatools.cli.command import argument
+from msatools.cli.main import EXIT_DONE, failed
+from msatools.cli.output import OutputClosed, output
+from msatools.cli.signals import Stopped, end_by, stop_on_signals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subcommand:
+    """One thing that a group of subcommands does."""
+
+    name: str
+    summary: str
+    """Summary in less than a line."""
+
+    operands: str
+    """The arguments that are no options, as the help has them."""
+
+    positional: tuple[argument, ...]
+    arguments: tuple[argument, ...]
+    """Its own options; ``-h``, ``--version`` and ``--debug`` are added."""
+
+    examples: tuple[tuple[str, str], ...]
+    """Arguments after the name, and what they do."""
+
+    run: Callable[[argparse.Namespace], int]
+    """Does it, and returns the exit status; raises UsageError for contradictions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandGroup:
+    """A command whose first argument names what it does."""
+
+    name: str
+    """Name as in ``msa-NAME``."""
+
+    summary: str
+    subcommands: tuple[Subcommand, ...]
+
+    def named(self, name: str) -> Subcommand | None:
+        """Return the subcommand of a name; ``None`` if there is none."""
+        return next((each for each in self.subcommands if each.name == name), None)
+
+
+_OPTIONS = (
+    argument("--debug", action="store_true", help="show tracebacks of errors"),
+    argument("--version", action=Version, nargs=0, help="print name and version"),
+    argument("-h", "--help", action=Help, nargs=0, help="print this help"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises exceptions instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def make_group_parser(
+    group: CommandGroup, subcommand: Subcommand
+) -> argparse.ArgumentParser:
+    """Return the parser of the arguments after a subcommand's name."""
+    width = max(len(words) for words, _ in subcommand.examples)
+    parser = _Parser(
+        prog=f"msa-{group.name} {subcommand.name}",
+        usage=f"%(prog)s {subcommand.operands} [OPTION...]",
+        description=subcommand.summary,
+        epilog="EXAMPLES:\n"
+        + "\n".join(
+            f"  %(prog)s {words:{width}}  {what}" for words, what in subcommand.examples
+        ),
+        formatter_class=Formatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    for operand in subcommand.positional:
+        parser.add_argument(*operand.args, **operand.kwargs, help=argparse.SUPPRESS)
+    options = parser.add_argument_group("OPTIONS")
+    for option in (*subcommand.arguments, *_OPTIONS):
+        options.add_argument(*option.args, **option.kwargs)
+    return parser
+
+
+def run_group(group: CommandGroup, argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand with a shell's arguments, and return its exit status.
+
+    :param argv: Arguments after the command's name; by default those of the process.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    name = f"msa-{group.name}"
+    try:
+        with stop_on_signals():
+            return _run(group, argv)
+    except Stopped as stopped:
+        return end_by(stopped.number)
+    except OutputClosed:
+        return end_by(signal.SIGPIPE)
+    except Exception as error:
+        return failed(error, name, debug="--debug" in argv)
+
+
+def _run(group: CommandGroup, argv: Sequence[str]) -> int:
+    try:
+        subcommand = _chosen(group, argv[0] if argv else "")
+        args = make_group_parser(group, subcommand).parse_intermixed_args(argv[1:])
+    except Asked as asked:
+        with output() as out:
+            out.write(str(asked))
+        return EXIT_DONE
+    return subcommand.run(args)
+
+
+def _chosen(group: CommandGroup, word: str) -> Subcommand:
+    """Return the subcommand that a word names.
+
+    :raises Asked: if it asks for the help or the version
+    :raises UsageError: if it names none
+    """
+    if word in ("-h", "--help"):
+        raise Asked(_help(group))
+    if word == "--version":
+        import msatools
+
+        raise Asked(f"msa-{group.name} {msatools.__version__}\n")
+    found = group.named(word)
+    if found is None:
+        names = ", ".join(each.name for each in group.subcommands)
+        what = f"{word}: no such subcommand" if word else "no subcommand is named"
+        raise UsageError(f"{what}; name one of {names}")
+    return found
+
+
+def _help(group: CommandGroup) -> str:
+    width = max(len(each.name) for each in group.subcommands)
+    return "\n".join(
+        (
+            f"USAGE: msa-{group.name} SUBCOMMAND [ARGUMENT...]",
+            "",
+            group.summary,
+            "",
+            f"SUBCOMMANDS (msa-{group.name} SUBCOMMAND --help has their options):",
+            *(f"  {each.name:{width}}  {each.summary}" for each in group.subcommands),
+            "",
+            "OPTIONS:",
+            "  -h, --help  print this help",
+            "  --version   print name and version",
+            "",
+        )
+    )

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The dumps in a folder of results, selected and put into buckets."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
+
+from msatools.fleet.model import Bucket, FleetDump, FleetReport, FleetVerdict
+from msatools.fleet.store import Results
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+_DUMPS = """
+SELECT result, path, identity, state, error, host, release, fingerprint, time_ns,
+    cause, function, module, coalesce(truncated, false), {report}
+FROM dumps ORDER BY time_ns NULLS FIRST, identity
+"""
+_VERDICTS = """
+SELECT result, code, severity, confidence, "text" FROM verdicts ORDER BY result, rank
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which dumps are wanted; ``None`` for all."""
+
+    host: str | None = None
+    """Pattern of the shell."""
+
+    release: str | None = None
+    """Pattern of the shell."""
+
+    verdict: str | None = None
+    """Code of one of the verdicts."""
+
+    new_since_ns: int | None = None
+    """Only buckets that were first seen then or later; in ns since 1970."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all dumps are wanted."""
+        return self == Choice()
+
+    def takes(self, dump: FleetDump) -> bool:
+        """Return whether a dump is wanted, whatever its bucket is."""
+        return (
+            _matches(dump.host, self.host)
+            and _matches(dump.release, self.release)
+            and (
+                self.verdict is None
+                or any(verdict.code == self.verdict for verdict in dump.verdicts)
+            )
+        )
+
+    def is_new(self, bucket: Bucket) -> bool:
+        """Return whether a bucket is new enough."""
+        since_ns, first_ns = self.new_since_ns, bucket.first_ns
+        return since_ns is None or (first_ns is not None and first_ns >= since_ns)
+
+
+def _matches(value: str | None, pattern: str | None) -> bool:
+    return pattern is None or (value is not None and fnmatchcase(value, pattern))
+
+
+def read_fleet(
+    results: Results, choice: Choice, *, with_reports: bool = False
+) -> FleetReport:
+    """Return the dumps in a folder of results, and their buckets.
+
+    :param with_reports: Whether the dumps have their reports, which are large.
+    :raises FleetError: if there are no results
+    """
+    dumps = [each for each in _dumps(results, with_reports) if choice.takes(each)]
+    groups: dict[object, list[FleetDump]] = defaultdict(list)
+    for dump in dumps:
+        if dump.state == "done":
+            groups[_key(dump)].append(dump)
+    found = map(_bucket, groups.values())
+    buckets = [bucket for bucket in found if choice.is_new(bucket)]
+    buckets.sort(key=lambda bucket: (-bucket.count, -(bucket.last_ns or 0)))
+    if choice.new_since_ns is not None:
+        kept = {(bucket.fingerprint, bucket.codes) for bucket in buckets}
+        dumps = [dump for dump in dumps if _is_kept(dump, kept, choice.new_since_ns)]
+    return FleetReport(
+        dumps=tuple(dumps),
+        buckets=tuple(buckets),
+        states=dict(Counter(dump.state for dump in dumps)),
+    )
+
+
+def _is_kept(
+    dump: FleetDump, kept: set[tuple[str | None, tuple[str, ...]]], since_ns: int
+) -> bool:
+    if dump.state != "done":
+        return dump.time_ns is None or dump.time_ns >= since_ns
+    return _key(dump) in kept
+
+
+def _dumps(results: Results, with_reports: bool) -> Iterator[FleetDump]:
+    database = results.open()
+    verdicts: dict[str, list[FleetVerdict]] = defaultdict(list)
+    for result, code, severity, confidence, text in database.execute(
+        _VERDICTS
+    ).fetchall():
+        verdicts[result].append(
+            FleetVerdict(code=code, severity=severity, confidence=confidence, text=text)
+        )
+    query = _DUMPS.format(report="report" if with_reports else "NULL")
+    for row in database.execute(query).fetchall():
+        result, path, identity, state, error, host, release, *rest = row
+        fingerprint, time_ns, cause, function, module, truncated, report = rest
+        yield FleetDump(
+            path=path,
+            identity=identity,
+            state=state,
+            error=error,
+            report=json.loads(report) if report else None,
+            host=host,
+            release=release,
+            time=iso(time_ns),
+            fingerprint=fingerprint,
+            time_ns=time_ns,
+            cause=cause,
+            function=function,
+            module=module,
+            is_truncated=truncated,
+            verdicts=tuple(verdicts[result]),
+        )
+
+
+def _key(dump: FleetDump) -> tuple[str | None, tuple[str, ...]]:
+    """Return what a dump has in common with the others in its bucket."""
+    codes = () if dump.fingerprint else _worst_codes(dump.verdicts)
+    return dump.fingerprint, codes
+
+
+def _worst_codes(verdicts: Sequence[FleetVerdict]) -> tuple[str, ...]:
+    """Return the codes of the verdicts of the worst severity among them.
+
+    Whether a dump is damaged says nothing about the kernel.
+    """
+    those = [each for each in verdicts if each.code != "dump-damaged"]
+    worst = those[0].severity if those else None
+    if worst == "info":
+        return ()
+    return tuple(sorted({each.code for each in those if each.severity == worst}))
+
+
+def _bucket(dumps: Sequence[FleetDump]) -> Bucket:
+    """Return the bucket of dumps, the oldest of which is first."""
+    fingerprint, codes = _key(dumps[0])
+    times = [dump.time_ns for dump in dumps if dump.time_ns is not None]
+    first_ns, last_ns = (min(times), max(times)) if times else (None, None)
+    best = [dump for dump in dumps if not dump.is_truncated] or dumps
+    shown = best[-1]
+    return Bucket(
+        fingerprint=fingerprint,
+        codes=codes,
+        cause=shown.cause,
+        function=shown.function,
+        module=shown.module,
+        count=len(dumps),
+        first=iso(first_ns),
+        last=iso(last_ns),
+        releases=_distinct(dump.release for dump in dumps),
+        hosts=_distinct(dump.host for dump in dumps),
+        representative=shown.path,
+        verdicts=shown.verdicts,
+        days=days(dumps),
+        first_ns=first_ns,
+        last_ns=last_ns,
+    )
+
+
+def days(dumps: Iterable[FleetDump]) -> dict[str, int]:
+    """Return the number of dumps by day, in order."""
+    found = Counter(dump.time[:10] for dump in dumps if dump.time is not None)
+    return dict(sorted(found.items()))
+
+
+def _distinct(values: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(sorted({value for value in values if value is not None}))
+
+
+def iso(time_ns: int | None) -> str | None:
+    """Return a time as ``2026-11-23T11:42:43Z``; ``None`` if no calendar has it."""
+    if time_ns is None:
+        return None
+    try:
+        then = _EPOCH + timedelta(seconds=time_ns // 10**9)
+    except OverflowError:
+        return None
+    return f"{then:%Y-%m-%dT%H:%M:%S}Z"

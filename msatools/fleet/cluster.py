@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The Dask cluster that reads the dumps: one of this machine, or one that is there."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import dask
+from distributed import Client, LocalCluster
+
+from msatools.fleet.errors import FleetError
+from msatools.fleet.single import Bounds
+
+MEMORY_BYTES = 4 << 30
+"""Most private memory to read one dump, as of ``--sandbox``."""
+
+SECONDS = 600
+"""Most time to read one dump."""
+
+_CONNECT = "30s"
+_SETTINGS = {
+    # A task that loses its worker is put back; the run counts, too.
+    "distributed.scheduler.allowed-failures": 20,
+    "distributed.comm.timeouts.connect": _CONNECT,
+    # Workers have no results to speak of, and must not write them anywhere.
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.target": False,
+    "distributed.admin.log-length": 100,
+}
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_for(workers: int) -> int:
+    """Return the memory that one of *workers* on this machine may take, in bytes."""
+    from distributed.system import MEMORY_LIMIT
+
+    # An eighth stays for this process, the scheduler and all else.
+    return int(MEMORY_LIMIT * 7 // 8 // max(workers, 1))
+
+
+@contextlib.contextmanager
+def local(workers: int, bounds: Bounds) -> Iterator[Client]:
+    """Yield a client of a cluster on this machine, whose workers nannies watch.
+
+    All of it talks over TLS with a key of its own: who can send a worker work can do
+    what the worker can.
+    """
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    dashboard = "127.0.0.1:0" if find_spec("bokeh") else None
+    with (
+        dask.config.set(_SETTINGS),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            memory_limit=max(bounds.memory_bytes, 1 << 30),
+            dashboard_address=dashboard,
+            security=True,
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@contextlib.contextmanager
+def remote(address: str) -> Iterator[Client]:
+    """Yield a client of the scheduler at *address*.
+
+    :raises FleetError: if there is none, or it has no workers
+    """
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    with dask.config.set({"distributed.comm.timeouts.connect": _CONNECT}):
+        try:
+            client = Client(address, timeout=_CONNECT)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise FleetError(
+                f"--scheduler {address}: {error}; start dask scheduler there"
+            ) from error
+        with client:
+            yield client
+
+
+def workers_of(client: Client) -> int:
+    """Return the number of dumps that a cluster reads at once."""
+    return sum(client.nthreads().values())

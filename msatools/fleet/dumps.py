@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The dumps that arguments name: files, folders, patterns, and a list."""
+
+import glob
+import os
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+
+from msatools.fleet.errors import FleetError
+
+STDIN = "-"
+"""Word for a list on standard input, one path a line."""
+
+_NAMES = ("*vmcore*", "*.kdump", "*.core", "*.dump")
+"""Names that dumps have, whatever is in the file."""
+
+_BESIDE = ("*dmesg*", "*.txt", "*.log", "*.json", ".*")
+"""Names of files that tools write beside dumps."""
+
+_ELF, _KDUMP, _FLATTENED = b"\x7fELF", b"KDUMP   ", b"makedumpfile"
+_ET_CORE = b"\x04\0"
+
+
+def find_dumps(words: Iterable[str], listed: Iterable[str] = ()) -> Iterator[str]:
+    """Yield the path of each dump once, in the order of the words.
+
+    A file that is named is a dump. Of a folder those are that look like one; links to
+    folders are not followed.
+
+    :param listed: Lines of the list, if one of the words is ``-``.
+    :raises FleetError: if a word names nothing
+    """
+    seen: set[str] = set()
+    for word in words:
+        for path in _paths(word, listed):
+            if path not in seen:
+                seen.add(path)
+                yield path
+
+
+def _paths(word: str, listed: Iterable[str]) -> Iterator[str]:
+    if word == STDIN:
+        lines = (line.rstrip("\n") for line in listed)
+        yield from (line for line in lines if line)
+    elif os.path.isdir(word):
+        yield from _in_folder(word)
+    elif os.path.exists(word) or not glob.has_magic(word):
+        # What is not there gets a row that says so.
+        yield word
+    else:
+        found = sorted(glob.glob(word, recursive=True))
+        if not found:
+            raise FleetError(f"{word}: no such file; check the pattern")
+        for path in found:
+            yield from _in_folder(path) if os.path.isdir(path) else (path,)
+
+
+def _in_folder(folder: str) -> Iterator[str]:
+    """Yield the dumps in a folder and those below it, in order."""
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            path = os.path.join(parent, name)
+            if os.path.isfile(path) and _looks_like_dump(name, path):
+                yield path
+
+
+def _looks_like_dump(name: str, path: str) -> bool:
+    """Return whether a file is a dump by its name or its start, or cannot be read."""
+    if any(fnmatch(name, pattern) for pattern in _BESIDE):
+        return False
+    if any(fnmatch(name, pattern) for pattern in _NAMES):
+        return True
+    try:
+        with open(path, "rb", buffering=0) as file:
+            start = file.read(18)
+    except OSError:
+        return True
+    # Programs and modules are ELF files as well.
+    is_core = start.startswith(_ELF) and start[16:18] == _ET_CORE
+    return is_core or start.startswith((_KDUMP, _FLATTENED))

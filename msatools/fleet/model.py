@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is known of a fleet: its dumps, and the buckets that they fall into."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from msatools.fleet.single import State
+
+_UNLISTED = {"unlisted": True}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetVerdict:
+    """A verdict of a report, without its evidence."""
+
+    code: str
+    severity: str
+    confidence: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetDump:
+    """One dump, and what came of it."""
+
+    path: str
+    """Where the dump lay when it was read."""
+
+    identity: str
+    """The same for copies of a dump: see docs/commands/fleet.md."""
+
+    state: State
+    """done: there is a report; failed: it cannot be read; timeout, crashed: reading it
+    took too long, or ended by a signal."""
+
+    error: str | None
+    """One line; ``None`` if there is a report."""
+
+    report: Mapping[str, Any] | None
+    """The output of msa-report --json; ``None`` if there is none."""
+
+    host: str | None
+    release: str | None
+    time: str | None
+    """When the kernel stopped, or the dump was written: UTC, as ISO 8601."""
+
+    fingerprint: str | None
+    """Of the crash: see docs/guides/fingerprints.md; ``None`` if there was none."""
+
+    time_ns: int | None = field(metadata=_UNLISTED)
+    cause: str | None = field(metadata=_UNLISTED)
+    function: str | None = field(metadata=_UNLISTED)
+    module: str | None = field(metadata=_UNLISTED)
+    is_truncated: bool = field(metadata=_UNLISTED)
+    verdicts: tuple[FleetVerdict, ...] = field(metadata=_UNLISTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Dumps that have one thing in common: they are most likely of one bug."""
+
+    fingerprint: str | None
+    """What they have in common; ``None`` of kernels that have not crashed, which have
+    the codes of their worst verdicts in common."""
+
+    codes: tuple[str, ...]
+    """These codes; empty if there is a fingerprint."""
+
+    cause: str | None
+    function: str | None
+    """The faulting function, of the representative."""
+
+    module: str | None
+    """The module of that function; ``None`` for the kernel proper."""
+
+    count: int
+    """Number of dumps."""
+
+    first: str | None
+    """When the first of them was written: UTC, as ISO 8601."""
+
+    last: str | None
+    """When the last of them was written: UTC, as ISO 8601."""
+
+    releases: tuple[str, ...]
+    """Releases of the kernels."""
+
+    hosts: tuple[str, ...]
+    representative: str
+    """Path of the newest dump that is not truncated."""
+
+    verdicts: tuple[FleetVerdict, ...]
+    """Those of the representative, the worst first."""
+
+    days: Mapping[str, int]
+    """Number of dumps by day (UTC); without those whose time is not known."""
+
+    first_ns: int | None = field(metadata=_UNLISTED)
+    last_ns: int | None = field(metadata=_UNLISTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetReport:
+    """The dumps of a fleet, and their buckets."""
+
+    schema: ClassVar[str] = "msatools.fleet/1"
+
+    dumps: tuple[FleetDump, ...]
+    buckets: tuple[Bucket, ...]
+    """The largest first."""
+
+    states: Mapping[str, int] = field(metadata=_UNLISTED)
+    """Number of dumps by state."""
+
+    @property
+    def lost(self) -> tuple[FleetDump, ...]:
+        """Dumps without a report."""
+        return tuple(dump for dump in self.dumps if dump.state != "done")
+
+    @property
+    def outliers(self) -> tuple[Bucket, ...]:
+        """Buckets of one dump, where others have several."""
+        if len(self.buckets) == sum(bucket.count == 1 for bucket in self.buckets):
+            return ()
+        return tuple(bucket for bucket in self.buckets if bucket.count == 1)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Rows of the results: one a dump, and one a verdict, from the JSON of its report."""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msatools
+from msatools.fleet.identity import Identity
+from msatools.fleet.single import Outcome
+
+Row = Mapping[str, object]
+
+VERSION = msatools.__version__
+"""Version of the reports: another one has each dump read anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The rows of one dump."""
+
+    dump: Row
+    verdicts: tuple[Row, ...]
+
+    @property
+    def state(self) -> str:
+        """The state of the dump: see :data:`.single.State`."""
+        return str(self.dump["state"])
+
+
+def result_of(identity: Identity, outcome: Outcome) -> Result:
+    """Return the rows of a dump, ready to be stored."""
+    report: Mapping[str, Any] = json.loads(outcome.report) if outcome.report else {}
+    result = uuid.uuid4().hex
+    return Result(
+        dump={
+            "result": result,
+            "identity": identity.digest,
+            "path": identity.path,
+            "size_bytes": identity.size_bytes,
+            "state": outcome.state,
+            "error": outcome.error,
+            "version": VERSION,
+            "finished_ns": time.time_ns(),
+            "seconds": outcome.seconds,
+            "worker": outcome.worker,
+            **_of_header(identity, report),
+            **_of_crash(report.get("crash") or {}),
+            "report": outcome.report,
+        },
+        verdicts=tuple(_verdicts(result, identity.digest, report)),
+    )
+
+
+def _of_header(identity: Identity, report: Mapping[str, Any]) -> Row:
+    """Return what headers say, and of the rest what the report says."""
+    machine = report.get("machine") or {}
+    target = report.get("target") or {}
+    host = _text(machine.get("host"))
+    return {
+        # makedumpfile copies the name from where the report has it from.
+        "host": identity.host or (None if host == "(none)" else host),
+        "release": identity.release or _text(target.get("release")),
+        "arch": _text(target.get("arch")),
+        "format": _text(target.get("format")),
+        "truncated": target.get("truncated") if report else None,
+        "time_ns": _number(machine.get("time_ns")) or identity.time_ns,
+        "uptime_ns": _number(machine.get("uptime_ns")),
+        "cpus": _number(machine.get("cpus")),
+        "ram_bytes": _number(machine.get("ram_bytes")),
+    }
+
+
+def _of_crash(crash: Mapping[str, Any]) -> Row:
+    names = ("cause", "message", "function", "module", "taints", "comm", "fingerprint")
+    numbers = ("cpu", "pid")
+    return {
+        **{name: _text(crash.get(name)) for name in names},
+        **{name: _number(crash.get(name)) for name in numbers},
+        "frames": [str(frame) for frame in crash.get("frames") or ()],
+    }
+
+
+def _verdicts(result: str, identity: str, report: Mapping[str, Any]) -> Iterator[Row]:
+    for rank, verdict in enumerate(report.get("verdicts") or ()):
+        names = ("code", "severity", "confidence", "text", "see")
+        yield {
+            "result": result,
+            "identity": identity,
+            "rank": rank,
+            **{name: _text(verdict.get(name)) for name in names},
+            "evidence": [str(fact) for fact in verdict.get("evidence") or ()],
+        }
+
+
+def _text(value: object) -> str | None:
+    # Parquet has UTF-8 only, and JSON may have halves of surrogate pairs.
+    if not isinstance(value, str):
+        return None
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
+def _number(value: object) -> int | None:
+    """Return a number that fits into a column of 64 bits."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number:
+        return None
+    assert isinstance(value, int)
+    return value if -(1 << 63) <= value < 1 << 63 else None

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""One dump in a process of its own, whose time, memory and output are bounded.
+
+This is the work of one Dask task. Whatever a dump does to the process that reads it
+becomes one outcome.
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["done", "failed", "timeout", "crashed"]
+"""``done``: there is a report; ``failed``: the dump cannot be opened or read;
+``timeout``: reading it took too long; ``crashed``: reading it ended by a signal."""
+
+BOUNDED = (sys.executable, "-m", "msatools.cli.bounded")
+"""The program that reads a dump within bounds."""
+
+MAX_OUTPUT_BYTES = 64 << 20
+"""Largest report; they have some kilobytes."""
+
+_MAX_LINE = 1000
+"""Characters of an error that are kept."""
+
+_SCHEMA = "msatools.report/1"
+_POLL_S = 0.5
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What reading one dump may take."""
+
+    memory_bytes: int
+    seconds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of one dump."""
+
+    state: State
+    error: str | None
+    """One line; ``None`` if there is a report."""
+
+    report: str | None
+    """The report as JSON; ``None`` if there is none."""
+
+    seconds: float
+    """How long it took."""
+
+    worker: str
+    """Host that read it."""
+
+
+def report_dump(path: str, bounds: Bounds, program: Sequence[str] = BOUNDED) -> Outcome:
+    """Return what came of the dump at *path*.
+
+    :param program: Prints the report; its arguments are the PID of this process, bytes
+        of memory, seconds, the command and its arguments.
+    """
+    start = time.monotonic()
+    words = (
+        *(*program, str(os.getpid()), str(bounds.memory_bytes), str(bounds.seconds)),
+        *("report", "--json", "-c", path),
+    )
+    state, error, report = _run(words, bounds, start + bounds.seconds)
+    return Outcome(
+        state=state,
+        error=error,
+        report=report,
+        seconds=time.monotonic() - start,
+        worker=socket.gethostname(),
+    )
+
+
+def _run(
+    words: Sequence[str], bounds: Bounds, end_s: float
+) -> tuple[State, str | None, str | None]:
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Ctrl-C is for the run; the process ends with its worker.
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err, why = _read(process, end_s)
+            if why is None:
+                process.wait(max(end_s - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            why = "timeout"
+        finally:
+            process.kill()
+    if why == "timeout":
+        return "timeout", f"reading it took over {bounds.seconds} s", None
+    if why is not None:
+        return "failed", why, None
+    return _outcome(process.returncode, out, _last_line(err), bounds)
+
+
+def _read(
+    process: "subprocess.Popen[bytes]", end_s: float
+) -> tuple[bytes, bytes, str | None]:
+    """Return what a process prints, and why no more was read, if so."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    out, err = kept.values()
+    with selectors.DefaultSelector() as selector:
+        for number in kept:
+            selector.register(number, selectors.EVENT_READ)
+        while selector.get_map():
+            if time.monotonic() > end_s:
+                return b"", b"", "timeout"
+            for key, _ in selector.select(_POLL_S):
+                data = os.read(key.fd, _CHUNK)
+                if not data:
+                    selector.unregister(key.fd)
+                kept[key.fd] += data
+            if len(out) + len(err) > MAX_OUTPUT_BYTES:
+                return b"", b"", f"its report has over {MAX_OUTPUT_BYTES:,} bytes"
+    return bytes(out), bytes(err), None
+
+
+def _last_line(err: bytes) -> str:
+    lines = err.decode("utf-8", "backslashreplace").strip().splitlines()
+    line = lines[-1] if lines else ""
+    return line.removeprefix("msa-report: ")[:_MAX_LINE]
+
+
+def _outcome(
+    status: int, out: bytes, line: str, bounds: Bounds
+) -> tuple[State, str | None, str | None]:
+    if status < 0:
+        name = _signal_name(-status)
+        if name == "SIGXCPU":
+            return "timeout", f"reading it took over {bounds.seconds} s of CPU", None
+        hint = ": it was killed, or memory ran out" if name == "SIGKILL" else ""
+        return "crashed", f"reading it ended by {name}{hint}", None
+    if status:
+        return "failed", line or f"reading it ended with status {status}", None
+    try:
+        report = json.loads(out)
+        is_report = isinstance(report, dict) and report.get("schema") == _SCHEMA
+    except (ValueError, RecursionError):
+        is_report = False
+    if not is_report:
+        return "crashed", "what was printed is no report", None
+    return "done", None, out.decode()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # There are no names for most real-time signals.
+        return f"signal {number}"

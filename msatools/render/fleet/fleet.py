@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Renders the buckets of a fleet, its days, and what has no report."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, timedelta
+
+from msatools.fleet.model import Bucket, FleetDump, FleetReport
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Mark,
+    More,
+    Span,
+    Style,
+    Table,
+    Text,
+    free_text,
+    one_line,
+    text,
+)
+from msatools.render.cells import plural
+
+BINS = 28
+"""Columns of a trend: days, or as many days each as are needed."""
+
+LOST = 10
+"""Dumps without a report that are shown by default."""
+
+_DIGITS = ".123456789"
+_SIGNS = "·▁▂▃▄▅▆▇██"
+_BAR = 40
+
+_COLUMNS = (
+    Column("BUCKET"),
+    Column("COUNT", "right"),
+    Column("FIRST", worth=4),
+    Column("LAST", worth=5),
+    Column("HOSTS", "right", worth=2),
+    Column("KERNELS", "right", worth=1),
+    Column("TREND", worth=3),
+    free_text("WHAT"),
+)
+
+
+def blocks(
+    report: FleetReport,
+    *,
+    name: str,
+    rows: int | None = None,
+    verbose: bool = False,
+) -> Iterator[Block]:
+    """Yield the blocks of ``msa-fleet show``.
+
+    :param name: The folder of results.
+    :param rows: Maximum number of rows of each table, if not the default.
+    :param verbose: Whether all of each bucket is shown.
+    """
+    yield text(Span(name, "title"), f"  {summary(report)}")
+    spans = _bins(report)
+    if report.buckets:
+        yield text()
+        shown = report.buckets[:rows]
+        more = More("bucket", len(report.buckets) - len(shown), rows is not None)
+        yield Table(
+            _COLUMNS,
+            [_row(bucket, spans) for bucket in shown],
+            more,
+            notes={
+                index: [*_notes(bucket, verbose)] for index, bucket in enumerate(shown)
+            },
+        )
+    yield from _days(report)
+    yield from _outliers(report)
+    yield from _lost(report, rows, verbose)
+
+
+def summary(report: FleetReport) -> str:
+    """Return how many dumps, hosts, kernels and buckets there are."""
+    count = len(report.dumps)
+    if not count:
+        return "no dump matches"
+    words = [plural(count, "dump")]
+    states = [(state, report.states.get(state, 0)) for state in _STATES]
+    words += (f"{number:,} {state}" for state, number in states if number)
+    hosts = {dump.host for dump in report.dumps} - {None}
+    kernels = {dump.release for dump in report.dumps} - {None}
+    words += (plural(len(hosts), "host"), plural(len(kernels), "kernel"))
+    words.append(plural(len(report.buckets), "bucket"))
+    return ", ".join(words)
+
+
+_STATES = ("done", "failed", "timeout", "crashed")
+
+
+def bucket_name(bucket: Bucket) -> str:
+    """Return the name of a bucket: the fingerprint, if there is one."""
+    return bucket.fingerprint or "no crash"
+
+
+def bucket_text(bucket: Bucket) -> str:
+    """Return what the dumps of a bucket have in common, in a few words."""
+    if bucket.fingerprint is None:
+        return ", ".join(bucket.codes) or "nothing wrong"
+    place = f" in {bucket.function}" if bucket.function else ""
+    module = f" [{bucket.module}]" if bucket.module else ""
+    return f"{bucket.cause or 'crash'}{place}{module}"
+
+
+def _row(bucket: Bucket, spans: "Sequence[_Bin]") -> tuple[Cell, ...]:
+    style: Style | None = "bad" if bucket.fingerprint else None
+    return (
+        bucket_name(bucket),
+        f"{bucket.count:,}",
+        (bucket.first or "-")[:10],
+        (bucket.last or "-")[:10],
+        f"{len(bucket.hosts):,}",
+        f"{len(bucket.releases):,}",
+        _trend(bucket.days, spans),
+        Span(bucket_text(bucket), style),
+    )
+
+
+def _notes(bucket: Bucket, verbose: bool) -> Iterator[Text]:
+    codes = dict.fromkeys(verdict.code for verdict in bucket.verdicts)
+    words = f": {', '.join(codes)}" if codes else ""
+    yield one_line(f"  {bucket.representative}", Span(words, "dim"))
+    if verbose:
+        for verdict in bucket.verdicts:
+            yield one_line(f"    {verdict.severity}: {verdict.text}")
+        yield one_line(f"    kernels: {', '.join(bucket.releases) or '-'}")
+        yield one_line(f"    hosts: {', '.join(bucket.hosts) or '-'}")
+
+
+# --- days
+
+_Bin = tuple[str, str]
+"""First and last day of a column of a trend."""
+
+
+def _bins(report: FleetReport) -> list[_Bin]:
+    """Return the days of the dumps in at most :data:`BINS` spans of equal length."""
+    found = sorted({day for bucket in report.buckets for day in bucket.days})
+    if not found:
+        return []
+    first, last = date.fromisoformat(found[0]), date.fromisoformat(found[-1])
+    step = -(-((last - first).days + 1) // BINS)
+    starts = range(0, (last - first).days + 1, step)
+    return [
+        (
+            (first + timedelta(start)).isoformat(),
+            (first + timedelta(start + step - 1)).isoformat(),
+        )
+        for start in starts
+        # The calendar ends.
+        if (date.max - first).days >= start + step
+    ]
+
+
+def _counts(days: Mapping[str, int], spans: Sequence[_Bin]) -> list[int]:
+    return [
+        sum(count for day, count in days.items() if first <= day <= last)
+        for first, last in spans
+    ]
+
+
+def _trend(days: Mapping[str, int], spans: Sequence[_Bin]) -> Mark:
+    """Return a plot of a line: the highest of its columns is the bucket's most."""
+    counts = _counts(days, spans)
+    most = max(counts, default=0) or 1
+    levels = [-(-9 * count // most) for count in counts]
+    return Mark(
+        "".join(_DIGITS[level] for level in levels),
+        signs="".join(_SIGNS[level] for level in levels),
+    )
+
+
+def day_counts(report: FleetReport) -> list[tuple[str, int]]:
+    """Return the number of dumps in each span of days; empty if there is just one."""
+    spans = _bins(report)
+    total: Counter[str] = Counter()
+    for bucket in report.buckets:
+        total.update(bucket.days)
+    names = [
+        first if first == last else f"{first}..{last[5:]}" for first, last in spans
+    ]
+    counts = zip(names, _counts(total, spans), strict=True)
+    return [*counts] if len(spans) > 1 else []
+
+
+def _days(report: FleetReport) -> Iterator[Block]:
+    """Yield the number of dumps in each span of days, as a bar each."""
+    found = day_counts(report)
+    if not found:
+        return
+    most = max(count for _, count in found)
+    rows = []
+    for day, count in found:
+        length = -(-_BAR * count // most)
+        bar = Mark("#" * length, signs="█" * length)
+        rows.append((day, f"{count:,}", bar))
+    yield text()
+    yield Table((Column("DAY"), Column("DUMPS", "right"), Column("")), rows)
+
+
+# --- what is like nothing else, and what has no report
+
+
+def _outliers(report: FleetReport) -> Iterator[Block]:
+    found = report.outliers
+    if not found:
+        return
+    yield text()
+    yield text(Span("OUTLIERS, dumps like no other", "title"))
+    for bucket in found[:LOST]:
+        yield one_line(f"  {bucket.representative}  {bucket_text(bucket)}")
+    if len(found) > LOST:
+        yield text(Span(f"  … {plural(len(found) - LOST, 'more outlier')}", "dim"))
+
+
+def _lost(report: FleetReport, rows: int | None, verbose: bool) -> Iterator[Block]:
+    found = report.lost
+    if not found:
+        return
+    yield text()
+    shown = found if verbose else found[: rows or LOST]
+    more = More("dump without a report", len(found) - len(shown), rows is not None)
+    columns = Column("NO REPORT"), free_text("PATH", keeps="end"), free_text("WHY")
+    yield Table(columns, [_lost_row(dump) for dump in shown], more)
+
+
+def _lost_row(dump: FleetDump) -> tuple[Cell, ...]:
+    why = (dump.error or "-").removeprefix(f"{dump.path}: ")
+    return Span(dump.state, "warn"), dump.path, why
