@@ -11,7 +11,10 @@ import re
 import sys
 from collections.abc import Sequence
 
-from msatools.registry import NAMES
+from msatools.registry import GROUPS, NAMES
+
+ALL = (*NAMES, *GROUPS)
+"""All that can be run by name."""
 
 DEFAULT = "report"
 """The command that ``msa TARGET`` runs."""
@@ -47,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print(f"{__version__}\n")
     from msatools.console import run
 
-    if first in NAMES:
+    if first in ALL:
         return run(first, words[1:])
     if not words and os.geteuid() and _is_terminal():
         return _introduce()
@@ -94,18 +97,21 @@ def _print(text: str) -> int:
 
 
 def _help() -> str:
-    from msatools.registry import load
+    from msatools.registry import load, load_group
 
     lines = [
         f"USAGE: msa [OPTION...] [TARGET]   as msa {DEFAULT}",
         "USAGE: msa COMMAND [OPTION...] [TARGET] [INTERVAL [COUNT]]",
     ]
-    width = max(map(len, NAMES))
+    width = max(map(len, ALL))
     lines += (
         "look into a Linux kernel: a crash dump, or the one that is running",
         "",
         "COMMANDS (msa COMMAND is msa-COMMAND, and %COMMAND at drgn's prompt):",
         *(f"  {name:{width}}  {load(name).summary}" for name in NAMES),
+        "",
+        "OF MANY DUMPS (msa COMMAND is msa-COMMAND):",
+        *(f"  {name:{width}}  {load_group(name).summary}" for name in GROUPS),
         "",
         "OPTIONS:",
         "  -h, --help  print this help; of one command: msa COMMAND --help",
@@ -122,8 +128,8 @@ def _refuse(word: str) -> int:
     """Say why a word is not accepted, and what is."""
     from difflib import get_close_matches
 
-    nearest = get_close_matches(word, NAMES, 1)
-    names = ", ".join(NAMES)
+    nearest = get_close_matches(word, ALL, 1)
+    names = ", ".join(ALL)
     advice = f"did you mean {nearest[0]}?" if nearest else f"name one of {names}"
     return _fail(f"{word}: no such command or file; {advice}; see msa --help", USAGE)
 

@@ -11,11 +11,11 @@ import pytest
 
 import msatools
 from msatools import frontdoor
-from msatools.registry import NAMES, load
+from msatools.registry import GROUPS, NAMES, load
 from tests.support.calls import CORE
 
 SCRIPT = Path(sys.executable).with_name("msa")
-ALL = ", ".join(NAMES)
+ALL = ", ".join((*NAMES, *GROUPS))
 
 Ran = list[tuple[str, list[str]]]
 
@@ -39,7 +39,7 @@ def run_script(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *GROUPS])
 def test_a_command_by_name(ran: Ran, name: str) -> None:
     assert frontdoor.main([name, "-v", "dump", "--help"]) == 7
     assert ran == [(name, ["-v", "dump", "--help"])]

@@ -16,7 +16,10 @@ def test_scripts_are_the_commands() -> None:
     installed = distribution("msatools").entry_points.select(group="console_scripts")
     assert {script.name: script.value for script in installed} == {
         "msa": "msatools.frontdoor:script"
-    } | {f"msa-{name}": f"msatools.console:{name}" for name in registry.NAMES}
+    } | {
+        f"msa-{name}": f"msatools.console:{name}"
+        for name in (*registry.NAMES, *registry.GROUPS)
+    }
 
 
 def test_all_are_recorded_and_tested() -> None:
@@ -28,3 +31,9 @@ def test_all_are_recorded_and_tested() -> None:
 @pytest.mark.parametrize("name", registry.NAMES)
 def test_a_command_has_the_name_of_its_module(name: str) -> None:
     assert registry.load(name).name == name
+
+
+@pytest.mark.parametrize("name", registry.GROUPS)
+def test_so_has_one_with_subcommands(name: str) -> None:
+    assert registry.load_group(name).name == name
+    assert name not in registry.NAMES

@@ -2,11 +2,12 @@
 
 """Completion for bash, zsh and fish: options, their values, and files as targets."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from msatools.derived.options import Option, options_of
-from msatools.registry import NAMES, load
+from msatools.cli.subcommands import CommandGroup
+from msatools.derived.options import Option, options_of, options_of_subcommand
+from msatools.registry import GROUPS, NAMES, load, load_group
 
 _Commands = Mapping[str, tuple[Option, ...]]
 """Options by the name of the command, without ``msa-``."""
@@ -18,19 +19,41 @@ _FRONT_OPTIONS = (("--help", "print this help"), ("--version", "print the versio
 def completions() -> dict[str, str]:
     """Return all scripts by path below ``share``."""
     commands = {name: options_of(load(name)) for name in NAMES}
+    subcommands = {
+        f"{name}-{each.name}": options_of_subcommand(group, each)
+        for name, group in _groups().items()
+        for each in group.subcommands
+    }
     bash, fish = "bash-completion/completions", "fish/vendor_completions.d"
     return {
-        f"{bash}/msa": _lines(_bash(commands)),
+        f"{bash}/msa": _lines(_bash({**commands, **subcommands})),
         # bash loads the file that has the name of the command.
-        **{f"{bash}/msa-{name}": _lines(_bash_of_one()) for name in commands},
+        **{f"{bash}/msa-{name}": _lines(_bash_of_one()) for name in _names()},
         # zsh reads from the first line what is completed.
-        "zsh/site-functions/_msa": _lines(_zsh(commands), f"#compdef {_scripts()}"),
-        f"{fish}/msa.fish": _lines(_fish_front(commands)),
+        "zsh/site-functions/_msa": _lines(
+            _zsh(commands, subcommands), f"#compdef {_scripts()}"
+        ),
+        f"{fish}/msa.fish": _lines(_fish_front(commands, subcommands)),
         **{
             f"{fish}/msa-{name}.fish": _lines(_fish(f"msa-{name}", "", options))
             for name, options in commands.items()
         },
+        **{
+            f"{fish}/msa-{name}.fish": _lines(
+                _fish_group(f"msa-{name}", "", name, subcommands)
+            )
+            for name in GROUPS
+        },
     }
+
+
+def _groups() -> dict[str, CommandGroup]:
+    return {name: load_group(name) for name in GROUPS}
+
+
+def _names() -> tuple[str, ...]:
+    """Return the names of all commands."""
+    return (*NAMES, *GROUPS)
 
 
 def _lines(lines: Iterator[str], first: str = _LICENCE) -> str:
@@ -38,7 +61,7 @@ def _lines(lines: Iterator[str], first: str = _LICENCE) -> str:
 
 
 def _scripts() -> str:
-    return " ".join(("msa", *(f"msa-{name}" for name in NAMES)))
+    return " ".join(("msa", *(f"msa-{name}" for name in _names())))
 
 
 def _flags(options: tuple[Option, ...]) -> str:
@@ -78,6 +101,7 @@ _msatools() {
     elif [[ $option == '=' ]]; then
         option=${COMP_WORDS[COMP_CWORD-2]}
     fi
+    local at=1
     name=${name#msa-}
     if [[ $name == msa ]]; then
         if ((COMP_CWORD == 1)); then
@@ -85,7 +109,11 @@ _msatools() {
             return
         fi
         name=${COMP_WORDS[1]}
+        at=2
     fi
+    case $name in
+@GROUPS@
+    esac
     case $name:$option in
 @VALUES@
     esac
@@ -111,7 +139,8 @@ def _bash(commands: _Commands) -> Iterator[str]:
         options.append(f"    {name}) _msatools_words {_quoted(_flags(those))} ;;")
     text = _BASH.strip("\n")
     for mark, by in (
-        ("@NAMES@", " ".join(commands)),
+        ("@NAMES@", " ".join(_names())),
+        ("@GROUPS@", "\n".join(_bash_groups())),
         ("@FRONT@", " ".join(flag for flag, _ in _FRONT_OPTIONS)),
         ("@VALUES@", "\n".join(values)),
         ("@OPTIONS@", "\n".join(options)),
@@ -119,6 +148,19 @@ def _bash(commands: _Commands) -> Iterator[str]:
     ):
         text = text.replace(mark, by)
     yield text
+
+
+def _bash_groups() -> Iterator[str]:
+    """Yield the cases in which the next word is a subcommand, or was one."""
+    for name, group in _groups().items():
+        words = [each.name for each in group.subcommands]
+        words += (flag for flag, _ in _FRONT_OPTIONS)
+        yield f"    {name})"
+        yield "        if ((COMP_CWORD == at)); then"
+        yield f"            _msatools_words {_quoted(' '.join(words))}"
+        yield "            return"
+        yield "        fi"
+        yield f"        name={name}-${{COMP_WORDS[at]}} ;;"
 
 
 def _bash_value(option: Option) -> str | None:
@@ -140,10 +182,10 @@ def _bash_of_one() -> Iterator[str]:
 # --- zsh
 
 
-def _zsh(commands: _Commands) -> Iterator[str]:
+def _zsh(commands: _Commands, subcommands: _Commands) -> Iterator[str]:
     yield _LICENCE
     yield ""
-    for name, options in commands.items():
+    for name, options in (*commands.items(), *subcommands.items()):
         yield f"_msatools_{name}() {{"
         yield "    _arguments -S \\"
         for option in options:
@@ -152,16 +194,39 @@ def _zsh(commands: _Commands) -> Iterator[str]:
         yield "        '*:target:_files'"
         yield "}"
         yield ""
-    yield "_msatools_front() {"
+    for name, group in _groups().items():
+        names = [(each.name, each.summary) for each in group.subcommands]
+        yield from _zsh_first(name, f"_msatools_{name}-", names)
+    names = [(name, _summary(name)) for name in _names()]
+    yield from _zsh_first("front", "_msatools_", names)
+    yield "local ret=1"
+    yield "case $service in"
+    yield "msa) _msatools_front ;;"
+    yield '*) "_msatools_${service#msa-}" ;;'
+    yield "esac"
+
+
+def _summary(name: str) -> str:
+    return (load_group(name) if name in GROUPS else load(name)).summary
+
+
+def _zsh_first(
+    name: str, prefix: str, names: Sequence[tuple[str, str]]
+) -> Iterator[str]:
+    """Yield the function for words of which the first is one of some names.
+
+    :param prefix: Of the functions for the words after each of the names.
+    """
+    yield f"_msatools_{name}() {{"
     yield "    if ((CURRENT > 2)); then"
     yield "        shift words; ((CURRENT--))"
-    yield '        _call_function ret "_msatools_${words[1]}"'
+    yield f'        _call_function ret "{prefix}${{words[1]}}"'
     yield "        return"
     yield "    fi"
     yield "    local -a commands options"
     yield "    commands=("
-    for name in commands:
-        yield f"        {_quoted(_zsh_name(name, load(name).summary))}"
+    for word, what in names:
+        yield f"        {_quoted(_zsh_name(word, what))}"
     yield "    )"
     yield "    options=("
     for flag, what in _FRONT_OPTIONS:
@@ -171,11 +236,6 @@ def _zsh(commands: _Commands) -> Iterator[str]:
     yield "    _describe -o option options"
     yield "}"
     yield ""
-    yield "local ret=1"
-    yield "case $service in"
-    yield "msa) _msatools_front ;;"
-    yield '*) "_msatools_${service#msa-}" ;;'
-    yield "esac"
 
 
 def _zsh_name(name: str, what: str) -> str:
@@ -246,12 +306,33 @@ def _fish_quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _fish_front(commands: _Commands) -> Iterator[str]:
+def _fish_group(
+    script: str, condition: str, name: str, subcommands: _Commands
+) -> Iterator[str]:
+    """Yield the completion of a command with subcommands.
+
+    :param condition: When it is that command; empty if the script is it.
+    """
+    names = [each.name for each in load_group(name).subcommands]
+    before = f"{condition}; and " if condition else ""
+    first = _quoted(f"{before}not __fish_seen_subcommand_from {' '.join(names)}")
+    for each in load_group(name).subcommands:
+        summary = _fish_quoted(each.summary)
+        yield f"complete -c {script} -n {first} -f -a {each.name} -d {summary}"
+    for each in load_group(name).subcommands:
+        seen = f"{before}__fish_seen_subcommand_from {each.name}"
+        yield from _fish(script, seen, subcommands[f"{name}-{each.name}"])
+
+
+def _fish_front(commands: _Commands, subcommands: _Commands) -> Iterator[str]:
     first = "-n __fish_use_subcommand"
-    for name in commands:
-        summary = _fish_quoted(load(name).summary)
+    for name in _names():
+        summary = _fish_quoted(_summary(name))
         yield f"complete -c msa {first} -f -a {name} -d {summary}"
     for flag, what in _FRONT_OPTIONS:
         yield f"complete -c msa {first} -l {flag[2:]} -d {_fish_quoted(what)}"
     for name, options in commands.items():
         yield from _fish("msa", f"__fish_seen_subcommand_from {name}", options)
+    for name in GROUPS:
+        condition = f"__fish_seen_subcommand_from {name}"
+        yield from _fish_group("msa", condition, name, subcommands)

@@ -8,8 +8,9 @@ from typing import Any
 import msatools
 from msatools.cli.arguments import examples_of
 from msatools.cli.command import Command
-from msatools.derived.options import Option, options_of
-from msatools.registry import NAMES, load
+from msatools.cli.subcommands import CommandGroup
+from msatools.derived.options import Option, options_of, options_of_subcommand
+from msatools.registry import GROUPS, NAMES, load, load_group
 
 _TARGET = (
     "TARGET is a crash dump (a vmcore in ELF format, or as makedumpfile and QEMU write "
@@ -34,6 +35,12 @@ _STATUS = (
         "with --strict: something was missing or unreadable, or a check failed",
     ),
 )
+_GROUP_STATUS = (
+    ("0", "done; a dump that cannot be read is a row of the results"),
+    ("1", "the dumps, the results or the cluster could not be used"),
+    ("2", "wrong usage"),
+    ("3", "with --strict: a dump has no report"),
+)
 _ENVIRONMENT = (
     ("NO_COLOR", "if it is set, nothing is coloured"),
     ("DEBUGINFOD_URLS", "where --debuginfod fetches debug info"),
@@ -44,7 +51,9 @@ def manuals() -> dict[str, str]:
     """Return all manual pages by file name, such as ``msa-memstat.1``."""
     commands = [load(name) for name in NAMES]
     pages = {f"msa-{command.name}.1": _command_page(command) for command in commands}
-    return {"msa.1": _front_page(commands), **pages}
+    groups = [load_group(name) for name in GROUPS]
+    pages |= {f"msa-{group.name}.1": _group_page(group) for group in groups}
+    return {"msa.1": _front_page(commands, groups), **pages}
 
 
 def _command_page(command: Command[Any]) -> str:
@@ -72,7 +81,44 @@ def _command_page(command: Command[Any]) -> str:
     )
 
 
-def _front_page(commands: list[Command[Any]]) -> str:
+def _group_page(group: CommandGroup) -> str:
+    name = f"msa-{group.name}"
+    synopsis = []
+    for each in group.subcommands:
+        synopsis += [
+            *([".br"] if synopsis else []),
+            f".B {_escape(f'{name} {each.name}')}",
+            _escape(f"{each.operands} [OPTION...]"),
+        ]
+    options = []
+    for each in group.subcommands:
+        options += [
+            *_section(_escape(f"{name} {each.name}")),
+            _escape(f"{each.summary[0].upper()}{each.summary[1:]}."),
+        ]
+        for option in options_of_subcommand(group, each):
+            options += [".TP", _flags(option), _text(option.help)]
+    return _page(
+        *_head(name, group.summary),
+        *_section("SYNOPSIS"),
+        *synopsis,
+        *_section("DESCRIPTION"),
+        _escape(f"{group.summary[0].upper()}{group.summary[1:]}."),
+        *options,
+        *_section("EXAMPLES"),
+        *_list(
+            (f"{name} {each.name} {words}", what)
+            for each in group.subcommands
+            for words, what in each.examples
+        ),
+        *_section("EXIT STATUS"),
+        *_list(_GROUP_STATUS),
+        *_section("SEE ALSO"),
+        *_see_also(("msa", *(f"msa-{other}" for other in NAMES))),
+    )
+
+
+def _front_page(commands: list[Command[Any]], groups: list[CommandGroup]) -> str:
     return _page(
         *_head("msa", "look into a Linux kernel: a crash dump, or the running one"),
         *_section("SYNOPSIS"),
@@ -85,14 +131,14 @@ def _front_page(commands: list[Command[Any]]) -> str:
         _escape("msa COMMAND is msa-COMMAND, which has a manual page of its own."),
         *_paragraph(_TARGET),
         *_section("COMMANDS"),
-        *_list((command.name, command.summary) for command in commands),
+        *_list((each.name, each.summary) for each in (*commands, *groups)),
         *_section("EXAMPLES"),
         *_list(
             (f"msa {command.name} {words}".rstrip(), what)
             for command in commands
             for words, what in command.examples[:1]
         ),
-        *_tail(f"msa-{name}" for name in NAMES),
+        *_tail(f"msa-{name}" for name in (*NAMES, *GROUPS)),
     )
 
 
@@ -121,6 +167,11 @@ def _tail(others: Iterable[str]) -> Iterator[str]:
     yield from _section("ENVIRONMENT")
     yield from _list(_ENVIRONMENT)
     yield from _section("SEE ALSO")
+    yield from _see_also(others)
+
+
+def _see_also(others: Iterable[str]) -> Iterator[str]:
+    """Yield references to other pages."""
     *first, last = (f".BR {_escape(name)} (1)" for name in others)
     yield from (f"{name}," for name in first)
     yield last

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from msatools.cli.arguments import MaybeFile, make_parser
 from msatools.cli.command import Command
+from msatools.cli.subcommands import CommandGroup, Subcommand, make_group_parser
 from msatools.cli.values import UnknownName
 
 Value = Literal["none", "file", "maybe file", "choice", "names", "other"]
@@ -43,6 +44,13 @@ class Option:
 def options_of(command: Command[Any]) -> tuple[Option, ...]:
     """Return the options of a command's console script, in the order of ``--help``."""
     return tuple(_options(make_parser(command, in_drgn=False)))
+
+
+def options_of_subcommand(
+    group: CommandGroup, subcommand: Subcommand
+) -> tuple[Option, ...]:
+    """Return the options of a subcommand, in the order of ``--help``."""
+    return tuple(_options(make_group_parser(group, subcommand)))
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[Option]:

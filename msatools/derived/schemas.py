@@ -32,6 +32,7 @@ def text_of(schema: Schema) -> str:
 
 def _documents() -> Iterator[tuple[str, type[Any], str]]:
     """Yield the name of each schema, its model, and how it is printed."""
+    from msatools.fleet.model import FleetReport
     from msatools.memory.diff import MemstatDiff
     from msatools.reports.diff import ReportDiff, diff_schema
     from msatools.selfcheck.model import SelfCheckReport
@@ -43,6 +44,7 @@ def _documents() -> Iterator[tuple[str, type[Any], str]]:
         if command.compared:
             yield diff_schema(name), ReportDiff, f"msa-{name} --json --diff"
     yield MemstatDiff.schema, MemstatDiff, "msa-memstat --json --diff"
+    yield FleetReport.schema, FleetReport, "msa-fleet show --json"
     yield SelfCheckReport.schema, SelfCheckReport, "msa-NAME --json --self-check"
 
 

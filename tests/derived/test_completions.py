@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from msatools.derived.completions import completions
-from msatools.derived.options import Option, options_of
-from msatools.registry import NAMES, load
+from msatools.derived.options import Option, options_of, options_of_subcommand
+from msatools.registry import GROUPS, NAMES, load, load_group
 from tests.support.terminal import Terminal
 from tests.support.tools import need
 
@@ -28,6 +28,14 @@ COMPLETED = {
     "msa-cpus vmco": "msa-cpus vmcore-1",
     "msa-cpus -s vmco": "msa-cpus -s vmcore-1",
     "msa-memstat --by node vmco": "msa-memstat --by node vmcore-1",
+    "msa-fleet sh": "msa-fleet show",
+    "msa-fleet run --sched": "msa-fleet run --scheduler",
+    "msa-fleet run vmco": "msa-fleet run vmcore-1",
+    "msa-fleet show --new": "msa-fleet show --new-since",
+    "msa-fleet show --html vmco": "msa-fleet show --html vmcore-1",
+    "msa fle": "msa fleet",
+    "msa fleet sq": "msa fleet sql",
+    "msa fleet sql --js": "msa fleet sql --json",
     "msa mems": "msa memstat",
     "msa --vers": "msa --version",
     "msa memstat --by pro": "msa memstat --by process",
@@ -56,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_is_one_for_each_command() -> None:
-    scripts = {"msa", *(f"msa-{name}" for name in NAMES)}
+    scripts = {"msa", *(f"msa-{name}" for name in (*NAMES, *GROUPS))}
     names: dict[str, set[str]] = {}
     for path in SHARE:
         shell, _, name = path.partition("/")
@@ -143,7 +151,20 @@ def test_bash_after_an_equals_sign(share: Path, folder: Path) -> None:
 
 
 def test_bash_offers_the_commands(share: Path, folder: Path) -> None:
-    assert bash_reply(share, folder, "msa ") == [*NAMES, "--help", "--version"]
+    assert bash_reply(share, folder, "msa ") == [*NAMES, *GROUPS, "--help", "--version"]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_bash_offers_the_subcommands(share: Path, folder: Path, name: str) -> None:
+    group = load_group(name)
+    names = [each.name for each in group.subcommands]
+    for line in (f"msa-{name}", f"msa {name}"):
+        assert bash_reply(share, folder, f"{line} ") == [*names, "--help", "--version"]
+        for each in group.subcommands:
+            options = options_of_subcommand(group, each)
+            flags = {flag for option in options for flag in option.flags}
+            # In the file of the front door there are all of them.
+            assert {*bash_reply(share, folder, f"{line} {each.name} -")} == flags
 
 
 # --- shells as they are used

@@ -12,8 +12,8 @@ import pytest
 import msatools
 from msatools.cli.arguments import examples_of
 from msatools.derived.manuals import manuals
-from msatools.derived.options import options_of
-from msatools.registry import NAMES, load
+from msatools.derived.options import options_of, options_of_subcommand
+from msatools.registry import GROUPS, NAMES, load, load_group
 from tests.support.tools import need
 
 PAGES = manuals()
@@ -37,7 +37,7 @@ def rendered(page: str, folder: Path) -> str:
 
 
 def test_there_is_one_for_each_command() -> None:
-    assert {*PAGES} == {"msa.1", *(f"msa-{name}.1" for name in NAMES)}
+    assert {*PAGES} == {"msa.1", *(f"msa-{name}.1" for name in (*NAMES, *GROUPS))}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -69,6 +69,29 @@ def test_everything_of_a_command_is_shown(name: str, tmp_path: Path) -> None:
 
 def test_the_front_door_lists_all_commands(tmp_path: Path) -> None:
     shown = rendered("msa.1", tmp_path)
-    commands = " ".join(f"{name} {load(name).summary}" for name in NAMES)
+    commands = " ".join(
+        f"{name} {command.summary}"
+        for name, command in (
+            *((name, load(name)) for name in NAMES),
+            *((name, load_group(name)) for name in GROUPS),
+        )
+    )
     assert f"COMMANDS {commands} EXAMPLES msa " in shown
     assert shown.endswith(f"msatools {msatools.__version__} MSA(1)")
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_everything_of_subcommands_is_shown(name: str, tmp_path: Path) -> None:
+    group = load_group(name)
+    shown = rendered(f"msa-{name}.1", tmp_path)
+    assert f"NAME msa-{name} - {group.summary} SYNOPSIS msa-{name} " in shown
+    for each in group.subcommands:
+        _, _, part = shown.partition(
+            f" msa-{name} {each.name} {each.summary[:1].upper()}"
+        )
+        for option in options_of_subcommand(group, each):
+            assert ", ".join(option.flags) in part
+            assert option.help in part
+        for words, what in each.examples:
+            assert f"msa-{name} {each.name} {words}" in shown
+            assert what in shown

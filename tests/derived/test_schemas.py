@@ -41,6 +41,7 @@ def test_every_output_has_a_schema() -> None:
     assert SCHEMAS.keys() == {
         *(f"msatools.{name}/1" for name in NAMES),
         *(f"msatools.{name}-diff/1" for name in NAMES),
+        "msatools.fleet/1",
         "msatools.selfcheck/1",
     }
 
