@@ -16,9 +16,16 @@ class FleetVerdict:
     """A verdict of a report, without its evidence."""
 
     code: str
+    """One of the codes in docs/commands/report.md."""
+
     severity: str
+    """critical, warning or info."""
+
     confidence: str
+    """exact, likely or evidence."""
+
     text: str
+    """One sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,11 @@ class FleetDump:
     """The output of msa-report --json; ``None`` if there is none."""
 
     host: str | None
+    """Name of the host; ``None`` if it is not known."""
+
     release: str | None
+    """Release of the kernel; ``None`` if it is not known."""
+
     time: str | None
     """When the kernel stopped, or the dump was written: UTC, as ISO 8601."""
 
@@ -69,6 +80,8 @@ class Bucket:
     """These codes; empty if there is a fingerprint."""
 
     cause: str | None
+    """Cause of the crash; ``None`` if there was none."""
+
     function: str | None
     """The faulting function, of the representative."""
 
@@ -88,6 +101,8 @@ class Bucket:
     """Releases of the kernels."""
 
     hosts: tuple[str, ...]
+    """Names of the hosts, as far as they are known."""
+
     representative: str
     """Path of the newest dump that is not truncated."""
 

@@ -22,7 +22,7 @@ State = Literal["done", "failed", "timeout", "crashed"]
 """``done``: there is a report; ``failed``: the dump cannot be opened or read;
 ``timeout``: reading it took too long; ``crashed``: reading it ended by a signal."""
 
-BOUNDED = (sys.executable, "-m", "msatools.cli.bounded")
+BOUNDED = (sys.executable, "-m", "msatools.bounded")
 """The program that reads a dump within bounds."""
 
 MAX_OUTPUT_BYTES = 64 << 20

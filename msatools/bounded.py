@@ -2,7 +2,7 @@
 
 """One command in this process, in the sandbox of ``--sandbox`` and with its own bounds.
 
-``python -m msatools.cli.bounded PARENT MEMORY SECONDS COMMAND [ARGUMENT...]`` is how
+``python -m msatools.bounded PARENT MEMORY SECONDS COMMAND [ARGUMENT...]`` is how
 msa-fleet has each dump read: PARENT is the process that waits for it.
 """
 
