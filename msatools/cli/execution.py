@@ -80,10 +80,10 @@ def _is_confined(
     takes_more = args.debuginfod or args.record is not None or command.writes(args)
     if not command.sandboxed or spec.is_live or spec.qemu or takes_more:
         return False
-    from msatools.cli.sandbox import binding
+    from msatools.cli.sandbox import binding, is_locked_down
 
     args.unconfined = binding() is None
-    return not args.unconfined
+    return not args.unconfined and not is_locked_down()
 
 
 def _sandboxed(

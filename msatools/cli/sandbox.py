@@ -81,6 +81,15 @@ _CONTROL = re.compile(
 _PART_OF_A_CODE = re.compile("\x1b[\\[0-9;]{0,16}$")
 
 
+_locked: list[int] = []
+"""PID of this process once it is locked down, which is for good."""
+
+
+def is_locked_down() -> bool:
+    """Return whether this process is in the sandbox already."""
+    return os.getpid() in _locked
+
+
 class _Late(Exception):
     """The child takes too long."""
 
@@ -270,6 +279,7 @@ def lock_down(
         _prctl(option, value)
     if seccomp is not None:
         _filter(seccomp)
+    _locked.append(os.getpid())
 
 
 def _prctl(option: int, value: int) -> None:

@@ -15,7 +15,7 @@ STDIN = "-"
 _NAMES = ("*vmcore*", "*.kdump", "*.core", "*.dump")
 """Names that dumps have, whatever is in the file."""
 
-_BESIDE = ("*dmesg*", "*.txt", "*.log", "*.json", ".*")
+_BESIDE = ("*dmesg*", "*.txt", "*.log", "*.json", "*.lock", ".*")
 """Names of files that tools write beside dumps."""
 
 _ELF, _KDUMP, _FLATTENED = b"\x7fELF", b"KDUMP   ", b"makedumpfile"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from distributed import Client, Future
 
 from msatools.fleet.cluster import workers_of
+from msatools.fleet.errors import FleetError
 from msatools.fleet.identity import Identity, identify
 from msatools.fleet.rows import Result, result_of
 from msatools.fleet.single import Outcome
@@ -30,6 +31,7 @@ _AHEAD = 4
 
 _LEAST_AHEAD = 64
 _FLUSH_S = 5.0
+_MAX_LINE = 1000
 _FLUSH_ROWS = 1000
 
 
@@ -165,13 +167,21 @@ class Run:
     ) -> Iterator[tuple[Future[Outcome], Outcome | None]]:
         """Yield what came of each dump; ``None`` if it is to be read once more."""
         finished = [future for future in batch if future.status == "finished"]
-        found = self._client.gather(finished)
+        try:
+            found = self._client.gather(finished)
+        except Exception:
+            # One of them was lost with its worker since, and could not be had again.
+            finished, found = [], []
         yield from zip(finished, found, strict=True)
-        for future in batch:
-            if future.status != "finished":
-                yield future, self._of_lost(future)
+        for future in {*batch}.difference(finished):
+            yield future, self._of_lost(future)
 
     def _of_lost(self, future: Future[Outcome]) -> Outcome | None:
+        """Return what came of a dump whose workers were lost, or that was not sent."""
+        if self._client.status != "running":
+            raise FleetError(
+                "the scheduler is gone; start it, and the same run again: it goes on"
+            )
         identity = self._running[future]
         self._losses[identity.digest] += 1
         if self._losses[identity.digest] < MAX_LOSSES:
@@ -180,7 +190,7 @@ class Run:
         why = f"{type(error).__name__}: {error}" if error else "its workers were lost"
         return Outcome(
             state="crashed",
-            error=f"the cluster gave it up {MAX_LOSSES} times: {why}"[:1000],
+            error=f"the cluster gave it up {MAX_LOSSES} times: {why}"[:_MAX_LINE],
             report=None,
             seconds=0.0,
             worker="",
