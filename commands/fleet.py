@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import UsageError
 from msatools.cli.command import argument
-from msatools.cli.common_options import rows
+from msatools.cli.common_options import rows, textfile
 from msatools.cli.subcommands import CommandGroup, Subcommand
 from msatools.cli.values import byte_size, duration_ns, moment_ns, positive_number
 
@@ -195,11 +195,6 @@ _COLOR = argument(
     default="auto",
     help="colours and bold text (auto: on a terminal, unless NO_COLOR is set)",
 )
-_TEXTFILE = argument(
-    "--textfile",
-    metavar="FILE",
-    help="write gauges for node_exporter's textfile collector, too",
-)
 
 _RUN = Subcommand(
     name="run",
@@ -251,7 +246,7 @@ _RUN = Subcommand(
             action="store_true",
             help="fail (status 3) if a dump that was read has no report",
         ),
-        _TEXTFILE,
+        textfile(),
     ),
     examples=(
         ("/var/crash -o results", "all dumps below a folder"),
@@ -302,7 +297,7 @@ _SHOW = Subcommand(
         ),
         argument("--json", action="store_true", help="print JSON, with all reports"),
         argument("--html", metavar="FILE", help="write it to a page as well"),
-        _TEXTFILE,
+        textfile(),
         _COLOR,
     ),
     examples=(

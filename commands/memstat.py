@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msatools.cli.arguments import HERE, MaybeFile, UsageError
 from msatools.cli.command import Answer, Command, Excluded, Recorded, argument
-from msatools.cli.common_options import rows
+from msatools.cli.common_options import rows, textfile
 from msatools.cli.values import known_names
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ def _start(
 
     if _has_map_file(args):
         _check_map_file(args.map)
+    if args.textfile is not None:
+        from msatools.cli.metrics import check_textfile
+
+        check_textfile(args.textfile)
     if args.workers is not None and args.workers > 1 and target.kind == "qmp":
         raise UsageError(f"-j {args.workers}: QMP serves one reader at a time")
 
@@ -120,7 +124,7 @@ _EXCLUDED = (
     Excluded("--json", ("-n",), "has all rows"),
     Excluded(
         "--diff",
-        ("--by", "--sections", "--unattributed", "--frag", "--map", "-j"),
+        ("--by", "--sections", "--unattributed", "--frag", "--map", "--textfile", "-j"),
         "compares what was scanned before",
     ),
 )
@@ -136,7 +140,9 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
             "-n: rows of lists, and there is none without --by, --sections, "
             "--unattributed or -v"
         )
-    return None
+    from msatools.cli.metrics import textfile_complaint
+
+    return textfile_complaint(args)
 
 
 def _has_map_file(args: argparse.Namespace) -> bool:
@@ -147,6 +153,11 @@ def _keep(report: MemstatReport, args: argparse.Namespace) -> None:
     if _has_map_file(args) and report.map is not None:
         target = report.target
         _write_map(args.map, report.map, target.page_size, target.release)
+    if args.textfile is not None:
+        from msatools.cli.metrics import write_textfile
+        from msatools.memory.gauges import gauges
+
+        write_textfile(args.textfile, gauges(report))
 
 
 def _check_map_file(path: str) -> None:
@@ -246,6 +257,7 @@ COMMAND = Command(
             metavar="[FILE.svg|.png]",
             help="draw what is where, on the terminal or to a file",
         ),
+        textfile(),
         rows(" of each list", default=_ROWS),
         argument(
             "-j",

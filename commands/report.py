@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msatools.cli.command import Command, Excluded, Recorded, argument
-from msatools.cli.common_options import rows
+from msatools.cli.common_options import rows, textfile
 from msatools.reports.diff_rows import DiffRows
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ def _start(
     )
     if args.html is not None:
         _check_html(args.html)
+    if args.textfile is not None:
+        from msatools.cli.metrics import check_textfile
+
+        check_textfile(args.textfile)
     return Triage(prog, target, options)
 
 
@@ -68,6 +72,11 @@ def _check_html(path: str) -> None:
 
 
 def _keep(report: TriageReport, args: argparse.Namespace) -> None:
+    if args.textfile is not None:
+        from msatools.cli.metrics import write_textfile
+        from msatools.report.gauges import gauges
+
+        write_textfile(args.textfile, gauges(report))
     if args.html is None or report.parts is None:
         return
     from msatools.cli.output import replace_file
@@ -81,7 +90,9 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
         return "--html: a page is of one moment, and an interval is named"
     if args.html is not None and getattr(args, "sandbox", False):
         return "--html: no file is written with --sandbox"
-    return None
+    from msatools.cli.metrics import textfile_complaint
+
+    return textfile_complaint(args)
 
 
 def _model() -> type[TriageReport]:
@@ -100,8 +111,16 @@ def _lacks(args: argparse.Namespace) -> dict[str, object]:
 
 _EXCLUDED = (
     Excluded("--json", ("-n", "--full", "--fingerprint"), "has all in one form"),
-    Excluded("--fingerprint", ("--full", "--html", "-n", "-v"), "prints it alone"),
-    Excluded("--diff", ("--full", "--html", "--fingerprint"), "has tables of its own"),
+    Excluded(
+        "--fingerprint",
+        ("--full", "--html", "--textfile", "-n", "-v"),
+        "prints it alone",
+    ),
+    Excluded(
+        "--diff",
+        ("--full", "--html", "--textfile", "--fingerprint"),
+        "has tables of its own",
+    ),
 )
 
 _COMPARED = (
@@ -132,6 +151,7 @@ COMMAND = Command(
             action="store_true",
             help="print only the fingerprint of the crash",
         ),
+        textfile(),
         rows(" of verdicts"),
     ),
     examples=(
@@ -147,6 +167,6 @@ COMMAND = Command(
     compared=_COMPARED,
     recorded=Recorded(model=_model, lacks=_lacks),
     keep=_keep,
-    writes=lambda args: args.html is not None,
+    writes=lambda args: args.html is not None or args.textfile is not None,
     sandboxed=True,
 )

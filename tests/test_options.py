@@ -147,6 +147,7 @@ TRIED = {
         ),
         untried={
             "-j": "it changes how long the scan takes",
+            "--textfile": "it writes a file, and what it prints is the same",
             "--unattributed": "it reads pages that the demo lacks",
         },
     ),
@@ -183,7 +184,9 @@ TRIED = {
     "report": Tried(
         selecting=(),
         others=("--full", "--fingerprint", "-n 1", "-v", "--json"),
-        untried={"--html": "it writes a file, and what it prints is the same"},
+        untried=dict.fromkeys(
+            ("--html", "--textfile"), "it writes a file, and what it prints is the same"
+        ),
         alike={
             ("-n 1", "--full"): "there is one verdict",
             ("-n 1", "-v"): "there is one verdict",

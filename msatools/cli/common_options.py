@@ -190,6 +190,15 @@ def rows(help: str = "", default: int | None = None) -> argument:
     )
 
 
+def textfile() -> argument:
+    """Return the option for a file of metrics: see :mod:`msatools.cli.metrics`."""
+    return _option(
+        "--textfile",
+        metavar="FILE",
+        help="write gauges for node_exporter's textfile collector to FILE.prom, too",
+    )
+
+
 def view(name: str, help: str, flag: str | None = None) -> argument:
     """Return the option for a view, which sets ``args.view`` to its name.
 

@@ -6,6 +6,7 @@ Each file is replaced by a rename, as node_exporter may read it at any time. Onl
 in base units, and labels with few values: what a report has names of goes into reports.
 """
 
+import argparse
 from collections.abc import Iterable
 from importlib.util import find_spec
 
@@ -28,6 +29,14 @@ def check_textfile(path: str) -> None:
             f"{path}: prometheus_client is missing, which makes metrics; run pip "
             "install 'msatools[metrics]'"
         )
+
+
+def textfile_complaint(args: argparse.Namespace) -> str | None:
+    """Return why metrics cannot be written with the other arguments, if so."""
+    # Inside drgn there is no sandbox.
+    if args.textfile is not None and getattr(args, "sandbox", False):
+        return "--textfile: no file is written with --sandbox"
+    return None
 
 
 def write_textfile(path: str, gauges: Iterable[Gauge]) -> None:

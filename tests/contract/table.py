@@ -672,7 +672,10 @@ GROUPS = Map([{"key": str, "name": str, "pages": int, "classes": Map(int)}])
 MEMSTAT = Row(
     command=memstat.COMMAND,
     options=frozenset(
-        {"--by", "-n", "-j", "--sections", "--unattributed", "--frag", "--map"}
+        {
+            *("--by", "-n", "-j", "--sections", "--unattributed", "--frag", "--map"),
+            "--textfile",
+        }
     ),
     asked=(
         "-v",
@@ -697,6 +700,9 @@ MEMSTAT = Row(
         "-j 1.5": "not a number of workers",
         "-j 1025": "not a number of workers",
         "--diff a": "expected 2 arguments",
+        "--textfile": "expected one argument",
+        "--textfile x.prom --sandbox": "--textfile: no file is written with --sandbox",
+        "--textfile x.prom --diff a b": "--textfile: no effect with --diff",
         "--map map.jpg": "--map: not a file that ends in .svg or .png: map.jpg",
     },
     payload={
@@ -977,12 +983,14 @@ VERDICT = frozenset(get_args(Verdict))
 
 REPORT = Row(
     command=report.COMMAND,
-    options=frozenset({"--full", "--html", "--fingerprint", "-n"}),
+    options=frozenset({"--full", "--html", "--fingerprint", "--textfile", "-n"}),
     asked=("-v", "--full", "-n 3"),
     no_json=("--fingerprint",),
     naming=(),  # of a machine that is well, JSON names no task
     wrong={
         "--html": "expected one argument",
+        "--textfile x.prom --fingerprint": "--textfile: no effect with --fingerprint",
+        "--textfile x.prom --sandbox": "--textfile: no file is written with --sandbox",
         "--html x.html 5": "--html: a page is of one moment, and an interval is named",
         "-n 0": "not a positive number: '0'",
         "-n many": "not a number: 'many'",
