@@ -83,7 +83,7 @@ def _command_page(command: Command[Any]) -> str:
 
 def _group_page(group: CommandGroup) -> str:
     name = f"msa-{group.name}"
-    synopsis = []
+    synopsis: list[str] = []
     for each in group.subcommands:
         synopsis += [
             *([".br"] if synopsis else []),
@@ -119,6 +119,8 @@ def _group_page(group: CommandGroup) -> str:
 
 
 def _front_page(commands: list[Command[Any]], groups: list[CommandGroup]) -> str:
+    listed = [(each.name, each.summary) for each in commands]
+    listed += ((each.name, each.summary) for each in groups)
     return _page(
         *_head("msa", "look into a Linux kernel: a crash dump, or the running one"),
         *_section("SYNOPSIS"),
@@ -131,7 +133,7 @@ def _front_page(commands: list[Command[Any]], groups: list[CommandGroup]) -> str
         _escape("msa COMMAND is msa-COMMAND, which has a manual page of its own."),
         *_paragraph(_TARGET),
         *_section("COMMANDS"),
-        *_list((each.name, each.summary) for each in (*commands, *groups)),
+        *_list(listed),
         *_section("EXAMPLES"),
         *_list(
             (f"msa {command.name} {words}".rstrip(), what)

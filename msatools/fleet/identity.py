@@ -27,6 +27,9 @@ _NODENAME = slice(12 + 65, 12 + 2 * 65)
 _TIMESTAMP = 12 + 6 * 65 + 6
 """Offset of the ``struct timeval`` in the header of a 64-bit machine."""
 
+_END_S = 1 << 33
+"""Times are before the year 2242, so that they fit into 64 bits in ns."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
@@ -69,7 +72,7 @@ def identify(path: str) -> Identity:
     kdump_host, kdump_release, written_ns = _kdump_header(head)
     release = _found(_OSRELEASE, head) or kdump_release
     crash_time = _found(_CRASHTIME, head)
-    time_ns = int(crash_time) * 10**9 if crash_time else written_ns
+    time_ns = _time_ns(int(crash_time or 0)) or written_ns
     digest = hashlib.sha256(b"%d\n" % size)
     digest.update(head)
     if time_ns is None:
@@ -118,9 +121,15 @@ def _kdump_header(head: bytes) -> tuple[str | None, str | None, int | None]:
     if header.is_64:
         layout = header.byteorder + "qq"
         seconds, microseconds = struct.unpack_from(layout, head, _TIMESTAMP)
-    is_time = 0 < seconds < 1 << 40 and 0 <= microseconds < 10**6
     return (
         host if host != "(none)" and host else None,
         header.release or None,
-        seconds * 10**9 + microseconds * 1000 if is_time else None,
+        _time_ns(seconds, microseconds),
     )
+
+
+def _time_ns(seconds: int, microseconds: int = 0) -> int | None:
+    """Return a time in ns; ``None`` if it is not one of these centuries."""
+    if not (0 < seconds < _END_S and 0 <= microseconds < 10**6):
+        return None
+    return seconds * 10**9 + microseconds * 1000

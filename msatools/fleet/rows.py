@@ -6,12 +6,12 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msatools
 from msatools.fleet.identity import Identity
-from msatools.fleet.single import Outcome
+from msatools.fleet.single import NO_REPORT, Outcome
 
 Row = Mapping[str, object]
 
@@ -34,23 +34,32 @@ class Result:
 
 def result_of(identity: Identity, outcome: Outcome) -> Result:
     """Return the rows of a dump, ready to be stored."""
+    try:
+        return _result(identity, outcome)
+    except (AttributeError, TypeError, ValueError):
+        # The process that printed it has read the dump, and is not to be trusted.
+        broken = replace(outcome, state="crashed", error=NO_REPORT, report=None)
+        return _result(identity, broken)
+
+
+def _result(identity: Identity, outcome: Outcome) -> Result:
     report: Mapping[str, Any] = json.loads(outcome.report) if outcome.report else {}
     result = uuid.uuid4().hex
     return Result(
         dump={
             "result": result,
             "identity": identity.digest,
-            "path": identity.path,
+            "path": _text(identity.path),
             "size_bytes": identity.size_bytes,
             "state": outcome.state,
-            "error": outcome.error,
+            "error": _text(outcome.error),
             "version": VERSION,
             "finished_ns": time.time_ns(),
             "seconds": outcome.seconds,
             "worker": outcome.worker,
             **_of_header(identity, report),
             **_of_crash(report.get("crash") or {}),
-            "report": outcome.report,
+            "report": _text(outcome.report),
         },
         verdicts=tuple(_verdicts(result, identity.digest, report)),
     )
@@ -67,8 +76,8 @@ def _of_header(identity: Identity, report: Mapping[str, Any]) -> Row:
         "release": identity.release or _text(target.get("release")),
         "arch": _text(target.get("arch")),
         "format": _text(target.get("format")),
-        "truncated": target.get("truncated") if report else None,
-        "time_ns": _number(machine.get("time_ns")) or identity.time_ns,
+        "truncated": bool(target.get("truncated")) if report else None,
+        "time_ns": _positive(machine.get("time_ns")) or identity.time_ns,
         "uptime_ns": _number(machine.get("uptime_ns")),
         "cpus": _number(machine.get("cpus")),
         "ram_bytes": _number(machine.get("ram_bytes")),
@@ -111,3 +120,8 @@ def _number(value: object) -> int | None:
         return None
     assert isinstance(value, int)
     return value if -(1 << 63) <= value < 1 << 63 else None
+
+
+def _positive(value: object) -> int | None:
+    number = _number(value)
+    return number if number is not None and number > 0 else None

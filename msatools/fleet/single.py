@@ -28,6 +28,8 @@ BOUNDED = (sys.executable, "-m", "msatools.bounded")
 MAX_OUTPUT_BYTES = 64 << 20
 """Largest report; they have some kilobytes."""
 
+NO_REPORT = "what was printed is no report"
+
 _MAX_LINE = 1000
 """Characters of an error that are kept."""
 
@@ -156,7 +158,7 @@ def _outcome(
     except (ValueError, RecursionError):
         is_report = False
     if not is_report:
-        return "crashed", "what was printed is no report", None
+        return "crashed", NO_REPORT, None
     return "done", None, out.decode()
 
 

@@ -19,12 +19,14 @@ def gauges(report: TriageReport) -> Iterator[Gauge]:
         labels=("severity",),
         values={(severity,): found[severity] for severity in get_args(Severity)},
     )
-    codes = Counter((verdict.code,) for verdict in report.verdicts)
+    codes: Counter[tuple[str, ...]] = Counter(
+        (verdict.code,) for verdict in report.verdicts
+    )
     yield Gauge(
         name="msatools_report_code_verdicts",
         help="Verdicts by code; those that there are not have no line.",
         labels=("code",),
-        values={**codes},
+        values=codes,
     )
     yield single(
         "msatools_report_crashed",

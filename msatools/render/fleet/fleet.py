@@ -226,7 +226,7 @@ def _lost(report: FleetReport, rows: int | None, verbose: bool) -> Iterator[Bloc
         return
     yield text()
     shown = found if verbose else found[: rows or LOST]
-    more = More("dump without a report", len(found) - len(shown), rows is not None)
+    more = More("failed dump", len(found) - len(shown), rows is not None)
     columns = Column("NO REPORT"), free_text("PATH", keeps="end"), free_text("WHY")
     yield Table(columns, [_lost_row(dump) for dump in shown], more)
 
