@@ -35,6 +35,7 @@ def _run(args: argparse.Namespace) -> int:
     from functools import partial
 
     from msatools.cli.fleet_progress import FleetProgress
+    from msatools.fleet.cluster import dashboard_of
     from msatools.fleet.dumps import find_dumps
     from msatools.fleet.run import Run
     from msatools.fleet.single import report_dump
@@ -52,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
     bounds = _bounds(args)
     report = partial(report_dump, bounds=bounds)
     with _cluster(args, bounds) as client, FleetProgress(sys.stderr) as shown:
-        shown.dashboard(client.dashboard_link)
+        shown.dashboard(dashboard_of(client))
         progress = Run(client, results, report, done, shown.update).run(paths)
     _print_line(_run_text(progress, args.results))
     _write_textfile(args)
@@ -253,7 +254,7 @@ _RUN = Subcommand(
         ("'/mnt/*/vmcore' -o results", "those that match"),
         ("- -o results < list", "those in a list, one a line"),
         (
-            "/nfs/crash -o results --scheduler tcp://head:8786",
+            "/nfs -o results --scheduler tcp://head:8786",
             "on a cluster",
         ),
     ),
@@ -321,8 +322,8 @@ _SQL = Subcommand(
         ),
     ),
     examples=(
-        ("results 'SELECT host, count(*) FROM dumps GROUP BY host'", "dumps by host"),
-        ("results 'DESCRIBE dumps'", "which columns there are"),
+        ("results 'SELECT host, count(*) FROM dumps GROUP BY 1'", "dumps by host"),
+        ("results 'DESCRIBE dumps'", "the columns"),
     ),
     run=_sql,
 )

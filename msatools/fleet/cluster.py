@@ -5,7 +5,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 import dask
@@ -20,11 +20,13 @@ MEMORY_BYTES = 4 << 30
 SECONDS = 600
 """Most time to read one dump."""
 
-_CONNECT = "30s"
+CONNECT = "30s"
+"""How long to wait for a scheduler, and between it and workers."""
+
 _SETTINGS = {
     # A task that loses its worker is put back; the run counts, too.
     "distributed.scheduler.allowed-failures": 20,
-    "distributed.comm.timeouts.connect": _CONNECT,
+    "distributed.comm.timeouts.connect": CONNECT,
     # Workers have no results to speak of, and must not write them anywhere.
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.target": False,
@@ -46,23 +48,28 @@ def memory_for(workers: int) -> int:
 
 
 @contextlib.contextmanager
-def local(workers: int, bounds: Bounds) -> Iterator[Client]:
+def local(
+    workers: int, bounds: Bounds, settings: Mapping[str, object] | None = None
+) -> Iterator[Client]:
     """Yield a client of a cluster on this machine, whose workers nannies watch.
 
     All of it talks over TLS with a key of its own: who can send a worker work can do
     what the worker can.
+
+    :param settings: Further settings of Dask.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    dashboard = "127.0.0.1:0" if find_spec("bokeh") else None
     with (
-        dask.config.set(_SETTINGS),
+        dask.config.set({**_SETTINGS, **(settings or {})}),
         LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
             host="127.0.0.1",
             memory_limit=max(bounds.memory_bytes, 1 << 30),
-            dashboard_address=dashboard,
+            # Without bokeh there are health checks only.
+            dashboard_address="127.0.0.1:0",
+            worker_dashboard_address="127.0.0.1:0",
             security=True,
             silence_logs=logging.CRITICAL,
         ) as cluster,
@@ -78,15 +85,20 @@ def remote(address: str) -> Iterator[Client]:
     :raises FleetError: if there is none, or it has no workers
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    with dask.config.set({"distributed.comm.timeouts.connect": _CONNECT}):
+    with dask.config.set({"distributed.comm.timeouts.connect": CONNECT}):
         try:
-            client = Client(address, timeout=_CONNECT)
+            client = Client(address, timeout=CONNECT)
         except (OSError, ValueError, TimeoutError) as error:
             raise FleetError(
                 f"--scheduler {address}: {error}; start dask scheduler there"
             ) from error
         with client:
             yield client
+
+
+def dashboard_of(client: Client) -> str | None:
+    """Return the address of Dask's dashboard; ``None`` if it does not run."""
+    return client.dashboard_link if find_spec("bokeh") else None
 
 
 def workers_of(client: Client) -> int:

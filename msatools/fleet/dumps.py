@@ -34,8 +34,10 @@ def find_dumps(words: Iterable[str], listed: Iterable[str] = ()) -> Iterator[str
     seen: set[str] = set()
     for word in words:
         for path in _paths(word, listed):
-            if path not in seen:
-                seen.add(path)
+            # A link, too, may lead to it.
+            file = os.path.realpath(path)
+            if file not in seen:
+                seen.add(file)
                 yield path
 
 

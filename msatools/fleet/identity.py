@@ -21,8 +21,8 @@ HEAD_BYTES = 256 << 10
 
 _OSRELEASE = re.compile(rb"\nOSRELEASE=([^\n\0]{1,64})\n", re.ASCII)
 _CRASHTIME = re.compile(rb"\nCRASHTIME=(\d{1,12})\n")
-_NODENAME = slice(12 + 65, 12 + 2 * 65)
-"""``utsname.nodename`` in ``struct disk_dump_header``."""
+_NODENAME, _RELEASE = slice(12 + 65, 12 + 2 * 65), slice(12 + 2 * 65, 12 + 3 * 65)
+"""Members of ``utsname`` in ``struct disk_dump_header``."""
 
 _TIMESTAMP = 12 + 6 * 65 + 6
 """Offset of the ``struct timeval`` in the header of a 64-bit machine."""
@@ -112,20 +112,23 @@ def _found(pattern: re.Pattern[bytes], head: bytes) -> str | None:
 
 def _kdump_header(head: bytes) -> tuple[str | None, str | None, int | None]:
     """Return host, release and the time of writing, as far as a header has them."""
+    if not head.startswith(kdump.SIGNATURE):
+        return None, None, None
+    host = _name(head[_NODENAME])
+    written_ns = None
     try:
         header = kdump.parse(lambda offset, size: head[offset : offset + size])
     except (ValueError, EOFError):
-        return None, None, None
-    host = head[_NODENAME].partition(b"\0")[0].decode("ascii", "backslashreplace")
-    seconds, microseconds = 0, 0
-    if header.is_64:
+        header = None
+    if header is not None and header.is_64:
         layout = header.byteorder + "qq"
-        seconds, microseconds = struct.unpack_from(layout, head, _TIMESTAMP)
-    return (
-        host if host != "(none)" and host else None,
-        header.release or None,
-        _time_ns(seconds, microseconds),
-    )
+        written_ns = _time_ns(*struct.unpack_from(layout, head, _TIMESTAMP))
+    return None if host == "(none)" else host, _name(head[_RELEASE]), written_ns
+
+
+def _name(field: bytes) -> str | None:
+    """Return the text in a field of ``struct new_utsname``."""
+    return field.partition(b"\0")[0].decode("ascii", "backslashreplace") or None
 
 
 def _time_ns(seconds: int, microseconds: int = 0) -> int | None:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which dumps arguments name."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from msatools.fleet.dumps import find_dumps
+from msatools.fleet.errors import FleetError
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as kdump-tools and others leave it, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    for name, start in (
+        ("a/vmcore", b"KDUMP   "),
+        ("a/vmcore-dmesg.txt", b"[    0.0] "),
+        ("a/core.elf", b"\x7fELF" + bytes(12) + b"\x04\0"),
+        ("a/vmlinux", b"\x7fELF" + bytes(12) + b"\x02\0"),
+        ("a/.vmcore.part", b"KDUMP   "),
+        ("b/c/flat", b"makedumpfile\0\0\0\0"),
+        ("b/c/empty.kdump", b""),
+        ("b/c/notes", b"some text"),
+        ("b/dmesg.2026", b"[    0.0] "),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(start)
+    os.mkfifo(tmp_path / "b/vmcore-fifo")
+    (tmp_path / "b/up").symlink_to("..")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("tree")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (".", "./a/core.elf ./a/vmcore ./b/c/empty.kdump ./b/c/flat"),
+        ("a", "a/core.elf a/vmcore"),
+        ("b/c/notes nowhere", "b/c/notes nowhere"),
+        ("*/vmcore", "a/vmcore"),
+        ("**/flat", "b/c/flat"),
+        ("[ab]", "a/core.elf a/vmcore b/c/empty.kdump b/c/flat"),
+        ("a/vmcore a a/vmcore", "a/vmcore a/core.elf"),
+        ("- a/vmcore", "x y/z a/vmcore"),
+    ],
+)
+def test_words(words: str, found: str) -> None:
+    listed = ["x\n", "\n", "y/z\n", "x\n"]
+    assert [*find_dumps(words.split(), listed)] == found.split()
+
+
+@pytest.mark.usefixtures("tree")
+def test_patterns_that_match_nothing() -> None:
+    with pytest.raises(FleetError, match=r"^\*\.none: no such file"):
+        [*find_dumps(["*.none"])]
+
+
+def test_a_name_may_have_the_signs_of_a_pattern(tree: Path) -> None:
+    (tree / "a[1]").write_bytes(b"KDUMP   ")
+    assert [*find_dumps(["a[1]"])] == ["a[1]"]

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Runs on Dask's workers: each dump counts once, whatever happens to the workers."""
+
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from msatools.fleet import cluster
+from msatools.fleet.buckets import Choice, read_fleet
+from msatools.fleet.run import MAX_LOSSES, Progress, Report, Run
+from msatools.fleet.single import Bounds, report_dump
+from msatools.fleet.store import Results
+from tests.fleet import made
+from tests.fleet.program import PROGRAM, file_of, file_of_report
+
+KILLS = 3
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with cluster.local(2, Bounds(memory_bytes=1 << 30, seconds=60)) as client:
+        yield client
+
+
+def run(client: Client, results: Results, paths: list[str], report: Report) -> Progress:
+    return Run(client, results, report, results.done()).run(paths)
+
+
+def dumps(folder: Path, *names: str) -> list[str]:
+    """Make files, which are told apart by their paths."""
+    for name in names:
+        (folder / name).touch()
+    return [str(folder / name) for name in names]
+
+
+def counted(results: Results) -> dict[str | None, int]:
+    """Return the sizes of buckets by fingerprint."""
+    report = read_fleet(results, Choice())
+    return {bucket.fingerprint: bucket.count for bucket in report.buckets}
+
+
+def states(results: Results) -> Counter[str]:
+    return Counter(read_fleet(results, Choice()).states)
+
+
+def test_each_counts_once(client: Client, tmp_path: Path) -> None:
+    results = made.results(tmp_path / "results")
+    paths = dumps(tmp_path, "f1-a", "f1-b", "f2-a")
+    progress = run(client, results, [*paths, paths[0]], made.by_name)
+    assert (progress.finished, progress.skipped, progress.left) == (3, 1, 0)
+    assert counted(results) == {"f1": 2, "f2": 1}
+
+
+def test_a_second_run_does_what_is_left(client: Client, tmp_path: Path) -> None:
+    results = made.results(tmp_path / "results")
+    paths = dumps(tmp_path, "f1-a", "f1-b", "f2-a")
+    run(client, results, paths[:2], made.by_name)
+    progress = run(client, results, paths, made.by_name)
+    assert (progress.finished, progress.skipped) == (1, 2)
+    assert counted(results) == {"f1": 2, "f2": 1}
+
+
+def test_a_copy_elsewhere_is_known(client: Client, tmp_path: Path) -> None:
+    results = made.results(tmp_path / "results")
+    first, second = tmp_path / "f1-a", tmp_path / "f1-b"
+    head = b"\x7fELF\nOSRELEASE=6.1.0\nCRASHTIME=1795000000\n"
+    for path in (first, second):
+        path.write_bytes(head)
+    progress = run(client, results, [str(first), str(second)], made.by_name)
+    assert (progress.finished, progress.skipped) == (1, 1)
+
+
+def test_what_a_dump_does_is_one_row(client: Client, tmp_path: Path) -> None:
+    """It hangs, takes memory, crashes; the others do not notice."""
+    results = made.results(tmp_path / "results")
+    for name, contents in {
+        "a": file_of_report(made.report("f1")),
+        "b": file_of("hang"),
+        "c": file_of("eat"),
+        "d": file_of("die", "SIGSEGV"),
+        "e": file_of("fail", "vmcore: damaged"),
+        "f": file_of_report(made.report("f1")),
+    }.items():
+        (tmp_path / name).write_text(contents)
+    paths = [str(tmp_path / name) for name in "abcdef"]
+    bounds = Bounds(memory_bytes=1 << 28, seconds=8)
+    run(client, results, paths, partial(report_dump, bounds=bounds, program=PROGRAM))
+    rows = results.open().execute("SELECT path, state, error FROM dumps ORDER BY path")
+    found = {Path(path).name: (state, error) for path, state, error in rows.fetchall()}
+    assert found == {
+        "a": ("done", None),
+        "b": ("timeout", "reading it took over 8 s"),
+        "c": ("failed", "MemoryError"),
+        "d": ("crashed", "reading it ended by SIGSEGV"),
+        "e": ("failed", "vmcore: damaged"),
+        "f": ("done", None),
+    }
+
+
+class Killer(threading.Thread):
+    """Kills workers at random, a number of times, with SIGKILL."""
+
+    def __init__(self, client: Client, kills: int, pause_s: float) -> None:
+        super().__init__(daemon=True)
+        self._client = client
+        self._kills = kills
+        self._pause_s = pause_s
+        self._stopped = threading.Event()
+        self.killed = 0
+
+    def run(self) -> None:
+        dice = random.Random(26)
+        while self.killed < self._kills and not self._stopped.wait(self._pause_s):
+            pids = [*self._client.run(os.getpid, on_error="ignore").values()]
+            if pids:
+                os.kill(dice.choice(pids), signal.SIGKILL)
+                self.killed += 1
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+
+def test_workers_that_are_killed(client: Client, tmp_path: Path) -> None:
+    """They are replaced, and their dumps are read again."""
+    results = made.results(tmp_path / "results")
+    names = [f"f{number % 3}-{number}" for number in range(90)]
+    killer = Killer(client, KILLS, 1.0)
+
+    def saw(progress: Progress) -> None:
+        # Kill until all kills are done: the last dumps wait for that.
+        if progress.left <= 2 and killer.is_alive():
+            killer.join()
+
+    paths = dumps(tmp_path, *names)
+    killer.start()
+    progress = Run(client, results, made.slowly, set(), saw).run(paths)
+    killer.stop()
+    assert killer.killed == KILLS
+    assert progress.states == {"done": 90}
+    assert counted(results) == {"f0": 30, "f1": 30, "f2": 30}
+    rows = results.open().execute("SELECT count(*) FROM dumps").fetchone()
+    assert rows == (90,)
+
+
+def test_a_dump_that_ends_its_workers(tmp_path: Path) -> None:
+    """It is given up at last, and costs no other."""
+    results = made.results(tmp_path / "results")
+    paths = dumps(tmp_path, "f1-a", "killer-b", "f1-c")
+    bounds = Bounds(memory_bytes=1 << 30, seconds=60)
+    once = {"distributed.scheduler.allowed-failures": 0}
+    with cluster.local(1, bounds, once) as client:
+        progress = run(client, results, paths, made.killing)
+    assert progress.states == {"done": 2, "crashed": 1}
+    (error,) = [dump.error for dump in read_fleet(results, Choice()).lost]
+    assert error is not None
+    assert error.startswith(f"the cluster gave it up {MAX_LOSSES} times: KilledWorker")
+
+
+def test_what_has_come_is_kept_when_a_run_is_stopped(
+    client: Client, tmp_path: Path
+) -> None:
+    results = made.results(tmp_path / "results")
+    paths = dumps(tmp_path, *(f"f1-{number}" for number in range(200)))
+
+    class Stop(BaseException):
+        pass
+
+    def saw(progress: Progress) -> None:
+        if progress.finished >= 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        Run(client, results, made.slowly, set(), saw).run(paths)
+    kept = sum(counted(results).values())
+    assert 3 <= kept < 200
+    progress = run(client, results, paths, made.nothing)
+    assert progress.skipped == kept
+    assert states(results) == {"done": 200}
