@@ -16,6 +16,7 @@ from tests.bench import (
     classify,
     cpus,
     first_answer,
+    fleet,
     kdumppages,
     live,
     locks,
@@ -72,6 +73,8 @@ def main() -> int:
     cpus.compare(args.rounds)
     print()
     queries.compare(args.rounds)
+    print()
+    fleet.compare()
     print()
     live.compare()
     return 0
