@@ -2,8 +2,8 @@
 
 """One command in this process, in the sandbox of ``--sandbox`` and with its own bounds.
 
-``python -m msatools.bounded PARENT MEMORY SECONDS COMMAND [ARGUMENT...]`` is how
-msa-fleet has each dump read: PARENT is the process that waits for it.
+Its arguments are PARENT MEMORY SECONDS COMMAND [ARGUMENT...]. It is how msa-fleet has
+each dump read: PARENT is the process that waits for it.
 """
 
 import os
@@ -16,8 +16,9 @@ EXIT_NO_SANDBOX = 70
 """Exit status if the sandbox cannot be set up; <sysexits.h> EX_SOFTWARE."""
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Give up all that reading does not need, run a command, return its status."""
+    argv = sys.argv[1:] if argv is None else argv
     parent, memory_bytes, seconds = map(int, argv[:3])
     name, *arguments = argv[3:]
     try:
@@ -31,7 +32,3 @@ def main(argv: Sequence[str]) -> int:
     from msatools.console import run
 
     return run(name, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ import pytest
 
 import msatools
 from msatools.derived.manuals import manuals
-from msatools.registry import NAMES, load
+from msatools.registry import GROUPS, NAMES, load
 from tests.support.calls import CORE, call
 from tests.support.tools import need
 
@@ -55,7 +55,7 @@ def test_name_and_dependencies(package: Path) -> None:
 
 def test_commands_run(root: Path) -> None:
     scripts = {path.name for path in (root / "usr/bin").iterdir()}
-    assert scripts == {"msa", *(f"msa-{name}" for name in NAMES)}
+    assert scripts == {"msa", *(f"msa-{name}" for name in (*NAMES, *GROUPS))}
     for name in NAMES:
         done = subprocess.run(
             [root / "usr/bin" / f"msa-{name}", *TABLE],

@@ -17,7 +17,7 @@ import pytest
 
 import msatools
 from msatools.derived.manuals import manuals
-from msatools.registry import NAMES, load
+from msatools.registry import GROUPS, NAMES, load
 from tests.support.calls import CORE, call
 
 pytestmark = pytest.mark.long
@@ -95,6 +95,10 @@ def test_pip(dist: Path, tmp_path: Path, python: Path, pattern: str) -> None:
         shown = run(environment, f"msa-{name}", *TABLE)
         assert shown.splitlines()[0] == call(load(name), *TABLE).out.splitlines()[0]
         assert run(environment, "msa", name, *TABLE).count("\n") == shown.count("\n")
+    for name in GROUPS:
+        assert run(environment, f"msa-{name}", "--help").startswith(
+            f"USAGE: msa-{name}"
+        )
     for page in manuals():
         assert (environment / "share/man/man1" / page).is_file()
     assert (environment / "share/bash-completion/completions/msa").is_file()
@@ -110,7 +114,7 @@ def test_pipx(dist: Path, tmp_path: Path) -> None:
     variables = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path)}
     variables |= {"PIPX_MAN_DIR": str(tmp_path / "man")}
     run(environment, "pipx", "install", wheel, **variables)
-    scripts = {"msa", *(f"msa-{name}" for name in NAMES)}
+    scripts = {"msa", *(f"msa-{name}" for name in (*NAMES, *GROUPS))}
     assert {path.name for path in tmp_path.glob("msa*")} == scripts
     shown = run(environment, tmp_path / "msa-memstat", *TABLE)
     assert shown.splitlines()[-1] == call(load("memstat"), *TABLE).out.splitlines()[-1]

@@ -270,7 +270,9 @@ def lock_down(
     for limit, most in limits.items():
         _, hard = resource.getrlimit(limit)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (most, most))
+        # At its hard limit of CPU time a process gets SIGKILL, which does not say why.
+        is_time = limit == resource.RLIMIT_CPU and most != hard
+        resource.setrlimit(limit, (most, most + 1 if is_time else most))
     for option, value in (
         (_PR_SET_PDEATHSIG, signal.SIGKILL),
         (_PR_SET_DUMPABLE, 0),

@@ -26,11 +26,14 @@ CONNECT = "30s"
 _SETTINGS = {
     # A task that loses its worker is put back; the run counts, too.
     "distributed.scheduler.allowed-failures": 20,
+    # A worker has no more tasks than it works on: of its end no others are suspected.
+    "distributed.scheduler.worker-saturation": 1.0,
     "distributed.comm.timeouts.connect": CONNECT,
     # Workers have no results to speak of, and must not write them anywhere.
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.target": False,
     "distributed.admin.log-length": 100,
+    "distributed.deploy.lost-worker-timeout": "5s",
 }
 
 
@@ -59,6 +62,9 @@ def local(
     :param settings: Further settings of Dask.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    # Workers are started by python -c, which looks for modules in the current directory
+    # first: one of dumps, perhaps, that anyone can write to. (In Python 3.11.)
+    os.environ["PYTHONSAFEPATH"] = "1"
     with (
         dask.config.set({**_SETTINGS, **(settings or {})}),
         LocalCluster(
@@ -94,6 +100,18 @@ def remote(address: str) -> Iterator[Client]:
             ) from error
         with client:
             yield client
+
+
+def replace_lost(client: Client) -> None:
+    """Have workers replaced whose nannies gave up; call it now and then.
+
+    A nanny starts its worker again if it ends while it runs, but not if it ends while
+    it starts (Nanny._on_worker_exit of distributed 2026.8). Of somebody's cluster it is
+    not for us to say how many workers it has.
+    """
+    cluster = client.cluster
+    if cluster is not None:
+        cluster.scale(len(cluster.worker_spec))
 
 
 def dashboard_of(client: Client) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from distributed import Client, Future
 
-from msatools.fleet.cluster import workers_of
+from msatools.fleet.cluster import replace_lost, workers_of
 from msatools.fleet.errors import FleetError
 from msatools.fleet.identity import Identity, identify
 from msatools.fleet.rows import Result, result_of
@@ -159,6 +159,8 @@ class Run:
             progress.states[result.state] += 1
             self._unsaved.append(result)
         is_late = time.monotonic() >= self._saved_s + _FLUSH_S
+        if is_late:
+            replace_lost(self._client)
         if is_late or len(self._unsaved) >= _FLUSH_ROWS:
             self._save()
 

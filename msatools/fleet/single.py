@@ -22,7 +22,19 @@ State = Literal["done", "failed", "timeout", "crashed"]
 """``done``: there is a report; ``failed``: the dump cannot be opened or read;
 ``timeout``: reading it took too long; ``crashed``: reading it ended by a signal."""
 
-BOUNDED = (sys.executable, "-m", "msatools.bounded")
+
+def program(module: str) -> tuple[str, ...]:
+    """Return the program that calls ``main`` of a module.
+
+    It finds modules where this process does, and none in the current directory, which
+    may be one of dumps that anyone can write to.
+    """
+    paths = [path for path in sys.path if path]
+    code = f"import sys; sys.path[:] = {paths!r}; from {module} import main"
+    return (sys.executable, "-I", "-c", f"{code}; sys.exit(main())")
+
+
+BOUNDED = program("msatools.bounded")
 """The program that reads a dump within bounds."""
 
 MAX_OUTPUT_BYTES = 64 << 20

@@ -5,6 +5,7 @@
 import json
 import os
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,12 @@ def killing(path: str) -> Outcome:
     if "killer" in path:
         os._exit(1)
     return by_name(path)
+
+
+def workers_of(pid: int) -> Iterator[int]:
+    """Yield the PIDs of Dask's workers that a process has, starting ones too."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"spawn_main" in words:
+                yield int(child)

@@ -4,7 +4,7 @@
 
 A file that starts as a dump is read as ever.
 
-``python -m tests.fleet.program PARENT MEMORY SECONDS report --json -c PATH``.
+Its arguments are PARENT MEMORY SECONDS report --json -c PATH.
 """
 
 import json
@@ -14,7 +14,9 @@ import sys
 import time
 from typing import Any
 
-PROGRAM = (sys.executable, "-m", "tests.fleet.program")
+from msatools.fleet.single import BOUNDED, program
+
+PROGRAM = program("tests.fleet.program")
 
 
 def made_report(**crash: Any) -> dict[str, Any]:
@@ -35,8 +37,7 @@ def main() -> None:
     _, memory, seconds, *_, path = sys.argv[1:]
     with open(path, "rb") as dump:
         if dump.read(4) in (b"KDUM", b"\x7fELF", b"\0\0\0\0", b"DAMA"):
-            words = (sys.executable, "-m", "msatools.bounded", *sys.argv[1:])
-            os.execv(sys.executable, words)
+            os.execv(sys.executable, (*BOUNDED, *sys.argv[1:]))
     lock_down(None, int(memory), int(seconds))
     with open(path) as file:
         word, _, rest = file.read().partition("\n")
@@ -69,7 +70,3 @@ def file_of(word: str, rest: str = "") -> str:
 def file_of_report(report: dict[str, Any]) -> str:
     """Return the contents of a file that has a report printed."""
     return file_of("report", json.dumps(report))
-
-
-if __name__ == "__main__":
-    main()

@@ -20,6 +20,7 @@ from fixtures.demo import DEMOS
 from msatools.fleet.buckets import Choice, read_fleet
 from msatools.fleet.store import MARK, Results
 from tests.fleet.dumps import DAY, START, copy_dump, cut_off, overwrite
+from tests.fleet.made import workers_of
 from tests.fleet.program import file_of
 from tests.report.expected import SCENARIOS
 
@@ -175,12 +176,3 @@ def wait_for(process: "subprocess.Popen[bytes]", results: Path, count: int) -> N
     while rows(results) < count:
         assert process.poll() is None, "it ended before"
         time.sleep(0.5)
-
-
-def workers_of(pid: int) -> Iterator[int]:
-    """Yield the PIDs of the workers of a run."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"spawn_main" in words:
-                yield int(child)

@@ -19,6 +19,12 @@ from tests.support.calls import CORE
 BOUNDS = Bounds(memory_bytes=2 << 30, seconds=300)
 """More than any machine needs, for what has to end by itself."""
 
+PYTHON = (
+    sys.executable,
+    "-c",
+    f"import sys; sys.path[:] = {sys.path!r}; exec(sys.argv[1])",
+)
+
 SHORT = Bounds(memory_bytes=1 << 28, seconds=2)
 
 
@@ -118,9 +124,10 @@ def test_the_process_ends_with_its_parent(path: Path) -> None:
         "bounds = Bounds(memory_bytes=1 << 30, seconds=300)\n"
         f"report_dump({str(path)!r}, bounds, PROGRAM)"
     )
-    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+    with subprocess.Popen([*PYTHON, code]) as parent:
         children: list[str] = []
         while not any(is_locked_down(int(child)) for child in children):
+            assert parent.poll() is None, "it ended before"
             time.sleep(0.05)
             file = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
             children = file.read_text().split()
