@@ -62,10 +62,8 @@ def local(
     :param settings: Further settings of Dask.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    # Workers are started by python -c, which looks for modules in the current directory
-    # first: one of dumps, perhaps, that anyone can write to. (In Python 3.11.)
-    os.environ["PYTHONSAFEPATH"] = "1"
     with (
+        _no_modules_here(),
         dask.config.set({**_SETTINGS, **(settings or {})}),
         LocalCluster(
             n_workers=workers,
@@ -82,6 +80,24 @@ def local(
         Client(cluster) as client,
     ):
         yield client
+
+
+@contextlib.contextmanager
+def _no_modules_here() -> Iterator[None]:
+    """Have programs that are started find no modules in the current directory.
+
+    Dask starts workers by ``python -c``, which looks there first, and it may be one of
+    dumps that anyone can write to. Python heeds the variable since 3.11.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextlib.contextmanager

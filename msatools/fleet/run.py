@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections import Counter
@@ -112,6 +113,9 @@ class Run:
                 self._collect(progress)
         finally:
             self._save()
+            # In a cluster that goes on, nothing is left behind.
+            with contextlib.suppress(Exception):
+                self._client.cancel([*self._running])
         self._saw(progress)
         return progress
 
