@@ -65,7 +65,7 @@ _OPTIONS = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class _SubcommandParser(argparse.ArgumentParser):
     """A parser that raises exceptions instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
@@ -77,7 +77,7 @@ def make_group_parser(
 ) -> argparse.ArgumentParser:
     """Return the parser of the arguments after a subcommand's name."""
     width = max(len(words) for words, _ in subcommand.examples)
-    parser = _Parser(
+    parser = _SubcommandParser(
         prog=f"msa-{group.name} {subcommand.name}",
         usage=f"%(prog)s {subcommand.operands} [OPTION...]",
         description=subcommand.summary,

@@ -61,7 +61,7 @@ def local(
 
     :param settings: Further settings of Dask.
     """
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    _silence_logs()
     with (
         _no_modules_here(),
         dask.config.set({**_SETTINGS, **(settings or {})}),
@@ -80,6 +80,12 @@ def local(
         Client(cluster) as client,
     ):
         yield client
+
+
+def _silence_logs() -> None:
+    """Leave errors to us; they become exceptions as well."""
+    for name in ("distributed", "distributed.client", "distributed.core"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextlib.contextmanager
@@ -106,7 +112,7 @@ def remote(address: str) -> Iterator[Client]:
 
     :raises FleetError: if there is none, or it has no workers
     """
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    _silence_logs()
     with dask.config.set({"distributed.comm.timeouts.connect": CONNECT}):
         try:
             client = Client(address, timeout=CONNECT)

@@ -9,14 +9,14 @@ from msatools.fleet.store import Results
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class QueryResult:
     """Names of the columns, and the rows."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
 
 
-def query(results: Results, text: str) -> Answer:
+def query(results: Results, text: str) -> QueryResult:
     """Return the answer to a query about ``dumps`` and ``verdicts``.
 
     :raises FleetError: if there are no results, or the query is wrong
@@ -31,4 +31,4 @@ def query(results: Results, text: str) -> Answer:
     except duckdb.Error as error:
         why = " ".join(str(error).split())
         raise FleetError(f"{why}; msa-fleet sql RESULTS 'DESCRIBE dumps'") from error
-    return Answer(columns=tuple(columns), rows=tuple(map(tuple, rows)))
+    return QueryResult(columns=tuple(columns), rows=tuple(map(tuple, rows)))

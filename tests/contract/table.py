@@ -701,7 +701,6 @@ MEMSTAT = Row(
         "-j 1025": "not a number of workers",
         "--diff a": "expected 2 arguments",
         "--textfile": "expected one argument",
-        "--textfile x.prom --sandbox": "--textfile: no file is written with --sandbox",
         "--textfile x.prom --diff a b": "--textfile: no effect with --diff",
         "--map map.jpg": "--map: not a file that ends in .svg or .png: map.jpg",
     },
@@ -990,7 +989,6 @@ REPORT = Row(
     wrong={
         "--html": "expected one argument",
         "--textfile x.prom --fingerprint": "--textfile: no effect with --fingerprint",
-        "--textfile x.prom --sandbox": "--textfile: no file is written with --sandbox",
         "--html x.html 5": "--html: a page is of one moment, and an interval is named",
         "-n 0": "not a positive number: '0'",
         "-n many": "not a number: 'many'",

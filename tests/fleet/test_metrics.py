@@ -4,7 +4,7 @@
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from msatools.commands.memstat import COMMAND as MEMSTAT
@@ -94,13 +94,20 @@ def test_fleet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [MEMSTAT, REPORT], ids=lambda each: each.name)
+def test_no_file_is_written_in_the_sandbox(command: Any) -> None:
+    ran = call(command, CORE, "--textfile", "x.prom", "--sandbox")
+    assert (ran.status, ran.out) == (2, "")
+    assert "--textfile: no file is written with --sandbox" in ran.err
+
+
+@pytest.mark.parametrize("command", [MEMSTAT, REPORT], ids=lambda each: each.name)
 def test_a_file_that_cannot_be_written_costs_no_scan(
-    command: object, tmp_path: Path
+    command: Any, tmp_path: Path
 ) -> None:
     for path, said in (
         (tmp_path / "no" / "x.prom", "no such directory"),
         (tmp_path / "x.txt", "node_exporter reads only files that end in .prom"),
     ):
-        ran = call(command, CORE, "--textfile", str(path))  # type: ignore[arg-type]
+        ran = call(command, CORE, "--textfile", str(path))
         assert (ran.status, ran.out) == (1, "")
         assert said in ran.err

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from datetime import date, datetime
 
-from msatools.fleet.query import Answer
+from msatools.fleet.query import QueryResult
 from msatools.render.blocks import Block, Column, Table, free_text
 
 
-def table(answer: Answer) -> Iterator[Block]:
+def table(answer: QueryResult) -> Iterator[Block]:
     """Yield the table of an answer; a query without one yields nothing."""
     if not answer.columns:
         return
@@ -25,7 +25,7 @@ def table(answer: Answer) -> Iterator[Block]:
     )
 
 
-def json_lines(answer: Answer) -> Iterator[str]:
+def json_lines(answer: QueryResult) -> Iterator[str]:
     """Yield each row as an object in a line of JSON."""
     for row in answer.rows:
         values = dict(zip(answer.columns, row, strict=True))
