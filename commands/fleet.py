@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -45,7 +46,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("-j: no effect with --scheduler, which has its own workers")
     _check_textfile(args)
     results = Results(args.results)
-    paths = [*find_dumps(args.dumps, sys.stdin)]
+    # Workers have a current directory of their own.
+    paths = [*map(os.path.abspath, find_dumps(args.dumps, sys.stdin))]
     if not paths:
         raise FleetError(f"{', '.join(args.dumps)}: no dump; name files or folders")
     results.create()

@@ -110,7 +110,9 @@ def _no_modules_here() -> Iterator[None]:
 def remote(address: str) -> Iterator[Client]:
     """Yield a client of the scheduler at *address*.
 
-    :raises FleetError: if there is none, or it has no workers
+    It may have no workers yet, which a batch system starts when there is room.
+
+    :raises FleetError: if there is none
     """
     _silence_logs()
     with dask.config.set({"distributed.comm.timeouts.connect": CONNECT}):

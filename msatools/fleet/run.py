@@ -173,14 +173,23 @@ class Run:
     ) -> Iterator[tuple[Future[Outcome], Outcome | None]]:
         """Yield what came of each dump; ``None`` if it is to be read once more."""
         finished = [future for future in batch if future.status == "finished"]
-        try:
-            found = self._client.gather(finished)
-        except Exception:
-            # One of them was lost with its worker since, and could not be had again.
-            finished, found = [], []
-        yield from zip(finished, found, strict=True)
-        for future in {*batch}.difference(finished):
+        found = self._fetched(finished)
+        yield from found.items()
+        for future in {*batch}.difference(found):
             yield future, self._of_lost(future)
+
+    def _fetched(
+        self, futures: list[Future[Outcome]]
+    ) -> dict[Future[Outcome], Outcome]:
+        """Return what workers have, without what was lost with its worker since."""
+        try:
+            return dict(zip(futures, self._client.gather(futures), strict=True))
+        except Exception:
+            found = {}
+            for future in futures:
+                with contextlib.suppress(Exception):
+                    found[future] = self._client.gather(future)
+            return found
 
     def _of_lost(self, future: Future[Outcome]) -> Outcome | None:
         """Return what came of a dump whose workers were lost, or that was not sent."""

@@ -22,15 +22,16 @@ from tests.support.calls import call, demo
 
 PAGES = pages()
 MOST_LINES_OF_README = 250
-LANGUAGES = {"c", "console", "diff", "json", "pycon", "python", "sh", "text"}
+LANGUAGES = {"c", "console", "diff", "json", "pycon", "python", "sh", "sql", "text"}
 UNTESTED = {
     "docs/commands/cpus-plan.md",
+    "docs/commands/fleet.md",
     "docs/guides/fingerprints.md",
     "docs/performance.md",
 }
-"""Pages with blocks of plain ``text``: a script to read, a pipe of other programs, and
-what `make bench` measured on some machine. `tests/live` and `tests/report` test what
-the first two say."""
+"""Pages with blocks of plain ``text``: a script to read, runs on many dumps, a pipe of
+other programs, and what `make bench` measured on some machine. `tests/live`,
+`tests/fleet` and `tests/report` test what the first three say."""
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.M)

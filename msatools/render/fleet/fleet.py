@@ -41,7 +41,7 @@ _COLUMNS = (
     Column("HOSTS", "right", worth=2),
     Column("KERNELS", "right", worth=1),
     Column("TREND", worth=3),
-    free_text("WHAT"),
+    free_text("WHAT", least=44),
 )
 
 
