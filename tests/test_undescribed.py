@@ -19,6 +19,7 @@ from msatools.selfdesc import load
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.target import open as opening
 from tests.selfdesc.undescribed import Symbols
+from tests.support.calls import with_operands
 from tests.support.overlay import put
 
 
@@ -51,7 +52,7 @@ def no_kallsyms(monkeypatch: pytest.MonkeyPatch) -> None:
 def error_of(name: str, run: lab.Run, capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must fail; return the end of its error message."""
     command = importlib.import_module(f"msatools.commands.{name}").COMMAND
-    assert run_console(command, [str(run.elf)]) == 1
+    assert run_console(command, with_operands(command, str(run.elf))) == 1
     out, err = capsys.readouterr()
     assert out == ""
     line, end, rest = err.partition("\n")

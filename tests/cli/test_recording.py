@@ -32,8 +32,10 @@ LABS = {
 """A dump for each command that has much of what it shows."""
 
 EACH = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-CHANCE = re.compile(r"scanned in \S+")
-"""What depends on the machine."""
+CHANCE = re.compile(
+    r"scanned in \S+|[\d,]+ reads, [\d,]+ bytes read(, \d+ stacks)?(?=;)"
+)
+"""What depends on the machine, and what a recording reads besides for other views."""
 
 READ = frozenset(("reads", "bytes_read", "memmap_reads", "tasks", "stacks"))
 """What a look at all takes, and one at some does not."""

@@ -18,7 +18,7 @@ from msatools.render.device import Device
 from msatools.render.fit import laid_out
 from msatools.render.terminal import styled
 from msatools.render.text_width import columns_of
-from tests.support.calls import CORE, call
+from tests.support.calls import call
 from tests.support.golden import Golden
 
 SIZES = {80: 24, 120: 40, 200: 60}
@@ -54,7 +54,7 @@ def blocks_of(view: str) -> tuple[Sequence[Block], bool]:
     # What a process in the sandbox shows is out of reach.
     unconfined = patch("msatools.cli.execution._is_confined", return_value=False)
     with patch("msatools.cli.runner.show", show), unconfined:
-        assert call(command(name), *words, CORE).status == 0
+        assert call(command(name), *words, "vmcore").status == 0
     (device,) = devices
     return shown, device.full
 

@@ -55,7 +55,7 @@ UNWINDING = {"stacks.drgn"}
 NOT_APPLICABLE = {"memory.cgroups": "locks-", "stacks.drgn": ""}
 """Checks that do not apply, and how the names of the dumps begin where they do not."""
 
-KNOWN = {("tasks-7.x", "locks"): {"locks.unknown"}}
+KNOWN = {("tasks-7.x", command): {"locks.unknown"} for command in ("locks", "report")}
 """Checks that fail: there a task waits for readers of a vm_area_struct."""
 
 
@@ -211,6 +211,18 @@ DAMAGE: dict[str, tuple[str, Callable[[Program], None], set[str]]] = {
             prog, prog.symbol("__num_online_cpus").address, b"\x03\x00\x00\x00"
         ),
         {"cpus.count"},
+    ),
+    "nr_running of all": (
+        "report",
+        lambda prog: add(_rq(prog).nr_running, 1),
+        {"queues.nr-running", "reading.percpu"},
+    ),
+    "slabs of tasks": (
+        "whatis",
+        lambda prog: put(
+            prog, find_slab_cache(prog, "task_struct").name.value_(), b"mask_struct"
+        ),
+        {"whatis.tasks"},
     ),
 }
 
