@@ -256,12 +256,14 @@ def lock_down(
 ) -> None:
     """Drop what reading a dump does not need, for good.
 
-    :param memory_bytes: Private memory of the process; :data:`MEMORY_BYTES` if it is
-        not given.
+    :param memory_bytes: Private memory of the process, besides what it has already:
+        one that is forked from a large one has much. :data:`MEMORY_BYTES` if it is not
+        given.
     :param seconds: Its CPU time; :data:`SECONDS` if it is not given.
     """
     limits = {
-        resource.RLIMIT_DATA: MEMORY_BYTES if memory_bytes is None else memory_bytes,
+        resource.RLIMIT_DATA: _data_bytes()
+        + (MEMORY_BYTES if memory_bytes is None else memory_bytes),
         resource.RLIMIT_CPU: SECONDS if seconds is None else seconds,
         resource.RLIMIT_CORE: 0,
         # Pipes are no files.
@@ -282,6 +284,13 @@ def lock_down(
     if seccomp is not None:
         _filter(seccomp)
     _locked.append(os.getpid())
+
+
+def _data_bytes() -> int:
+    """Return the private memory of this process as RLIMIT_DATA counts it, or more."""
+    with open("/proc/self/statm", "rb") as file:
+        data_pages = int(file.read().split()[5])
+    return data_pages * resource.getpagesize()
 
 
 def _prctl(option: int, value: int) -> None:

@@ -145,7 +145,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             "locks": lambda: collect_locks(prog, target=target),
             "zombies": lambda: collect_zombies(prog, target=target),
             "cpus": lambda: collect_cpus(
-                prog, target=target, options=CpusOptions(irqs=True)
+                prog, target=target, options=CpusOptions(irqs=True, stalls=True)
             ),
             "memory": lambda: read_memory(self._reader, page_size, self._losses),
             "memstat": lambda: collect_memstat(

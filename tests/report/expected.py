@@ -125,8 +125,27 @@ SCENARIOS: Mapping[str, Expected] = {
     ),
     "locks": Expected(
         must=_codes("frozen-filesystem", "possible-deadlock", "priority-inversion"),
-        may=LATE | _codes("lock-herd"),
+        # Of priority-inversion: a real-time thread has the owner's CPU for itself.
+        may=LATE | _codes("lock-herd", "cpu-starved"),
         words={"frozen-filesystem": "/mnt/frozen"},
+    ),
+    "stalls-rcu": Expected(
+        critical=_codes("cpu-stalled", "rcu-stalled"),
+        may=LATE | _codes("cpu-starved"),
+        words={"cpu-stalled": "sm_spin_on", "rcu-stalled": "sm-read-rcu"},
+    ),
+    "stalls-starve": Expected(
+        critical=_codes("cpu-starved", "rcu-stalled"),
+        may=LATE,
+        words={"cpu-starved": "rt-hog", "rcu-stalled": "rcu_preempt"},
+    ),
+    "workqueues": Expected(
+        critical=_codes("deadlock", "cpu-starved"),
+        may=LATE | _codes("workqueue-stalled", "cpu-stalled"),
+        words={"cpu-starved": "hog"},
+    ),
+    "inflight": Expected(
+        must=_codes("io-stuck"), may=LATE, words={"io-stuck": "suspended"}
     ),
     "tasks": Expected(
         must=_codes("frozen-filesystem", "lock-herd"),
@@ -145,5 +164,8 @@ assert {*CASES, *SAVED_CASES} == {
     name.removeprefix("crashes-") for name in SCENARIOS if name.startswith("crashes-")
 }
 
-FEW = ("memory", "crash", "crashes-null", "crashes-oom-group", "lockmodule", "locks")
+FEW = (
+    *("memory", "crash", "crashes-null", "crashes-oom-group", "lockmodule", "locks"),
+    *("stalls-rcu", "stalls-starve", "workqueues", "inflight"),
+)
 """Scenarios of `make test`; the others are in `make test-long`."""

@@ -25,11 +25,13 @@ from msatools.report.rules import (
     possible_deadlock,
     priority_inversion,
     stalls_in_log,
+    standing_still,
     zombies,
 )
 
 RULES: tuple[VerdictRule[Any], ...] = (
     panic.RULE,
+    *standing_still.RULES,
     *stalls_in_log.RULES,
     out_of_memory.RULE,
     memory_low.RULE,

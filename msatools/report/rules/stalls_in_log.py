@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The kernel's own watchdogs reported stalls: rules for the code of each."""
+"""The kernel's own watchdogs reported stalls: rules for the code of each.
+
+What stands still now has a verdict by itself, which says more (standing_still).
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from msatools.report.frames import faulting
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
+from msatools.report.rules.standing_still import pools_of, stalls_of
 from msatools.report.words import ago, cause_text, count_text
 
 CODES: dict[str, tuple[Cause, ...]] = {
@@ -37,7 +41,7 @@ class _LoggedStalls:
 
 
 def _when(
-    causes: tuple[Cause, ...],
+    code: str, causes: tuple[Cause, ...]
 ) -> Callable[[ReportParts], Iterator[_LoggedStalls]]:
     def when(parts: ReportParts) -> Iterator[_LoggedStalls]:
         found = [
@@ -45,10 +49,16 @@ def _when(
             for event in parts.events
             if event.cause in causes and not event.is_panic
         ]
-        if found:
+        if found and not _stands_still(parts, code):
             yield _LoggedStalls(found, parts)
 
     return when
+
+
+def _stands_still(parts: ReportParts, code: str) -> bool:
+    if code == "workqueue-stalled":
+        return bool(pools_of(parts))
+    return any(stalls_of(parts, code))
 
 
 def _severity(subject: _LoggedStalls) -> Severity:
@@ -79,7 +89,7 @@ RULES = tuple(
     VerdictRule(
         code=code,
         needs=(),
-        when=_when(causes),
+        when=_when(code, causes),
         severity=_severity,
         confidence="exact",
         words=_words,
