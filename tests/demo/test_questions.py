@@ -26,8 +26,9 @@ def test_every_command_is_asked_with_every_option_of_its_own() -> None:
         # Of a dump there are no intervals, within which -F takes samples; --leaks and
         # --unattributed read all of some pages, by which the cores would grow by half;
         # what --map answers is as large as a core; --diff looks at no dump; and --html
-        # writes what --full shows to a file.
+        # and --textfile write what is shown to a file.
         unasked = {"-F", "--leaks", "--unattributed", "--map", "--diff", "--html"}
+        unasked |= {"--textfile"}
         assert used >= (set(options_of(name)) | {"-v"}) - unasked
 
 

@@ -18,6 +18,9 @@ from fixtures.lab.guest.cpuplan import APART, BUSY
 from fixtures.lab.inside import RESULTS
 from msatools.cli.values import cpu_list
 
+# The guest's 8 busy CPUs share those of the host: a command takes minutes there.
+pytestmark = pytest.mark.long
+
 SET = {*cpu_list(APART)}
 SECOND = 10**9
 
