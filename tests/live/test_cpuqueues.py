@@ -37,7 +37,7 @@ def test_a_guest_that_runs_is_told_of_again_and_again(
             assert queue.lag_ns is not None
             pids = [task.pid for task in all_of(queue) if task.pid]
             assert len(pids) == len(set(pids))
-            assert doing(prog, text, queue.cpu) is None
+            assert doing(prog, text, queue.cpu, LossLog()) is None
         assert [p.hotplug for p in found.processors] == ["online", "online"]
         assert not found.losses.lost
         clocks.append(max(queue.clock_ns for queue in found.queues))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The five commands on a guest, from outside: it runs, stands, hangs, panics, is gone.
+"""The commands on a guest, from outside: it runs, stands, hangs, panics, is gone.
 
 Its threads wait for locks of a module for ever (``lockmodule``), some for each other;
 the tests go from one state of the guest to the next, in the order of this file.
@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from msatools.registry import NAMES
+from fixtures.lab.guest.livecommands import NAMES
 from msatools.target import TargetSpec, open_target
 from tests.live.following import clocks_ns, gap_ns
 from tests.live.hang import control, hang, panic
@@ -199,6 +199,22 @@ def test_once(guest: lab.Live, command: str) -> None:
     (report,) = run(guest, command)
     assert report["interval_ns"] is None
     check(guest, command, report)
+
+
+def test_report_once(guest: lab.Live) -> None:
+    """The module's deadlocks are what is wrong."""
+    (report,) = run(guest, "report")
+    assert report["target"]["kind"] == "qmp"
+    assert report["crash"] is None
+    found = {verdict["code"]: verdict for verdict in report["verdicts"]}
+    assert found["deadlock"]["severity"] == "critical"
+    assert all("error" not in part for part in report["sections"].values())
+
+
+def test_whatis_once(guest: lab.Live) -> None:
+    (report,) = run(guest, "whatis", "init_task+0")
+    (answer,) = report["answers"]
+    assert (answer["kind"], answer["task"]["pid"]) == ("task", 0)
 
 
 @pytest.mark.parametrize("command", NAMES)

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from fixtures import lab
+from fixtures.lab.guest.livecommands import NAMES
 from fixtures.lab.guest.storm import CPU, SAMPLES, ZOMBIES
 from fixtures.lab.storm import RESULTS
 from msatools.cli.values import cpu_list
-from msatools.registry import NAMES
 from tests.live.following import clocks_ns, gap_ns
 from tests.support.vmstat import (
     CACHED_STACKS,
