@@ -179,6 +179,16 @@ WAITS = {
     """,
 }
 
+# How a runnable task loses its CPU: it is preempted, yields, or has not run yet. The
+# loop on the way to user mode is inlined into one or the other of its callers.
+PREEMPTIONS = """
+    preempt_schedule* arm64_preempt_schedule_irq __cond_resched*
+    exit_to_user_mode* arm64_exit_to_user_mode* syscall_exit_to_user_mode*
+    irqentry_exit* raw_irqentry_exit_* do_notify_resume el0_*
+    xfer_to_guest_mode_handle_work uprobe_notify_resume
+    do_sched_yield yield yield_to ret_from_fork*
+"""
+
 # Decide only as the function that called the scheduler: further out they are on the
 # stacks of tasks that do some work.
 SLEEPERS = {
@@ -194,13 +204,7 @@ SLEEPERS = {
     TaskClass.URG: "io_wq_worker io_wqe_worker io_sq_thread",
     TaskClass.STP: "get_signal",
     TaskClass.ZMB: "do_task_dead do_exit",
-    TaskClass.LAT: """
-        do_sched_yield yield_to exit_to_user_mode_loop exit_to_user_mode_prepare
-        syscall_exit_to_user_mode* irqentry_exit_to_user_mode irqentry_exit
-        raw_irqentry_exit_cond_resched irqentry_exit_cond_resched
-        xfer_to_guest_mode_handle_work uprobe_notify_resume __cond_resched*
-        preempt_schedule* ret_from_fork ret_from_fork_asm
-    """,
+    TaskClass.LAT: PREEMPTIONS,
 }
 
 # If none of those is on the stack, the innermost function of a subsystem decides.
@@ -296,12 +300,6 @@ SCHEDULER = """
     __schedule schedule schedule_timeout* schedule_preempt_disabled schedule_hrtimeout*
     schedule_idle schedule_rtlock __switch_to* wait_woken do_wait_intr do_wait_intr_irq
     msleep* usleep_range* fsleep swait_* prepare_to_swait* schedule_with_*
-"""
-
-# How a runnable task loses its CPU: it is preempted, yields, or has not run yet.
-PREEMPTIONS = """
-    preempt_schedule* __cond_resched* exit_to_user_mode* irqentry_exit*
-    raw_irqentry_exit_* do_sched_yield yield yield_to ret_from_fork*
 """
 
 # Generic locks and waits: their callers are reported as the one that waits.

@@ -12,7 +12,6 @@ from msatools.tasks.functions import (
     CALLS,
     LOCKS,
     MEMORY,
-    PREEMPTIONS,
     SCHEDULER,
     SLEEPERS,
     SUBSYSTEMS,
@@ -97,7 +96,6 @@ _BY_WAY = _WaitNames(WAYS)
 _BY_CALL = _WaitNames(CALLS)
 _IS_SCHEDULER = _set(SCHEDULER)
 _IS_LOCK = _set(SCHEDULER + LOCKS)
-_IS_PREEMPTION = _set(PREEMPTIONS)
 _IS_PI_FUTEX = _set("futex_lock_pi futex_wait_requeue_pi")
 _IS_RT_MUTEX = _set("__rt_mutex_* rt_mutex_*")
 
@@ -120,7 +118,7 @@ def classify(stack: tuple[str, ...]) -> StackWait:
     calls = (_CALL.fullmatch(name) for name in reversed(names))
     call = next((matched[1] for matched in calls if matched), None)
     way = next((name for name in names if _IS_SCHEDULER.get(name) is None), None)
-    preempted = way is None or _IS_PREEMPTION.get(way) is not None
+    preempted = way is None or task_class is TaskClass.LAT
     return StackWait(task_class, function, caller, call, preempted)
 
 

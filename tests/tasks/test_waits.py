@@ -135,6 +135,10 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
         (f"schedule exit_to_user_mode_loop {SYSCALL}", "LAT"),
         ("preempt_schedule_common __cond_resched down_read f", "LAT"),
         ("schedule do_sched_yield __x64_sys_sched_yield f", "LAT"),
+        # The same, where compilers inline what is called once.
+        (f"schedule syscall_exit_to_user_mode {SYSCALL}", "LAT"),
+        ("schedule do_notify_resume el0_da el0t_64_sync_handler", "LAT"),
+        (f"schedule __x64_sys_sched_yield {SYSCALL}", "LAT"),
         ("", "OTH"),
         ("0xffffffffc0123456", "OTH"),
     ],
@@ -144,6 +148,23 @@ def test_class(stack: str, expected: str) -> None:
     assert classify(names).task_class.name == expected
     if names and names[0] == "schedule":
         assert classify(("__schedule", *names)).task_class.name == expected
+
+
+@pytest.mark.parametrize(
+    ("stack", "preempted"),
+    [
+        (f"schedule syscall_exit_to_user_mode {SYSCALL}", True),
+        ("schedule do_notify_resume el0_interrupt __el0_irq_handler_common", True),
+        (f"schedule __x64_sys_sched_yield {SYSCALL}", True),
+        ("ret_from_fork_asm", True),
+        # It sleeps on the way to user mode.
+        (f"schedule get_signal arch_do_signal_or_restart {SYSCALL}", False),
+        ("schedule io_schedule do_exit do_notify_resume el0_svc", False),
+        ("schedule worker_thread kthread ret_from_fork_asm", False),
+    ],
+)
+def test_who_lost_its_cpu_has_not_slept(stack: str, preempted: bool) -> None:
+    assert classify(("__schedule", *stack.split())).preempted is preempted
 
 
 @pytest.mark.parametrize(
