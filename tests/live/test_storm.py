@@ -129,7 +129,7 @@ class Storm:
                 into[facts["command"]] = facts
 
     def _lines(self) -> Iterator[tuple[str, Facts]]:
-        # Of half an hour, they are more than should be in memory.
+        # Of two hours, they are more than should be in memory.
         with gzip.open(self._path) as file:
             for line in file:
                 facts = json.loads(line)
