@@ -255,8 +255,9 @@ class UserPlace:
     protection: str | None
     """As in /proc/PID/maps: ``r-xp``."""
 
-    state: Literal["mapped", "swapped", "absent", "unknown"]
-    """Whether the process has a page there, in memory or in swap, or none (yet)."""
+    state: Literal["mapped", "swapped", "absent", "none", "unknown"]
+    """Whether the process has a page there, in memory or in swap, or not (yet);
+    ``none`` if it has no memory, as a kernel thread, or one that has exited."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

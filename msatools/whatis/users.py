@@ -3,6 +3,7 @@
 """Places in the memory of processes: the mapping, and the page."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import drgn
 from drgn.helpers.linux.mm import vma_find, vma_name
@@ -14,11 +15,13 @@ from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.model import Task, UserPlace
-from msatools.whatis.usertables import State, UserEntries
+from msatools.whatis.usertables import UserEntries
 
 _VMA = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
 _PROTECTION = ((0x1, "r"), (0x2, "w"), (0x4, "x"))
 _MAY_SHARE = 0x80
+
+State = Literal["mapped", "swapped", "absent", "none", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class UserPlaces:
         task = self._lookup.task(address_of_task)
         mm = self._lookup.structs.member(address_of_task, "task_struct", "mm")
         if mm < KERNEL_HALF:
-            return UserFound(task, _nowhere(task), None)
+            return UserFound(task, _nowhere(task, "none"), None)
         entry = self._entries.find(mm, address)
         place = self._place(task, mm, address, entry.state)
         return UserFound(task, place, entry.pfn)

@@ -217,11 +217,14 @@ def user_text(place: UserPlace, page: Page | None) -> str:
     if place.mapping is None:
         if place.state == "unknown":
             return f"{whose}: its mappings cannot be read"
+        if place.state == "none":
+            return f"{whose}: it has none, as a kernel thread, or as it has exited"
         return f"{whose}: nothing is mapped there"
     state = {
         "mapped": "" if page is None else f", {page.page_class}",
         "swapped": ", swapped out",
         "absent": ", no page there yet",
+        "none": "",
         "unknown": ", its page tables cannot be read",
     }[place.state]
     offset = f"+{place.offset:#x}" if place.offset else ""

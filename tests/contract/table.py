@@ -1266,7 +1266,9 @@ WHATIS = Row(
                     "offset": COUNT,
                     **dict.fromkeys(("start", "end"), (ADDRESS, NONE)),
                     "protection": WORDS,
-                    "state": frozenset({"mapped", "swapped", "absent", "unknown"}),
+                    "state": frozenset(
+                        {"mapped", "swapped", "absent", "none", "unknown"}
+                    ),
                 },
                 "page?": {
                     "pfn": int,
