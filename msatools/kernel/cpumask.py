@@ -77,7 +77,7 @@ def online_cpus(reader: Reader, losses: LossLog) -> Cpus:
 def with_stopped(online: Cpus, active: Cpus) -> Cpus:
     """Return the CPUs that are online, and those that a crash took out of that mask.
 
-    A kernel that panics without kdump, and on arm64 one that panics with it, clears the
+    A kernel that panics without kdump, and newer ones of arm64 with it, too, clear the
     bit of each CPU that it stops (stop_this_cpu(), ipi_cpu_crash_stop()). They stay
     active, while a CPU that is plugged out is inactive first.
     """

@@ -129,14 +129,14 @@ def _with_tasks(
     Continue smp_call_function*() and irq_work*() integration" (in v5.9).
     """
     entry = find_offset(reader.prog.type("struct task_struct"), ("wake_entry",))
-    wanted = (
-        {at - entry for call, at in found if call.kind == "wake-up"} if entry else ()
-    )
+    wakes = [call.kind == "wake-up" and at > (entry or at) for call, at in found]
+    tasks = [at - (entry or 0) for _, at in found]
     task_reader = reader.once(TaskReader, lambda: TaskReader(reader))
+    wanted = {task for task, is_one in zip(tasks, wakes, strict=True) if is_one}
     table = task_reader.read(sorted(wanted), losses)
     rows = {address: row for row, address in enumerate(table["address"].tolist())}
-    for call, at in found:
-        row = rows.get(at - (entry or 0)) if call.kind == "wake-up" else None
+    for (call, _), task in zip(found, tasks, strict=True):
+        row = rows.get(task) if task in wanted else None
         if row is None:
             yield call
             continue
