@@ -3,22 +3,25 @@
 """Places in the memory of processes: the mapping, and the page."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import drgn
 from drgn.helpers.linux.mm import vma_find, vma_name
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.pids import find_task, require_pids
+from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.strings import decode_string
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.model import Task, UserPlace
-from msatools.whatis.usertables import State, UserEntries
+from msatools.whatis.usertables import UserEntries
 
 _VMA = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
 _PROTECTION = ((0x1, "r"), (0x2, "w"), (0x4, "x"))
 _MAY_SHARE = 0x80
+
+State = Literal["mapped", "swapped", "absent", "none", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,20 @@ class UserPlaces:
     def find(self, pid: int, address: int) -> UserFound:
         """Return the place of an address in the memory of a process.
 
-        :raises NoSuchPidError: if there is no such task
-        :raises drgn.FaultError: if the task cannot be read
+        :raises NoSuchPidError: if there is no such task, or it cannot be read
         """
-        address_of_task = find_task(self._lookup.reader, pid)
-        there = () if address_of_task is None else (pid,)
-        require_pids((pid,), there, damaged=False, option=f"{pid}:")
-        assert address_of_task is not None
-        task = self._lookup.task(address_of_task)
-        mm = self._lookup.structs.member(address_of_task, "task_struct", "mm")
+        hint = "name one of those that msa-prstat lists"
+        try:
+            address_of_task = find_task(self._lookup.reader, pid)
+            if address_of_task is None:
+                raise NoSuchPidError(f"pid {pid}", "no such task", hint)
+            task = self._lookup.task(address_of_task)
+            mm = self._lookup.structs.member(address_of_task, "task_struct", "mm")
+        except drgn.FaultError as error:
+            why = f"it cannot be read: {error}"
+            raise NoSuchPidError(f"pid {pid}", why, hint) from error
         if mm < KERNEL_HALF:
-            return UserFound(task, _nowhere(task), None)
+            return UserFound(task, _nowhere(task, "none"), None)
         entry = self._entries.find(mm, address)
         place = self._place(task, mm, address, entry.state)
         return UserFound(task, place, entry.pfn)

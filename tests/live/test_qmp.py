@@ -363,6 +363,9 @@ def test_panicked(panicked: lab.Live, command: str) -> None:
     crash = report["target"]["crash"]
     assert crash["message"] == "Kernel panic - not syncing: NMI: Not continuing"
     assert (crash["cpu"], crash["pid"]) == (0, 0)
+    if command == "cpus":
+        # It has taken those that it stopped out of the online mask.
+        assert all(cpu["online"] for cpu in report["cpus"])
     check(panicked, command, report)
 
 

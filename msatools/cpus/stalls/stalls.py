@@ -52,10 +52,6 @@ from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.struct_reader import Layout
-from msatools.locks.names.names import LockNames
-from msatools.locks.sleeping.spinlocks import Spin, spins
 from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address, Crash
 from msatools.tasks.identity import comm_text
@@ -411,7 +407,7 @@ class _StallReader:
                 for cpu in contexts
                 if cpu in locks
                 for owner in locks[cpu].owners
-                if owner.cpu is not None
+                if owner.cpu in self._queues
             ]
             wanted = list(dict.fromkeys((*wanted, *owners)))
             contexts |= self._contexts([cpu for cpu in owners if cpu not in contexts])
@@ -438,6 +434,9 @@ class _StallReader:
         counts = self._preempt_counts()
         stacks = StackReader(self._reader, self.text, self._losses)
         found = {}
+        if len(cpus) > _MAX_STACKS:
+            text = f"only {_MAX_STACKS} CPUs have their stacks read"
+            self._losses.note("stacks-left-out", text)
         for cpu in cpus[:_MAX_STACKS]:
             task = int(running.addresses[self._rows[cpu]])
             stack = stacks.read(task) if task else None
@@ -512,6 +511,12 @@ class _StallReader:
 
     def _locks(self) -> dict[int, WantedLock]:
         """Return the spinlock that each CPU spins for, and who has it."""
+        # CPUs rarely spin for long, and it takes a tenth of a second to import.
+        from msatools.locks.base.lock_context import LockContext
+        from msatools.locks.base.struct_reader import Layout
+        from msatools.locks.names.names import LockNames
+        from msatools.locks.sleeping.spinlocks import Spin, spins
+
         running = self._read_running()
         context = LockContext(
             Layout(self._reader),
