@@ -19,13 +19,14 @@ Kind = Literal[
     "vmalloc",
     "memory",
     "user",
+    "poison",
     "unmapped",
     "unknown",
 ]
 """The most specific of what is known: a ``task_struct``, a kernel stack, an object of a
 slab cache, a ``struct page``, per-CPU memory, a function or variable, another area of
-vmalloc, a page of memory, memory of a process, an address that nothing is mapped at, or
-none of these."""
+vmalloc, a page of memory, memory of a process, a value that the kernel writes to mark
+memory as invalid, an address that nothing is mapped at, or none of these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,9 @@ class Symbol:
 
     module: str | None
     """Name of the module; null for the kernel itself."""
+
+    freed: bool
+    """Whether the kernel freed its memory after boot: it is for something else now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +64,23 @@ class StackPlace:
     """Lowest address of the stack."""
 
     bytes: int
-    where: Literal["frame", "unused", "registers", "unknown"]
+    offset: int
+    """Offset of the address from the start; negative in the guard page."""
+
+    where: Literal["frame", "unused", "registers", "guard", "unknown"]
     """In a frame; below the stack pointer, where only remains of earlier calls are;
-    among the registers of user mode, at its end; or unknown, as the task runs."""
+    among the registers of user mode, at its end; in the guard page below the stack, at
+    which an overflow ends; or unknown, as the task runs."""
 
     frame: int | None
     """Number of the frame, 0 for the innermost; null unless it is in one."""
 
     function: str | None
     """Function of the frame; null unless the address is in one."""
+
+    next_function: str | None
+    """Function of the next frame, if the address may be in that: without debug info,
+    it is not known on arm64 where a frame ends. Else null."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +104,13 @@ class SlabPlace:
 
     merged: int
     """Number of other caches that share this one."""
+
+    merged_names: tuple[str, ...]
+    """Names of these, as far as they are known."""
+
+    object_bytes: int | None
+    """Bytes of an object without padding and debug data; null if unknown. An address
+    after these is in no object."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,6 +169,9 @@ class Page:
     mappers: tuple[PageMapper, ...] | None = field(default=None, metadata=ADDED)
     """Processes that map it; not all of them if there are many."""
 
+    cache: str | None = field(default=None, metadata=ADDED)
+    """Slab cache that it is a slab of."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VmallocArea:
@@ -168,6 +190,9 @@ class VmallocArea:
 
     offset: int
     """Offset of the address in it."""
+
+    guard: bool
+    """Whether the address is in the page at its end at which nothing is mapped."""
 
     physical: Address | None
     """Physical address that is mapped there, of devices; null for memory."""

@@ -36,6 +36,9 @@ _BLOCK = 1 << 10
 x86-64, and the largest compound page but for huge pages of 1 GiB."""
 
 _GAP_BYTES = 4096
+_MAPPING_FLAGS = 0b11
+"""PAGE_MAPPING_FLAGS (include/linux/page-flags.h)."""
+
 _CACHED = (PageClass.FILE, PageClass.EXEC, PageClass.SHMEM, PageClass.BLOCKDEV)
 _IN_FILES = (*_CACHED, PageClass.USER_HUGETLB)
 _FREE = (PageClass.FREE_BUDDY, PageClass.FREE_PCP, PageClass.FREE_HUGETLB)
@@ -114,10 +117,28 @@ class Pages:
 
     def file(self, page: PageFound) -> CachedFile | None:
         """Return the file that a page caches a part of; ``None`` if of none."""
-        if page.code not in _IN_FILES or page.mapping < KERNEL_HALF:
+        # An anonymous page, as of hugetlb, has flags in its mapping.
+        is_file = page.mapping >= KERNEL_HALF and not page.mapping & _MAPPING_FLAGS
+        if page.code not in _IN_FILES or not is_file:
             return None
-        (file,) = self._files.files(np.array([page.mapping & ~3], np.uint64))
+        (file,) = self._files.files(np.array([page.mapping], np.uint64))
         return file
+
+    def mapped_at(self, pfn: int) -> int | None:
+        """Return where an area of vmalloc has a page; ``None`` if none has it.
+
+        Stacks of tasks are such areas, too, unless they are in the direct map.
+        """
+        areas = self.owners.owners.areas
+        rows = np.flatnonzero(
+            pfns_of(areas.pages, self._lookup.prog, self._layout) == pfn
+        )
+        if not len(rows):
+            return None
+        area = areas.rows[rows[0]]
+        # The pages of an area follow each other.
+        number = int(rows[0] - np.argmax(areas.rows == area))
+        return int(areas.start[area]) + number * self._lookup.page_size
 
     def cgroup(self, page: PageFound) -> str | None:
         """Return the control group that a page is charged to; ``None`` if to none."""
@@ -299,10 +320,3 @@ class Pages:
             return False
         first = int(self._listed.pfns[row])
         return pfn < first + (1 << int(self._listed.orders[row]))
-
-
-def area_of_page(pages: Pages, lookup: Lookup, pfn: int) -> int | None:
-    """Return the start of the area of vmalloc that has a page; ``None`` if none has."""
-    areas = pages.owners.owners.areas
-    rows = np.flatnonzero(pfns_of(areas.pages, lookup.prog, lookup.page) == pfn)
-    return int(areas.start[areas.rows[rows[0]]]) if len(rows) else None

@@ -57,6 +57,17 @@ class PerCpuPlaces:
             allocated=piece.allocated,
         )
 
+    def of_linked(self, address: int) -> PerCpuPlace | None:
+        """Return the variable at an address of the kernel's image that it is linked at.
+
+        On arm64, and on x86-64 since v6.15, that is its per-CPU pointer: what lies in
+        the image was copied for each CPU, and freed.
+
+        :return: ``None`` if there is none, or the kernel runs on one CPU without SMP.
+        """
+        percpu = read_percpu(self._lookup.reader, self._lookup.losses)
+        return self._variable(None, address) if percpu.offsets.any() else None
+
     def of_pointer(self, pointer: int) -> PerCpuPlace | None:
         """Return what a per-CPU pointer is of; ``None`` if it is no such pointer."""
         variable = self._variable(None, pointer)

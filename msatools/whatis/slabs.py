@@ -2,13 +2,16 @@
 
 """Objects of slab caches, and the types of caches that have objects of one type."""
 
+from collections.abc import Mapping
+from functools import cached_property
+
 import drgn
 from drgn import cast
 from drgn.helpers.linux.mm import page_to_virt
-from drgn.helpers.linux.slab import slab_object_info
+from drgn.helpers.linux.slab import find_containing_slab_cache, slab_object_info
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.slab import SlabCache, read_cache
+from msatools.kernel.slab import SlabCache, merged_names, read_cache
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.model import SlabPlace
@@ -46,6 +49,10 @@ TYPES = {
 }
 """Maps the name of a cache to the tag of the structures in it, where these differ."""
 
+_CUT = ("task_struct", "kmem_cache")
+"""Structures of which only the part in use is allocated: their ends are arrays for the
+state of the FPU (arch_task_struct_size), and for the nodes of NUMA."""
+
 
 class SlabObjects:
     """Finds slab objects."""
@@ -82,7 +89,34 @@ class SlabObjects:
             offset=address - start,
             allocated=info.allocated,
             merged=max(shared, 0),
+            merged_names=self._others(cache) if shared > 0 else (),
+            object_bytes=self._object_bytes(info.slab_cache),
         )
+
+    def cache_at(self, address: int) -> str | None:
+        """Return the cache whose slab is at an address; ``None`` if unknown."""
+        try:
+            cache = find_containing_slab_cache(self._prog, address)
+            return (
+                read_cache(self._lookup.reader, cache.value_()).name if cache else None
+            )
+        except (drgn.FaultError, LookupError, AttributeError, NotImplementedError):
+            return None
+
+    def _others(self, cache: SlabCache) -> tuple[str, ...]:
+        """Return the names of the caches that were merged with another one."""
+        return tuple(sorted({*self._aliases.get(cache.address, ())} - {cache.name}))
+
+    @cached_property
+    def _aliases(self) -> Mapping[int, list[str]]:
+        return merged_names(self._lookup.reader, self._lookup.losses)
+
+    @staticmethod
+    def _object_bytes(cache: drgn.Object) -> int | None:
+        try:
+            return int(cache.object_size.value_())
+        except (drgn.FaultError, AttributeError):
+            return None
 
     def _is_within(self, slab: drgn.Object, start: int, cache: SlabCache) -> bool:
         """Return whether an object is in front of the unused end of its slab."""
@@ -109,6 +143,5 @@ class SlabObjects:
             return None
         if not type_.is_complete():
             return None
-        # The end of a task's state of the FPU may be cut off (arch_task_struct_size).
-        fits = drgn.sizeof(type_) <= found.bytes or type_.tag == "task_struct"
+        fits = drgn.sizeof(type_) <= found.bytes or type_.tag in _CUT
         return type_ if fits else None

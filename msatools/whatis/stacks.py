@@ -15,16 +15,29 @@ from msatools.tasks.text import KernelText
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.model import StackPlace, Task
 
-Where = Literal["frame", "unused", "registers", "unknown"]
+Where = Literal["frame", "unused", "registers", "guard", "unknown"]
 
 
 class _Frame(NamedTuple):
     """A frame of a stack."""
 
     start: int
-    """Stack pointer in the frame, its lowest address."""
+    """Stack pointer in the frame, its lowest address; or an address within, where only
+    the frame pointer is known."""
+
+    is_exact: bool
+    """Whether it is the stack pointer."""
 
     function: str | None
+
+
+class _Place(NamedTuple):
+    """A place in a stack: see :class:`StackPlace`."""
+
+    where: Where
+    frame: int | None = None
+    function: str | None = None
+    next_function: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,9 +58,19 @@ class StackPlaces:
 
     def find(self, address: int) -> tuple[Task, StackPlace] | None:
         """Return the task and the place in its stack; ``None`` if it is in none."""
-        size = self._lookup.stack_bytes
         # Stacks are aligned to their size (THREAD_ALIGN), at least to a page.
-        start = address & -size
+        return self._find(address & -self._lookup.stack_bytes, address)
+
+    def find_guard(self, address: int) -> tuple[Task, StackPlace] | None:
+        """Return the task whose stack has its guard page at an address.
+
+        :param address: An address at which nothing is mapped.
+        """
+        start = (address & -self._lookup.page_size) + self._lookup.page_size
+        return self._find(start, address)
+
+    def _find(self, start: int, address: int) -> tuple[Task, StackPlace] | None:
+        size = self._lookup.stack_bytes
         task = self._lookup.stacks.get(start)
         if task is None:
             return None
@@ -56,27 +79,31 @@ class StackPlaces:
         except drgn.FaultError as error:
             self._lookup.losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
             return None
-        where, number, function = self._place(task, address)
+        in_guard = address < start
+        place = _Place("guard") if in_guard else self._place(task, address)
         return of, StackPlace(
             pid=of.pid,
             comm=of.comm,
             start=Address(start),
             bytes=size,
-            where=where,
-            frame=number,
-            function=function,
+            offset=address - start,
+            **place._asdict(),
         )
 
-    def _place(self, task: int, address: int) -> tuple[Where, int | None, str | None]:
+    def _place(self, task: int, address: int) -> _Place:
         found = self._frames(task)
-        if not found.frames:
-            return "unknown", None, None
-        if address < found.frames[0].start:
-            return "unused", None, None
+        frames = found.frames
+        if not frames:
+            return _Place("unknown")
+        if address < frames[0].start:
+            return _Place("unused")
         if address >= found.end:
-            return "registers", None, None
-        number = sum(frame.start <= address for frame in found.frames) - 1
-        return "frame", number, found.frames[number].function
+            return _Place("registers")
+        number = sum(frame.start <= address for frame in frames) - 1
+        following = None
+        if number + 1 < len(frames) and not frames[number + 1].is_exact:
+            following = frames[number + 1].function
+        return _Place("frame", number, frames[number].function, following)
 
     def _unwind(self, task: int) -> _Frames:
         """Unwind a stack with drgn; no frames if it cannot."""
@@ -89,9 +116,8 @@ class StackPlaces:
         end = stack + size - self._registers_bytes
         frames: list[_Frame] = []
         for frame in trace:
-            try:
-                start = int(frame.sp)
-            except LookupError:
+            start, is_exact = _start_of(frame)
+            if start is None:
                 break
             # The first frames may be on another stack, of an interrupt.
             if frame.is_inline or not stack <= start <= end:
@@ -99,7 +125,7 @@ class StackPlaces:
             if frames and start < frames[-1].start:
                 break
             address = frame.pc if frame.interrupted else frame.pc - 1
-            frames.append(_Frame(start, self._text.name(address)))
+            frames.append(_Frame(start, is_exact, self._text.name(address)))
         return _Frames(tuple(frames), end)
 
     @cached_property
@@ -117,3 +143,15 @@ class StackPlaces:
     @cached_property
     def _text(self) -> KernelText:
         return KernelText(self._lookup.reader, self._lookup.losses)
+
+
+def _start_of(frame: drgn.StackFrame) -> tuple[int | None, bool]:
+    """Return an address at the start of a frame, and whether it is the very start.
+
+    On arm64 the stack pointer is known from debug info alone; the frame pointer, at a
+    record of the frame, is known always. Locals may lie below the record.
+    """
+    try:
+        return int(frame.sp), True
+    except LookupError:
+        return frame.registers().get("x29"), False

@@ -15,6 +15,9 @@ from msatools.whatis.model import VmallocArea
 _USES = {0x1: "ioremap", 0x2: "vmalloc", 0x4: "vmap", 0x8: "vmalloc_user"}
 """VM_IOREMAP, VM_ALLOC, VM_MAP and VM_USERMAP (include/linux/vmalloc.h)."""
 
+_NO_GUARD = 0x40
+"""VM_NO_GUARD: the area does not end with a page at which nothing is mapped."""
+
 
 def find_area(lookup: Lookup, address: int) -> VmallocArea | None:
     """Return the area that contains an address; ``None`` if there is none."""
@@ -38,7 +41,8 @@ def find_area(lookup: Lookup, address: int) -> VmallocArea | None:
     use = next((use for bit, use in _USES.items() if flags & bit), "reserved")
     name = function_name(lookup.prog, caller) if caller else None
     device = Address(physical) if use == "ioremap" and not pages else None
-    return _area(start, end - start, address, use, name, device)
+    guard = not flags & _NO_GUARD and address >= end - lookup.page_size
+    return _area(start, end - start, address, use, name, device, guard)
 
 
 def _area(
@@ -48,6 +52,7 @@ def _area(
     use: str,
     caller: str | None = None,
     physical: Address | None = None,
+    guard: bool = False,
 ) -> VmallocArea:
     return VmallocArea(
         start=Address(start),
@@ -55,5 +60,6 @@ def _area(
         use=use,
         caller=caller,
         offset=address - start,
+        guard=guard,
         physical=physical,
     )

@@ -4,18 +4,20 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import drgn
 
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.session import KernelSession, Progress
-from msatools.locks.places.slabs import SlabObject as Piece
-from msatools.memory.pages.classes import PageClass
+from msatools.locks.places.slabs import SlabObject
+from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import KERNEL_HALF, kernel_start
 from msatools.target.arch import arch_of
+from msatools.target.arch.model import Piece
 from msatools.target.model import Address
 from msatools.tasks.text import kernel_symbol
 from msatools.whatis.asked import AskedAddress
@@ -42,7 +44,7 @@ from msatools.whatis.slabs import SlabObjects
 from msatools.whatis.stacks import StackPlaces
 from msatools.whatis.users import UserPlaces
 from msatools.whatis.vmalloc import find_area
-from msatools.whatis.words import owner_text, summary
+from msatools.whatis.words import Ends, owner_text, summary
 
 _ANON = (PageClass.ANON, PageClass.KSM)
 _MAPPED = (
@@ -51,6 +53,16 @@ _MAPPED = (
     PageClass.EXEC,
     PageClass.SHMEM,
     PageClass.USER_HUGETLB,
+)
+_IN_AREAS = (CLASSES[PageClass.VMALLOC], CLASSES[PageClass.STACKS])
+_NOT_FREED = tuple(
+    CLASSES[code]
+    for code in (
+        PageClass.RESERVED,
+        PageClass.EXCLUDED,
+        PageClass.UNREADABLE,
+        PageClass.HWPOISON,
+    )
 )
 _MAX_PFN = 1 << 52
 _MAX_ADDRESS = (1 << 64) - 1
@@ -135,8 +147,14 @@ class _Finder:
             readable=facts.pop("readable", None),
             **facts,
         )
-        kind, text = summary(made, self._lookup.page_size)
+        kind, text = summary(made, asked, self._ends)
         return replace(made, kind=kind, text=text)
+
+    @cached_property
+    def _ends(self) -> Ends:
+        # The halves of processes and of the kernel have the same size.
+        user_end = (1 << 64) - kernel_start(self._prog)
+        return Ends(self._lookup.page_size, user_end)
 
     def _facts(self, asked: AskedAddress) -> tuple[int | None, _Facts]:
         if asked.space == "user":
@@ -183,13 +201,29 @@ class _Finder:
         pfn = physical // self._lookup.page_size
         address = self._direct(physical)
         facts: _Facts = {"readable": self._is_readable(physical, physical=True)}
+        facts |= self._of_page(pfn)
+        page = facts.get("page")
         if address is not None:
             facts |= self._of_memory(address, pfn)
-        image = self._in_image(physical)
-        if image is not None:
-            facts |= self._of_symbol(image)
-        facts |= self._of_page(pfn)
+        facts |= self._of_image(physical, page)
+        if page is not None and page.page_class in _IN_AREAS:
+            facts |= self._of_area(physical)
         return address, facts
+
+    def _of_area(self, physical: int) -> _Facts:
+        """Return the area of vmalloc, and the stack, of a page that has an owner."""
+        size = self._lookup.page_size
+        mapped = self._pages.mapped_at(physical // size)
+        if mapped is None:
+            return {}
+        address = mapped + physical % size
+        facts: _Facts = {}
+        if (area := find_area(self._lookup, address)) is not None:
+            facts["vmalloc"] = area
+        found = self._stacks.find(address)
+        if found is not None:
+            facts["task"], facts["stack"] = found
+        return facts
 
     def _of_virtual(self, address: int) -> _Facts:
         if address < KERNEL_HALF:
@@ -205,34 +239,64 @@ class _Finder:
             type_ = self._prog.type("struct page")
             facts |= {"type": "struct page", "member": member_at(type_, offset)}
             return facts | self._of_page(pfn)
+        linked = self._percpu.of_linked(address)
+        if linked is not None:
+            return {"percpu": linked}
         tables = self._lookup.tables
         pfn_there = None if tables is None else tables.pfn(address)
         facts = {"readable": self._is_readable(address)}
-        facts |= self._of_symbol(address)
-        facts |= self._of_memory(address, pfn_there)
         if (area := find_area(self._lookup, address)) is not None:
             facts["vmalloc"] = area
-        if pfn_there is not None:
-            physical = pfn_there * self._lookup.page_size
-            physical += address % self._lookup.page_size
-            image = self._in_image(physical)
-            if image is not None and "symbol" not in facts:
-                facts |= self._of_symbol(image)
-            facts |= self._of_page(pfn_there)
+        if pfn_there is None:
+            guarded = self._stacks.find_guard(address)
+            if guarded is not None:
+                facts["task"], facts["stack"] = guarded
+            return facts | self._of_symbol(address, None)
+        facts |= self._of_page(pfn_there)
+        page = facts.get("page")
+        facts |= self._of_symbol(address, page)
+        facts |= self._of_memory(address, pfn_there)
+        physical = pfn_there * self._lookup.page_size
+        physical += address % self._lookup.page_size
+        if "symbol" not in facts:
+            facts |= self._of_image(physical, page)
+        if "percpu" not in facts:
+            facts |= self._of_mapped_percpu(physical)
         return facts
 
-    def _of_symbol(self, address: int) -> _Facts:
-        """Return the symbol at an address, the type of a variable, and the task."""
+    def _of_image(self, physical: int, page: Page | None) -> _Facts:
+        """Return the symbol at physical memory of the kernel's image."""
+        image = self._in_image(physical)
+        if image is None or _is_freed(page):
+            return {}
+        return self._of_symbol(image, page)
+
+    def _of_mapped_percpu(self, physical: int) -> _Facts:
+        """Return the per-CPU variable that is mapped a second time, as stacks are."""
+        address = self._direct(physical)
+        place = None if address is None else self._percpu.find(address)
+        if address is None or place is None or place.variable is None:
+            return {}
+        found = self._of_percpu(address, place.variable, place.offset)
+        return {"percpu": place} | found
+
+    def _of_symbol(self, address: int, page: Page | None) -> _Facts:
+        """Return the symbol at an address, the type of a variable, and the task.
+
+        :param page: The page there; ``None`` if none is mapped, or that is unknown.
+        """
         found = self._lookup.symbols.name(address)
         if found is None:
             return {}
         start = found.start
         offset = 0 if start is None else address - start
         name = found.symbol or f"[{found.module}]"
+        is_gone = self._in_init(address) if page is None else _is_freed(page)
+        freed = found.module is None and is_gone
         facts: _Facts = {
-            "symbol": Symbol(name=name, offset=offset, module=found.module)
+            "symbol": Symbol(name=name, offset=offset, module=found.module, freed=freed)
         }
-        if start is None or found.module is not None:
+        if start is None or found.module is not None or freed:
             return facts
         variable = self._variable(name)
         if variable is None or variable.address_ != start:
@@ -244,6 +308,18 @@ class _Finder:
         if name == "init_task":
             facts |= self._of_task(start)
         return facts
+
+    def _in_init(self, address: int) -> bool:
+        """Return whether an address is in the image's part for boot, freed after it."""
+        try:
+            bounds = (
+                kernel_symbol(self._prog, name)
+                for name in ("__init_begin", "__init_end")
+            )
+            start, end = bounds
+        except LookupError:
+            return False
+        return start <= address < end
 
     def _of_type(self, type_: drgn.Type, start: int, offset: int) -> _Facts:
         """Return the type of what begins at an address, and the member in it."""
@@ -273,7 +349,7 @@ class _Finder:
         if (place := self._percpu.find(address)) is not None:
             facts["percpu"] = place
             facts |= self._of_percpu(address, place.variable, place.offset)
-        if pfn is not None and self._direct(0) is not None:
+        if pfn is not None and self._is_direct(address):
             facts |= self._of_slab(address)
         return facts
 
@@ -317,7 +393,7 @@ class _Finder:
             if type_.tag == "task_struct":
                 facts |= self._of_task(found.object)
         if found.allocated is not False and "task" not in facts:
-            piece = Piece(found.cache, found.object, found.bytes)
+            piece = SlabObject(found.cache, found.object, found.bytes)
             text = describe_object(self._lookup, type_, piece)
             if text:
                 facts["object"] = text
@@ -363,8 +439,16 @@ class _Finder:
             cgroup=self._pages.cgroup(found),
             file=cached,
             mappers=mappers,
+            cache=self._cache_of(found),
         )
         return replace(page, owner=owner_text(page))
+
+    def _cache_of(self, found: PageFound) -> str | None:
+        """Return the slab cache that a page is of."""
+        if found.code != PageClass.SLAB:
+            return None
+        address = self._direct(found.pfn * self._lookup.page_size)
+        return None if address is None else self._slabs.cache_at(address)
 
     def _is_readable(self, address: int, *, physical: bool = False) -> bool:
         try:
@@ -375,13 +459,22 @@ class _Finder:
 
     def _direct(self, physical: int) -> int | None:
         """Return the address of physical memory in the direct map."""
-        try:
-            piece = arch_of(self._prog).direct_map(self._prog)
-        except (LookupError, drgn.FaultError):
-            return None
+        piece = self._direct_map
         if piece is None or not 0 <= physical - piece.physical < piece.size:
             return None
         return piece.start + physical - piece.physical
+
+    def _is_direct(self, address: int) -> bool:
+        """Return whether an address is in the direct map: slabs are only there."""
+        piece = self._direct_map
+        return piece is not None and 0 <= address - piece.start < piece.size
+
+    @cached_property
+    def _direct_map(self) -> Piece | None:
+        try:
+            return arch_of(self._prog).direct_map(self._prog)
+        except (LookupError, drgn.FaultError):
+            return None
 
     def _in_image(self, physical: int) -> int | None:
         """Return the address in the kernel's image of physical memory that it is in."""
@@ -395,6 +488,14 @@ class _Finder:
             return None
         address = (physical + moved) & _MAX_ADDRESS
         return address if start <= address < end else None
+
+
+def _is_freed(page: Page | None) -> bool:
+    """Return whether a page of the kernel's image was freed after boot.
+
+    What stays of the image is reserved: free_kernel_image_pages(), free_initmem().
+    """
+    return page is not None and page.page_class not in _NOT_FREED
 
 
 def _size(type_: drgn.Type) -> int:

@@ -3,7 +3,9 @@
 """Answers in words: the most specific of what is known, in one line."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from msatools.whatis.asked import AskedAddress
 from msatools.whatis.model import (
     AddressAnswer,
     Kind,
@@ -16,9 +18,20 @@ from msatools.whatis.model import (
     UserPlace,
     VmallocArea,
 )
+from msatools.whatis.poison import poison_text
 
 _NAMED = 3
 """Processes that are named in a line; of more their number is."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where addresses of some kinds end."""
+
+    page_size: int
+    user_end: int
+    """End of the addresses that processes can have."""
+
 
 _CLASSES = {
     "free.buddy": "a free page",
@@ -56,22 +69,29 @@ _CLASSES = {
 """Maps a class of pages to what a page of it is."""
 
 
-def summary(answer: AddressAnswer, page_size: int) -> tuple[Kind, str]:
+def summary(answer: AddressAnswer, asked: AskedAddress, ends: Ends) -> tuple[Kind, str]:
     """Return the kind of an answer, and its text."""
-    for kind, text in _candidates(answer, page_size):
+    if asked.space == "kernel" and 0 < asked.number < ends.page_size:
+        return "unknown", f"NULL+{asked.number:#x}: a member of a NULL pointer"
+    for kind, text in _candidates(answer):
         return kind, text
+    poison = None if answer.address is None else poison_text(answer.address)
+    if poison is not None:
+        return "poison", poison
+    if answer.readable is False and asked.space in ("physical", "pfn"):
+        return "unmapped", "no struct page describes it: a hole, or memory of a device"
     if answer.readable is False:
         return "unmapped", "nothing is mapped there, or it is not in the dump"
-    return "unknown", _unknown(answer)
+    return "unknown", _unknown(answer, ends)
 
 
-def _candidates(answer: AddressAnswer, page_size: int) -> Iterator[tuple[Kind, str]]:
+def _candidates(answer: AddressAnswer) -> Iterator[tuple[Kind, str]]:
     """Yield what an answer can say, the most specific first."""
     of = _inside(answer)
     if answer.user is not None:
         yield "user", user_text(answer.user, answer.page)
     if answer.stack is not None:
-        yield "stack", stack_text(answer.stack, answer.address or 0)
+        yield "stack", stack_text(answer.stack)
     if answer.task is not None:
         task = answer.task
         yield "task", f"task {task.pid} ({task.comm}){of}"
@@ -83,20 +103,22 @@ def _candidates(answer: AddressAnswer, page_size: int) -> Iterator[tuple[Kind, s
         yield "percpu", percpu_text(answer.percpu) + of
     if answer.slab is not None:
         yield "slab", slab_text(answer.slab, answer.type) + of + _for(answer)
-    if answer.symbol is not None:
+    if answer.symbol is not None and not answer.symbol.freed:
         yield "symbol", symbol_text(answer.symbol) + of
     if answer.vmalloc is not None:
         yield "vmalloc", vmalloc_text(answer.vmalloc)
     if answer.page is not None:
         yield "memory", page_text(answer.page)
+    if answer.symbol is not None:
+        yield "symbol", symbol_text(answer.symbol)
 
 
-def _unknown(answer: AddressAnswer) -> str:
+def _unknown(answer: AddressAnswer, ends: Ends) -> str:
     if answer.address is None:
         return "no symbol of that name"
     if not answer.address:
         return "NULL"
-    if answer.address < 1 << 63:
+    if answer.address < ends.user_end:
         return "not an address of the kernel; of a process it is PID:ADDRESS"
     if answer.readable is None:
         return "not an address: no memory can be mapped there"
@@ -119,19 +141,25 @@ def symbol_text(symbol: Symbol) -> str:
     if symbol.name == module.strip():
         return f"module {symbol.module}"
     offset = f"+{symbol.offset:#x}" if symbol.offset else ""
-    return f"{symbol.name}{offset}{module}"
+    freed = ", whose memory was freed after boot" if symbol.freed else ""
+    return f"{symbol.name}{offset}{module}{freed}"
 
 
-def stack_text(stack: StackPlace, address: int) -> str:
+def stack_text(stack: StackPlace) -> str:
     """Return the task of a stack, and the place in it."""
+    whose = f"stack of {stack.pid} ({stack.comm})"
+    if stack.where == "guard":
+        return f"guard page below the {whose}, at which an overflow of it ends"
+    frame = f"in frame {stack.frame}, {stack.function or 'unknown function'}"
+    if stack.next_function is not None:
+        frame += f", or the next, {stack.next_function}"
     where = {
-        "frame": f"in frame {stack.frame}, {stack.function or 'unknown function'}",
+        "frame": frame,
         "unused": "below the stack pointer: remains of earlier calls",
         "registers": "above all frames: registers of user mode",
         "unknown": "its frames are not known",
     }[stack.where]
-    offset = address - stack.start
-    return f"stack of {stack.pid} ({stack.comm})+{offset:#x}, {where}"
+    return f"{whose}+{stack.offset:#x}, {where}"
 
 
 def percpu_text(place: PerCpuPlace) -> str:
@@ -151,15 +179,34 @@ def slab_text(slab: SlabPlace, type_: str | None) -> str:
     state = {True: "", False: "free ", None: "perhaps free "}[slab.allocated]
     what = f"{type_} of " if type_ else "object of "
     offset = f"+{slab.offset:#x}" if slab.offset else ""
-    return f"{state}{what}{slab.cache}{offset}"
+    text = f"{state}{what}{slab.cache}{_or_merged(slab)}{offset}"
+    if slab.object_bytes is not None and slab.offset >= slab.object_bytes:
+        text += f", after its {slab.object_bytes:,} bytes"
+    return text
+
+
+def _or_merged(slab: SlabPlace) -> str:
+    """Return the caches that an object may be of as well."""
+    names = slab.merged_names
+    if not names:
+        return ""
+    more = slab.merged - len(names[:_NAMED])
+    return f" (or {', '.join(names[:_NAMED])}{f' and {more} more' if more > 0 else ''})"
 
 
 def vmalloc_text(area: VmallocArea) -> str:
-    """Return an area of vmalloc, and who allocated it."""
-    by = f" by {area.caller}" if area.caller else ""
+    """Return an area of vmalloc, the place in it, and who allocated it."""
+    if area.guard:
+        return f"guard page at the end of a {area_text(area)}"
     offset = f"+{area.offset:#x}" if area.offset else ""
+    return area_text(area, offset)
+
+
+def area_text(area: VmallocArea, offset: str = "") -> str:
+    """Return what an area of vmalloc is for, and who allocated it."""
+    by = f" by {area.caller}" if area.caller else ""
     device = "" if area.physical is None else f" of physical {area.physical:#x}"
-    return f"{area.use} area{device}{by}{offset}"
+    return f"{area.use} area{offset}{device}{by}"
 
 
 def user_text(place: UserPlace, page: Page | None) -> str:
@@ -189,6 +236,8 @@ def page_text(page: Page) -> str:
 
 def owner_text(page: Page) -> str | None:
     """Return what a page belongs to; ``None`` if that is not known."""
+    if page.cache is not None:
+        return page.cache
     if page.file is not None:
         offset = page.file.offset
         where = "" if offset is None else f"+{offset:#x}"

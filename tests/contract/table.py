@@ -1211,16 +1211,25 @@ WHATIS = Row(
                 "kind": frozenset(get_args(whatis_model.Kind)),
                 "text": str,
                 "readable": (bool, NONE),
-                "symbol?": {"name": str, "offset": int, "module": WORDS},
+                "symbol?": {
+                    "name": str,
+                    "offset": int,
+                    "module": WORDS,
+                    "freed": bool,
+                },
                 "task?": {"pid": int, "comm": str, "address": ADDRESS},
                 "stack?": {
                     "pid": int,
                     "comm": str,
                     "start": ADDRESS,
                     "bytes": int,
-                    "where": frozenset({"frame", "unused", "registers", "unknown"}),
+                    "offset": int,
+                    "where": frozenset(
+                        {"frame", "unused", "registers", "guard", "unknown"}
+                    ),
                     "frame": COUNT,
                     "function": WORDS,
+                    "next_function": WORDS,
                 },
                 "slab?": {
                     "cache": str,
@@ -1229,6 +1238,8 @@ WHATIS = Row(
                     "offset": int,
                     "allocated": (bool, NONE),
                     "merged": int,
+                    "merged_names": [str],
+                    "object_bytes": COUNT,
                 },
                 "page_struct?": {"pfn": int, "offset": int},
                 "percpu?": {
@@ -1245,6 +1256,7 @@ WHATIS = Row(
                     "use": str,
                     "caller": WORDS,
                     "offset": int,
+                    "guard": bool,
                     "physical": (ADDRESS, NONE),
                 },
                 "user?": {
@@ -1271,6 +1283,7 @@ WHATIS = Row(
                         "device": WORDS,
                     },
                     "mappers?": [{"pid": int, "comm": str, "address": ADDRESS}],
+                    "cache?": str,
                 },
                 **dict.fromkeys(("type?", "member?", "object?", "lock?"), str),
             }

@@ -24,6 +24,7 @@ from drgn.helpers.linux.mm import (
     page_to_virt,
     pfn_to_page,
     vma_name,
+    vmalloc_to_page,
 )
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import for_each_task
@@ -146,6 +147,12 @@ def frames(prog: Program, found: list[TaskTruth]) -> Iterator[FrameTruth]:
             if task.stack <= start < end <= task.stack + 4 * PAGE:
                 yield FrameTruth(task.pid, start, name)
                 yield FrameTruth(task.pid, end - 1, name)
+
+
+def pfn_at(prog: Program, address: int) -> int:
+    """Return the page that an address of vmalloc is mapped to."""
+    page = vmalloc_to_page(prog, address)
+    return int(page_to_pfn(page).value_())
 
 
 class AreaTruth(NamedTuple):

@@ -162,11 +162,14 @@ def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, bool, int, str]:
     return symbol.address, not _is_no_variable(symbol), is_global, *names
 
 
+_LABELS = ("__key", "__per_cpu_start", "__per_cpu_load")
+
+
 def _is_no_variable(symbol: drgn.Symbol) -> bool:
     """Return whether a symbol has no size, and shares its address with a variable.
 
-    It is the linker's label of the first per-CPU variable, or, without lockdep, a
-    ``struct lock_class_key``.
+    It is one of the linker's labels of the first per-CPU variable, or, without lockdep,
+    a ``struct lock_class_key``.
     """
     name: str = symbol.name
-    return name in ("__key", "__per_cpu_start") or name.startswith("__key.")
+    return name in _LABELS or name.startswith("__key.")

@@ -8,17 +8,16 @@ from msatools.render.blocks import Block, Span, one_line
 from msatools.render.header import header, notes
 from msatools.whatis.model import AddressAnswer, LockThere, Page, WhatisReport
 from msatools.whatis.words import (
+    area_text,
     mappers_text,
     page_text,
     percpu_text,
-    slab_text,
     stack_text,
     symbol_text,
-    vmalloc_text,
 )
 
 _INDENT = 2
-_LABEL = 9
+_LABEL = 10
 
 
 def blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
@@ -57,14 +56,22 @@ def _details(answer: AddressAnswer, verbose: bool) -> Iterator[tuple[str, str]]:
             yield label, text
     if answer.page is not None:
         yield from _page(answer, answer.page, verbose)
-    if answer.readable is False and answer.kind not in ("unmapped", "unknown"):
+    if answer.readable is False and not _is_empty(answer):
         yield "content", "not in the dump"
+
+
+def _is_empty(answer: AddressAnswer) -> bool:
+    """Return whether it is known that no memory is mapped at an address."""
+    if answer.kind in ("unmapped", "unknown"):
+        return True
+    in_guard = answer.stack is not None and answer.stack.where == "guard"
+    return in_guard or (answer.vmalloc is not None and answer.vmalloc.guard)
 
 
 def _facts(answer: AddressAnswer) -> Iterator[tuple[str, str, str]]:
     """Yield each part of an answer: name of its field, label, text."""
     if answer.stack is not None:
-        yield "stack", "stack", stack_text(answer.stack, answer.address or 0)
+        yield "stack", "stack", stack_text(answer.stack)
     if answer.task is not None:
         task = answer.task
         text = f"{task.pid} ({task.comm}), task_struct {task.address:#x}"
@@ -74,17 +81,14 @@ def _facts(answer: AddressAnswer) -> Iterator[tuple[str, str, str]]:
         yield "percpu", "per-CPU", percpu_text(place)
     if answer.slab is not None:
         slab = answer.slab
-        merged = f", shared with {slab.merged} more" if slab.merged else ""
-        text = (
-            f"{slab_text(slab, None)}, object {slab.object:#x} of "
-            f"{slab.bytes:,} bytes{merged}"
-        )
-        yield "slab-object", "slab", text
+        names = ", ".join(slab.merged_names) or f"{slab.merged} more caches"
+        text = f"{slab.cache}, object {slab.object:#x} of {slab.bytes:,} bytes"
+        yield "slab-object", "slab", text + (f"; as {names}" if slab.merged else "")
     if answer.symbol is not None:
         yield "symbol", "symbol", symbol_text(answer.symbol)
     if answer.vmalloc is not None:
         area = answer.vmalloc
-        text = f"{area.start:#x}, {area.bytes:,} bytes, {vmalloc_text(area)}"
+        text = f"{area.start:#x}, {area.bytes:,} bytes, {area_text(area)}"
         yield "area", "vmalloc", text
 
 
@@ -96,7 +100,7 @@ def _page(
         text += f", order {page.order}"
     if page.node is not None:
         text += f", node {page.node}"
-    if page.owner and answer.kind not in ("page", "memory"):
+    if page.owner and answer.kind not in ("page", "memory") and answer.slab is None:
         text += f": {page_text(page)}"
     yield "page", text
     if page.cgroup is not None:
