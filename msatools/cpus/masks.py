@@ -17,9 +17,9 @@ from msatools.kernel.cpumask import (
     Cpus,
     kept_mask,
     mask_at,
-    online_cpus,
     place_of,
     try_mask,
+    with_stopped,
 )
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
@@ -76,11 +76,11 @@ def read_masks(reader: Reader, domains: RootDomains, losses: LossLog) -> CpuMask
 
     :raises LookupError: if the types of the masks that all kernels have are missing
     """
-    possible, present, active = (
+    possible, present, online, active = (
         kept_mask(reader, name, losses) or ()
-        for name in ("possible", "present", "active")
+        for name in ("possible", "present", "online", "active")
     )
-    online = online_cpus(reader, losses)
+    online = with_stopped(online, active)
     housekeeping = _Housekeeping(reader, possible, losses)
     isolcpus = housekeeping.isolated_from(_DOMAIN)
     partitions = _variable(reader, "isolated_cpus", losses)

@@ -66,15 +66,22 @@ def possible_cpus(prog: drgn.Program, losses: LossLog) -> Cpus:
 
 
 def online_cpus(reader: Reader, losses: LossLog) -> Cpus:
-    """Read which CPUs are online.
+    """Read which CPUs are online, or were until the kernel crashed.
 
-    If that mask cannot be read, or is empty, return the active CPUs: they differ only
-    while a CPU is being plugged in or out.
-
-    :raises LookupError: if the type of the mask is unknown
+    :raises LookupError: if the type of a mask is unknown
     """
-    online = kept_mask(reader, "online", losses)
-    return online or kept_mask(reader, "active", losses) or ()
+    online = kept_mask(reader, "online", losses) or ()
+    return with_stopped(online, kept_mask(reader, "active", losses) or ())
+
+
+def with_stopped(online: Cpus, active: Cpus) -> Cpus:
+    """Return the CPUs that are online, and those that a crash took out of that mask.
+
+    A kernel that panics without kdump, and on arm64 one that panics with it, clears the
+    bit of each CPU that it stops (stop_this_cpu(), ipi_cpu_crash_stop()). They stay
+    active, while a CPU that is plugged out is inactive first.
+    """
+    return online if online == active else tuple(sorted({*online, *active}))
 
 
 def kept_mask(reader: Reader, name: str, losses: LossLog) -> Cpus | None:

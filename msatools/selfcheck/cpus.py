@@ -35,7 +35,7 @@ def masks(reports: ReportSet) -> Iterator[Comparison]:
     )
     base = Comparison(
         name="cpus.count",
-        left="online CPUs by msa-cpus",
+        left="online CPUs",
         right="__num_online_cpus",
     )
     try:
@@ -45,8 +45,9 @@ def masks(reports: ReportSet) -> Iterator[Comparison]:
         yield replace(base, absent="this kernel keeps no such count")
         return
     count = unsigned(reports.reader.read(address, 4), 0, 4)
-    online = sum(cpu.online for cpu in reports.cpus.cpus)
-    yield replace(base, left_value=online, right_value=count)
+    # Those that a crash stopped are no longer counted.
+    online = kept_mask(reports.reader, "online", reports.losses) or ()
+    yield replace(base, left_value=len(online), right_value=count)
 
 
 def sets(reports: ReportSet) -> Iterator[Comparison]:

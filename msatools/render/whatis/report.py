@@ -17,7 +17,7 @@ from msatools.whatis.words import (
 )
 
 _INDENT = 2
-_LABEL = 10
+_LABEL = 9
 
 
 def blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
@@ -109,7 +109,7 @@ def _page(
         where = page.file.device or page.file.fstype
         yield "file", f"{page.file.name}, inode {page.file.inode} on {where}"
         if page.mappers:
-            yield "mapped by", mappers_text(page.mappers)
+            yield "mappers", mappers_text(page.mappers)
     if verbose:
         yield "flags", ", ".join(page.flags) or "none"
         if page.references is not None:
