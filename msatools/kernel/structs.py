@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import struct_key
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.selfdesc.lookups import note_member
 
@@ -269,7 +269,8 @@ def each_once(
     """Return the distinct addresses, and the index that restores all from them."""
     if len(addresses) <= _FEW and len(set(addresses.tolist())) == len(addresses):
         return addresses, slice(None)
-    return np.unique(addresses, return_inverse=True)
+    found = distinct(addresses)
+    return found, np.searchsorted(found, addresses)
 
 
 def lose_many(losses: LossLog, type_name: str, count: int) -> None:

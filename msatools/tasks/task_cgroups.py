@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from msatools.kernel.cgroups import cgroup_paths
 from msatools.kernel.enums import constant
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.tasks.table import TaskTable
@@ -45,7 +45,8 @@ def read_cgroups(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskCgrou
     sets = read_structs(
         reader, "struct css_set", _CSS_SET, tasks["cgroups"].astype(np.uint64), losses
     )
-    groups, group_of = np.unique(sets["cgroup"], return_inverse=True)
+    groups = distinct(sets["cgroup"])
+    group_of = np.searchsorted(groups, sets["cgroup"])
     paths = cgroup_paths(reader, groups.astype(np.uint64), losses)
     known = np.array([path is not None for path in paths], np.bool_)
     indices = np.where(known, np.cumsum(known) - 1, UNKNOWN).astype(np.int32)

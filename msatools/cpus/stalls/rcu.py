@@ -17,7 +17,7 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.jiffies import Jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, read_struct, read_structs
 from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE
@@ -136,7 +136,7 @@ def _read_leaves(reader: Reader, percpu: PerCpu, losses: LossLog) -> _Leaves:
     data = read_structs(
         reader, "struct rcu_data", _DATA, percpu.addresses("rcu_data"), losses
     )
-    addresses = np.unique(data["node"][data.readable])
+    addresses = distinct(data["node"][data.readable])
     addresses = addresses[addresses != 0]
     nodes = read_structs(reader, "struct rcu_node", _NODE, addresses, losses)
     callbacks = None

@@ -52,10 +52,6 @@ from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.struct_reader import Layout
-from msatools.locks.names.names import LockNames
-from msatools.locks.sleeping.spinlocks import Spin, spins
 from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address, Crash
 from msatools.tasks.identity import comm_text
@@ -512,6 +508,12 @@ class _StallReader:
 
     def _locks(self) -> dict[int, WantedLock]:
         """Return the spinlock that each CPU spins for, and who has it."""
+        # CPUs rarely spin for long, and it takes a tenth of a second to import.
+        from msatools.locks.base.lock_context import LockContext
+        from msatools.locks.base.struct_reader import Layout
+        from msatools.locks.names.names import LockNames
+        from msatools.locks.sleeping.spinlocks import Spin, spins
+
         running = self._read_running()
         context = LockContext(
             Layout(self._reader),
