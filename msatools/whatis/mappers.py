@@ -81,24 +81,25 @@ class Mappers:
             yield from self._of_ksm(pointer)
         elif flags == _ANONYMOUS:
             vmas = self._anonymous(pointer)
-            yield from self._within(vmas, page.index, self._anonymous_offset)
-        elif not flags and page.code != PageClass.USER_HUGETLB:
+            yield from self._within(vmas, page, self._anonymous_offset)
+        elif not flags:
             vmas = self._of_file(pointer)
-            yield from self._within(vmas, page.index, self._offset_in_file)
+            yield from self._within(vmas, page, self._offset_in_file)
 
     def _within(
-        self, vmas: Iterator[int], index: int, first_of: Callable[[int], int]
+        self, vmas: Iterator[int], page: PageFound, first_of: Callable[[int], int]
     ) -> Iterator[_Place]:
-        """Yield where the page of an index is in some mappings.
+        """Yield where a page may be in some mappings.
 
         :param first_of: Returns the index of the first page of a mapping.
         """
         size = self._lookup.page_size
         for vma in vmas:
             start, end, mm = self._structs.members(vma, "vm_area_struct", *_VMA)
-            address = start + (index - first_of(vma)) * size
-            if start <= address < end and mm >= KERNEL_HALF:
-                yield mm, address
+            for index in _indexes(page):
+                address = start + (index - first_of(vma)) * size
+                if start <= address < end and mm >= KERNEL_HALF:
+                    yield mm, address
 
     def _offset_in_file(self, vma: int) -> int:
         return self._structs.member(vma, "vm_area_struct", "vm_pgoff")
@@ -157,3 +158,15 @@ class Mappers:
                 rmap, item, "mm", "address", "hlist.next"
             )
             yield mm, address & -self._lookup.page_size
+
+
+def _indexes(page: PageFound) -> Iterator[int]:
+    """Yield the indices that a page may have in a mapping, in pages."""
+    yield page.index
+    if page.code == PageClass.USER_HUGETLB and page.order:
+        # It counted huge pages until "mm/filemap: remove hugetlb special casing in
+        # filemap.c" (a08c7193e4f1, in v6.7).
+        within = page.pfn - page.head
+        index = (page.index - within << page.order) + within
+        if index != page.index:
+            yield index

@@ -30,7 +30,10 @@ _CLASSES = {
 }
 """Class of the pages of a region, where all have the same."""
 
-_MAPPED = ("anon", "mlock", "thp", "shmem-memfd", "shmem-sysv", "shmem-tmpfs")
+_MAPPED = (
+    *("anon", "mlock", "thp", "shmem-memfd", "shmem-sysv", "shmem-tmpfs"),
+    *("hugetlb", "hugetlb-shared"),
+)
 """Regions whose pages few processes map."""
 
 
