@@ -8,7 +8,7 @@ Who waits for its call has the structure of the call on its stack, or in the per
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import drgn
@@ -19,6 +19,8 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
+from msatools.tasks.identity import comm_text
+from msatools.tasks.table import TaskReader
 
 _TYPE_MASK = 0xF0
 """CSD_FLAG_TYPE_MASK, and below its values (include/linux/smp_types.h)."""
@@ -111,11 +113,35 @@ def read_calls(
         calls=_read_pointers(reader, percpu, losses),
         offsets=dict(zip(percpu.cpus.tolist(), percpu.offsets.tolist(), strict=True)),
     )
-    found: list[CrossCall] = []
+    found: list[tuple[CrossCall, int]] = []
     for cpu in cpus:
         if cpu in of_cpu:
             found += _queued(reader, cpu, of_cpu[cpu], callers, name, losses)
-    return tuple(found)
+    return tuple(_with_tasks(reader, found, losses))
+
+
+def _with_tasks(
+    reader: Reader, found: Sequence[tuple[CrossCall, int]], losses: LossLog
+) -> Iterator[CrossCall]:
+    """Yield the calls, the wake-ups with the tasks that they are to wake up.
+
+    The structure of such a call is ``task_struct.wake_entry`` since "smp, irq_work:
+    Continue smp_call_function*() and irq_work*() integration" (in v5.9).
+    """
+    entry = find_offset(reader.prog.type("struct task_struct"), ("wake_entry",))
+    wanted = (
+        {at - entry for call, at in found if call.kind == "wake-up"} if entry else ()
+    )
+    task_reader = reader.once(TaskReader, lambda: TaskReader(reader))
+    table = task_reader.read(sorted(wanted), losses)
+    rows = {address: row for row, address in enumerate(table["address"].tolist())}
+    for call, at in found:
+        row = rows.get(at - (entry or 0)) if call.kind == "wake-up" else None
+        if row is None:
+            yield call
+            continue
+        comm = comm_text(table["comm"][row])
+        yield replace(call, pid=int(table["pid"][row]), comm=comm)
 
 
 def _queued(
@@ -125,7 +151,8 @@ def _queued(
     callers: _Callers,
     name: Callable[[int], str | None],
     losses: LossLog,
-) -> Iterator[CrossCall]:
+) -> Iterator[tuple[CrossCall, int]]:
+    """Yield what is queued for a CPU, and the address of each call's structure."""
     try:
         call = int(reader.words(head, 1)[0])
         for _ in range(_MAX_QUEUE):
@@ -134,12 +161,13 @@ def _queued(
             read = read_struct(reader, "struct __call_single_data", _CALL, call)
             kind = _KINDS.get(read.get("flags", 0) & _TYPE_MASK, "async")
             function = _function(reader, call, kind, read)
-            yield CrossCall(
+            queued = CrossCall(
                 cpu=cpu,
                 function=name(function) if function else None,
                 caller=callers.find(call, cpu) if kind == "call" else None,
                 kind=kind,
             )
+            yield queued, call
             call = read["next"]
     except drgn.FaultError as error:
         losses.lose(Loss.LISTS, f"what CPU {cpu} is asked to run is lost: {error}")

@@ -430,11 +430,26 @@ class _StallFinder:
             steps = cause.steps if cause else ()
             confidence = cause.confidence if cause else "exact"
             return _Cause(steps, why, confidence, blocker.cpu, blocker.pid), why
-        # Its timer, or its wake-up, is with a CPU that takes no interrupts.
+        call = self._wakes(thread.pid)
+        if call is not None:
+            cause = self._cause(call.cpu)
+            return cause, f"cpu{call.cpu} is to wake it: {cause.first}"
+        # Its timer is with a CPU that takes no interrupts.
         if thread.cpu is not None and self._late(thread.cpu) >= LATE_NS:
             cause = self._cause(thread.cpu)
             return cause, cause.steps[0]
         return None
+
+    def _wakes(self, pid: int) -> CrossCall | None:
+        """Return the wake-up of a task that a CPU does not do, as it is late."""
+        return next(
+            (
+                call
+                for call in self._evidence.calls
+                if call.pid == pid and self._late(call.cpu) >= LATE_NS
+            ),
+            None,
+        )
 
     def _is_idle(self, cpu: int) -> bool:
         queue = self._queues.get(cpu)

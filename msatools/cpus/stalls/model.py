@@ -2,9 +2,10 @@
 
 """The part of the report of msa-cpus on stalls: evidence, and what follows from it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from msatools.kernel.report import ADDED
 from msatools.target.model import Address
 
 Confidence = Literal["exact", "likely", "evidence"]
@@ -235,6 +236,11 @@ class CrossCall:
     kind: Literal["call", "async", "irq-work", "wake-up"]
     """A call that someone waits for; one that nobody does; work in an interrupt; the
     wake-up of a task."""
+
+    pid: int | None = field(default=None, metadata=ADDED)
+    """The task to wake up."""
+
+    comm: str | None = field(default=None, metadata=ADDED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

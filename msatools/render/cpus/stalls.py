@@ -235,11 +235,15 @@ def _calls(calls: Sequence[CrossCall]) -> Iterator[Block]:
             str(call.cpu),
             number_text(call.caller),
             call.kind,
-            call.function or NOT_KEPT,
+            call.function or _woken(call) or NOT_KEPT,
         )
         for call in calls
     ]
     yield Table(columns, rows)
+
+
+def _woken(call: CrossCall) -> str | None:
+    return None if call.pid is None else f"of {call.pid} {call.comm}"
 
 
 def _stop_machine(stop: StopMachine | None) -> Iterator[Block]:

@@ -192,6 +192,9 @@ def test_machine_that_does_not_stop(kernel: str) -> None:
     assert (stop["function"], stop["step"]) == ("sm_stopped", "prepare")
     assert (stop["stopped"], stop["missing"]) == ([0, 2, 3, 4], [missing["cpu"]])
     assert seen.one("no-tick")["culprit_cpu"] == missing["cpu"]
+    # RCU may or may not have had something to do.
+    for stall in seen.found:
+        assert stall["culprit_cpu"] in (missing["cpu"], *stop["stopped"]), stall
 
 
 # --- crashes by the kernel's own watchdogs

@@ -252,6 +252,24 @@ def test_thread_of_rcu_without_a_turn() -> None:
     assert (stall.culprit_cpu, stall.culprit_pid) == (2, 50)
 
 
+def test_thread_of_rcu_that_a_late_cpu_is_to_wake() -> None:
+    thread = reader(17, "rcu_preempt", wait_ns=29 * SECOND, state="I")
+    call = CrossCall(
+        cpu=1, function=None, caller=None, kind="wake-up", pid=17, comm="rcu_preempt"
+    )
+    rcu = grace_period(active=False, thread=thread)
+    found = find_stalls(evidence(held(1, **OFF), rcu=rcu, calls=[call]))
+    stall = next(each for each in found if each.code == "rcu-stalled")
+    assert stall.text == (
+        "RCU makes no progress for 30.0s: its thread 17 rcu_preempt has had no turn, "
+        "as cpu1 is to wake it: pid 101 task1 is in f with interrupts off"
+    )
+    assert (stall.culprit_cpu, stall.culprit_pid) == (1, 101)
+    # A CPU that ticks wakes it at once.
+    (stall,) = find_stalls(evidence(held(1), rcu=rcu, calls=[call]))
+    assert stall.culprit_cpu is None
+
+
 @pytest.mark.parametrize(("age_s", "found"), [(0.5, []), (20, [False]), (21, [True])])
 def test_age_of_a_grace_period(age_s: float, found: list[bool]) -> None:
     rcu = grace_period(age_ns=int(age_s * SECOND))
