@@ -11,6 +11,7 @@ from drgn.helpers.linux.percpu import per_cpu
 
 from msatools.cpus.choose import choose, wanted_cpus
 from msatools.cpus.counters import CpuCounters, read_counters
+from msatools.cpus.cpusets import partition_kind
 from msatools.cpus.deltas import delta
 from msatools.cpus.domains import read_root_domains
 from msatools.cpus.irqs import (
@@ -230,6 +231,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             report.irqs or (),
             frozenset(sample.irqs.irq[sample.irqs.movable].tolist()),
             tasks_on(wanted, report.cpus, tasks, cgroups, self._prog),
+            partition_kind(self._prog),
         )
 
     def _rows(

@@ -300,6 +300,28 @@ class _Flags:
         return bool(flags >> self._balance & 1)
 
 
+PartitionKind = Literal["isolated", "root", "version-1", "none"]
+"""The most that a kernel can do to set CPUs apart: an isolated partition; one whose
+CPUs balance their load; no partition, as the controller is in a hierarchy of cgroup v1;
+or no cpusets at all."""
+
+
+def partition_kind(prog: drgn.Program) -> PartitionKind:
+    """Return which partitions of CPUs a kernel can make."""
+    try:
+        cpuset = prog.type("struct cpuset")
+        if not _is_unified(prog):
+            return "version-1"
+    except (LookupError, drgn.FaultError):
+        return "none"
+    # "cgroup/cpuset: Add a new isolated cpus.partition type" (f28e22441f35), and the
+    # reasons of the same series (7476a636d310, in v6.1)
+    if cpuset.has_member("prs_err"):
+        return "isolated"
+    # "cpuset: Add new v2 cpuset.sched.partition flag" (in v5.0)
+    return "root" if cpuset.has_member("partition_root_state") else "none"
+
+
 def _is_unified(prog: drgn.Program) -> bool:
     """Return whether the controller is bound to the default hierarchy."""
     default: int = find_variable(prog, "cgrp_dfl_root").address_

@@ -6,11 +6,12 @@ Nothing is run. kernel/cgroup/cpuset.c, kernel/irq/proc.c, kernel/workqueue.c,
 Documentation/admin-guide/kernel-parameters.txt.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import drgn
 import numpy as np
 
+from msatools.cpus.cpusets import PartitionKind
 from msatools.cpus.model import (
     BoundTask,
     Cpu,
@@ -50,12 +51,14 @@ def make_plan(
     irqs: Sequence[Irq],
     movable: Collection[int],
     tasks: Sequence[BoundTask],
+    partitions: PartitionKind,
 ) -> CpuPlan:
     """
     Return the plan to set CPUs apart.
 
     :param movable: Numbers of the interrupts whose affinity users may set.
     :param tasks: Tasks that may run on the CPUs, and on few others.
+    :param partitions: The partitions that the kernel can make.
     :raises NoSuchCpuError: if one of the CPUs does not exist
     :raises PlanRefused: if one is offline or set apart already, or no other is left
     """
@@ -64,8 +67,9 @@ def make_plan(
     return CpuPlan(
         cpus=chosen,
         others=rest,
-        steps=tuple(
-            _steps(chosen, rest, cpus, [irq for irq in irqs if irq.irq in movable])
+        steps=(
+            _partition(chosen, partitions),
+            *_steps(chosen, rest, cpus, [irq for irq in irqs if irq.irq in movable]),
         ),
         stays=tuple(_stays(chosen, sets, irqs, movable, tasks)),
     )
@@ -126,7 +130,6 @@ def _others(chosen: Cpus, cpus: Sequence[Cpu], sets: Sequence[CpuSet]) -> Cpus:
 def _steps(
     chosen: Cpus, rest: Cpus, cpus: Sequence[Cpu], irqs: Sequence[Irq]
 ) -> Iterator[PlanStep]:
-    yield _partition(chosen)
     # Interrupts may go on to the CPUs of other sets.
     online = {cpu.cpu for cpu in cpus if cpu.online} - {*chosen}
     yield _interrupts(chosen, rest, online, irqs)
@@ -146,18 +149,31 @@ def _steps(
     )
 
 
-def _partition(chosen: Cpus) -> PlanStep:
+_NO_PARTITION: Mapping[PartitionKind, str] = {
+    "version-1": "the cpuset controller is in a hierarchy of cgroup v1, which has none",
+    "none": "this kernel has none",
+}
+
+
+def _partition(chosen: Cpus, kind: PartitionKind) -> PlanStep:
+    if kind in _NO_PARTITION:
+        text = f"{_NO_PARTITION[kind]}: keep tasks off with taskset, or boot with the "
+        return PlanStep(
+            name="partition", text=text + "words for the command line", commands=()
+        )
     group = f"{_GROUPS}/{GROUP}"
+    balance = "without load balancing"
+    if kind == "root":
+        balance = "with load balancing, as this kernel has no other"
     return PlanStep(
         name="partition",
-        text="a partition without load balancing; a kernel before v6.1 knows only "
-        f"root, with load balancing; to run a task there: echo PID > {group}"
+        text=f"a partition {balance}; to run a task there: echo PID > {group}"
         "/cgroup.procs",
         commands=(
             f"echo +cpuset > {_GROUPS}/cgroup.subtree_control",
             f"mkdir {group}",
             f"echo {ranges(chosen)} > {group}/cpuset.cpus",
-            f"echo isolated > {group}/cpuset.cpus.partition",
+            f"echo {kind} > {group}/cpuset.cpus.partition",
             f"cat {group}/cpuset.cpus.partition",
         ),
     )

@@ -5,11 +5,13 @@
 import io
 import json
 import re
+import subprocess
 from contextlib import redirect_stdout
 from functools import cache
 from typing import Any
 
 import pytest
+from drgn import Program
 from drgn.helpers.linux.pid import find_task
 from msatools.commands.cpus import COMMAND
 
@@ -19,6 +21,7 @@ from msatools.cpus.plan import mask
 from msatools.target import TargetError
 from tests.cpus.guests import KERNELS, Guest, numbers
 from tests.support.dumps import open_dump
+from tests.support.overlay import put
 
 APART = {2, 3}
 
@@ -77,6 +80,41 @@ def test_partition(plan: Any) -> None:
     group = "/sys/fs/cgroup/set-apart"
     assert f"echo 2-3 > {group}/cpuset.cpus" in step(plan, "partition")
     assert f"echo isolated > {group}/cpuset.cpus.partition" in step(plan, "partition")
+
+
+def partition_of(prog: Program) -> Any:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        run_in_drgn(COMMAND, prog, ["--plan", "1", "--json"])
+    steps = json.loads(out.getvalue())["plan"]["steps"]
+    (found,) = (each for each in steps if each["name"] == "partition")
+    return found
+
+
+def test_kernel_without_isolated_partitions() -> None:
+    found = partition_of(open_dump("memory-5.10", "btf"))
+    group = "/sys/fs/cgroup/set-apart"
+    assert f"echo root > {group}/cpuset.cpus.partition" in found["commands"]
+    assert "with load balancing" in found["text"]
+
+
+def test_controller_in_cgroup_v1() -> None:
+    """It has no partitions: there is no command, but a reason."""
+    prog = open_dump("cpus-6.12", "dwarf")
+    put(prog, prog["cpuset_cgrp_subsys"].root.address_, bytes(8))
+    found = partition_of(prog)
+    assert found["commands"] == []
+    assert "cgroup v1" in found["text"]
+
+
+def test_output_is_a_script_for_a_shell(kernel: str, plan: Any) -> None:
+    """All but the commands is comments: the head of the report, too."""
+    commands = {line for each in plan["steps"] for line in each["commands"]}
+    script = printed(kernel, "--plan", "2-3", "-v")
+    lines = [line for line in script.splitlines() if line and line[0] != "#"]
+    assert lines
+    assert set(lines) <= commands
+    subprocess.run(["sh", "-n"], input=script, text=True, check=True)
 
 
 def test_interrupts_are_those_that_proc_lets_move(plan: Any, guest: Guest) -> None:

@@ -2,29 +2,47 @@
 
 """A plan to set CPUs apart: commands to copy, between comments of a shell."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 from msatools.cpus.model import CpuPlan, PlanRest
 from msatools.kernel.ranges import ranges
-from msatools.render.blocks import Block, Span, text, verbatim
+from msatools.render.blocks import Block, Cell, Span, Text, text, verbatim
 
 _SHOWN = 8
 
 
 def plan_lines(plan: CpuPlan) -> Iterator[Block]:
-    """Yield the lines of a plan, of which all but the commands begin with ``#``."""
+    """Yield the lines of a plan, of which all but the commands begin with ``#``.
+
+    None goes on in a further line, which would be no comment.
+    """
     apart, others = ranges(plan.cpus), ranges(plan.others)
     head = f"# To set CPU {apart} apart, and leave {others} for all else; not run here"
-    yield text(Span(head, "title"))
+    yield _whole(Span(head, "title"))
     for step in plan.steps:
         yield text()
-        yield text(f"# {step.name}: {step.text}")
+        yield _whole(f"# {step.name}: {step.text}")
         for command in step.commands:
             yield verbatim(f"# {command}" if step.name == "boot" else command)
     yield text()
-    yield text(Span(f"# What stays on {apart} all the same:", "title"))
+    yield _whole(Span(f"# What stays on {apart} all the same:", "title"))
     for rest in plan.stays:
-        yield text(f"# - {rest.text}{_numbers(rest)}")
+        yield _whole(f"# - {rest.text}{_numbers(rest)}")
+
+
+def comments(lines: Iterable[Block]) -> Iterator[Block]:
+    """Yield the lines of a report around a plan, so that a shell passes over them."""
+    for each in lines:
+        yield _whole("# ", *each.spans) if _has_text(each) else each
+
+
+def _whole(*spans: Cell) -> Text:
+    return Text(spans, narrow="keep")
+
+
+def _has_text(block: Block) -> TypeGuard[Text]:
+    return isinstance(block, Text) and bool(block.spans)
 
 
 def _numbers(rest: PlanRest) -> str:

@@ -31,7 +31,7 @@ from msatools.render.cpus.columns import (
     write,
 )
 from msatools.render.cpus.irqs import irq_tables
-from msatools.render.cpus.plan import plan_lines
+from msatools.render.cpus.plan import comments, plan_lines
 from msatools.render.cpus.queues import queue_lines
 from msatools.render.cpus.sets import sets_in_full, sets_table
 from msatools.render.cpus.stalls import stall_lines
@@ -67,11 +67,13 @@ def blocks(
     :param rows: Number of CPUs, interrupts, or tasks of a list, if not the default.
     :param some: Whether only some CPUs were requested.
     """
-    yield from header(report.target, *_facts(report), verbose=verbose)
+    head = header(report.target, *_facts(report), verbose=verbose)
     if report.plan is not None:
+        yield from comments(head)
         yield from plan_lines(report.plan)
-        yield from _foot(report, verbose)
+        yield from comments(_foot(report, verbose))
         return
+    yield from head
     if view == "stalls" and (report.cpus or not some):
         if report.stalls is not None:
             yield from stall_lines(report.stalls, verbose=verbose)
