@@ -31,7 +31,7 @@ class _Frame(NamedTuple):
     function: str | None
 
 
-class _Place(NamedTuple):
+class _InStack(NamedTuple):
     """A place in a stack: see :class:`StackPlace`."""
 
     where: Where
@@ -80,7 +80,7 @@ class StackPlaces:
             self._lookup.losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
             return None
         in_guard = address < start
-        place = _Place("guard") if in_guard else self._place(task, address)
+        place = _InStack("guard") if in_guard else self._place(task, address)
         return of, StackPlace(
             pid=of.pid,
             comm=of.comm,
@@ -90,20 +90,20 @@ class StackPlaces:
             **place._asdict(),
         )
 
-    def _place(self, task: int, address: int) -> _Place:
+    def _place(self, task: int, address: int) -> _InStack:
         found = self._frames(task)
         frames = found.frames
         if not frames:
-            return _Place("unknown")
+            return _InStack("unknown")
         if address < frames[0].start:
-            return _Place("unused")
+            return _InStack("unused")
         if address >= found.end:
-            return _Place("registers")
+            return _InStack("registers")
         number = sum(frame.start <= address for frame in frames) - 1
         following = None
         if number + 1 < len(frames) and not frames[number + 1].is_exact:
             following = frames[number + 1].function
-        return _Place("frame", number, frames[number].function, following)
+        return _InStack("frame", number, frames[number].function, following)
 
     def _unwind(self, task: int) -> _Frames:
         """Unwind a stack with drgn; no frames if it cannot."""

@@ -44,7 +44,7 @@ from msatools.whatis.slabs import SlabObjects
 from msatools.whatis.stacks import StackPlaces
 from msatools.whatis.users import UserPlaces
 from msatools.whatis.vmalloc import find_area
-from msatools.whatis.words import Ends, owner_text, summary
+from msatools.whatis.words import AddressEnds, owner_text, summary
 
 _ANON = (PageClass.ANON, PageClass.KSM)
 _MAPPED = (
@@ -151,10 +151,10 @@ class _Finder:
         return replace(made, kind=kind, text=text)
 
     @cached_property
-    def _ends(self) -> Ends:
+    def _ends(self) -> AddressEnds:
         # The halves of processes and of the kernel have the same size.
         user_end = (1 << 64) - kernel_start(self._prog)
-        return Ends(self._lookup.page_size, user_end)
+        return AddressEnds(self._lookup.page_size, user_end)
 
     def _facts(self, asked: AskedAddress) -> tuple[int | None, _Facts]:
         if asked.space == "user":
@@ -245,7 +245,11 @@ class _Finder:
         tables = self._lookup.tables
         pfn_there = None if tables is None else tables.pfn(address)
         facts = {"readable": self._is_readable(address)}
-        if (area := find_area(self._lookup, address)) is not None:
+        # On arm64 the parts of the image are areas, too.
+        start, end = self._image
+        is_image = start <= address < end
+        area = None if is_image else find_area(self._lookup, address)
+        if area is not None:
             facts["vmalloc"] = area
         if pfn_there is None:
             guarded = self._stacks.find_guard(address)
@@ -311,14 +315,7 @@ class _Finder:
 
     def _in_init(self, address: int) -> bool:
         """Return whether an address is in the image's part for boot, freed after it."""
-        try:
-            bounds = (
-                kernel_symbol(self._prog, name)
-                for name in ("__init_begin", "__init_end")
-            )
-            start, end = bounds
-        except LookupError:
-            return False
+        start, end = self._between("__init_begin", "__init_end")
         return start <= address < end
 
     def _of_type(self, type_: drgn.Type, start: int, offset: int) -> _Facts:
@@ -441,7 +438,11 @@ class _Finder:
             mappers=mappers,
             cache=self._cache_of(found),
         )
-        return replace(page, owner=owner_text(page))
+        owner = owner_text(page)
+        if owner is None and found.code == PageClass.RESERVED:
+            image = self._in_image(found.pfn * self._lookup.page_size)
+            owner = None if image is None else "of the kernel's image"
+        return replace(page, owner=owner)
 
     def _cache_of(self, found: PageFound) -> str | None:
         """Return the slab cache that a page is of."""
@@ -481,13 +482,21 @@ class _Finder:
         moved = arch_of(self._prog).image_offset(self._prog)
         if moved is None:
             return None
-        try:
-            bounds = (kernel_symbol(self._prog, name) for name in ("_text", "_end"))
-            start, end = bounds
-        except LookupError:
-            return None
         address = (physical + moved) & _MAX_ADDRESS
+        start, end = self._image
         return address if start <= address < end else None
+
+    @cached_property
+    def _image(self) -> tuple[int, int]:
+        return self._between("_text", "_end")
+
+    def _between(self, *labels: str) -> tuple[int, int]:
+        """Return the addresses of two of the linker's labels; 0 if unknown."""
+        try:
+            start, end = (kernel_symbol(self._prog, name) for name in labels)
+        except LookupError:
+            return 0, 0
+        return start, end
 
 
 def _is_freed(page: Page | None) -> bool:

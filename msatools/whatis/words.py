@@ -25,7 +25,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class Ends:
+class AddressEnds:
     """Where addresses of some kinds end."""
 
     page_size: int
@@ -69,7 +69,9 @@ _CLASSES = {
 """Maps a class of pages to what a page of it is."""
 
 
-def summary(answer: AddressAnswer, asked: AskedAddress, ends: Ends) -> tuple[Kind, str]:
+def summary(
+    answer: AddressAnswer, asked: AskedAddress, ends: AddressEnds
+) -> tuple[Kind, str]:
     """Return the kind of an answer, and its text."""
     if asked.space == "kernel" and 0 < asked.number < ends.page_size:
         return "unknown", f"NULL+{asked.number:#x}: a member of a NULL pointer"
@@ -113,7 +115,7 @@ def _candidates(answer: AddressAnswer) -> Iterator[tuple[Kind, str]]:
         yield "symbol", symbol_text(answer.symbol)
 
 
-def _unknown(answer: AddressAnswer, ends: Ends) -> str:
+def _unknown(answer: AddressAnswer, ends: AddressEnds) -> str:
     if answer.address is None:
         return "no symbol of that name"
     if not answer.address:

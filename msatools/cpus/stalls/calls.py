@@ -169,7 +169,7 @@ def _queued(
             )
             yield queued, call
             call = read["next"]
-    except drgn.FaultError as error:
+    except (drgn.FaultError, LookupError) as error:
         losses.lose(Loss.LISTS, f"what CPU {cpu} is asked to run is lost: {error}")
 
 

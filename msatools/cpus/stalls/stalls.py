@@ -407,7 +407,7 @@ class _StallReader:
                 for cpu in contexts
                 if cpu in locks
                 for owner in locks[cpu].owners
-                if owner.cpu is not None
+                if owner.cpu in self._queues
             ]
             wanted = list(dict.fromkeys((*wanted, *owners)))
             contexts |= self._contexts([cpu for cpu in owners if cpu not in contexts])
@@ -434,6 +434,9 @@ class _StallReader:
         counts = self._preempt_counts()
         stacks = StackReader(self._reader, self.text, self._losses)
         found = {}
+        if len(cpus) > _MAX_STACKS:
+            text = f"only {_MAX_STACKS} CPUs have their stacks read"
+            self._losses.note("stacks-left-out", text)
         for cpu in cpus[:_MAX_STACKS]:
             task = int(running.addresses[self._rows[cpu]])
             stack = stacks.read(task) if task else None

@@ -100,7 +100,8 @@ def _page(
         text += f", order {page.order}"
     if page.node is not None:
         text += f", node {page.node}"
-    if page.owner and answer.kind not in ("page", "memory") and answer.slab is None:
+    is_said = answer.kind in ("page", "memory", "symbol") or answer.slab is not None
+    if page.owner and not is_said:
         text += f": {page_text(page)}"
     yield "page", text
     if page.cgroup is not None:
