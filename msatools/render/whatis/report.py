@@ -100,7 +100,7 @@ def _page(
         text += f", order {page.order}"
     if page.node is not None:
         text += f", node {page.node}"
-    is_said = answer.kind in ("page", "memory", "symbol") or answer.slab is not None
+    is_said = answer.kind in ("page", "memory") or answer.symbol or answer.slab
     if page.owner and not is_said:
         text += f": {page_text(page)}"
     yield "page", text
