@@ -26,6 +26,9 @@ class UserFound:
     """The place of an address, and the page that is there."""
 
     task: Task
+    mm: int
+    """Address of the ``struct mm_struct``; 0 if the task has none."""
+
     place: UserPlace
     pfn: int | None
 
@@ -50,10 +53,10 @@ class UserPlaces:
         task = self._lookup.task(address_of_task)
         mm = self._lookup.structs.member(address_of_task, "task_struct", "mm")
         if mm < KERNEL_HALF:
-            return UserFound(task, _nowhere(task), None)
+            return UserFound(task, 0, _nowhere(task), None)
         entry = self._entries.find(mm, address)
         place = self._place(task, mm, address, entry.state)
-        return UserFound(task, place, entry.pfn)
+        return UserFound(task, mm, place, entry.pfn)
 
     def _place(self, task: Task, mm: int, address: int, state: State) -> UserPlace:
         prog = self._lookup.prog
