@@ -16,26 +16,34 @@ from msatools.whatis.model import LockOwner, LockThere
 def read_lock(lookup: Lookup, type_: LockTypeName, address: int) -> LockThere | None:
     """Return a lock by its type and address; ``None`` if it cannot be read."""
     lock = Lock(type_, address)
-    context = lookup.locks
     try:
-        holders = holders_of(context, lock)
-        queue = queue_of(context, lock)
-        readers = readers_of(context, lock)
-        owners = tuple(_owner(lookup, holder) for holder in holders)
-        waiters = None
-        if queue is not None:
-            pids = (context.pid(waiter.task) for waiter in queue)
-            waiters = tuple(pid for pid in pids if pid is not None)
-    except (drgn.FaultError, LookupError, KeyError) as error:
+        return make_lock(lookup, lock, address, f"{type_} {address:#x}")
+    except (drgn.FaultError, LookupError) as error:
         lookup.losses.lose(Loss.LOCKS, f"a lock cannot be read: {error}")
         return None
+
+
+def make_lock(lookup: Lookup, lock: Lock, address: int, id_: str) -> LockThere:
+    """Read the owners and waiters of a lock.
+
+    :param address: Where it lies, also if it has no address of its own.
+    :raises drgn.FaultError: if it cannot be read
+    :raises LookupError: if its types are unknown
+    """
+    context = lookup.locks
+    holders = holders_of(context, lock)
+    queue = queue_of(context, lock)
+    waiters = None
+    if queue is not None:
+        pids = (context.pid(waiter.task) for waiter in queue)
+        waiters = tuple(pid for pid in pids if pid is not None)
     return LockThere(
-        id=f"{type_} {address:#x}",
-        type=type_,
+        id=id_,
+        type=lock.type,
         address=Address(address),
-        owners=owners,
+        owners=tuple(_owner(lookup, holder) for holder in holders),
         waiters=waiters,
-        readers=readers,
+        readers=readers_of(context, lock),
     )
 
 

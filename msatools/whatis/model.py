@@ -322,7 +322,7 @@ class LockThere:
 
     type: LockTypeName
     address: Address
-    """Address of the lock."""
+    """Address of the lock; of a futex, in the memory of the process asked about."""
 
     owners: tuple[LockOwner, ...]
     """Tasks that hold it, certainly or probably."""

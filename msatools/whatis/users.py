@@ -29,6 +29,9 @@ class UserFound:
     """The place of an address, and the page that is there."""
 
     task: Task
+    mm: int
+    """Address of the ``struct mm_struct``; 0 if the task has none."""
+
     place: UserPlace
     pfn: int | None
 
@@ -56,10 +59,10 @@ class UserPlaces:
             why = f"it cannot be read: {error}"
             raise NoSuchPidError(f"pid {pid}", why, hint) from error
         if mm < KERNEL_HALF:
-            return UserFound(task, _nowhere(task, "none"), None)
+            return UserFound(task, 0, _nowhere(task, "none"), None)
         entry = self._entries.find(mm, address)
         place = self._place(task, mm, address, entry.state)
-        return UserFound(task, place, entry.pfn)
+        return UserFound(task, mm, place, entry.pfn)
 
     def _place(self, task: Task, mm: int, address: int, state: State) -> UserPlace:
         prog = self._lookup.prog

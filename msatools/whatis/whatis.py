@@ -21,6 +21,7 @@ from msatools.target.arch.model import Piece
 from msatools.target.model import Address
 from msatools.tasks.text import kernel_symbol
 from msatools.whatis.asked import AskedAddress
+from msatools.whatis.futexes import futex_at
 from msatools.whatis.locks import from_waits, read_lock
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.mappers import Mappers
@@ -115,6 +116,9 @@ def _extent(answer: AddressAnswer) -> tuple[int, int]:
         return answer.slab.object, answer.slab.object + answer.slab.bytes
     if answer.page_struct is not None or answer.address is None:
         return 0, 0
+    if answer.address < KERNEL_HALF:
+        # Of a process: another may have a futex at the same address.
+        return 0, 0
     return answer.address, answer.address + 1
 
 
@@ -194,6 +198,8 @@ class _Finder:
             facts["readable"] = self._is_readable(
                 found.pfn * size + address % size, physical=True
             )
+        if found.mm:
+            facts |= self._of_lock(futex_at(self._lookup, found.mm, address))
         return facts
 
     def _of_physical(self, physical: int) -> tuple[int | None, _Facts]:
@@ -325,11 +331,16 @@ class _Finder:
             facts["member"] = member
         lock = lock_at(type_, offset)
         if lock is not None:
-            there = read_lock(self._lookup, lock.type, start + lock.offset)
-            if there is not None:
-                facts["lock"] = there.id
-                self.locks.setdefault(there.id, there)
+            facts |= self._of_lock(
+                read_lock(self._lookup, lock.type, start + lock.offset)
+            )
         return facts
+
+    def _of_lock(self, there: LockThere | None) -> _Facts:
+        if there is None:
+            return {}
+        self.locks.setdefault(there.id, there)
+        return {"lock": there.id}
 
     def _of_task(self, address: int) -> _Facts:
         try:

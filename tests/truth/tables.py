@@ -136,11 +136,11 @@ TABLES = {
         whatis.FACTS,
         (
             *("memory-6.1", "memory-6.12", "memory-7.x"),
-            *("lockmodule-6.1", "lockmodule-6.12"),
+            *("lockmodule-6.1", "lockmodule-6.12", "locks-6.12"),
         ),
         ("--waits",),
         branches=True,  # slabs, page types, areas of vmalloc, reverse mappings
-        others=("memory-6.12arm64", "memory-6.12rt"),
+        others=("memory-6.12arm64", "memory-6.12rt", "locks-7.x"),
         asks=whatis.asks,
     ),
     "report": Facts(

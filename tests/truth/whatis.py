@@ -12,7 +12,7 @@ from typing import Any
 from fixtures.lab import Run
 from tests.truth.fact import Fact, Figures
 
-_PAGE = 4096
+_KERNEL_HALF = 1 << 63
 _EACH = 12
 """Pages that are asked about of each region."""
 
@@ -42,8 +42,16 @@ def asks(run: Run) -> list[str]:
     pages = [word for word, _, _ in _pages(run)]
     workload = run.workload
     symbols = list(workload.get("symbols", {}).values())
-    locks = [lock["address"] for lock in _locks(run)]
+    locks = [_word(lock) for lock in _locks(run) if lock["waiters"]]
     return [*dict.fromkeys((*pages, *symbols, *locks))]
+
+
+def _word(lock: Any) -> str:
+    """Return how to ask for a lock: a futex is in the memory of its waiters."""
+    address: str = lock["address"]
+    if int(address, 16) >= _KERNEL_HALF:
+        return address
+    return f"{lock['waiters'][0]['pid']}:{address}"
 
 
 def _pages(run: Run) -> Iterator[tuple[str, str, int | None]]:
@@ -51,8 +59,9 @@ def _pages(run: Run) -> Iterator[tuple[str, str, int | None]]:
     for process in run.workload.get("processes", ()):
         for region in process.get("regions", ()):
             pfns = run.pfns(region["name"])
+            size = region["bytes"] // len(pfns)
             for number in range(0, len(pfns), max(len(pfns) // _EACH, 1)):
-                address = region["address"] + number * _PAGE + number % _PAGE
+                address = region["address"] + number * size + number % size
                 yield f"{process['pid']}:{address:#x}", region["name"], pfns[number]
 
 
@@ -82,12 +91,19 @@ def _recorded(value: Callable[[str, int], Any], *regions: str) -> Any:
     return recorded
 
 
-def _mapped_by_itself(answer: Any) -> bool:
+def _mapped(report: Any) -> Figures:
     """Return whether the process of an address is among those that map the page."""
+    size = report["target"]["page_size"]
+    return {
+        answer["asked"]: _mapped_by_itself(answer, size) for answer in report["answers"]
+    }
+
+
+def _mapped_by_itself(answer: Any, page_size: int) -> bool:
     user, page = answer.get("user"), answer.get("page", {})
     if user is None:
         return False
-    place = int(answer["address"], 16) & -_PAGE
+    place = int(answer["address"], 16) & -page_size
     return any(
         (each["pid"], int(each["address"], 16)) == (user["pid"], place)
         for each in page.get("mappers") or ()
@@ -115,15 +131,23 @@ def _symbol(answer: Any) -> Any:
     return symbol and (symbol["name"], symbol["offset"])
 
 
-def _of_locks(value: Callable[[Any], Any]) -> Callable[[Any], Figures]:
-    return lambda report: {lock["address"]: value(lock) for lock in report["locks"]}
+def _waiters(report: Any) -> Figures:
+    """Return the waiters of locks: of those in the kernel by their address."""
+    found = {lock["address"]: {*(lock["waiters"] or ())} for lock in report["locks"]}
+    by_id = {lock["id"]: {*(lock["waiters"] or ())} for lock in report["locks"]}
+    asked = {each["asked"]: by_id.get(each.get("lock")) for each in report["answers"]}
+    return found | {word: pids for word, pids in asked.items() if pids is not None}
 
 
-def _locks_of(run: Run, value: Callable[[Any], Any]) -> Figures:
+def _recorded_waiters(run: Run) -> Figures:
     if "locks" not in run.workload:
         raise LookupError("no locks are recorded")
     # Of a semaphore or a completion only waiters are recorded.
-    return {lock["address"]: value(lock) for lock in _locks(run) if lock["waiters"]}
+    return {
+        _word(lock): {one["pid"] for one in lock["waiters"]}
+        for lock in _locks(run)
+        if lock["waiters"]
+    }
 
 
 FACTS = (
@@ -139,7 +163,7 @@ FACTS = (
     ),
     Fact(
         name="process that maps a page",
-        reported=_answers(_mapped_by_itself),
+        reported=_mapped,
         recorded=_recorded(lambda region, pfn: True, *_MAPPED),
     ),
     Fact(
@@ -149,10 +173,8 @@ FACTS = (
     ),
     Fact(
         name="waiters of a lock",
-        reported=_of_locks(lambda lock: lock["waiters"] and {*lock["waiters"]}),
-        recorded=lambda run: _locks_of(
-            run, lambda lock: {one["pid"] for one in lock["waiters"]}
-        ),
+        reported=_waiters,
+        recorded=_recorded_waiters,
     ),
     Fact(
         name="object of a lock",

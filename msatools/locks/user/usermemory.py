@@ -119,6 +119,14 @@ class UserMemory:
                 self._losses.lose(Loss.MAPPINGS, f"mappings are lost: {error}")
         return files
 
+    def shared_file(self, mm: int, address: int) -> SharedFile | None:
+        """Return the shared mapping of a file at an address; ``None`` if none is.
+
+        :raises drgn.FaultError: if the mappings cannot be read
+        """
+        vma = find_mapping(self._layout, mm, address)
+        return self._shared_file(vma) if vma else None
+
     def _shared_file(self, vma: int) -> SharedFile | None:
         names = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
         start, end, page, file, flags = self._layout.members(

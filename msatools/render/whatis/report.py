@@ -30,6 +30,8 @@ def blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
         yield one_line(Span(_title(answer), "title"), f"  {answer.text}")
         for label, text in _details(answer, verbose):
             yield one_line(f"{'':{_INDENT}}{label:{_LABEL}}{text}")
+        if answer.lock is not None and answer.user is not None:
+            yield one_line(f"{'':{_INDENT}}{'lock':{_LABEL}}{answer.lock}")
     for lock in report.locks:
         yield one_line(Span(lock.id, "title"), f"  {_lock_text(lock)}")
     yield from notes(report)
