@@ -12,7 +12,7 @@ import pytest
 import msatools
 from msatools.derived.manuals import manuals
 from msatools.registry import GROUPS, NAMES, load
-from tests.support.calls import CORE, call
+from tests.support.calls import CORE, call, with_operands
 from tests.support.tools import need
 
 pytestmark = pytest.mark.long
@@ -57,15 +57,16 @@ def test_commands_run(root: Path) -> None:
     scripts = {path.name for path in (root / "usr/bin").iterdir()}
     assert scripts == {"msa", *(f"msa-{name}" for name in (*NAMES, *GROUPS))}
     for name in NAMES:
+        words = with_operands(load(name), *TABLE)
         done = subprocess.run(
-            [root / "usr/bin" / f"msa-{name}", *TABLE],
+            [root / "usr/bin" / f"msa-{name}", *words],
             env=CLEAN,
             capture_output=True,
             text=True,
             check=True,
         )
         assert done.stderr == ""
-        expected = call(load(name), *TABLE).out.splitlines()
+        expected = call(load(name), *words).out.splitlines()
         assert done.stdout.splitlines()[0] == expected[0]
         assert len(done.stdout.splitlines()) == len(expected)
 

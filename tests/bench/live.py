@@ -14,7 +14,7 @@ from typing import Any
 
 from fixtures import lab
 from fixtures.lab.inside import RESULTS
-from msatools.registry import NAMES
+from fixtures.lab.guest.livecommands import NAMES
 
 KERNELS = ("6.1", "6.12")
 MIB = 1 << 20
