@@ -247,8 +247,9 @@ class OptionParser(argparse.ArgumentParser):
         from difflib import get_close_matches
 
         message = f"unrecognized arguments: {' '.join(words)}"
-        option = words[0].partition("=")[0]
-        nearest = get_close_matches(option, self._option_string_actions, 1)
+        option, known = words[0].partition("=")[0], self._option_string_actions
+        begun = [each for each in known if option[2:] and each.startswith(option)]
+        nearest = begun or get_close_matches(option, known, 1)
         return f"{message}; did you mean {nearest[0]}?" if nearest else message
 
     def error(self, message: str) -> NoReturn:
