@@ -19,6 +19,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
 TABLE = ("--types", "btf", CORE)
+NO_SANDBOX = "without a sandbox"
 CLEAN = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/nonexistent"}
 
 
@@ -67,8 +68,10 @@ def test_commands_run(root: Path) -> None:
         )
         assert done.stderr == ""
         expected = call(load(name), *words).out.splitlines()
-        assert done.stdout.splitlines()[0] == expected[0]
-        assert len(done.stdout.splitlines()) == len(expected)
+        # The package recommends what a sandbox needs, which is not in the root.
+        printed = [line for line in done.stdout.splitlines() if NO_SANDBOX not in line]
+        assert printed[0] == expected[0]
+        assert len(printed) == len(expected)
 
 
 def test_manuals_and_completion_are_where_debian_has_them(root: Path) -> None:
