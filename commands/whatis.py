@@ -38,13 +38,12 @@ def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
     for word in args.operands:
         asked = parse(word)
         if asked is None:
-            raise UsageError(f"{word}: {_FORMS}")
+            raise UsageError(f"{word}: not an address {_FORMS}")
         found.append(asked)
     return tuple(found)
 
 
-_FORMS = "not an address such as ffff888003b4e0c0, phys:3b4e0c0, pfn:15182, 4711:7f01, "
-_FORMS += "jiffies+0"
+_FORMS = "such as ffff888003b4e0c0, phys:3b4e0c0, pfn:15182, 4711:7f01, jiffies+0"
 
 
 def _options(args: argparse.Namespace) -> WhatisOptions:
@@ -75,7 +74,7 @@ def _model() -> type[WhatisReport]:
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.diff is None and not args.operands:
-        return f"no ADDRESS is named; {_FORMS}"
+        return f"no ADDRESS is named; name one {_FORMS}"
     _addresses(args)
     return None
 

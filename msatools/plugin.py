@@ -68,5 +68,14 @@ class LazyCommand:
         return load(self._name)
 
 
+def drgn_prog_set(prog: Program) -> None:
+    """Complete commands and list them, at the prompt of a kernel; drgn calls it."""
+    if prog.flags & ProgramFlags.IS_LINUX_KERNEL:
+        from msatools.prompt import add_help, complete_commands
+
+        add_help(prog)
+        complete_commands(prog)
+
+
 for _name in NAMES:
     DEFAULT_COMMAND_NAMESPACE.register(_name, LazyCommand(_name))

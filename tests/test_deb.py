@@ -12,13 +12,14 @@ import pytest
 import msatools
 from msatools.derived.manuals import manuals
 from msatools.registry import GROUPS, NAMES, load
-from tests.support.calls import CORE, call
+from tests.support.calls import CORE, call, with_operands
 from tests.support.tools import need
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
 TABLE = ("--types", "btf", CORE)
+NO_SANDBOX = "without a sandbox"
 CLEAN = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/nonexistent"}
 
 
@@ -57,17 +58,20 @@ def test_commands_run(root: Path) -> None:
     scripts = {path.name for path in (root / "usr/bin").iterdir()}
     assert scripts == {"msa", *(f"msa-{name}" for name in (*NAMES, *GROUPS))}
     for name in NAMES:
+        words = with_operands(load(name), *TABLE)
         done = subprocess.run(
-            [root / "usr/bin" / f"msa-{name}", *TABLE],
+            [root / "usr/bin" / f"msa-{name}", *words],
             env=CLEAN,
             capture_output=True,
             text=True,
             check=True,
         )
         assert done.stderr == ""
-        expected = call(load(name), *TABLE).out.splitlines()
-        assert done.stdout.splitlines()[0] == expected[0]
-        assert len(done.stdout.splitlines()) == len(expected)
+        expected = call(load(name), *words).out.splitlines()
+        # The package recommends what a sandbox needs, which is not in the root.
+        printed = [line for line in done.stdout.splitlines() if NO_SANDBOX not in line]
+        assert printed[0] == expected[0]
+        assert len(printed) == len(expected)
 
 
 def test_manuals_and_completion_are_where_debian_has_them(root: Path) -> None:

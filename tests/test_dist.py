@@ -18,7 +18,7 @@ import pytest
 import msatools
 from msatools.derived.manuals import manuals
 from msatools.registry import GROUPS, NAMES, load
-from tests.support.calls import CORE, call
+from tests.support.calls import CORE, call, with_operands
 
 pytestmark = pytest.mark.long
 
@@ -92,9 +92,10 @@ def test_pip(dist: Path, tmp_path: Path, python: Path, pattern: str) -> None:
     run(environment, "pip", "check")
     assert run(environment, "msa", "--version") == f"{msatools.__version__}\n"
     for name in NAMES:
-        shown = run(environment, f"msa-{name}", *TABLE)
-        assert shown.splitlines()[0] == call(load(name), *TABLE).out.splitlines()[0]
-        assert run(environment, "msa", name, *TABLE).count("\n") == shown.count("\n")
+        words = with_operands(load(name), *TABLE)
+        shown = run(environment, f"msa-{name}", *words)
+        assert shown.splitlines()[0] == call(load(name), *words).out.splitlines()[0]
+        assert run(environment, "msa", name, *words).count("\n") == shown.count("\n")
     for name in GROUPS:
         assert run(environment, f"msa-{name}", "--help").startswith(
             f"USAGE: msa-{name}"

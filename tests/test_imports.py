@@ -66,7 +66,7 @@ def test_folders_have_no_import_cycle(package: str) -> None:
 
 OUTPUT = (
     *("reports", "render", "cli", "plugin", "registry", "console", "frontdoor"),
-    *("derived", "presentation", "bounded"),
+    *("derived", "presentation", "bounded", "prompt"),
 )
 """Packages that turn reports into text, files and commands."""
 

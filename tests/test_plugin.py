@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ from drgn.commands import (
 )
 
 from fixtures import lab
+from msatools.prompt import matches
+from msatools.registry import NAMES
 from msatools.target import TargetSpec, open_target
 from tests.support.calls import CORE, demo
 from tests.support.terminal import Terminal
@@ -136,3 +138,36 @@ def test_prompt(prompt: Prompt, tmp_path: Path) -> None:
     assert "drgn: %memstat: prog: a dump does not" in prompt.ask("%memstat 5")
     assert "USAGE: %memstat" in prompt.ask("%memstat --help")
     assert "Traceback" not in prompt.ask("%memstat --nonsense")
+
+
+def test_prompt_lists_commands(prompt: Prompt) -> None:
+    """drgn 0.3 has no list of commands."""
+    listed = prompt.ask("%help")
+    assert re.findall(r"^  %(\w+) ", listed.partition("of drgn")[0], re.M) == [*NAMES]
+    assert "%sh " in listed.partition("of drgn")[2]
+    assert "usage: %memstat [OPTION...]" in prompt.ask("%help memstat")
+    assert "drgn: %help: nothing: no such command" in prompt.ask("%help nothing")
+
+
+def test_prompt_completes_commands(prompt: Prompt) -> None:
+    assert "USAGE: %memstat" in prompt.ask("%mem\t--help")
+    assert "pools with nothing to do" in prompt.ask("%locks --wo\t")
+    # What begins otherwise is completed by drgn.
+    assert "drgn.Platform" in prompt.ask("type(prog.platf\t)")
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "expected"),
+    [
+        ("%zo", "zo", ["zombies "]),
+        ("%zombies --tr", "tr", ["tree "]),
+        ("%zombies -u 0 --str", "str", ["strict "]),
+        ("%nothing --tr", "tr", []),
+        ("%zombies ", "", []),
+        ("%py --he", "he", []),
+    ],
+)
+def test_completion(
+    prog: Program, line: str, text: str, expected: Sequence[str]
+) -> None:
+    assert matches(prog, line, text) == expected

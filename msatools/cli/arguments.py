@@ -230,13 +230,38 @@ class MaybeFile(argparse.Action):
         return f"{self.option_strings[0]}: not a file that ends in {known}: {word}"
 
 
-class _Parser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
     """A parser that raises exceptions instead of exiting."""
+
+    # The types of the stubs are too narrow.
+    def parse_intermixed_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed, unknown = self.parse_known_intermixed_args(args, namespace)
+        if unknown:
+            self.error(self._unknown(unknown))
+        return parsed
+
+    def _unknown(self, words: Sequence[str]) -> str:
+        """Return the message about arguments that are not known."""
+        from difflib import get_close_matches
+
+        message = f"unrecognized arguments: {' '.join(words)}"
+        option, known = words[0].partition("=")[0], self._option_string_actions
+        begun = [each for each in known if option[2:] and each.startswith(option)]
+        nearest = begun or get_close_matches(option, known, 1)
+        return f"{message}; did you mean {nearest[0]}?" if nearest else message
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+class _Parser(OptionParser):
+    """The parser of a command that has a target."""
 
     takes_target = True
     operands: Operands | None = None
 
-    # The types of the stubs are too narrow.
     def parse_intermixed_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
@@ -297,9 +322,6 @@ class _Parser(argparse.ArgumentParser):
                     left[rest[0]] = action
                 word = f"{word}={rest.pop(0) if named else ''}"
             yield word
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 def examples_of(command: Command[Any], *, in_drgn: bool) -> tuple[tuple[str, str], ...]:

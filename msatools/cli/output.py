@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _MAX_LINKS = 40
 """As in the kernel: MAXSYMLINKS."""
 
+_FAILING = ("strict", "surrogateescape")
+"""Error handlers of Python's standard output, of which the second is for the locale C:
+they raise an exception for a character that the encoding lacks."""
+
 
 class OutputError(Exception):
     """Output could not be written."""
@@ -40,7 +44,7 @@ def output() -> Iterator[TextIO]:
     """
     if sys.stdout is None:
         raise OutputError("standard output: closed; give the command one")
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _FAILING:
         # A name in a dump may have characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -12,9 +12,15 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
-from msatools.cli.arguments import Asked, Formatter, Help, UsageError, Version
+from msatools.cli.arguments import (
+    Asked,
+    Formatter,
+    Help,
+    OptionParser,
+    UsageError,
+    Version,
+)
 from msatools.cli.command import argument
 from msatools.cli.main import EXIT_DONE, failed
 from msatools.cli.output import OutputClosed, output
@@ -65,19 +71,12 @@ _OPTIONS = (
 )
 
 
-class _SubcommandParser(argparse.ArgumentParser):
-    """A parser that raises exceptions instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
 def make_group_parser(
     group: CommandGroup, subcommand: Subcommand
 ) -> argparse.ArgumentParser:
     """Return the parser of the arguments after a subcommand's name."""
     width = max(len(words) for words, _ in subcommand.examples)
-    parser = _SubcommandParser(
+    parser = OptionParser(
         prog=f"msa-{group.name} {subcommand.name}",
         usage=f"%(prog)s {subcommand.operands} [OPTION...]",
         description=subcommand.summary,

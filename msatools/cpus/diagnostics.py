@@ -311,7 +311,7 @@ def _straying(known: Known) -> Iterator[Diagnostic]:
             code="straying-tasks",
             text=f"{kind} {each.name} has tasks that stray: {named}{more}",
             cpus=each.cpus,
-            advice="msa-cpus --sets tells who they are",
+            advice="msa-cpus --sets lists them",
         )
 
 

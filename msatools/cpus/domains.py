@@ -71,7 +71,7 @@ def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDo
             return RootDomains(MappingProxyType({}), None)
         unbalanced = _unbalanced(reader)
     except LookupError as error:
-        losses.note("no-root-domains", f"root domains cannot be told: {error}")
+        losses.note("no-root-domains", f"root domains are unknown: {error}")
         return RootDomains(MappingProxyType({}), None)
     except drgn.FaultError as error:
         losses.lose(Loss.DOMAINS, f"root domains are lost: {error}")

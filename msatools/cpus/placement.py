@@ -86,7 +86,7 @@ def place(
     If the number of CPUs or the masks of tasks are unknown, sets have no tasks.
     """
     if not tasks.has("cpus_mask"):
-        losses.lose(Loss.AFFINITIES, "where tasks may run cannot be told")
+        losses.lose(Loss.AFFINITIES, "where tasks may run is unknown")
         return tuple(sets)
     placement = Placement(
         sets=sets,

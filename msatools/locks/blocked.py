@@ -119,10 +119,10 @@ def _blocked(
     except LookupError as error:
         context.losses.note(
             "lock-unknown",
-            f"locks of class {case.task_class.name} are not told: {error}",
+            f"locks of class {case.task_class.name} are unknown: {error}",
             case.task_class.name,
         )
-        why = "nothing tells the types"
+        why = "the types are unknown"
     on = None
     if not requests:
         on = wait_target(context, case)

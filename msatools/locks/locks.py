@@ -345,8 +345,8 @@ def _unnamed_note(count: int) -> Iterator[Note]:
     if count:
         yield Note(
             "locks-unnamed",
-            f"{count:,} locks that were waited for are told by where they are alone: a "
-            f"look names {MAX_NAMED} new ones, those first for which most tasks wait",
+            f"{count:,} locks that were waited for are known by their address alone: a "
+            f"report names {MAX_NAMED} new ones, those first for which most tasks wait",
         )
 
 

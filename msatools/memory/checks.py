@@ -152,26 +152,96 @@ def make_checks(
     def pages(*classes: int) -> int:
         return int(sum(totals[c] for c in classes))
 
-    missing = pages(C.EXCLUDED, C.UNREADABLE)
-    meanwhile = None
-    if before is not after:
-        meanwhile = Meanwhile(
-            moved=_events_between(_MOVED, before, after),
-            allocated=_events_between(_ALLOCATED, before, after),
-            freed=_events_between(_FREED, before, after),
-        )
+    check = _Counted(before, after, pages(C.EXCLUDED, C.UNREADABLE), losses).check
+    managed = result.pages() - pages(C.DEVICE, C.RESERVED, C.OFFLINE)
+    # Pages of a balloon that deflates on OOM stay managed.
+    ballooned = Reason(-pages(C.OFFLINE), "a balloon's pages, still managed")
+    anon = pages(C.ANON, C.KSM) - result.anon_unmapped
+    hugetlb = pages(C.USER_HUGETLB, C.FREE_HUGETLB)
+    cache = pages(C.FILE, C.EXEC, C.BLOCKDEV, C.SHMEM) + result.anon_swapcache
+    swapcache = result.anon_swapcache + result.shmem_swapcache
+    slab = pages(C.SLAB, C.LARGE_KMALLOC)
+    guessed = None
+    if before is after and not layout.types.has("large_kmalloc"):
+        counted = after.get(*_SLAB)
+        guessed = _wrong_guesses(pages(C.SLAB), pages(C.LARGE_KMALLOC), counted)
+    vmalloc = pages(C.VMALLOC) + (0 if owners.direct_stacks else pages(C.STACKS))
+    stacks, percpu = _cached_stacks(owners), _uncounted_percpu(owners)
+    # zsmalloc pages have no page type before v6.11.
+    zsmalloc = ("NR_ZSPAGES",) if layout.types.has("zsmalloc") else ()
+    return (
+        *check("managed", managed, "totalram_pages", reason=ballooned),
+        *check("free.buddy", pages(C.FREE_BUDDY, C.FREE_UNACCEPTED), "NR_FREE_PAGES"),
+        *check("free.pcp", pages(C.FREE_PCP), "pcp->count"),
+        *check("user.anon", anon, "NR_ANON_MAPPED"),
+        *check("user.ksm", pages(C.KSM), "ksm_pages_shared"),
+        *check("user.hugetlb", hugetlb, "nr_huge_pages"),
+        *check("free.hugetlb", pages(C.FREE_HUGETLB), "free_huge_pages"),
+        *check("cache", cache, "NR_FILE_PAGES"),
+        *check("cache.shmem", pages(C.SHMEM) - result.shmem_swapcache, "NR_SHMEM"),
+        *check("cache.blockdev", pages(C.BLOCKDEV), "bdev nrpages"),
+        *check("swapcache", swapcache, "NR_SWAPCACHE"),
+        *check("kernel.slab", slab, *_SLAB, reason=guessed),
+        *check("kernel.page_tables", pages(C.PAGE_TABLES), "NR_PAGETABLE"),
+        *check("kernel.vmalloc", vmalloc, *_VMALLOC),
+        *check("kernel.stacks", pages(C.STACKS), "NR_KERNEL_STACK_KB", reason=stacks),
+        *check("kernel.percpu", pages(C.PERCPU), "pcpu_nr_populated", reason=percpu),
+        *check("kernel.zsmalloc", pages(C.ZSMALLOC), *zsmalloc),
+        *check("hwpoison", pages(C.HWPOISON), "num_poisoned_pages"),
+    )
+
+
+_SLAB = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
+
+_VMALLOC = ("nr_vmalloc_pages", "NR_VMALLOC")
+"""The counter of older kernels, and that of newer ones."""
+
+
+class _Counted:
+    """Compares sums with the kernel's counters."""
+
+    def __init__(
+        self,
+        before: MemoryCounters,
+        after: MemoryCounters,
+        missing: int,
+        losses: LossLog,
+    ) -> None:
+        """
+        :param before: The counters before the scan; on a dump, the same object as
+            *after*.
+        :param missing: Number of pages that were not read.
+        """
+        self._before, self._after = before, after
+        self._missing = missing
+        self._losses = losses
+        self._meanwhile = None
+        if before is not after:
+            self._meanwhile = Meanwhile(
+                moved=_events_between(_MOVED, before, after),
+                allocated=_events_between(_ALLOCATED, before, after),
+                freed=_events_between(_FREED, before, after),
+            )
 
     def check(
-        name: str, walk: int, *counters: str, reason: Reason | None = None
+        self, name: str, walk: int, *counters: str, reason: Reason | None = None
     ) -> Iterator[Check]:
-        kept = after.kept(*counters)
+        """Yield the check of a sum, if this kernel has one of its counters.
+
+        :param walk: Number of pages that the scan has found.
+        :param reason: A reason why they may differ.
+        """
+        kept = self._after.kept(*counters)
         if not kept:
             return
-        kernel = after.get(*kept)
+        kernel = self._after.get(*kept)
         explanation = None
         if kernel is not None and walk != kernel:
-            difference = Difference(name, walk, kernel, before.get(*kept), reason)
-            explanation = explain(difference, meanwhile, missing, losses)
+            before = self._before.get(*kept)
+            difference = Difference(name, walk, kernel, before, reason)
+            explanation = explain(
+                difference, self._meanwhile, self._missing, self._losses
+            )
         yield Check(
             name=name,
             walk_pages=walk,
@@ -181,73 +251,20 @@ def make_checks(
             explained_by=explanation,
         )
 
-    cache = pages(C.FILE, C.EXEC, C.BLOCKDEV, C.SHMEM)
-    examined = result.pages() - pages(C.DEVICE)
-    slab = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
-    guessed = None
-    if before is after and not layout.types.has("large_kmalloc"):
-        guessed = _wrong_guesses(
-            pages(C.SLAB), pages(C.LARGE_KMALLOC), after.get(*after.kept(*slab))
-        )
-    cached_stacks = Reason(
-        owners.cached_stacks * owners.stack_pages,
-        f"{owners.cached_stacks} cached stack{'s' * (owners.cached_stacks != 1)}",
-    )
+
+def _cached_stacks(owners: Owners) -> Reason:
+    """Return how many pages are stacks that await new tasks."""
+    count = owners.cached_stacks
+    text = f"{count} cached stack{'s' * (count != 1)}"
+    return Reason(count * owners.stack_pages, text)
+
+
+def _uncounted_percpu(owners: Owners) -> Reason:
+    """Return how many pages of per-CPU memory are no pages of their own."""
     text = f"{owners.percpu.uncounted:,} in reserved boot memory"
     if owners.percpu.spare_units:
         text += " or of units without a CPU"
-    percpu = Reason(-owners.percpu.uncounted, text)
-    # Pages of a balloon that deflates on OOM stay managed.
-    ballooned = Reason(-pages(C.OFFLINE), "a balloon's pages, still managed")
-    anon = pages(C.ANON, C.KSM) - result.anon_unmapped
-    swapcache = result.anon_swapcache + result.shmem_swapcache
-    hugetlb = pages(C.USER_HUGETLB, C.FREE_HUGETLB)
-    # Newer kernels have NR_VMALLOC instead of nr_vmalloc_pages.
-    vmalloc = ("nr_vmalloc_pages", "NR_VMALLOC")
-    return (
-        *check(
-            "managed",
-            examined - pages(C.RESERVED, C.OFFLINE),
-            "totalram_pages",
-            reason=ballooned,
-        ),
-        *check("free.buddy", pages(C.FREE_BUDDY, C.FREE_UNACCEPTED), "NR_FREE_PAGES"),
-        *check("free.pcp", pages(C.FREE_PCP), "pcp->count"),
-        *check("user.anon", anon, "NR_ANON_MAPPED"),
-        *check("user.ksm", pages(C.KSM), "ksm_pages_shared"),
-        *check("user.hugetlb", hugetlb, "nr_huge_pages"),
-        *check("free.hugetlb", pages(C.FREE_HUGETLB), "free_huge_pages"),
-        *check("cache", cache + result.anon_swapcache, "NR_FILE_PAGES"),
-        *check("cache.shmem", pages(C.SHMEM) - result.shmem_swapcache, "NR_SHMEM"),
-        *check("cache.blockdev", pages(C.BLOCKDEV), "bdev nrpages"),
-        *check("swapcache", swapcache, "NR_SWAPCACHE"),
-        *check(
-            "kernel.slab",
-            pages(C.SLAB, C.LARGE_KMALLOC),
-            *slab,
-            reason=guessed,
-        ),
-        *check("kernel.page_tables", pages(C.PAGE_TABLES), "NR_PAGETABLE"),
-        *check(
-            "kernel.vmalloc",
-            pages(C.VMALLOC) if owners.direct_stacks else pages(C.VMALLOC, C.STACKS),
-            *vmalloc,
-        ),
-        *check(
-            "kernel.stacks",
-            pages(C.STACKS),
-            "NR_KERNEL_STACK_KB",
-            reason=cached_stacks,
-        ),
-        *check("kernel.percpu", pages(C.PERCPU), "pcpu_nr_populated", reason=percpu),
-        # zsmalloc pages have no page type before v6.11.
-        *(
-            check("kernel.zsmalloc", pages(C.ZSMALLOC), "NR_ZSPAGES")
-            if layout.types.has("zsmalloc")
-            else ()
-        ),
-        *check("hwpoison", pages(C.HWPOISON), "num_poisoned_pages"),
-    )
+    return Reason(-owners.percpu.uncounted, text)
 
 
 def _wrong_guesses(slab: int, large_kmalloc: int, counted: int | None) -> Reason | None:

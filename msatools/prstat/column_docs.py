@@ -23,7 +23,7 @@ _SAMPLED = (
 _LASTS = "Of a whole life just the wait that lasts is known: > at least that."
 _FAULTS = (
     f"{_LASTS} With delay accounting on < at most all waits for block I/O and swap; "
-    "MAJ tells how many faults there were."
+    "MAJ has the number of faults."
 )
 _OFF = (
     "Lifetime less time on the CPU, latency and time as a zombie: asleep, stopped, or "
@@ -86,7 +86,7 @@ _FIELDS: Mapping[str, _ColumnDoc] = {
     "ON": _ColumnDoc(
         "exact",
         "What it waits on, by its system call's arguments, its stack, and the kernel's "
-        "tables. - where nothing tells for certain.",
+        "tables. - where it is not certain.",
     ),
     "USR": _ColumnDoc("estimate", f"Time in user mode. {_TICKS}"),
     "SYS": _ColumnDoc("estimate", f"Time in the kernel. {_TICKS}"),
@@ -116,7 +116,7 @@ _FIELDS: Mapping[str, _ColumnDoc] = {
     ),
     "SLP": _ColumnDoc(
         "estimate",
-        "All other time off the CPU. < where part of it is not told, which may have "
+        "All other time off the CPU. < where part of it is unknown, which may have "
         "been locks or faults.",
     ),
     "STP": _ColumnDoc(
@@ -146,7 +146,7 @@ _FIELDS: Mapping[str, _ColumnDoc] = {
     "OFF-BY": _ColumnDoc(
         "estimate",
         "What it waited for within an interval, by class, as shares of it: exact where "
-        "looks tell it all, else ~ with its standard error; ? is what no look tells.",
+        "samples have it all, else ~ with its standard error; ? is what no sample has.",
     ),
     "OFF/VCX": _ColumnDoc(
         "exact",
@@ -204,7 +204,7 @@ def why(name: str, accounting: Accounting, latency_is_bound: bool) -> Why:
     elif name in _COUNTED and latency_is_bound:
         bound = "lower"
         text += (
-            " Sleep on the run queue (delayed dequeue, v6.12) is not in it: COV tells "
+            " Sleep on the run queue (delayed dequeue, v6.12) is not in it: COV says "
             "how much is."
         )
     elif name in _DELAYS and not accounting.delayacct:

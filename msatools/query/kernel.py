@@ -210,7 +210,7 @@ class Kernel:
     def _unreadable(self, pid: int, error: drgn.FaultError) -> UnreadableTaskError:
         return UnreadableTaskError(
             f"pid {pid}",
-            f"what tells of it cannot be read ({error})",
+            f"its records cannot be read ({error})",
             "ask again" if self.reader.is_live else "take another dump",
         )
 

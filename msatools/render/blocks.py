@@ -84,6 +84,9 @@ class Column:
     shown, they are put below each other, each part with the keys. The first column is
     a key if none is."""
 
+    called: str | None = None
+    """What the line about columns that are left out calls it, if not by its header."""
+
 
 def free_text(
     header: str, worth: int | None = None, *, least: int = 16, keeps: Side = "start"

@@ -70,7 +70,7 @@ def taken_from(target: Target) -> str:
 
 
 def _crash(crash: Crash) -> str:
-    words = [f"crashed: {crash.message or 'the kernel log does not tell why'}"]
+    words = [f"crashed: {crash.message or 'the kernel log does not say why'}"]
     if crash.cpu is not None:
         words.append(f"CPU {crash.cpu}")
     if crash.pid is not None:

@@ -149,7 +149,8 @@ def table_lines(
         return table_lines(narrower, width, full=full)
     foot = list(table.more.lines) if table.more is not None else []
     if layout.left_out:
-        names = ", ".join(table.columns[index].header for index in layout.left_out)
+        columns = [table.columns[index] for index in layout.left_out]
+        names = ", ".join(column.called or column.header for column in columns)
         words = f"… left out: {names}: -v or a wider terminal shows "
         words += "it" if len(layout.left_out) == 1 else "them"
         foot.append(Text((Span(words, "dim"),)))

@@ -13,6 +13,9 @@
 
 #define NONE UINT32_MAX
 
+/* Bytes of a copy; few tokens are longer. */
+#define SHORT 16
+
 /* To be changed with the arguments of any function here, and in native.py. */
 int64_t msa_tables_version(void)
 {
@@ -91,11 +94,13 @@ int64_t msa_expand_names(const uint8_t *names, int64_t count, int64_t wide,
 			 char *text, int64_t room, uint32_t *starts)
 {
 	int64_t lengths[256], at = 0, end = 0;
+	uint8_t shorts[256];
 
 	for (int i = 0; i < 256; i++) {
 		if (index[i] >= tokens_size)
 			return -1;
 		lengths[i] = (int64_t)strlen(tokens + index[i]);
+		shorts[i] = lengths[i] <= SHORT && index[i] + SHORT <= tokens_size;
 	}
 	for (int64_t i = 0; i < count; i++) {
 		int64_t length = names[at++];
@@ -108,8 +113,12 @@ int64_t msa_expand_names(const uint8_t *names, int64_t count, int64_t wide,
 			if (room) {
 				if (lengths[token] >= room - end)
 					return -1;
-				memcpy(text + end, tokens + index[token],
-				       (size_t)lengths[token]);
+				/* A copy of a constant size takes no call. */
+				if (shorts[token] && room - end >= SHORT)
+					memcpy(text + end, tokens + index[token], SHORT);
+				else
+					memcpy(text + end, tokens + index[token],
+					       (size_t)lengths[token]);
 			}
 			end += lengths[token];
 		}

@@ -91,7 +91,7 @@ class Objects:
         declared = declarations.TABLE.get(name)
         if declared is None:
             raise UntypedError(
-                f"nothing tells the type of {name}: with BTF alone, name it yourself, "
+                f"nothing says the type of {name}: with BTF alone, name it yourself, "
                 f"as in Object(prog, TYPE, address={symbol.address:#x})"
             )
         reasons = []
@@ -123,7 +123,7 @@ class Objects:
         if size > (room or _UNKNOWN_ROOM):
             raise UntypedError(
                 f"the type declared for {name} has {size} bytes, and the kernel "
-                + (f"gives it {room}" if room else "does not tell how many it has")
+                + (f"gives it {room}" if room else "does not say how many it has")
             )
 
 

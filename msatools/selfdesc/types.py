@@ -165,7 +165,7 @@ class BtfTypes:
         if len(values) > 1:
             raise AmbiguousError(f"BTF has several constants {name}: {sorted(values)}")
         if not all(self.btf.is_value_told(i, value) for i in ids for value in values):
-            raise AmbiguousError(f"BTF this old does not tell the value of {name}")
+            raise AmbiguousError(f"BTF this old does not have the value of {name}")
         return Object(self.prog, self.type(ids[0]), values.pop()) if values else None
 
     def find_function(self, name: str) -> Type | None:

@@ -93,7 +93,7 @@ class KdumpPages:
         self._flag = header.compression_flag
         half = header.bitmap_size // 2
         if not 0 < header.max_pfn <= half * 8:
-            raise ValueError("a kdump whose bitmaps do not tell which pages it has")
+            raise ValueError("a kdump whose bitmaps do not say which pages it has")
         self._pfns = range(header.max_pfn) if header.part is None else header.part
         if not 0 <= self._pfns.start < self._pfns.stop <= half * 8:
             raise ValueError("a kdump that is a part of none")

@@ -146,14 +146,14 @@ def _text(
         return "SIGCHLD has a handler, is not pending, and dead children are left"
     if verdict == "never-waits":
         return _never(parent)
-    return "nothing that is known of its parent tells"
+    return "nothing that is known of its parent says why"
 
 
 def _named(numbers: Sequence[int]) -> str:
     """List some processes, at most :data:`_MAX_NAMED` of them."""
     known = sorted({number for number in numbers if number > 0})
     if not known:
-        return "a process that cannot be told"
+        return "an unknown process"
     named = ", ".join(map(str, known[:_MAX_NAMED]))
     more = len(known) - _MAX_NAMED
     return f"{named} and {more} more" if more > 0 else named
@@ -243,7 +243,7 @@ _FLAWS: dict[Verdict, str] = {
 
 
 def _unblock(parent: ParentFacts, name: str) -> str:
-    cause = f"end what {name} waits for (msa-locks -p {parent.pid} tells)"
+    cause = f"end what {name} waits for (see msa-locks -p {parent.pid})"
     if parent.reaper == "init":
         return f"{cause}; do not kill it: {_end(parent, None)}"
     if parent.killable:

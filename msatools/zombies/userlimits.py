@@ -85,7 +85,9 @@ def user_limits(
         else:
             accounts = _user_structs(reader, dead, losses)
     except LookupError as error:
-        losses.note("no-user-counts", f"processes by user cannot be told: {error}")
+        losses.note(
+            "no-user-counts", f"the number of processes by user is unknown: {error}"
+        )
         return
     _limit_by_processes(reader, tasks, zombies, account_of, accounts, losses)
     spaces = _inodes(reader, accounts, losses)

@@ -22,6 +22,9 @@ KERNEL = "6.12"
 LIMIT_S = 0.35
 """What a command may take on the demo core."""
 
+LIMIT_OF_ALL_S = 1.5
+"""What msa-report may take, which reads what all the others read."""
+
 LIMIT_OF_HELP_S = 0.12
 PEERS = {
     "kmem -i": "memstat",
@@ -55,7 +58,7 @@ def compare(rounds: int) -> None:
             f"msa-{name} --help": (ours(f"{name} --help"), LIMIT_OF_HELP_S)
             for name in NAMES
         },
-        **{f"msa-{name}": (ours(name, DEMOS[KERNEL].core), LIMIT_S) for name in NAMES},
+        **{f"msa-{name}": _answer(name) for name in NAMES},
     }
     seconds = medians({name: command for name, (command, _) in limits.items()}, rounds)
     print(f"{'FIRST ANSWER, THE DEMO CORE, CPU':40}{'seconds':>10}{'limit':>10}")
@@ -63,6 +66,13 @@ def compare(rounds: int) -> None:
         print(f"{name:40}{seconds[name]:10.3f}{limit:10.2f}")
     for dump in (DEMOS[KERNEL].core, run.elf):
         _beside(dump, run.vmlinux, rounds)
+
+
+def _answer(name: str) -> tuple[list[object], float]:
+    """Return a command on the demo core, and what it may take."""
+    words = f"{name} init_task+8" if name == "whatis" else name
+    limit = LIMIT_OF_ALL_S if name == "report" else LIMIT_S
+    return ours(words, DEMOS[KERNEL].core), limit
 
 
 def _beside(dump: Path, vmlinux: Path, rounds: int) -> None:

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from fixtures import lab
+from fixtures.lab.guest.livecommands import NAMES
 from fixtures.lab.inside import RESULTS
-from msatools.registry import NAMES
 
 KERNELS = ("6.1", "6.12")
 MIB = 1 << 20

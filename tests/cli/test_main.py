@@ -169,12 +169,13 @@ def test_no_standard_output(
     assert capsys.readouterr().err == said
 
 
-def test_letters_that_the_encoding_lacks() -> None:
-    """A name in a dump may have any."""
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_letters_that_the_encoding_lacks(errors: str) -> None:
+    """A name in a dump may have any; Python's locale C has the second handler."""
     shown = replace(COMMAND, blocks=lambda *_: [text("é")])
 
     def encode() -> None:
-        sys.stdout.reconfigure(encoding="ascii")
+        sys.stdout.reconfigure(encoding="ascii", errors=errors)
 
     ran = end(start(shown, DUMP, opening=open_nothing, before=encode))
     assert (ran.status, ran.out) == (0, "\\xe9\n")

@@ -4,8 +4,10 @@
 
 import builtins
 import doctest
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.M)
 COMMAND = re.compile(r"^>>> %(.*)$", re.M)
 NUMBER = re.compile(r"0x[0-9a-f]+|\d[\d,.]*")
+QUERY = re.compile(r"^msa-(\w+) .*--json.*\| jq (.+?)(?: {2,}#.*)?$", re.M)
+KEY = re.compile(r"\.([a-z_]+)")
 
 DEMO = [
     pytest.param(example, id=f"{page.name}: {example.line}")
@@ -56,6 +60,7 @@ PROMPTS = [
     for page in PAGES
     if any(block.language == "pycon" for block in page.blocks)
 ]
+QUERIES = sorted({each for page in PAGES for each in QUERY.findall(page.text)})
 CALLS = sorted({each for page in PAGES for each in page.calls}, key=str)
 
 
@@ -116,6 +121,23 @@ def test_command_is_accepted(
     monkeypatch.chdir(tmp_path)
     ran = call(load(asked.name), *asked.words, opening=refuse)
     assert ran.status != 2, ran.err
+
+
+@pytest.mark.parametrize(("name", "query"), QUERIES)
+def test_queries_have_keys_of_the_output(name: str, query: str) -> None:
+    """``jq`` prints null for a key that is not there."""
+    schema = json.loads((ROOT / f"docs/schema/{name}-1.json").read_text())
+    assert {*KEY.findall(query)} - {*property_names(schema)} == set()
+
+
+def property_names(schema: object) -> Iterator[str]:
+    """Yield the names of all properties in a JSON Schema."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        schema = [*schema.values()]
+    if isinstance(schema, list):
+        for each in schema:
+            yield from property_names(each)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -128,6 +128,13 @@ def test_keys_alone_are_too_wide() -> None:
     assert printed(table, 12) == ["A         B", "xxxxxxxx  y…"]
 
 
+def test_column_with_another_name() -> None:
+    legend = Column("[# a  = b]", worth=0, called="a bar")
+    table = Table((Column("A"), legend), [["x", "[##==  ]"]])
+    missing = printed(table, 12)[2:]
+    assert " ".join(missing).startswith("… left out: a bar: -v")
+
+
 def test_narrower_table() -> None:
     """It has the same rows, but is used only if the other does not fit."""
     table = replace(TABLE, narrower=Table((Column("N"),), [["1"]]))

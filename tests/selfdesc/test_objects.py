@@ -166,7 +166,7 @@ def find(pair: Pair, name: str) -> drgn.Object | None:
 
 
 def test_undeclared(pair: Pair) -> None:
-    with pytest.raises(UntypedError, match="nothing tells the type of loops_per_jiffy"):
+    with pytest.raises(UntypedError, match="nothing says the type of loops_per_jiffy"):
         find(pair, "loops_per_jiffy")
 
 

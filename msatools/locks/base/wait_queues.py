@@ -244,8 +244,8 @@ class WaitQueues:
         if ring.cut:
             self._losses.note(
                 "lock-not-found",
-                f"more than {self._limit} wait for one lock, which is not told; a look "
-                "at all tasks tells it",
+                f"more than {self._limit} wait for one lock, which is left out; a "
+                "report of all tasks finds it",
             )
         return None, {node}
 

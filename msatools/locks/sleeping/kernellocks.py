@@ -360,8 +360,8 @@ class KernelLocks:
     def _note_not_found(self, limit: int) -> None:
         self._losses.note(
             "lock-not-found",
-            f"more than {limit} wait for one lock, which is not told; a look "
-            "at all tasks tells it",
+            f"more than {limit} wait for one lock, which is left out; a "
+            "report of all tasks finds it",
         )
 
 

@@ -94,7 +94,7 @@ class UserMemory:
                 self._filtered += 1
                 self._losses.note(
                     "user-memory-filtered",
-                    "user memory is not in the dump: owners of futexes are not told",
+                    "user memory is not in the dump: owners of futexes are unknown",
                 )
             return None
         except NotImplementedError as error:

@@ -122,7 +122,7 @@ def wait_target(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     except LookupError as error:
         context.losses.note(
             "waits-unknown",
-            f"what tasks of class {case.task_class.name} wait on is not told: {error}",
+            f"what tasks of class {case.task_class.name} wait on is unknown: {error}",
             case.task_class.name,
         )
     return None

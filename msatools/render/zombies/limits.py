@@ -36,7 +36,7 @@ def limits_table(
         Column("USED", "right"),
         *(Column("MAX", "right"), Column("LEFT", "right", worth=1)),
         *(Column("DEAD", "right"), Column("%", "right")),
-        free_text(_LEGEND, worth=0, least=len(_LEGEND)),
+        Column(_LEGEND, worth=0, least=len(_LEGEND), called="a bar"),
     ]
     if interval:
         columns.insert(-1, Column("HIT IN", "right"))

@@ -149,7 +149,7 @@ def _task(task: TaskAsked, report: ZombiesReport, verbose: bool) -> Iterator[Tex
     if task.verdict is None:
         words = f"  {task.state} for {duration(task.age_ns)}, no zombie; parent "
         yield line(Span(name, "title"), words, parent)
-        hint = f"--parent {task.pid} tells of its children that are"
+        hint = f"--parent {task.pid} lists its dead children"
         yield line("    ", Span(hint, "dim"))
         return
     zombie = next((row for row in report.zombies if row.pid == task.pid), None)
@@ -187,7 +187,7 @@ def _leaks(
     leaks: Sequence[Leak] | None, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
     if leaks is None:
-        yield line("Whether struct pids leak cannot be told.")
+        yield line("Whether struct pids leak is unknown.")
         return
     if not leaks:
         yield line("No struct pid has more references than holders that can be named.")

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What drgn's prompt lacks, for the commands: ``%help``, and completion with Tab.
+
+The plugin calls it for each kernel that drgn opens.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from drgn import Program
+from drgn.commands import (
+    DEFAULT_COMMAND_NAMESPACE,
+    CommandArgumentError,
+    CommandNotFoundError,
+    argument,
+    command,
+)
+
+from msatools.registry import NAMES, load
+
+_MARK = "_msatools_has_commands"
+"""Attribute of drgn's completer once it completes commands."""
+
+
+def add_help(prog: Program) -> None:
+    """Register ``%help``, unless drgn has one."""
+    try:
+        DEFAULT_COMMAND_NAMESPACE.lookup(prog, "help")
+    except CommandNotFoundError:
+        name = argument(
+            "command", nargs="?", metavar="COMMAND", help="show all of this one"
+        )
+        command(name="help", description="list all commands", arguments=(name,))(_help)
+
+
+def _help(prog: Program, name: str, args: Namespace, **_: Any) -> None:
+    if args.command is not None:
+        wanted = args.command.removeprefix("%")
+        try:
+            found = DEFAULT_COMMAND_NAMESPACE.lookup(prog, wanted)
+        except CommandNotFoundError:
+            raise CommandArgumentError(f"%help: {wanted}: no such command") from None
+        print(f"usage: {found.format_usage()}\n\n{found.format_help()}")
+        return
+    known = dict(DEFAULT_COMMAND_NAMESPACE.enabled(prog))
+    width = max(map(len, known)) + 1
+    ours = sorted({*known} & {*NAMES})
+    for owner, names in (("msatools", ours), ("drgn", sorted({*known} - {*ours}))):
+        print(f"Commands of {owner}:")
+        for each in names:
+            print(f"  {'%' + each:{width}}  {known[each].description()}")
+    print("%help COMMAND shows all of one.")
+
+
+def complete_commands(prog: Program) -> None:
+    """Have drgn's completer complete lines that begin with ``%``.
+
+    drgn has no interface for it. Without its completer, as in scripts, nothing is done.
+    """
+    completer: Any = _of_drgn("rlcompleter", "Completer")
+    readline: Any = _of_drgn("repl", "readline")
+    if completer is None or readline is None or hasattr(completer, _MARK):
+        return
+    original = completer.complete
+
+    def complete(self: object, text: str, state: int) -> str | None:
+        line = readline.get_line_buffer()[: readline.get_endidx()]
+        if not line.startswith("%"):
+            completed: str | None = original(self, text, state)
+            return completed
+        found = matches(prog, line, text)
+        return found[state] if state < len(found) else None
+
+    completer.complete = complete
+    setattr(completer, _MARK, True)
+
+
+def _of_drgn(module: str, name: str) -> object | None:
+    """Return what an internal module of drgn has by that name, if it was imported."""
+    return getattr(sys.modules.get(f"drgn.internal.{module}"), name, None)
+
+
+def matches(prog: Program, line: str, text: str) -> list[str]:
+    """Return what the end of a line may become.
+
+    :param line: The line up to the cursor, from ``%`` on.
+    :param text: The end of it that is replaced, without what separates words.
+    """
+    typed = line[1:].split(" ")
+    choices = _names(prog) if len(typed) == 1 else _options(typed[0])
+    word = typed[-1]
+    # readline takes a dash for the end of a word.
+    kept = len(word) - len(text)
+    return sorted(
+        f"{choice[kept:]} " for choice in choices if word and choice.startswith(word)
+    )
+
+
+def _names(prog: Program) -> Iterator[str]:
+    for name, _ in DEFAULT_COMMAND_NAMESPACE.enabled(prog):
+        yield name
+
+
+def _options(name: str) -> Iterator[str]:
+    """Yield the options of one of our commands."""
+    from msatools.cli.arguments import make_parser
+
+    if name in NAMES:
+        parser = make_parser(load(name), in_drgn=True)
+        yield from parser._option_string_actions
