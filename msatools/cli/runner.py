@@ -6,7 +6,7 @@ import contextlib
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -26,6 +26,7 @@ from msatools.render.blocks import Block
 from msatools.selfdesc import BtfError
 from msatools.target import Target, TargetError, kcore, qmp
 from msatools.target.errors import (
+    ABSURD,
     DamagedDumpError,
     absurd_data_refused,
     damaged_types,
@@ -34,7 +35,11 @@ from msatools.target.errors import (
 T = TypeVar("T")
 
 _TRIES = 3
-"""Maximum number of attempts if memory is added or removed meanwhile."""
+"""Maximum number of attempts if memory is added or removed meanwhile, and if a running
+kernel changed what is read so that it cannot be right."""
+
+_TORN = (FaultError, *ABSURD)
+"""Errors of data that a running kernel may have changed while they were read."""
 
 _SCREEN_ROWS = 300
 """Maximum number of rows for a screen by default, more than it can show."""
@@ -46,6 +51,8 @@ class RunResult(Generic[R]):
 
     last: R | None = None
     incomplete: bool = False
+    retried: int = 0
+    """Attempts at the next report that came to nothing, as the kernel changed."""
 
 
 def run(
@@ -58,7 +65,7 @@ def run(
 ) -> None:
     """Collect and print one report, or one after each interval until the end."""
 
-    def call(collect: Callable[[Progress], T]) -> T:
+    def call_once(collect: Callable[[Progress], T]) -> T:
         with (
             absurd_data_refused(target.path),
             _errors_of(target),
@@ -68,6 +75,16 @@ def run(
         ):
             return collect(progress)
 
+    def call(collect: Callable[[Progress], T]) -> T:
+        for _ in range(_TRIES - 1 if target.live else 0):
+            try:
+                return call_once(collect)
+            except TargetError as error:
+                if not isinstance(error.__cause__, _TORN):
+                    raise
+                seen.retried += 1
+        return call_once(collect)
+
     def again(collect: Callable[[Progress], T]) -> T:
         for _ in range(_TRIES - 1):
             with contextlib.suppress(kcore.MovedError):
@@ -75,6 +92,9 @@ def run(
         return call(collect)
 
     def saw(report: R) -> R:
+        if seen.retried:
+            coverage = {**report.coverage, "samples_retried": seen.retried}
+            report, seen.retried = replace(report, coverage=coverage), 0
         if recorder is not None:
             if seen.last is None:
                 recorded.require(report, args)

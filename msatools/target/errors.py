@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from drgn import BadDataError
 
-_ABSURD = (
+ABSURD = (
     *(BadDataError, OverflowError, ValueError, RecursionError, MemoryError),
     # drgn has no arithmetic of integers with more than 64 bits.
     *(NotImplementedError, struct.error),
@@ -83,7 +83,7 @@ def absurd_data_refused(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except _ABSURD as error:
+    except ABSURD as error:
         raise DamagedDumpError(
             what,
             f"its data are damaged ({type(error).__name__}: {error})",

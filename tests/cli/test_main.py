@@ -152,6 +152,32 @@ def test_report_is_begun_again_where_memory_moves(times: int, status: int) -> No
     assert call(moving, DUMP, opening=open_nothing).status == status
 
 
+@pytest.mark.parametrize("error", [FaultError("gone", 8), OverflowError("negative")])
+@pytest.mark.parametrize(
+    ("live", "times", "status"), [(True, 2, 0), (True, 3, 1), (False, 1, 1)]
+)
+def test_running_kernel_is_read_again_if_it_makes_no_sense(
+    error: Exception, live: bool, times: int, status: int
+) -> None:
+    """A dump stays what it is."""
+    left = [error] * times
+
+    def start_at_last(*given: object) -> object:
+        if left:
+            raise left.pop()
+        return COMMAND.start(*given)  # type: ignore[arg-type]
+
+    def opening(_: TargetSpec) -> Opened:
+        return Opened(Program(), replace(MADE, live=live))
+
+    torn = replace(COMMAND, start=start_at_last)  # type: ignore[arg-type]
+    ran = call(torn, DUMP, "--json", opening=opening)
+    assert ran.status == status
+    if not status:
+        (sample,) = ran.samples
+        assert sample["coverage"]["samples_retried"] == times
+
+
 def test_error_without_standard_error_is_in_no_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
