@@ -114,12 +114,18 @@ _PANICS: tuple[tuple[str, Cause], ...] = (
 EXCEPTION = re.compile(r"Fatal exception|Oops|BUG")
 """What panic() says of an oops, whose own lines come before."""
 
-_COMPILED_EVENTS = [(re.compile(words), cause) for words, cause in _EVENTS]
+_OF_PROGRAM = re.compile(r".{1,15}\[\d+\]: (segfault at|unhandled) ", re.DOTALL)
+"""Faults of programs, whose lines begin with a name that the program chose:
+show_signal_msg() in arch/x86/mm/fault.c, arm64_show_signal()."""
+
+_COMPILED_EVENTS = [(re.compile(words, re.DOTALL), cause) for words, cause in _EVENTS]
 _COMPILED_PANICS = [(re.compile(words), cause) for words, cause in _PANICS]
 
 
 def event_cause(line: str) -> Cause | None:
     """Return the cause that a line reports, if one begins there; ``None`` if not."""
+    if _OF_PROGRAM.match(line):
+        return None
     for words, cause in _COMPILED_EVENTS:
         if words.match(line):
             return cause

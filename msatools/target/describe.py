@@ -2,7 +2,7 @@
 
 """Descriptions of opened programs, and of the crash of their kernel."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drgn import FaultError, ModuleFileStatus, Object, Program, ProgramFlags
 
@@ -25,6 +25,17 @@ from msatools.target.errors import (
     damaged_types,
 )
 from msatools.target.model import Crash, Kind, Source, Target
+
+
+_PANIC = b"Kernel panic - "
+
+_FAULTS = (
+    (b"BUG: kernel NULL pointer", b"BUG: unable to", b"Unable to handle kernel"),
+    (b"kernel BUG at ",),
+    (b"Oops: ", b"general protection fault"),
+)
+"""Starts of lines on faults, the most telling first. With a capture kernel a fault does
+not come to panic()."""
 
 
 def describe(prog: Program) -> Target:
@@ -180,11 +191,28 @@ def _comm(task: Object) -> str | None:
 
 def _panic_message(prog: Program) -> str | None:
     # The helpers are slow to import, and few targets are crashes.
-    from drgn.helpers.linux.panic import panic_message
+    from drgn.helpers.linux.printk import get_printk_records
 
     try:
-        message = panic_message(prog)
+        records = get_printk_records(prog)
     except (LookupError, FaultError, ValueError):
         # The log's buffer may be filtered, cut off, or overwritten.
         return None
+    message = _panic_line([each.text for each in records if each.facility == 0])
     return None if message is None else message.decode("utf-8", "backslashreplace")
+
+
+def _panic_line(lines: Sequence[bytes]) -> bytes | None:
+    """Return the line of the kernel's log that says why it crashed.
+
+    drgn's panic_message() also takes what a program wrote to /dev/kmsg, and of several
+    faults the first, which the kernel survived.
+    """
+    panics = [line for line in lines if line.startswith(_PANIC)]
+    if panics:
+        return panics[0]
+    for words in _FAULTS:
+        faults = [line for line in lines if line.startswith(words)]
+        if faults:
+            return faults[-1]
+    return None
