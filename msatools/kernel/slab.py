@@ -12,6 +12,7 @@ from typing import Any
 
 import drgn
 
+from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -36,9 +37,13 @@ _NODE: Members = {
 _OBJECT: Members = {"object": ("priv",)}
 """``priv`` of a directory is its ``struct kobject``."""
 
+_RECLAIM_ACCOUNT = 0x20000
+"""SLAB_RECLAIM_ACCOUNT, a macro up to v6.8."""
+
 _CACHE: Members = {
     "name": ("name",),
     "size": ("size",),
+    "flags": ("flags",),
     # With CONFIG_SLUB_DEBUG, and with CONFIG_DEBUG_SLAB.
     "padding": ("red_left_pad", "obj_offset"),
 }
@@ -57,6 +62,9 @@ class SlabCache:
 
     padding: int
     """Bytes before the first object."""
+
+    flags: int
+    """As given to kmem_cache_create(), and the allocator's own."""
 
 
 def slab_type(prog: drgn.Program) -> drgn.Type:
@@ -129,6 +137,21 @@ def slab_caches(reader: Reader, losses: LossLog) -> Iterator[SlabCache]:
         yield _cache(reader, address, layout.decode(data[layout.start :]))
 
 
+def reclaim_flag(prog: drgn.Program) -> int:
+    """Return the flag of caches whose slabs count as reclaimable; 0 if there is none.
+
+    mm/slab.h, cache_vmstat_idx()
+    """
+    # Linux kernel commit cc61eb851461 ("mm, slab: use an enum to define SLAB_ cache
+    # creation flags") (in v6.9)
+    try:
+        bits = enumerators(prog, "enum _slab_flag_bits")
+    except LookupError:
+        return _RECLAIM_ACCOUNT
+    bit = bits.get("_SLAB_RECLAIM_ACCOUNT")
+    return 0 if bit is None else 1 << bit  # CONFIG_SLUB_TINY lacks it
+
+
 def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
     """
     Find the aliases of each cache: the symbolic links in /sys/kernel/slab.
@@ -178,4 +201,6 @@ def _cache(reader: Reader, address: int, values: Mapping[str, Any]) -> SlabCache
     if not 0 < size <= MAX_OBJECT:
         raise drgn.FaultError("no cache of objects", address)
     text = read_string(reader, name, _MAX_NAME)
-    return SlabCache(address, text, size, int(values.get("padding", 0)))
+    return SlabCache(
+        address, text, size, int(values.get("padding", 0)), int(values.get("flags", 0))
+    )

@@ -32,7 +32,8 @@ _STUCK = re.compile(
     re.DOTALL,
 )
 _HARD = re.compile(
-    r"(?:CPU(?P<cpu>\d{1,10}): )?Watchdog detected hard LOCKUP(?: on cpu (?P<on>\d{1,10}))?"
+    r"(?:CPU(?P<cpu>\d{1,10}): )?Watchdog detected hard LOCKUP"
+    r"(?: on cpu (?P<on>\d{1,10}))?"
 )
 _STALLED = re.compile(r"rcu:\s+(?P<cpu>\d{1,10})-\S+ \(")
 _KERNEL_RIP = re.compile(r"(?:RIP: 0010:|pc : )(?P<frame>.*)")

@@ -74,11 +74,15 @@ _INTERRUPTED = re.compile(r"asm_(sysvec|exc_nmi|common_interrupt)\w*|el1h?_\w*ir
 """Entry points of interrupts, in which watchdogs run: what they met comes next."""
 
 _ALLOCATION = re.compile(
-    r"dump_header|oom_kill_process|out_of_memory|mem_cgroup_out_of_memory|mem_cgroup_oom|__alloc_pages\w*|"
-    r"__alloc_frozen_pages\w*|alloc_\w*pages?\w*|alloc_pages_mpol|\w*folio_alloc\w*|"
+    r"dump_header|oom_kill_process|out_of_memory|mem_cgroup_out_of_memory|"
+    r"mem_cgroup_oom|__alloc_pages\w*|__alloc_frozen_pages\w*|alloc_\w*pages?\w*|"
+    r"\w*folio_alloc\w*|\w*alloc_folio\w*|__get_free_pages|get_zeroed_page|"
+    r"allocate_slab|new_slab|_*slab_alloc\w*|_*kmem_cache_alloc\w*|"
+    r"_*(do_)?kv?[mzc]alloc\w*|__?vmalloc\w*|v[mz]alloc\w*|"
     r"try_charge\w*|charge_memcg|__?mem_cgroup_charge\w*|mem_cgroup_\w*charge\w*|"
     r"obj_cgroup_charge\w*|pagefault_out_of_memory"
 )
+"""Functions that allocate memory, or charge a control group for it."""
 
 
 @dataclass(frozen=True, slots=True)

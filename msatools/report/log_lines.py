@@ -19,7 +19,8 @@ _NOISE = re.compile(
     r"(RSP|RIP): 00|Code: |</?[A-Z #\w]+>$|Call [Tt]race:|Modules linked in:|"
     r"Hardware name: |Kernel Offset:|Tainted: \[|\[ *\d+\] +\d+ +\d+ |#PF: |PGD |"
     r"---\[ |CPU: \d+ |NMI backtrace for|Sending NMI|"
-    r"Node \d+ |lowmem_reserve|\d+ (total )?(pages|pagecache) ?|(Free|Total) swap|active_anon:|"
+    r"Node \d+ |lowmem_reserve|\d+ (total )?(pages|pagecache) |(Free|Total) swap|"
+    r"active_anon:|"
     r"[a-z_]+:\d+ [a-z_]+:\d+|kernel_misc_reclaimable|Tasks state |Mem-Info:|"
     r"[a-z_]+ \d+$"
 )

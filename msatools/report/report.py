@@ -111,7 +111,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         log = self._log(errors)
         events, ooms = tuple(parse_events(log)), tuple(parse_ooms(log))
         crash = find_crash(reader, target, events, ooms[-1] if ooms else None, losses)
-        machine = read_machine(reader, target, losses)
+        machine = read_machine(reader, target, crash is not None, losses)
         taken_at_ns = read_clocks(reader, losses).monotonic_ns
         found = {} if self._options.crash_only else self._parts(errors, progress)
         return ReportParts(

@@ -8,7 +8,7 @@ from msatools.cpus.model import CpusReport
 from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, LoadGroup, PrstatReport
-from msatools.report.model import SECTIONS, ReportSection
+from msatools.report.model import SECTIONS, Machine, ReportSection
 from msatools.report.parts import ReportParts
 from msatools.report.words import count_text, root_text
 from msatools.reports.units import duration, size
@@ -30,7 +30,7 @@ def sections(parts: ReportParts) -> dict[str, ReportSection]:
         "prstat": _prstat(parts.prstat, parts.load) if parts.prstat else None,
         "locks": _locks(parts.locks) if parts.locks else None,
         "zombies": _zombies(parts.zombies) if parts.zombies else None,
-        "cpus": _cpus(parts.cpus) if parts.cpus else None,
+        "cpus": _cpus(parts.cpus, parts.machine) if parts.cpus else None,
     }
     return {
         name: ReportSection(summary=summaries[name])
@@ -91,7 +91,8 @@ def _locks(report: LocksReport) -> str:
     words = [f"{count_text(len(report.waits), 'task')} blocked ({blocked_d:,} D)"]
     if report.roots:
         worst = root_text(report.roots[0])
-        words.append(f"{count_text(len(report.roots), 'root')}, the first: {worst}")
+        more = ", the first" if len(report.roots) > 1 else ""
+        words.append(f"{count_text(len(report.roots), 'root')}{more}: {worst}")
     for name, rows in (
         ("deadlock", report.deadlocks),
         ("herd", report.herds),
@@ -104,7 +105,7 @@ def _locks(report: LocksReport) -> str:
 
 def _zombies(report: ZombiesReport) -> str:
     if not report.zombies:
-        return "no zombie"
+        return "no zombies"
     parents = len({group.ppid for group in report.groups})
     first = report.groups[0]
     return (
@@ -114,7 +115,7 @@ def _zombies(report: ZombiesReport) -> str:
     )
 
 
-def _cpus(report: CpusReport) -> str:
+def _cpus(report: CpusReport, machine: Machine) -> str:
     online = [cpu for cpu in report.cpus if cpu.online]
     spent = {
         label: sum(getattr(cpu, name) or 0 for cpu in online)
@@ -134,6 +135,11 @@ def _cpus(report: CpusReport) -> str:
         if ns and total
     ]
     busy = sum((queue.running or 0) > 0 for queue in report.run_queues)
-    words = [f"{count_text(len(online), 'CPU')} online, {busy:,} with runnable tasks"]
+    stopped = (machine.cpus or 0) - len(online)
+    by_panic = f" ({stopped:,} stopped by the panic)" if stopped > 0 else ""
+    words = [
+        f"{count_text(len(online), 'CPU')} online{by_panic}, {busy:,} with runnable "
+        "tasks"
+    ]
     words.append(f"since boot {', '.join(shares)}")
     return "; ".join(words)

@@ -48,22 +48,27 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
         shmem = classes.get("cache.shmem", 0)
         kinds.append(Kind("tmpfs and shared memory, without swap", shmem, False))
     slab = memory.slab("NR_SLAB_UNRECLAIMABLE")
-    kinds.append(Kind(f"unreclaimable slab{_largest_cache(parts)}", slab or 0, True))
+    largest = _largest_cache(parts, memory.reclaimable_caches)
+    kinds.append(Kind(f"unreclaimable slab{largest}", slab or 0, True))
     huge = classes.get("user.hugetlb", 0) + classes.get("free.hugetlb", 0)
     kinds.append(Kind("hugetlb pool", huge, False))
     kinds += (Kind(text, classes.get(name, 0), True) for name, text in _KERNEL.items())
     return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
 
 
-def _largest_cache(parts: ReportParts) -> str:
+def _largest_cache(parts: ReportParts, reclaimable: frozenset[int]) -> str:
     by = (parts.memstat.by if parts.memstat else None) or {}
     groups = (group for group in by.get("slab", ()) if isinstance(group, SlabGroup))
-    caches = (group for group in groups if group.kmem_cache is not None)
+    caches = (
+        group
+        for group in groups
+        if group.kmem_cache is not None and group.kmem_cache not in reclaimable
+    )
     largest = max(caches, key=lambda group: group.pages, default=None)
     if largest is None:
         return ""
     amount = size(largest.pages * parts.target.page_size)
-    return f", of which {largest.name} {amount}"
+    return f" (of which {largest.name} {amount})"
 
 
 def kinds_text(parts: ReportParts) -> Iterator[str]:

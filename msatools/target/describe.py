@@ -26,7 +26,6 @@ from msatools.target.errors import (
 )
 from msatools.target.model import Crash, Kind, Source, Target
 
-
 _PANIC = b"Kernel panic - "
 
 _FAULTS = (

@@ -2,10 +2,12 @@
 
 """Renders the report of msa-report: the front page, and all reports behind it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import groupby
 
+from msatools.kernel.losses import Loss
 from msatools.render.blocks import Block, Items, More, Span, Style, Text, one_line, text
 from msatools.render.cells import plural
 from msatools.render.header import header, notes
@@ -47,6 +49,8 @@ def blocks(
     yield text(machine_text(report.machine, report.target))
     if report.crash is not None:
         yield from _crash(report.crash, verbose)
+    elif not report.target.live:
+        yield text(not_crashed_text(report))
     yield from _verdicts(report, rows)
     yield text()
     for name, section in report.sections.items():
@@ -71,6 +75,13 @@ def crash_text(report: TriageReport) -> str:
     if report.crash is None:
         return "the kernel has not crashed"
     return report.crash.fingerprint
+
+
+def not_crashed_text(report: TriageReport) -> str:
+    """Return a line on a dump that no crash is known of."""
+    if report.coverage.get(Loss.LOG.value):
+        return "No crash is known of: the kernel's log cannot be read in whole."
+    return "It had not crashed: the dump was taken of a running kernel."
 
 
 def machine_text(machine: Machine, target: Target) -> str:
@@ -106,12 +117,20 @@ def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
     yield text(Span(words, "bad"), f"  {who_text(crash)}")
     if crash.message is not None:
         yield text(f"  {crash.message}")
-    frames = crash.frames if verbose else crash.frames[:_FRAMES]
-    for frame in frames:
+    frames = [*frames_text(crash.frames)]
+    shown = frames if verbose else frames[:_FRAMES]
+    for frame in shown:
         yield one_line(f"    {frame}")
-    if left := len(crash.frames) - len(frames):
+    if left := len(frames) - len(shown):
         yield text(Span(f"    … {plural(left, 'more frame')}: -v shows them", "dim"))
     yield text(Span(f"  fingerprint {crash.fingerprint}", "dim"))
+
+
+def frames_text(frames: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a stack; a frame that follows itself is one line."""
+    for frame, alike in groupby(frames):
+        count = len([*alike])
+        yield frame if count == 1 else f"{frame}  ({count} times)"
 
 
 def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:

@@ -2,6 +2,7 @@
 
 """Tasks wait for a file system that was frozen."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,18 +13,20 @@ from msatools.report.words import count_text
 from msatools.reports.units import duration
 
 _REASON = "frozen file system "
+"""How the reasons of such roots begin (:mod:`msatools.locks.reasons`)."""
 
 
 @dataclass(frozen=True)
 class _FrozenRoot:
     root: Root
+    is_live: bool
 
 
 def _when(parts: ReportParts) -> Iterator[_FrozenRoot]:
     assert parts.locks is not None
     for root in parts.locks.roots:
-        if root.kind == "external" and _REASON.strip() in root.reason:
-            yield _FrozenRoot(root)
+        if root.kind == "external" and root.reason.startswith(_REASON.strip()):
+            yield _FrozenRoot(root, parts.target.live)
 
 
 def _words(subject: _FrozenRoot) -> str:
@@ -35,7 +38,9 @@ def _words(subject: _FrozenRoot) -> str:
 def _evidence(subject: _FrozenRoot) -> Iterator[str]:
     pids = ", ".join(map(str, subject.root.waiters[:8]))
     yield f"waiting: {pids}"
-    yield "thaw it with: fsfreeze -u MOUNTPOINT"
+    place = subject.root.reason.removeprefix(_REASON)
+    if subject.is_live and place.startswith("/"):
+        yield f"thaw it with: fsfreeze -u {shlex.quote(place)}"
 
 
 RULE = VerdictRule(
