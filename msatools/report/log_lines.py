@@ -22,7 +22,7 @@ _NOISE = re.compile(
     r"Node \d+ |lowmem_reserve|\d+ (total )?(pages|pagecache) |(Free|Total) swap|"
     r"active_anon:|"
     r"[a-z_]+:\d+ [a-z_]+:\d+|kernel_misc_reclaimable|Tasks state |Mem-Info:|"
-    r"[a-z_]+ \d+$"
+    r"[a-z_]+ \d+$|>?[A-Z] +\S+ +\d+ +[\d.]+ +\d+ +\d+ "
 )
 """Registers and the like, which a crash has elsewhere in the report."""
 
