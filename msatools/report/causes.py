@@ -85,7 +85,7 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     (r"BUG: workqueue lockup", "workqueue-stall"),
     (r"WARNING: (CPU: \d+ PID: \d+ |\S+:\d+ )?at ", "warning"),
     (r"\S.* invoked oom-killer: ", "out-of-memory"),
-    (r"BUG: ", "bug"),
+    (r"BUG: (?!arch topology borken|MAX_\w+ too low|recent printk recursion)", "bug"),
     # Any other die(), which follows the lines above for those.
     (r"(Oops: )?invalid opcode: ", "invalid-opcode"),
     (r"(Internal error: )?Oops\b", "oops"),

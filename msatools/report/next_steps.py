@@ -28,7 +28,7 @@ _WHY = {
     "hung-tasks": "what each hung task waits for in the end",
     "deadlock": "the tasks of the deadlock, with stacks",
     "possible-deadlock": "the tasks and locks, with stacks",
-    "io-stuck": "who waits for the device",
+    "io-stuck": "what is waited for, and by whom",
     "frozen-filesystem": "who waits behind it",
     "lock-herd": "the locks with most waiters",
     "priority-inversion": "both tasks, with stacks",

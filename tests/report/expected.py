@@ -14,8 +14,8 @@ from fixtures.lab.machines import MACHINES
 from msatools.report.causes import Cause
 
 ENVIRONMENT = frozenset({"rcu-stalled", "cpu-stalled"})
-"""What the kernel has reported of a guest whose CPUs a busy host did not run: right as a
-warning, if the log says so. What stands still when the dump is taken is not of these."""
+"""What the kernel reported of a guest whose CPUs a busy host did not run, and what is
+over: right as a warning, where the log has it."""
 
 LATE = frozenset({"io-stuck", "hung-tasks"})
 """What depends on how long the guest was busy otherwise: test_rules.py has both."""
@@ -120,9 +120,9 @@ SCENARIOS: Mapping[str, Expected] = {
     "cpulock": Expected(may=_codes("cpu-stalled"), critical_may=_codes("cpu-stalled")),
     # Realtime and deadline tasks have CPUs for themselves, and others want them:
     # khugepaged, and on some kernels the thread of RCU. Interrupts are bound to one
-    # CPU, but few come.
+    # CPU, which is busy with them on the slow arm64.
     "cpus": Expected(
-        may=_codes("hung-tasks", "cpu-starved", "rcu-stalled"),
+        may=_codes("hung-tasks", "cpu-starved", "rcu-stalled", "irq-imbalance"),
         critical_may=_codes("cpu-starved", "rcu-stalled"),
     ),
     "crash": Expected(

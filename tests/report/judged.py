@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from fixtures import lab
-from tests.report.expected import ENVIRONMENT, SCENARIOS
+from tests.report.expected import ENVIRONMENT, LATE, SCENARIOS
 from tests.truth import tables
 
 SAID_ALWAYS = frozenset({"panic"})
@@ -60,7 +60,8 @@ def judged(dump: str) -> Judged:
         right=said & (may | said_by_log),
         missed=(expected.must | must_critical) - said,
         critical_said=critical,
-        critical_right=critical & (must_critical | expected.critical_may),
+        # What lasts long enough is critical.
+        critical_right=critical & (must_critical | expected.critical_may | LATE & may),
         critical_missed=must_critical - critical,
         failed=tuple(_failed(dump, report)),
     )

@@ -86,6 +86,8 @@ def test_oops_of_arm64() -> None:
         ("a b invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL)", "out-of-memory"),
         ("systemd[1]: BUG: nothing of the kernel's", None),
         ("Command line: panic=1", None),
+        ("BUG: arch topology borken", None),
+        ("BUG: MAX_LOCKDEP_ENTRIES too low!", None),
     ],
 )
 def test_first_lines(line: str, cause: Cause | None) -> None:

@@ -23,6 +23,7 @@ from msatools.render.report.report import (
     machine_text,
     not_crashed_text,
     pages,
+    shown_verdicts,
 )
 from msatools.render.report.wait_picture import wait_picture
 from msatools.report.log_lines import all_lines
@@ -84,6 +85,7 @@ def page(report: TriageReport) -> str:
         crash=crash,
         frames=[*frames_text(crash.frames)] if crash else [],
         not_crashed="" if report.target.live else not_crashed_text(report),
+        verdicts=shown_verdicts(report),
         cause=cause_text(crash.cause) if crash else "",
         function=function_text(crash) if crash else "",
         who=who_text(crash) if crash else "",

@@ -135,8 +135,7 @@ def frames_text(frames: Sequence[str]) -> Iterator[str]:
 
 def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     yield text()
-    # That of the crash is said above.
-    found = [verdict for verdict in report.verdicts if verdict.code != "panic"]
+    found = shown_verdicts(report)
     if not found:
         else_ = " else" if report.crash is not None else ""
         yield text(f"Nothing{else_} is wrong by the rules that could be tested.")
@@ -145,6 +144,11 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     left = len(found) - len(shown)
     more = More("verdict", left, is_chosen=rows is not None)
     yield Items([[*_verdict(verdict)] for verdict in shown], more)
+
+
+def shown_verdicts(report: TriageReport) -> list[TriageVerdict]:
+    """Return the verdicts without that of the crash, which has its own lines."""
+    return [verdict for verdict in report.verdicts if verdict.code != "panic"]
 
 
 def _verdict(verdict: TriageVerdict) -> Iterator[Text]:
