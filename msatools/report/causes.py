@@ -72,7 +72,10 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     # lib/bug.c
     (r"kernel BUG at ", "bug"),
     (r"(Oops: )?divide error: ", "divide-error"),
+    (r"(traps: )?PANIC: double fault", "oops"),
     (r"BUG: (KASAN|KFENCE|KMSAN|KCSAN): ", "memory-error"),
+    # lib/ubsan.c
+    (r"UBSAN: ", "warning"),
     # kernel/watchdog.c, kernel/watchdog_perf.c
     (r"(watchdog: )?BUG: soft lockup", "soft-lockup"),
     (r"(watchdog: )?.*Watchdog detected hard LOCKUP", "hard-lockup"),
@@ -88,7 +91,7 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     (r"BUG: (?!arch topology borken|MAX_\w+ too low|recent printk recursion)", "bug"),
     # Any other die(), which follows the lines above for those.
     (r"(Oops: )?invalid opcode: ", "invalid-opcode"),
-    (r"(Internal error: )?Oops\b", "oops"),
+    (r"Internal error: |Oops\b|double fault: ", "oops"),
 )
 
 _PANICS: tuple[tuple[str, Cause], ...] = (
@@ -101,6 +104,7 @@ _PANICS: tuple[tuple[str, Cause], ...] = (
     (r"RCU Stall", "rcu-stall"),
     (r"hung_task: blocked tasks", "hung-task"),
     (r"workqueue: ", "workqueue-stall"),
+    (r"K[ACM]SAN|KFENCE|kasan|kfence|.*memory corruption", "memory-error"),
     (r".*panic_on_warn set", "warning"),
     (r"stack-protector: |corrupted stack end detected", "stack-corruption"),
     (r"kernel stack overflow", "stack-overflow"),
@@ -108,10 +112,12 @@ _PANICS: tuple[tuple[str, Cause], ...] = (
     (r"Timeout: Not all CPUs entered broadcast exception", "machine-check"),
     (r".*\bNMI\b", "nmi"),
     (r"VFS: Unable to mount root|No working init found", "no-root"),
-    (r"KASAN|kfence|.*memory corruption", "memory-error"),
 )
 
-EXCEPTION = re.compile(r"Fatal exception|Oops|BUG")
+EXCEPTION = re.compile(
+    r"Fatal exception|Oops|BUG|Machine halted|Aiee, killing interrupt handler|"
+    r"Attempted to kill the idle task"
+)
 """What panic() says of an oops, whose own lines come before."""
 
 _OF_PROGRAM = re.compile(r".{1,15}\[\d+\]: (segfault at|unhandled) ", re.DOTALL)

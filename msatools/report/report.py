@@ -20,7 +20,7 @@ from msatools.memory.memstat import collect_memstat
 from msatools.prstat.options import Options
 from msatools.prstat.prstat import collect_prstat
 from msatools.prstat.recorded import RecordedPrstat, choose
-from msatools.report.crash import find_crash
+from msatools.report.crash import CrashLog, find_crash
 from msatools.report.events import parse_events
 from msatools.report.log_lines import last_lines
 from msatools.report.machine import read_machine
@@ -110,7 +110,12 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         errors: dict[str, str] = {}
         log = self._log(errors)
         events, ooms = tuple(parse_events(log)), tuple(parse_ooms(log))
-        crash = find_crash(reader, target, events, ooms[-1] if ooms else None, losses)
+        crash_log = CrashLog(
+            events=events,
+            oom=ooms[-1] if ooms else None,
+            end_ns=log[-1].time_ns if log else 0,
+        )
+        crash = find_crash(reader, target, crash_log, losses)
         machine = read_machine(reader, target, crash is not None, losses)
         taken_at_ns = read_clocks(reader, losses).monotonic_ns
         found = {} if self._options.crash_only else self._parts(errors, progress)
