@@ -198,5 +198,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         for key, count in log.lost.items():
             # Several parts read, and lose, the same things.
             coverage[key] = max(coverage[key], count)
+        known = {note.text for note in self._losses.notes.values()}
         for note in report.notes:
-            self._losses.note(note.code, note.text, note.text)
+            if note.text not in known:
+                self._losses.note(note.code, note.text, note.text)

@@ -27,6 +27,7 @@ VERDICTS = 10
 """Verdicts that are shown by default."""
 
 _FRAMES = 12
+_NOTES = 6
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
 _DOUBT = {"exact": "", "likely": ", likely", "evidence": ", by signs"}
 
@@ -65,9 +66,17 @@ def blocks(
         yield text(Span("LOG, the last lines that matter", "title"))
         for line in report.log:
             yield one_line(f"  {line}")
-    yield from notes(report)
+    yield from _notes(report, verbose)
     if full and report.parts is not None:
         yield from _full(report)
+
+
+def _notes(report: TriageReport, verbose: bool) -> Iterator[Text]:
+    found = [*notes(report)]
+    shown = found if verbose else found[:_NOTES]
+    yield from shown
+    if left := len(found) - len(shown):
+        yield text(Span(f"… {plural(left, 'more note')}: -v shows them", "dim"))
 
 
 def crash_text(report: TriageReport) -> str:
