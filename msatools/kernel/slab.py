@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import drgn
+import numpy as np
 
 from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
@@ -43,7 +44,6 @@ _RECLAIM_ACCOUNT = 0x20000
 _CACHE: Members = {
     "name": ("name",),
     "size": ("size",),
-    "flags": ("flags",),
     # With CONFIG_SLUB_DEBUG, and with CONFIG_DEBUG_SLAB.
     "padding": ("red_left_pad", "obj_offset"),
 }
@@ -62,9 +62,6 @@ class SlabCache:
 
     padding: int
     """Bytes before the first object."""
-
-    flags: int
-    """As given to kmem_cache_create(), and the allocator's own."""
 
 
 def slab_type(prog: drgn.Program) -> drgn.Type:
@@ -137,11 +134,21 @@ def slab_caches(reader: Reader, losses: LossLog) -> Iterator[SlabCache]:
         yield _cache(reader, address, layout.decode(data[layout.start :]))
 
 
-def reclaim_flag(prog: drgn.Program) -> int:
-    """Return the flag of caches whose slabs count as reclaimable; 0 if there is none.
+def reclaimable_caches(
+    reader: Reader, addresses: Addresses, losses: LossLog
+) -> frozenset[int]:
+    """Return the caches whose slabs count as reclaimable (cache_vmstat_idx()).
 
-    mm/slab.h, cache_vmstat_idx()
+    :param addresses: ``struct kmem_cache *``
+    :raises LookupError: if the type is unknown
     """
+    flag = _reclaim_flag(reader.prog)
+    found = read_structs(reader, _TYPE, {"flags": ("flags",)}, addresses, losses)
+    is_set = found["flags"].astype(np.uint64) & np.uint64(flag) != 0
+    return frozenset(addresses[found.readable & is_set].tolist())
+
+
+def _reclaim_flag(prog: drgn.Program) -> int:
     # Linux kernel commit cc61eb851461 ("mm, slab: use an enum to define SLAB_ cache
     # creation flags") (in v6.9)
     try:
@@ -201,6 +208,4 @@ def _cache(reader: Reader, address: int, values: Mapping[str, Any]) -> SlabCache
     if not 0 < size <= MAX_OBJECT:
         raise drgn.FaultError("no cache of objects", address)
     text = read_string(reader, name, _MAX_NAME)
-    return SlabCache(
-        address, text, size, int(values.get("padding", 0)), int(values.get("flags", 0))
-    )
+    return SlabCache(address, text, size, int(values.get("padding", 0)))

@@ -17,7 +17,6 @@ from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.slab import reclaim_flag, slab_caches
 from msatools.kernel.structs import Members, read_structs
 from msatools.kernel.vmstat import vm_counters
 from msatools.kernel.walks import list_nodes
@@ -96,8 +95,6 @@ class MemoryState:
     swap_pages: int | None
     swap_free_pages: int | None
     groups: tuple[GroupAtLimit, ...]
-    reclaimable_caches: frozenset[int] = frozenset()
-    """Addresses of the slab caches whose memory can be reclaimed."""
 
     @property
     def available_pages(self) -> int | None:
@@ -142,18 +139,7 @@ def read_memory(reader: Reader, page_size: int, losses: LossLog) -> MemoryState:
         swap_pages=_variable(reader.prog, "total_swap_pages"),
         swap_free_pages=_variable(reader.prog, "nr_swap_pages"),
         groups=tuple(_groups_at_limit(reader, losses)),
-        reclaimable_caches=frozenset(_reclaimable_caches(reader, losses)),
     )
-
-
-def _reclaimable_caches(reader: Reader, losses: LossLog) -> Iterator[int]:
-    try:
-        flag = reclaim_flag(reader.prog)
-        for cache in slab_caches(reader, losses):
-            if cache.flags & flag:
-                yield cache.address
-    except (drgn.FaultError, LookupError) as error:
-        losses.lose(Loss.SLABS, f"the list of slab caches is lost: {error}")
 
 
 def _variable(prog: drgn.Program, name: str) -> int | None:

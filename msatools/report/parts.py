@@ -40,6 +40,9 @@ class ReportParts:
 
     memstat: MemstatReport | None = None
     memory: MemoryState | None = None
+    reclaimable_caches: frozenset[int] = frozenset()
+    """Addresses of the slab caches whose memory can be reclaimed."""
+
     prstat: PrstatReport | None = None
     """Processes."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import drgn
+import numpy as np
 
 from msatools.cpus.cpus import collect_cpus
 from msatools.cpus.options import CpusOptions
@@ -15,8 +16,10 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.printk import LogRecord, read_log
 from msatools.kernel.report import LossLog, Report
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.kernel.slab import reclaimable_caches
 from msatools.locks.locks import collect_locks
 from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
 from msatools.prstat.options import Options
 from msatools.prstat.prstat import collect_prstat
 from msatools.prstat.recorded import RecordedPrstat, choose
@@ -33,6 +36,7 @@ from msatools.report.parts import ReportParts
 from msatools.report.rule import verdicts
 from msatools.report.rules import RULES
 from msatools.report.summaries import sections
+from msatools.report.unreclaimable import slab_groups
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError, absurd_data_refused
 from msatools.target.kcore import MovedError
@@ -166,11 +170,21 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
                     self._add(part)
                 if part is not None:
                     found[name] = part
+        memstat = found.get("memstat")
+        if isinstance(memstat, MemstatReport):
+            found["reclaimable_caches"] = self._reclaimable_caches(memstat)
         whole = found.get("prstat")
         if isinstance(whole, RecordedPrstat):
             found["prstat"] = choose(whole, Options())
             found["load"] = choose(whole, Options(load=True, rows=0)).load
         return found
+
+    def _reclaimable_caches(self, memstat: MemstatReport) -> frozenset[int]:
+        caches = np.array([*slab_groups(memstat)], np.uint64)
+        try:
+            return reclaimable_caches(self._reader, caches, self._losses)
+        except LookupError:
+            return frozenset()
 
     def _part(
         self, name: str, read: Callable[[], T], errors: dict[str, str]

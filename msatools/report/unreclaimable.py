@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.memory.by.groups import SlabGroup
+from msatools.memory.model import MemstatReport
 from msatools.report.parts import ReportParts
 from msatools.reports.units import size
 
@@ -48,21 +49,25 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
         shmem = classes.get("cache.shmem", 0)
         kinds.append(Kind("tmpfs and shared memory, without swap", shmem, False))
     slab = memory.slab("NR_SLAB_UNRECLAIMABLE")
-    largest = _largest_cache(parts, memory.reclaimable_caches)
-    kinds.append(Kind(f"unreclaimable slab{largest}", slab or 0, True))
+    kinds.append(Kind(f"unreclaimable slab{_largest_cache(parts)}", slab or 0, True))
     huge = classes.get("user.hugetlb", 0) + classes.get("free.hugetlb", 0)
     kinds.append(Kind("hugetlb pool", huge, False))
     kinds += (Kind(text, classes.get(name, 0), True) for name, text in _KERNEL.items())
     return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
 
 
-def _largest_cache(parts: ReportParts, reclaimable: frozenset[int]) -> str:
-    by = (parts.memstat.by if parts.memstat else None) or {}
+def slab_groups(report: MemstatReport | None) -> dict[int, SlabGroup]:
+    """Return the caches that a report has, by the address of each."""
+    by = (report.by if report else None) or {}
     groups = (group for group in by.get("slab", ()) if isinstance(group, SlabGroup))
+    return {group.kmem_cache: group for group in groups if group.kmem_cache is not None}
+
+
+def _largest_cache(parts: ReportParts) -> str:
     caches = (
         group
-        for group in groups
-        if group.kmem_cache is not None and group.kmem_cache not in reclaimable
+        for address, group in slab_groups(parts.memstat).items()
+        if address not in parts.reclaimable_caches
     )
     largest = max(caches, key=lambda group: group.pages, default=None)
     if largest is None:

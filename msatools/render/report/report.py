@@ -60,7 +60,9 @@ def blocks(
         yield text()
         yield text(Span("NEXT", "title"))
         for step in report.next:
-            yield text(f"  {step.command}", Span(f"   # {step.why}", "dim"))
+            # As one line, to be copied, however wide.
+            words = f"  {step.command}", Span(f"   # {step.why}", "dim")
+            yield Text(words, narrow="keep")
     if report.log:
         yield text()
         yield text(Span("LOG, the last lines that matter", "title"))
@@ -164,7 +166,7 @@ def _verdict(verdict: TriageVerdict) -> Iterator[Text]:
     label = f"{verdict.severity}{_DOUBT[verdict.confidence]}: {verdict.code}"
     yield text(Span(label, _STYLES[verdict.severity]), f"  {verdict.text}")
     for fact in verdict.evidence:
-        yield one_line(f"    {fact}")
+        yield text(f"    {fact}")
 
 
 def _section(name: str, section: ReportSection) -> Iterator[Text]:
