@@ -4,6 +4,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import drgn
@@ -41,7 +42,9 @@ from msatools.target.describe import describe
 from msatools.target.errors import TargetError, absurd_data_refused
 from msatools.target.kcore import MovedError
 from msatools.target.model import Target
-from msatools.tasks.table import tasks_read_once
+from msatools.tasks.table import TaskReader, tasks_read_once
+from msatools.zombies.limits import collect_limits
+from msatools.zombies.model import Limit
 from msatools.zombies.zombies import collect_zombies
 
 T = TypeVar("T")
@@ -49,7 +52,7 @@ T = TypeVar("T")
 _COVERAGE = ("parts", "parts_lost", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
 
-_STEPS = 7
+_STEPS = 8
 
 
 def collect_report(
@@ -153,6 +156,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             ),
             "locks": lambda: collect_locks(prog, target=target),
             "zombies": lambda: collect_zombies(prog, target=target),
+            "limits": self._limits,
             "cpus": lambda: collect_cpus(
                 prog, target=target, options=CpusOptions(irqs=True, stalls=True)
             ),
@@ -178,6 +182,14 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             found["prstat"] = choose(whole, Options())
             found["load"] = choose(whole, Options(load=True, rows=0)).load
         return found
+
+    def _limits(self) -> tuple[Limit, ...]:
+        """Read the limits that any tasks count against, and not the dead alone."""
+        reader, losses = self._reader, self._losses
+        tasks = TaskReader(reader).read_all(losses)
+        limits = collect_limits(reader, tasks, np.arange(len(tasks)), losses)
+        # What was counted are all tasks.
+        return tuple(replace(limit, zombies=0) for limit in limits)
 
     def _reclaimable_caches(self, memstat: MemstatReport) -> frozenset[int]:
         caches = np.array([*slab_groups(memstat)], np.uint64)

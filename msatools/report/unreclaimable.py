@@ -44,9 +44,11 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
     locked = memory.sum("NR_MLOCK") or 0
     kinds = [Kind("locked (mlock)", locked, False)]
     if not has_swap:
-        anon = max(classes.get("user.anon", 0) - locked, 0)
+        # What is locked is mostly anonymous, else shared; no page counts twice.
+        anon, shmem = classes.get("user.anon", 0), classes.get("cache.shmem", 0)
+        shmem -= min(max(locked - anon, 0), shmem)
+        anon -= min(locked, anon)
         kinds.append(Kind("anonymous, without swap", anon, False))
-        shmem = classes.get("cache.shmem", 0)
         kinds.append(Kind("tmpfs and shared memory, without swap", shmem, False))
     slab = memory.slab("NR_SLAB_UNRECLAIMABLE")
     kinds.append(Kind(f"unreclaimable slab{_largest_cache(parts)}", slab or 0, True))

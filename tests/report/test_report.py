@@ -54,7 +54,7 @@ def test_crash() -> None:
     assert crash.frames[0].endswith(" [crashmodule]")
     assert "O" in (crash.taints or "")
     assert found.verdicts[0].code == "panic"
-    assert found.next[0].command.endswith(f"-p {crash.pid} --stacks")
+    assert found.next[0].command.endswith(" -v")
 
 
 def test_crash_without_its_log() -> None:

@@ -40,8 +40,9 @@ def _faulting(crash: CrashDetails) -> Sequence[str]:
 
 
 def _see(crash: CrashDetails) -> tuple[str, ...]:
-    if crash.pid:
-        return ("prstat", "-p", str(crash.pid), "--stacks")
+    if crash.cause == "hung-task" and crash.pid:
+        return ("locks", "-p", str(crash.pid), "--stacks")
+    # Tasks of other crashes run.
     return ("cpus", "-v")
 
 
