@@ -2,6 +2,7 @@
 
 """Descriptions of opened programs, and of the crash of their kernel."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from drgn import FaultError, ModuleFileStatus, Object, Program, ProgramFlags
@@ -26,15 +27,18 @@ from msatools.target.errors import (
 )
 from msatools.target.model import Crash, Kind, Source, Target
 
-_PANIC = b"Kernel panic - "
+_PANIC = re.compile(rb"Kernel panic - ")
 
 _FAULTS = (
-    (b"BUG: kernel NULL pointer", b"BUG: unable to", b"Unable to handle kernel"),
-    (b"kernel BUG at ",),
-    (b"Oops: ", b"general protection fault"),
+    re.compile(
+        rb"BUG: (kernel NULL pointer|unable to handle|(\S+ )?stack guard page)|"
+        rb"Unable to handle kernel|Insufficient stack space"
+    ),
+    re.compile(rb"kernel BUG at "),
+    re.compile(rb"Oops: |general protection fault|Internal error: "),
 )
-"""Starts of lines on faults, the most telling first. With a capture kernel a fault does
-not come to panic()."""
+"""Beginnings of lines on faults, the most telling first. With a capture kernel a fault
+does not come to panic()."""
 
 
 def describe(prog: Program) -> Target:
@@ -207,11 +211,12 @@ def _panic_line(lines: Sequence[bytes]) -> bytes | None:
     drgn's panic_message() also takes what a program wrote to /dev/kmsg, and of several
     faults the first, which the kernel survived.
     """
-    panics = [line for line in lines if line.startswith(_PANIC)]
-    if panics:
-        return panics[0]
+    # A further panic is of a fault in panic() itself.
+    for line in lines:
+        if _PANIC.match(line):
+            return line
     for words in _FAULTS:
-        faults = [line for line in lines if line.startswith(words)]
-        if faults:
-            return faults[-1]
+        for line in reversed(lines):
+            if words.match(line):
+                return line
     return None
