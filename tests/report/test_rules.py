@@ -25,6 +25,7 @@ from msatools.report.rules import RULES
 from msatools.report.rules.hung_tasks import HUNG_NS, LONG_NS
 from msatools.report.unreclaimable import slab_groups, unreclaimable
 from msatools.target import TargetSpec, open_target
+from msatools.zombies.model import Limit
 
 MIB = 256
 """Pages of a MiB."""
@@ -288,6 +289,71 @@ def test_caches_that_can_be_reclaimed_are_no_culprits() -> None:
     assert not {"task_struct", "kmalloc-64"} & names
     (slab,) = (each for each in unreclaimable(parts) if "slab" in each.name)
     assert not any(f" {name} " in slab.name for name in names)
+
+
+def test_locked_memory_counts_once() -> None:
+    """Of tmpfs without swap all may be locked."""
+    parts = parts_of("memory-6.12")
+    assert parts.memory is not None
+    assert parts.memstat is not None
+    classes = {each.name: each.pages for each in parts.memstat.classes}
+    most = classes["user.anon"] + classes["cache.shmem"]
+    for locked in (0, classes["user.anon"], most):
+        counters = {**parts.memory.counters, "NR_MLOCK": locked}
+        memory = replace(parts.memory, counters=counters, swap_free_pages=0)
+        kinds = unreclaimable(replace(parts, memory=memory))
+        words = ("locked", "anonymous", "tmpfs")
+        assert sum(k.pages for k in kinds if k.name.startswith(words)) == most
+
+
+# --- limits of tasks
+
+
+def with_limit(name: str, scope: str, used: int) -> ReportParts:
+    """Return a machine with a limit of 100 tasks, none of which is a zombie."""
+    limit = Limit(
+        name=name,
+        scope=scope,
+        used=used,
+        max=100,
+        left=100 - used,
+        zombies=0,
+        first=True,
+    )
+    return replace(parts_of("memory-6.12"), limits=(limit,))
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "used", "severity"),
+    [
+        ("pids.max", "/", 89, None),
+        ("pids.max", "/", 90, "warning"),
+        ("threads-max", "system", 99, "warning"),
+        ("threads-max", "system", 100, "critical"),
+        ("RLIMIT_NPROC", "uid 0", 100, "warning"),
+    ],
+)
+def test_limit_without_zombies(
+    name: str, scope: str, used: int, severity: str | None
+) -> None:
+    found = said(with_limit(name, scope, used)).get("pids-limit", [])
+    assert [each.severity for each in found] == ([severity] if severity else [])
+    for each in found:
+        assert each.evidence[0] == "0 of them are zombies"
+
+
+def test_all_limits_are_read() -> None:
+    """Those of control groups and users, and not of the dead alone."""
+    limits = parts_of("memory-6.12").limits
+    assert limits is not None
+    names = {limit.name for limit in limits}
+    assert {"threads-max", "pid_max", "RLIMIT_NPROC"} <= names
+    zombies = parts_of("zombies-6.12")
+    assert zombies.zombies is not None
+    known = {(each.name, each.scope): each for each in zombies.limits or ()}
+    for each in zombies.zombies.limits or ():
+        same = known[each.name, each.scope]
+        assert (same.used, same.max, same.left) == (each.used, each.max, each.left)
 
 
 # --- stalls
