@@ -2,10 +2,9 @@
 
 """The machine that a report is of: its name, its build, and how long it ran."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import drgn
-import numpy as np
 from drgn.helpers.linux.mm import totalram_pages
 from drgn.helpers.linux.timekeeping import (
     ktime_get_coarse_boottime_ns,
@@ -13,28 +12,19 @@ from drgn.helpers.linux.timekeeping import (
 )
 
 from msatools.kernel.cpumask import online_cpus
-from msatools.kernel.enums import enumerators
 from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
-from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Members, read_structs
 from msatools.report.crash import read_taints
 from msatools.report.model import Machine
 from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Target
 
-_STEP: Members = {"step": ("state",)}
 
-
-def read_machine(
-    reader: Reader, target: Target, has_crashed: bool, losses: LossLog
-) -> Machine:
+def read_machine(reader: Reader, target: Target, losses: LossLog) -> Machine:
     """Read what is known of the machine; what cannot be read is ``None``."""
     prog = reader.prog
-    online = online_cpus(reader, losses)
-    stopped = _stopped_cpus(reader, online, losses) if has_crashed else 0
 
     def clock(read: Callable[[drgn.Program], drgn.Object]) -> int | None:
         try:
@@ -54,28 +44,11 @@ def read_machine(
         build=_name(prog, "version"),
         uptime_ns=clock(ktime_get_coarse_boottime_ns),
         time_ns=clock(ktime_get_coarse_real_ns),
-        cpus=len(online) + stopped or None,
+        cpus=len(online_cpus(reader, losses)) or None,
         ram_bytes=ram,
         load=load_averages(prog, losses),
         taints=read_taints(reader, losses),
     )
-
-
-def _stopped_cpus(reader: Reader, online: Sequence[int], losses: LossLog) -> int:
-    """Return the number of CPUs that panic() stopped.
-
-    They leave the mask of online CPUs, but not their step of hot-plug
-    (arch/x86/kernel/process.c, stop_this_cpu(); arch/arm64/kernel/smp.c).
-    """
-    percpu = read_percpu(reader, losses)
-    try:
-        last = enumerators(reader.prog, "enum cpuhp_state")["CPUHP_ONLINE"]
-        addresses = percpu.addresses("cpuhp_state")
-        found = read_structs(reader, "struct cpuhp_cpu_state", _STEP, addresses, losses)
-    except LookupError:
-        return 0
-    was_online = found.readable & (found["step"] == last)
-    return int((was_online & ~np.isin(percpu.cpus, online)).sum())
 
 
 def _name(prog: drgn.Program, member: str) -> str | None:

@@ -123,7 +123,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             end_ns=log[-1].time_ns if log else 0,
         )
         crash = find_crash(reader, target, crash_log, losses)
-        machine = read_machine(reader, target, crash is not None, losses)
+        machine = read_machine(reader, target, losses)
         taken_at_ns = read_clocks(reader, losses).monotonic_ns
         found = {} if self._options.crash_only else self._parts(errors, progress)
         return ReportParts(

@@ -10,7 +10,7 @@ from msatools.kernel.report import LossLog, Report
 from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, LoadGroup, PrstatReport
-from msatools.report.model import Machine, ReportSection
+from msatools.report.model import ReportSection
 from msatools.report.parts import ReportParts
 from msatools.report.words import count_text, root_text
 from msatools.reports.units import duration, size
@@ -32,7 +32,7 @@ def sections(parts: ReportParts) -> dict[str, ReportSection]:
         "prstat": _prstat(parts.prstat, parts.load) if parts.prstat else None,
         "locks": _locks(parts.locks) if parts.locks else None,
         "zombies": _zombies(parts.zombies) if parts.zombies else None,
-        "cpus": _cpus(parts.cpus, parts.machine) if parts.cpus else None,
+        "cpus": _cpus(parts.cpus) if parts.cpus else None,
     }
     return {
         name: ReportSection(summary=f"{summary}{_incomplete(getattr(parts, name))}")
@@ -122,7 +122,7 @@ def _zombies(report: ZombiesReport) -> str:
     )
 
 
-def _cpus(report: CpusReport, machine: Machine) -> str:
+def _cpus(report: CpusReport) -> str:
     online = [cpu for cpu in report.cpus if cpu.online]
     spent = {
         label: sum(getattr(cpu, name) or 0 for cpu in online)
@@ -142,12 +142,7 @@ def _cpus(report: CpusReport, machine: Machine) -> str:
         if ns and total
     ]
     busy = sum((queue.running or 0) > 0 for queue in report.run_queues)
-    stopped = (machine.cpus or 0) - len(online)
-    by_panic = f" ({stopped:,} stopped by the panic)" if stopped > 0 else ""
-    words = [
-        f"{count_text(len(online), 'CPU')} online{by_panic}, {busy:,} with runnable "
-        "tasks"
-    ]
+    words = [f"{count_text(len(online), 'CPU')} online, {busy:,} with runnable tasks"]
     if shares:
         words.append(f"since boot {', '.join(shares)}")
     return "; ".join(words)
