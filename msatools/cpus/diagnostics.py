@@ -318,28 +318,61 @@ def _straying(known: Known) -> Iterator[Diagnostic]:
 # --- interrupts
 
 
-def _most_interrupts(known: Known) -> Iterator[Diagnostic]:
+@dataclass(frozen=True)
+class BusiestCpu:
+    """The CPU that takes most interrupts of devices."""
+
+    cpu: int
+    share: float
+    """Share of all interrupts of devices."""
+
+    irq: Irq
+    """Its most frequent interrupt."""
+
+    is_uneven: bool
+    """Whether the share is much more than an even one."""
+
+    @property
+    def text(self) -> str:
+        """The finding, as one sentence."""
+        irq = self.irq
+        return (
+            f"cpu{self.cpu} takes {100 * self.share:.0f} % of device interrupts (most "
+            f"of irq {irq.irq} {irq.name}, affinity {ranges(irq.affinity)})"
+        )
+
+
+def busiest_cpu(irqs: Sequence[Irq], online: int) -> BusiestCpu | None:
+    """Return the CPU that takes most interrupts; ``None`` if there are none.
+
+    :param online: Number of online CPUs.
+    """
     by_cpu: dict[int, int] = {}
-    for irq in known.irqs:
+    for irq in irqs:
         for cpu, count in irq.counts.items():
             by_cpu[cpu] = by_cpu.get(cpu, 0) + count
     total = sum(by_cpu.values())
-    online = sum(cpu.online for cpu in known.cpus)
     if not total or online < 2:
-        return
+        return None
     cpu = max(by_cpu, key=lambda each: by_cpu[each])
     share = by_cpu[cpu] / total
-    few = share < max(MOST, _UNEVEN / online) or total < _MANY
-    if few and not known.asks_irqs:
-        return
-    irq = max(known.irqs, key=lambda each: each.counts.get(cpu, 0))
-    yield Diagnostic(
-        code="most-interrupts",
-        text=f"cpu{cpu} takes {100 * share:.0f} % of device interrupts (most of irq "
-        f"{irq.irq} {irq.name}, affinity {ranges(irq.affinity)})",
-        cpus=(cpu,),
-        advice=None,
+    return BusiestCpu(
+        cpu=cpu,
+        share=share,
+        irq=max(irqs, key=lambda each: each.counts.get(cpu, 0)),
+        is_uneven=share >= max(MOST, _UNEVEN / online) and total >= _MANY,
     )
+
+
+def _most_interrupts(known: Known) -> Iterator[Diagnostic]:
+    busiest = busiest_cpu(known.irqs, sum(cpu.online for cpu in known.cpus))
+    if busiest is not None and (busiest.is_uneven or known.asks_irqs):
+        yield Diagnostic(
+            code="most-interrupts",
+            text=busiest.text,
+            cpus=(busiest.cpu,),
+            advice=None,
+        )
 
 
 # --- words

@@ -38,6 +38,7 @@ _LOST = "messages of the kernel's log cannot be read"
 _INFO = {
     "ts_nsec": ("time", "<u8"),
     "text_len": ("length", "<u2"),
+    "facility": ("facility", "u1"),
     "caller_id": ("caller", "<u4"),
 }
 
@@ -60,6 +61,18 @@ class LogRecord:
 
     cpu: int | None
     """The CPU that wrote it, if it was not in a thread."""
+
+    facility: int = 0
+    """As in syslog(3): 0 is the kernel."""
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether the kernel itself wrote it.
+
+        What a program writes to /dev/kmsg never is of facility 0
+        (kernel/printk/printk.c, devkmsg_write()).
+        """
+        return self.facility == 0
 
 
 def read_log(reader: Reader, losses: LossLog) -> list[LogRecord]:
@@ -114,6 +127,7 @@ def _records(reader: Reader, losses: LossLog) -> Iterator[LogRecord]:
             text=bytes(data[start:end]).decode("utf-8", "backslashreplace"),
             tid=None if caller & _IS_CPU else caller,
             cpu=caller & ~_IS_CPU if caller & _IS_CPU else None,
+            facility=int(info["facility"]),
         )
     losses.lose(Loss.LOG, _LOST, count=lost)
 

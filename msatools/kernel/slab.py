@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import drgn
+import numpy as np
 
+from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -35,6 +37,9 @@ _NODE: Members = {
 }
 _OBJECT: Members = {"object": ("priv",)}
 """``priv`` of a directory is its ``struct kobject``."""
+
+_RECLAIM_ACCOUNT = 0x20000
+"""SLAB_RECLAIM_ACCOUNT, a macro up to v6.8."""
 
 _CACHE: Members = {
     "name": ("name",),
@@ -127,6 +132,31 @@ def slab_caches(reader: Reader, losses: LossLog) -> Iterator[SlabCache]:
     head, what = find_variable(prog, "slab_caches").address_, "the list of caches"
     for address, data in list_records(reader, head, node, layout.end, losses, what):
         yield _cache(reader, address, layout.decode(data[layout.start :]))
+
+
+def reclaimable_caches(
+    reader: Reader, addresses: Addresses, losses: LossLog
+) -> frozenset[int]:
+    """Return the caches whose slabs count as reclaimable (cache_vmstat_idx()).
+
+    :param addresses: ``struct kmem_cache *``
+    :raises LookupError: if the type is unknown
+    """
+    flag = _reclaim_flag(reader.prog)
+    found = read_structs(reader, _TYPE, {"flags": ("flags",)}, addresses, losses)
+    is_set = found["flags"].astype(np.uint64) & np.uint64(flag) != 0
+    return frozenset(addresses[found.readable & is_set].tolist())
+
+
+def _reclaim_flag(prog: drgn.Program) -> int:
+    # Linux kernel commit cc61eb851461 ("mm, slab: use an enum to define SLAB_ cache
+    # creation flags") (in v6.9)
+    try:
+        bits = enumerators(prog, "enum _slab_flag_bits")
+    except LookupError:
+        return _RECLAIM_ACCOUNT
+    bit = bits.get("_SLAB_RECLAIM_ACCOUNT")
+    return 0 if bit is None else 1 << bit  # CONFIG_SLUB_TINY lacks it
 
 
 def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:

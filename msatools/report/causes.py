@@ -72,7 +72,10 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     # lib/bug.c
     (r"kernel BUG at ", "bug"),
     (r"(Oops: )?divide error: ", "divide-error"),
+    (r"(traps: )?PANIC: double fault", "oops"),
     (r"BUG: (KASAN|KFENCE|KMSAN|KCSAN): ", "memory-error"),
+    # lib/ubsan.c
+    (r"UBSAN: ", "warning"),
     # kernel/watchdog.c, kernel/watchdog_perf.c
     (r"(watchdog: )?BUG: soft lockup", "soft-lockup"),
     (r"(watchdog: )?.*Watchdog detected hard LOCKUP", "hard-lockup"),
@@ -85,10 +88,10 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     (r"BUG: workqueue lockup", "workqueue-stall"),
     (r"WARNING: (CPU: \d+ PID: \d+ |\S+:\d+ )?at ", "warning"),
     (r"\S.* invoked oom-killer: ", "out-of-memory"),
-    (r"BUG: ", "bug"),
+    (r"BUG: (?!arch topology borken|MAX_\w+ too low|recent printk recursion)", "bug"),
     # Any other die(), which follows the lines above for those.
     (r"(Oops: )?invalid opcode: ", "invalid-opcode"),
-    (r"(Internal error: )?Oops\b", "oops"),
+    (r"Internal error: |Oops\b|double fault: ", "oops"),
 )
 
 _PANICS: tuple[tuple[str, Cause], ...] = (
@@ -101,6 +104,7 @@ _PANICS: tuple[tuple[str, Cause], ...] = (
     (r"RCU Stall", "rcu-stall"),
     (r"hung_task: blocked tasks", "hung-task"),
     (r"workqueue: ", "workqueue-stall"),
+    (r"K[ACM]SAN|KFENCE|kasan|kfence|.*memory corruption", "memory-error"),
     (r".*panic_on_warn set", "warning"),
     (r"stack-protector: |corrupted stack end detected", "stack-corruption"),
     (r"kernel stack overflow", "stack-overflow"),
@@ -108,18 +112,26 @@ _PANICS: tuple[tuple[str, Cause], ...] = (
     (r"Timeout: Not all CPUs entered broadcast exception", "machine-check"),
     (r".*\bNMI\b", "nmi"),
     (r"VFS: Unable to mount root|No working init found", "no-root"),
-    (r"KASAN|kfence|.*memory corruption", "memory-error"),
 )
 
-EXCEPTION = re.compile(r"Fatal exception|Oops|BUG")
+EXCEPTION = re.compile(
+    r"Fatal exception|Oops|BUG|Machine halted|Aiee, killing interrupt handler|"
+    r"Attempted to kill the idle task"
+)
 """What panic() says of an oops, whose own lines come before."""
 
-_COMPILED_EVENTS = [(re.compile(words), cause) for words, cause in _EVENTS]
+_OF_PROGRAM = re.compile(r".{1,15}\[\d+\]: (segfault at|unhandled) ", re.DOTALL)
+"""Faults of programs, whose lines begin with a name that the program chose:
+show_signal_msg() in arch/x86/mm/fault.c, arm64_show_signal()."""
+
+_COMPILED_EVENTS = [(re.compile(words, re.DOTALL), cause) for words, cause in _EVENTS]
 _COMPILED_PANICS = [(re.compile(words), cause) for words, cause in _PANICS]
 
 
 def event_cause(line: str) -> Cause | None:
     """Return the cause that a line reports, if one begins there; ``None`` if not."""
+    if _OF_PROGRAM.match(line):
+        return None
     for words, cause in _COMPILED_EVENTS:
         if words.match(line):
             return cause

@@ -6,7 +6,8 @@ The log comes first: it has the kernel's own words, registers and stack. Where i
 stack, or is lost, the stack of the crashed task is unwound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import drgn
 
@@ -23,7 +24,10 @@ from msatools.target.model import Target
 from msatools.tasks.text import KernelText
 
 _BATCH_NS = 5_000_000_000
-"""Reports of one check for hung tasks come within so long of the panic."""
+"""What the kernel reports of one fault comes within so long."""
+
+_OOPS_NS = 60_000_000_000
+"""An oops takes so long at most, on a slow console."""
 
 _BY_FUNCTION: dict[str, Cause] = {
     "sysrq_handle_crash": "sysrq",
@@ -43,23 +47,32 @@ _BY_FUNCTION: dict[str, Cause] = {
 """Causes by a function on the stack, where the log is lost; in this order."""
 
 
+@dataclass(frozen=True)
+class CrashLog:
+    """What the kernel's log has of crashes."""
+
+    events: Sequence[Event]
+    """The oldest first."""
+
+    oom: OutOfMemory | None
+    """The last lack of memory."""
+
+    end_ns: int
+    """Time of the last message."""
+
+
 def find_crash(
     reader: Reader,
     target: Target,
-    events: Sequence[Event],
-    oom: OutOfMemory | None,
+    log: CrashLog,
     losses: LossLog,
 ) -> CrashDetails | None:
-    """Return how the kernel crashed; ``None`` if it did not.
-
-    :param events: The events of its log.
-    :param oom: What the log has of the last lack of memory.
-    """
-    panics = [event for event in events if event.is_panic]
-    panic = panics[-1] if panics else None
+    """Return how the kernel crashed; ``None`` if it did not."""
+    # A further one is of a fault in panic() itself.
+    panic = next((event for event in log.events if event.is_panic), None)
     if target.crash is None and (panic is None or target.kind == "kcore"):
         return None
-    event = _at_fault(panic, events)
+    event = at_fault(panic, log)
     trace = event.backtrace if event else None
     frames = list(trace.frames) if trace else []
     if not frames and panic and (backtrace := panic.backtrace):
@@ -67,10 +80,10 @@ def find_crash(
     if not frames:
         frames = _unwound(reader, losses)
     cause = event.cause if event else _by_function(frames)
-    at_fault = faulting(frames, cause)
-    first = at_fault[0] if at_fault else None
+    faulty = faulting(frames, cause)
+    first = faulty[0] if faulty else None
     cpu, pid, comm = _who(event, trace, target)
-    constraint = oom.constraint if oom is not None else None
+    constraint = log.oom.constraint if log.oom is not None else None
     message = target.crash.message if target.crash and event is None else None
     last = panic or event
     return CrashDetails(
@@ -83,28 +96,37 @@ def find_crash(
         pid=pid,
         comm=comm,
         frames=tuple(frame.text for frame in frames),
-        fingerprint=fingerprint(cause, at_fault, constraint),
+        fingerprint=fingerprint(cause, faulty, constraint),
         time_ns=last.time_ns if last else None,
     )
 
 
-def _at_fault(panic: Event | None, events: Sequence[Event]) -> Event | None:
+def at_fault(panic: Event | None, log: CrashLog) -> Event | None:
     """Return the event that the kernel died of, by the panic that it ended in."""
     if panic is None:
         # With a capture kernel an oops does not come to panic().
-        oopses = [event for event in events if event.cause in OOPSES]
-        return oopses[-1] if oopses else None
-    before = events[: events.index(panic)]
+        oops = _last(log.events, OOPSES)
+        return oops if oops and log.end_ns - oops.time_ns < _OOPS_NS else None
+    before = log.events[: log.events.index(panic)]
+    recent = [each for each in before if each.time_ns >= panic.time_ns - _BATCH_NS]
     if EXCEPTION.match(panic.message.removeprefix(PANIC)):
-        oopses = [event for event in before if event.cause in OOPSES]
-        return oopses[-1] if oopses else panic
-    same = [event for event in before if event.cause == panic.cause]
+        return _last(before, OOPSES) or panic
+    if panic.cause == "init-killed":
+        oops = _last(recent, OOPSES)
+        return oops if oops and oops.backtrace and oops.backtrace.pid == 1 else panic
     if panic.cause == "hung-task":
-        last = [each for each in same if each.time_ns >= panic.time_ns - _BATCH_NS]
-        return next(iter(last), panic)
-    if panic.cause in WATCHDOGS or panic.cause == "warning":
-        return same[-1] if same else panic
+        tasks = (each for each in recent if each.cause == panic.cause)
+        return next(tasks, panic)
+    if panic.cause == "warning":
+        return _last(before, OOPSES | {"warning"}) or panic
+    if panic.cause in WATCHDOGS or panic.cause in OOPSES:
+        return _last(before, {panic.cause}) or panic
     return panic
+
+
+def _last(events: Sequence[Event], causes: Collection[Cause]) -> Event | None:
+    found = (event for event in reversed(events) if event.cause in causes)
+    return next(found, None)
 
 
 def _who(

@@ -19,18 +19,23 @@ MAX_EVENTS = 256
 """Events kept, the latest: a machine may warn for days."""
 
 _CPU = re.compile(
-    r"CPU: (?P<cpu>\d+) (?:UID: \d+ )?PID: (?P<pid>\d+) Comm: (?P<comm>.*?) "
-    r"(?:Kdump: loaded )?(?:Not tainted|Tainted: (?P<taints>[A-Z ]+)) +\d"
+    r"CPU: (?P<cpu>\d{1,10}) (?:UID: \d+ )?PID: (?P<pid>\d{1,10}) Comm: (?P<comm>.*?) "
+    r"(?:Kdump: loaded )?(?:Not tainted|Tainted: (?P<taints>[A-Z ]+)) +\d",
+    re.DOTALL,
 )
-_TASK = re.compile(r"task:(?P<comm>.*?)\s+state:\S+\s.*?\bpid:\s*(?P<pid>\d+)")
-_HUNG = re.compile(r"INFO: task (?P<comm>.*):(?P<pid>\d+) blocked ")
+_TASK = re.compile(
+    r"task:(?P<comm>.*?)\s+state:\S+\s.*?\bpid:\s*(?P<pid>\d{1,10})", re.DOTALL
+)
+_HUNG = re.compile(r"INFO: task (?P<comm>.*):(?P<pid>\d{1,10}) blocked ", re.DOTALL)
 _STUCK = re.compile(
-    r"BUG: soft lockup - CPU#(?P<cpu>\d+) .*\[(?P<comm>.*):(?P<pid>\d+)\]"
+    r"BUG: soft lockup - CPU#(?P<cpu>\d{1,10}) .*\[(?P<comm>.*):(?P<pid>\d{1,10})\]",
+    re.DOTALL,
 )
 _HARD = re.compile(
-    r"(?:CPU(?P<cpu>\d+): )?Watchdog detected hard LOCKUP(?: on cpu (?P<on>\d+))?"
+    r"(?:CPU(?P<cpu>\d{1,10}): )?Watchdog detected hard LOCKUP"
+    r"(?: on cpu (?P<on>\d{1,10}))?"
 )
-_STALLED = re.compile(r"rcu:\s+(?P<cpu>\d+)-\S+ \(")
+_STALLED = re.compile(r"rcu:\s+(?P<cpu>\d{1,10})-\S+ \(")
 _KERNEL_RIP = re.compile(r"(?:RIP: 0010:|pc : )(?P<frame>.*)")
 _USER_RIP = re.compile(r"RIP: 0033:")
 _TRACE = re.compile(r"Call [Tt]race:")
@@ -178,6 +183,8 @@ def parse_events(log: Iterable[LogRecord]) -> list[Event]:
     """Return the events of a log, the oldest first; :data:`MAX_EVENTS` at most."""
     parser = _EventParser()
     for record in log:
-        for line in record.text.splitlines():
-            parser.add(record, line)
+        # The kernel logs each line of a report by itself: a line feed in one comes from
+        # a task's name.
+        if record.is_kernel:
+            parser.add(record, record.text)
     return parser.events

@@ -42,7 +42,8 @@ _MACHINERY = re.compile(
     r"do_el1_\w+|el1h?_\w+|el1t_\w+|arm64_notify_die|arm64_force_sig\w*|"
     r"__?warn\w*|warn_slowpath\w*|refcount_warn_saturate|"
     r"__list_(add|del_entry)_valid\w*|usercopy_abort|__check_object_size|"
-    r"fortify_panic|__fortify_\w+|kasan_\w+|__asan_\w+|check_memory_region|"
+    r"fortify_panic|__fortify_\w+|__stack_chk_fail|kasan_\w+|__asan_\w+|"
+    r"check_memory_region|"
     r"watchdog_timer_fn|watchdog_overflow_callback|watchdog_hardlockup_\w+|"
     r"check_hung_\w+|watchdog|rcu_sched_clock_irq|check_cpu_stall|"
     r"print_(cpu|other_cpu)_stall\w*|panic_on_rcu_stall|"
@@ -74,11 +75,15 @@ _INTERRUPTED = re.compile(r"asm_(sysvec|exc_nmi|common_interrupt)\w*|el1h?_\w*ir
 """Entry points of interrupts, in which watchdogs run: what they met comes next."""
 
 _ALLOCATION = re.compile(
-    r"dump_header|oom_kill_process|out_of_memory|mem_cgroup_out_of_memory|mem_cgroup_oom|__alloc_pages\w*|"
-    r"__alloc_frozen_pages\w*|alloc_\w*pages?\w*|alloc_pages_mpol|\w*folio_alloc\w*|"
+    r"dump_header|oom_kill_process|out_of_memory|mem_cgroup_out_of_memory|"
+    r"mem_cgroup_oom|__alloc_pages\w*|__alloc_frozen_pages\w*|alloc_\w*pages?\w*|"
+    r"\w*folio_alloc\w*|\w*alloc_folio\w*|__get_free_pages|get_zeroed_page|"
+    r"allocate_slab|new_slab|_*slab_alloc\w*|_*kmem_cache_alloc\w*|"
+    r"_*(do_)?kv?[mzc]alloc\w*|__?vmalloc\w*|v[mz]alloc\w*|"
     r"try_charge\w*|charge_memcg|__?mem_cgroup_charge\w*|mem_cgroup_\w*charge\w*|"
     r"obj_cgroup_charge\w*|pagefault_out_of_memory"
 )
+"""Functions that allocate memory, or charge a control group for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,15 @@ _NOISE = re.compile(
     r"(RSP|RIP): 00|Code: |</?[A-Z #\w]+>$|Call [Tt]race:|Modules linked in:|"
     r"Hardware name: |Kernel Offset:|Tainted: \[|\[ *\d+\] +\d+ +\d+ |#PF: |PGD |"
     r"---\[ |CPU: \d+ |NMI backtrace for|Sending NMI|"
-    r"Node \d+ |lowmem_reserve|\d+ (total )?pages |(Free|Total) swap|active_anon:|"
+    r"Node \d+ |lowmem_reserve|\d+ (total )?(pages|pagecache) |(Free|Total) swap|"
+    r"active_anon:|"
     r"[a-z_]+:\d+ [a-z_]+:\d+|kernel_misc_reclaimable|Tasks state |Mem-Info:|"
-    r"[a-z_]+ \d+$"
+    r"[a-z_]+ \d+$|>?[A-Z] +\S+ +\d+ +[\d.]+ +\d+ +\d+ "
 )
 """Registers and the like, which a crash has elsewhere in the report."""
 
+_OF_PROGRAM = "(by a program) "
+"""Marks what was written to /dev/kmsg, which may claim anything."""
 
 _BOOT_NS = 30_000_000_000
 """What a boot warns of is the same each time."""
@@ -51,7 +54,9 @@ def all_lines(log: Iterable[LogRecord]) -> Iterator[str]:
 
 def _lines(record: LogRecord) -> list[str]:
     stamp = _stamp(record.time_ns)
-    return [f"{stamp} {line}" for line in record.text.splitlines()]
+    writer = "" if record.is_kernel else _OF_PROGRAM
+    lines = record.text.expandtabs().split("\n")
+    return [f"{stamp} {writer}{line}" for line in lines]
 
 
 def _is_noise(line: str) -> bool:

@@ -100,7 +100,7 @@ class Machine:
     """Time of day then, in ns since 1970 (CLOCK_REALTIME)."""
 
     cpus: int | None
-    """Number of online CPUs."""
+    """Number of online CPUs, with those that the panic stopped."""
 
     ram_bytes: int | None
     """Memory that the kernel manages."""

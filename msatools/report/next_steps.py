@@ -19,7 +19,7 @@ _USUAL = (
 """What is worth a look anyway."""
 
 _WHY = {
-    "panic": "the crashed task: its stack and state",
+    "panic": "what ran, and what the crashed task did",
     "oops": "the log and all reports in full",
     "out-of-memory": "where the memory is, and whose",
     "memory-low": "where the memory is, and whose",
@@ -28,7 +28,7 @@ _WHY = {
     "hung-tasks": "what each hung task waits for in the end",
     "deadlock": "the tasks of the deadlock, with stacks",
     "possible-deadlock": "the tasks and locks, with stacks",
-    "io-stuck": "who waits for the device",
+    "io-stuck": "what is waited for, and by whom",
     "frozen-filesystem": "who waits behind it",
     "lock-herd": "the locks with most waiters",
     "priority-inversion": "both tasks, with stacks",
@@ -63,4 +63,6 @@ def _steps(target: Target, verdicts: Sequence[TriageVerdict]) -> Iterator[NextSt
             )
     if len(seen) < LEAST:
         for name, arguments, why in _USUAL:
-            yield NextStep(command=command_line(target, name, arguments), why=why)
+            command = command_line(target, name, arguments)
+            if command not in seen:
+                yield NextStep(command=command, why=why)

@@ -14,19 +14,23 @@ Constraint = Literal["none", "cgroup", "cpuset", "memory-policy"]
 
 _INVOKED = re.compile(
     r"(?P<comm>.*) invoked oom-killer: gfp_mask=(?P<gfp>0x[0-9a-f]+)"
-    r"(?:\((?P<flags>[\w|]*)\))?.*?, order=(?P<order>-?\d+)"
+    r"(?:\((?P<flags>[\w|]*)\))?.*?, order=(?P<order>-?\d{1,2})\b",
+    re.DOTALL,
 )
 _KIND = re.compile(r"oom-kill:constraint=CONSTRAINT_(?P<kind>\w+)")
 _GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<path>.*?),task_memcg=")
-_LIMIT = re.compile(r"memory: usage (?P<usage>\d+)kB, limit (?P<limit>\d+)kB")
+_LIMIT = re.compile(r"memory: usage \d+kB, limit \d+kB")
 _OF_GROUP = re.compile(r"Memory cgroup stats for (?P<path>.*?):")
 _KILLED = re.compile(
     r"(?:Memory cgroup o|O)ut of memory(?: \(oom_kill_allocating_task\))?: "
-    r"Kill(?:ed)? process (?P<pid>\d+) \((?P<comm>.*?)\)"
-    r"(?:.*?anon-rss:(?P<anon>\d+)kB)?"
+    r"Kill(?:ed)? process (?P<pid>\d{1,10}) \((?P<comm>.*?)\)"
+    r"(?:.*?anon-rss:(?P<anon>\d{1,20})kB)?",
+    re.DOTALL,
 )
 _TASK = re.compile(
-    r"\[ *(?P<pid>\d+)\] +\d+ +\d+ +\d+ +(?P<rss>\d+)(?: +-?\d+)+ (?P<comm>.+)"
+    r"\[ *(?P<pid>\d{1,10})\] +\d+ +\d+ +\d+ +(?P<rss>\d{1,20})(?: +-?\d+)+ "
+    r"(?P<comm>.+)",
+    re.DOTALL,
 )
 _KINDS: dict[str, Constraint] = {
     "NONE": "none",
@@ -44,6 +48,9 @@ class Victim:
 
     pid: int
     comm: str
+    time_ns: int
+    """When it was killed."""
+
     anon_bytes: int | None
     """Anonymous memory that it had in RAM."""
 
@@ -62,13 +69,13 @@ class OutOfMemory:
     """One lack of memory, and what followed."""
 
     time_ns: int
-    comm: str
-    """The task that asked for memory."""
+    comm: str | None = None
+    """The task that asked for memory; ``None`` if the log no longer has it."""
 
-    order: int
+    order: int | None = None
     """It asked for 2^order pages; -1 if a user did, by sysrq."""
 
-    flags: str | None
+    flags: str | None = None
     """How it asked: ``GFP_KERNEL``."""
 
     constraint: Constraint = "none"
@@ -78,7 +85,8 @@ class OutOfMemory:
     holders: tuple[MemoryHolder, ...] = ()
     """The tasks with most memory, the largest first."""
 
-    victim: Victim | None = None
+    victims: tuple[Victim, ...] = ()
+    """Several, if a control group is killed as a whole (memory.oom.group)."""
 
 
 def parse_ooms(log: Iterable[LogRecord]) -> list[OutOfMemory]:
@@ -88,20 +96,25 @@ def parse_ooms(log: Iterable[LogRecord]) -> list[OutOfMemory]:
 
 def victims(ooms: Sequence[OutOfMemory]) -> list[Victim]:
     """Return all processes that the kernel killed for memory."""
-    return [oom.victim for oom in ooms if oom.victim is not None]
+    return [victim for oom in ooms for victim in oom.victims]
 
 
 def _parse(log: Iterable[LogRecord]) -> Iterator[OutOfMemory]:
     last: OutOfMemory | None = None
     holders: list[MemoryHolder] = []
     for record in log:
-        for line in record.text.splitlines():
-            if found := _INVOKED.match(line):
-                if last is not None:
-                    yield _with(last, holders)
-                last, holders = _begun(found, record), []
-            elif last is not None:
-                last = _detail(last, holders, line)
+        line = record.text
+        if not record.is_kernel:
+            continue
+        if found := _INVOKED.match(line):
+            if last is not None:
+                yield _with(last, holders)
+            last, holders = _begun(found, record), []
+        elif last is None and (_KIND.match(line) or _KILLED.match(line)):
+            # The table of tasks before it may be larger than the log.
+            last = _detail(OutOfMemory(record.time_ns), holders, record)
+        elif last is not None:
+            last = _detail(last, holders, record)
     if last is not None:
         yield _with(last, holders)
 
@@ -115,8 +128,11 @@ def _begun(found: re.Match[str], record: LogRecord) -> OutOfMemory:
     )
 
 
-def _detail(oom: OutOfMemory, holders: list[MemoryHolder], line: str) -> OutOfMemory:
+def _detail(
+    oom: OutOfMemory, holders: list[MemoryHolder], record: LogRecord
+) -> OutOfMemory:
     """Return the same with what a further line adds."""
+    line = record.text
     if _LIMIT.match(line):
         # Only a control group has a limit. A panic comes before its own line.
         return replace(oom, constraint="cgroup")
@@ -129,8 +145,13 @@ def _detail(oom: OutOfMemory, holders: list[MemoryHolder], line: str) -> OutOfMe
         return replace(oom, constraint=kind, cgroup=path if kind == "cgroup" else None)
     if found := _KILLED.match(line):
         anon = found["anon"]
-        size = None if anon is None else int(anon) * _KIB
-        return replace(oom, victim=Victim(int(found["pid"]), found["comm"], size))
+        victim = Victim(
+            pid=int(found["pid"]),
+            comm=found["comm"],
+            time_ns=record.time_ns,
+            anon_bytes=None if anon is None else int(anon) * _KIB,
+        )
+        return replace(oom, victims=(*oom.victims, victim)[:_MAX])
     if (found := _TASK.match(line)) and len(holders) < _MAX:
         rss = int(found["rss"])
         holders.append(MemoryHolder(int(found["pid"]), found["comm"], rss))

@@ -15,7 +15,7 @@ from msatools.report.memory import MemoryState
 from msatools.report.model import CrashDetails, Machine
 from msatools.report.oom import OutOfMemory
 from msatools.target.model import Target
-from msatools.zombies.model import ZombiesReport
+from msatools.zombies.model import Limit, ZombiesReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,9 @@ class ReportParts:
 
     memstat: MemstatReport | None = None
     memory: MemoryState | None = None
+    reclaimable_caches: frozenset[int] = frozenset()
+    """Addresses of the slab caches whose memory can be reclaimed."""
+
     prstat: PrstatReport | None = None
     """Processes."""
 
@@ -48,6 +51,10 @@ class ReportParts:
 
     locks: LocksReport | None = None
     zombies: ZombiesReport | None = None
+    limits: tuple[Limit, ...] | None = None
+    """Limits of the number of tasks, also those that no zombie counts against; the
+    zombies are in :attr:`zombies`."""
+
     cpus: CpusReport | None = None
     errors: Mapping[str, str]
     """Why a part failed, by the name of its field."""

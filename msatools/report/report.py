@@ -4,9 +4,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import drgn
+import numpy as np
 
 from msatools.cpus.cpus import collect_cpus
 from msatools.cpus.options import CpusOptions
@@ -15,12 +17,14 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.printk import LogRecord, read_log
 from msatools.kernel.report import LossLog, Report
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.kernel.slab import reclaimable_caches
 from msatools.locks.locks import collect_locks
 from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
 from msatools.prstat.options import Options
 from msatools.prstat.prstat import collect_prstat
 from msatools.prstat.recorded import RecordedPrstat, choose
-from msatools.report.crash import find_crash
+from msatools.report.crash import CrashLog, find_crash
 from msatools.report.events import parse_events
 from msatools.report.log_lines import last_lines
 from msatools.report.machine import read_machine
@@ -33,11 +37,14 @@ from msatools.report.parts import ReportParts
 from msatools.report.rule import verdicts
 from msatools.report.rules import RULES
 from msatools.report.summaries import sections
+from msatools.report.unreclaimable import slab_groups
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError, absurd_data_refused
 from msatools.target.kcore import MovedError
 from msatools.target.model import Target
-from msatools.tasks.table import tasks_read_once
+from msatools.tasks.table import TaskReader, tasks_read_once
+from msatools.zombies.limits import collect_limits
+from msatools.zombies.model import Limit
 from msatools.zombies.zombies import collect_zombies
 
 T = TypeVar("T")
@@ -45,7 +52,7 @@ T = TypeVar("T")
 _COVERAGE = ("parts", "parts_lost", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
 
-_STEPS = 7
+_STEPS = 8
 
 
 def collect_report(
@@ -110,7 +117,12 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         errors: dict[str, str] = {}
         log = self._log(errors)
         events, ooms = tuple(parse_events(log)), tuple(parse_ooms(log))
-        crash = find_crash(reader, target, events, ooms[-1] if ooms else None, losses)
+        crash_log = CrashLog(
+            events=events,
+            oom=ooms[-1] if ooms else None,
+            end_ns=log[-1].time_ns if log else 0,
+        )
+        crash = find_crash(reader, target, crash_log, losses)
         machine = read_machine(reader, target, losses)
         taken_at_ns = read_clocks(reader, losses).monotonic_ns
         found = {} if self._options.crash_only else self._parts(errors, progress)
@@ -144,6 +156,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             ),
             "locks": lambda: collect_locks(prog, target=target),
             "zombies": lambda: collect_zombies(prog, target=target),
+            "limits": self._limits,
             "cpus": lambda: collect_cpus(
                 prog, target=target, options=CpusOptions(irqs=True, stalls=True)
             ),
@@ -161,11 +174,29 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
                     self._add(part)
                 if part is not None:
                     found[name] = part
+        memstat = found.get("memstat")
+        if isinstance(memstat, MemstatReport):
+            found["reclaimable_caches"] = self._reclaimable_caches(memstat)
         whole = found.get("prstat")
         if isinstance(whole, RecordedPrstat):
             found["prstat"] = choose(whole, Options())
             found["load"] = choose(whole, Options(load=True, rows=0)).load
         return found
+
+    def _limits(self) -> tuple[Limit, ...]:
+        """Read the limits that any tasks count against, and not the dead alone."""
+        reader, losses = self._reader, self._losses
+        tasks = TaskReader(reader).read_all(losses)
+        limits = collect_limits(reader, tasks, np.arange(len(tasks)), losses)
+        # What was counted are all tasks.
+        return tuple(replace(limit, zombies=0) for limit in limits)
+
+    def _reclaimable_caches(self, memstat: MemstatReport) -> frozenset[int]:
+        caches = np.array([*slab_groups(memstat)], np.uint64)
+        try:
+            return reclaimable_caches(self._reader, caches, self._losses)
+        except LookupError:
+            return frozenset()
 
     def _part(
         self, name: str, read: Callable[[], T], errors: dict[str, str]
@@ -193,5 +224,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         for key, count in log.lost.items():
             # Several parts read, and lose, the same things.
             coverage[key] = max(coverage[key], count)
+        known = {note.text for note in self._losses.notes.values()}
         for note in report.notes:
-            self._losses.note(note.code, note.text, note.text)
+            if note.text not in known:
+                self._losses.note(note.code, note.text, note.text)

@@ -2,13 +2,15 @@
 
 """What each command says, in one line. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from msatools.cpus.model import CpusReport
+from msatools.kernel.report import LossLog, Report
 from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, LoadGroup, PrstatReport
-from msatools.report.model import SECTIONS, ReportSection
+from msatools.report.model import ReportSection
 from msatools.report.parts import ReportParts
 from msatools.report.words import count_text, root_text
 from msatools.reports.units import duration, size
@@ -33,11 +35,16 @@ def sections(parts: ReportParts) -> dict[str, ReportSection]:
         "cpus": _cpus(parts.cpus) if parts.cpus else None,
     }
     return {
-        name: ReportSection(summary=summaries[name])
-        if summaries[name] is not None
+        name: ReportSection(summary=f"{summary}{_incomplete(getattr(parts, name))}")
+        if summary is not None
         else ReportSection(error=parts.errors.get(name, "not asked for"))
-        for name in SECTIONS
+        for name, summary in summaries.items()
     }
+
+
+def _incomplete(report: Report) -> str:
+    """Return a remark on a report for which something could not be read."""
+    return "; incomplete" if LossLog(Counter(report.coverage)).lost else ""
 
 
 def _memstat(report: MemstatReport) -> str:
@@ -91,7 +98,8 @@ def _locks(report: LocksReport) -> str:
     words = [f"{count_text(len(report.waits), 'task')} blocked ({blocked_d:,} D)"]
     if report.roots:
         worst = root_text(report.roots[0])
-        words.append(f"{count_text(len(report.roots), 'root')}, the first: {worst}")
+        more = ", the first" if len(report.roots) > 1 else ""
+        words.append(f"{count_text(len(report.roots), 'root')}{more}: {worst}")
     for name, rows in (
         ("deadlock", report.deadlocks),
         ("herd", report.herds),
@@ -104,7 +112,7 @@ def _locks(report: LocksReport) -> str:
 
 def _zombies(report: ZombiesReport) -> str:
     if not report.zombies:
-        return "no zombie"
+        return "no zombies"
     parents = len({group.ppid for group in report.groups})
     first = report.groups[0]
     return (
@@ -135,5 +143,6 @@ def _cpus(report: CpusReport) -> str:
     ]
     busy = sum((queue.running or 0) > 0 for queue in report.run_queues)
     words = [f"{count_text(len(online), 'CPU')} online, {busy:,} with runnable tasks"]
-    words.append(f"since boot {', '.join(shares)}")
+    if shares:
+        words.append(f"since boot {', '.join(shares)}")
     return "; ".join(words)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.memory.by.groups import SlabGroup
+from msatools.memory.model import MemstatReport
 from msatools.report.parts import ReportParts
 from msatools.reports.units import size
 
@@ -43,9 +44,11 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
     locked = memory.sum("NR_MLOCK") or 0
     kinds = [Kind("locked (mlock)", locked, False)]
     if not has_swap:
-        anon = max(classes.get("user.anon", 0) - locked, 0)
+        # What is locked is mostly anonymous, else shared; no page counts twice.
+        anon, shmem = classes.get("user.anon", 0), classes.get("cache.shmem", 0)
+        shmem -= min(max(locked - anon, 0), shmem)
+        anon -= min(locked, anon)
         kinds.append(Kind("anonymous, without swap", anon, False))
-        shmem = classes.get("cache.shmem", 0)
         kinds.append(Kind("tmpfs and shared memory, without swap", shmem, False))
     slab = memory.slab("NR_SLAB_UNRECLAIMABLE")
     kinds.append(Kind(f"unreclaimable slab{_largest_cache(parts)}", slab or 0, True))
@@ -55,15 +58,24 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
     return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
 
 
-def _largest_cache(parts: ReportParts) -> str:
-    by = (parts.memstat.by if parts.memstat else None) or {}
+def slab_groups(report: MemstatReport | None) -> dict[int, SlabGroup]:
+    """Return the caches that a report has, by the address of each."""
+    by = (report.by if report else None) or {}
     groups = (group for group in by.get("slab", ()) if isinstance(group, SlabGroup))
-    caches = (group for group in groups if group.kmem_cache is not None)
+    return {group.kmem_cache: group for group in groups if group.kmem_cache is not None}
+
+
+def _largest_cache(parts: ReportParts) -> str:
+    caches = (
+        group
+        for address, group in slab_groups(parts.memstat).items()
+        if address not in parts.reclaimable_caches
+    )
     largest = max(caches, key=lambda group: group.pages, default=None)
     if largest is None:
         return ""
     amount = size(largest.pages * parts.target.page_size)
-    return f", of which {largest.name} {amount}"
+    return f" (of which {largest.name} {amount})"
 
 
 def kinds_text(parts: ReportParts) -> Iterator[str]:

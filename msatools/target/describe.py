@@ -2,7 +2,8 @@
 
 """Descriptions of opened programs, and of the crash of their kernel."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from drgn import FaultError, ModuleFileStatus, Object, Program, ProgramFlags
 
@@ -25,6 +26,19 @@ from msatools.target.errors import (
     damaged_types,
 )
 from msatools.target.model import Crash, Kind, Source, Target
+
+_PANIC = re.compile(rb"Kernel panic - ")
+
+_FAULTS = (
+    re.compile(
+        rb"BUG: (kernel NULL pointer|unable to handle|(\S+ )?stack guard page)|"
+        rb"Unable to handle kernel|Insufficient stack space"
+    ),
+    re.compile(rb"kernel BUG at "),
+    re.compile(rb"Oops: |general protection fault|Internal error: "),
+)
+"""Beginnings of lines on faults, the most telling first. With a capture kernel a fault
+does not come to panic()."""
 
 
 def describe(prog: Program) -> Target:
@@ -180,11 +194,29 @@ def _comm(task: Object) -> str | None:
 
 def _panic_message(prog: Program) -> str | None:
     # The helpers are slow to import, and few targets are crashes.
-    from drgn.helpers.linux.panic import panic_message
+    from drgn.helpers.linux.printk import get_printk_records
 
     try:
-        message = panic_message(prog)
+        records = get_printk_records(prog)
     except (LookupError, FaultError, ValueError):
         # The log's buffer may be filtered, cut off, or overwritten.
         return None
+    message = _panic_line([each.text for each in records if each.facility == 0])
     return None if message is None else message.decode("utf-8", "backslashreplace")
+
+
+def _panic_line(lines: Sequence[bytes]) -> bytes | None:
+    """Return the line of the kernel's log that says why it crashed.
+
+    drgn's panic_message() also takes what a program wrote to /dev/kmsg, and of several
+    faults the first, which the kernel survived.
+    """
+    # A further panic is of a fault in panic() itself.
+    for line in lines:
+        if _PANIC.match(line):
+            return line
+    for words in _FAULTS:
+        for line in reversed(lines):
+            if words.match(line):
+                return line
+    return None

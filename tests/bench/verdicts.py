@@ -9,17 +9,13 @@ be said, the share that was said.
 from collections import Counter
 
 from fixtures import lab
-from tests.report.expected import SCENARIOS
-from tests.report.judged import judged
-
-KERNELS = ("6.1", "6.12", "7.x")
+from tests.report.judged import judged, judged_dumps
 
 
 def compare() -> None:
     """Print precision and recall, of all verdicts and of critical ones."""
-    known = lab.scenarios()
-    names = [f"{name}-{kernel}" for name in SCENARIOS for kernel in KERNELS]
-    dumps = [name for name in names if name in known and lab.cached(name)]
+    names = judged_dumps()
+    dumps = [name for name in names if lab.cached(name)]
     sums: Counter[str] = Counter()
     for dump in dumps:
         found = judged(dump)
@@ -32,6 +28,10 @@ def compare() -> None:
         wrong = [
             *(f"not so: {code}" for code in sorted(found.said - found.right)),
             *(f"not said: {code}" for code in sorted(found.missed)),
+            *(
+                f"not critical: {code}"
+                for code in sorted(found.critical_said - found.critical_right)
+            ),
             *found.failed,
         ]
         for line in wrong:

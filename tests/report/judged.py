@@ -3,12 +3,13 @@
 """Compares the verdicts on a dump with what is expected of it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tests.report.expected import ENVIRONMENT, SCENARIOS
+from fixtures import lab
+from tests.report.expected import ENVIRONMENT, LATE, SCENARIOS
 from tests.truth import tables
 
 SAID_ALWAYS = frozenset({"panic"})
@@ -31,6 +32,11 @@ class Judged:
     """What is wrong, in lines."""
 
 
+def judged_dumps() -> list[str]:
+    """Return the names of the dumps of all scenarios of which something is expected."""
+    return [name for name in lab.scenarios() if name.rpartition("-")[0] in SCENARIOS]
+
+
 def report_of(dump: str) -> Mapping[str, Any]:
     """Return the JSON of msa-report on a dump of the lab."""
     found: Mapping[str, Any] = tables.report("report", dump)
@@ -47,17 +53,27 @@ def judged(dump: str) -> Judged:
     critical = frozenset(v["code"] for v in verdicts if v["severity"] == "critical")
     died = SAID_ALWAYS if expected.died else frozenset[str]()
     may = expected.must | expected.may | expected.critical | died
-    # What the kernel itself reported of its guest is so.
-    said_by_log = ENVIRONMENT & said if report["log"] else frozenset[str]()
+    said_by_log = _said_by_log(verdicts)
     must_critical = expected.critical | died
     return Judged(
         said=said,
         right=said & (may | said_by_log),
         missed=(expected.must | must_critical) - said,
         critical_said=critical,
-        critical_right=critical & (must_critical | expected.may | said_by_log),
+        # What lasts long enough is critical.
+        critical_right=critical & (must_critical | expected.critical_may | LATE & may),
         critical_missed=must_critical - critical,
         failed=tuple(_failed(dump, report)),
+    )
+
+
+def _said_by_log(verdicts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Return codes of what the guest's kernel reported, and what did not last."""
+    found = [each for each in verdicts if each["code"] in ENVIRONMENT]
+    return frozenset(
+        each["code"]
+        for each in found
+        if each["severity"] == "warning" and each["text"].endswith("; it is over")
     )
 
 

@@ -2,6 +2,8 @@
 
 """Events of the kernel's log, for what the lab's guests cannot be made to do."""
 
+from dataclasses import replace
+
 import pytest
 
 from msatools.kernel.printk import LogRecord
@@ -84,6 +86,8 @@ def test_oops_of_arm64() -> None:
         ("a b invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL)", "out-of-memory"),
         ("systemd[1]: BUG: nothing of the kernel's", None),
         ("Command line: panic=1", None),
+        ("BUG: arch topology borken", None),
+        ("BUG: MAX_LOCKDEP_ENTRIES too low!", None),
     ],
 )
 def test_first_lines(line: str, cause: Cause | None) -> None:
@@ -158,3 +162,56 @@ def test_events_are_bounded() -> None:
     found = parse_events(log("WARNING: at f+0x1/0x2\n" * (MAX_EVENTS + 50)))
     assert len(found) == MAX_EVENTS
     assert found[-1].time_ns == MAX_EVENTS + 49
+
+
+# --- lines that programs can make
+
+
+FORGED = """\
+BUG: kernel NULL pointer dereference, address: 0000000000000000
+Kernel panic - not syncing: Fatal exception
+a invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0
+"""
+
+
+@pytest.mark.parametrize("facility", [1, 3, 255])
+def test_what_programs_write_is_no_event(facility: int) -> None:
+    lines = [replace(each, facility=facility) for each in log(FORGED)]
+    assert parse_events(lines) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kernel BUG at /[7]: segfault at 0 ip 0 sp 0 error 4 in x[400000+1000]",
+        "BUG: x[1234567]: segfault at 0 ip 0 sp 0 error 4 likely on CPU 1",
+        "BUG: \nx[7]: segfault at 0 ip 0",
+        "BUG: x[7]: unhandled exception: DABT (lower EL), ESR 0x92000006",
+        "x\nkernel BUG at [7]: segfault at 0",
+    ],
+)
+def test_names_of_programs_are_no_event(line: str) -> None:
+    """Some lines begin with a name that the task chose."""
+    (record,) = log("x")
+    assert parse_events([replace(record, text=line)]) == []
+
+
+def test_name_with_line_feeds() -> None:
+    first, second = log("a\nb")
+    stuck = "watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [a\n]b:12]"
+    cpu = "CPU: 1 PID: 12 Comm: a\n]b Not tainted 6.1.0 #1"
+    (event,) = parse_events([replace(first, text=stuck), replace(second, text=cpu)])
+    assert (event.cpu, event.pid, event.comm) == (1, 12, "a\n]b")
+    (trace,) = event.backtraces
+    assert (trace.cpu, trace.pid, trace.comm) == (1, 12, "a\n]b")
+
+
+def test_absurd_numbers() -> None:
+    many = "9" * 5000
+    text = (
+        f"INFO: task a:{many} blocked for more than 120 seconds.\n"
+        f"CPU: {many} PID: {many} Comm: a Not tainted 6.1.0 #1\n"
+        f"rcu: \t{many}-...!: (0 ticks this GP)"
+    )
+    (event,) = parse_events(log(text))
+    assert (event.cpu, event.pid, event.backtraces) == (None, None, [])

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from fixtures import lab
-from tests.report.expected import FEW, SCENARIOS
-from tests.report.judged import judged, report_of
+from fixtures.lab import store
+from tests.report.expected import FEW, NOT_JUDGED, SCENARIOS
+from tests.report.judged import judged, judged_dumps, report_of
+from tests.support.tiers import KERNEL
 
 
 def dumps() -> Iterator[object]:
     """Yield the dumps of kernel 6.12; others with ``--all-kernels``."""
-    there = lab.scenarios()
-    for name in SCENARIOS:
-        marks = [] if name in FEW else [pytest.mark.long]
-        if f"{name}-6.12" in there:
-            yield pytest.param(f"{name}-6.12", marks=marks)
-        if f"{name}-6.1" in there:
-            yield pytest.param(f"{name}-6.1", marks=pytest.mark.long)
+    for dump in judged_dumps():
+        name, _, kernel = dump.rpartition("-")
+        is_short = name in FEW and kernel == KERNEL
+        yield pytest.param(dump, marks=[] if is_short else [pytest.mark.long])
 
 
 @pytest.mark.parametrize("dump", [*dumps()])
@@ -32,11 +31,19 @@ def test_verdicts(dump: str) -> None:
     assert found.critical_said - found.critical_right == frozenset()
 
 
+def test_each_dump_has_expectations() -> None:
+    names = {name for name in lab.scenarios() if not store.runs_inside(name)}
+    scenarios = {name.rpartition("-")[0] for name in names}
+    assert scenarios == {*SCENARIOS, *NOT_JUDGED}
+    assert not {*SCENARIOS} & {*NOT_JUDGED}
+
+
 ALIKE = tuple(
     name
     for name in (
         *("crashes-null", "crashes-bug", "crashes-stack", "crashes-gpf"),
-        *("crashes-fault", "crashes-warn", "crashes-oom", "crashes-oom-group"),
+        *("crashes-fault", "crashes-warn", "crashes-init", "crashes-oom"),
+        *("crashes-oom-group", "crashes-oom-victim"),
         *("watchdogs-soft", "watchdogs-rcu", "watchdogs-hung"),
     )
     if f"{name}-6.1" in lab.scenarios()

@@ -2,6 +2,8 @@
 
 """Lacks of memory in the kernel's log."""
 
+from dataclasses import replace
+
 from msatools.report.oom import parse_ooms, victims
 from tests.report.test_events import log
 
@@ -39,9 +41,9 @@ def test_of_a_control_group() -> None:
         (175, "my eater", 20151),
         (176, "12", 151),
     ]
-    assert oom.victim is not None
-    assert (oom.victim.pid, oom.victim.comm) == (175, "my eater")
-    assert oom.victim.anon_bytes == 76392 << 10
+    (victim,) = oom.victims
+    assert (victim.pid, victim.comm, victim.time_ns) == (175, "my eater", 8)
+    assert victim.anon_bytes == 76392 << 10
 
 
 def test_of_the_machine() -> None:
@@ -53,5 +55,36 @@ def test_of_the_machine() -> None:
     assert [each.pid for each in victims([first, second])] == [175, 300]
 
 
+def test_whose_beginning_is_lost() -> None:
+    """The table of thousands of tasks is larger than the log."""
+    lines = GLOBAL_51.splitlines()
+    (oom,) = parse_ooms(log("\n".join(lines[2:])))
+    assert (oom.comm, oom.order, oom.constraint) == (None, None, "none")
+    assert [each.pid for each in oom.victims] == [300]
+
+
+def test_of_a_group_that_is_killed_as_a_whole() -> None:
+    killed = "Memory cgroup out of memory: Killed process 176 (12) total-vm:1kB\n"
+    (oom,) = parse_ooms(log(CGROUP + killed))
+    assert [each.pid for each in oom.victims] == [175, 176]
+
+
+def test_of_a_program_that_writes_to_the_log() -> None:
+    """A program may write any line to /dev/kmsg, but not as the kernel."""
+    lines = [replace(each, facility=1) for each in log(CGROUP)]
+    assert parse_ooms(lines) == []
+
+
+def test_of_a_task_with_line_feeds_in_its_name() -> None:
+    (first, *rest) = log(CGROUP)
+    named = replace(first, text=first.text.replace("my eater", "a\nb: c"))
+    assert parse_ooms([named, *rest])[0].comm == "a\nb: c"
+
+
+def test_absurd_numbers() -> None:
+    text = "a invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=" + "9" * 5000
+    assert parse_ooms(log(text)) == []
+
+
 def test_none() -> None:
-    assert parse_ooms(log("Out of memory: Killed process 1 (a)\nnothing\n")) == []
+    assert parse_ooms(log("a: Out of memory: Killed process 1 (a)\nnothing\n")) == []

@@ -21,6 +21,7 @@ from msatools.report import report as report_module
 from msatools.report.model import SECTIONS, TriageReport
 from msatools.report.report import collect_report
 from msatools.target import Opened, TargetSpec, open_target
+from msatools.target.describe import crash_of
 from msatools.tasks.table import TaskReader
 from tests.support import overlay
 from tests.support.calls import CORE, call
@@ -53,7 +54,7 @@ def test_crash() -> None:
     assert crash.frames[0].endswith(" [crashmodule]")
     assert "O" in (crash.taints or "")
     assert found.verdicts[0].code == "panic"
-    assert found.next[0].command.endswith(f"-p {crash.pid} --stacks")
+    assert found.next[0].command.endswith(" -v")
 
 
 def test_crash_without_its_log() -> None:
@@ -234,10 +235,12 @@ def test_log_as_drgn_reads_it() -> None:
     theirs = get_printk_records(prog)
     assert len(ours) > 300
     assert [
-        (each.time_ns, each.level, each.text, each.tid, each.cpu) for each in ours
+        (each.time_ns, each.facility, each.level, each.text, each.tid, each.cpu)
+        for each in ours
     ] == [
         (
             each.timestamp,
+            each.facility,
             each.level,
             each.text.decode("utf-8", "backslashreplace"),
             each.caller_tid,
@@ -270,3 +273,59 @@ def test_log_of_an_absurd_size(member: str) -> None:
     losses = LossLog()
     assert read_log(Reader(prog), losses) == []
     assert losses.lost["log_unreadable"] == 1
+
+
+EMERGENCY = 0
+PANIC = b"Kernel panic - not syncing: Fatal exception"
+
+
+def with_message(text: bytes, facility: int) -> Opened:
+    """Return the demo core with a message in place of the last long enough one."""
+    found = open_target(TargetSpec(path=CORE, types="btf"))
+    ring = found.prog["prb"]
+    descs, texts = ring.desc_ring, ring.text_data_ring
+    count, size = 1 << descs.count_bits.value_(), 1 << texts.size_bits.value_()
+    last = descs.head_id.counter.value_()
+    for number in range(last, last - count, -1):
+        info = descs.infos[number % count]
+        if info.text_len.value_() >= len(text):
+            break
+    begin = descs.descs[number % count].text_blk_lpos.begin.value_() % size
+    overlay.put(found.prog, texts.data.value_() + begin + 8, text)
+    for member, value in (("text_len", len(text)), ("facility", facility)):
+        place = info.member_(member)
+        data = value.to_bytes(sizeof(place.type_), "little")
+        overlay.put(found.prog, place.address_, data)
+    level = info.type_.member("level")
+    first_bit = level.bit_offset % 8
+    place = info.address_ + level.bit_offset // 8
+    overlay.put(found.prog, place, bytes([EMERGENCY << first_bit]))
+    return found
+
+
+def test_panic_that_a_program_claims() -> None:
+    """It is shown as what it is, and nothing follows from it."""
+    found = with_message(PANIC, facility=1)
+    made = collect_report(found.prog, target=found.target)
+    assert (made.crash, made.verdicts) == (None, ())
+    assert any(f"(by a program) {PANIC.decode()}" in line for line in made.log)
+    found = with_message(PANIC, facility=0)
+    crash = collect_report(found.prog, target=found.target).crash
+    assert crash is not None
+    assert crash.message == PANIC.decode()
+
+
+@pytest.mark.parametrize(("facility", "is_said"), [(0, True), (1, False)])
+def test_message_in_the_header(facility: int, is_said: bool) -> None:
+    """Every command shows why the kernel crashed, by the kernel's own words."""
+    found = with_message(PANIC, facility)
+    overlay.put(found.prog, found.prog["panic_cpu"].address_, bytes(4))
+    crash = crash_of(found.prog)
+    assert crash is not None
+    assert (crash.cpu, crash.message) == (0, PANIC.decode() if is_said else None)
+
+
+def test_a_dump_of_a_running_kernel_says_so() -> None:
+    ran = call(COMMAND, CORE)
+    assert "It had not crashed: " in ran.out
+    assert "CRASHED" not in ran.out

@@ -5,20 +5,27 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from fixtures import lab
+from msatools.kernel.printk import LogRecord
 from msatools.locks.report import LocksReport, Root, Wait
+from msatools.report import rules
+from msatools.report.events import parse_events
 from msatools.report.memory import GroupAtLimit, MemoryState, ZoneState
 from msatools.report.model import SECTIONS, TriageVerdict
+from msatools.report.oom import OutOfMemory, Victim
 from msatools.report.options import ReportOptions
 from msatools.report.parts import ReportParts
 from msatools.report.report import collect_report
 from msatools.report.rule import VerdictRule, verdicts
 from msatools.report.rules import RULES
 from msatools.report.rules.hung_tasks import HUNG_NS, LONG_NS
+from msatools.report.unreclaimable import slab_groups, unreclaimable
 from msatools.target import TargetSpec, open_target
+from msatools.zombies.model import Limit
 
 MIB = 256
 """Pages of a MiB."""
@@ -181,3 +188,204 @@ def test_rules_are_sorted_by_severity() -> None:
     rules = [rule("a", "info"), rule("b", "critical"), rule("c", "critical")]
     found = verdicts(rules, parts_of("memory-6.12"))
     assert [each.code for each in found] == ["b", "c", "a"]
+
+
+# --- which rules there are
+
+CONTRACT = (
+    *("panic", "oops", "out-of-memory", "memory-low", "memory-unreclaimable"),
+    *("cgroup-at-limit", "hung-tasks", "deadlock", "possible-deadlock", "io-stuck"),
+    *("frozen-filesystem", "lock-herd", "priority-inversion", "cpu-stalled"),
+    *("cpu-starved", "rcu-stalled", "workqueue-stalled", "irq-imbalance", "zombies"),
+    *("pids-limit", "dump-damaged"),
+)
+"""Codes that programs know."""
+
+
+def test_each_code_has_a_file_of_rules() -> None:
+    assert {*CONTRACT} <= {rule.code for rule in RULES}
+    names = {path.stem.replace("_", "-") for path in Path(rules.__path__[0]).iterdir()}
+    assert {rule.code for rule in RULES} <= names
+
+
+# --- interrupts
+
+
+def with_interrupts(share: float) -> ReportParts:
+    """Return a machine whose CPU 1 spends a share of its time in interrupts.
+
+    It takes nine tenths of the interrupts of devices.
+    """
+    parts = parts_of("memory-6.12")
+    assert parts.cpus is not None
+    first, second = parts.cpus.cpus
+    busy = replace(second, irq_ns=int(share * 100), sys_ns=int(100 * (1 - share)))
+    quiet = {"usr_ns": 0, "wt_ns": 0, "st_ns": 0, "gst_ns": 0, "idl_ns": 0}
+    (irq, *_) = parts.cpus.irqs or ()
+    cpus = replace(
+        parts.cpus,
+        cpus=(first, replace(busy, **quiet)),
+        irqs=(replace(irq, counts={0: 100, 1: 900}),),
+    )
+    return replace(parts, cpus=cpus)
+
+
+def test_interrupts_on_one_cpu() -> None:
+    (verdict,) = said(with_interrupts(0.4))["irq-imbalance"]
+    assert verdict.text.startswith("cpu1 takes 90 % of device interrupts")
+    assert verdict.evidence[0].startswith("40 % of its time since boot")
+    assert verdict.see.endswith(" -i")
+
+
+def test_interrupts_that_cost_little() -> None:
+    assert "irq-imbalance" not in said(with_interrupts(0.05))
+
+
+# --- want of memory
+
+KILLED_NS = 10_000_000_000
+"""When a process was killed; the machine was up for longer."""
+
+
+def with_victim(killed_ns: int) -> ReportParts:
+    """Return a machine whose PID 1 was killed for memory, and lives."""
+    parts = parts_of("memory-6.12")
+    assert parts.prstat is not None
+    (task,) = (task for task in parts.prstat.tasks if task.pid == 1)
+    victim = Victim(pid=1, comm=task.comm, time_ns=killed_ns, anon_bytes=None)
+    return replace(parts, ooms=(OutOfMemory(killed_ns, victims=(victim,)),))
+
+
+def test_victim_that_does_not_die() -> None:
+    (verdict,) = said(with_victim(KILLED_NS))["out-of-memory"]
+    assert verdict.severity == "critical"
+    assert "does not die" in verdict.text
+
+
+def test_victim_that_was_just_killed() -> None:
+    now = parts_of("memory-6.12").taken_at_ns
+    assert now is not None
+    (verdict,) = said(with_victim(now - 1_000_000))["out-of-memory"]
+    assert verdict.severity == "warning"
+
+
+def test_later_process_with_the_number_of_a_victim() -> None:
+    (verdict,) = said(with_victim(0))["out-of-memory"]
+    assert verdict.severity == "warning"
+
+
+def test_killed_by_a_user() -> None:
+    oom = OutOfMemory(KILLED_NS, comm="bash", order=-1)
+    (verdict,) = said(replace(parts_of("memory-6.12"), ooms=(oom,)))["out-of-memory"]
+    assert "sysrq-f" in verdict.text
+    assert "ran out" not in verdict.text
+
+
+def test_caches_that_can_be_reclaimed_are_no_culprits() -> None:
+    parts = parts_of("memory-6.12")
+    caches = slab_groups(parts.memstat)
+    names = {caches[address].name for address in parts.reclaimable_caches}
+    assert {"dentry", "inode_cache"} <= names
+    assert not {"task_struct", "kmalloc-64"} & names
+    (slab,) = (each for each in unreclaimable(parts) if "slab" in each.name)
+    assert not any(f" {name} " in slab.name for name in names)
+
+
+def test_locked_memory_counts_once() -> None:
+    """Of tmpfs without swap all may be locked."""
+    parts = parts_of("memory-6.12")
+    assert parts.memory is not None
+    assert parts.memstat is not None
+    classes = {each.name: each.pages for each in parts.memstat.classes}
+    most = classes["user.anon"] + classes["cache.shmem"]
+    for locked in (0, classes["user.anon"], most):
+        counters = {**parts.memory.counters, "NR_MLOCK": locked}
+        memory = replace(parts.memory, counters=counters, swap_free_pages=0)
+        kinds = unreclaimable(replace(parts, memory=memory))
+        words = ("locked", "anonymous", "tmpfs")
+        assert sum(k.pages for k in kinds if k.name.startswith(words)) == most
+
+
+# --- limits of tasks
+
+
+def with_limit(name: str, scope: str, used: int) -> ReportParts:
+    """Return a machine with a limit of 100 tasks, none of which is a zombie."""
+    limit = Limit(
+        name=name,
+        scope=scope,
+        used=used,
+        max=100,
+        left=100 - used,
+        zombies=0,
+        first=True,
+    )
+    return replace(parts_of("memory-6.12"), limits=(limit,))
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "used", "severity"),
+    [
+        ("pids.max", "/", 89, None),
+        ("pids.max", "/", 90, "warning"),
+        ("threads-max", "system", 99, "warning"),
+        ("threads-max", "system", 100, "critical"),
+        ("RLIMIT_NPROC", "uid 0", 100, "warning"),
+    ],
+)
+def test_limit_without_zombies(
+    name: str, scope: str, used: int, severity: str | None
+) -> None:
+    found = said(with_limit(name, scope, used)).get("pids-limit", [])
+    assert [each.severity for each in found] == ([severity] if severity else [])
+    for each in found:
+        assert each.evidence[0] == "0 of them are zombies"
+
+
+def test_all_limits_are_read() -> None:
+    """Those of control groups and users, and not of the dead alone."""
+    limits = parts_of("memory-6.12").limits
+    assert limits is not None
+    names = {limit.name for limit in limits}
+    assert {"threads-max", "pid_max", "RLIMIT_NPROC"} <= names
+    zombies = parts_of("zombies-6.12")
+    assert zombies.zombies is not None
+    known = {(each.name, each.scope): each for each in zombies.limits or ()}
+    for each in zombies.zombies.limits or ():
+        same = known[each.name, each.scope]
+        assert (same.used, same.max, same.left) == (each.used, each.max, each.left)
+
+
+# --- stalls
+
+SOFT = "watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [a:12]"
+
+
+def with_logged_stall(second: int, *, is_read: bool) -> ReportParts:
+    parts = parts_of("memory-6.12")
+    assert parts.cpus is not None
+    record = LogRecord(second * 1_000_000_000, 0, SOFT, None, 1)
+    cpus = parts.cpus if is_read else replace(parts.cpus, stalls=None)
+    return replace(parts, cpus=cpus, events=tuple(parse_events([record])))
+
+
+@pytest.mark.parametrize(
+    ("is_read", "severity"), [(True, "warning"), (False, "critical")]
+)
+def test_stall_that_was_logged(is_read: bool, severity: str) -> None:
+    """If nothing stands still now, it is over; if that is unknown, it may go on."""
+    (verdict,) = said(with_logged_stall(20, is_read=is_read))["cpu-stalled"]
+    assert verdict.severity == severity
+    assert verdict.text.endswith("; it is over") == is_read
+    assert verdict.evidence[0] == SOFT
+
+
+# --- the dump
+
+
+def test_dump_of_which_too_much_was_left_out() -> None:
+    parts = replace(parts_of("memory-6.12"), coverage={"lists_broken": 1})
+    filtered = replace(parts, target=replace(parts.target, dump_level=31))
+    for each, is_said in ((parts, False), (filtered, True)):
+        (verdict,) = said(each)["dump-damaged"]
+        assert any("makedumpfile" in fact for fact in verdict.evidence) == is_said

@@ -18,7 +18,13 @@ from markupsafe import Markup
 from msatools.render import plain
 from msatools.render.blocks import Block, Column, Table, escape
 from msatools.render.memstat.picture import Picture, svg
-from msatools.render.report.report import machine_text, pages
+from msatools.render.report.report import (
+    frames_text,
+    machine_text,
+    not_crashed_text,
+    pages,
+    shown_verdicts,
+)
 from msatools.render.report.wait_picture import wait_picture
 from msatools.report.log_lines import all_lines
 from msatools.report.model import TriageReport
@@ -77,6 +83,9 @@ def page(report: TriageReport) -> str:
         report=report,
         machine=machine_text(report.machine, report.target),
         crash=crash,
+        frames=[*frames_text(crash.frames)] if crash else [],
+        not_crashed="" if report.target.live else not_crashed_text(report),
+        verdicts=shown_verdicts(report),
         cause=cause_text(crash.cause) if crash else "",
         function=function_text(crash) if crash else "",
         who=who_text(crash) if crash else "",

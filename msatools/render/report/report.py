@@ -2,10 +2,12 @@
 
 """Renders the report of msa-report: the front page, and all reports behind it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import groupby
 
+from msatools.kernel.losses import Loss
 from msatools.render.blocks import Block, Items, More, Span, Style, Text, one_line, text
 from msatools.render.cells import plural
 from msatools.render.header import header, notes
@@ -25,6 +27,7 @@ VERDICTS = 10
 """Verdicts that are shown by default."""
 
 _FRAMES = 12
+_NOTES = 6
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
 _DOUBT = {"exact": "", "likely": ", likely", "evidence": ", by signs"}
 
@@ -47,6 +50,8 @@ def blocks(
     yield text(machine_text(report.machine, report.target))
     if report.crash is not None:
         yield from _crash(report.crash, verbose)
+    elif not report.target.live:
+        yield text(not_crashed_text(report))
     yield from _verdicts(report, rows)
     yield text()
     for name, section in report.sections.items():
@@ -55,15 +60,25 @@ def blocks(
         yield text()
         yield text(Span("NEXT", "title"))
         for step in report.next:
-            yield text(f"  {step.command}", Span(f"   # {step.why}", "dim"))
+            # As one line, to be copied, however wide.
+            words = f"  {step.command}", Span(f"   # {step.why}", "dim")
+            yield Text(words, narrow="keep")
     if report.log:
         yield text()
         yield text(Span("LOG, the last lines that matter", "title"))
         for line in report.log:
             yield one_line(f"  {line}")
-    yield from notes(report)
+    yield from _notes(report, verbose)
     if full and report.parts is not None:
         yield from _full(report)
+
+
+def _notes(report: TriageReport, verbose: bool) -> Iterator[Text]:
+    found = [*notes(report)]
+    shown = found if verbose else found[:_NOTES]
+    yield from shown
+    if left := len(found) - len(shown):
+        yield text(Span(f"… {plural(left, 'more note')}: -v shows them", "dim"))
 
 
 def crash_text(report: TriageReport) -> str:
@@ -71,6 +86,13 @@ def crash_text(report: TriageReport) -> str:
     if report.crash is None:
         return "the kernel has not crashed"
     return report.crash.fingerprint
+
+
+def not_crashed_text(report: TriageReport) -> str:
+    """Return a line on a dump that no crash is known of."""
+    if report.coverage.get(Loss.LOG.value):
+        return "No crash is known of: the kernel's log cannot be read in whole."
+    return "It had not crashed: the dump was taken of a running kernel."
 
 
 def machine_text(machine: Machine, target: Target) -> str:
@@ -106,18 +128,25 @@ def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
     yield text(Span(words, "bad"), f"  {who_text(crash)}")
     if crash.message is not None:
         yield text(f"  {crash.message}")
-    frames = crash.frames if verbose else crash.frames[:_FRAMES]
-    for frame in frames:
+    frames = [*frames_text(crash.frames)]
+    shown = frames if verbose else frames[:_FRAMES]
+    for frame in shown:
         yield one_line(f"    {frame}")
-    if left := len(crash.frames) - len(frames):
+    if left := len(frames) - len(shown):
         yield text(Span(f"    … {plural(left, 'more frame')}: -v shows them", "dim"))
     yield text(Span(f"  fingerprint {crash.fingerprint}", "dim"))
 
 
+def frames_text(frames: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a stack; a frame that follows itself is one line."""
+    for frame, alike in groupby(frames):
+        count = len([*alike])
+        yield frame if count == 1 else f"{frame}  ({count} times)"
+
+
 def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     yield text()
-    # That of the crash is said above.
-    found = [verdict for verdict in report.verdicts if verdict.code != "panic"]
+    found = shown_verdicts(report)
     if not found:
         else_ = " else" if report.crash is not None else ""
         yield text(f"Nothing{else_} is wrong by the rules that could be tested.")
@@ -128,11 +157,16 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     yield Items([[*_verdict(verdict)] for verdict in shown], more)
 
 
+def shown_verdicts(report: TriageReport) -> list[TriageVerdict]:
+    """Return the verdicts without that of the crash, which has its own lines."""
+    return [verdict for verdict in report.verdicts if verdict.code != "panic"]
+
+
 def _verdict(verdict: TriageVerdict) -> Iterator[Text]:
     label = f"{verdict.severity}{_DOUBT[verdict.confidence]}: {verdict.code}"
     yield text(Span(label, _STYLES[verdict.severity]), f"  {verdict.text}")
     for fact in verdict.evidence:
-        yield one_line(f"    {fact}")
+        yield text(f"    {fact}")
 
 
 def _section(name: str, section: ReportSection) -> Iterator[Text]:

@@ -12,6 +12,7 @@ from msatools.locks.report import Deadlock, LocksReport, Root
 from msatools.render.locks.wait_graph import WaitGraph
 from msatools.render.locks.words import lock_text
 from msatools.render.memstat.picture import Box, Label, Picture
+from msatools.report.words import root_text
 from msatools.reports.units import duration
 
 ROOTS = 16
@@ -79,8 +80,7 @@ def _cycle(deadlock: Deadlock, graph: WaitGraph) -> _Node:
 
 
 def _root(root: Root, graph: WaitGraph) -> _Node:
-    who = "" if root.pid is None else f"{root.pid} {root.comm or ''}: "
-    node = _Node(f"{who}{root.reason}", "root")
+    node = _Node(root_text(root), "root")
     seen = {root.pid}
     if root.kind == "task" and root.pid is not None:
         node.children = _held(root.pid, graph, seen, _DEPTH)

@@ -10,11 +10,14 @@ from typing import Any
 from msatools.report.rule import VerdictRule
 from msatools.report.rules import (
     cgroup_at_limit,
+    cpu_stalled,
+    cpu_starved,
     deadlock,
     dump_damaged,
     frozen_filesystem,
     hung_tasks,
     io_stuck,
+    irq_imbalance,
     lock_herd,
     memory_low,
     memory_unreclaimable,
@@ -24,15 +27,17 @@ from msatools.report.rules import (
     pids_limit,
     possible_deadlock,
     priority_inversion,
-    stalls_in_log,
-    standing_still,
+    rcu_stalled,
+    workqueue_stalled,
     zombies,
 )
 
 RULES: tuple[VerdictRule[Any], ...] = (
     panic.RULE,
-    *standing_still.RULES,
-    *stalls_in_log.RULES,
+    *cpu_stalled.RULES,
+    cpu_starved.RULE,
+    *rcu_stalled.RULES,
+    *workqueue_stalled.RULES,
     out_of_memory.RULE,
     memory_low.RULE,
     memory_unreclaimable.RULE,
@@ -46,6 +51,7 @@ RULES: tuple[VerdictRule[Any], ...] = (
     pids_limit.RULE,
     priority_inversion.RULE,
     zombies.RULE,
+    irq_imbalance.RULE,
     dump_damaged.RULE,
     lock_herd.RULE,
 )

@@ -61,13 +61,19 @@ def see(subject: DeadlockSubject) -> tuple[str, ...]:
     return ("locks", "-p", pids, "--stacks")
 
 
+def _words(subject: DeadlockSubject) -> str:
+    alone = len(subject.deadlock.pids) == 1
+    how = "it waits for itself" if alone else "each waits for the next"
+    return f"deadlock of {tasks_text(subject)}: {how}"
+
+
 RULE = VerdictRule(
     code="deadlock",
     needs=("locks",),
     when=deadlocks("exact"),
     severity="critical",
     confidence="exact",
-    words=lambda subject: f"deadlock of {tasks_text(subject)}: each waits for the next",
+    words=_words,
     evidence=evidence,
     see=see,
 )

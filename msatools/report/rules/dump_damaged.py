@@ -12,11 +12,21 @@ from msatools.report.rule import VerdictRule
 _LISTS = (Loss.LISTS, Loss.TREES, Loss.TASKS, Loss.NODES, Loss.SECTION_TABLE)
 """Losses that no dump level explains: the kernel's own structures are broken."""
 
+_ZERO_PAGES = 1
+"""makedumpfile's level that leaves out pages of zeros alone."""
+
 
 @dataclass(frozen=True)
 class _Damage:
     parts: ReportParts
     losses: dict[str, int]
+
+    @property
+    def is_filtered_too_much(self) -> bool:
+        """Whether the dump is whole, and pages that hold lists were filtered out."""
+        target = self.parts.target
+        is_whole = not target.truncated and not target.bad_descriptors
+        return is_whole and (target.dump_level or 0) > _ZERO_PAGES
 
 
 def _when(parts: ReportParts) -> Iterator[_Damage]:
@@ -45,6 +55,11 @@ def _evidence(subject: _Damage) -> Iterator[str]:
         yield f"{key.replace('_', ' ')}: {count:,}"
     for part, why in subject.parts.errors.items():
         yield f"{part}: {why}"
+    if subject.is_filtered_too_much:
+        yield (
+            "a makedumpfile that is older than the kernel leaves out pages that are "
+            "needed: take the next dump with a newer one, or with -d 1"
+        )
 
 
 RULE = VerdictRule(

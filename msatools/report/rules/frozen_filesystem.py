@@ -2,28 +2,34 @@
 
 """Tasks wait for a file system that was frozen."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from msatools.locks.report import Root
+from msatools.locks.report import LocksReport, Root
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import count_text
+from msatools.report.words import count_text, pid_text
 from msatools.reports.units import duration
 
 _REASON = "frozen file system "
+"""How the reasons of such roots begin (:mod:`msatools.locks.reasons`)."""
+
+_NAMED = 8
 
 
 @dataclass(frozen=True)
 class _FrozenRoot:
     root: Root
+    locks: LocksReport
+    is_live: bool
 
 
 def _when(parts: ReportParts) -> Iterator[_FrozenRoot]:
     assert parts.locks is not None
     for root in parts.locks.roots:
-        if root.kind == "external" and _REASON.strip() in root.reason:
-            yield _FrozenRoot(root)
+        if root.kind == "external" and root.reason.startswith(_REASON.strip()):
+            yield _FrozenRoot(root, parts.locks, parts.target.live)
 
 
 def _words(subject: _FrozenRoot) -> str:
@@ -33,9 +39,13 @@ def _words(subject: _FrozenRoot) -> str:
 
 
 def _evidence(subject: _FrozenRoot) -> Iterator[str]:
-    pids = ", ".join(map(str, subject.root.waiters[:8]))
-    yield f"waiting: {pids}"
-    yield "thaw it with: fsfreeze -u MOUNTPOINT"
+    behind = {*subject.root.behind}
+    waits = [wait for wait in subject.locks.waits if wait.pid in behind]
+    named = ", ".join(pid_text(wait.pid, wait.comm) for wait in waits[:_NAMED])
+    yield f"behind it: {named}{', …' if len(waits) > _NAMED else ''}"
+    place = subject.root.reason.removeprefix(_REASON)
+    if subject.is_live and place.startswith("/"):
+        yield f"thaw it with: fsfreeze -u {shlex.quote(place)}"
 
 
 RULE = VerdictRule(

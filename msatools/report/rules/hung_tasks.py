@@ -25,28 +25,44 @@ _ROOTS = 3
 class _LongWaits:
     locks: LocksReport
     waits: list[Wait]
+    limit_ns: int
+    is_fatal: bool
+    """Whether the kernel crashed because of them."""
 
 
 def _when(parts: ReportParts) -> Iterator[_LongWaits]:
     assert parts.locks is not None
+    crash = parts.crash
+    is_fatal = crash is not None and crash.cause == "hung-task"
+    limit_ns = LONG_NS
+    if crash is not None and is_fatal:
+        # The kernel's limit may be lower (hung_task_timeout_secs).
+        ages = [wait.age_ns for wait in parts.locks.waits if wait.pid == crash.pid]
+        limit_ns = min([LONG_NS, *ages])
     waits = [
         wait
         for wait in parts.locks.waits
-        if wait.state == "D" and wait.age_ns >= LONG_NS and wait.age_bound != "upper"
+        if wait.state == "D" and wait.age_ns >= limit_ns and wait.age_bound != "upper"
     ]
     if waits:
-        yield _LongWaits(parts.locks, sorted(waits, key=lambda wait: -wait.age_ns))
+        waits.sort(key=lambda wait: -wait.age_ns)
+        yield _LongWaits(parts.locks, waits, limit_ns, is_fatal)
 
 
 def _severity(subject: _LongWaits) -> Severity:
-    return "critical" if subject.waits[0].age_ns >= HUNG_NS else "warning"
+    is_hung = subject.waits[0].age_ns >= HUNG_NS
+    return "critical" if is_hung or subject.is_fatal else "warning"
 
 
 def _words(subject: _LongWaits) -> str:
-    tasks, oldest = count_text(len(subject.waits), "task"), subject.waits[0]
+    count, oldest = len(subject.waits), subject.waits[0]
+    who = pid_text(oldest.pid, oldest.comm)
+    if count == 1:
+        return f"{who} in uninterruptible sleep for {duration(oldest.age_ns)}"
     return (
-        f"{tasks} in uninterruptible sleep for {duration(LONG_NS)} and more, the "
-        f"longest for {duration(oldest.age_ns)}: {pid_text(oldest.pid, oldest.comm)}"
+        f"{count_text(count, 'task')} in uninterruptible sleep for "
+        f"{duration(subject.limit_ns)} and more, the longest for "
+        f"{duration(oldest.age_ns)}: {who}"
     )
 
 
@@ -55,7 +71,7 @@ def _evidence(subject: _LongWaits) -> Iterator[str]:
     for root in subject.locks.roots:
         behind = len(pids & {*root.behind})
         if behind:
-            yield f"{count_text(behind, 'task')} behind {root_text(root)}"
+            yield f"{count_text(behind, 'task')} behind: {root_text(root)}"
             pids -= {*root.behind}
 
 

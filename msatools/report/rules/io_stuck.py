@@ -17,7 +17,8 @@ from msatools.reports.units import duration
 LONG_NS = 10_000_000_000
 """Requests that take longer are stuck: disks answer in milliseconds."""
 
-_REASONS = ("I/O on ", "swap on ", "FUSE server")
+_IO = "I/O on "
+_REASONS = (_IO, "swap on ", "FUSE server")
 """How the reasons of such roots begin (:mod:`msatools.locks.reasons`)."""
 
 
@@ -65,7 +66,7 @@ def _severity(subject: _StuckDevice) -> Severity:
 def _words(subject: _StuckDevice) -> str:
     tasks = count_text(len(subject.tasks & _blocked(subject.locks)), "task")
     return (
-        f"{subject.reason} does not answer: {tasks} in uninterruptible sleep for up to "
+        f"{subject.reason}: {tasks} in uninterruptible sleep for it, for up to "
         f"{duration(subject.max_age_ns)}"
     )
 
@@ -81,6 +82,8 @@ def _evidence(subject: _StuckDevice) -> Iterator[str]:
 
 
 def _see(subject: _StuckDevice) -> tuple[str, ...]:
+    if subject.reason.startswith(_IO):
+        return ("locks", "--io")
     return ("locks", "--chains", "--state", "D")
 
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 
-from msatools.report.memory import MemoryState
+from msatools.report.memory import MemoryState, ZoneState
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -45,11 +45,17 @@ def _words(memory: MemoryState) -> str:
     )
 
 
+def _reserve_text(zone: ZoneState) -> str:
+    if not zone.reserve:
+        return ""
+    return f", and {zone.reserve:,} kept for what needs this zone (lowmem_reserve)"
+
+
 def _evidence(memory: MemoryState) -> Iterator[str]:
     for zone in memory.zones:
         yield (
-            f"node {zone.node} {zone.name}: {zone.free:,} pages free, min "
-            f"{zone.min:,}, low {zone.low:,}, reserved for lower zones {zone.reserve:,}"
+            f"node {zone.node} {zone.name}: {zone.free:,} pages free, watermarks min "
+            f"{zone.min:,}, low {zone.low:,}{_reserve_text(zone)}"
         )
     if memory.swap_pages:
         yield f"swap: {memory.swap_free_pages:,} of {memory.swap_pages:,} pages free"

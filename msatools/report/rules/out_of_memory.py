@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msatools.report.model import Severity
-from msatools.report.oom import OutOfMemory, Victim
+from msatools.report.oom import OutOfMemory, Victim, victims
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.unreclaimable import kinds_text
@@ -14,6 +14,9 @@ from msatools.report.words import ago, count_text, pid_text, waits_text
 from msatools.reports.units import size
 
 _HOLDERS = 3
+
+_DYING_NS = 3_000_000_000
+"""A process that was killed, and is not stuck, frees its memory within so long."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,27 @@ class _MemoryShortage:
 def _when(parts: ReportParts) -> Iterator[_MemoryShortage]:
     if not parts.ooms:
         return
-    victims = [oom.victim for oom in parts.ooms if oom.victim is not None]
-    yield _MemoryShortage(parts, parts.ooms[-1], victims, _alive(parts, victims))
+    killed = victims(parts.ooms)
+    yield _MemoryShortage(parts, parts.ooms[-1], killed, _alive(parts, killed))
 
 
-def _alive(parts: ReportParts, victims: list[Victim]) -> list[Victim]:
+def _alive(parts: ReportParts, killed: list[Victim]) -> list[Victim]:
     """Return the victims whose process still has threads that are not dead."""
-    if parts.prstat is None:
+    now = parts.taken_at_ns
+    if parts.prstat is None or now is None:
         return []
-    names = {
-        (task.pid, task.comm) for task in parts.prstat.tasks if task.task_class != "ZMB"
+    since = {
+        (task.pid, task.comm): now - task.lifetime_ns
+        for task in parts.prstat.tasks
+        if task.task_class != "ZMB"
     }
-    return [each for each in victims if (each.pid, each.comm) in names]
+    return [
+        each
+        for each in killed
+        # Not a later process with its number and name.
+        if since.get((each.pid, each.comm), now) < each.time_ns
+        and now - each.time_ns >= _DYING_NS
+    ]
 
 
 def _severity(subject: _MemoryShortage) -> Severity:
@@ -53,13 +65,9 @@ def _severity(subject: _MemoryShortage) -> Severity:
 
 def _words(subject: _MemoryShortage) -> str:
     last, parts = subject.last, subject.parts
-    if last.constraint == "cgroup":
-        where = f"control group {last.cgroup or '-'} ran out of memory"
-    else:
-        limits = {"cpuset": " in a cpuset", "memory-policy": " under a memory policy"}
-        where = f"the machine ran out of memory{limits.get(last.constraint, '')}"
+    where = _where(last)
     if subject.is_fatal:
-        return f"{where}, and the kernel panicked as it was told to (panic_on_oom)"
+        return f"{where}, and {_why_fatal(parts)}"
     killed = f"the kernel killed {count_text(len(subject.victims), 'process', 'es')}"
     if subject.alive:
         stays = ", ".join(pid_text(each.pid, each.comm) for each in subject.alive[:3])
@@ -67,11 +75,28 @@ def _words(subject: _MemoryShortage) -> str:
     return f"{where} {ago(parts, last.time_ns)}; {killed}"
 
 
+def _where(oom: OutOfMemory) -> str:
+    if oom.order is not None and oom.order < 0:
+        return "a user had the kernel kill for memory (sysrq-f)"
+    if oom.constraint == "cgroup":
+        return f"control group {oom.cgroup or '-'} ran out of memory"
+    limits = {"cpuset": " in a cpuset", "memory-policy": " under a memory policy"}
+    return f"the machine ran out of memory{limits.get(oom.constraint, '')}"
+
+
+def _why_fatal(parts: ReportParts) -> str:
+    message = (parts.crash.message if parts.crash else None) or ""
+    if "panic_on_oom" in message:
+        return "the kernel panicked as it was told to (panic_on_oom)"
+    return "the kernel panicked: it had no process to kill"
+
+
 def _evidence(subject: _MemoryShortage) -> Iterator[str]:
     last, parts = subject.last, subject.parts
     page = parts.target.page_size
-    asked = f"asked for {size(page << max(last.order, 0))} (order {last.order})"
-    yield f"{last.comm} {asked}" + (f", {last.flags}" if last.flags else "")
+    if last.order is not None and last.order >= 0:
+        asked = f"asked for {size(page << last.order)} (order {last.order})"
+        yield f"{last.comm} {asked}" + (f", {last.flags}" if last.flags else "")
     if last.holders:
         holders = (
             f"{pid_text(each.pid, each.comm)} {size(each.rss_pages * page)}"

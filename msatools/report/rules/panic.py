@@ -2,8 +2,9 @@
 
 """The kernel crashed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from msatools.report.frames import parse_frame, plain_name
 from msatools.report.model import CrashDetails
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -26,13 +27,22 @@ def _evidence(crash: CrashDetails) -> Iterator[str]:
     if crash.message is not None:
         yield crash.message
     if crash.frames:
-        yield f"stack: {' < '.join(crash.frames[:_FRAMES])}"
+        yield f"stack: {' < '.join(_faulting(crash))}"
     yield f"fingerprint {crash.fingerprint}"
 
 
+def _faulting(crash: CrashDetails) -> Sequence[str]:
+    """Return the first frames from the faulting function on."""
+    frames = [parse_frame(text) for text in crash.frames]
+    names = [plain_name(frame.function) if frame else "" for frame in frames]
+    first = names.index(crash.function) if crash.function in names else 0
+    return crash.frames[first : first + _FRAMES]
+
+
 def _see(crash: CrashDetails) -> tuple[str, ...]:
-    if crash.pid:
-        return ("prstat", "-p", str(crash.pid), "--stacks")
+    if crash.cause == "hung-task" and crash.pid:
+        return ("locks", "-p", str(crash.pid), "--stacks")
+    # Tasks of other crashes run.
     return ("cpus", "-v")
 
 

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Tasks get no turn on a CPU, as others with a higher priority do not leave it."""
+
+from msatools.report.stalls import present_stalls
+
+RULE = present_stalls("cpu-starved")
