@@ -85,6 +85,8 @@ class UserMemory:
         :param mm: Address of its ``struct mm_struct``.
         :return: ``None`` if any byte is not in the dump.
         """
+        if address < 0:
+            return None  # around a futex that a program says is at NULL
         if not self._any and self._filtered >= _TRIES:
             return None
         try:

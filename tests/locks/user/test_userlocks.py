@@ -15,7 +15,7 @@ from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock import Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.user import nptl, userlocks
-from msatools.locks.user.futexcontent import is_condition
+from msatools.locks.user.futexcontent import condition_at, is_condition
 from msatools.locks.user.futexes import Waiter, futex_queues, futex_waiters
 from msatools.locks.user.usermemory import user_memory
 from msatools.target import TargetSpec, open_target
@@ -296,6 +296,9 @@ def test_unmapped_memory(stock: Seen) -> None:
     context = stock.context()
     mm = int(stock.table["mm"][stock.row("normal-1")])
     assert user_memory(context).read(mm, 4096, 8) is None
+    # A program may say that its futex is anywhere, such as at NULL.
+    assert user_memory(context).read(mm, -40, 48) is None
+    assert condition_at(context, mm, 0) is None
     assert not context.losses.notes
 
 
