@@ -16,7 +16,7 @@ from distributed import Client
 
 from msatools.fleet import cluster
 from msatools.fleet.buckets import Choice, read_fleet
-from msatools.fleet.run import MAX_LOSSES, Progress, Report, Run
+from msatools.fleet.run import MAX_TRIES, Progress, Report, Run
 from msatools.fleet.single import Bounds, report_dump
 from msatools.fleet.store import Results
 from tests.fleet import made
@@ -92,8 +92,8 @@ def test_what_a_dump_does_is_one_row(client: Client, tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in "abcdef"]
     bounds = Bounds(memory_bytes=1 << 28, seconds=8)
     run(client, results, paths, partial(report_dump, bounds=bounds, program=PROGRAM))
-    rows = results.open().execute("SELECT path, state, error FROM dumps ORDER BY path")
-    found = {Path(path).name: (state, error) for path, state, error in rows.fetchall()}
+    rows = made.asked(results, "SELECT path, state, error FROM dumps ORDER BY path")
+    found = {Path(str(path)).name: (state, error) for path, state, error in rows}
     assert found == {
         "a": ("done", None),
         "b": ("timeout", "reading it took over 8 s"),
@@ -157,8 +157,7 @@ def test_workers_that_are_killed(
     assert killer.killed == kills
     assert progress.states == {"done": 45}
     assert counted(results) == {"f0": 15, "f1": 15, "f2": 15}
-    rows = results.open().execute("SELECT count(*) FROM dumps").fetchone()
-    assert rows == (45,)
+    assert made.asked(results, "SELECT count(*) FROM dumps") == [(45,)]
 
 
 def test_a_dump_that_ends_its_workers(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ def test_a_dump_that_ends_its_workers(tmp_path: Path) -> None:
     assert progress.states == {"done": 2, "crashed": 1}
     (error,) = [dump.error for dump in read_fleet(results, Choice()).lost]
     assert error is not None
-    assert error.startswith(f"the cluster gave it up {MAX_LOSSES} times: KilledWorker")
+    assert error.startswith(f"the cluster gave it up {MAX_TRIES} times: KilledWorker")
 
 
 def test_what_has_come_is_kept_when_a_run_is_stopped(
