@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from distributed import Client, Future
 
@@ -32,6 +33,7 @@ _AHEAD = 4
 """Dumps in the cluster for each that is being read, so that no worker waits."""
 
 _LEAST_AHEAD = 64
+_FETCH_S, _FETCH_ONE_S = 10.0, 1.0
 _FLUSH_S = 5.0
 _MAX_LINE = 1000
 _FLUSH_ROWS = 1000
@@ -214,14 +216,19 @@ class Run:
         self, futures: list[Future[Outcome]]
     ) -> dict[Future[Outcome], Outcome]:
         """Return what workers have, without what was lost with its worker since."""
+        # What a worker had that is lost since is computed anew, for which gather waits,
+        # and there may be no worker until we see to it.
+        gather = partial(self._client.gather, futures, asynchronous=True)
         try:
-            return dict(zip(futures, self._client.gather(futures), strict=True))
+            found = self._client.sync(gather, callback_timeout=_FETCH_S)
+            return dict(zip(futures, found, strict=True))
         except Exception:
-            found = {}
+            some = {}
             for future in futures:
-                with contextlib.suppress(Exception):
-                    found[future] = self._client.gather(future)
-            return found
+                if future.status == "finished":
+                    with contextlib.suppress(Exception):
+                        some[future] = future.result(timeout=_FETCH_ONE_S)
+            return some
 
     def _why_lost(self, future: Future[Outcome]) -> str:
         """Return why there is nothing of a dump: workers were lost, or cannot do it."""

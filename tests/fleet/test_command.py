@@ -234,7 +234,8 @@ def test_values_of_queries(folder: Path) -> None:
     query = (
         "SELECT 'nan'::double AS a, map {now(): 1} IS NULL AS b, [1, NULL] AS c, "
         "map {DATE '2026-11-20': [inf]} AS d, 2::hugeint ** 70 > 0 AS e, "
-        "'\u202e' AS f, time > now() - INTERVAL 7 DAY AS g, TIMESTAMP '2026-11-20' AS h "
+        "'\u202e' AS f, time > now() - INTERVAL 7 DAY AS g, "
+        "TIMESTAMP '2026-11-20' AS h "
         "FROM (SELECT 'inf'::double AS inf), dumps LIMIT 1"
     )
     ran = fleet("sql", folder, query, "--json")

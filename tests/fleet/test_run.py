@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from distributed import Client
 
 from msatools.fleet import cluster
 from msatools.fleet.buckets import Choice, read_fleet
-from msatools.fleet.run import MAX_TRIES, Progress, Report, Run
-from msatools.fleet.single import Bounds, report_dump
+from msatools.fleet.errors import FleetError
+from msatools.fleet.run import CHANGES, MAX_TRIES, Progress, Report, Run
+from msatools.fleet.single import Bounds, Outcome, report_dump
 from msatools.fleet.store import Results
 from tests.fleet import made
 from tests.fleet.program import PROGRAM, file_of, file_of_report
@@ -194,3 +196,107 @@ def test_what_has_come_is_kept_when_a_run_is_stopped(
     progress = run(client, results, paths, made.nothing)
     assert progress.skipped == kept
     assert states(results) == {"done": 200}
+
+
+HEAD = b"\x7fELF\nOSRELEASE=6.1.0\nCRASHTIME=%d\n"
+
+
+def replacing(path: str) -> Outcome:
+    """Report by what is in a dump, and put another one in its place; for workers."""
+    found = Path(path).read_bytes()
+    first = HEAD % 1_795_000_000
+    if found == first:
+        Path(path).write_bytes(HEAD % 1_795_000_001)
+    return made.outcome(**made.report("f1" if found == first else "f2"))
+
+
+def growing(path: str) -> Outcome:
+    """Report on a dump that is still written; for workers."""
+    with open(path, "ab") as file:
+        file.write(b"\0")
+    return made.outcome()
+
+
+def removing(path: str) -> Outcome:
+    """Remove the dump, whose report there is or not by its name; for workers."""
+    Path(path).unlink()
+    if path.endswith("lost"):
+        return made.outcome("failed", "no such file")
+    return made.by_name(path)
+
+
+def test_a_dump_that_is_replaced_meanwhile_is_read_again(
+    client: Client, tmp_path: Path
+) -> None:
+    """The report of one dump is not stored as that of another."""
+    results = made.results(tmp_path / "results")
+    dump = tmp_path / "vmcore"
+    dump.write_bytes(HEAD % 1_795_000_000)
+    progress = run(client, results, [str(dump)], replacing)
+    assert (progress.finished, progress.left) == (1, 0)
+    assert counted(results) == {"f2": 1}
+    assert run(client, results, [str(dump)], replacing).skipped == 1
+
+
+def test_a_dump_that_is_replaced_by_a_known_one(client: Client, tmp_path: Path) -> None:
+    results = made.results(tmp_path / "results")
+    dump, other = tmp_path / "vmcore", tmp_path / "other"
+    dump.write_bytes(HEAD % 1_795_000_000)
+    other.write_bytes(HEAD % 1_795_000_001)
+    progress = run(client, results, [str(dump), str(other)], replacing)
+    assert (progress.finished, progress.skipped, progress.left) == (1, 1, 0)
+    assert counted(results) == {"f2": 1}
+
+
+def test_a_dump_that_is_still_written(client: Client, tmp_path: Path) -> None:
+    """It fails, and is not known the next time."""
+    results = made.results(tmp_path / "results")
+    (path,) = dumps(tmp_path, "vmcore")
+    assert run(client, results, [path], growing).states == {"failed": 1}
+    assert [dump.error for dump in read_fleet(results, Choice()).lost] == [CHANGES]
+    assert Path(path).stat().st_size == MAX_TRIES
+    assert run(client, results, [path], made.nothing).states == {"done": 1}
+    assert states(results) == {"done": 1}
+
+
+def test_dumps_that_are_moved_meanwhile(client: Client, tmp_path: Path) -> None:
+    """A report that came counts; what was gone before is read where it lies then."""
+    results = made.results(tmp_path / "results")
+    paths = [str(tmp_path / name) for name in ("f1-a", "f1-lost")]
+    for number, path in enumerate(paths):
+        Path(path).write_bytes(HEAD % (1_795_000_000 + number))
+    run(client, results, paths, removing)
+    assert states(results) == {"done": 1, "failed": 1}
+    moved = [str(tmp_path / name) for name in ("f2-a", "f2-b")]
+    for number, path in enumerate(moved):
+        Path(path).write_bytes(HEAD % (1_795_000_000 + number))
+    progress = run(client, results, moved, made.by_name)
+    assert (progress.finished, progress.skipped) == (1, 1)
+    assert counted(results) == {"f1": 1, "f2": 1}
+
+
+def other_version(path: str) -> Outcome:
+    """Report as msatools of another version does; for workers."""
+    return replace(made.nothing(path), version="0.9", worker="web\x1b7")
+
+
+def without_msatools(path: str) -> Outcome:
+    """Fail as the import of it does; for workers."""
+    raise ModuleNotFoundError("No module named 'msatools'")
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (other_version, "has msatools 0.9, and this is"),
+        (without_msatools, "a worker cannot read dumps: No module named 'msatools'; "),
+    ],
+)
+def test_workers_that_cannot_do_it(
+    client: Client, tmp_path: Path, report: Report, said: str
+) -> None:
+    """That is no dump's fault: the run ends, and none of them is known."""
+    results = made.results(tmp_path / "results")
+    with pytest.raises(FleetError, match=said):
+        run(client, results, dumps(tmp_path, "a", "b"), report)
+    assert states(results) == {}
