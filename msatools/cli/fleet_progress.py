@@ -51,7 +51,9 @@ def progress_text(progress: "Progress") -> str:
     words = [f"msa-fleet: {done:,} of {progress.total:,}"]
     if progress.failed:
         words.append(f"{progress.failed:,} failed")
-    if progress.finished:
+    if progress.workers == 0:
+        words.append("waiting for workers")
+    elif progress.finished:
         words.append(f"{progress.rate:.1f}/s")
         words.append(f"{_clock(progress.left / progress.rate)} left")
     return ", ".join(words)

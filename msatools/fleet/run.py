@@ -52,6 +52,9 @@ class Progress:
     states: Counter[str] = field(default_factory=Counter)
     """Those that are stored or about to be, by state."""
 
+    workers: int | None = None
+    """Dumps that are read at once; ``None`` if it is not known yet."""
+
     start_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -111,7 +114,8 @@ class Run:
         try:
             more = True
             while more or self._running:
-                more = more and self._submit(waiting)
+                progress.workers = workers_of(self._client)
+                more = more and self._submit(waiting, progress.workers)
                 self._saw(progress)
                 self._collect(progress)
         finally:
@@ -131,9 +135,9 @@ class Run:
             self._seen.add(identity.digest)
             yield identity
 
-    def _submit(self, waiting: Iterator[Identity]) -> bool:
+    def _submit(self, waiting: Iterator[Identity], workers: int) -> bool:
         """Fill up the cluster; return whether there are dumps left."""
-        ahead = max(_AHEAD * workers_of(self._client), _LEAST_AHEAD)
+        ahead = max(_AHEAD * workers, _LEAST_AHEAD)
         while len(self._running) < ahead:
             identity = next(waiting, None)
             if identity is None:

@@ -135,7 +135,7 @@ class Results:
     def _is_marked(self) -> bool:
         try:
             mark = json.loads((self.path / MARK).read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except (OSError, ValueError) as error:
             raise FleetError(

@@ -257,6 +257,16 @@ def test_values_of_queries(folder: Path) -> None:
     assert "two columns are named a, which --json cannot tell apart" in ran.err
 
 
+def test_queries_of_the_page(folder: Path) -> None:
+    page = Path(__file__).parents[2] / "docs/commands/fleet.md"
+    found = page.read_text().partition("```sql\n")[2].partition("```")[0]
+    queries = [query for query in found.split(";") if query.strip()]
+    assert len(queries) == 4
+    for query in queries:
+        ran = fleet("sql", folder, query)
+        assert (ran.status, ran.err) == (0, ""), query
+
+
 def test_times_of_queries_are_utc(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +381,14 @@ def test_progress() -> None:
     words = progress_text(progress)
     assert words.startswith("msa-fleet: 120 of 300, 3 failed, 2.0/s, 1:3")
     assert words.endswith(" left")
+
+
+def test_progress_without_workers() -> None:
+    """A cluster may have none yet, or they end as msatools is not installed there."""
+    progress = Progress(300, workers=0)
+    assert progress_text(progress) == "msa-fleet: 0 of 300, waiting for workers"
+    progress.workers = 2
+    assert progress_text(progress) == "msa-fleet: 0 of 300"
 
 
 def test_progress_is_for_terminals() -> None:
