@@ -6,17 +6,21 @@ import os
 import random
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from distributed import Client
+from distributed import Client, wait
 
 from msatools.fleet import cluster
+from msatools.fleet import run as run_module
 from msatools.fleet.buckets import Choice, read_fleet
+from msatools.fleet.cluster import workers_of
 from msatools.fleet.errors import FleetError
 from msatools.fleet.run import CHANGES, MAX_TRIES, Progress, Report, Run
 from msatools.fleet.single import Bounds, Outcome, report_dump
@@ -300,3 +304,19 @@ def test_workers_that_cannot_do_it(
     with pytest.raises(FleetError, match=said):
         run(client, results, dumps(tmp_path, "a", "b"), report)
     assert states(results) == {}
+
+
+def test_what_is_lost_with_the_last_worker_stops_nothing(tmp_path: Path) -> None:
+    """Dask waits for a worker to compute it anew; that there is one is ours to see to.
+
+    The run has workers replaced between two batches of what has come.
+    """
+    results = made.results(tmp_path / "results")
+    with cluster.local(1, Bounds(memory_bytes=1 << 30, seconds=60)) as client:
+        future = client.submit(made.nothing, "a", pure=False)
+        wait(future)
+        client.cluster.scale(0)
+        while workers_of(client):
+            time.sleep(0.05)
+        with patch.multiple(run_module, _FETCH_S=2.0, _FETCH_ONE_S=1.0):
+            assert Run(client, results, made.nothing, set())._fetched([future]) == {}
