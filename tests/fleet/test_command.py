@@ -5,6 +5,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,9 @@ from fixtures.demo import DEMOS
 from msatools.cli.fleet_progress import FleetProgress, progress_text
 from msatools.console import run as run_command
 from msatools.fleet import errors
+from msatools.fleet.query import query
 from msatools.fleet.run import Progress
+from msatools.fleet.store import Results
 from tests.fleet.dumps import DAY, START, copy_dump, cut_off
 from tests.fleet.made import result, results
 from tests.support.calls import Ran
@@ -230,6 +233,26 @@ def test_a_query_reaches_the_tables_alone(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
+def test_a_signal_stops_a_query(folder: Path) -> None:
+    class Stop(BaseException):
+        pass
+
+    def stop(number: int, frame: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    try:
+        with pytest.raises(Stop):
+            query(
+                Results(str(folder)),
+                "SELECT sum(a.range * b.range) FROM range(200000) a, range(1000000) b",
+            )
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_values_of_queries(folder: Path) -> None:
     query = (
         "SELECT 'nan'::double AS a, map {now(): 1} IS NULL AS b, [1, NULL] AS c, "
@@ -260,11 +283,11 @@ def test_values_of_queries(folder: Path) -> None:
 def test_queries_of_the_page(folder: Path) -> None:
     page = Path(__file__).parents[2] / "docs/commands/fleet.md"
     found = page.read_text().partition("```sql\n")[2].partition("```")[0]
-    queries = [query for query in found.split(";") if query.strip()]
+    queries = [each for each in found.split(";") if each.strip()]
     assert len(queries) == 4
-    for query in queries:
-        ran = fleet("sql", folder, query)
-        assert (ran.status, ran.err) == (0, ""), query
+    for each in queries:
+        ran = fleet("sql", folder, each)
+        assert (ran.status, ran.err) == (0, ""), each
 
 
 def test_times_of_queries_are_utc(
