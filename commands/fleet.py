@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -46,20 +47,33 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("-j: no effect with --scheduler, which has its own workers")
     _check_textfile(args)
     results = Results(args.results)
+    unread: list[OSError] = []
+    found = find_dumps(args.dumps, _listed(), unread.append)
     # Workers have a current directory of their own.
-    paths = [*map(os.path.abspath, find_dumps(args.dumps, sys.stdin))]
+    paths = [*map(os.path.abspath, found)]
+    for error in unread:
+        _warn(f"{error.filename}: {error.strerror}; its dumps are left out")
     if not paths:
         raise FleetError(f"{', '.join(args.dumps)}: no dump; name files or folders")
     results.create()
     done = results.done(only_reports=args.retry)
     bounds = _bounds(args)
     report = partial(report_dump, bounds=bounds)
-    with _cluster(args, bounds) as client, FleetProgress(sys.stderr) as shown:
+    with FleetProgress(sys.stderr) as shown, _cluster(args, bounds) as client:
         shown.dashboard(dashboard_of(client))
         progress = Run(client, results, report, done, shown.update).run(paths)
     _print_line(_run_text(progress, args.results))
     _write_textfile(args)
-    return _STATUS_INCOMPLETE if args.strict and progress.failed else 0
+    is_incomplete = bool(progress.failed or unread)
+    return _STATUS_INCOMPLETE if args.strict and is_incomplete else 0
+
+
+def _listed() -> Iterable[str]:
+    """Return the lines of standard input, in which a path may have any bytes."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    # There is none if it was closed.
+    return sys.stdin or ()
 
 
 def _bounds(args: argparse.Namespace) -> Bounds:
@@ -183,6 +197,13 @@ def _write_textfile(args: argparse.Namespace) -> None:
     write_textfile(args.textfile, gauges(read_fleet(Results(args.results), Choice())))
 
 
+def _warn(line: str) -> None:
+    from msatools.render.blocks import escape
+
+    if sys.stderr is not None:
+        print(f"msa-fleet: {escape(line)}", file=sys.stderr)
+
+
 def _print_line(line: str) -> None:
     from msatools.cli.output import output
     from msatools.render.blocks import escape
@@ -247,7 +268,8 @@ _RUN = Subcommand(
         argument(
             "--strict",
             action="store_true",
-            help="fail (status 3) if a dump that was read has no report",
+            help="fail (status 3) if a dump that was read has no report, or a folder "
+            "could not be read",
         ),
         textfile(),
     ),

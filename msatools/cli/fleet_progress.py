@@ -21,6 +21,7 @@ class FleetProgress:
         self._next_s = 0.0
 
     def __enter__(self) -> "FleetProgress":
+        self._write("\rmsa-fleet: starting\x1b[K")
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -29,7 +30,7 @@ class FleetProgress:
     def dashboard(self, address: str | None) -> None:
         """Say where Dask's own dashboard is, if it runs."""
         if address:
-            self._write(f"dashboard: {address}\n")
+            self._write(f"\rdashboard: {address}\x1b[K\n")
 
     def update(self, progress: "Progress") -> None:
         """Show how far the run is."""
@@ -50,7 +51,9 @@ def progress_text(progress: "Progress") -> str:
     words = [f"msa-fleet: {done:,} of {progress.total:,}"]
     if progress.failed:
         words.append(f"{progress.failed:,} failed")
-    if progress.finished:
+    if progress.workers == 0:
+        words.append("waiting for workers")
+    elif progress.finished:
         words.append(f"{progress.rate:.1f}/s")
         words.append(f"{_clock(progress.left / progress.rate)} left")
     return ", ".join(words)

@@ -101,16 +101,16 @@ def _is_kept(
 
 
 def _dumps(results: Results, with_reports: bool) -> Iterator[FleetDump]:
-    database = results.open()
     verdicts: dict[str, list[FleetVerdict]] = defaultdict(list)
-    for result, code, severity, confidence, text in database.execute(
-        _VERDICTS
-    ).fetchall():
+    with results.open() as database:
+        found = database.execute(_VERDICTS).fetchall()
+        query = _DUMPS.format(report="report" if with_reports else "NULL")
+        rows = database.execute(query).fetchall()
+    for result, code, severity, confidence, text in found:
         verdicts[result].append(
             FleetVerdict(code=code, severity=severity, confidence=confidence, text=text)
         )
-    query = _DUMPS.format(report="report" if with_reports else "NULL")
-    for row in database.execute(query).fetchall():
+    for row in rows:
         result, path, identity, state, error, host, release, *rest = row
         fingerprint, time_ns, cause, function, module, truncated, report = rest
         yield FleetDump(

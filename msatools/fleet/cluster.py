@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 import dask
+from dask.system import cpu_count
 from distributed import Client, LocalCluster
 
 from msatools.fleet.errors import FleetError
@@ -38,8 +39,8 @@ _SETTINGS = {
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the number of cores that this process may use, by its cgroup as well."""
+    return cpu_count()
 
 
 def memory_for(workers: int) -> int:

@@ -4,7 +4,7 @@
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 
 from msatools.fleet.errors import FleetError
@@ -22,18 +22,27 @@ _ELF, _KDUMP, _FLATTENED = b"\x7fELF", b"KDUMP   ", b"makedumpfile"
 _ET_CORE = b"\x04\0"
 
 
-def find_dumps(words: Iterable[str], listed: Iterable[str] = ()) -> Iterator[str]:
+Unread = Callable[[OSError], object]
+"""Called for each folder that cannot be read."""
+
+
+def find_dumps(
+    words: Iterable[str],
+    listed: Iterable[str] = (),
+    unread: Unread = lambda error: None,
+) -> Iterator[str]:
     """Yield the path of each dump once, in the order of the words.
 
     A file that is named is a dump. Of a folder those are that look like one; links to
     folders are not followed.
 
     :param listed: Lines of the list, if one of the words is ``-``.
+    :param unread: Called for each folder that cannot be read, whose dumps are missing.
     :raises FleetError: if a word names nothing
     """
     seen: set[str] = set()
     for word in words:
-        for path in _paths(word, listed):
+        for path in _paths(word, listed, unread):
             # A link, too, may lead to it.
             file = os.path.realpath(path)
             if file not in seen:
@@ -41,26 +50,43 @@ def find_dumps(words: Iterable[str], listed: Iterable[str] = ()) -> Iterator[str
                 yield path
 
 
-def _paths(word: str, listed: Iterable[str]) -> Iterator[str]:
+def _paths(word: str, listed: Iterable[str], unread: Unread) -> Iterator[str]:
     if word == STDIN:
         lines = (line.rstrip("\n") for line in listed)
         yield from (line for line in lines if line)
     elif os.path.isdir(word):
-        yield from _in_folder(word)
+        yield from _in_folder(word, unread)
     elif os.path.exists(word) or not glob.has_magic(word):
         # What is not there gets a row that says so.
         yield word
     else:
-        found = sorted(glob.glob(word, recursive=True))
+        found = sorted(_matching(word))
         if not found:
             raise FleetError(f"{word}: no such file; check the pattern")
         for path in found:
-            yield from _in_folder(path) if os.path.isdir(path) else (path,)
+            yield from _in_folder(path, unread) if os.path.isdir(path) else (path,)
 
 
-def _in_folder(folder: str) -> Iterator[str]:
+def _matching(pattern: str) -> Iterator[str]:
+    """Yield the paths that a pattern matches.
+
+    At ``**`` no links to folders are followed, which glob.glob does: they may lead in
+    circles, of which it finds each way round.
+    """
+    head, stars, tail = pattern.partition("**/")
+    if not stars or (head and not head.endswith("/")):
+        yield from glob.iglob(pattern)
+        return
+    for top in glob.iglob(head) if head else (os.curdir,):
+        for folder, folders, _ in os.walk(top):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            rest = os.path.join(glob.escape(folder), tail)
+            yield from _matching(rest if head else rest.removeprefix("./"))
+
+
+def _in_folder(folder: str, unread: Unread) -> Iterator[str]:
     """Yield the dumps in a folder and those below it, in order."""
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=unread):
         folders.sort()
         for name in sorted(files):
             path = os.path.join(parent, name)

@@ -27,7 +27,7 @@ _NODENAME, _RELEASE = slice(12 + 65, 12 + 2 * 65), slice(12 + 2 * 65, 12 + 3 * 6
 _TIMESTAMP = 12 + 6 * 65 + 6
 """Offset of the ``struct timeval`` in the header of a 64-bit machine."""
 
-_END_S = 1 << 33
+END_S = 1 << 33
 """Times are before the year 2242, so that they fit into 64 bits in ns."""
 
 
@@ -61,14 +61,14 @@ def identify(path: str) -> Identity:
         # Opening a FIFO without a writer would block.
         status = os.stat(path)
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISBLK(status.st_mode)):
-            return _unknown(path, "not a regular file; name a file that holds a dump")
+            return unknown(path, "not a regular file; name a file that holds a dump")
         with open(path, "rb", buffering=0) as file:
             size = os.lseek(file.fileno(), 0, os.SEEK_END)
             head = os.pread(file.fileno(), HEAD_BYTES, 0)
     except (OSError, ValueError) as error:
         # ValueError: a null character in the path.
         why = error.strerror if isinstance(error, OSError) else None
-        return _unknown(path, f"{why or error}; check the path and its permissions")
+        return unknown(path, f"{why or error}; check the path and its permissions")
     kdump_host, kdump_release, written_ns = _kdump_header(head)
     release = _found(_OSRELEASE, head) or kdump_release
     crash_time = _found(_CRASHTIME, head)
@@ -92,7 +92,11 @@ def identify(path: str) -> Identity:
     )
 
 
-def _unknown(path: str, error: str) -> Identity:
+def unknown(path: str, error: str) -> Identity:
+    """Return the identity of a dump that could not be read, so that it is no dump's.
+
+    :param error: Why it could not.
+    """
     digest = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
     return Identity(
         path=path,
@@ -133,6 +137,6 @@ def _name(field: bytes) -> str | None:
 
 def _time_ns(seconds: int, microseconds: int = 0) -> int | None:
     """Return a time in ns; ``None`` if it is not one of these centuries."""
-    if not (0 < seconds < _END_S and 0 <= microseconds < 10**6):
+    if not (0 < seconds < END_S and 0 <= microseconds < 10**6):
         return None
     return seconds * 10**9 + microseconds * 1000

@@ -10,6 +10,9 @@ from msatools.fleet.model import FleetReport
 from msatools.fleet.single import State
 from msatools.reports.gauges import Gauge, single
 
+MAX_CODES = 100
+"""Codes of verdicts, of which there are some thirty: a dump can make up others."""
+
 
 def gauges(report: FleetReport) -> Iterator[Gauge]:
     """Yield the gauges of a fleet; hosts and fingerprints have no labels: too many."""
@@ -31,7 +34,7 @@ def gauges(report: FleetReport) -> Iterator[Gauge]:
         name="msatools_fleet_verdict_dumps",
         help="Dumps that have a verdict, by its code.",
         labels=("code",),
-        values=verdicts,
+        values=dict(verdicts.most_common(MAX_CODES)),
     )
     yield single(
         "msatools_fleet_buckets",

@@ -2,7 +2,7 @@
 
 """Rows of the results: one a dump, and one a verdict, from the JSON of its report."""
 
-import json
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msatools
-from msatools.fleet.identity import Identity
-from msatools.fleet.single import NO_REPORT, Outcome
+from msatools.fleet.identity import END_S, Identity
+from msatools.fleet.single import NO_REPORT, Outcome, parse_report
 
 Row = Mapping[str, object]
 
 VERSION = msatools.__version__
 """Version of the reports: another one has each dump read anew."""
+
+_CODE = re.compile("[a-z][a-z0-9-]{0,39}")
+"""What the code of a verdict looks like."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +39,14 @@ def result_of(identity: Identity, outcome: Outcome) -> Result:
     """Return the rows of a dump, ready to be stored."""
     try:
         return _result(identity, outcome)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         # The process that printed it has read the dump, and is not to be trusted.
         broken = replace(outcome, state="crashed", error=NO_REPORT, report=None)
         return _result(identity, broken)
 
 
 def _result(identity: Identity, outcome: Outcome) -> Result:
-    report: Mapping[str, Any] = json.loads(outcome.report) if outcome.report else {}
+    report = parse_report(outcome.report) if outcome.report else {}
     result = uuid.uuid4().hex
     return Result(
         dump={
@@ -56,7 +59,7 @@ def _result(identity: Identity, outcome: Outcome) -> Result:
             "version": VERSION,
             "finished_ns": time.time_ns(),
             "seconds": outcome.seconds,
-            "worker": outcome.worker,
+            "worker": _text(outcome.worker),
             **_of_header(identity, report),
             **_of_crash(report.get("crash") or {}),
             "report": _text(outcome.report),
@@ -77,7 +80,7 @@ def _of_header(identity: Identity, report: Mapping[str, Any]) -> Row:
         "arch": _text(target.get("arch")),
         "format": _text(target.get("format")),
         "truncated": bool(target.get("truncated")) if report else None,
-        "time_ns": _positive(machine.get("time_ns")) or identity.time_ns,
+        "time_ns": _time_ns(machine.get("time_ns")) or identity.time_ns,
         "uptime_ns": _number(machine.get("uptime_ns")),
         "cpus": _number(machine.get("cpus")),
         "ram_bytes": _number(machine.get("ram_bytes")),
@@ -90,27 +93,36 @@ def _of_crash(crash: Mapping[str, Any]) -> Row:
     return {
         **{name: _text(crash.get(name)) for name in names},
         **{name: _number(crash.get(name)) for name in numbers},
-        "frames": [str(frame) for frame in crash.get("frames") or ()],
+        "frames": _texts(crash.get("frames")),
     }
 
 
 def _verdicts(result: str, identity: str, report: Mapping[str, Any]) -> Iterator[Row]:
     for rank, verdict in enumerate(report.get("verdicts") or ()):
-        names = ("code", "severity", "confidence", "text", "see")
+        if not _CODE.fullmatch(verdict["code"]):
+            raise ValueError(NO_REPORT)
+        names = ("code", "severity", "confidence", "text")
         yield {
             "result": result,
             "identity": identity,
             "rank": rank,
-            **{name: _text(verdict.get(name)) for name in names},
-            "evidence": [str(fact) for fact in verdict.get("evidence") or ()],
+            **{name: _storable(verdict[name]) for name in names},
+            "see": _text(verdict.get("see")),
+            "evidence": _texts(verdict.get("evidence")),
         }
 
 
 def _text(value: object) -> str | None:
+    return _storable(value) if isinstance(value, str) else None
+
+
+def _texts(values: Any) -> list[str]:
+    return [_storable(str(value)) for value in values or ()]
+
+
+def _storable(text: str) -> str:
     # Parquet has UTF-8 only, and JSON may have halves of surrogate pairs.
-    if not isinstance(value, str):
-        return None
-    return value.encode("utf-8", "backslashreplace").decode()
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _number(value: object) -> int | None:
@@ -122,6 +134,7 @@ def _number(value: object) -> int | None:
     return value if -(1 << 63) <= value < 1 << 63 else None
 
 
-def _positive(value: object) -> int | None:
+def _time_ns(value: object) -> int | None:
+    """Return a time that is one of these centuries."""
     number = _number(value)
-    return number if number is not None and number > 0 else None
+    return number if number is not None and 0 < number < END_S * 10**9 else None

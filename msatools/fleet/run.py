@@ -10,27 +10,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from distributed import Client, Future
 
 from msatools.fleet.cluster import replace_lost, workers_of
 from msatools.fleet.errors import FleetError
-from msatools.fleet.identity import Identity, identify
-from msatools.fleet.rows import Result, result_of
-from msatools.fleet.single import Outcome
+from msatools.fleet.identity import Identity, identify, unknown
+from msatools.fleet.rows import VERSION, Result, result_of
+from msatools.fleet.single import Outcome, State
 from msatools.fleet.store import Results
 
 Report = Callable[[str], Outcome]
 """Returns what came of the dump at a path; workers import it by its name."""
 
-MAX_LOSSES = 5
-"""Times that the cluster gives up on a dump, having lost its workers, until it counts
-as one that crashes."""
+MAX_TRIES = 5
+"""Times that a dump is read whose workers are lost, or which changes meanwhile."""
+
+CHANGES = "it changes while it is read; run this again when it is whole"
 
 _AHEAD = 4
 """Dumps in the cluster for each that is being read, so that no worker waits."""
 
 _LEAST_AHEAD = 64
+_FETCH_S, _FETCH_ONE_S = 10.0, 1.0
 _FLUSH_S = 5.0
 _MAX_LINE = 1000
 _FLUSH_ROWS = 1000
@@ -48,6 +51,9 @@ class Progress:
 
     states: Counter[str] = field(default_factory=Counter)
     """Those that are stored or about to be, by state."""
+
+    workers: int | None = None
+    """Dumps that are read at once; ``None`` if it is not known yet."""
 
     start_s: float = field(default_factory=time.monotonic)
 
@@ -94,7 +100,7 @@ class Run:
         self._saw = saw
         self._finished: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
         self._running: dict[Future[Outcome], Identity] = {}
-        self._losses: Counter[str] = Counter()
+        self._tries: Counter[str] = Counter()
         self._unsaved: list[Result] = []
         self._saved_s = time.monotonic()
 
@@ -108,7 +114,8 @@ class Run:
         try:
             more = True
             while more or self._running:
-                more = more and self._submit(waiting)
+                progress.workers = workers_of(self._client)
+                more = more and self._submit(waiting, progress.workers)
                 self._saw(progress)
                 self._collect(progress)
         finally:
@@ -128,9 +135,9 @@ class Run:
             self._seen.add(identity.digest)
             yield identity
 
-    def _submit(self, waiting: Iterator[Identity]) -> bool:
+    def _submit(self, waiting: Iterator[Identity], workers: int) -> bool:
         """Fill up the cluster; return whether there are dumps left."""
-        ahead = max(_AHEAD * workers_of(self._client), _LEAST_AHEAD)
+        ahead = max(_AHEAD * workers, _LEAST_AHEAD)
         while len(self._running) < ahead:
             identity = next(waiting, None)
             if identity is None:
@@ -155,63 +162,98 @@ class Run:
         except queue.Empty:
             pass
         for future, outcome in self._outcomes(batch):
-            identity = self._running.pop(future)
-            if outcome is None:
-                self._start(identity)
-                continue
-            result = result_of(identity, outcome)
-            progress.states[result.state] += 1
-            self._unsaved.append(result)
+            result = self._result(self._running.pop(future), outcome, progress)
+            if result is not None:
+                progress.states[result.state] += 1
+                self._unsaved.append(result)
         is_late = time.monotonic() >= self._saved_s + _FLUSH_S
         if is_late:
             replace_lost(self._client)
         if is_late or len(self._unsaved) >= _FLUSH_ROWS:
             self._save()
 
+    def _result(
+        self, identity: Identity, outcome: Outcome | str, progress: Progress
+    ) -> Result | None:
+        """Return the rows of a dump; ``None`` if it is read again, or is a copy now.
+
+        :param outcome: Why the dump has to be read again, if it is a text.
+        """
+        now = identify(identity.path)
+        has_changed = now.is_known and now.digest != identity.digest
+        if has_changed:
+            # Nobody knows which of the two was read.
+            outcome = CHANGES
+            if now.digest in self._seen:
+                progress.skipped += 1
+                return None
+            self._seen.add(now.digest)
+        if isinstance(outcome, str):
+            self._tries[now.path] += 1
+            if self._tries[now.path] < MAX_TRIES:
+                self._start(now)
+                return None
+            identity = unknown(now.path, CHANGES) if has_changed else identity
+            outcome = _given_up("failed" if has_changed else "crashed", outcome)
+        elif outcome.state != "done":
+            # It may be gone, and lie elsewhere.
+            identity = now
+        return result_of(identity, outcome)
+
     def _outcomes(
         self, batch: list[Future[Outcome]]
-    ) -> Iterator[tuple[Future[Outcome], Outcome | None]]:
-        """Yield what came of each dump; ``None`` if it is to be read once more."""
+    ) -> Iterator[tuple[Future[Outcome], Outcome | str]]:
+        """Yield what came of each dump; a text says why it has to be read again."""
         finished = [future for future in batch if future.status == "finished"]
         found = self._fetched(finished)
-        yield from found.items()
+        for future, outcome in found.items():
+            if outcome.version != VERSION:
+                raise FleetError(
+                    f"the worker on {outcome.worker} has msatools {outcome.version}, "
+                    f"and this is {VERSION}; install the same there"
+                )
+            yield future, outcome
         for future in {*batch}.difference(found):
-            yield future, self._of_lost(future)
+            yield future, self._why_lost(future)
 
     def _fetched(
         self, futures: list[Future[Outcome]]
     ) -> dict[Future[Outcome], Outcome]:
         """Return what workers have, without what was lost with its worker since."""
+        # What a worker had that is lost since is computed anew, for which gather waits,
+        # and there may be no worker until we see to it.
+        gather = partial(self._client.gather, futures, asynchronous=True)
         try:
-            return dict(zip(futures, self._client.gather(futures), strict=True))
+            found = self._client.sync(gather, callback_timeout=_FETCH_S)
+            return dict(zip(futures, found, strict=True))
         except Exception:
-            found = {}
+            some = {}
             for future in futures:
-                with contextlib.suppress(Exception):
-                    found[future] = self._client.gather(future)
-            return found
+                if future.status == "finished":
+                    with contextlib.suppress(Exception):
+                        some[future] = future.result(timeout=_FETCH_ONE_S)
+            return some
 
-    def _of_lost(self, future: Future[Outcome]) -> Outcome | None:
-        """Return what came of a dump whose workers were lost, or that was not sent."""
+    def _why_lost(self, future: Future[Outcome]) -> str:
+        """Return why there is nothing of a dump: workers were lost, or cannot do it."""
         if self._client.status != "running":
             raise FleetError(
                 "the scheduler is gone; start it, and the same run again: it goes on"
             )
-        identity = self._running[future]
-        self._losses[identity.digest] += 1
-        if self._losses[identity.digest] < MAX_LOSSES:
-            return None
         error = future.exception() if future.status == "error" else None
+        if isinstance(error, (AttributeError, ImportError)):
+            raise FleetError(
+                f"a worker cannot read dumps: {error}; install msatools[fleet] "
+                f"{VERSION} there"
+            )
         why = f"{type(error).__name__}: {error}" if error else "its workers were lost"
-        return Outcome(
-            state="crashed",
-            error=f"the cluster gave it up {MAX_LOSSES} times: {why}"[:_MAX_LINE],
-            report=None,
-            seconds=0.0,
-            worker="",
-        )
+        return f"the cluster gave it up {MAX_TRIES} times: {why}"[:_MAX_LINE]
 
     def _save(self) -> None:
         unsaved, self._unsaved = self._unsaved, []
         self._saved_s = time.monotonic()
         self._results.write(unsaved)
+
+
+def _given_up(state: State, error: str) -> Outcome:
+    return Outcome(state=state, error=error, report=None, seconds=0.0, worker="")

@@ -7,6 +7,7 @@ becomes one outcome.
 """
 
 import json
+import math
 import os
 import selectors
 import signal
@@ -14,9 +15,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import msatools
 
 State = Literal["done", "failed", "timeout", "crashed"]
 """``done``: there is a report; ``failed``: the dump cannot be opened or read;
@@ -74,6 +77,9 @@ class Outcome:
 
     worker: str
     """Host that read it."""
+
+    version: str = msatools.__version__
+    """Version of msatools there."""
 
 
 def report_dump(path: str, bounds: Bounds, program: Sequence[str] = BOUNDED) -> Outcome:
@@ -165,13 +171,32 @@ def _outcome(
     if status:
         return "failed", line or f"reading it ended with status {status}", None
     try:
-        report = json.loads(out)
-        is_report = isinstance(report, dict) and report.get("schema") == _SCHEMA
-    except (ValueError, RecursionError):
-        is_report = False
-    if not is_report:
+        report = out.decode()
+        parse_report(report)
+    except ValueError:
         return "crashed", NO_REPORT, None
-    return "done", None, out.decode()
+    return "done", None, report
+
+
+def parse_report(text: str) -> Mapping[str, Any]:
+    """Return the values in the JSON of a report; all numbers are finite.
+
+    :raises ValueError: if it is none
+    """
+    try:
+        report = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError(NO_REPORT) from error
+    if not isinstance(report, dict) or report.get("schema") != _SCHEMA:
+        raise ValueError(NO_REPORT)
+    return report
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(NO_REPORT)
+    return number
 
 
 def _signal_name(number: int) -> str:

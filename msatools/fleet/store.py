@@ -11,11 +11,12 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 
 from msatools.fleet.errors import FleetError
@@ -69,18 +70,28 @@ CREATE VIEW dumps AS
         SELECT *,
             max(finished_ns) OVER (PARTITION BY identity, version) AS version_ns,
             bool_or(identity NOT LIKE 'path-%') OVER (PARTITION BY path) AS is_read
-        FROM {dumps})
+        FROM stored_dumps)
     SELECT * EXCLUDE (version_ns, is_read),
-        make_timestamp_ns(time_ns) AS "time"
+        make_timestamp(time_ns // 1000) AS "time"
     FROM rows
     WHERE identity NOT LIKE 'path-%' OR NOT is_read
     QUALIFY row_number() OVER (PARTITION BY identity
         ORDER BY version_ns DESC, state = 'done' DESC, finished_ns DESC, result) = 1;
 CREATE VIEW verdicts AS
-    SELECT * FROM {verdicts} SEMI JOIN dumps USING (result);
+    SELECT * FROM stored_verdicts SEMI JOIN dumps USING (result);
 """
 """Of a dump the newest version of the report counts, and of that a report before a
 failure. What could not be opened counts until it was read under the same path."""
+
+
+_CLOSED: Mapping[str, str | bool] = {
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "temp_directory": "",
+}
+"""Settings of a database that reaches no file and no network: a query is text that may
+have been copied from anywhere."""
 
 
 class Results:
@@ -103,7 +114,11 @@ class Results:
                     )
                 self._write_mark()
             for name in _TABLES:
-                (self.path / name).mkdir(exist_ok=True)
+                folder = self.path / name
+                folder.mkdir(exist_ok=True)
+                # Not only after the first reports.
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    raise FleetError(f"{folder}: not writable; name another folder")
         except OSError as error:
             raise _os_error(self.path, error) from error
 
@@ -120,7 +135,7 @@ class Results:
     def _is_marked(self) -> bool:
         try:
             mark = json.loads((self.path / MARK).read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except (OSError, ValueError) as error:
             raise FleetError(
@@ -181,51 +196,48 @@ class Results:
             "SELECT identity FROM dumps WHERE version = ? AND identity NOT LIKE "
             "'path-%' AND (state = 'done' OR NOT ?)"
         )
-        rows = self.open().execute(query, [version, only_reports]).fetchall()
+        with self.open() as database:
+            rows = database.execute(query, [version, only_reports]).fetchall()
         return {identity for (identity,) in rows}
 
-    def open(self) -> "duckdb.DuckDBPyConnection":
-        """Return a database with the views ``dumps`` and ``verdicts``.
+    @contextlib.contextmanager
+    def open(self) -> Iterator["duckdb.DuckDBPyConnection"]:
+        """Yield a database in memory with the views ``dumps`` and ``verdicts``.
+
+        Its statements reach nothing but these: no file, no network. The files of the
+        results are read by pyarrow, as they are when it is opened.
 
         :raises FleetError: if there are no results, or they cannot be read
         """
         import duckdb
 
         self.check()
-        database = duckdb.connect()
-        try:
-            database.execute(
-                _VIEWS.format(**{name: self._source(name) for name in _TABLES})
-            )
-        except duckdb.Error as error:
-            raise FleetError(f"{self.path}: {_first_line(error)}") from error
-        return database
+        with self._errors(), duckdb.connect(config={**_CLOSED}) as database:
+            for name in _TABLES:
+                database.register(f"stored_{name}", self._stored(name))
+            # Times in the tables are UTC; so now() has to be.
+            database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
+            database.execute(_VIEWS)
+            yield database
 
-    def _source(self, table: str) -> str:
-        """Return the expression that reads all files of a table."""
+    def _stored(self, table: str) -> pds.Dataset:
+        """Return all rows of a table; columns of later versions are left out."""
         files = sorted(
             str(path)
             for path in (self.path / table).glob("*.parquet")
             if not path.name.startswith(".")
         )
-        # Columns may be added by later versions.
-        names = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
-        columns = ", ".join(
-            f"NULL::{_sql_type(field.type)} AS {field.name}" for field in _TABLES[table]
-        )
-        none = f"SELECT {columns} WHERE false"
-        if not files:
-            return f"({none})"
-        return (
-            f"({none} UNION ALL BY NAME "
-            f"SELECT * FROM read_parquet([{names}], union_by_name = true))"
-        )
+        return pds.dataset(files, schema=_TABLES[table], format="parquet")
 
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of reading into those for the user."""
+        import duckdb
 
-def _sql_type(kind: Any) -> str:
-    names = {_TEXT: "VARCHAR", _NUMBER: "BIGINT", pa.float64(): "DOUBLE"}
-    names |= {pa.bool_(): "BOOLEAN", _TEXTS: "VARCHAR[]"}
-    return names[kind]
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise FleetError(f"{self.path}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -233,5 +245,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _os_error(path: Path, error: OSError) -> FleetError:
-    why = error.strerror or str(error)
+    why = os.strerror(error.errno) if error.errno else str(error)
     return FleetError(f"{path}: {why}; name another folder, or make room")

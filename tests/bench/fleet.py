@@ -54,8 +54,8 @@ def _scheduling(folder: Path) -> None:
             )
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
+def _cpu_s(whose: int = resource.RUSAGE_SELF) -> float:
+    used = resource.getrusage(whose)
     return used.ru_utime + used.ru_stime
 
 
@@ -65,15 +65,21 @@ def _workers(folder: Path) -> None:
         for n in range(DUMPS)
     ]
     print(f"msa-fleet: {DUMPS} dumps by the number of workers")
-    took_s = {}
+    took_s, used_s = {}, {}
     for workers in (1, 2):
         results = Results(str(folder / f"workers-{workers}"))
         results.create()
         report = partial(report_dump, bounds=BOUNDS)
+        before_s = _cpu_s() + _cpu_s(resource.RUSAGE_CHILDREN)
         with cluster.local(workers, BOUNDS) as client:
             took_s[workers] = _run(client, results, paths, report)
-        print(f"  {workers}: {took_s[workers]:.1f} s")
+        # Workers count once they have ended.
+        used_s[workers] = _cpu_s() + _cpu_s(resource.RUSAGE_CHILDREN) - before_s
+        print(f"  {workers}: {took_s[workers]:.1f} s, {used_s[workers]:.1f} s of CPU")
     print(f"  2 are {took_s[1] / took_s[2]:.2f} times as fast as 1")
+    # Where others have the CPUs, the work that there is says more than the time.
+    print(f"  2 have {used_s[2] / used_s[1]:.2f} times the work of 1, for which they")
+    print(f"  would be {2 * used_s[1] / used_s[2]:.2f} times as fast on idle CPUs")
 
 
 def _run(client: Client, results: Results, paths: list[str], report: Report) -> float:

@@ -112,3 +112,9 @@ def workers_of(pid: int) -> Iterator[int]:
             words = Path(f"/proc/{child}/cmdline").read_bytes()
             if b"spawn_main" in words:
                 yield int(child)
+
+
+def asked(made: Results, query: str) -> list[tuple[object, ...]]:
+    """Return the answer of the results to a query."""
+    with made.open() as database:
+        return database.execute(query).fetchall()

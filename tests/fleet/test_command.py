@@ -5,6 +5,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,9 @@ from fixtures.demo import DEMOS
 from msatools.cli.fleet_progress import FleetProgress, progress_text
 from msatools.console import run as run_command
 from msatools.fleet import errors
+from msatools.fleet.query import query
 from msatools.fleet.run import Progress
+from msatools.fleet.store import Results
 from tests.fleet.dumps import DAY, START, copy_dump, cut_off
 from tests.fleet.made import result, results
 from tests.support.calls import Ran
@@ -195,6 +198,107 @@ def test_sql(folder: Path) -> None:
     assert "fingerprint" in fleet("sql", folder, "DESCRIBE dumps").out
 
 
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("COPY dumps TO 'x'", "file system operations are disabled"),
+        ("ATTACH 'x'", "file system operations are disabled"),
+        ("EXPORT DATABASE 'x'", "file system operations are disabled"),
+        ("SELECT * FROM read_text('/etc/passwd')", "operations are disabled"),
+        ("SELECT * FROM '/etc/passwd.csv'", "operations are disabled"),
+        ("SELECT * FROM 'https://127.0.0.1/x.csv'", "operations are disabled"),
+        ("INSTALL httpfs", "operations are disabled"),
+        ("LOAD httpfs", "Loading external extensions is disabled"),
+        ("SET enable_external_access = true", "the configuration has been locked"),
+        ("SET temp_directory = 'x'", "the configuration has been locked"),
+        ("", "no query"),
+        ("-- nothing", "no query"),
+    ],
+)
+def test_a_query_reaches_the_tables_alone(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    query: str,
+    said: str,
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    ran = fleet("sql", folder, query)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert said in ran.err
+    assert [*here.iterdir()] == []
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_signal_stops_a_query(folder: Path) -> None:
+    class Stop(BaseException):
+        pass
+
+    def stop(number: int, frame: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    try:
+        with pytest.raises(Stop):
+            query(
+                Results(str(folder)),
+                "SELECT sum(a.range * b.range) FROM range(200000) a, range(1000000) b",
+            )
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_values_of_queries(folder: Path) -> None:
+    query = (
+        "SELECT 'nan'::double AS a, map {now(): 1} IS NULL AS b, [1, NULL] AS c, "
+        "map {DATE '2026-11-20': [inf]} AS d, 2::hugeint ** 70 > 0 AS e, "
+        "'\u202e' AS f, time > now() - INTERVAL 7 DAY AS g, "
+        "TIMESTAMP '2026-11-20' AS h "
+        "FROM (SELECT 'inf'::double AS inf), dumps LIMIT 1"
+    )
+    ran = fleet("sql", folder, query, "--json")
+    assert (ran.status, ran.err) == (0, "")
+    row = json.loads(ran.out)
+    assert isinstance(row.pop("g"), bool)
+    assert row == {
+        "a": None,
+        "b": False,
+        "c": [1, None],
+        "d": {"2026-11-20": [None]},
+        "e": True,
+        "f": "\u202e",
+        "h": "2026-11-20 00:00:00",
+    }
+    assert ran.out.isascii()
+    ran = fleet("sql", folder, "SELECT 1 AS a, 2 AS a", "--json")
+    assert (ran.status, ran.out) == (1, "")
+    assert "two columns are named a, which --json cannot tell apart" in ran.err
+
+
+def test_queries_of_the_page(folder: Path) -> None:
+    page = Path(__file__).parents[2] / "docs/commands/fleet.md"
+    found = page.read_text().partition("```sql\n")[2].partition("```")[0]
+    queries = [each for each in found.split(";") if each.strip()]
+    assert len(queries) == 4
+    for each in queries:
+        ran = fleet("sql", folder, each)
+        assert (ran.status, ran.err) == (0, ""), each
+
+
+def test_times_of_queries_are_utc(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    query = "SELECT current_setting('TimeZone') AS zone, min(time) AS first FROM dumps"
+    ran = fleet("sql", folder, query, "--json")
+    assert json.loads(ran.out) == {"zone": "UTC", "first": "2026-11-18 11:06:40"}
+
+
 # --- errors and usage
 
 
@@ -300,6 +404,14 @@ def test_progress() -> None:
     words = progress_text(progress)
     assert words.startswith("msa-fleet: 120 of 300, 3 failed, 2.0/s, 1:3")
     assert words.endswith(" left")
+
+
+def test_progress_without_workers() -> None:
+    """A cluster may have none yet, or they end as msatools is not installed there."""
+    progress = Progress(300, workers=0)
+    assert progress_text(progress) == "msa-fleet: 0 of 300, waiting for workers"
+    progress.workers = 2
+    assert progress_text(progress) == "msa-fleet: 0 of 300"
 
 
 def test_progress_is_for_terminals() -> None:

@@ -2,6 +2,7 @@
 
 """Which dumps arguments name."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -57,6 +58,41 @@ def test_words(words: str, found: str) -> None:
 def test_patterns_that_match_nothing() -> None:
     with pytest.raises(FleetError, match=r"^\*\.none: no such file"):
         [*find_dumps(["*.none"])]
+
+
+def test_patterns_follow_no_links_to_folders(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lead in circles; a path that is found many ways is looked at many times."""
+    (tree / "a/up").symlink_to("..")
+    seen: list[str] = []
+    realpath = os.path.realpath
+
+    def counting(path: str) -> str:
+        seen.append(path)
+        assert len(seen) < 10, "goes in circles"
+        return realpath(path)
+
+    monkeypatch.setattr("os.path.realpath", counting)
+    assert [*find_dumps(["**/vmcore", "[b]/**/flat"])] == ["a/vmcore", "b/c/flat"]
+    assert len(seen) == 2
+
+
+def test_folders_that_cannot_be_read(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are named: root in a test can read all."""
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if path.endswith("/c"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    unread: list[OSError] = []
+    assert [*find_dumps(["b", "a"], (), unread.append)] == ["a/core.elf", "a/vmcore"]
+    assert [error.filename for error in unread] == ["b/c"]
 
 
 def test_a_name_may_have_the_signs_of_a_pattern(tree: Path) -> None:

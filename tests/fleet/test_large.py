@@ -20,7 +20,7 @@ from fixtures.demo import DEMOS
 from msatools.fleet.buckets import Choice, read_fleet
 from msatools.fleet.store import MARK, Results
 from tests.fleet.dumps import DAY, START, copy_dump, cut_off, overwrite
-from tests.fleet.made import workers_of
+from tests.fleet.made import asked, workers_of
 from tests.fleet.program import file_of
 from tests.report.expected import SCENARIOS
 
@@ -103,9 +103,9 @@ def rows(results: Path) -> int:
     """Return the number of dumps that are stored."""
     if not (results / MARK).exists():
         return 0
-    database = Results(str(results)).open()
-    (count,) = database.execute("SELECT count(*) FROM dumps").fetchone() or (0,)
-    return int(count)
+    ((count,),) = asked(Results(str(results)), "SELECT count(*) FROM dumps")
+    assert isinstance(count, int)
+    return count
 
 
 def check(results: Path, counts: Counts) -> None:
@@ -166,9 +166,7 @@ def test_runs_that_are_killed(fleet: tuple[Path, Counts], tmp_path: Path) -> Non
     assert start(folder, results).wait() == 0
     check(results, counts)
     # Nothing that was stored was read again.
-    database = Results(str(results)).open()
-    files = f"read_parquet('{results}/dumps/*.parquet')"
-    (count,) = database.execute(f"SELECT count(*) FROM {files}").fetchone() or (0,)
+    ((count,),) = asked(Results(str(results)), "SELECT count(*) FROM stored_dumps")
     assert count == rows(results) > done
 
 

@@ -6,18 +6,24 @@ import os
 import random
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from distributed import Client
+from distributed import Client, wait
 
 from msatools.fleet import cluster
+from msatools.fleet import run as run_module
 from msatools.fleet.buckets import Choice, read_fleet
-from msatools.fleet.run import MAX_LOSSES, Progress, Report, Run
-from msatools.fleet.single import Bounds, report_dump
+from msatools.fleet.cluster import workers_of
+from msatools.fleet.errors import FleetError
+from msatools.fleet.run import CHANGES, MAX_TRIES, Progress, Report, Run
+from msatools.fleet.single import Bounds, Outcome, report_dump
 from msatools.fleet.store import Results
 from tests.fleet import made
 from tests.fleet.program import PROGRAM, file_of, file_of_report
@@ -92,8 +98,8 @@ def test_what_a_dump_does_is_one_row(client: Client, tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in "abcdef"]
     bounds = Bounds(memory_bytes=1 << 28, seconds=8)
     run(client, results, paths, partial(report_dump, bounds=bounds, program=PROGRAM))
-    rows = results.open().execute("SELECT path, state, error FROM dumps ORDER BY path")
-    found = {Path(path).name: (state, error) for path, state, error in rows.fetchall()}
+    rows = made.asked(results, "SELECT path, state, error FROM dumps ORDER BY path")
+    found = {Path(str(path)).name: (state, error) for path, state, error in rows}
     assert found == {
         "a": ("done", None),
         "b": ("timeout", "reading it took over 8 s"),
@@ -157,8 +163,7 @@ def test_workers_that_are_killed(
     assert killer.killed == kills
     assert progress.states == {"done": 45}
     assert counted(results) == {"f0": 15, "f1": 15, "f2": 15}
-    rows = results.open().execute("SELECT count(*) FROM dumps").fetchone()
-    assert rows == (45,)
+    assert made.asked(results, "SELECT count(*) FROM dumps") == [(45,)]
 
 
 def test_a_dump_that_ends_its_workers(tmp_path: Path) -> None:
@@ -172,7 +177,7 @@ def test_a_dump_that_ends_its_workers(tmp_path: Path) -> None:
     assert progress.states == {"done": 2, "crashed": 1}
     (error,) = [dump.error for dump in read_fleet(results, Choice()).lost]
     assert error is not None
-    assert error.startswith(f"the cluster gave it up {MAX_LOSSES} times: KilledWorker")
+    assert error.startswith(f"the cluster gave it up {MAX_TRIES} times: KilledWorker")
 
 
 def test_what_has_come_is_kept_when_a_run_is_stopped(
@@ -195,3 +200,123 @@ def test_what_has_come_is_kept_when_a_run_is_stopped(
     progress = run(client, results, paths, made.nothing)
     assert progress.skipped == kept
     assert states(results) == {"done": 200}
+
+
+HEAD = b"\x7fELF\nOSRELEASE=6.1.0\nCRASHTIME=%d\n"
+
+
+def replacing(path: str) -> Outcome:
+    """Report by what is in a dump, and put another one in its place; for workers."""
+    found = Path(path).read_bytes()
+    first = HEAD % 1_795_000_000
+    if found == first:
+        Path(path).write_bytes(HEAD % 1_795_000_001)
+    return made.outcome(**made.report("f1" if found == first else "f2"))
+
+
+def growing(path: str) -> Outcome:
+    """Report on a dump that is still written; for workers."""
+    with open(path, "ab") as file:
+        file.write(b"\0")
+    return made.outcome()
+
+
+def removing(path: str) -> Outcome:
+    """Remove the dump, whose report there is or not by its name; for workers."""
+    Path(path).unlink()
+    if path.endswith("lost"):
+        return made.outcome("failed", "no such file")
+    return made.by_name(path)
+
+
+def test_a_dump_that_is_replaced_meanwhile_is_read_again(
+    client: Client, tmp_path: Path
+) -> None:
+    """The report of one dump is not stored as that of another."""
+    results = made.results(tmp_path / "results")
+    dump = tmp_path / "vmcore"
+    dump.write_bytes(HEAD % 1_795_000_000)
+    progress = run(client, results, [str(dump)], replacing)
+    assert (progress.finished, progress.left) == (1, 0)
+    assert counted(results) == {"f2": 1}
+    assert run(client, results, [str(dump)], replacing).skipped == 1
+
+
+def test_a_dump_that_is_replaced_by_a_known_one(client: Client, tmp_path: Path) -> None:
+    results = made.results(tmp_path / "results")
+    dump, other = tmp_path / "vmcore", tmp_path / "other"
+    dump.write_bytes(HEAD % 1_795_000_000)
+    other.write_bytes(HEAD % 1_795_000_001)
+    progress = run(client, results, [str(dump), str(other)], replacing)
+    assert (progress.finished, progress.skipped, progress.left) == (1, 1, 0)
+    assert counted(results) == {"f2": 1}
+
+
+def test_a_dump_that_is_still_written(client: Client, tmp_path: Path) -> None:
+    """It fails, and is not known the next time."""
+    results = made.results(tmp_path / "results")
+    (path,) = dumps(tmp_path, "vmcore")
+    assert run(client, results, [path], growing).states == {"failed": 1}
+    assert [dump.error for dump in read_fleet(results, Choice()).lost] == [CHANGES]
+    assert Path(path).stat().st_size == MAX_TRIES
+    assert run(client, results, [path], made.nothing).states == {"done": 1}
+    assert states(results) == {"done": 1}
+
+
+def test_dumps_that_are_moved_meanwhile(client: Client, tmp_path: Path) -> None:
+    """A report that came counts; what was gone before is read where it lies then."""
+    results = made.results(tmp_path / "results")
+    paths = [str(tmp_path / name) for name in ("f1-a", "f1-lost")]
+    for number, path in enumerate(paths):
+        Path(path).write_bytes(HEAD % (1_795_000_000 + number))
+    run(client, results, paths, removing)
+    assert states(results) == {"done": 1, "failed": 1}
+    moved = [str(tmp_path / name) for name in ("f2-a", "f2-b")]
+    for number, path in enumerate(moved):
+        Path(path).write_bytes(HEAD % (1_795_000_000 + number))
+    progress = run(client, results, moved, made.by_name)
+    assert (progress.finished, progress.skipped) == (1, 1)
+    assert counted(results) == {"f1": 1, "f2": 1}
+
+
+def other_version(path: str) -> Outcome:
+    """Report as msatools of another version does; for workers."""
+    return replace(made.nothing(path), version="0.9", worker="web\x1b7")
+
+
+def without_msatools(path: str) -> Outcome:
+    """Fail as the import of it does; for workers."""
+    raise ModuleNotFoundError("No module named 'msatools'")
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (other_version, "has msatools 0.9, and this is"),
+        (without_msatools, "a worker cannot read dumps: No module named 'msatools'; "),
+    ],
+)
+def test_workers_that_cannot_do_it(
+    client: Client, tmp_path: Path, report: Report, said: str
+) -> None:
+    """That is no dump's fault: the run ends, and none of them is known."""
+    results = made.results(tmp_path / "results")
+    with pytest.raises(FleetError, match=said):
+        run(client, results, dumps(tmp_path, "a", "b"), report)
+    assert states(results) == {}
+
+
+def test_what_is_lost_with_the_last_worker_stops_nothing(tmp_path: Path) -> None:
+    """Dask waits for a worker to compute it anew; that there is one is ours to see to.
+
+    The run has workers replaced between two batches of what has come.
+    """
+    results = made.results(tmp_path / "results")
+    with cluster.local(1, Bounds(memory_bytes=1 << 30, seconds=60)) as client:
+        future = client.submit(made.nothing, "a", pure=False)
+        wait(future)
+        client.cluster.scale(0)
+        while workers_of(client):
+            time.sleep(0.05)
+        with patch.multiple(run_module, _FETCH_S=2.0, _FETCH_ONE_S=1.0):
+            assert Run(client, results, made.nothing, set())._fetched([future]) == {}

@@ -2,11 +2,13 @@
 
 """The folder of results."""
 
+import errno
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -15,21 +17,21 @@ from msatools.fleet.errors import FleetError
 from msatools.fleet.identity import identify
 from msatools.fleet.rows import NO_REPORT, VERSION, result_of
 from msatools.fleet.store import MARK, Results
-from tests.fleet.made import identity, outcome, report, result, results
+from tests.fleet.made import asked, identity, outcome, report, result, results
 
 
 def counted(made: Results, where: str = "true") -> list[tuple[object, ...]]:
     query = f"SELECT identity, state FROM dumps WHERE {where} ORDER BY identity"
-    return made.open().execute(query).fetchall()
+    return asked(made, query)
 
 
 def test_rows_of_a_dump(tmp_path: Path) -> None:
     made = results(tmp_path, result("f1", "deadlock", "oops", name="a"))
-    database = made.open()
-    (dump,) = database.execute(
-        "SELECT identity, path, host, release, state, fingerprint, cause, time, report "
-        "FROM dumps"
-    ).fetchall()
+    (dump,) = asked(
+        made,
+        "SELECT identity, path, host, release, state, fingerprint, cause, "
+        "strftime(time, '%Y-%m-%d'), report FROM dumps",
+    )
     assert dump[:7] == (
         "a-web1",
         "/crash/web1/a",
@@ -39,11 +41,11 @@ def test_rows_of_a_dump(tmp_path: Path) -> None:
         "f1",
         "bug",
     )
-    assert f"{dump[7]:%Y-%m-%d}" == "2026-11-18"
-    assert json.loads(dump[8])["schema"] == "msatools.report/1"
-    verdicts = database.execute(
-        "SELECT code, rank, severity, evidence FROM verdicts ORDER BY rank"
-    ).fetchall()
+    assert dump[7] == "2026-11-18"
+    assert json.loads(str(dump[8]))["schema"] == "msatools.report/1"
+    verdicts = asked(
+        made, "SELECT code, rank, severity, evidence FROM verdicts ORDER BY rank"
+    )
     assert verdicts == [
         ("deadlock", 0, "critical", ["a fact"]),
         ("oops", 1, "critical", ["a fact"]),
@@ -55,7 +57,7 @@ def test_a_dump_that_was_read_twice_counts_once(tmp_path: Path) -> None:
     made = results(tmp_path, result("f1", "deadlock", name="a"))
     made.write([result("f1", "deadlock", name="a"), result("f2", name="b")])
     assert counted(made) == [("a-web1", "done"), ("b-web1", "done")]
-    assert made.open().execute("SELECT count(*) FROM verdicts").fetchone() == (1,)
+    assert asked(made, "SELECT count(*) FROM verdicts") == [(1,)]
 
 
 def test_a_report_counts_before_a_failure(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_the_newest_version_counts(
     assert made.done("99") == set()
     made.write([result_of(identity("a"), outcome("crashed", "by SIGSEGV"))])
     assert counted(made) == [("a-web1", "crashed")]
-    assert made.open().execute("SELECT count(*) FROM verdicts").fetchone() == (0,)
+    assert asked(made, "SELECT count(*) FROM verdicts") == [(0,)]
     assert made.done("99") == made.done(VERSION) ^ {"a-web1"} == {"a-web1"}
 
 
@@ -110,7 +112,7 @@ def test_parts_that_were_not_finished(tmp_path: Path) -> None:
     made.write([result("f1", name="b")])
     (tmp_path / "dumps" / verdicts.name).unlink()
     assert counted(made) == [("b-web1", "done")]
-    assert made.open().execute("SELECT count(*) FROM verdicts").fetchone() == (0,)
+    assert asked(made, "SELECT count(*) FROM verdicts") == [(0,)]
 
 
 def test_no_results_yet(tmp_path: Path) -> None:
@@ -120,12 +122,33 @@ def test_no_results_yet(tmp_path: Path) -> None:
     assert made.done() == set()
 
 
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """It is said before anything is read."""
+    made = results(tmp_path)
+    with (
+        patch("os.access", return_value=False),
+        pytest.raises(FleetError, match="dumps: not writable; name another folder"),
+    ):
+        made.create()
+
+
+def test_disk_that_is_full(tmp_path: Path) -> None:
+    made = results(tmp_path, result("f1", name="a"))
+    full = OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28]")
+    with (
+        patch("pyarrow.parquet.write_table", side_effect=full),
+        pytest.raises(FleetError, match="No space left on device; name another"),
+    ):
+        made.write([result("f1", name="b")])
+    assert counted(made) == [("a-web1", "done")]
+
+
 def test_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FleetError, match="a folder with other files; name a new one"):
         Results(str(tmp_path)).create()
     with pytest.raises(FleetError, match="no results of msa-fleet"):
-        Results(str(tmp_path)).open()
+        asked(Results(str(tmp_path)), "SELECT 1")
     (tmp_path / MARK).write_text('{"schema": "msatools.fleet-results/2"}')
     with pytest.raises(FleetError, match="results of another version"):
         Results(str(tmp_path)).create()
@@ -135,7 +158,7 @@ def test_file_that_is_damaged(tmp_path: Path) -> None:
     made = results(tmp_path, result("f1", name="a"))
     (tmp_path / "dumps" / "x.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(FleetError, match=r"x\.parquet"):
-        made.open()
+        counted(made)
 
 
 def test_names_in_quotes(tmp_path: Path) -> None:
@@ -161,6 +184,10 @@ def test_columns_of_later_versions(tmp_path: Path) -> None:
         {"crash": [1]},
         {"machine": "web1"},
         {"crash": {"frames": 7}},
+        {"verdicts": [{"code": None, "severity": "info"}]},
+        {"verdicts": [{"code": "oops\n", "severity": "info"}]},
+        {"verdicts": [{"code": "oops", "severity": None}]},
+        {"machine": {"uptime_ns": float("nan")}},
     ],
 )
 def test_reports_that_are_none(tmp_path: Path, broken: dict[str, object]) -> None:
@@ -171,18 +198,24 @@ def test_reports_that_are_none(tmp_path: Path, broken: dict[str, object]) -> Non
 
 
 def test_values_that_no_column_has(tmp_path: Path) -> None:
-    odd = report("f\udc80", "c\udc80")
-    odd["crash"] |= {"pid": 1 << 70, "cpu": "x", "comm": 7, "frames": [1, None, {}]}
-    odd["machine"] |= {"time_ns": -5, "cpus": True, "ram_bytes": 1.5}
+    odd = report("f\udc80", "oops")
+    odd["crash"] |= {"pid": 1 << 70, "cpu": "x", "comm": 7}
+    odd["crash"]["frames"] = [1, None, {}, "\ud800"]
+    odd["machine"] |= {"time_ns": (1 << 63) - 1, "cpus": True, "ram_bytes": 1.5}
+    odd["verdicts"][0] |= {"text": "\ud800", "evidence": ["\ud800"], "see": 7}
     named = replace(identity("a"), path="/crash/\udcff")
     found = result_of(named, outcome(**odd))
     made = results(tmp_path, found)
-    (row,) = (
-        made.open()
-        .execute("SELECT path, fingerprint, pid, cpu, comm, cpus, ram_bytes FROM dumps")
-        .fetchall()
+    (row,) = asked(
+        made, "SELECT path, fingerprint, pid, cpu, comm, cpus, ram_bytes FROM dumps"
     )
     assert row == (r"/crash/\udcff", r"f\udc80", None, None, None, None, None)
+    assert asked(made, "SELECT frames, time_ns FROM dumps") == [
+        (["1", "None", "{}", r"\ud800"], named.time_ns)
+    ]
+    assert asked(made, 'SELECT "text", evidence, see FROM verdicts') == [
+        (r"\ud800", [r"\ud800"], None)
+    ]
 
 
 WRITER = """
@@ -206,13 +239,14 @@ def test_writers_that_are_killed(tmp_path: Path) -> None:
             assert all(writer.poll() is None for writer in writers)
             if not (folder / MARK).exists():
                 continue
-            database = Results(str(folder)).open()
-            query = "SELECT count(*), count(DISTINCT identity) FROM dumps"
-            found, distinct = database.execute(query).fetchone() or (0, 0)
-            assert found == distinct >= seen
-            assert database.execute("SELECT count(*) FROM verdicts").fetchone() == (
-                found,
+            ((found, distinct, verdicts),) = asked(
+                Results(str(folder)),
+                "SELECT count(*), count(DISTINCT identity), "
+                "(SELECT count(*) FROM verdicts) FROM dumps",
             )
+            assert found == distinct == verdicts
+            assert isinstance(found, int)
+            assert found >= seen
             seen = found
     finally:
         for writer in writers:
