@@ -19,7 +19,17 @@ from msatools.cpus.stalls.model import (
     StallLimits,
     StopMachine,
 )
-from msatools.kernel.ranges import ranges
+from msatools.cpus.stalls.words import (
+    cpus_text,
+    doing_text,
+    functions_text,
+    names_text,
+    policy_text,
+    readers_text,
+    starved_text,
+    tasks_text,
+    waiting_text,
+)
 from msatools.reports.units import duration
 
 LATE_NS = 1_000_000_000
@@ -35,6 +45,7 @@ _KINDS: Sequence[StallKind] = (
 )
 _WEIGHT: Mapping[Confidence, int] = {"exact": 0, "likely": 1, "evidence": 2}
 _NAMED = 4
+"""Maximum number of readers that are followed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +152,7 @@ class _StallFinder:
                 continue
             self._done.add(cpu)
             cause = self._cause(cpu)
-            waits = _who_waits(held.waiting) + self._depends(cpu)
+            waits = waiting_text(held.waiting) + self._depends(cpu)
             yield self._stall(
                 "cpu-stalled",
                 "no-tick",
@@ -170,7 +181,7 @@ class _StallFinder:
                 "cpu-stalled",
                 "no-switch",
                 f"cpu{cpu} has not switched for {duration(ran)}: "
-                f"{cause.first}{_who_waits(len(late))}{self._depends(cpu)}",
+                f"{cause.first}{waiting_text(len(late))}{self._depends(cpu)}",
                 cause,
                 ran,
                 self._limits.no_switch_ns,
@@ -191,13 +202,13 @@ class _StallFinder:
             late.sort(key=lambda task: -(task.wait_ns or 0))
             longest = self._lasted(late[0].wait_ns)
             bound = "at most " if late[0].wait_bound == "upper" else ""
-            names = _names(late)
+            names = names_text(late)
             tasks = "1 task has" if len(late) == 1 else f"{len(late):,} tasks have"
             yield self._stall(
                 "cpu-starved",
                 "starved",
                 f"cpu{cpu} runs pid {current.pid} {current.comm} "
-                f"({_policy(current)}), and {tasks} had no turn for {bound}"
+                f"({policy_text(current)}), and {tasks} had no turn for {bound}"
                 f"{duration(longest)}: {names}",
                 _Cause((), "", "exact", cpu, current.pid),
                 longest,
@@ -221,8 +232,8 @@ class _StallFinder:
         yield self._stall(
             "cpu-stalled",
             "stop-machine",
-            f"{_cpu_list(stop.stopped)} stopped{what} (stop_machine) "
-            f"{duration(since)} ago, and {_cpu_list(stop.missing)} {are} awaited: "
+            f"{cpus_text(stop.stopped)} stopped{what} (stop_machine) "
+            f"{duration(since)} ago, and {cpus_text(stop.missing)} {are} awaited: "
             f"{cause.steps[0]}",
             cause,
             since,
@@ -242,7 +253,7 @@ class _StallFinder:
                 continue
             callers = sorted({call.caller for call in calls if call.caller is not None})
             waits = min(late, self._called_for(callers, late))
-            who = f"{_cpu_list(callers)} {'waits' if len(callers) == 1 else 'wait'}"
+            who = f"{cpus_text(callers)} {'waits' if len(callers) == 1 else 'wait'}"
             if not callers:
                 who = "a task that does not run waits"
             cause = self._cause(cpu)
@@ -250,7 +261,7 @@ class _StallFinder:
                 "cpu-stalled",
                 "cross-call",
                 f"{who} for cpu{cpu} to run "
-                f"{_functions(calls)}, for at most {duration(waits)}: "
+                f"{functions_text(calls)}, for at most {duration(waits)}: "
                 f"{cause.steps[0]}",
                 cause,
                 waits,
@@ -362,27 +373,28 @@ class _StallFinder:
             )
             verb = "holds" if len(held) == 1 else "hold"
             why = cause.first if len(held) == 1 else cause.steps[0]
-            text = f"{_cpu_list(held)} {verb} up RCU for {for_age}: {why}"
+            text = f"{cpus_text(held)} {verb} up RCU for {for_age}: {why}"
             readers = tuple(self._reader(task) for task in tasks[:_NAMED])
             all_steps = [cause.steps, *(each.steps for _, each in causes), readers]
             steps = tuple(dict.fromkeys(step for each in all_steps for step in each))
             if tasks:
                 verb = "does" if len(tasks) == 1 else "do"
-                text += f"; so {verb} {_tasks(tasks)} as {_readers(tasks)}"
+                text += f"; so {verb} {tasks_text(tasks)} as {readers_text(tasks)}"
             return text, cause, steps
         if tasks:
             task = tasks[0]
             steps = tuple(self._reader(each) for each in tasks[:_NAMED])
             verb = "holds" if len(tasks) == 1 else "hold"
             text = (
-                f"{_tasks(tasks)} {verb} up RCU for {for_age} as {_readers(tasks)}: "
+                f"{tasks_text(tasks)} {verb} up RCU for {for_age} as "
+                f"{readers_text(tasks)}: "
                 f"{steps[0]}"
             )
             culprit = self._reader_culprit(task)
             return text, culprit, steps
         unknown = _Cause((), "", "exact", None, None)
         if awake:
-            text = f"{_cpu_list(awake)} held up RCU for {for_age}, why is not known"
+            text = f"{cpus_text(awake)} held up RCU for {for_age}, why is not known"
             return text, unknown, ()
         text = f"RCU has not ended a grace period for {for_age}, why is not known"
         return text, unknown, ()
@@ -469,7 +481,7 @@ class _StallFinder:
         ]
         if not others:
             return ""
-        return f"; {_cpu_list(others)} {'waits' if len(others) == 1 else 'wait'} for it"
+        return f"; {cpus_text(others)} {'waits' if len(others) == 1 else 'wait'} for it"
 
     def _cause(self, cpu: int) -> _Cause:
         """Follow what a CPU waits for to where it ends."""
@@ -513,9 +525,9 @@ class _StallFinder:
 
     def _step(self, held: HeldCpu) -> tuple[str, int | None, Confidence]:
         """Return a step of a chain, the CPU of the next one, and how it is known."""
-        starved = _starved(held)
+        starved = starved_text(held)
         wanted = held.wanted
-        text = _doing(held, self._called(held.cpu))
+        text = doing_text(held, self._called(held.cpu))
         if wanted is not None and len(wanted.owners) == 1:
             (owner,) = wanted.owners
             if owner.cpu is not None and owner.cpu != held.cpu:
@@ -543,7 +555,7 @@ class _StallFinder:
     def _called(self, cpu: int) -> str:
         """Return the functions that a CPU waits for, which others are to run."""
         calls = [call for call in self._evidence.calls if call.caller == cpu]
-        return _functions(calls)
+        return functions_text(calls)
 
     def _is_found(
         self, kind: StallKind, for_ns: int, limit_ns: int, cpus: Sequence[int]
@@ -600,111 +612,11 @@ class _Runs:
     comm: str
 
 
-# --- words
-
-
 def _is_open(held: HeldCpu) -> bool:
     """Return whether a CPU waits for something whose owner is not known."""
     return held.why in ("spins-for-lock", "waits-for-call", "stopped")
 
 
-def _functions(calls: Sequence[CrossCall]) -> str:
-    found = sorted({call.function for call in calls if call.function})
-    return ", ".join(found[:_NAMED]) or "a function"
-
-
-def _starved(held: HeldCpu) -> str:
-    """Return which threads a task keeps from its CPU although it may be preempted."""
-    if not held.starved or (held.policy is None and held.mode != "user"):
-        return ""
-    return f", and {', '.join(held.starved[:_NAMED])} had no turn"
-
-
-def _doing(held: HeldCpu, called: str) -> str:
-    """Return what a CPU does: ``pid 98 kworker is in f with interrupts off``.
-
-    :param called: The functions that it waits for, which others are to run.
-    """
-    task = "it"
-    if held.pid == 0:
-        task = "its idle task"
-    elif held.pid is not None:
-        task = f"pid {held.pid} {held.comm}"
-        task += f" ({held.policy})" if held.policy else ""
-    where = f" in {held.function}" if held.function else ""
-    words = {
-        "spins-for-lock": f"spins for {_lock(held)}{where}",
-        "waits-for-call": f"waits for {_cpu_list(held.calls_cpus) or 'other CPUs'} to "
-        f"run {called}{where}",
-        "stopped": "has stopped for stop_machine",
-        "interrupt": f"was interrupted, and the interrupt is{where or ' not over'}",
-        "softirq": f"is in a softirq{where}",
-        "system-call": f"is in the system call {held.call}{where}",
-        "kernel-thread": f"is{where}" if where else "runs",
-        "user-mode": "runs in user mode",
-        "host": f"was{where or ' there'} with interrupts on, so the hypervisor has not "
-        "run this CPU",
-        "panic": "reports the crash",
-        None: f"runs{where}",
-    }[held.why]
-    state = _state(held)
-    return f"{task} {words}" + (f" with {state}" if state else "")
-
-
-def _state(held: HeldCpu) -> str:
-    """Return what is off: interrupts, else softirqs, else preemption."""
-    if held.why in ("host", "interrupt"):
-        return ""
-    if held.interrupts == "off":
-        return "interrupts off"
-    if held.why == "softirq" or held.mode == "user":
-        return ""
-    if held.softirq_count:
-        return "softirqs off"
-    # It is always off in the idle task.
-    if held.preempt_count and held.pid:
-        return "preemption off"
-    return ""
-
-
-def _lock(held: HeldCpu) -> str:
-    wanted = held.wanted
-    if wanted is None:
-        return "a spinlock that is not known"
-    return f"spinlock {wanted.name or hex(wanted.address)}"
-
-
-def _who_waits(number: int) -> str:
-    if not number:
-        return ""
-    return "; 1 task waits" if number == 1 else f"; {number:,} tasks wait"
-
-
-def _names(tasks: Sequence[RunnableTask]) -> str:
-    named = ", ".join(f"{task.pid} {task.comm}" for task in tasks[:_NAMED])
-    return named + (", ..." if len(tasks) > _NAMED else "")
-
-
-def _tasks(tasks: Sequence[GracePeriodTask]) -> str:
-    named = ", ".join(f"pid {task.pid} {task.comm}" for task in tasks[:_NAMED])
-    more = len(tasks) - _NAMED
-    return named + (f" and {more:,} more" if more > 0 else "")
-
-
-def _readers(tasks: Sequence[GracePeriodTask]) -> str:
-    return "a reader" if len(tasks) == 1 else "readers"
-
-
-def _policy(task: RunnableTask) -> str:
-    if task.rt_priority is None:
-        return task.policy
-    return f"{task.policy} {task.rt_priority}"
-
-
 def _runnable(queue: RunQueue) -> list[RunnableTask]:
     """Return the waiting tasks that are not throttled."""
     return [task for task in queue.waiting if not task.throttled]
-
-
-def _cpu_list(cpus: Sequence[int]) -> str:
-    return f"cpu{ranges(sorted(cpus))}" if cpus else ""

@@ -39,6 +39,11 @@ from msatools.cpus.stalls.model import (
     StopMachine,
     WantedLock,
 )
+from msatools.cpus.stalls.preemptcounts import (
+    PreemptCounts,
+    preemption_count,
+    softirq_count,
+)
 from msatools.cpus.stalls.rcu import read_grace_period, waiters
 from msatools.cpus.stalls.stopper import read_stop_machine
 from msatools.cpus.stalls.timers import overdue_timers
@@ -49,10 +54,9 @@ from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.jiffies import Jiffies, read_jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
-from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
-from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address, Crash
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import stack_bytes
@@ -65,14 +69,6 @@ _MAX_STACKS = 64
 """Maximum number of CPUs whose stacks are unwound: each takes milliseconds."""
 
 _QUEUES: Members = {"current": ("curr",), "idle": ("idle",)}
-
-_PREEMPTION = 0xFF
-_SOFTIRQ_SHIFT = 8
-_HARDIRQ_SHIFTS = 16, 24
-_COUNT = 0x7FFF_FFFF
-"""Parts of the preempt count (include/linux/preempt.h): all but the bit of x86 that
-says whether a switch is due. The count of interrupts is at the first of the shifts, or
-at the second where that of disabled interrupts lies below it."""
 
 _PREEMPTED = 1
 """KVM_VCPU_PREEMPTED (arch/x86/include/uapi/asm/kvm_para.h)"""
@@ -180,6 +176,9 @@ class _StallReader:
         self._online = frozenset(online_cpus(reader, losses))
         self._text: KernelText | None = None
         self._running: _Running | None = None
+        self._counts = PreemptCounts(
+            reader, cpus.percpu, lambda: self._read_running().addresses, losses
+        )
 
     def read(
         self, tasks: TaskTable | None, now: TaskState | None, thorough: bool
@@ -411,7 +410,7 @@ class _StallReader:
             ]
             wanted = list(dict.fromkeys((*wanted, *owners)))
             contexts |= self._contexts([cpu for cpu in owners if cpu not in contexts])
-        counts = self._preempt_counts()
+        counts = self._counts.by_cpu
         called: dict[int, set[int]] = {}
         for call in calls:
             if call.caller is not None:
@@ -431,7 +430,7 @@ class _StallReader:
 
     def _contexts(self, cpus: Sequence[int]) -> dict[int, tuple[Context, CpuStack]]:
         running = self._read_running()
-        counts = self._preempt_counts()
+        counts = self._counts.by_cpu
         stacks = StackReader(self._reader, self.text, self._losses)
         found = {}
         if len(cpus) > _MAX_STACKS:
@@ -443,13 +442,13 @@ class _StallReader:
             if stack is None:
                 continue
             count = counts.get(cpu)
-            serves = None if count is None else bool(count >> _SOFTIRQ_SHIFT & 1)
+            serves = None if count is None else bool(softirq_count(count) & 1)
             context = interpret(
                 stack.names,
                 kthread=bool(running.of(cpu, "flags") & PF_KTHREAD),
                 late=(self._delay(cpu) or 0) >= LATE_NS,
                 softirq=serves,
-                interrupt=self._in_interrupt(count or 0),
+                interrupt=self._counts.in_interrupt(count or 0),
             )
             found[cpu] = context, stack
             if context.halted:
@@ -492,8 +491,8 @@ class _StallReader:
             ticked_ns=queue.ticked_ns,
             watchdog_ns=dogs.ages_ns[self._rows[cpu]],
             interrupts=interrupts,
-            preempt_count=None if count is None else count & _PREEMPTION,
-            softirq_count=None if count is None else count >> _SOFTIRQ_SHIFT & 0xFF,
+            preempt_count=None if count is None else preemption_count(count),
+            softirq_count=None if count is None else softirq_count(count),
             mode=None if context is None else context.mode,
             function=None if context is None else context.function,
             call=None if context is None else context.call,
@@ -571,7 +570,7 @@ class _StallReader:
         contexts = {**contexts} | self._contexts(
             [cpu for cpu in others if cpu not in contexts]
         )
-        counts = self._preempt_counts()
+        counts = self._counts.by_cpu
         found = {}
         for spinning, lock in locks.items():
             owners = lock.owners or tuple(
@@ -599,80 +598,6 @@ class _StallReader:
             cpu=cpu,
             confidence="evidence",
         )
-
-    def _preempt_counts(self) -> dict[int, int]:
-        """Return the preempt count of each CPU; empty if the kernel keeps it elsewhere.
-
-        "x86/percpu: Move preempt_count next to current_task" (in v6.2) put it into
-        ``pcpu_hot``, up to "x86/preempt: Move preempt count to percpu hot section" (in
-        v6.15). On arm64 it is part of the task.
-        """
-        return self._reader.once("preempt counts", self._read_preempt_counts)
-
-    def _read_preempt_counts(self) -> dict[int, int]:
-        prog = self._reader.prog
-        try:
-            offset = drgn.offsetof(prog.type("struct pcpu_hot"), "preempt_count")
-            addresses = self._percpu.addresses("pcpu_hot") + np.uint64(offset)
-        except LookupError:
-            try:
-                addresses = self._percpu.addresses("__preempt_count")
-            except LookupError:
-                return self._counts_of_tasks()
-        records, readable = self._reader.read_records(addresses, 4)
-        counts = column(records, 0, 4).tolist()
-        return {
-            cpu: count & _COUNT
-            for cpu, count, known in zip(
-                self._numbers, counts, readable.tolist(), strict=True
-            )
-            if known
-        }
-
-    def _in_interrupt(self, count: int) -> bool:
-        """Return whether a CPU was in an interrupt other than an NMI.
-
-        An NMI, by which a crashing kernel stops CPUs, counts as both.
-        """
-        if not count >> min(_HARDIRQ_SHIFTS):
-            # Looking for a variable that is missing takes long.
-            return False
-        shift = self._hardirq_shift()
-        return count >> shift & 0xF > count >> (shift + 4) & 0xF
-
-    def _hardirq_shift(self) -> int:
-        """Return where the preempt count has that of interrupts.
-
-        Newer kernels (by 7.3) count there how often interrupts were disabled, too, and
-        keep in a per-CPU variable whether they were on before.
-        """
-        return self._reader.once("hardirq shift", self._find_hardirq_shift)
-
-    def _find_hardirq_shift(self) -> int:
-        before, after = _HARDIRQ_SHIFTS
-        try:
-            find_variable(self._reader.prog, "local_interrupt_disable_state")
-        except LookupError:
-            return before
-        return after
-
-    def _counts_of_tasks(self) -> dict[int, int]:
-        addresses = self._read_running().addresses
-        members: Members = {
-            "count": ("thread_info.preempt.count", "thread_info.preempt_count")
-        }
-        read = read_structs(
-            self._reader, "struct task_struct", members, addresses, self._losses
-        )
-        if not read.has("count"):
-            return {}
-        return {
-            cpu: int(count) & _COUNT
-            for cpu, count, known in zip(
-                self._numbers, read["count"].tolist(), read.readable, strict=True
-            )
-            if known
-        }
 
     def _waiters(
         self, tasks: TaskTable | None, now: TaskState | None
