@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "tasks-6.12"
 DUMPS = (NAME, "tasks-on-6.12", "tasks-6.1")
 SECTIONS = {"gelato": "timers", "solaris": "states"}
-READS = 14
+READS = 15
 """Maximum number of reads to look up a thread of a running kernel of two CPUs."""
 
 

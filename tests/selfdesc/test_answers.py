@@ -53,7 +53,7 @@ def test_what_is_refused_is_noted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -
     pipes = [c["pages"] for c in report["classes"] if c["name"] == "kernel.pipes"]
     assert pipes == [0]
     texts = [note["text"] for note in report["notes"]]
-    assert any("anon_pipe_buf_ops is left out: nothing tells" in t for t in texts)
+    assert any("anon_pipe_buf_ops is left out: nothing says" in t for t in texts)
 
 
 def names_asked_for(prog: Program, monkeypatch: pytest.MonkeyPatch) -> set[str]:
