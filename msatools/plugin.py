@@ -74,7 +74,7 @@ def drgn_prog_set(prog: Program) -> None:
         from msatools.prompt import add_help, complete_commands
 
         add_help(prog)
-        complete_commands(prog)
+        complete_commands()
 
 
 for _name in NAMES:

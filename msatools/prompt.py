@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from drgn import Program
+from drgn import NoDefaultProgramError, Program, get_default_prog
 from drgn.commands import (
     DEFAULT_COMMAND_NAMESPACE,
     CommandArgumentError,
@@ -55,10 +55,11 @@ def _help(prog: Program, name: str, args: Namespace, **_: Any) -> None:
     print("%help COMMAND shows all of one.")
 
 
-def complete_commands(prog: Program) -> None:
+def complete_commands() -> None:
     """Have drgn's completer complete lines that begin with ``%``.
 
     drgn has no interface for it. Without its completer, as in scripts, nothing is done.
+    The completer is for good, so it keeps no program: it asks for the prompt's.
     """
     completer: Any = _of_drgn("rlcompleter", "Completer")
     readline: Any = _of_drgn("repl", "readline")
@@ -71,7 +72,10 @@ def complete_commands(prog: Program) -> None:
         if not line.startswith("%"):
             completed: str | None = original(self, text, state)
             return completed
-        found = matches(prog, line, text)
+        try:
+            found = matches(get_default_prog(), line, text)
+        except NoDefaultProgramError:
+            return None
         return found[state] if state < len(found) else None
 
     completer.complete = complete

@@ -2,6 +2,8 @@
 
 """The commands inside drgn: as a plugin, in pipes, and at the prompt."""
 
+import gc
+import importlib
 import json
 import os
 import re
@@ -9,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from drgn import Program
@@ -18,7 +21,8 @@ from drgn.commands import (
 )
 
 from fixtures import lab
-from msatools.prompt import matches
+from msatools.plugin import drgn_prog_set
+from msatools.prompt import _MARK, matches
 from msatools.registry import NAMES
 from msatools.target import TargetSpec, open_target
 from tests.support.calls import CORE, demo
@@ -154,6 +158,27 @@ def test_prompt_completes_commands(prompt: Prompt) -> None:
     assert "pools with nothing to do" in prompt.ask("%locks --wo\t")
     # What begins otherwise is completed by drgn.
     assert "drgn.Platform" in prompt.ask("type(prog.platf\t)")
+
+
+def test_no_program_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a guest holds its socket, which serves one client at a time."""
+    importlib.import_module("drgn.cli")
+    completer: Any = importlib.import_module("drgn.internal.rlcompleter").Completer
+    monkeypatch.setattr(completer, "complete", completer.complete)
+    monkeypatch.delattr(completer, _MARK, raising=False)
+    gc.collect()
+    before = _programs()
+    opened = open_target(TargetSpec(path=str(CORE), types="btf"))
+    drgn_prog_set(opened.prog)
+    assert hasattr(completer, _MARK)
+    assert _programs() == before + 1
+    del opened
+    gc.collect()
+    assert _programs() == before
+
+
+def _programs() -> int:
+    return sum(isinstance(each, Program) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize(
