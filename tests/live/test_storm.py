@@ -180,7 +180,8 @@ def test_no_sample_is_lost(storm: Storm, command: str) -> None:
         assert report["target"]["kind"] == "kcore"
         assert report["target"]["types"] == "btf"
         assert before is None or abs(gap_ns(before, report)) <= clocks_ns(report)
-        assert report["interval_ns"] > 0
+        # Its clock goes on with a tick, which a busy host may hold back.
+        assert report["interval_ns"] >= 0
         assert report["taken_at_ns"] <= sample.seen_ns
         before = report
 
