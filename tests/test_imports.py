@@ -3,6 +3,7 @@
 """Packages import only from lower layers, and folders have no import cycles."""
 
 import ast
+import importlib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -110,6 +111,14 @@ def test_packages_import_only_from_lower_layers() -> None:
                 }
                 assert not wrong, f"{module} imports {sorted(wrong)}"
         below.update(layer)
+
+
+@pytest.mark.parametrize("name", ["bench", "fuzz", "truth.matrix", "support.mutants"])
+def test_what_make_runs_by_name_can_be_imported(name: str) -> None:
+    """No test runs them whole: they take long."""
+    module = f"tests.{name}"
+    path = Path(__file__).parents[1] / (module.replace(".", "/"))
+    importlib.import_module(f"{module}.__main__" if path.is_dir() else module)
 
 
 def is_above(module: str, allowed: set[str]) -> bool:

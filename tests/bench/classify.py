@@ -20,11 +20,12 @@ import numpy as np
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.compiled import SWITCH, library
+from msatools.memory.pages.compiled import library
 from msatools.memory.pages.memmap import read_chunks
 from msatools.memory.scan.parallel import cores
 from msatools.memory.scan.result import ScanResult
 from msatools.memory.scan.scan import scan
+from msatools.native import SWITCH
 from tests.bench.pages import Kernel, Stream, open_kernel
 from tests.bench.process import run_process
 from tests.bench.timing import medians
