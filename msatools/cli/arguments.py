@@ -6,11 +6,11 @@ import argparse
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msatools
 from msatools.cli.command import Command, Excluded, Operands, argument
+from msatools.records import dataclass
 
 if TYPE_CHECKING:
     from msatools.target import TargetSpec

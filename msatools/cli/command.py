@@ -4,8 +4,9 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msatools.records import dataclass
 
 if TYPE_CHECKING:
     # They take most of the time of --help to import.

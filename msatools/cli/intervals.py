@@ -5,7 +5,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from drgn import FaultError
@@ -13,6 +13,7 @@ from drgn import FaultError
 from msatools.cli.budget import Pace
 from msatools.kernel.report import Note
 from msatools.kernel.session import Progress, R, Session
+from msatools.records import dataclass
 from msatools.target.kcore import MovedError
 
 T = TypeVar("T")

@@ -15,12 +15,12 @@ import stat
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO
 
 import msatools
 from msatools.cli.output import OutputError
+from msatools.records import dataclass
 from msatools.target.errors import TargetError
 
 FORMAT = "msatools.recording/1"

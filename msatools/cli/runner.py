@@ -6,7 +6,7 @@ import contextlib
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -21,6 +21,7 @@ from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw
 from msatools.cli.signals import stop_if_told, whole
 from msatools.kernel.report import Cost
 from msatools.kernel.session import Progress, R
+from msatools.records import dataclass
 from msatools.render import json, show
 from msatools.render.blocks import Block
 from msatools.selfdesc import BtfError

@@ -11,7 +11,6 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from msatools.cli.arguments import (
     Asked,
@@ -25,6 +24,7 @@ from msatools.cli.command import argument
 from msatools.cli.main import EXIT_DONE, failed
 from msatools.cli.output import OutputClosed, output
 from msatools.cli.signals import Stopped, end_by, stop_on_signals
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ queues as in kernel/sched/core.c. Each per-CPU variable takes one read a CPU.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
+from msatools.records import dataclass
 
 _QUEUE: Members = {
     "csw": ("nr_switches",),

@@ -3,7 +3,6 @@
 """Per-CPU numbers, some of which may be unknown."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -14,6 +13,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs
 from msatools.kernel.words import MAX_PLAUSIBLE
+from msatools.records import dataclass
 
 Numbers = npt.NDArray[np.int64]
 """One value a CPU."""

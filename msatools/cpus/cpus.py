@@ -3,7 +3,7 @@
 """Collect reports of processor sets and per-CPU work of one kernel."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
@@ -41,6 +41,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.report import LossLog
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.describe import describe

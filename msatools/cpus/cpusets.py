@@ -8,7 +8,6 @@ CPUs exclusively; in a hierarchy of its own (v1) flags make CPUs exclusive.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
@@ -31,6 +30,7 @@ from msatools.kernel.structs import (
     read_structs,
 )
 from msatools.kernel.walks import list_records
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 MAX_CPUSETS = 1 << 18

@@ -3,12 +3,12 @@
 """Findings about the partitioning of CPUs, in one line each. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from msatools.cpus.model import Cpu, CpuSet, Diagnostic, Irq, RunnableTask, RunQueue
 from msatools.cpus.sets import DEFAULT, PARTITIONS
 from msatools.cpus.stalls.model import Stall
 from msatools.kernel.ranges import ranges
+from msatools.records import dataclass
 
 MOST = 0.5
 """Minimum share of all interrupts on one CPU that is reported."""

@@ -6,7 +6,6 @@ kernel/sched/topology.c: each balanced domain has a ``struct root_domain``. CPUs
 of them, such as isolated and offline ones, are in ``def_root_domain``.
 """
 
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import drgn
@@ -17,6 +16,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address
 

@@ -8,7 +8,6 @@ and kernel/time/tick-sched.c, as of v7.2 kernel/sched/cputime.c.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -22,6 +21,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, find_offset, lose_many
 from msatools.kernel.timekeeper import last_update
 from msatools.kernel.words import MAX_PLAUSIBLE
+from msatools.records import dataclass
 
 # Bits of ``flags``: TS_FLAG_* macros of kernel/time/tick-sched.h. They were bit-fields
 # before "tick: Move individual bit features to debuggable mask accesses" (in v6.9).

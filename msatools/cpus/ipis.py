@@ -7,7 +7,6 @@ lists them as ``IPI0`` and so on.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -19,6 +18,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
+from msatools.records import dataclass
 
 _MOST = 16
 _TEXT_SIZE = 64

@@ -2,8 +2,6 @@
 
 """Names of interrupts' handlers and controllers."""
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 
@@ -12,6 +10,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Booleans, read_structs
+from msatools.records import dataclass
 
 MAX_HANDLERS = 64
 """Maximum number of handlers of one interrupt that are read."""

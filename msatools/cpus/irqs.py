@@ -7,7 +7,7 @@ effective affinity, usually one on x86-64 and arm64. It *may go* to those of its
 affinity, after a write to smp_affinity or when a CPU goes offline.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import drgn
@@ -24,6 +24,7 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs, find_offset, read_structs
 from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 Counts = npt.NDArray[np.int64]

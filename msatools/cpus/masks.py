@@ -7,7 +7,6 @@ kernel/rcu/tree_nocb.h, kernel/cgroup/cpuset.c.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import drgn
@@ -26,6 +25,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _MAX_COMMAND_LINE = 1 << 16

@@ -7,11 +7,12 @@ an interval; states are those at its end.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 from msatools.cpus.stalls.model import Stalls
 from msatools.kernel.report import ADDED, Report
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 SchedClass = Literal["stop", "deadline", "realtime", "fair", "ext", "idle"]

@@ -2,7 +2,7 @@
 
 """Options of msa-cpus."""
 
-from dataclasses import dataclass
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 """The CPUs that each thread may run on, its set, and straying threads."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import drgn
@@ -19,6 +19,7 @@ from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
+from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups, read_cpuset_groups

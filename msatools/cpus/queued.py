@@ -10,7 +10,6 @@ which are in no tree. The list is not sorted: see :mod:`msatools.cpus.fairqueue`
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -29,6 +28,7 @@ from msatools.kernel.structs import (
     read_structs,
 )
 from msatools.kernel.walks import list_records, tree_records
+from msatools.records import dataclass
 
 _PRIORITIES = 100
 """MAX_RT_PRIO, the number of lists (include/linux/sched/prio.h)."""

@@ -7,7 +7,6 @@ the CPU that the task is or was last on; those of dead tasks are not included.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from msatools.cpus.counts import Counts, counts
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import Cpu, Processor, Running, RunQueue, State
+from msatools.records import dataclass
 from msatools.tasks.table import TaskTable
 
 

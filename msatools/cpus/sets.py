@@ -8,7 +8,7 @@ with exclusive CPUs. Other cpusets only limit their tasks. ``isolcpus=`` and
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
@@ -22,6 +22,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 
 DEFAULT = "default"
 """Name of the set of all CPUs in no other set."""

@@ -5,8 +5,6 @@
 kernel/time/tick-sched.c, kernel/time/hrtimer.c
 """
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 
@@ -18,6 +16,7 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
 from msatools.kernel.words import MAX_PLAUSIBLE
+from msatools.records import dataclass
 
 _FAR_NS = 1_000_000_000
 """Much more than jiffies, or the last tick of a busy CPU, may lag."""

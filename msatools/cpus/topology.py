@@ -2,7 +2,7 @@
 
 """Topology of the CPUs: /sys/devices/system/cpu/cpuN/topology and node."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import drgn
 import numpy as np
@@ -13,6 +13,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, lose_many, read_structs
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _X86: Members = {

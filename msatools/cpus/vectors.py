@@ -7,7 +7,7 @@ architectures count their own interrupts like those of devices.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 
@@ -21,6 +21,7 @@ from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_structs
+from msatools.records import dataclass
 
 # Columns: name in /proc/interrupts, in its order; ``+`` if it is included in ``intr``
 # of /proc/stat (arch_irq_stat_cpu(), as of v6.12); member of ``irq_cpustat_t``, or

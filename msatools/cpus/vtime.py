@@ -8,7 +8,6 @@ the counters are read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -21,6 +20,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
 from msatools.kernel.words import MAX_PLAUSIBLE
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _NICE_0 = 120

@@ -4,13 +4,13 @@
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from msatools.cli.arguments import MaybeFile, make_parser
 from msatools.cli.command import Command
 from msatools.cli.subcommands import CommandGroup, Subcommand, make_group_parser
 from msatools.cli.values import UnknownName
+from msatools.records import dataclass
 
 Value = Literal["none", "file", "maybe file", "choice", "names", "other"]
 """Values of an option: none, a file, perhaps a file, one of some names, a list of them

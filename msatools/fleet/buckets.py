@@ -5,12 +5,12 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 
 from msatools.fleet.model import Bucket, FleetDump, FleetReport, FleetVerdict
 from msatools.fleet.store import Results
+from msatools.records import dataclass
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

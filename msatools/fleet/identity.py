@@ -12,8 +12,8 @@ import os
 import re
 import stat
 import struct
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.target import kdump
 
 HEAD_BYTES = 256 << 10

@@ -3,10 +3,11 @@
 """What is known of a fleet: its dumps, and the buckets that they fall into."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from msatools.fleet.single import State
+from msatools.records import dataclass
 
 _UNLISTED = {"unlisted": True}
 

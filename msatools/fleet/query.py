@@ -3,11 +3,11 @@
 """Questions to the results in SQL, which DuckDB answers."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msatools.fleet.errors import FleetError
 from msatools.fleet.store import Results
+from msatools.records import dataclass
 
 if TYPE_CHECKING:
     import duckdb

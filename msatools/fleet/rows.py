@@ -6,12 +6,13 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msatools
 from msatools.fleet.identity import END_S, Identity
 from msatools.fleet.single import NO_REPORT, Outcome, parse_report
+from msatools.records import dataclass
 
 Row = Mapping[str, object]
 

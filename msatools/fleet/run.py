@@ -9,7 +9,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from distributed import Client, Future
@@ -20,6 +20,7 @@ from msatools.fleet.identity import Identity, identify, unknown
 from msatools.fleet.rows import VERSION, Result, result_of
 from msatools.fleet.single import Outcome, State
 from msatools.fleet.store import Results
+from msatools.records import dataclass
 
 Report = Callable[[str], Outcome]
 """Returns what came of the dump at a path; workers import it by its name."""

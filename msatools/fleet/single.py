@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msatools
+from msatools.records import dataclass
 
 State = Literal["done", "failed", "timeout", "crashed"]
 """``done``: there is a report; ``failed``: the dump cannot be opened or read;

@@ -7,13 +7,13 @@ switched off, and lack what happened before it was switched on.
 """
 
 import struct
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 
 _COUNT = struct.Struct("<i")
 

@@ -13,7 +13,6 @@ kernel/sched/clock.c and kernel/sched/core.c. All in nanoseconds:
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import drgn
@@ -27,6 +26,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.timekeeper import last_update
 from msatools.kernel.words import MAX_PLAUSIBLE, U64
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 Nanoseconds = npt.NDArray[np.int64]

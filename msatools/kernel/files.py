@@ -7,7 +7,6 @@ fs/file.c: ``task_struct.files``, which threads may share.
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import drgn
@@ -26,6 +25,7 @@ from msatools.kernel.structs import (
     read_structs,
     struct_layout,
 )
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 MAX_OPEN = 1 << 20

@@ -2,10 +2,9 @@
 
 """Converts jiffies, the kernel's count of ticks, to times."""
 
-from dataclasses import dataclass
-
 import drgn
 
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 

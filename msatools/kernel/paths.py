@@ -7,7 +7,7 @@ to the root mount.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 Place = tuple[int, int]

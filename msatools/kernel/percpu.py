@@ -3,7 +3,7 @@
 """Addresses of per-CPU variables (include/linux/percpu-defs.h, mm/percpu.c)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 import numpy as np
@@ -13,6 +13,7 @@ from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _OFFSET_BYTES = 8

@@ -2,8 +2,6 @@
 
 """PID namespaces and the number of PIDs in use in each (kernel/pid_namespace.c)."""
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +11,7 @@ from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, read_structs
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 MAX_LEVEL = 32

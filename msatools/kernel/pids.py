@@ -9,7 +9,6 @@ there are.
 """
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 
 import drgn
 
@@ -18,6 +17,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import unsigned
 from msatools.kernel.xarray import XArray
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.errors import TargetError
 

@@ -7,7 +7,7 @@ damaged dump says.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import drgn
@@ -18,6 +18,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Gap, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import PAGE
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _MAX_BITS = 25

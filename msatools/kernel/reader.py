@@ -4,7 +4,6 @@
 
 import errno
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.mm import totalram_pages
 
 from msatools.kernel.words import PAGE
+from msatools.records import dataclass
 from msatools.target.linear import direct_map
 
 Addresses = npt.NDArray[np.uint64]

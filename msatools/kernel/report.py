@@ -5,13 +5,14 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import ClassVar, TypedDict
 
 from drgn import Program
 
 from msatools.kernel.losses import Loss, is_loss
+from msatools.records import dataclass
 from msatools.reports.presented import Presented
 from msatools.selfdesc import refusals
 from msatools.target.model import Target

@@ -7,7 +7,6 @@ Their names, including those of merged caches, and the layout of their objects.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import drgn
@@ -20,6 +19,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_struct, read_structs, struct_layout
 from msatools.kernel.walks import list_records, tree_records
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _MAX_NAME = 511

@@ -10,7 +10,6 @@ and of nodes, and since v7.0 CPUs have no freelists.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import drgn
@@ -23,6 +22,7 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, find_offset, read_structs
+from msatools.records import dataclass
 
 Counts = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]

@@ -4,7 +4,6 @@
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import struct_key
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 from msatools.selfdesc.lookups import note_member
 
 Booleans = npt.NDArray[np.bool_]

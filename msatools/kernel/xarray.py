@@ -8,7 +8,6 @@ read costs a note, and is left out with its subtree.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import drgn
@@ -17,6 +16,7 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 
 MAX_NODES = 1 << 20
 """Maximum number of nodes, more than any tree that is walked here has."""

@@ -3,7 +3,6 @@
 """Nodes and zones of physical memory that can be read."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import drgn
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
@@ -12,6 +11,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
+from msatools.records import dataclass
 
 _MAX_NAME = 64
 """Maximum bytes of a zone's name; the longest has 7."""

@@ -3,7 +3,6 @@
 """Finds blocked tasks, and the locks or other things that they wait for."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -17,6 +16,7 @@ from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of, what_of
 from msatools.locks.user.userlocks import futex_requests
 from msatools.locks.wait_targets.explain import wait_target
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import letters

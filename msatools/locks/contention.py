@@ -12,11 +12,12 @@ per second that tasks wait for a lock is the mean number of waiters.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msatools.locks.base.lock import Lock
 from msatools.locks.report import Contended, OwnerSeen
 from msatools.locks.wait_snapshot import WaitSnapshot
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 

@@ -4,7 +4,6 @@
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -17,6 +16,7 @@ from msatools.locks.io.inflight import in_flight
 from msatools.locks.io.waits import disk_of_wait
 from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
 from msatools.locks.wait_targets import data
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 

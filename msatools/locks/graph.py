@@ -12,11 +12,11 @@ Depth-first search and linear graph algorithms, 1972).
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 
 from msatools.locks.base.lock import Lock, OwnerConfidence
+from msatools.records import dataclass
 
 Thing = Hashable
 """Something that tasks wait for: no task, or a lock with no known owner."""

@@ -23,7 +23,7 @@ requests.
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.locks.base.model import Herd, WaitTarget, Waker
+from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import asleep
@@ -94,6 +95,9 @@ class Watched:
     the threads of the first table were read at different moments."""
 
 
+UNWATCHED = Watched()
+
+
 def read_again(
     reader: TaskReader, tasks: TaskTable
 ) -> Callable[[Rows], Iterator[TaskTable]]:
@@ -120,7 +124,7 @@ def find_herds(
     ons: Sequence[WaitTarget | None],
     clocks: Clocks,
     gone: Sequence[int] = (),
-    watched: Watched = Watched(),
+    watched: Watched = UNWATCHED,
 ) -> tuple[Herd, ...]:
     """
     Find herds among some threads, the largest first.
@@ -158,7 +162,7 @@ def crowd_of(
     rows: Rows,
     clocks: Clocks,
     woken: Sequence[int] = (),
-    watched: Watched = Watched(),
+    watched: Watched = UNWATCHED,
 ) -> Herd:
     """
     Return the tasks that wait for one lock as a herd, which may have no confidence.

@@ -2,9 +2,8 @@
 
 """Options of a report of msa-locks."""
 
-from dataclasses import dataclass
-
 from msatools.locks.base.lock import LockTypeName
+from msatools.records import dataclass
 from msatools.tasks.membership import ANY, Membership
 
 

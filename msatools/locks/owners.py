@@ -3,9 +3,9 @@
 """Owners of locks, by the lock itself and by stacks, with their confidence. Pure."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from msatools.locks.base.lock import Lock, OwnerConfidence
+from msatools.records import dataclass
 
 BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem"})
 """Lock types that do not record all owners: stacks are searched."""

@@ -6,7 +6,7 @@ Plain data: a renderer prints it, JSON serialises it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report, ns_between
@@ -14,6 +14,7 @@ from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.base.model import Herd, Mode, WaitTarget
 from msatools.locks.io.model import DiskIo
 from msatools.locks.workqueues.model import Workqueues
+from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Address
 
 RootKind = Literal["task", "external", "cycle"]

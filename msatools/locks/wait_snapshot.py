@@ -3,7 +3,7 @@
 """Snapshots of waits, locks and owners, from which reports are made."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import drgn
@@ -23,6 +23,7 @@ from msatools.locks.owners import BY_STACK, Owned, owners
 from msatools.locks.sleeping.spinlocks import spins
 from msatools.locks.user.futexcontent import condition_at
 from msatools.locks.user.userlocks import FUTEX
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import letters

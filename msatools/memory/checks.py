@@ -4,7 +4,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import drgn
@@ -28,6 +27,7 @@ from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.freelists import PcpLists
 from msatools.memory.scan.pagecache import blockdev_pages
 from msatools.memory.scan.result import ScanResult
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _MAX_HUGE_ORDER = 30

@@ -3,12 +3,13 @@
 """Compares two snapshots of memory: two memstat reports."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from msatools.kernel.report import ADDED, Note
 from msatools.memory.by.groups import PageGroup
 from msatools.memory.model import Check, MemstatReport
+from msatools.records import dataclass
 from msatools.reports.diff import earlier, elapsed, other_kernel
 from msatools.reports.presented import Presented
 from msatools.target.model import Target

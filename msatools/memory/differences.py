@@ -9,9 +9,8 @@ running kernel, pages and counters change during the scan, by amounts that the k
 counts as well.
 """
 
-from dataclasses import dataclass
-
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 
 _MAX_CPU_DELTA = 127
 """Largest value of a CPU's part of a counter, a signed byte (vm_stat_diff)."""

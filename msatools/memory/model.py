@@ -3,7 +3,7 @@
 """The report of memstat."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
 from msatools.kernel.report import ADDED, Report
@@ -11,6 +11,7 @@ from msatools.memory.by.groups import PageGroup, Section
 from msatools.memory.frag.model import Frag
 from msatools.memory.scan.model import ScanChanges
 from msatools.memory.unattributed.model import UnattributedGroup
+from msatools.records import dataclass
 
 if TYPE_CHECKING:
     # This imports numpy, which is slow to load.

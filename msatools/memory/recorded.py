@@ -3,7 +3,7 @@
 """Reads memstat reports back: recorded ones, and the output of ``--json``."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +21,7 @@ from msatools.memory.by.groups import (
 from msatools.memory.by.order import OrderGroup
 from msatools.memory.by.section import SectionGroup
 from msatools.memory.model import Check, ClassCount, MemstatReport
+from msatools.records import dataclass
 from msatools.reports.codec import convert
 from msatools.reports.json_file import Reports, head_of
 

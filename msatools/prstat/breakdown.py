@@ -15,7 +15,6 @@ all sleeps that have ended, ``sum_block_runtime`` the uninterruptible ones of th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.structs import Booleans
+from msatools.records import dataclass
 from msatools.tasks.delays import Delays
 from msatools.tasks.microstates import Microstates, bound_of
 from msatools.tasks.states import INTERRUPTIBLE, UNINTERRUPTIBLE, asleep

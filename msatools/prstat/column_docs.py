@@ -3,10 +3,10 @@
 """Describes each column: its meaning, its source in the kernel, and its bound."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from msatools.kernel.accounting import Accounting
 from msatools.prstat.model import Why
+from msatools.records import dataclass
 
 _TICKS = (
     "The kernel counts time on the CPU exactly (se.sum_exec_runtime) and lets the tick "

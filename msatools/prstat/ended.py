@@ -2,13 +2,12 @@
 
 """The work of threads that ended within an interval. Pure."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.rows import find_rows
 from msatools.kernel.structs import Booleans
+from msatools.records import dataclass
 from msatools.tasks.microstates import user_time
 from msatools.tasks.processes import Processes
 from msatools.tasks.task_samples import (

@@ -18,7 +18,6 @@ Each sample counts for half the time before it and after it, and no class gets l
 its exact time.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.structs import Booleans
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.microstates import BOUND_NS, Microstates, user_time
 from msatools.tasks.states import asleep

@@ -3,13 +3,14 @@
 """The report of prstat."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import ADDED, Report
 from msatools.locks.base.model import Herd, WaitTarget
 from msatools.prstat.states import StateTime
+from msatools.records import dataclass
 from msatools.target.model import UNLISTED
 
 

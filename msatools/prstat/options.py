@@ -2,9 +2,10 @@
 
 """Options of prstat."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msatools.prstat.select import Selection, SortKey
+from msatools.records import dataclass
 
 GROUPS = ("user", "cgroup", "container", "ns", "class", "comm")
 """Properties that rows can be grouped by."""

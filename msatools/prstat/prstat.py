@@ -3,7 +3,7 @@
 """Collect reports of what all tasks are doing, and where their time went."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import drgn
 import numpy as np
@@ -45,6 +45,7 @@ from msatools.prstat.rows import (
 from msatools.prstat.select import order
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
+from msatools.records import dataclass
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.classes import RUNNABLE, TaskClass, are_any

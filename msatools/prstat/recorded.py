@@ -10,7 +10,7 @@ uninterruptible sleep (kernel/sched/loadavg.c).
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from msatools.prstat.model import Load, LoadGroup, PrstatReport, Totals
 from msatools.prstat.options import Options
 from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
 from msatools.prstat.select import order, selected
+from msatools.records import dataclass
 from msatools.target.model import UNLISTED
 from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
 from msatools.tasks.identity import comm_text

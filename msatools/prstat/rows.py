@@ -6,7 +6,6 @@ Pure. There may be a hundred thousand rows of which twenty are shown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
@@ -21,6 +20,7 @@ from msatools.prstat.ended import Ended
 from msatools.prstat.interval import OffCpuByClass
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
 from msatools.prstat.waited import WAITED, lasting, within
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities, comm_text
 from msatools.tasks.memory import TaskMemory

@@ -3,7 +3,6 @@
 """Select and sort rows. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from msatools.kernel.structs import Booleans
 from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.rows import Columns, TaskRows
 from msatools.prstat.waited import WAITED
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.membership import ANY, Membership, members
 from msatools.tasks.task_cgroups import TaskCgroups

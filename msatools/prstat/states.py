@@ -8,7 +8,6 @@ current threads and their ages are known.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -28,6 +27,7 @@ from msatools.prstat.pasts import (
     StateSums,
     pasts,
 )
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.microstates import Microstates, bound_of
 from msatools.tasks.states import UNINTERRUPTIBLE

@@ -3,11 +3,12 @@
 """Results of queries."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from msatools.prstat.pasts import Time
+from msatools.records import dataclass
 
 
 class Timers(NamedTuple):

@@ -3,8 +3,10 @@
 """Blocks of a report, independent of the output device."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from msatools.records import dataclass
 
 Style = Literal["title", "good", "warn", "bad", "dim"]
 

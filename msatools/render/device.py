@@ -3,9 +3,10 @@
 """What text is written to: its size, and the colours that it has."""
 
 import os
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, TextIO
+
+from msatools.records import dataclass
 
 Colour = Literal["auto", "always", "never"]
 """Values of ``--color``."""

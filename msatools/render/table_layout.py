@@ -3,8 +3,8 @@
 """Decides which columns of a table a terminal has room for, and how wide they are."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.render.blocks import Column
 
 GAP = "  "

@@ -7,13 +7,13 @@ stack, or is lost, the stack of the crashed task is unwound.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import drgn
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
+from msatools.records import dataclass
 from msatools.report.causes import EXCEPTION, OOPSES, WATCHDOGS, Cause
 from msatools.report.events import PANIC, Backtrace, Event
 from msatools.report.frames import Frame, faulting, fingerprint, plain_name

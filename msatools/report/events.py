@@ -7,9 +7,10 @@ Lines of several CPUs may be mixed: each line says which thread or CPU wrote it.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msatools.kernel.printk import LogRecord
+from msatools.records import dataclass
 from msatools.report.causes import Cause, event_cause, panic_cause
 from msatools.report.frames import Frame, parse_frame
 

@@ -10,8 +10,8 @@ suffixes, and without the functions that every crash of its kind goes through.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.report.causes import WATCHDOGS, Cause
 
 CALLERS = 3

@@ -7,7 +7,6 @@ watermark and what is reserved for allocations that cannot use other zones.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -22,6 +21,7 @@ from msatools.kernel.vmstat import vm_counters
 from msatools.kernel.walks import list_nodes
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by.memcgs import Memcgs
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 MAX_GROUPS = 4096

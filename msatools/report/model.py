@@ -3,10 +3,11 @@
 """The report of msa-report: what happened, what is wrong, and what to look at next."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
+from msatools.records import dataclass
 from msatools.report.causes import Cause
 from msatools.target.model import UNLISTED
 

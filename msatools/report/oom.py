@@ -4,10 +4,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from msatools.kernel.printk import LogRecord
+from msatools.records import dataclass
 
 Constraint = Literal["none", "cgroup", "cpuset", "memory-policy"]
 """What had no memory: the machine, a control group, a cpuset, a policy of NUMA."""

@@ -2,7 +2,7 @@
 
 """Options of msa-report."""
 
-from dataclasses import dataclass
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,13 @@
 """All that verdicts are made from: the reports of the other commands, and more."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from msatools.cpus.model import CpusReport
 from msatools.kernel.printk import LogRecord
 from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, PrstatReport
+from msatools.records import dataclass
 from msatools.report.events import Event
 from msatools.report.memory import MemoryState
 from msatools.report.model import CrashDetails, Machine

@@ -6,9 +6,9 @@ A rule is data: :mod:`msatools.report.rules` has a file for each.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from msatools.records import dataclass
 from msatools.report.command_lines import command_line
 from msatools.report.model import Severity, TriageVerdict, VerdictConfidence
 from msatools.report.parts import ReportParts

@@ -8,10 +8,10 @@ more.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msatools.cpus.stalls.model import Stall, StallCode
 from msatools.locks.report import Root
+from msatools.records import dataclass
 from msatools.report.causes import Cause
 from msatools.report.events import Event
 from msatools.report.frames import faulting

@@ -3,10 +3,10 @@
 """Memory that reclaim cannot free, by what it is and whose it is."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msatools.memory.by.groups import SlabGroup
 from msatools.memory.model import MemstatReport
+from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.reports.units import size
 

@@ -7,11 +7,12 @@ are untrusted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, Protocol, cast
 
 from msatools.kernel.ranges import ranges
 from msatools.kernel.report import Note, Report
+from msatools.records import dataclass
 from msatools.reports.diff_rows import DiffRows
 from msatools.reports.json_file import ReportFile, head_of
 from msatools.reports.presented import Presented

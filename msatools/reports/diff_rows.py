@@ -2,7 +2,7 @@
 
 """Which rows of a command's reports ``--diff`` compares, and by which fields."""
 
-from dataclasses import dataclass
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 """Gauges: numbers of a report, for monitoring."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

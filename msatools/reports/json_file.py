@@ -7,11 +7,11 @@ The contents of a file are untrusted: only checked data is used.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from msatools.kernel.report import Report
+from msatools.records import dataclass
 from msatools.target.errors import TargetError
 
 T = TypeVar("T")

@@ -3,10 +3,11 @@
 """Converts any report's model to the plain values that JSON has."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any, SupportsIndex
 
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 _PLAIN = frozenset((str, int, bool, float, type(None)))

@@ -3,8 +3,8 @@
 """Comparisons of two numbers, read once or several times, and their verdicts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.selfcheck.model import SelfCheck, Verdict
 
 

@@ -3,10 +3,10 @@
 """The report of ``--self-check``. Plain data, to be rendered as text or JSON."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from msatools.kernel.report import Report
+from msatools.records import dataclass
 
 Verdict = Literal["ok", "moved", "differs", "unknown", "not-applicable"]
 """``ok``: the numbers agree, or their difference is allowed. ``moved``: they differ,

@@ -4,11 +4,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from drgn import Type
 
+from msatools.records import dataclass
 from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
 

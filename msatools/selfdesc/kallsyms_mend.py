@@ -11,11 +11,11 @@ It has no I/O. It is slower than reading sound tables, which have to be tried fi
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from msatools.records import dataclass
 from msatools.selfdesc.kallsyms_tables import (
     MAX_SYMBOLS,
     MAX_TEXT,

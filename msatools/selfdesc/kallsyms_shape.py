@@ -18,11 +18,11 @@ Only the main parts of a result are checked here; the caller has to check the re
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from drgn import FaultError, Program
 
+from msatools.records import dataclass
 from msatools.selfdesc.kallsyms_tables import (
     INDEX_BYTES,
     MAX_ALIGNMENT,

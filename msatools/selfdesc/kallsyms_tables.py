@@ -10,13 +10,14 @@ import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from msatools.records import dataclass
 from msatools.selfdesc.tables import Words, at, library
 
 TOKENS = 256

@@ -6,9 +6,11 @@ A kernel that lacks a variable or a member is read another way, or not at all; o
 kernel that nobody tried, this list is the first thing to look at.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
+
+from msatools.records import dataclass
 
 _KEY = "msatools.lookups"
 """Key of the program's cache."""

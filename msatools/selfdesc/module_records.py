@@ -7,12 +7,13 @@ reads memory, as types and symbols are looked up before a reader exists.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+
+from msatools.records import dataclass
 
 Read = Callable[[int, int], bytes]
 """``read(address, size)`` returns bytes; raises FaultError."""

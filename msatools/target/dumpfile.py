@@ -4,9 +4,9 @@
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import Literal
 
+from msatools.records import dataclass
 from msatools.target import elf, flattened, kdump
 from msatools.target.descriptors import check_descriptors
 from msatools.target.errors import (

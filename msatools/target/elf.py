@@ -4,8 +4,8 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.target.reading import ReadAt, read_exactly
 
 MAGIC = b"\x7fELF"

@@ -7,8 +7,8 @@ kdump_sub_header``.
 """
 
 import struct
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.target.reading import ReadAt, read_exactly
 
 SIGNATURE = b"KDUMP   "

@@ -2,9 +2,11 @@
 
 """Description of the target in every report."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Literal
+
+from msatools.records import dataclass
 
 Kind = Literal["elf", "kdump", "kcore", "qmp"]
 Types = Literal["dwarf", "btf"]

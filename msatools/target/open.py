@@ -3,12 +3,12 @@
 """Opening of targets: a dump, the running kernel, or a QEMU guest."""
 
 import os
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import drgn
 from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
 
+from msatools.records import dataclass
 from msatools.selfdesc import (
     BtfError,
     NotSelfDescribedError,

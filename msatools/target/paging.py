@@ -8,11 +8,12 @@ used to process whole tables at once. msatools.target.arch has that of a kernel.
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from drgn import FaultError
+
+from msatools.records import dataclass
 
 Words = npt.NDArray[np.uint64]
 Booleans = npt.NDArray[np.bool_]

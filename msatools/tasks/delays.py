@@ -3,7 +3,6 @@
 """Delay accounting of each thread (``struct task_delay_info``, kernel/delayacct.c)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_struct, read_structs
+from msatools.records import dataclass
 from msatools.tasks.table import TaskTable, cut
 
 # In the order in which the kernel added them; older kernels have fewer.

@@ -10,13 +10,12 @@ within ``struct pt_regs``; that of the entry from user mode, or of the start of 
 thread, is the last.
 """
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses
+from msatools.records import dataclass
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 from msatools.target.addresses import KERNEL_HALF, code_start
 from msatools.tasks.framerules import MAX_FRAMES, End

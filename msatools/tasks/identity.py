@@ -2,8 +2,6 @@
 
 """User and parent of each thread, by their IDs in the initial namespaces."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +10,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import read_structs
+from msatools.records import dataclass
 from msatools.tasks.table import TaskTable
 
 UNKNOWN = -1

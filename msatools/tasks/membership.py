@@ -6,7 +6,6 @@ For the options ``--cgroup``, ``--container`` and ``--ns`` of all commands.
 """
 
 import re
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -15,6 +14,7 @@ from msatools.kernel.cgroups import DELETED
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
+from msatools.records import dataclass
 from msatools.tasks.namespaces import TaskNamespaces, read_namespaces
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import TaskCgroups, read_cgroups

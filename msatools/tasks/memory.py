@@ -2,8 +2,6 @@
 
 """Virtual and resident size of each thread's address space (``struct mm_struct``)."""
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +18,7 @@ from msatools.kernel.structs import (
     lose_many,
     read_structs,
 )
+from msatools.records import dataclass
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 Bytes = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ at all times (kernel/sched/cputime.c, stats.h), so the states add up to the life
 time neither on the CPU nor waiting for one is off the CPU.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.structs import Booleans
+from msatools.records import dataclass
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 EXIT_ZOMBIE = 0x20

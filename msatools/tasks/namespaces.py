@@ -9,7 +9,6 @@ dead thread does not have.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
+from msatools.records import dataclass
 from msatools.tasks.table import TaskTable
 
 UNKNOWN = -1

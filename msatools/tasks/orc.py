@@ -7,7 +7,6 @@ arch/x86/include/asm/orc_types.h; x86-64 with CONFIG_UNWINDER_ORC only. The tabl
 in the memory of the kernel, so neither a dump nor a live kernel needs debug info.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import drgn
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 from msatools.selfdesc.module_records import LoadedModule
 from msatools.tasks.text import KernelText, kernel_symbol
 

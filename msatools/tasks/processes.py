@@ -8,7 +8,6 @@ children, to its parent's (wait_task_zombie()).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs, read_struct, read_structs
+from msatools.records import dataclass
 from msatools.tasks.table import TaskTable, cut
 
 Counts = npt.NDArray[np.int64]

@@ -2,14 +2,13 @@
 
 """The address spaces of processes."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
+from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 

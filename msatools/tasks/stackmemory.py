@@ -2,7 +2,6 @@
 
 """Read the stacks of tasks that do not run: the part in use, one read each."""
 
-from dataclasses import dataclass
 from itertools import islice
 
 import drgn
@@ -13,6 +12,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol

@@ -10,7 +10,7 @@ frames that ORC does not support, drgn unwinds one stack after the other.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 import numpy as np
@@ -20,6 +20,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch import arch_of

@@ -6,8 +6,6 @@ They lie at the top of the task's stack (``task_pt_regs()``; asm/ptrace.h of x86
 arm64). /proc/PID/syscall shows the same.
 """
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +13,7 @@ import numpy.typing as npt
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, lose_many
+from msatools.records import dataclass
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 

@@ -8,7 +8,6 @@ kernel does not have: see :meth:`TaskTable.has`.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -24,6 +23,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder, column_type, find_member
 from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE, U64
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 Records = npt.NDArray[np.void]

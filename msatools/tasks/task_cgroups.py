@@ -2,8 +2,6 @@
 
 """The control group of each thread: in the default hierarchy (v2), or its cpuset."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +10,7 @@ from msatools.kernel.enums import constant
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
+from msatools.records import dataclass
 from msatools.tasks.table import TaskTable
 
 UNKNOWN = -1

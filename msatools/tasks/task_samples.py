@@ -2,7 +2,6 @@
 
 """Samples of all threads; match the threads of two samples. Pure."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans
+from msatools.records import dataclass
 from msatools.tasks.microstates import Microstates
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState

@@ -2,7 +2,6 @@
 
 """Current class of each thread, and the time in it."""
 
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
@@ -14,6 +13,7 @@ from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
 from msatools.kernel.traces import stack_trace
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import saved_registers

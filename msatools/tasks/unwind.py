@@ -2,14 +2,13 @@
 
 """Unwind many x86-64 stacks at once by ORC: each step unwinds one frame of all."""
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import each_once
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.framerules import (

@@ -3,9 +3,9 @@
 """Unwind one x86-64 stack, by the same rules as :mod:`msatools.tasks.unwind`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.framerules import MAX_FRAMES, End, FrameRule

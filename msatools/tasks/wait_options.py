@@ -9,7 +9,6 @@ io_uring queues one that is not on a stack.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import drgn
@@ -19,6 +18,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import U32, U64
+from msatools.records import dataclass
 
 # Bits of wo_flags; include/uapi/linux/wait.h.
 _EXITED = 0x0000_0004

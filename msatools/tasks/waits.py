@@ -4,9 +4,9 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.functions import (
     CALLS,

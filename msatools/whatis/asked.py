@@ -3,8 +3,9 @@
 """Addresses as users write or paste them; nothing here needs a kernel."""
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from msatools.records import dataclass
 
 Space = Literal["kernel", "physical", "pfn", "user", "symbol"]
 

@@ -3,12 +3,12 @@
 """Members of types at an offset, and the locks among them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import drgn
 from drgn.helpers.common.type import member_at_offset
 
 from msatools.locks.base.lock import LockTypeName
+from msatools.records import dataclass
 
 LOCKS: dict[str, LockTypeName] = {
     "mutex": "mutex",

@@ -2,11 +2,12 @@
 
 """The report of msa-whatis: what lies at some addresses."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 Kind = Literal[

@@ -2,8 +2,7 @@
 
 """Options of a report of msa-whatis."""
 
-from dataclasses import dataclass
-
+from msatools.records import dataclass
 from msatools.whatis.asked import AskedAddress
 
 

@@ -6,7 +6,6 @@ The struct pages around it are classified as a scan of the memmap does, and more
 only for pages whose struct page does not say enough.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -28,6 +27,7 @@ from msatools.memory.scan.freelists import ListedPages, listed_pages, pcp_lists
 from msatools.memory.scan.pagecache import CacheClasses
 from msatools.memory.scan.scan import FarHeadReader
 from msatools.memory.scan.swapcache import nameless_swap, swapped_shmem
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.whatis.lookup import Lookup
 

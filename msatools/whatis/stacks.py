@@ -2,7 +2,6 @@
 
 """Places in the kernel stacks of tasks: the frame that an address is in."""
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
@@ -10,6 +9,7 @@ import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.traces import stack_trace
+from msatools.records import dataclass
 from msatools.target.model import Address
 from msatools.tasks.text import KernelText
 from msatools.whatis.lookup import Lookup

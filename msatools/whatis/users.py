@@ -2,7 +2,6 @@
 
 """Places in the memory of processes: the mapping, and the page."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import drgn
@@ -11,6 +10,7 @@ from drgn.helpers.linux.mm import vma_find, vma_name
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.strings import decode_string
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup

@@ -2,13 +2,13 @@
 
 """What the page tables of a process say about single addresses."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import drgn
 import numpy as np
 
 from msatools.kernel.words import U64
+from msatools.records import dataclass
 from msatools.target.arch import table_format
 from msatools.target.paging import TableFormat
 from msatools.whatis.lookup import Lookup

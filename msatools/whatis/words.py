@@ -3,8 +3,8 @@
 """Answers in words: the most specific of what is known, in one line."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.whatis.asked import AskedAddress
 from msatools.whatis.model import (
     AddressAnswer,

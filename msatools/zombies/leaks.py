@@ -14,7 +14,6 @@ modules, per-CPU variables, vmalloc memory and whole pages.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -31,6 +30,7 @@ from msatools.kernel.rows import find_rows
 from msatools.kernel.slab import SlabCache
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.evidence import seen_on_stacks
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass

@@ -6,10 +6,11 @@ Plain data, to be rendered as text or JSON.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 Verdict = Literal[

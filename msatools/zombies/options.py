@@ -2,8 +2,7 @@
 
 """Options of msa-zombies."""
 
-from dataclasses import dataclass
-
+from msatools.records import dataclass
 from msatools.tasks.membership import ANY, Membership
 from msatools.zombies.model import Verdict
 

@@ -3,7 +3,6 @@
 """Read the facts that explain why a process does not wait for its children."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_bits, read_structs
+from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import STOPPED, TRACED, letters, loads, read_frozen

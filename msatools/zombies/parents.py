@@ -7,7 +7,6 @@ thread of its process may wait for the task. A tracer (``parent``) has to wait f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans, read_structs
+from msatools.records import dataclass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.parentfacts import ParentFacts, read_facts

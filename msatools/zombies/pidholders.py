@@ -7,7 +7,6 @@ A holder is a pointer to it in memory that counts as one reference.
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -22,6 +21,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import unsigned
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol

@@ -8,7 +8,6 @@ subreaper (PR_SET_CHILD_SUBREAPER), else to init of the namespace.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import drgn
@@ -22,6 +21,7 @@ from msatools.kernel.pidnamespaces import (
 )
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable

@@ -4,12 +4,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
+from msatools.records import dataclass
 from msatools.tasks.identity import Users, comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable

@@ -3,7 +3,6 @@
 """Signal handlers of processes (``struct sighand_struct``)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import drgn
@@ -12,6 +11,7 @@ import numpy as np
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
+from msatools.records import dataclass
 from msatools.zombies.model import Disposition
 
 _DEFAULT, _IGNORE = 0, 1

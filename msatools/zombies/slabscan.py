@@ -6,7 +6,6 @@ Full slabs of a cache are in no list, so slabs are found by reading all ``struct
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -19,6 +18,7 @@ from msatools.kernel.slab import MAX_OBJECT, SlabCache, slab_caches, slab_type
 from msatools.kernel.structs import lose_many
 from msatools.memory.pages.layout import page_layout
 from msatools.memory.pages.memmap import memmap_ranges, read_chunks
+from msatools.records import dataclass
 from msatools.target.linear import page_address
 
 _AT_ONCE = 1 << 24

@@ -9,7 +9,6 @@ limit for its user; each user namespace has one for its creator.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
+from msatools.records import dataclass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import Limit

@@ -6,13 +6,13 @@ kernel/exit.c: wait_consider_task() decides which children a wait() takes.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.structs import Booleans
+from msatools.records import dataclass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.wait_options import WaitOpts
 from msatools.zombies.model import Verdict

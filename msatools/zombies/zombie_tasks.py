@@ -6,7 +6,7 @@ kernel/exit.c. A leader stays until its parent reaps it. Another thread is relea
 once, unless it is traced: then it stays until its tracer reaps it.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import asleep

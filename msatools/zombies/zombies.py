@@ -4,7 +4,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 
 import drgn
@@ -19,6 +19,7 @@ from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError

@@ -3,13 +3,14 @@
 """The default methods of a session that implements only its reports."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 
 from msatools.kernel.report import Report
 from msatools.kernel.session import Progress, Session, quietly
+from msatools.records import dataclass
 from tests.support.calls import MADE
 
 

@@ -3,13 +3,14 @@
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from msatools.kernel.report import Note, Report
+from msatools.records import dataclass
 from msatools.render.json import dumps, show
 from msatools.target import Crash
 from msatools.target.model import Address

@@ -2,11 +2,12 @@
 
 """Tables that break the classes down, of groups made by hand."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import pytest
 
 from msatools.memory.by.groups import DETAIL, PageGroup
+from msatools.records import dataclass
 from msatools.render import plain
 from msatools.render.memstat.groups import groups_table
 from tests.support.golden import Golden

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -17,6 +17,7 @@ from msatools.cli.command import Command, Recorded, argument
 from msatools.cli.main import run_console
 from msatools.kernel.report import Report
 from msatools.kernel.session import Progress, Session
+from msatools.records import dataclass
 from msatools.render.blocks import Block, text
 from msatools.target import Target
 from tests.support.calls import Ran, end, open_nothing, start

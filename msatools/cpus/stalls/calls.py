@@ -8,7 +8,7 @@ Who waits for its call has the structure of the call on its stack, or in the per
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import drgn
@@ -19,6 +19,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
+from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import TaskReader
 

@@ -4,7 +4,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 from typing import Literal
 
@@ -15,6 +15,7 @@ from msatools.cpus.stalls.model import Mode, Why
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.framerules import End
 from msatools.tasks.stacks import StackCollector

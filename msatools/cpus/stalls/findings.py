@@ -3,7 +3,7 @@
 """What follows from the evidence of stalls: culprits and chains. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msatools.cpus.model import RunnableTask, RunQueue
 from msatools.cpus.stalls.model import (
@@ -30,6 +30,7 @@ from msatools.cpus.stalls.words import (
     tasks_text,
     waiting_text,
 )
+from msatools.records import dataclass
 from msatools.reports.units import duration
 
 LATE_NS = 1_000_000_000

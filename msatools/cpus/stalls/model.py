@@ -2,10 +2,11 @@
 
 """The part of the report of msa-cpus on stalls: evidence, and what follows from it."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from msatools.kernel.report import ADDED
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 Confidence = Literal["exact", "likely", "evidence"]

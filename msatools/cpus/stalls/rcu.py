@@ -7,7 +7,6 @@ quiescent state, and a list of the tasks that left a CPU as readers.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -21,6 +20,7 @@ from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, read_struct, read_structs
 from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE
+from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskReader, TaskTable

@@ -7,7 +7,7 @@ are late, or that hold something up: on a quiet kernel for none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import drgn
 import numpy as np
@@ -57,6 +57,7 @@ from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
+from msatools.records import dataclass
 from msatools.target.model import Address, Crash
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import stack_bytes

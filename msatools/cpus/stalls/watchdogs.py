@@ -8,8 +8,6 @@ twice ``watchdog_thresh`` has a soft lockup; one that took no such timer's inter
 ``watchdog_thresh`` has a hard lockup.
 """
 
-from dataclasses import dataclass
-
 import drgn
 
 from msatools.cpus.stalls.model import StallLimits
@@ -18,6 +16,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _SECOND = 1_000_000_000

@@ -4,7 +4,6 @@
 
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -15,6 +14,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.ownstack import OwnStack
 from msatools.locks.base.sockets import Sockets
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows, read_stacks
 from msatools.tasks.syscalls import Syscalls, syscalls_of

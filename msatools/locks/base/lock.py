@@ -2,11 +2,11 @@
 
 """A lock, its waiters and its holders, before names and owners are looked up."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.model import Mode
+from msatools.records import dataclass
 
 LockTypeName = Literal[
     "mutex",

@@ -3,11 +3,11 @@
 """The description of a lock type; :mod:`msatools.locks.lock_types` has all of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
+from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 
 

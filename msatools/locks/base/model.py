@@ -2,10 +2,11 @@
 
 """Wait targets and herds: plain data for renderers and JSON."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from msatools.kernel.report import ADDED
+from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Address
 
 Mode = Literal["read", "write"]

@@ -8,7 +8,6 @@ function that identifies its type. Its other members have to be consistent with 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from msatools.kernel.reader import Addresses
 from msatools.kernel.words import U32, U64
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_ENTRIES = 64

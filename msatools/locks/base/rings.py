@@ -6,14 +6,13 @@ On a running kernel a ring may change while it is read. So ``next`` and ``prev``
 neighbours have to point at each other.
 """
 
-from dataclasses import dataclass
-
 import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import U32, U64
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _TASK_ALIGNED = 64

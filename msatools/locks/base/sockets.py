@@ -7,7 +7,6 @@ include/net/sock.h, inet_sock.h and af_unix.h.
 
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 import drgn
@@ -17,6 +16,7 @@ from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, WordArray, read_structs
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _SOCKET = {"sock": ("sk",), "type": ("type",)}

@@ -3,7 +3,6 @@
 """Finds the inode, block device or file system that data in memory belongs to."""
 
 import stat
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -13,6 +12,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _INODE = {

@@ -8,7 +8,6 @@ or to a wake function (wait.h) next to the node.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -22,6 +21,7 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.ownstack import OwnStack, WaitEntry
 from msatools.locks.base.rings import Entry, Rings, Shape
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
 

@@ -5,8 +5,6 @@
 The kernel does not record the task that will change it.
 """
 
-from dataclasses import dataclass
-
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
@@ -15,6 +13,7 @@ from msatools.locks.base.ownstack import WaitEntry
 from msatools.locks.base.storage import Inode
 from msatools.locks.base.wait_queues import QueueKey, wait_queues
 from msatools.locks.events.events import wait_of
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _VARIABLE = -1

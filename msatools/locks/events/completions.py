@@ -8,7 +8,6 @@ vforked child points, or a work item that is queued after the one that is waited
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import drgn
 
@@ -31,6 +30,7 @@ from msatools.locks.events.work import Work, workqueues
 from msatools.locks.workqueues.beside import work_beside
 from msatools.locks.workqueues.delays import Delay
 from msatools.locks.workqueues.pools import work_pools
+from msatools.records import dataclass
 
 _MAX_CHILDREN = 4096
 _UNNAMED = "of unknown name"

@@ -2,7 +2,6 @@
 
 """Work items that tasks wait for, and their workers (kernel/workqueue.c)."""
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -17,6 +16,7 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.events.kthreads import KernelThreads, kernel_threads
 from msatools.locks.workqueues.delays import Delay, WorkDelays, work_delays
 from msatools.locks.workqueues.pools import WorkItem, WorkPools, work_pools
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_WORK = 1 << 16

@@ -9,7 +9,6 @@ of a super block.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -27,6 +26,7 @@ from msatools.locks.base.storage import file_system_type
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.base.wait_queues import WaitQueues, wait_queues
 from msatools.locks.places.slabs import Slabs
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.states import INTERRUPTIBLE
 from msatools.tasks.table import TaskTable

@@ -2,7 +2,6 @@
 
 """Reads the disks of a kernel, and which are stacked on which (block/genhd.c)."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
@@ -17,6 +16,7 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.storage import Storage
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.external_waits.mapper import is_suspended
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_DEVICES = 1 << 16

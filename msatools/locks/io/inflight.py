@@ -3,7 +3,6 @@
 """The I/O in flight of disks, and the way from a stacked disk to the hardware."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -15,6 +14,7 @@ from msatools.locks.io.bios import all_bios
 from msatools.locks.io.disks import Disk, Disks, all_disks
 from msatools.locks.io.model import DiskIo
 from msatools.locks.io.requests import QueueState, all_requests
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 STUCK_NS = 30 * 10**9

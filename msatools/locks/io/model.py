@@ -2,9 +2,9 @@
 
 """Rows of ``msa-locks --io``: disks with their I/O in flight."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 Stage = Literal[

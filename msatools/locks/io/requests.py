@@ -7,7 +7,6 @@ another one from its allocation on. The bitmaps of the tags say which are in use
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +29,7 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.io.disks import Disk
 from msatools.locks.io.model import InFlight, Stage
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.tasks.table import TaskTable

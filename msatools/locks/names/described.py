@@ -5,7 +5,7 @@
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import drgn
 import numpy as np
@@ -19,6 +19,7 @@ from msatools.locks.places.places import (
     LockPlace,
     lock_places,
 )
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_NAME = 255

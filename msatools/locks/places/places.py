@@ -8,7 +8,6 @@ block.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -21,6 +20,7 @@ from msatools.locks.base.storage import Storage
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.places.slabs import SlabObject, Slabs
 from msatools.locks.places.variables import Variables
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable

@@ -6,7 +6,6 @@ drgn's own lookup also determines whether the object is allocated, and therefore
 the free objects of every CPU. Objects that tasks wait for are allocated.
 """
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import drgn
@@ -15,6 +14,7 @@ from drgn.helpers.linux.mm import PageSlab, compound_head
 from msatools.kernel.slab import SlabCache, read_cache, slab_cache_offset, slab_type
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.linear import page_address

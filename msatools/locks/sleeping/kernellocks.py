@@ -7,7 +7,6 @@ waiters for the lock. Up to v7.0 the list head in the lock is a node of that rin
 since v7.1 the lock points at its first waiter instead.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
@@ -40,6 +39,7 @@ from msatools.locks.sleeping.list_locks import (
     sought_by,
 )
 from msatools.locks.sleeping.rtmutexes import RtMutex, RtMutexes
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WORDS = 96

@@ -8,12 +8,12 @@ reads.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from msatools.locks.base.lock import LockTypeName
 from msatools.locks.base.model import Mode
 from msatools.locks.base.rings import Shape
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 
 TASK = (1 << 64) - 1 & ~0b111
 """Mask of the task in the owner of a mutex or a rwsem; the low bits are flags

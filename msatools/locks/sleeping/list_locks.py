@@ -5,7 +5,6 @@
 A new type is a file that makes a :class:`ListLock`, and a line here.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from msatools.locks.base.lock import LockTypeName
@@ -15,6 +14,7 @@ from msatools.locks.sleeping.list_lock import ListLock
 from msatools.locks.sleeping.mutexes import MUTEX, WW_MUTEX
 from msatools.locks.sleeping.rwsems import RWSEM
 from msatools.locks.sleeping.semaphores import SEMAPHORE
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 LIST_LOCKS: dict[LockTypeName, ListLock] = {

@@ -7,14 +7,13 @@ is sorted by real-time priority. Ordinary tasks count as equal, whatever their n
 value; equals are in order of arrival.
 """
 
-from dataclasses import dataclass
-
 import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import U64
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_WAITERS = 1 << 22

@@ -9,7 +9,6 @@ both are found by evidence, and reported only if the evidence is unambiguous.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -25,6 +24,7 @@ from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.lock_type import LockType
 from msatools.locks.base.model import Mode
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 

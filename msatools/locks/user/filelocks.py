@@ -8,7 +8,6 @@ blocker. So there is a tree, and all of its tasks wait for the lock at its root.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -24,6 +23,7 @@ from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.model import Mode, WaitTarget
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.base.wait_queues import wait_queues
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskReader, TaskTable

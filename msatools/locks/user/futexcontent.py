@@ -6,8 +6,6 @@ A lock of the C library is recognized if its members are consistent
 (:mod:`msatools.locks.user.nptl`) and its owner is a thread that can use the futex.
 """
 
-from dataclasses import dataclass
-
 import drgn
 
 from msatools.kernel.losses import Loss
@@ -22,6 +20,7 @@ from msatools.locks.user.futexes import Waiter, futex_queues
 from msatools.locks.user.futexusers import FutexPlace, find_owner, find_place
 from msatools.locks.user.futexwaits import requested_futexes, waiters_on
 from msatools.locks.user.usermemory import UserMemory, user_memory
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -22,6 +21,7 @@ from msatools.kernel.words import LIST_HEAD, PAGE, U32, U64
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 

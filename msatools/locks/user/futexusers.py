@@ -2,8 +2,6 @@
 
 """The addresses of futexes in user memory, and the threads that can own them."""
 
-from dataclasses import dataclass
-
 import drgn
 
 from msatools.kernel.pidnamespaces import MAX_LEVEL
@@ -16,6 +14,7 @@ from msatools.locks.places.places import lock_places
 from msatools.locks.user.futexes import Waiter
 from msatools.locks.user.futexwaits import waiters_on
 from msatools.locks.user.usermemory import user_memory
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _FEW_WAITERS = 8

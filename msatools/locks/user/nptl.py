@@ -25,10 +25,10 @@ members are consistent. Otherwise its owner could be any other number.
 """
 
 import struct
-from dataclasses import dataclass
 
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.locks.base.model import Mode
+from msatools.records import dataclass
 
 MUTEX_BYTES = 40
 RWLOCK_BYTES = 56

@@ -11,7 +11,6 @@ dynamic linker has read, and which is in the memory of each process.
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.strings import decode_string
+from msatools.records import dataclass
 from msatools.selfdesc.module_records import ELF64_SYM
 
 _MAX_SYMBOL_BYTES = 16 << 20

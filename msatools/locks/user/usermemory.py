@@ -2,7 +2,6 @@
 
 """Reads the memory of processes, if the dump has it."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import drgn
@@ -15,6 +14,7 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user.filepages import FilePages, split_by_page
 from msatools.locks.user.mappings import find_mapping, mappings_of
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _SHARED = 1 << 3

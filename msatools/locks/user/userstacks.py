@@ -11,7 +11,7 @@ has ended. Such a frame is marked as a guess.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -28,6 +28,7 @@ from msatools.locks.user.filepages import FilePages
 from msatools.locks.user.mappings import find_mapping
 from msatools.locks.user.programfile import ProgramFile
 from msatools.locks.user.usermemory import user_memory
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch import arch_of
 from msatools.tasks.syscalls import read_syscalls

@@ -6,7 +6,6 @@ A driver often has both in one structure, on the waiter's stack or in a slab obj
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -20,6 +19,7 @@ from msatools.locks.places.slabs import Slabs
 from msatools.locks.workqueues.delays import Delay, WorkDelays, work_delays
 from msatools.locks.workqueues.offline import DelayedWork, read_offline_work
 from msatools.locks.workqueues.pools import Worker, WorkItem, WorkPools, work_pools
+from msatools.records import dataclass
 
 _ON_STACK = 512
 """Maximum distance on a stack, in bytes."""

@@ -7,7 +7,6 @@ as running; a workqueue has at most ``max_active`` work items on a pool.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import drgn
 
@@ -26,6 +25,7 @@ from msatools.locks.workqueues.pools import (
     WorkPools,
     work_pools,
 )
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _WQ_UNBOUND = 1 << 1

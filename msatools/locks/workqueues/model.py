@@ -2,9 +2,10 @@
 
 """Rows of ``msa-locks --workqueues``: pools of workers, workqueues, delayed work."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msatools.kernel.report import ADDED
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 

@@ -7,7 +7,6 @@ queue_delayed_work_on() may add one later.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -18,6 +17,7 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import unsigned
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 

@@ -3,7 +3,6 @@
 """Reads pools of workers, workers, work items and workqueues (kernel/workqueue.c)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -19,6 +18,7 @@ from msatools.kernel.words import unsigned
 from msatools.kernel.xarray import xarray_entries
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.text import KernelText
 

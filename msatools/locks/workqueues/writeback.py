@@ -8,7 +8,6 @@ more for each control group with pages of it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import drgn
 
@@ -17,6 +16,7 @@ from msatools.locks.base.lock import Holder
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.workqueues.delays import Delay, work_delays
 from msatools.locks.workqueues.pools import work_pools
+from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 

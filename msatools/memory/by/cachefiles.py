@@ -3,7 +3,6 @@
 """Finds the files, block devices and file systems of cached pages' mappings."""
 
 import stat
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -16,6 +15,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string, read_string
 from msatools.kernel.structs import Members, Structs, read_structs
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 

@@ -8,7 +8,7 @@ cache. The same scan finds the files of that page cache.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from msatools.memory.owners.stacks import charged_stack_pages
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Words, where
 from msatools.memory.scan.context import ScanContext
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 MAX_GROUPS = 100_000

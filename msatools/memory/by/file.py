@@ -4,7 +4,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, rank, r
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, Words, where
 from msatools.memory.scan.context import ScanContext
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 MAX_FILES = 100_000

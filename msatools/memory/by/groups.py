@@ -4,9 +4,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 NO_OWNER = "-"

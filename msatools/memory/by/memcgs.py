@@ -2,8 +2,6 @@
 
 """Finds the control groups that pages are charged to (mm/memcontrol.c)."""
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 
@@ -17,6 +15,7 @@ from msatools.kernel.structs import (
     find_offset,
     read_structs,
 )
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 POINTER = ~np.uint64(7)

@@ -2,14 +2,13 @@
 
 """Counts pages by the order of their block (``--by order``)."""
 
-from dataclasses import dataclass
-
 from msatools.kernel.report import LossLog
 from msatools.memory.by.groups import PageGroup
 from msatools.memory.pages.counting import Counts, named
 from msatools.memory.pages.orders import NO_ORDER, ByOrder
 from msatools.memory.scan.context import ScanContext
 from msatools.memory.scan.freelists import listed_pages, pcp_lists
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

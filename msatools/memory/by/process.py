@@ -8,7 +8,7 @@ page's mapcount (fs/proc/task_mmu.c, smaps_account()).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 import numpy as np
@@ -21,6 +21,7 @@ from msatools.memory.by.usertables import Mapped, UserTables
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.classify import Block
 from msatools.memory.scan.context import ScanContext
+from msatools.records import dataclass
 from msatools.tasks.spaces import AddressSpace, address_spaces
 
 Numbers = npt.NDArray[np.int64]

@@ -3,7 +3,7 @@
 """Memory sections: as a list (``--sections``) and as a break-down."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msatools.kernel.reader import distinct
 from msatools.kernel.zones import Zone, spanning
@@ -13,6 +13,7 @@ from msatools.memory.pages.counting import Counts, class_counts, named
 from msatools.memory.pages.memmap import MemmapRange, pages_per_section
 from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
 from msatools.memory.scan.context import ScanContext
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 

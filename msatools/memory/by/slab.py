@@ -7,7 +7,7 @@ Full slabs are on no list of the allocator: they are found only in the memmap.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 import numpy as np
@@ -34,6 +34,7 @@ from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, where
 from msatools.memory.scan.context import ScanContext
+from msatools.records import dataclass
 from msatools.target.model import Address
 
 _OBJECTS_MASK = np.uint64((1 << 31) - 1)

@@ -3,13 +3,14 @@
 """Sums up pages by owner and kind while the memmap is scanned."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from msatools.memory.pages.classes import CLASSES
 from msatools.memory.pages.classify import Words, where
+from msatools.records import dataclass
 
 Pages = npt.NDArray[np.int64]
 

@@ -8,7 +8,6 @@ is in msatools.target.paging.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.arch import table_format
 from msatools.target.paging import Words

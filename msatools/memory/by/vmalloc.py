@@ -3,7 +3,7 @@
 """Counts pages of vmalloc areas, kernel stacks included, by caller."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from msatools.memory.owners.owners import pfns_of
 from msatools.memory.owners.vmalloc import VmallocAreas, caller_names
 from msatools.memory.pages.classify import Block, Words
 from msatools.memory.scan.context import ScanContext
+from msatools.records import dataclass
 
 
 @dataclass

@@ -3,13 +3,14 @@
 """Sums up blocks of memory by state: free, movable, blocked and so on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.counting import Counts
+from msatools.records import dataclass
 
 FREE = (PageClass.FREE_BUDDY, PageClass.FREE_PCP)
 

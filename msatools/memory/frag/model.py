@@ -3,7 +3,8 @@
 """Fragmentation: free memory by order, page blocks, and what blocks them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ of each memory section holds the types (struct mem_section_usage).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -20,6 +19,7 @@ from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.pages.memmap import pages_per_section, section_usages
+from msatools.records import dataclass
 
 UNKNOWN_TYPE = 8
 """Not a type: a type has three bits."""

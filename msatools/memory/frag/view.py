@@ -3,7 +3,7 @@
 """Finds what keeps blocks of memory from being free (``--frag``)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 import numpy as np
@@ -41,6 +41,7 @@ from msatools.memory.pages.counting import Counts, class_counts
 from msatools.memory.pages.orders import ORDERS, free_blocks
 from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
 from msatools.memory.scan.context import ScanContext
+from msatools.records import dataclass
 
 _GIB = 1 << 30
 

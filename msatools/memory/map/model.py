@@ -3,7 +3,7 @@
 """Physical memory in pfn order, in a bounded number of cells."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import CLASSES
 from msatools.memory.pages.counting import Counts
+from msatools.records import dataclass
 
 OUTLINE_CELLS = 1 << 10
 """Maximum number of cells in JSON: some 400 KB if each has a dozen classes and differs

@@ -3,7 +3,7 @@
 """Makes a map of memory with a bounded number of cells (``--map``)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from msatools.memory.pages.counting import class_counts
 from msatools.memory.pages.memmap import MemmapRange, pages_per_section
 from msatools.memory.pages.zonekeys import NOWHERE, node_and_zone, node_zone_keys
 from msatools.memory.scan.context import ScanContext
+from msatools.records import dataclass
 
 MAX_CELLS = 1 << 16
 """Maximum number of cells: 8 MiB, at 4 bytes for each of some 30 classes."""

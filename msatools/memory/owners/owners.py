@@ -3,7 +3,7 @@
 """Finds the owners of pages whose struct page does not record an owner."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 import numpy as np
@@ -28,6 +28,7 @@ from msatools.memory.owners.vmalloc import (
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.tasks.spaces import address_spaces
 

@@ -4,7 +4,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -17,6 +16,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, struct_layout
 from msatools.kernel.walks import list_records
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _MAX_LISTS = 1 << 7

@@ -3,7 +3,6 @@
 """Finds the pages of vmalloc areas, kernel stacks included (mm/vmalloc.c)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -16,6 +15,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 

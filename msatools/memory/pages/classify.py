@@ -9,7 +9,6 @@ tables and free pages keep other data in that word.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from msatools.kernel.reader import Gap, distinct
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
+from msatools.records import dataclass
 
 Words = npt.NDArray[np.uint64]
 Codes = npt.NDArray[np.uint8]

@@ -11,7 +11,6 @@ its way between one and the buddy allocator, or was isolated by compaction.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from msatools.kernel.reader import Reader
 from msatools.memory.pages.classify import Indices, Words, where
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
+from msatools.records import dataclass
 
 UNLISTED = -1
 POINTER_BYTES = 8

@@ -3,7 +3,6 @@
 """Reads the layout of a kernel's ``struct page``."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from msatools.kernel.words import bit
 from msatools.memory.pages.classes import PageClass
+from msatools.records import dataclass
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
 

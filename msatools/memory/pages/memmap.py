@@ -10,7 +10,6 @@ include/linux/mmzone.h).
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import drgn
@@ -24,6 +23,7 @@ from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.words import bit
 from msatools.memory.pages.bulk import BulkReader
 from msatools.memory.pages.layout import PageLayout
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 State = Literal["online", "offline", "device"]

@@ -2,7 +2,7 @@
 
 """Counts pages by order: free blocks of the buddy allocator and compound pages."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.pages.counting import Counts
+from msatools.records import dataclass
 
 ORDERS = 24
 """Above any order: a page of 16 GiB has order 22."""

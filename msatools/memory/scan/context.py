@@ -3,7 +3,6 @@
 """The data that is read before the memmap is scanned."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import drgn
 
@@ -13,6 +12,7 @@ from msatools.kernel.zones import Zone
 from msatools.memory.owners.owners import Owners
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

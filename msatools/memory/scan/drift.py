@@ -11,7 +11,7 @@ as something that it no longer was when the scan ended.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 import numpy as np
@@ -25,6 +25,7 @@ from msatools.memory.pages.classify import Block, FarHead, classify, where
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
 from msatools.memory.scan.model import ScanChanges
+from msatools.records import dataclass
 
 RUN_PAGES = 512
 """Pages of a run, which are read again at once: a huge page of x86-64."""

@@ -10,7 +10,6 @@ The buddy allocator counts them as allocated and does not mark their struct page
 import itertools
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -37,6 +36,7 @@ from msatools.memory.pages.freelinks import (
 )
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.result import FreeCandidates, ScanResult
+from msatools.records import dataclass
 
 _LIST_HEAD = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""

@@ -2,7 +2,7 @@
 
 """The part of a report that describes the scan itself."""
 
-from dataclasses import dataclass
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

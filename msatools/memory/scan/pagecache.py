@@ -4,7 +4,6 @@
 
 import stat
 from collections import defaultdict
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -17,6 +16,7 @@ from msatools.kernel.walks import list_words, tree_records
 from msatools.kernel.words import unsigned
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.scan.result import ScanResult
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _VM_EXEC = 0x4

@@ -10,7 +10,6 @@ result does not depend on it either.
 import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import drgn
 
@@ -24,6 +23,7 @@ from msatools.memory.scan.result import ScanResult
 from msatools.memory.scan.scan import prepare, scan
 from msatools.memory.scan.sums import Finals
 from msatools.memory.scan.workers import do_in_order
+from msatools.records import dataclass
 from msatools.target.kcore import open_again
 
 Part = list[MemmapRange]

@@ -2,7 +2,7 @@
 
 """Results of a scan of the memmap: only sums, so that memory use is bounded."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from msatools.kernel.report import LossLog
 from msatools.memory.pages.classes import NCLASSES
 from msatools.memory.pages.classify import where
 from msatools.memory.scan.model import ScanChanges
+from msatools.records import dataclass
 
 _COMPACT_AT = 1 << 20
 

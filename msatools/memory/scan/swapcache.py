@@ -3,7 +3,6 @@
 """Finds out whether swap cache pages without a mapping are anonymous or shmem."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -17,6 +16,7 @@ from msatools.kernel.xarray import xarray_values
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.scan.result import ScanResult
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _SWAP_TYPE_SHIFT = 58

@@ -10,7 +10,6 @@ slab. A page without pointers may be text.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -28,6 +27,7 @@ from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.mempools import mempool_pages
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.symbolnames import SymbolNames
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 from msatools.target.linear import page_address
 

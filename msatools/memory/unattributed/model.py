@@ -2,7 +2,9 @@
 
 """Groups of pages without a known owner."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

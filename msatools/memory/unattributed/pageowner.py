@@ -8,8 +8,6 @@ mm/page_owner.c keeps a record for each page after the page's ``struct page_ext`
 not have it.
 """
 
-from dataclasses import dataclass
-
 import drgn
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +18,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import bit
 from msatools.memory.pages.memmap import pages_per_section
+from msatools.records import dataclass
 from msatools.selfdesc.variables import find_variable
 
 _INVALID = 1

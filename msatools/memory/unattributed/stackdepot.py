@@ -7,7 +7,6 @@ drgn has ``stack_depot_fetch()``, but not the pools of 7.0, and without debug in
 type is unknown: 6.3 renamed them, and later they became an array that is allocated.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import drgn
@@ -16,6 +15,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.unattributed.symbolnames import SymbolNames
+from msatools.records import dataclass
 from msatools.tasks.text import kernel_symbol
 
 _ALIGN_SHIFT = 4

@@ -13,7 +13,7 @@ it, is named after that object.
 
 import contextlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import drgn
 import numpy as np
@@ -23,6 +23,7 @@ from msatools.kernel.modules import CodeModules
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
+from msatools.records import dataclass
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf

@@ -8,7 +8,7 @@ This finds leaks of drivers that take pages directly from the page allocator.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from msatools.memory.unattributed.content_hints import Contents, Hints, distinct
 from msatools.memory.unattributed.model import Allocator, UnattributedGroup
 from msatools.memory.unattributed.pageowner import OWNER, Owners, PageOwners, gfp_names
 from msatools.memory.unattributed.stackdepot import StackDepot
+from msatools.records import dataclass
 
 Numbers = npt.NDArray[np.int64]
 

@@ -3,9 +3,9 @@
 """The columns of the table of CPUs: mpstat's columns, and their cells."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from msatools.cpus.model import Cpu, CpusReport, State
+from msatools.records import dataclass
 from msatools.render.blocks import Cell, Column, Span, Text
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, share

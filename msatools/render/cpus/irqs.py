@@ -3,9 +3,10 @@
 """Renders device interrupts, architecture interrupts and softirqs, by CPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msatools.cpus.model import CpusReport, Irq, Vector
+from msatools.records import dataclass
 from msatools.render import plain
 from msatools.render.blocks import Block, Cell, Column, More, Span, Table, free_text
 from msatools.render.blocks import text as line

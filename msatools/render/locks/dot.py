@@ -9,9 +9,9 @@ dotted if by evidence. Deadlocks are red.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from msatools.locks.report import Deadlock, LockRow, LocksReport, Root
+from msatools.records import dataclass
 from msatools.render.blocks import Text, escape, verbatim
 from msatools.render.cells import plural
 from msatools.render.header import taken_from

@@ -3,10 +3,10 @@
 """The waits-for graph of a report: lookups from waiter to owner and back."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from msatools.locks.report import LockRow, LocksReport, Owner, Root, Wait
+from msatools.records import dataclass
 
 _IDLE = frozenset({"futex", "wait_queue"})
 """Types of locks that idle tasks wait on; they have no owner."""

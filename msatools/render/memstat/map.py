@@ -9,13 +9,13 @@ without any used page looks free.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
 from msatools.memory.pages.classes import CLASSES, PageClass
+from msatools.records import dataclass
 from msatools.render.memstat.palette import LOOKS, Style
 
 LEVELS = 4

@@ -3,9 +3,10 @@
 """Draws a map of memory as a picture."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msatools.memory.map.model import MemoryMap
+from msatools.records import dataclass
 from msatools.render.memstat.map import (
     LEVELS,
     Band,

@@ -11,9 +11,8 @@ and tritanopia (Machado, Oliveira and Fernandes, 2009). Palettes that are made f
 such as those of Okabe and Ito or of Paul Tol, have too few colours for all classes.
 """
 
-from dataclasses import dataclass
-
 from msatools.memory.pages.classes import PageClass
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 from xml.sax.saxutils import escape as xml
 
+from msatools.records import dataclass
 from msatools.render.blocks import escape
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 """The rows of memstat's tables: labels and order of the classes."""
 
-from dataclasses import dataclass
+from msatools.records import dataclass
 
 
 @dataclass(frozen=True)

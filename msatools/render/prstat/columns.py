@@ -3,11 +3,12 @@
 """The columns of prstat's tables: their cells, with marks of accuracy."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msatools.locks.base.model import WaitTarget
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow, Waited
 from msatools.prstat.select import DELAY_OF
+from msatools.records import dataclass
 from msatools.render.blocks import Cell, Column
 from msatools.render.cells import (
     BOUND_MARKS,

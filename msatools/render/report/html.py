@@ -8,13 +8,13 @@ as HTML.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
+from msatools.records import dataclass
 from msatools.render import plain
 from msatools.render.blocks import Block, Column, Table, escape
 from msatools.render.memstat.picture import Picture, svg

@@ -6,9 +6,10 @@ A root is at the left; to its right are the locks that it holds, and who waits f
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msatools.locks.report import Deadlock, LocksReport, Root
+from msatools.records import dataclass
 from msatools.render.locks.wait_graph import WaitGraph
 from msatools.render.locks.words import lock_text
 from msatools.render.memstat.picture import Box, Label, Picture

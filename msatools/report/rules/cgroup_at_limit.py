@@ -3,8 +3,8 @@
 """A control group has used up its memory, and little of it can be reclaimed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.report.memory import GroupAtLimit
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule

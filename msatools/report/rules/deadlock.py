@@ -3,9 +3,9 @@
 """Tasks wait for each other, and the kernel records all owners."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from msatools.locks.report import Deadlock, DeadlockConfidence, LocksReport
+from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text, pid_text

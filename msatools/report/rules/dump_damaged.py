@@ -3,9 +3,9 @@
 """The dump is cut off or damaged, so that parts are missing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msatools.kernel.losses import Loss
+from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 

@@ -4,9 +4,9 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msatools.locks.report import LocksReport, Root
+from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text, pid_text

@@ -3,9 +3,9 @@
 """Tasks have been in uninterruptible sleep for long."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msatools.locks.report import LocksReport, Wait
+from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule

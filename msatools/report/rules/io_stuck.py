@@ -4,9 +4,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msatools.locks.report import LocksReport, Root
+from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule

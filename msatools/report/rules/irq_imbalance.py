@@ -3,10 +3,10 @@
 """One CPU takes most interrupts of devices, and it is busy with them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from msatools.cpus.diagnostics import BusiestCpu, busiest_cpu
 from msatools.cpus.model import Cpu
+from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 

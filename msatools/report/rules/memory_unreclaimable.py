@@ -3,8 +3,8 @@
 """Most memory is of a kind that reclaim cannot free."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule

@@ -3,8 +3,8 @@
 """The kernel had faults that it survived."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.report.causes import OOPSES
 from msatools.report.events import Event
 from msatools.report.frames import faulting

@@ -3,8 +3,8 @@
 """There was not enough memory, and the kernel killed processes or died of it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.oom import OutOfMemory, Victim, victims
 from msatools.report.parts import ReportParts

@@ -4,9 +4,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msatools.prstat.model import TaskRow
+from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule

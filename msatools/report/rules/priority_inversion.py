@@ -3,9 +3,9 @@
 """A more urgent task waits for one that gets no CPU."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msatools.locks.report import Inversion, LocksReport
+from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import pid_text
