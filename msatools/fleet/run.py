@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from functools import partial
+from typing import NamedTuple
 
 from distributed import Client, Future
 
@@ -79,6 +80,14 @@ class Progress:
         return self.finished / max(time.monotonic() - self.start_s, 1e-9)
 
 
+class Lost(NamedTuple):
+    """Why there is nothing of a dump that was read."""
+
+    why: str
+    ended_workers: bool = False
+    """Whether it may be what ended them."""
+
+
 class Run:
     """A run on a cluster.
 
@@ -101,6 +110,7 @@ class Run:
         self._saw = saw
         self._finished: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
         self._running: dict[Future[Outcome], Identity] = {}
+        self._suspects: deque[Identity] = deque()
         self._tries: Counter[str] = Counter()
         self._unsaved: list[Result] = []
         self._saved_s = time.monotonic()
@@ -114,9 +124,12 @@ class Run:
         waiting = self._to_do(paths, progress)
         try:
             more = True
-            while more or self._running:
+            while more or self._running or self._suspects:
                 progress.workers = workers_of(self._client)
                 more = more and self._submit(waiting, progress.workers)
+                if self._suspects and not self._running:
+                    # Alone, so that it takes no other dump with it.
+                    self._start(self._suspects.popleft())
                 self._saw(progress)
                 self._collect(progress)
         finally:
@@ -174,28 +187,28 @@ class Run:
             self._save()
 
     def _result(
-        self, identity: Identity, outcome: Outcome | str, progress: Progress
+        self, identity: Identity, outcome: Outcome | Lost, progress: Progress
     ) -> Result | None:
-        """Return the rows of a dump; ``None`` if it is read again, or is a copy now.
-
-        :param outcome: Why the dump has to be read again, if it is a text.
-        """
+        """Return the rows of a dump; ``None`` if it is read again, or is a copy now."""
         now = identify(identity.path)
         has_changed = now.is_known and now.digest != identity.digest
         if has_changed:
             # Nobody knows which of the two was read.
-            outcome = CHANGES
+            outcome = Lost(CHANGES)
             if now.digest in self._seen:
                 progress.skipped += 1
                 return None
             self._seen.add(now.digest)
-        if isinstance(outcome, str):
+        if isinstance(outcome, Lost):
             self._tries[now.path] += 1
             if self._tries[now.path] < MAX_TRIES:
-                self._start(now)
+                if outcome.ended_workers:
+                    self._suspects.append(now)
+                else:
+                    self._start(now)
                 return None
             identity = unknown(now.path, CHANGES) if has_changed else identity
-            outcome = _given_up("failed" if has_changed else "crashed", outcome)
+            outcome = _given_up("failed" if has_changed else "crashed", outcome.why)
         elif outcome.state != "done":
             # It may be gone, and lie elsewhere.
             identity = now
@@ -203,8 +216,8 @@ class Run:
 
     def _outcomes(
         self, batch: list[Future[Outcome]]
-    ) -> Iterator[tuple[Future[Outcome], Outcome | str]]:
-        """Yield what came of each dump; a text says why it has to be read again."""
+    ) -> Iterator[tuple[Future[Outcome], Outcome | Lost]]:
+        """Yield what came of each dump."""
         finished = [future for future in batch if future.status == "finished"]
         found = self._fetched(finished)
         for future, outcome in found.items():
@@ -235,7 +248,7 @@ class Run:
                         some[future] = future.result(timeout=_FETCH_ONE_S)
             return some
 
-    def _why_lost(self, future: Future[Outcome]) -> str:
+    def _why_lost(self, future: Future[Outcome]) -> Lost:
         """Return why there is nothing of a dump: workers were lost, or cannot do it."""
         if self._client.status != "running":
             raise FleetError(
@@ -248,7 +261,8 @@ class Run:
                 f"{VERSION} there"
             )
         why = f"{type(error).__name__}: {error}" if error else "its workers were lost"
-        return f"the cluster gave it up {MAX_TRIES} times: {why}"[:_MAX_LINE]
+        why = f"the cluster gave it up {MAX_TRIES} times: {why}"[:_MAX_LINE]
+        return Lost(why, ended_workers=error is not None)
 
     def _save(self) -> None:
         unsaved, self._unsaved = self._unsaved, []
