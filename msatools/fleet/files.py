@@ -7,7 +7,6 @@ batch belong together. A full disk, a copy that was cut off or a deleted file le
 some that cannot be read: those are left out, each with a reason, and stop no other.
 """
 
-
 import contextlib
 import os
 import re

@@ -13,6 +13,10 @@ from msatools.tasks.classes import TaskClass
 # A trailing * matches any suffix. Suffixes that compilers add, such as .isra.0, are
 # ignored.
 
+VFORK = ("wait_for_vfork_done", "kernel_clone", "_do_fork")
+"""Where a parent in vfork() sleeps. The first may be inlined; before Linux kernel
+commit cad6967ac108 ("fork: introduce kernel_clone()") (in v5.10) it was _do_fork()."""
+
 # The innermost function of this table decides.
 WAITS = {
     TaskClass.LCK: """
