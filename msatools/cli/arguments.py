@@ -121,6 +121,14 @@ _TARGET_OPTIONS = (
     argument("--version", action=Version, nargs=0, help="print name and version"),
 )
 
+_ABOUT_TARGETS = frozenset(
+    option
+    for each in _TARGET_OPTIONS
+    for option in each.args
+    if option not in ("--debug", "--version")
+)
+"""Options that name a target, or how it is opened."""
+
 _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("5 12", "what changes, each 5 s for a minute"),
     ("--self-check", "whether to trust the numbers of this kernel"),
@@ -276,6 +284,12 @@ class _Parser(OptionParser):
             if word in left and (len(targets) > 1 or not self.takes_target):
                 self.error(left[word].refusal(word))
         return parsed
+
+    def _unknown(self, words: Sequence[str]) -> str:
+        option = words[0].partition("=")[0]
+        if not self.takes_target and option in _ABOUT_TARGETS:
+            return f"{option}: the target is drgn's own; name it where drgn is started"
+        return super()._unknown(words)
 
     def _take_operands(self, args: argparse.Namespace, operands: Operands) -> None:
         """Move the operands from ``args.words`` to ``args.operands``.
