@@ -18,7 +18,7 @@ from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import KERNEL_HALF, kernel_start
 from msatools.target.arch import arch_of
 from msatools.target.arch.model import Piece
-from msatools.target.model import Address
+from msatools.target.model import Address, Target
 from msatools.tasks.text import kernel_symbol
 from msatools.whatis.asked import AskedAddress
 from msatools.whatis.futexes import futex_at
@@ -45,6 +45,7 @@ from msatools.whatis.slabs import SlabObjects
 from msatools.whatis.stacks import StackPlaces
 from msatools.whatis.users import UserPlaces
 from msatools.whatis.vmalloc import find_area
+from msatools.whatis.waiters import WaitedLocks
 from msatools.whatis.words import AddressEnds, owner_text, summary
 
 _ANON = (PageClass.ANON, PageClass.KSM)
@@ -80,7 +81,8 @@ class Whatis(KernelSession[WhatisReport, WhatisOptions]):
         asked = self._options.addresses
         with self._reporting():
             clocks = read_clocks(self._reader, self._losses)
-            finder = _Finder(Lookup(self._reader, clocks, self._losses))
+            lookup = Lookup(self._reader, clocks, self._losses)
+            finder = _Finder(lookup, self._target)
             answers = []
             for number, each in enumerate(asked):
                 progress(number, len(asked))
@@ -125,7 +127,7 @@ def _extent(answer: AddressAnswer) -> tuple[int, int]:
 class _Finder:
     """Finds what lies at addresses, from the most specific to the least."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, lookup: Lookup, target: Target) -> None:
         self._lookup = lookup
         self._prog = lookup.prog
         self._pages = Pages(lookup)
@@ -134,6 +136,7 @@ class _Finder:
         self._stacks = StackPlaces(lookup)
         self._percpu = PerCpuPlaces(lookup)
         self._users = UserPlaces(lookup)
+        self._waited = WaitedLocks(lookup, target)
         self.locks: dict[str, LockThere] = {}
         """The locks found so far, by ID."""
 
@@ -143,6 +146,7 @@ class _Finder:
         :raises NoSuchPidError: if the address is of a process that does not exist
         """
         address, facts = self._facts(asked)
+        facts |= self._of_waiter(address, facts)
         made = AddressAnswer(
             asked=asked.word,
             address=None if address is None else Address(address),
@@ -335,6 +339,20 @@ class _Finder:
                 read_lock(self._lookup, lock.type, start + lock.offset)
             )
         return facts
+
+    def _of_waiter(self, address: int | None, facts: _Facts) -> _Facts:
+        """Return the lock at an address of unknown type, if a task waits for it."""
+        known = ("lock", "type", "page_struct", "stack", "user")
+        if (
+            address is None
+            or address < KERNEL_HALF
+            or not facts.keys().isdisjoint(known)
+        ):
+            return {}
+        symbol = facts.get("symbol")
+        # A function is none, and an object may have locks anywhere.
+        offset = symbol.offset if symbol is not None else 0
+        return self._of_lock(self._waited.find(address - offset, offset))
 
     def _of_lock(self, there: LockThere | None) -> _Facts:
         if there is None:
