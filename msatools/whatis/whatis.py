@@ -43,6 +43,7 @@ from msatools.whatis.pages import PageFound, Pages
 from msatools.whatis.percpu import PerCpuPlaces
 from msatools.whatis.slabs import SlabObjects
 from msatools.whatis.stacks import StackPlaces
+from msatools.whatis.tableowners import TableOwners
 from msatools.whatis.users import UserPlaces
 from msatools.whatis.vmalloc import find_area
 from msatools.whatis.waiters import WaitedLocks
@@ -56,6 +57,7 @@ _MAPPED = (
     PageClass.SHMEM,
     PageClass.USER_HUGETLB,
 )
+_TABLES = (PageClass.PAGE_TABLES, PageClass.PAGE_TABLES_OWN)
 _IN_AREAS = (CLASSES[PageClass.VMALLOC], CLASSES[PageClass.STACKS])
 _NOT_FREED = tuple(
     CLASSES[code]
@@ -132,6 +134,7 @@ class _Finder:
         self._prog = lookup.prog
         self._pages = Pages(lookup)
         self._mappers = Mappers(lookup)
+        self._tables = TableOwners(lookup)
         self._slabs = SlabObjects(lookup)
         self._stacks = StackPlaces(lookup)
         self._percpu = PerCpuPlaces(lookup)
@@ -466,6 +469,7 @@ class _Finder:
             file=cached,
             mappers=mappers,
             cache=self._cache_of(found),
+            table_owners=self._tables.of(found.pfn) if found.code in _TABLES else None,
         )
         owner = owner_text(page)
         if owner is None and found.code == PageClass.RESERVED:
