@@ -21,12 +21,8 @@ from msatools.cpus.stalls.contexts import (
     StackReader,
     interpret,
 )
-from msatools.cpus.stalls.findings import (
-    LATE_NS,
-    StallEvidence,
-    find_stalls,
-    found_by_kernel,
-)
+from msatools.cpus.stalls.evidence import LATE_NS, StallEvidence
+from msatools.cpus.stalls.findings import find_stalls, found_by_kernel
 from msatools.cpus.stalls.lock_code import refers_to
 from msatools.cpus.stalls.model import (
     CrossCall,
