@@ -96,7 +96,7 @@ _CLOSED: Mapping[str, str | bool] = {
 have been copied from anywhere."""
 
 
-class Mark(Enum):
+class FolderMark(Enum):
     """What the file says that makes a folder one of results."""
 
     NONE = 0
@@ -123,11 +123,11 @@ class Results:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             mark = self._mark()
-            if mark is Mark.NONE and any(self.path.iterdir()):
+            if mark is FolderMark.NONE and any(self.path.iterdir()):
                 raise FleetError(
                     f"{self.path}: a folder with other files; name a new one"
                 )
-            if mark is not Mark.GOOD:
+            if mark is not FolderMark.GOOD:
                 self._write_mark()
             for name in _TABLES:
                 folder = self.path / name
@@ -138,7 +138,7 @@ class Results:
         except OSError as error:
             raise _os_error(self.path, error) from error
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> FolderMark:
         """Return whether it is a folder of results.
 
         :raises FleetError: if it is one of another version
@@ -146,16 +146,16 @@ class Results:
         try:
             found = json.loads((self.path / MARK).read_text())
         except (FileNotFoundError, NotADirectoryError):
-            return Mark.NONE
+            return FolderMark.NONE
         # Cut off, overwritten, or of another user.
         except (OSError, ValueError):
-            return Mark.DAMAGED
+            return FolderMark.DAMAGED
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:
             raise FleetError(
                 f"{self.path}: results of another version of msa-fleet; name a new "
                 "folder"
             )
-        return Mark.GOOD
+        return FolderMark.GOOD
 
     def _write_mark(self) -> None:
         part = self.path / f".{uuid.uuid4().hex}"
@@ -215,7 +215,7 @@ class Results:
         import duckdb
 
         mark = self._mark()
-        if mark is Mark.NONE:
+        if mark is FolderMark.NONE:
             raise FleetError(
                 f"{self.path}: no results of msa-fleet; name the folder of its run -o"
             )
@@ -240,8 +240,8 @@ class Results:
         }
         return answer
 
-    def _mark_notes(self, mark: Mark) -> Iterator[FleetNote]:
-        if mark is Mark.DAMAGED:
+    def _mark_notes(self, mark: FolderMark) -> Iterator[FleetNote]:
+        if mark is FolderMark.DAMAGED:
             yield FleetNote(
                 code="mark-damaged",
                 text=f"{self.path / MARK}: damaged; the files beside it are taken for "

@@ -19,7 +19,7 @@ _WEIGHT: Mapping[Confidence, int] = {"exact": 0, "likely": 1, "evidence": 2}
 
 
 @dataclass(frozen=True)
-class Cause:
+class StallCause:
     """Where a chain of waits ends, and its steps."""
 
     steps: tuple[str, ...]
@@ -53,7 +53,7 @@ class WaitChains:
         self.queues = {queue.cpu: queue for queue in evidence.queues}
         """Run queues by CPU."""
 
-        self._causes: dict[int, Cause] = {}
+        self._causes: dict[int, StallCause] = {}
 
     def lasted(self, span_ns: int | None) -> int:
         """Return how long something had lasted when the kernel crashed, if it did."""
@@ -101,13 +101,13 @@ class WaitChains:
             return ""
         return f"; {cpus_text(others)} {'waits' if len(others) == 1 else 'wait'} for it"
 
-    def cause(self, cpu: int) -> Cause:
+    def cause(self, cpu: int) -> StallCause:
         """Follow what a CPU waits for to where it ends."""
         if cpu not in self._causes:
             self._causes[cpu] = self._follow(cpu)
         return self._causes[cpu]
 
-    def _follow(self, cpu: int) -> Cause:
+    def _follow(self, cpu: int) -> StallCause:
         """Return the cause of a CPU's stall, a step at a time."""
         steps: list[str] = []
         first = ""
@@ -119,11 +119,11 @@ class WaitChains:
             if held is None:
                 first = first or "what it does is not known"
                 steps.append(f"cpu{at}: what it does is not known")
-                return Cause(tuple(steps), first, confidence, None, None)
+                return StallCause(tuple(steps), first, confidence, None, None)
             if at in seen:
                 around = " and ".join(f"cpu{each}" for each in seen[seen.index(at) :])
                 steps.append(f"{around} wait for each other")
-                return Cause(tuple(steps), first, confidence, at, held.pid)
+                return StallCause(tuple(steps), first, confidence, at, held.pid)
             seen.append(at)
             step, following, how = self._step(held)
             first = first or step
@@ -132,7 +132,7 @@ class WaitChains:
             if following is None:
                 # On a running kernel what a CPU does is not known.
                 is_known = held.mode is not None and not _is_open(held)
-                return Cause(
+                return StallCause(
                     tuple(steps),
                     first,
                     confidence,

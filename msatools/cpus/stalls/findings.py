@@ -5,7 +5,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from msatools.cpus.stalls.chains import Cause, WaitChains
+from msatools.cpus.stalls.chains import StallCause, WaitChains
 from msatools.cpus.stalls.evidence import LATE_NS, StallEvidence
 from msatools.cpus.stalls.model import (
     CrossCall,
@@ -143,7 +143,7 @@ class _StallFinder:
                 f"cpu{cpu} runs pid {current.pid} {current.comm} "
                 f"({policy_text(current)}), and {tasks} had no turn for {bound}"
                 f"{duration(longest)}: {names}",
-                Cause((), "", "exact", cpu, current.pid),
+                StallCause((), "", "exact", cpu, current.pid),
                 longest,
                 self._limits.no_switch_ns,
                 cpus=(cpu,),
@@ -298,7 +298,7 @@ class _StallFinder:
         code: StallCode,
         kind: StallKind,
         text: str,
-        cause: Cause,
+        cause: StallCause,
         for_ns: int,
         limit_ns: int,
         *,

@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 
-from msatools.cpus.stalls.chains import Cause, WaitChains
+from msatools.cpus.stalls.chains import StallCause, WaitChains
 from msatools.cpus.stalls.evidence import LATE_NS
 from msatools.cpus.stalls.model import CrossCall, GracePeriod, GracePeriodTask
 from msatools.cpus.stalls.words import cpus_text, readers_text, tasks_text
@@ -30,7 +30,7 @@ class GracePeriodHolders:
         cpus: Sequence[int],
         tasks: Sequence[GracePeriodTask],
         age: int,
-    ) -> tuple[str, Cause, tuple[str, ...]]:
+    ) -> tuple[str, StallCause, tuple[str, ...]]:
         """Return the text, the cause and the steps of a grace period's stall.
 
         :param cpus: CPUs that have not passed a quiescent state.
@@ -78,7 +78,7 @@ class GracePeriodHolders:
             )
             culprit = self._reader_culprit(task)
             return text, culprit, steps
-        unknown = Cause((), "", "exact", None, None)
+        unknown = StallCause((), "", "exact", None, None)
         if awake:
             text = f"{cpus_text(awake)} held up RCU for {for_age}, why is not known"
             return text, unknown, ()
@@ -97,15 +97,15 @@ class GracePeriodHolders:
         since = "" if task.wait_ns is None else f" for {duration(task.wait_ns)}"
         return f"pid {task.pid} {task.comm} has slept{state}{since}"
 
-    def _reader_culprit(self, task: GracePeriodTask) -> Cause:
+    def _reader_culprit(self, task: GracePeriodTask) -> StallCause:
         blocker = self._chains.runs_instead(task)
         if blocker is None:
-            return Cause((), "", "exact", None, task.pid)
-        return Cause((), "", "exact", blocker.cpu, blocker.pid)
+            return StallCause((), "", "exact", None, task.pid)
+        return StallCause((), "", "exact", blocker.cpu, blocker.pid)
 
     def _keeps_from_running(
         self, thread: GracePeriodTask | None
-    ) -> tuple[Cause, str] | None:
+    ) -> tuple[StallCause, str] | None:
         """Return what keeps RCU's thread from running, if something does."""
         if thread is None or (thread.wait_ns or 0) < _QUIET_NS:
             return None
@@ -117,7 +117,7 @@ class GracePeriodHolders:
             why = f"cpu{blocker.cpu} runs pid {blocker.pid} {blocker.comm}{of}"
             steps = cause.steps if cause else ()
             confidence = cause.confidence if cause else "exact"
-            return Cause(steps, why, confidence, blocker.cpu, blocker.pid), why
+            return StallCause(steps, why, confidence, blocker.cpu, blocker.pid), why
         call = self._wakes(thread.pid)
         if call is not None:
             cause = self._chains.cause(call.cpu)
