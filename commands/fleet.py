@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from msatools.cli.arguments import UsageError
 from msatools.cli.command import argument
 from msatools.cli.common_options import rows, textfile
 from msatools.cli.subcommands import CommandGroup, Subcommand
+from msatools.cli.usage import UsageError
 from msatools.cli.values import byte_size, duration_ns, moment_ns, positive_number
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from msatools.cli.arguments import MaybeFile, make_parser
+from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command
+from msatools.cli.maybe_file import MaybeFile
 from msatools.cli.subcommands import CommandGroup, Subcommand, make_group_parser
 from msatools.cli.values import UnknownName
 
