@@ -186,7 +186,8 @@ class Page:
     """Slab cache that it is a slab of."""
 
     table_owners: tuple[TableOwner, ...] | None = field(default=None, metadata=ADDED)
-    """Processes that it is a page table of: several share those of hugetlb pages."""
+    """Processes that it is a page table of, if there are any; several share those of
+    hugetlb pages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

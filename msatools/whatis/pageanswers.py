@@ -8,7 +8,7 @@ from msatools.memory.pages.classes import PageClass
 from msatools.whatis.kernelmap import KernelMap
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.mappers import Mappers
-from msatools.whatis.model import Page, PageFile
+from msatools.whatis.model import Page, PageFile, TableOwner
 from msatools.whatis.pages import PageFound, Pages
 from msatools.whatis.slabs import SlabObjects
 from msatools.whatis.tableowners import TableOwners
@@ -71,13 +71,17 @@ class PageAnswers:
             file=cached,
             mappers=mappers,
             cache=self._cache_of(found),
-            table_owners=self._tables.of(found.pfn) if found.code in _TABLES else None,
+            table_owners=self._table_owners(found),
         )
         owner = owner_text(page)
         if owner is None and found.code == PageClass.RESERVED:
             image = self._map.in_image(found.pfn * self._lookup.page_size)
             owner = None if image is None else "of the kernel's image"
         return replace(page, owner=owner)
+
+    def _table_owners(self, found: PageFound) -> tuple[TableOwner, ...] | None:
+        """Return the processes that a page table is of; ``None`` if of none."""
+        return (self._tables.of(found.pfn) or None) if found.code in _TABLES else None
 
     def _cache_of(self, found: PageFound) -> str | None:
         """Return the slab cache that a page is of."""
