@@ -26,7 +26,7 @@ from msatools.fleet.model import FleetNote
 _VERDICTS = b"msatools.verdicts"
 """Key in the metadata of a file of ``dumps``: the number of their verdicts."""
 
-_NAME = re.compile(r"[^.]+\.([0-9a-f]{8})\.parquet")
+_NAME = re.compile(r"(?P<batch>[^.]+)\.(?P<checksum>[0-9a-f]{8})\.parquet")
 _CHUNK = 1 << 20
 
 
@@ -167,11 +167,17 @@ def _listed(folder: Path) -> dict[str, Path]:
     # A folder may be gone with all that was in it.
     with contextlib.suppress(FileNotFoundError):
         return {
-            path.name.partition(".")[0]: path
+            _batch(path): path
             for path in sorted(folder.iterdir())
             if path.suffix == ".parquet" and not path.name.startswith(".")
         }
     return {}
+
+
+def _batch(path: Path) -> str:
+    # Others may add files, and names of their own.
+    named = _NAME.fullmatch(path.name)
+    return named["batch"] if named else path.stem
 
 
 @contextlib.contextmanager
@@ -198,7 +204,7 @@ def _footer(path: Path, schema: pa.Schema) -> _Footer:
             raise _UnreadableError("no regular file")
         with path.open("rb") as file:
             named = _NAME.fullmatch(path.name)
-            if named and _checksum(file) != named[1]:
+            if named and _checksum(file) != named["checksum"]:
                 raise _UnreadableError("damaged (its checksum is another)")
             footer = pq.ParquetFile(file)
             found, rows = footer.schema_arrow, footer.metadata.num_rows

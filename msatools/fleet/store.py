@@ -232,7 +232,9 @@ class Results:
                     if not files.find_damage():
                         raise
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise FleetError(f"{self.path}: {_first_line(error)}") from error
+            why = getattr(error, "strerror", None) or _first_line(error)
+            place = getattr(error, "filename", None) or self.path
+            raise FleetError(f"{place}: {why}") from error
         self.notes = (*self._mark_notes(mark), *files.unread)
         self.coverage = {
             "files_read": files.count,

@@ -229,6 +229,34 @@ def test_dumps_without_their_verdicts_are_left_out(tmp_path: Path, damage: str) 
     assert "the 2 dumps that only it has are left out" in note.text
 
 
+def test_a_copy_beside_its_original(tmp_path: Path) -> None:
+    """Its verdicts are not beside it, and it is no reason to miss the original."""
+    made = two_batches(tmp_path)
+    path = file_of(tmp_path, "dumps", rows=2)
+    batch = path.name.partition(".")[0]
+    copy = path.with_name(f"{batch}.copy.parquet")
+    copy.write_bytes(path.read_bytes())
+    assert [identity for identity, _ in counted(made)] == ["a-web1", "b-web1", "c-web1"]
+    (note,) = made.notes
+    assert f"/verdicts/{batch}.copy.*.parquet: missing; " in note.text
+
+
+def test_files_of_before_they_had_checksums(tmp_path: Path) -> None:
+    made = two_batches(tmp_path)
+    for table in ("dumps", "verdicts"):
+        for path in (tmp_path / table).iterdir():
+            path.rename(path.with_name(path.name.partition(".")[0] + ".parquet"))
+    assert [identity for identity, _ in counted(made)] == ["a-web1", "b-web1", "c-web1"]
+    assert asked(made, "SELECT count(*) FROM verdicts") == [(2,)]
+    assert made.notes == ()
+    # One that is cut off, too.
+    path = file_of(tmp_path, "dumps", rows=2)
+    os.truncate(path, 100)
+    assert counted(made) == [("a-web1", "done")]
+    (note,) = made.notes
+    assert note.text.startswith(f"{path}: damaged (")
+
+
 def test_file_that_is_gone_while_it_is_read(tmp_path: Path) -> None:
     made = two_batches(tmp_path)
     path = file_of(tmp_path, "dumps", rows=2)
