@@ -231,10 +231,11 @@ class Results:
                 except Exception:
                     if not files.find_damage():
                         raise
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
-            why = getattr(error, "strerror", None) or _first_line(error)
-            place = getattr(error, "filename", None) or self.path
-            raise FleetError(f"{place}: {why}") from error
+        except OSError as error:
+            why = error.strerror or _first_line(error)
+            raise FleetError(f"{error.filename or self.path}: {why}") from error
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise FleetError(f"{self.path}: {_first_line(error)}") from error
         self.notes = (*self._mark_notes(mark), *files.unread)
         self.coverage = {
             "files_read": files.count,
