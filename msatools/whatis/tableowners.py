@@ -28,6 +28,9 @@ MAX_OWNERS = 16
 _MAX_READ = 1 << 16
 """Tables that are read, of a page each: the upper ones of 64 TiB that is mapped."""
 
+_MAX_LEVEL = 1 << 22
+"""Tables of a level that are kept, in 100 MB: the lowest ones of 8 TiB."""
+
 
 class _Level(NamedTuple):
     """The tables of one level, of all processes."""
@@ -114,7 +117,7 @@ class TableOwners:
         :param shift: Shift of these entries.
         """
         count = form.user_entries if is_top else form.entries
-        tables, spaces, starts = [], [], []
+        tables, spaces, starts, left = [], [], [], _MAX_LEVEL
         rows = zip(
             level.tables.tolist(),
             level.spaces.tolist(),
@@ -126,11 +129,15 @@ class TableOwners:
             if entries is None:
                 continue
             places = np.flatnonzero(form.table_entries(entries, shift))
-            tables.append(form.addresses(entries[places]))
-            spaces.append(np.full(len(places), space, np.intp))
-            starts.append(
-                (places.astype(np.uint64) << np.uint64(shift)) + np.uint64(start)
-            )
+            named = form.addresses(entries[places])
+            kept = self._in_memory(named)[:left]
+            left -= len(kept)
+            tables.append(named[kept])
+            spaces.append(np.full(len(kept), space, np.intp))
+            offsets = places[kept].astype(np.uint64) << np.uint64(shift)
+            starts.append(offsets + np.uint64(start))
+        if not left:
+            self._lose(f"only {_MAX_LEVEL:,} page tables of a level are looked at")
         return _Level(
             1 << shift,
             _joined(tables, np.uint64),
@@ -138,20 +145,31 @@ class TableOwners:
             _joined(starts, np.uint64),
         )
 
+    def _in_memory(self, tables: Words) -> npt.NDArray[np.intp]:
+        """Return the first row of each table that is in memory; others are damage."""
+        distinct, rows = np.unique(tables, return_index=True)
+        pfns = distinct // np.uint64(self._lookup.page_size)
+        known = np.zeros(len(pfns), np.bool_)
+        for part in self._lookup.memmap:
+            known |= (pfns >= part.pfn) & (pfns < part.pfn + part.pages)
+        if not known.all():
+            self._lose("page tables of processes point outside of memory")
+        kept: npt.NDArray[np.intp] = np.sort(rows[known])
+        return kept
+
+    def _lose(self, text: str) -> None:
+        self._lookup.losses.lose(Loss.USER_TABLES, text)
+
     def _read(self, table: int, count: int) -> Words | None:
         """Return the entries of a table; ``None`` if it cannot be read."""
-        losses = self._lookup.losses
         if not self._left:
-            losses.lose(
-                Loss.USER_TABLES,
-                f"only {_MAX_READ:,} page tables are read to find whose one is",
-            )
+            self._lose(f"only {_MAX_READ:,} page tables are read to find whose one is")
             return None
         self._left -= 1
         try:
             return self._lookup.reader.words(table, count, physical=True)
         except drgn.FaultError:
-            losses.lose(Loss.USER_TABLES, "page tables of processes cannot be read")
+            self._lose("page tables of processes cannot be read")
             return None
 
 

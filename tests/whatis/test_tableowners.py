@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drgn import Program
+from drgn import FaultError, Program
 from drgn.helpers.linux.mm import follow_pfn
 from drgn.helpers.linux.pid import find_task
 from msatools.commands.whatis import COMMAND
@@ -136,3 +136,34 @@ def test_too_many_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.losses.coverage[Loss.USER_TABLES.value] > 0
     (note,) = found.losses.notes.values()
     assert note.text == "only 50 page tables are read to find whose one is"
+
+
+@pytest.mark.parametrize("kind", ["garbage", "itself", "lost"])
+def test_tables_that_are_damaged(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing grows by them, and each is counted."""
+    prog = open_dump("memory-6.12", "btf")
+    found = lookup(prog)
+    owners = TableOwners(found)
+    tops = owners._levels[0].tables.tolist()
+    whole = [len(level.tables) for level in owners._levels]
+    found, damaged = lookup(prog), tops[3]
+    read = found.reader.words
+    chance = np.random.default_rng(7)
+
+    def words(address: int, count: int, *, physical: bool = False) -> Any:
+        if address != damaged:
+            return read(address, count, physical=physical)
+        if kind == "lost":
+            raise FaultError("not in the dump", address)
+        if kind == "garbage":
+            return chance.integers(0, 1 << 64, count, np.uint64)
+        return np.full(count, damaged | 1, np.uint64)
+
+    monkeypatch.setattr(found.reader, "words", words)
+    owners = TableOwners(found)
+    sizes = [len(level.tables) for level in owners._levels]
+    if kind == "itself":
+        assert sizes[-1] <= whole[-1] + 1
+        return
+    assert sizes[-1] < whole[-1]
+    assert found.losses.coverage[Loss.USER_TABLES.value] == 1
