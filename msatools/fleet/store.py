@@ -150,7 +150,9 @@ class Results:
         # Cut off, overwritten, or of another user.
         except (OSError, ValueError):
             return FolderMark.DAMAGED
-        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        if not isinstance(found, dict) or "schema" not in found:
+            return FolderMark.DAMAGED
+        if found["schema"] != SCHEMA:
             raise FleetError(
                 f"{self.path}: results of another version of msa-fleet; name a new "
                 "folder"

@@ -307,7 +307,7 @@ def test_files_of_something_else(
     assert [note.text.partition(";")[0] for note in made.notes] == [f"{path}: {why}"]
 
 
-@pytest.mark.parametrize("text", ["", '{"schema": "msato', "\xff\xfe"])
+@pytest.mark.parametrize("text", ["", '{"schema": "msato', "\xff\xfe", "0", "{}"])
 def test_mark_that_is_damaged(tmp_path: Path, text: str) -> None:
     """As it may be after a loss of power."""
     made = results(tmp_path, result("f1", name="a"))
