@@ -70,7 +70,7 @@ def _severity(subject: _LongWaits) -> Severity:
 
 def _words(subject: _LongWaits) -> str:
     if not subject.waits:
-        return f"{_parents(subject)}; they can be killed, and are not hung themselves"
+        return f"{_parents(subject)}; a parent in vfork() can be killed"
     count, oldest = len(subject.waits), subject.waits[0]
     who = pid_text(oldest.pid, oldest.comm)
     if count == 1:
