@@ -30,6 +30,9 @@ T = TypeVar("T")
 MARK = "msa-fleet.json"
 """File that makes a folder one of results."""
 
+_MARK_PART = f".{MARK}."
+"""Start of the name of such a file that is not finished."""
+
 SCHEMA = "msatools.fleet-results/1"
 
 _TEXT, _NUMBER = pa.string(), pa.int64()
@@ -122,8 +125,12 @@ class Results:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            # Before the mark: what another run has made since has come after its mark.
+            others = any(
+                not path.name.startswith(_MARK_PART) for path in self.path.iterdir()
+            )
             mark = self._mark()
-            if mark is FolderMark.NONE and any(self.path.iterdir()):
+            if mark is FolderMark.NONE and others:
                 raise FleetError(
                     f"{self.path}: a folder with other files; name a new one"
                 )
@@ -160,7 +167,7 @@ class Results:
         return FolderMark.GOOD
 
     def _write_mark(self) -> None:
-        part = self.path / f".{uuid.uuid4().hex}"
+        part = self.path / f"{_MARK_PART}{uuid.uuid4().hex}"
         with part.open("w") as file:
             file.write(json.dumps({"schema": SCHEMA}) + "\n")
             file.flush()

@@ -149,6 +149,23 @@ def test_disk_that_is_full(tmp_path: Path) -> None:
     assert counted(made) == [("a-web1", "done")]
 
 
+def test_runs_that_begin_at_once(tmp_path: Path) -> None:
+    """The mark of one is not finished when the other looks."""
+    first, second = Results(str(tmp_path)), Results(str(tmp_path))
+    write = Path.replace
+
+    def meanwhile(part: Path, target: Path) -> Path:
+        if target.name == MARK:
+            with patch.object(Path, "replace", write):
+                second.create()
+        return write(part, target)
+
+    with patch.object(Path, "replace", meanwhile):
+        first.create()
+    assert counted(first) == counted(second) == []
+    assert [*tmp_path.glob(".*")] == []
+
+
 def test_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FleetError, match="a folder with other files; name a new one"):
