@@ -8,7 +8,6 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from msatools.cli.arguments import UsageError
 from msatools.cli.command import (
     Command,
     Excluded,
@@ -17,6 +16,7 @@ from msatools.cli.command import (
     mutually_exclusive_group,
 )
 from msatools.cli.common_options import columns, cpus, rows, view
+from msatools.cli.usage import UsageError
 from msatools.cli.values import column_list, cpu_list, name_list
 from msatools.reports.diff_rows import DiffRows
 

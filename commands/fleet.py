@@ -12,16 +12,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from msatools.cli.arguments import UsageError
 from msatools.cli.command import argument
 from msatools.cli.common_options import rows, textfile
 from msatools.cli.subcommands import CommandGroup, Subcommand
+from msatools.cli.usage import UsageError
 from msatools.cli.values import byte_size, duration_ns, moment_ns, positive_number
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from msatools.fleet.buckets import Choice
+    from msatools.fleet.model import FleetNote
     from msatools.fleet.run import Progress
     from msatools.fleet.single import Bounds
     from msatools.render.blocks import Block
@@ -57,6 +58,8 @@ def _run(args: argparse.Namespace) -> int:
         raise FleetError(f"{', '.join(args.dumps)}: no dump; name files or folders")
     results.create()
     done = results.done(only_reports=args.retry)
+    unread_results = results.notes
+    _warn_of(unread_results)
     bounds = _bounds(args)
     report = partial(report_dump, bounds=bounds)
     with FleetProgress(sys.stderr) as shown, _cluster(args, bounds) as client:
@@ -64,8 +67,7 @@ def _run(args: argparse.Namespace) -> int:
         progress = Run(client, results, report, done, shown.update).run(paths)
     _print_line(_run_text(progress, args.results))
     _write_textfile(args)
-    is_incomplete = bool(progress.failed or unread)
-    return _STATUS_INCOMPLETE if args.strict and is_incomplete else 0
+    return _status(args, bool(progress.failed or unread or unread_results))
 
 
 def _listed() -> Iterable[str]:
@@ -142,7 +144,7 @@ def _show(args: argparse.Namespace) -> int:
         else:
             show(shown(), out, device(args, out))
     _write_textfile(args)
-    return 0
+    return _status(args, bool(report.notes))
 
 
 def _choice(args: argparse.Namespace) -> Choice:
@@ -168,13 +170,20 @@ def _sql(args: argparse.Namespace) -> int:
 
     if args.json and args.color != "auto":
         raise UsageError("--color: no effect with --json, which has no colours")
-    answer = query(Results(args.results), args.query)
+    results = Results(args.results)
+    answer = query(results, args.query)
+    # Rows have no place for notes.
+    _warn_of(results.notes)
     with output() as out:
         if args.json:
             out.writelines(json_lines(answer))
         else:
             show(table(answer), out, device(args, out))
-    return 0
+    return _status(args, bool(results.notes))
+
+
+def _status(args: argparse.Namespace, is_incomplete: bool) -> int:
+    return _STATUS_INCOMPLETE if args.strict and is_incomplete else 0
 
 
 def _check_textfile(args: argparse.Namespace) -> None:
@@ -197,6 +206,11 @@ def _write_textfile(args: argparse.Namespace) -> None:
     write_textfile(args.textfile, gauges(read_fleet(Results(args.results), Choice())))
 
 
+def _warn_of(notes: Iterable[FleetNote]) -> None:
+    for note in notes:
+        _warn(f"note: {note.text}")
+
+
 def _warn(line: str) -> None:
     from msatools.render.blocks import escape
 
@@ -213,6 +227,11 @@ def _print_line(line: str) -> None:
 
 
 _RESULTS = argument("results", metavar="RESULTS")
+_STRICT = argument(
+    "--strict",
+    action="store_true",
+    help="fail (status 3) if a file of results cannot be read",
+)
 _COLOR = argument(
     "--color",
     choices=("auto", "always", "never"),
@@ -269,7 +288,7 @@ _RUN = Subcommand(
             "--strict",
             action="store_true",
             help="fail (status 3) if a dump that was read has no report, or a folder "
-            "could not be read",
+            "or a file of results could not be read",
         ),
         textfile(),
     ),
@@ -322,6 +341,7 @@ _SHOW = Subcommand(
         ),
         argument("--json", action="store_true", help="print JSON, with all reports"),
         argument("--html", metavar="FILE", help="write it to a page as well"),
+        _STRICT,
         textfile(),
         _COLOR,
     ),
@@ -340,6 +360,7 @@ _SQL = Subcommand(
     positional=(_RESULTS, argument("query", metavar="QUERY")),
     arguments=(
         argument("--json", action="store_true", help="print JSON, one object a row"),
+        _STRICT,
         _COLOR,
         argument(
             "-v", dest="verbose", action="store_true", help="show all of wide rows"

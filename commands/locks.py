@@ -8,7 +8,6 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from msatools.cli.arguments import UsageError
 from msatools.cli.command import (
     Command,
     Excluded,
@@ -25,6 +24,7 @@ from msatools.cli.common_options import (
     states,
     view,
 )
+from msatools.cli.usage import UsageError
 from msatools.cli.values import known_names
 from msatools.reports.diff_rows import DiffRows
 

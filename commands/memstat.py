@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from msatools.cli.arguments import HERE, MaybeFile, UsageError
 from msatools.cli.command import Answer, Command, Excluded, Recorded, argument
 from msatools.cli.common_options import rows, textfile
+from msatools.cli.maybe_file import HERE, MaybeFile
+from msatools.cli.usage import UsageError
 from msatools.cli.values import known_names
 
 if TYPE_CHECKING:

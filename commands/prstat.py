@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from msatools.cli.arguments import UsageError
 from msatools.cli.command import (
     Command,
     Excluded,
@@ -30,6 +29,7 @@ from msatools.cli.common_options import (
     users,
     view,
 )
+from msatools.cli.usage import UsageError
 from msatools.cli.values import column_list, duration_ns, known_names, name_list
 from msatools.reports.diff_rows import DiffRows
 

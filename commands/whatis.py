@@ -8,7 +8,6 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from msatools.cli.arguments import UsageError
 from msatools.cli.command import (
     Command,
     Excluded,
@@ -16,6 +15,7 @@ from msatools.cli.command import (
     Recorded,
     argument,
 )
+from msatools.cli.usage import UsageError
 from msatools.reports.diff_rows import DiffRows
 from msatools.whatis.asked import AskedAddress, looks_like_address, parse
 

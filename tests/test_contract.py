@@ -258,12 +258,14 @@ INTERVALS_IN_DRGN = {
     "0": "0: not a positive interval",
 }
 REFUSED_IN_DRGN = {
-    "-k": "unrecognized arguments: -k",
-    "-c vmcore": "unrecognized arguments: -c",
-    "-s vmlinux": "unrecognized arguments: -s",
-    "--qemu x": "unrecognized arguments: --qemu",
-    "--types dwarf": "unrecognized arguments: --types",
-    "--debuginfod": "unrecognized arguments: --debuginfod",
+    "-k": "-k: the target is drgn's own; name it where",
+    "-c vmcore": "-c: the target is drgn's own; name it where",
+    "-s vmlinux": "-s: the target is drgn's own; name it where",
+    "--qemu x": "--qemu: the target is drgn's own; name it where",
+    "--types dwarf": "--types: the target is drgn's own; name it where",
+    "--debuginfod": "--debuginfod: the target is drgn's own; name it where",
+    "--sandbox": "--sandbox: the target is drgn's own; name it where",
+    "--types=dwarf": "--types: the target is drgn's own; name it where",
     "--nonsense\x1b": r"unrecognized arguments: --nonsense\x1b",
 }
 

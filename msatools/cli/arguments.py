@@ -1,38 +1,22 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Arguments of commands: options, the target, interval and count."""
+"""The options of all commands, and their parser."""
 
 import argparse
 import contextlib
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import msatools
 from msatools.cli.command import Command, Excluded, Operands, argument
-from msatools.records import dataclass
-
-if TYPE_CHECKING:
-    from msatools.target import TargetSpec
-
-
-class UsageError(Exception):
-    """The arguments of a command are invalid or contradict each other."""
-
-
-class Asked(Exception):
-    """The user requested the help or the version, the text of which is the argument."""
-
-
-class Help(argparse.Action):
-    # argparse's own action prints at once, and hides errors of the output.
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        raise Asked(parser.format_help())
-
-
-class Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        raise Asked(f"{parser.prog} {msatools.__version__}\n")
+from msatools.cli.maybe_file import MaybeFile
+from msatools.cli.usage import (
+    Formatter,
+    Help,
+    OptionParser,
+    UsageError,
+    Version,
+)
+from msatools.cli.words import is_number, named_targets
 
 
 def _share(word: str) -> float:
@@ -121,6 +105,14 @@ _TARGET_OPTIONS = (
     argument("--version", action=Version, nargs=0, help="print name and version"),
 )
 
+_ABOUT_TARGETS = frozenset(
+    option
+    for each in _TARGET_OPTIONS
+    for option in each.args
+    if option not in ("--debug", "--version")
+)
+"""Options that name a target, or how it is opened."""
+
 _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("5 12", "what changes, each 5 s for a minute"),
     ("--self-check", "whether to trust the numbers of this kernel"),
@@ -131,129 +123,6 @@ _TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("-s vmlinux vmcore", "the same, its debug info not being installed"),
     ("", "this machine, now"),
 )
-
-_MAX_INTERVAL_S = 1e8
-"""Maximum interval, three years: below the limits of the system's clocks."""
-
-_NUMBER = re.compile(
-    r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True)
-class Words:
-    """Values of the positional arguments."""
-
-    target: str | None = None
-    interval_s: float | None = None
-    count: int | None = None
-
-
-def parse_words(words: Iterable[str]) -> Words:
-    """Parse the positional arguments: target, interval and count.
-
-    :raises UsageError: if there are too many, or a number is out of range
-    """
-    target, numbers = None, []
-    for word in words:
-        if _NUMBER.fullmatch(word):
-            numbers.append(word)
-        elif target is None:
-            target = word
-        else:
-            raise UsageError(f"{word}: a second target, after {target}")
-    if len(numbers) > 2:
-        raise UsageError(f"{numbers[2]}: a third number, after INTERVAL and COUNT")
-    interval_s = float(numbers[0]) if numbers else None
-    if interval_s is not None and not 0 < interval_s <= _MAX_INTERVAL_S:
-        raise UsageError(f"{numbers[0]}: not a positive interval")
-    count = None
-    if len(numbers) == 2:
-        if not re.fullmatch(r"\+?0{0,9}[1-9]\d{0,17}", numbers[1]):
-            raise UsageError(f"{numbers[1]}: not a positive count")
-        count = int(numbers[1])
-    return Words(target, interval_s, count)
-
-
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str, **kwargs: Any) -> None:
-        super().__init__(prog, **{**kwargs, "max_help_position": 22, "width": 78})
-
-    def add_usage(
-        self, usage: Any, actions: Any, groups: Any, prefix: Any = None
-    ) -> None:
-        super().add_usage(usage, actions, groups, "USAGE: ")
-
-
-HERE = "-"
-"""Value of a :class:`MaybeFile` option without a file: standard output."""
-
-
-_PICTURES = (
-    *(".avif", ".bmp", ".dot", ".eps", ".gif", ".htm", ".html", ".jpeg", ".jpg"),
-    *(".pdf", ".pgm", ".png", ".ppm", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp"),
-)
-"""Suffixes of files that are not dumps."""
-
-
-class MaybeFile(argparse.Action):
-    """An option with an optional file, which is recognized by its suffix.
-
-    Another word after the option is a positional argument. It is refused if it has the
-    suffix of another kind of picture, or if there is another target.
-    """
-
-    def __init__(self, endings: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.endings = tuple(endings)
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if values and not self.names_file(values):
-            parser.error(self.refusal(values))
-        setattr(namespace, self.dest, values or HERE)
-
-    def names_file(self, word: str) -> bool:
-        return word.lower().endswith(self.endings)
-
-    def may_name_file(self, word: str) -> bool:
-        """Return whether a word is meant as a file, perhaps of the wrong kind."""
-        return self.names_file(word) or word.lower().endswith(_PICTURES)
-
-    def refusal(self, word: str) -> str:
-        known = " or ".join(self.endings)
-        return f"{self.option_strings[0]}: not a file that ends in {known}: {word}"
-
-
-class OptionParser(argparse.ArgumentParser):
-    """A parser that raises exceptions instead of exiting."""
-
-    # The types of the stubs are too narrow.
-    def parse_intermixed_args(  # type: ignore[override]
-        self, args: Sequence[str], namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_intermixed_args(args, namespace)
-        if unknown:
-            self.error(self._unknown(unknown))
-        return parsed
-
-    def _unknown(self, words: Sequence[str]) -> str:
-        """Return the message about arguments that are not known."""
-        from difflib import get_close_matches
-
-        message = f"unrecognized arguments: {' '.join(words)}"
-        option, known = words[0].partition("=")[0], self._option_string_actions
-        begun = [each for each in known if option[2:] and each.startswith(option)]
-        nearest = begun or get_close_matches(option, known, 1)
-        return f"{message}; did you mean {nearest[0]}?" if nearest else message
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 class _Parser(OptionParser):
@@ -271,11 +140,17 @@ class _Parser(OptionParser):
         )
         if self.operands is not None:
             self._take_operands(parsed, self.operands)
-        targets = _named(parsed)
+        targets = named_targets(parsed)
         for word in targets:
             if word in left and (len(targets) > 1 or not self.takes_target):
                 self.error(left[word].refusal(word))
         return parsed
+
+    def _unknown(self, words: Sequence[str]) -> str:
+        option = words[0].partition("=")[0]
+        if not self.takes_target and option in _ABOUT_TARGETS:
+            return f"{option}: the target is drgn's own; name it where drgn is started"
+        return super()._unknown(words)
 
     def _take_operands(self, args: argparse.Namespace, operands: Operands) -> None:
         """Move the operands from ``args.words`` to ``args.operands``.
@@ -284,11 +159,11 @@ class _Parser(OptionParser):
         operands.
         """
         words, args.words, args.operands = args.words, [], []
-        may_be_target = self.takes_target and not _named(args)
+        may_be_target = self.takes_target and not named_targets(args)
         for word in words:
             if operands.describes(word):
                 args.operands.append(word)
-            elif _NUMBER.fullmatch(word):
+            elif is_number(word):
                 self.error(f"{word}: not {operands.name}, and there are no samples")
             elif may_be_target or "/" in word:
                 args.words.append(word)
@@ -377,30 +252,6 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
     return parser
 
 
-def refuse_in_sandbox(
-    args: argparse.Namespace, parser: argparse.ArgumentParser, *, is_live: bool
-) -> None:
-    """Refuse what a sandbox takes away, with ``--sandbox``.
-
-    :raises UsageError: if there is any
-    """
-    if not args.sandbox:
-        return
-    if is_live:
-        raise UsageError("--sandbox: it is for dumps, and no dump is named")
-    if args.debuginfod:
-        raise UsageError("--debuginfod: there is no network with --sandbox")
-    for action in parser._actions:
-        if isinstance(action, MaybeFile) and getattr(args, action.dest) not in (
-            None,
-            HERE,
-        ):
-            raise UsageError(
-                f"{action.option_strings[0]} FILE: no file is written with --sandbox; "
-                "leave FILE out, and redirect the output"
-            )
-
-
 def given_options(
     parser: argparse.ArgumentParser, args: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
@@ -439,101 +290,3 @@ def refuse_excluded(
                     raise UsageError(
                         f"{option}: no effect with {rule.by}, which {rule.why}"
                     )
-
-
-def refuse_target(args: argparse.Namespace, words: Words) -> None:
-    """Refuse arguments that name a target when none is read.
-
-    :raises UsageError: if there are any
-    """
-    named = _named(args) + getattr(args, "operands", [])
-    if words.interval_s is not None:
-        named.append(f"{words.interval_s:g}")
-    if getattr(args, "vmlinux", None) is not None:
-        named.append(args.vmlinux)
-    if getattr(args, "types", "auto") != "auto":
-        named.append("--types")
-    for name in ("debuginfod", "sandbox"):
-        if getattr(args, name, False):
-            named.append(f"--{name}")
-    if args.record is not None:
-        named.append("--record")
-    if named:
-        raise UsageError(f"{named[0]}: --diff reads no target")
-
-
-def _named(args: argparse.Namespace) -> list[str]:
-    """Return the arguments that name a target."""
-    targets = [word for word in args.words if not _NUMBER.fullmatch(word)]
-    # Inside drgn there are no options for a target.
-    targets += (getattr(args, name, None) for name in ("core", "qemu"))
-    if getattr(args, "kernel", False):
-        targets.append("-k")
-    return [target for target in targets if target is not None]
-
-
-def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
-    """Refuse options that do not apply to a recording.
-
-    :raises UsageError: if there are any
-    """
-    if words.interval_s is not None:
-        raise UsageError(f"{path}: a recording has intervals of its own")
-    for name, option in (
-        ("vmlinux", "-s"),
-        ("debuginfod", "--debuginfod"),
-        ("sandbox", "--sandbox"),
-        ("record", "--record"),
-        ("workers", "-j"),
-        ("self_check", "--self-check"),
-    ):
-        if getattr(args, name, None):
-            raise UsageError(f"{option}: {path} is a recording, not a kernel")
-    if args.types != "auto":
-        raise UsageError(f"--types: {path} is a recording, not a kernel")
-
-
-def target_path(args: argparse.Namespace, words: Words) -> str | None:
-    """Return the file that is the only target; ``None`` if there is no such file."""
-    path = words.target if words.target is not None else args.core
-    return path if _named(args) == [path] else None
-
-
-def target_spec(args: argparse.Namespace, words: Words) -> "TargetSpec":
-    """Return the target that a shell's arguments name.
-
-    :raises UsageError: if they name two, or one that contradicts other arguments
-    """
-    from msatools.target import TargetSpec
-
-    named = _named(args)
-    if len(named) > 1:
-        raise UsageError(f"{named[1]}: a second target, after {named[0]}")
-    if args.types == "btf" and (args.vmlinux is not None or args.debuginfod):
-        other = "--debuginfod" if args.vmlinux is None else "-s"
-        raise UsageError(f"{other}: asks for debug info, and --types btf for none")
-    spec = TargetSpec(
-        path=words.target if words.target is not None else args.core,
-        qemu=args.qemu,
-        vmlinux=args.vmlinux,
-        types=args.types,
-        debuginfod=args.debuginfod,
-    )
-    if words.interval_s is not None and not spec.is_live:
-        raise UsageError(f"{spec.path}: a dump does not change in an interval")
-    check_users(args, is_own=spec.is_live and spec.qemu is None)
-    return spec
-
-
-def check_users(args: argparse.Namespace, *, is_own: bool) -> None:
-    """Refuse names of users unless the target is the running kernel.
-
-    :param is_own: Whether the target is the running kernel.
-    :raises UsageError: if there are any
-    """
-    for user in getattr(args, "users", None) or ():
-        if isinstance(user, str) and not is_own:
-            raise UsageError(
-                f"-u {user}: only of the running kernel are the names of users known; "
-                "name the user by number"
-            )

@@ -7,8 +7,9 @@ import pwd
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from msatools.cli.arguments import UsageError, check_users
 from msatools.cli.command import argument
+from msatools.cli.target_arguments import check_users
+from msatools.cli.usage import UsageError
 from msatools.cli.values import (
     cgroup_list,
     container_list,

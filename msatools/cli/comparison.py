@@ -7,10 +7,11 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from msatools.cli.arguments import UsageError, make_parser
+from msatools.cli.arguments import make_parser
 from msatools.cli.command import Answer, Command
 from msatools.cli.recording import RecordingError, is_recording
 from msatools.cli.replay import read_ends
+from msatools.cli.usage import UsageError
 from msatools.render.json import dumps
 from msatools.reports.json_file import STDIN, ReportFile, Reports, head_of
 

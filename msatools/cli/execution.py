@@ -11,17 +11,7 @@ import logging
 from functools import partial
 from typing import Any
 
-from msatools.cli.arguments import (
-    UsageError,
-    Words,
-    parse_words,
-    refuse_excluded,
-    refuse_in_sandbox,
-    refuse_kernel,
-    refuse_target,
-    target_path,
-    target_spec,
-)
+from msatools.cli.arguments import refuse_excluded
 from msatools.cli.budget import be_nice
 from msatools.cli.command import Answer, Command, R
 from msatools.cli.main import EXIT_DONE, EXIT_TARGET, failed
@@ -29,6 +19,15 @@ from msatools.cli.output import OutputClosed, device, output
 from msatools.cli.recording import is_recording
 from msatools.cli.runner import RunResult, run
 from msatools.cli.signals import Stopped, stop_if_told, told_first
+from msatools.cli.target_arguments import (
+    refuse_in_sandbox,
+    refuse_kernel,
+    refuse_target,
+    target_path,
+    target_spec,
+)
+from msatools.cli.usage import UsageError
+from msatools.cli.words import Words, parse_words
 from msatools.render import json, show
 from msatools.target import TargetSpec, open_target
 

@@ -10,17 +10,13 @@ from collections.abc import Sequence
 from drgn import Program, ProgramFlags
 from drgn.commands import CommandArgumentError, CommandError
 
-from msatools.cli.arguments import (
-    Asked,
-    UsageError,
-    make_parser,
-    parse_words,
-    refuse_excluded,
-)
+from msatools.cli.arguments import make_parser, refuse_excluded
 from msatools.cli.command import Answer, Command, R
 from msatools.cli.execution import check, chosen, instead, print_answer
 from msatools.cli.output import OutputClosed, OutputError
 from msatools.cli.runner import RunResult, run
+from msatools.cli.usage import Asked, UsageError
+from msatools.cli.words import parse_words
 from msatools.render.blocks import escape
 from msatools.render.json import Document
 from msatools.target import TargetError, describe

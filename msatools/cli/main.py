@@ -11,10 +11,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from msatools.cli.arguments import Asked, UsageError, make_parser
+from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command, R
 from msatools.cli.output import OutputClosed, OutputError, output
 from msatools.cli.signals import Stopped, end_by, stop_on_signals
+from msatools.cli.usage import Asked, UsageError
 
 EXIT_DONE = 0
 EXIT_TARGET = 1

@@ -6,13 +6,13 @@ import sys
 from argparse import Namespace
 from functools import partial
 
-from msatools.cli.arguments import UsageError
 from msatools.cli.command import Command
 from msatools.cli.output import device, output
 from msatools.cli.recording import RecordedSample, Recording, RecordingError
 from msatools.cli.runner import RunResult, print_report
 from msatools.cli.screen import Appended, footer
 from msatools.cli.signals import stop_if_told
+from msatools.cli.usage import UsageError
 from msatools.kernel.session import R
 from msatools.render import json
 from msatools.render.blocks import escape

@@ -12,13 +12,14 @@ from typing import Generic, TypeVar
 
 from drgn import FaultError, Program
 
-from msatools.cli.arguments import Words, make_parser
+from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command
 from msatools.cli.intervals import Plan, reports
 from msatools.cli.output import ProgressLine, device, output
 from msatools.cli.recording import Recorder
 from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
 from msatools.cli.signals import stop_if_told, whole
+from msatools.cli.words import Words
 from msatools.kernel.report import Cost
 from msatools.kernel.session import Progress, R
 from msatools.records import dataclass

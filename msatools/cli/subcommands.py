@@ -12,18 +12,11 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from msatools.cli.arguments import (
-    Asked,
-    Formatter,
-    Help,
-    OptionParser,
-    UsageError,
-    Version,
-)
 from msatools.cli.command import argument
 from msatools.cli.main import EXIT_DONE, failed
 from msatools.cli.output import OutputClosed, output
 from msatools.cli.signals import Stopped, end_by, stop_on_signals
+from msatools.cli.usage import Asked, Formatter, Help, OptionParser, UsageError, Version
 from msatools.records import dataclass
 
 

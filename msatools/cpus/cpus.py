@@ -32,8 +32,9 @@ from msatools.cpus.processors import read_processors
 from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
 from msatools.cpus.runqueues import read_run_queues
 from msatools.cpus.sets import read_sets, set_of_cpus, with_reason
+from msatools.cpus.stalls.cpureader import CpuState
 from msatools.cpus.stalls.model import Stalls
-from msatools.cpus.stalls.stalls import CpuState, read_stalls
+from msatools.cpus.stalls.stalls import read_stalls
 from msatools.cpus.ticksched import read_tick_sched
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages

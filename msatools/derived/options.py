@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from msatools.cli.arguments import MaybeFile, make_parser
+from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command
+from msatools.cli.maybe_file import MaybeFile
 from msatools.cli.subcommands import CommandGroup, Subcommand, make_group_parser
 from msatools.cli.values import UnknownName
 from msatools.records import dataclass

@@ -86,6 +86,8 @@ def read_fleet(
         kept = {(bucket.fingerprint, bucket.codes) for bucket in buckets}
         dumps = [dump for dump in dumps if _is_kept(dump, kept, choice.new_since_ns)]
     return FleetReport(
+        coverage=results.coverage,
+        notes=results.notes,
         dumps=tuple(dumps),
         buckets=tuple(buckets),
         states=dict(Counter(dump.state for dump in dumps)),
@@ -102,10 +104,13 @@ def _is_kept(
 
 def _dumps(results: Results, with_reports: bool) -> Iterator[FleetDump]:
     verdicts: dict[str, list[FleetVerdict]] = defaultdict(list)
-    with results.open() as database:
-        found = database.execute(_VERDICTS).fetchall()
-        query = _DUMPS.format(report="report" if with_reports else "NULL")
-        rows = database.execute(query).fetchall()
+    query = _DUMPS.format(report="report" if with_reports else "NULL")
+    found, rows = results.ask(
+        lambda database: (
+            database.execute(_VERDICTS).fetchall(),
+            database.execute(query).fetchall(),
+        )
+    )
     for result, code, severity, confidence, text in found:
         verdicts[result].append(
             FleetVerdict(code=code, severity=severity, confidence=confidence, text=text)

@@ -47,6 +47,11 @@ def gauges(report: FleetReport) -> Iterator[Gauge]:
         "Buckets of kernels that have crashed.",
         len(crashes),
     )
+    yield single(
+        "msatools_fleet_unreadable_files",
+        "Files of results that cannot be read: what they hold is not counted.",
+        report.coverage["files_unreadable"],
+    )
     times = [dump.time_ns for dump in report.dumps if dump.time_ns is not None]
     yield single(
         "msatools_fleet_last_dump_timestamp_seconds",

@@ -117,12 +117,28 @@ class Bucket:
     last_ns: int | None = field(metadata=_UNLISTED)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetNote:
+    """One fact that limits how far the results can be trusted."""
+
+    code: str
+    """results-lost: a file of results cannot be read; mark-damaged: nor can the one
+    that says that it is a folder of results."""
+
+    text: str
+    """One sentence."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FleetReport:
     """The dumps of a fleet, and their buckets."""
 
     schema: ClassVar[str] = "msatools.fleet/1"
 
+    coverage: Mapping[str, int]
+    """Number of files of results: ``files_read`` and ``files_unreadable``."""
+
+    notes: tuple[FleetNote, ...]
     dumps: tuple[FleetDump, ...]
     buckets: tuple[Bucket, ...]
     """The largest first."""

@@ -33,7 +33,7 @@ def query(results: Results, text: str) -> QueryResult:
     """
     import duckdb
 
-    with results.open() as database:
+    def question(database: "duckdb.DuckDBPyConnection") -> QueryResult:
         try:
             return _answer(database, text)
         # The others are of values that Python does not have, such as the year 20000.
@@ -41,6 +41,8 @@ def query(results: Results, text: str) -> QueryResult:
             why = " ".join(str(error).split())
             is_refused = isinstance(error, duckdb.PermissionException)
             raise FleetError(f"{why}; {_REACH if is_refused else _HINT}") from error
+
+    return results.ask(question)
 
 
 def _answer(database: "duckdb.DuckDBPyConnection", text: str) -> QueryResult:

@@ -7,26 +7,31 @@ write into one folder, and a run can be killed at any moment. Which row of a dum
 is decided when they are read.
 """
 
-import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
-import pyarrow.dataset as pds
-import pyarrow.parquet as pq
 
 from msatools.fleet.errors import FleetError
+from msatools.fleet.files import ResultFiles, write_file
+from msatools.fleet.model import FleetNote
 from msatools.fleet.rows import VERSION, Result, Row
 
 if TYPE_CHECKING:
     import duckdb
 
+T = TypeVar("T")
+
 MARK = "msa-fleet.json"
 """File that makes a folder one of results."""
+
+_MARK_PART = f".{MARK}."
+"""Start of the name of such a file that is not finished."""
 
 SCHEMA = "msatools.fleet-results/1"
 
@@ -94,11 +99,24 @@ _CLOSED: Mapping[str, str | bool] = {
 have been copied from anywhere."""
 
 
+class FolderMark(Enum):
+    """What the file says that makes a folder one of results."""
+
+    NONE = 0
+    DAMAGED = 1
+    GOOD = 2
+
+
 class Results:
     """A folder of results."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
+        self.notes: tuple[FleetNote, ...] = ()
+        """What the last answer is without."""
+
+        self.coverage: dict[str, int] = {}
+        """Number of files that it is from, and of those that cannot be read."""
 
     def create(self) -> None:
         """Make the folder, if it is not there.
@@ -107,11 +125,16 @@ class Results:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not self._is_marked():
-                if any(self.path.iterdir()):
-                    raise FleetError(
-                        f"{self.path}: a folder with other files; name a new one"
-                    )
+            # Before the mark: what another run has made since has come after its mark.
+            others = any(
+                not path.name.startswith(_MARK_PART) for path in self.path.iterdir()
+            )
+            mark = self._mark()
+            if mark is FolderMark.NONE and others:
+                raise FleetError(
+                    f"{self.path}: a folder with other files; name a new one"
+                )
+            if mark is not FolderMark.GOOD:
                 self._write_mark()
             for name in _TABLES:
                 folder = self.path / name
@@ -122,35 +145,33 @@ class Results:
         except OSError as error:
             raise _os_error(self.path, error) from error
 
-    def check(self) -> None:
-        """Check that there are results.
+    def _mark(self) -> FolderMark:
+        """Return whether it is a folder of results.
 
-        :raises FleetError: if there are none
+        :raises FleetError: if it is one of another version
         """
-        if not self._is_marked():
-            raise FleetError(
-                f"{self.path}: no results of msa-fleet; name the folder of its run -o"
-            )
-
-    def _is_marked(self) -> bool:
         try:
-            mark = json.loads((self.path / MARK).read_text())
+            found = json.loads((self.path / MARK).read_text())
         except (FileNotFoundError, NotADirectoryError):
-            return False
-        except (OSError, ValueError) as error:
-            raise FleetError(
-                f"{self.path / MARK}: {error}; name another folder"
-            ) from error
-        if not isinstance(mark, dict) or mark.get("schema") != SCHEMA:
+            return FolderMark.NONE
+        # Cut off, overwritten, or of another user.
+        except (OSError, ValueError):
+            return FolderMark.DAMAGED
+        if not isinstance(found, dict) or "schema" not in found:
+            return FolderMark.DAMAGED
+        if found["schema"] != SCHEMA:
             raise FleetError(
                 f"{self.path}: results of another version of msa-fleet; name a new "
                 "folder"
             )
-        return True
+        return FolderMark.GOOD
 
     def _write_mark(self) -> None:
-        part = self.path / f".{uuid.uuid4().hex}"
-        part.write_text(json.dumps({"schema": SCHEMA}) + "\n")
+        part = self.path / f"{_MARK_PART}{uuid.uuid4().hex}"
+        with part.open("w") as file:
+            file.write(json.dumps({"schema": SCHEMA}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(self.path / MARK)
 
     def write(self, results: Sequence[Result]) -> None:
@@ -160,30 +181,19 @@ class Results:
         """
         if not results:
             return
-        name = f"{uuid.uuid4().hex}.parquet"
+        batch = uuid.uuid4().hex
         verdicts = [row for result in results for row in result.verdicts]
         # Verdicts count only if their dump's row is there.
         if verdicts:
-            self._write("verdicts", name, verdicts)
-        self._write("dumps", name, [result.dump for result in results])
+            self._write("verdicts", batch, verdicts, len(verdicts))
+        self._write("dumps", batch, [result.dump for result in results], len(verdicts))
 
-    def _write(self, table: str, name: str, rows: Iterable[Row]) -> None:
+    def _write(
+        self, table: str, batch: str, rows: Iterable[Row], verdicts: int
+    ) -> None:
         folder = self.path / table
-        part = folder / f".{name}"
         try:
-            try:
-                pq.write_table(
-                    pa.Table.from_pylist(list(rows), _TABLES[table]),
-                    part,
-                    compression="zstd",
-                )
-                with part.open("rb") as file:
-                    os.fsync(file.fileno())
-                part.replace(folder / name)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    part.unlink()
-                raise
+            write_file(folder, batch, rows, _TABLES[table], verdicts)
         except OSError as error:
             raise _os_error(folder, error) from error
 
@@ -196,48 +206,67 @@ class Results:
             "SELECT identity FROM dumps WHERE version = ? AND identity NOT LIKE "
             "'path-%' AND (state = 'done' OR NOT ?)"
         )
-        with self.open() as database:
-            rows = database.execute(query, [version, only_reports]).fetchall()
+        rows = self.ask(
+            lambda database: database.execute(query, [version, only_reports]).fetchall()
+        )
         return {identity for (identity,) in rows}
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator["duckdb.DuckDBPyConnection"]:
-        """Yield a database in memory with the views ``dumps`` and ``verdicts``.
+    def ask(self, question: Callable[["duckdb.DuckDBPyConnection"], T]) -> T:
+        """Return what is asked of a database with the views ``dumps`` and ``verdicts``.
 
-        Its statements reach nothing but these: no file, no network. The files of the
-        results are read by pyarrow, as they are when it is opened.
+        It is in memory, and statements reach nothing but these: no file, no network.
+        Files of results are read by pyarrow while the question is asked. Those that
+        cannot be read are left out, and the question is asked again without them; then
+        there are :attr:`notes`.
 
-        :raises FleetError: if there are no results, or they cannot be read
+        :raises FleetError: if there are no results
         """
         import duckdb
 
-        self.check()
-        with self._errors(), duckdb.connect(config={**_CLOSED}) as database:
-            for name in _TABLES:
-                database.register(f"stored_{name}", self._stored(name))
-            # Times in the tables are UTC; so now() has to be.
-            database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
-            database.execute(_VIEWS)
-            yield database
-
-    def _stored(self, table: str) -> pds.Dataset:
-        """Return all rows of a table; columns of later versions are left out."""
-        files = sorted(
-            str(path)
-            for path in (self.path / table).glob("*.parquet")
-            if not path.name.startswith(".")
-        )
-        return pds.dataset(files, schema=_TABLES[table], format="parquet")
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn errors of reading into those for the user."""
-        import duckdb
-
+        mark = self._mark()
+        if mark is FolderMark.NONE:
+            raise FleetError(
+                f"{self.path}: no results of msa-fleet; name the folder of its run -o"
+            )
         try:
-            yield
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            files = ResultFiles(self.path, _TABLES)
+            while True:
+                try:
+                    with duckdb.connect(config={**_CLOSED}) as database:
+                        _register(database, files)
+                        answer = question(database)
+                        break
+                # An error does not say which file it is about, or whether it is.
+                except Exception:
+                    if not files.find_damage():
+                        raise
+        except OSError as error:
+            why = error.strerror or _first_line(error)
+            raise FleetError(f"{error.filename or self.path}: {why}") from error
+        except (duckdb.Error, pa.ArrowException) as error:
             raise FleetError(f"{self.path}: {_first_line(error)}") from error
+        self.notes = (*self._mark_notes(mark), *files.unread)
+        self.coverage = {
+            "files_read": files.count,
+            "files_unreadable": len(self.notes),
+        }
+        return answer
+
+    def _mark_notes(self, mark: FolderMark) -> Iterator[FleetNote]:
+        if mark is FolderMark.DAMAGED:
+            yield FleetNote(
+                code="mark-damaged",
+                text=f"{self.path / MARK}: damaged; the files beside it are taken for "
+                "results of this version; msa-fleet run writes it anew",
+            )
+
+
+def _register(database: "duckdb.DuckDBPyConnection", files: ResultFiles) -> None:
+    for name in _TABLES:
+        database.register(f"stored_{name}", files.dataset(name))
+    # Times in the tables are UTC; so now() has to be.
+    database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
+    database.execute(_VIEWS)
 
 
 def _first_line(error: Exception) -> str:

@@ -4,10 +4,11 @@
 
 from typing import TYPE_CHECKING
 
-from msatools.locks.report import Root
+from msatools.locks.report import Root, Wait
 from msatools.report.causes import Cause
 from msatools.report.model import CrashDetails
 from msatools.reports.units import duration
+from msatools.tasks.functions import VFORK
 
 if TYPE_CHECKING:
     from msatools.report.parts import ReportParts
@@ -84,13 +85,23 @@ def root_text(root: Root) -> str:
     return root.reason
 
 
+def is_vfork(wait: Wait) -> bool:
+    """Return whether a task waits for its child of vfork() to call exec or to exit."""
+    return wait.task_class == "WAI" and wait.caller in VFORK
+
+
 def waits_text(parts: "ReportParts", pid: int) -> str:
     """Return what the threads of a process wait for."""
     if parts.locks is None:
         return "-"
     for wait in parts.locks.waits:
         if wait.tgid == pid:
-            what = " for ".join(each for each in (wait.caller, wait.lock) if each)
+            on = (
+                f"child {wait.owners[0]}"
+                if is_vfork(wait) and wait.owners
+                else wait.lock
+            )
+            what = " for ".join(each for each in (wait.caller, on) if each)
             age = duration(wait.age_ns)
             return f"thread {wait.pid} {wait.state} {age} in {what or wait.task_class}"
     return "it is runnable"

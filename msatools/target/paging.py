@@ -156,11 +156,15 @@ class TableFormat:
 
     def tables(self, entries: Words, shift: int) -> Words:
         """Return the physical addresses of the tables that entries point to."""
+        return self.addresses(entries[self.table_entries(entries, shift)])
+
+    def table_entries(self, entries: Words, shift: int) -> Booleans:
+        """Return which entries above the lowest level point to tables."""
         named = self.present_of(entries)
         huge = self.huge_of(entries, shift)
         if huge is not None:
             named &= ~huge
-        return self.addresses(entries[named])
+        return named
 
     def user_pfns(self, entries: Words) -> Words:
         """Return the pfn that each user entry maps."""

@@ -10,6 +10,10 @@ their callees: those of Linux 5.10, 6.1 and 6.12, and the known ones of newer ve
 
 from msatools.tasks.classes import TaskClass
 
+VFORK = ("wait_for_vfork_done", "kernel_clone", "_do_fork")
+"""Where a parent in vfork() sleeps: the first may be inlined into the next, which was
+the last before cad6967ac108 ("fork: introduce kernel_clone()") (in v5.10)."""
+
 # A trailing * matches any suffix. Suffixes that compilers add, such as .isra.0, are
 # ignored.
 

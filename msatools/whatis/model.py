@@ -141,6 +141,19 @@ class PageMapper:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TableOwner:
+    """A process that a page table is of."""
+
+    pid: int
+    comm: str
+    start: Address
+    """First address of its memory that the table maps."""
+
+    bytes: int
+    """Size of what the table maps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
     """A page of physical memory, and what is in it."""
 
@@ -172,6 +185,10 @@ class Page:
 
     cache: str | None = field(default=None, metadata=ADDED)
     """Slab cache that it is a slab of."""
+
+    table_owners: tuple[TableOwner, ...] | None = field(default=None, metadata=ADDED)
+    """Processes that it is a page table of, if there are any; several share those of
+    hugetlb pages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@
 from collections.abc import Iterator
 
 from msatools.records import dataclass
+from msatools.reports.units import size
 from msatools.whatis.asked import AskedAddress
 from msatools.whatis.model import (
     AddressAnswer,
@@ -15,6 +16,7 @@ from msatools.whatis.model import (
     SlabPlace,
     StackPlace,
     Symbol,
+    TableOwner,
     UserPlace,
     VmallocArea,
 )
@@ -249,7 +251,16 @@ def owner_text(page: Page) -> str | None:
         return f"{page.file.name}{where}"
     if page.mappers:
         return mappers_text(page.mappers)
+    if page.table_owners:
+        return _tables_text(page.table_owners)
     return None
+
+
+def _tables_text(owners: tuple[TableOwner, ...]) -> str:
+    """Return the processes that a page table is of, and what it maps."""
+    first, *more = owners
+    text = f"{first.pid} ({first.comm}), for {size(first.bytes)} at {first.start:#x}"
+    return f"{text} and {len(more)} more" if more else text
 
 
 def mappers_text(mappers: tuple[PageMapper, ...]) -> str:

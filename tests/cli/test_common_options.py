@@ -10,8 +10,11 @@ from dataclasses import replace
 import pytest
 from msatools.commands.prstat import COMMAND
 
-from msatools.cli.arguments import UsageError, make_parser, parse_words, target_spec
+from msatools.cli.arguments import make_parser
 from msatools.cli.common_options import membership, uids
+from msatools.cli.target_arguments import target_spec
+from msatools.cli.usage import UsageError
+from msatools.cli.words import parse_words
 from msatools.tasks.membership import Membership
 from tests.locks.madelocks import TARGET
 

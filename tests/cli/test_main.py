@@ -22,9 +22,10 @@ from typing import NoReturn
 import pytest
 from drgn import BadDataError, FaultError, Program
 
-from msatools.cli.arguments import UsageError, Words, parse_words
 from msatools.cli.main import run_console
 from msatools.cli.screen import Keys
+from msatools.cli.usage import UsageError
+from msatools.cli.words import Words, parse_words
 from msatools.render.blocks import text
 from msatools.target import Opened, TargetSpec
 from msatools.target.kcore import MovedError

@@ -1286,6 +1286,9 @@ WHATIS = Row(
                     },
                     "mappers?": [{"pid": int, "comm": str, "address": ADDRESS}],
                     "cache?": str,
+                    "table_owners?": [
+                        {"pid": int, "comm": str, "start": ADDRESS, "bytes": COUNT}
+                    ],
                 },
                 **dict.fromkeys(("type?", "member?", "object?", "lock?"), str),
             }

@@ -116,5 +116,4 @@ def workers_of(pid: int) -> Iterator[int]:
 
 def asked(made: Results, query: str) -> list[tuple[object, ...]]:
     """Return the answer of the results to a query."""
-    with made.open() as database:
-        return database.execute(query).fetchall()
+    return made.ask(lambda database: database.execute(query).fetchall())

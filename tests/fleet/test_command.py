@@ -13,6 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow.parquet as pq
 import pytest
 
 from fixtures.demo import DEMOS
@@ -196,6 +197,62 @@ def test_sql(folder: Path) -> None:
     ran = fleet("sql", folder, "SELECT code, evidence FROM verdicts LIMIT 1", "--json")
     assert json.loads(ran.out) == {"code": "oops", "evidence": ["a fact"]}
     assert "fingerprint" in fleet("sql", folder, "DESCRIBE dumps").out
+
+
+@pytest.fixture
+def spoiled(folder: Path) -> Path:
+    """A damaged file beside those of three dumps."""
+    results(folder, result("f3", "oops", name="d"), result("f3", name="e"))
+    (path,) = (
+        path
+        for path in (folder / "dumps").glob("*.parquet")
+        if pq.read_metadata(path).num_rows == 2
+    )
+    os.truncate(path, path.stat().st_size - 1)
+    return path
+
+
+def test_a_damaged_file_stops_nothing(
+    folder: Path, spoiled: Path, tmp_path: Path
+) -> None:
+    said = f"note: {spoiled}: damaged (its checksum is another); dumps that only it has"
+    page, metrics = tmp_path / "page.html", tmp_path / "fleet.prom"
+    ran = fleet("show", folder, "--html", page, "--textfile", metrics)
+    assert (ran.status, ran.err) == (0, "")
+    assert " 3 dumps, 3 done, 3 hosts, 1 kernel, 2 buckets\n" in ran.out
+    assert said in ran.out
+    assert f"{spoiled}: damaged" in page.read_text()
+    assert "msatools_fleet_unreadable_files 1.0\n" in metrics.read_text()
+    ran = fleet("show", folder, "--json", "--strict")
+    assert (ran.status, ran.err) == (3, "")
+    found = json.loads(ran.out)
+    check_schema(found)
+    assert found["coverage"] == {"files_read": 2, "files_unreadable": 1}
+    assert [note["code"] for note in found["notes"]] == ["results-lost"]
+    assert len(found["dumps"]) == 3
+    ran = fleet("sql", folder, "SELECT count(*) AS n FROM dumps", "--json")
+    assert (ran.status, json.loads(ran.out)) == (0, {"n": 3})
+    assert ran.err.startswith(f"msa-fleet: {said}")
+    assert fleet("sql", folder, "SELECT 1", "--strict").status == 3
+
+
+def test_a_run_goes_on_beside_a_damaged_file(folder: Path, spoiled: Path) -> None:
+    words = ("run", "/etc/passwd", "-o", folder, "-j", "1")
+    ran = fleet(*words)
+    assert (ran.status, ran.err.count("\n")) == (0, 1)
+    assert ran.err.startswith(f"msa-fleet: note: {spoiled}: damaged")
+    assert fleet(*words, "--strict").status == 3
+    spoiled.unlink()
+    ran = fleet(*words, "--strict")
+    assert (ran.status, ran.err) == (0, "")
+
+
+def test_complete_results_are_not_incomplete(folder: Path) -> None:
+    ran = fleet("show", folder, "--json", "--strict")
+    found = json.loads(ran.out)
+    assert (ran.status, found["notes"]) == (0, [])
+    assert found["coverage"] == {"files_read": 2, "files_unreadable": 0}
+    assert fleet("sql", folder, "SELECT 1", "--strict").status == 0
 
 
 @pytest.mark.parametrize(

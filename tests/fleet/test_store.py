@@ -4,12 +4,17 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from msatools.fleet import rows
@@ -109,8 +114,9 @@ def test_parts_that_were_not_finished(tmp_path: Path) -> None:
     # And of one the verdicts only.
     (verdicts,) = (tmp_path / "verdicts").glob("[!.]*.parquet")
     (tmp_path / "verdicts" / "left.parquet").write_bytes(verdicts.read_bytes())
+    (dumps,) = (tmp_path / "dumps").glob("[!.]*.parquet")
+    dumps.unlink()
     made.write([result("f1", name="b")])
-    (tmp_path / "dumps" / verdicts.name).unlink()
     assert counted(made) == [("b-web1", "done")]
     assert asked(made, "SELECT count(*) FROM verdicts") == [(0,)]
 
@@ -143,6 +149,23 @@ def test_disk_that_is_full(tmp_path: Path) -> None:
     assert counted(made) == [("a-web1", "done")]
 
 
+def test_runs_that_begin_at_once(tmp_path: Path) -> None:
+    """The mark of one is not finished when the other looks."""
+    first, second = Results(str(tmp_path)), Results(str(tmp_path))
+    write = Path.replace
+
+    def meanwhile(part: Path, target: Path) -> Path:
+        if target.name == MARK:
+            with patch.object(Path, "replace", write):
+                second.create()
+        return write(part, target)
+
+    with patch.object(Path, "replace", meanwhile):
+        first.create()
+    assert counted(first) == counted(second) == []
+    assert [*tmp_path.glob(".*")] == []
+
+
 def test_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FleetError, match="a folder with other files; name a new one"):
@@ -154,11 +177,165 @@ def test_folder_of_something_else(tmp_path: Path) -> None:
         Results(str(tmp_path)).create()
 
 
-def test_file_that_is_damaged(tmp_path: Path) -> None:
+def two_batches(folder: Path) -> Results:
+    made = results(folder, result("f1", "oops", name="a"))
+    made.write([result("f2", "panic", name="b"), result(None, name="c")])
+    return made
+
+
+def file_of(folder: Path, table: str, rows: int) -> Path:
+    """Return the file of a table that has so many rows."""
+    (path,) = (
+        path
+        for path in (folder / table).glob("*.parquet")
+        if pq.read_metadata(path).num_rows == rows
+    )
+    return path
+
+
+Damage = Callable[[Path], object]
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "empty": (lambda path: path.write_bytes(b""), "damaged"),
+    "cut-off": (lambda path: os.truncate(path, path.stat().st_size // 2), "damaged"),
+    "another-byte": (
+        lambda path: path.write_bytes(path.read_bytes().replace(b"b-web1", b"x-web1")),
+        "damaged (its checksum is another)",
+    ),
+    "a-folder": (lambda path: (path.unlink(), path.mkdir()), "no regular file"),
+    "a-pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "no regular file"),
+    "broken-link": (lambda path: (path.unlink(), path.symlink_to("no")), "gone"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_costs_its_dumps_alone(tmp_path: Path, damage: str) -> None:
+    made = two_batches(tmp_path)
+    path = file_of(tmp_path, "dumps", rows=2)
+    spoil, why = DAMAGES[damage]
+    spoil(path)
+    assert counted(made) == [("a-web1", "done")]
+    assert asked(made, "SELECT code FROM verdicts") == [("oops",)]
+    (note,) = made.notes
+    assert note.code == "results-lost"
+    assert note.text.startswith(f"{path}: {why}")
+    assert f"delete dumps/{path.name} and verdicts/" in note.text
+    assert made.coverage == {"files_read": 2, "files_unreadable": 1}
+    # They are read again.
+    assert made.done() == {"a-web1"}
+    made.write([result("f2", "panic", name="b"), result(None, name="c")])
+    assert [identity for identity, _ in counted(made)] == ["a-web1", "b-web1", "c-web1"]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
+def test_dumps_without_their_verdicts_are_left_out(tmp_path: Path, damage: str) -> None:
+    """Else nothing would be wrong with them. A copy that is cut off looks like this."""
+    made = two_batches(tmp_path)
+    ((identity,),) = asked(made, "SELECT identity FROM verdicts WHERE code = 'panic'")
+    batch = file_of(tmp_path, "dumps", rows=2).name.partition(".")[0]
+    (path,) = (tmp_path / "verdicts").glob(f"{batch}.*.parquet")
+    if damage == "missing":
+        path.unlink()
+    elif damage == "another-byte":
+        path.write_bytes(path.read_bytes().replace(b"panic", b"oops!"))
+    else:
+        DAMAGES[damage][0](path)
+    assert identity == "b-web1"
+    assert counted(made) == [("a-web1", "done")]
+    (note,) = made.notes
+    assert "the 2 dumps that only it has are left out" in note.text
+
+
+def test_a_copy_beside_its_original(tmp_path: Path) -> None:
+    """Its verdicts are not beside it, and it is no reason to miss the original."""
+    made = two_batches(tmp_path)
+    path = file_of(tmp_path, "dumps", rows=2)
+    batch = path.name.partition(".")[0]
+    copy = path.with_name(f"{batch}.copy.parquet")
+    copy.write_bytes(path.read_bytes())
+    assert [identity for identity, _ in counted(made)] == ["a-web1", "b-web1", "c-web1"]
+    (note,) = made.notes
+    assert f"/verdicts/{batch}.copy.*.parquet: missing; " in note.text
+
+
+def test_files_of_before_they_had_checksums(tmp_path: Path) -> None:
+    made = two_batches(tmp_path)
+    for table in ("dumps", "verdicts"):
+        for path in (tmp_path / table).iterdir():
+            path.rename(path.with_name(path.name.partition(".")[0] + ".parquet"))
+    assert [identity for identity, _ in counted(made)] == ["a-web1", "b-web1", "c-web1"]
+    assert asked(made, "SELECT count(*) FROM verdicts") == [(2,)]
+    assert made.notes == ()
+    # One that is cut off, too.
+    path = file_of(tmp_path, "dumps", rows=2)
+    os.truncate(path, 100)
+    assert counted(made) == [("a-web1", "done")]
+    (note,) = made.notes
+    assert note.text.startswith(f"{path}: damaged (")
+
+
+def test_file_that_is_gone_while_it_is_read(tmp_path: Path) -> None:
+    made = two_batches(tmp_path)
+    path = file_of(tmp_path, "dumps", rows=2)
+
+    def question(database: duckdb.DuckDBPyConnection) -> list[tuple[object, ...]]:
+        path.unlink(missing_ok=True)
+        return database.execute("SELECT identity FROM dumps").fetchall()
+
+    assert made.ask(question) == [("a-web1",)]
+    assert [note.text.partition(";")[0] for note in made.notes] == [f"{path}: gone"]
+
+
+def test_damage_that_only_reading_finds(tmp_path: Path) -> None:
+    """Files of other programs have no checksum in their names."""
+    made = two_batches(tmp_path)
+    path = file_of(tmp_path, "dumps", rows=2)
+    data = bytearray(path.read_bytes())
+    start = pq.read_metadata(path).row_group(0).column(1).dictionary_page_offset
+    data[start + 20 : start + 40] = b"\xff" * 20
+    batch = path.name.partition(".")[0]
+    path.unlink()
+    path.with_name(f"{batch}.parquet").write_bytes(data)
+    assert counted(made) == [("a-web1", "done")]
+    (note,) = made.notes
+    assert f"{batch}.parquet: damaged (" in note.text
+    assert "the 2 dumps that only it has are left out" in note.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"x": [1]}, "its column identity is not that of msa-fleet"),
+        ({"identity": [1]}, "its column identity is not that of msa-fleet"),
+        (
+            {"identity": ["b"], "time_ns": ["today"]},
+            "its column time_ns is not that of msa-fleet",
+        ),
+    ],
+)
+def test_files_of_something_else(
+    tmp_path: Path, columns: dict[str, list[object]], why: str
+) -> None:
     made = results(tmp_path, result("f1", name="a"))
-    (tmp_path / "dumps" / "x.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(FleetError, match=r"x\.parquet"):
-        counted(made)
+    path = tmp_path / "dumps" / "other.parquet"
+    pq.write_table(pa.table(columns), path)
+    (tmp_path / "dumps" / "README").write_text("not a table\n")
+    assert counted(made) == [("a-web1", "done")]
+    assert [note.text.partition(";")[0] for note in made.notes] == [f"{path}: {why}"]
+
+
+@pytest.mark.parametrize("text", ["", '{"schema": "msato', "\xff\xfe", "0", "{}"])
+def test_mark_that_is_damaged(tmp_path: Path, text: str) -> None:
+    """As it may be after a loss of power."""
+    made = results(tmp_path, result("f1", name="a"))
+    (tmp_path / MARK).write_text(text, encoding="latin-1")
+    assert counted(made) == [("a-web1", "done")]
+    (note,) = made.notes
+    assert note.code == "mark-damaged"
+    assert note.text.startswith(f"{tmp_path / MARK}: damaged;")
+    made.create()
+    assert counted(made) == [("a-web1", "done")]
+    assert made.notes == ()
 
 
 def test_names_in_quotes(tmp_path: Path) -> None:
@@ -167,9 +344,6 @@ def test_names_in_quotes(tmp_path: Path) -> None:
 
 
 def test_columns_of_later_versions(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     made = results(tmp_path, result("f1", name="a"))
     later = pa.table({"identity": ["b"], "state": ["done"], "path": ["p"], "new": [7]})
     pq.write_table(later, tmp_path / "dumps" / "later.parquet")

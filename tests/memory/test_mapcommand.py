@@ -13,8 +13,9 @@ from msatools.commands.memstat import COMMAND
 from PIL import Image
 
 from fixtures.demo import DEMOS
-from msatools.cli.arguments import UsageError, make_parser
+from msatools.cli.arguments import make_parser
 from msatools.cli.main import run_console
+from msatools.cli.usage import UsageError
 
 from .asked import printed
 

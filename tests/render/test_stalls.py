@@ -5,7 +5,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from msatools.cpus.stalls.findings import StallEvidence, find_stalls
+from msatools.cpus.stalls.evidence import StallEvidence
+from msatools.cpus.stalls.findings import find_stalls
 from msatools.cpus.stalls.model import CrossCall, OverdueTimer, Stalls, StopMachine
 from msatools.render.blocks import Block, Table
 from msatools.render.cpus.report import blocks

@@ -24,6 +24,7 @@ from msatools.report.rule import VerdictRule, verdicts
 from msatools.report.rules import RULES
 from msatools.report.rules.hung_tasks import HUNG_NS, LONG_NS
 from msatools.report.unreclaimable import slab_groups, unreclaimable
+from msatools.report.words import waits_text
 from msatools.target import TargetSpec, open_target
 from msatools.zombies.model import Limit
 
@@ -76,8 +77,59 @@ def test_long_waits() -> None:
         assert {each.severity for each in (tasks, *stuck)} == {severity}
         texts = " ".join(each.text for each in stuck)
         assert all(name in texts for name in ("FUSE server", "dm-0", "dm-1"))
-        blocked = sum(wait.state == "D" for wait in parts.locks.waits)  # type: ignore[union-attr]
-        assert tasks.text.startswith(f"{blocked} tasks")
+        blocked = {
+            wait.pid: wait.comm
+            for wait in parts.locks.waits  # type: ignore[union-attr]
+            if wait.state == "D"
+        }
+        parents = {pid for pid, comm in blocked.items() if comm.startswith("vfork-")}
+        assert len(parents) == 2
+        assert tasks.text.startswith(f"{len(blocked) - 2} tasks")
+        assert not any(f": {blocked[pid]}" in tasks.text for pid in parents)
+
+
+@pytest.mark.parametrize("dump", ["locks-6.12", "locks-6.1", "locks-7.x"])
+def test_parents_in_vfork_are_not_hung(dump: str) -> None:
+    """The kernel does not count them either: they can be killed."""
+    parts = parts_of(dump)
+    locks = parts.locks
+    assert locks is not None
+    child = {
+        root.waiters[0]: root.pid
+        for root in locks.roots
+        if root.comm and root.comm.startswith("vfork-")
+    }
+    assert len(child) == 2
+    (found,) = said(aged(parts, HUNG_NS))["hung-tasks"]
+    (line,) = (line for line in found.evidence if "vfork" in line)
+    pid = next(wait.pid for wait in locks.waits if wait.pid in child)
+    assert line.startswith("not counted: 2 parents in vfork() for up to 2m00s: ")
+    assert line.endswith(f" until child {child[pid]} calls exec or exits")
+    assert str(pid) in line
+    # Alone they are said, and alarm nobody.
+    alone = replace(
+        parts,
+        locks=replace(
+            locks, waits=tuple(wait for wait in locks.waits if wait.pid in child)
+        ),
+    )
+    (found,) = said(aged(alone, HUNG_NS))["hung-tasks"]
+    assert found.severity == "info"
+    assert found.text.startswith("2 parents in vfork() for up to 2m00s: ")
+    assert found.text.endswith("; a parent in vfork() can be killed")
+    roots = [f"{child[pid]} vfork-" for pid in child]
+    assert sum(any(root in line for root in roots) for line in found.evidence) == 2
+    killed = replace(alone, locks=replace(locks, waits=()))
+    assert "hung-tasks" not in said(killed)
+
+
+def test_what_a_parent_in_vfork_waits_for() -> None:
+    parts = parts_of("locks-6.12")
+    assert parts.locks is not None
+    for wait in parts.locks.waits:
+        if wait.comm.startswith("vfork-"):
+            text = waits_text(parts, wait.tgid)
+            assert text.endswith(f"in kernel_clone for child {wait.owners[0]}")
 
 
 def test_each_rule_is_true_to_its_form() -> None:

@@ -7,8 +7,9 @@ import re
 import pytest
 from msatools.commands.whatis import COMMAND
 
-from msatools.cli.arguments import UsageError, make_parser
+from msatools.cli.arguments import make_parser
 from msatools.cli.main import run_console
+from msatools.cli.usage import UsageError
 from msatools.whatis.asked import looks_like_address, parse
 from tests.support.calls import CORE, call
 

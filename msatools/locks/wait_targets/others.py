@@ -8,6 +8,7 @@ from msatools.locks.base.model import WaitTarget
 from msatools.locks.base.timers import timer_ends
 from msatools.locks.events.completions import vforked
 from msatools.locks.wait_targets.files import by_file
+from msatools.tasks.functions import VFORK
 from msatools.tasks.wait_options import WaitOptsReader
 
 _STOP_SIGNAL = 0xFFFF
@@ -26,7 +27,7 @@ def child(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Return the child that a task waits for."""
     if case.is_in("do_wait"):
         return _waited(context, case)
-    if case.is_in("wait_for_vfork_done", "kernel_clone", "_do_fork"):
+    if case.is_in(*VFORK):
         return _vforked(context, case)
     return None
 

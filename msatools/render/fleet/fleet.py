@@ -75,6 +75,7 @@ def blocks(
     yield from _days(report)
     yield from _outliers(report)
     yield from _lost(report, rows, verbose)
+    yield from _unread(report, verbose)
 
 
 def summary(report: FleetReport) -> str:
@@ -234,3 +235,11 @@ def _lost(report: FleetReport, rows: int | None, verbose: bool) -> Iterator[Bloc
 def _lost_row(dump: FleetDump) -> tuple[Cell, ...]:
     why = (dump.error or "-").removeprefix(f"{dump.path}: ")
     return Span(dump.state, "warn"), dump.path, why
+
+
+def _unread(report: FleetReport, verbose: bool) -> Iterator[Block]:
+    shown = report.notes if verbose else report.notes[:LOST]
+    for note in shown:
+        yield text(Span(f"note: {note.text}", "warn"))
+    if more := len(report.notes) - len(shown):
+        yield text(Span(f"note: {plural(more, 'more file')} cannot be read", "warn"))

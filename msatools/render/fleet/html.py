@@ -12,7 +12,13 @@ from jinja2 import Environment
 
 from msatools.fleet.model import FleetReport
 from msatools.render.blocks import escape
-from msatools.render.fleet.fleet import bucket_name, bucket_text, day_counts, summary
+from msatools.render.fleet.fleet import (
+    LOST,
+    bucket_name,
+    bucket_text,
+    day_counts,
+    summary,
+)
 
 _TEMPLATE = "page.html.j2"
 
@@ -38,6 +44,8 @@ def page(report: FleetReport, name: str) -> str:
         days=days,
         most=max((count for _, count in days), default=1) or 1,
         lost=report.lost[:MAX_LOST],
+        notes=report.notes[:LOST],
+        more_notes=max(len(report.notes) - LOST, 0),
         more_lost=max(len(report.lost) - MAX_LOST, 0),
     )
     return text

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks have been in uninterruptible sleep for long."""
+"""Tasks have been in uninterruptible sleep for long.
+
+A parent in vfork() is in state D until its child calls exec or exits
+(wait_for_vfork_done() in kernel/fork.c). It can be killed, khungtaskd does not count it
+(kernel/hung_task.c), and the child is what hangs, if anything does.
+"""
 
 from collections.abc import Iterator
 
@@ -9,7 +14,7 @@ from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import count_text, pid_text, root_text
+from msatools.report.words import count_text, is_vfork, pid_text, root_text
 from msatools.reports.units import duration
 
 LONG_NS = 20_000_000_000
@@ -25,6 +30,11 @@ _ROOTS = 3
 class _LongWaits:
     locks: LocksReport
     waits: list[Wait]
+    """The longest first; without those of parents in vfork()."""
+
+    parents: list[Wait]
+    """Those of parents in vfork()."""
+
     limit_ns: int
     is_fatal: bool
     """Whether the kernel crashed because of them."""
@@ -39,22 +49,28 @@ def _when(parts: ReportParts) -> Iterator[_LongWaits]:
         # The kernel's limit may be lower (hung_task_timeout_secs).
         ages = [wait.age_ns for wait in parts.locks.waits if wait.pid == crash.pid]
         limit_ns = min([LONG_NS, *ages])
-    waits = [
+    found = [
         wait
         for wait in parts.locks.waits
         if wait.state == "D" and wait.age_ns >= limit_ns and wait.age_bound != "upper"
     ]
-    if waits:
-        waits.sort(key=lambda wait: -wait.age_ns)
-        yield _LongWaits(parts.locks, waits, limit_ns, is_fatal)
+    if found:
+        found.sort(key=lambda wait: -wait.age_ns)
+        waits = [wait for wait in found if not is_vfork(wait)]
+        parents = [wait for wait in found if is_vfork(wait)]
+        yield _LongWaits(parts.locks, waits, parents, limit_ns, is_fatal)
 
 
 def _severity(subject: _LongWaits) -> Severity:
+    if not subject.waits:
+        return "info"
     is_hung = subject.waits[0].age_ns >= HUNG_NS
     return "critical" if is_hung or subject.is_fatal else "warning"
 
 
 def _words(subject: _LongWaits) -> str:
+    if not subject.waits:
+        return f"{_parents(subject)}; a parent in vfork() can be killed"
     count, oldest = len(subject.waits), subject.waits[0]
     who = pid_text(oldest.pid, oldest.comm)
     if count == 1:
@@ -66,8 +82,26 @@ def _words(subject: _LongWaits) -> str:
     )
 
 
-def _evidence(subject: _LongWaits) -> Iterator[str]:
-    pids = {wait.pid for wait in subject.waits}
+def _parents(subject: _LongWaits) -> str:
+    """Return which parents wait in vfork(), and for which children."""
+    oldest = subject.parents[0]
+    count = count_text(len(subject.parents), "parent")
+    child = f"child {oldest.owners[0]}" if oldest.owners else "a child"
+    return (
+        f"{count} in vfork() for up to {duration(oldest.age_ns)}: "
+        f"{pid_text(oldest.pid, oldest.comm)} until {child} calls exec or exits"
+    )
+
+
+def _evidence(subject: _LongWaits) -> list[str]:
+    found = [*_roots(subject)][:_ROOTS]
+    if subject.waits and subject.parents:
+        found.append(f"not counted: {_parents(subject)}")
+    return found
+
+
+def _roots(subject: _LongWaits) -> Iterator[str]:
+    pids = {wait.pid for wait in subject.waits or subject.parents}
     for root in subject.locks.roots:
         behind = len(pids & {*root.behind})
         if behind:
@@ -82,6 +116,6 @@ RULE = VerdictRule(
     severity=_severity,
     confidence="exact",
     words=_words,
-    evidence=lambda subject: [*_evidence(subject)][:_ROOTS],
+    evidence=_evidence,
     see=lambda subject: ("locks", "--chains", "--state", "D"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
-from msatools.cpus.stalls.findings import StallEvidence
+from msatools.cpus.stalls.evidence import StallEvidence
 from msatools.cpus.stalls.model import (
     GracePeriod,
     GracePeriodTask,
