@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from msatools.kernel.printk import LogRecord
 from msatools.report.causes import Cause, event_cause, panic_cause
 from msatools.report.frames import Frame, parse_frame
+from msatools.target.printk import LogRecord
 
 PANIC = "Kernel panic - not syncing: "
 
