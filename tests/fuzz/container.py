@@ -5,7 +5,7 @@
 from random import Random
 
 from tests.fuzz.change import Change, flipped, integers
-from tests.fuzz.dumps import Dump
+from tests.fuzz.dumps import METHODS, PAGE, Dump
 from tests.support.kdumpfile import DESCRIPTOR
 
 
@@ -64,6 +64,20 @@ def _segments(dump: Dump, chance: Random) -> list[Change]:
     return [Change(offset, integers(chance, 8))]
 
 
+def _bombs(dump: Dump, chance: Random) -> list[Change]:
+    """Many pages are one block that expands to much more than a page."""
+    method = METHODS.get(dump.format, METHODS["zlib"])
+    block = method.pack(bytes(chance.choice((2, 100, 180)) * PAGE))
+    if not dump.pages or dump.format == "elf" or len(block) > PAGE:
+        return _descriptors(dump, chance)
+    end = len(dump.data)
+    descriptor = DESCRIPTOR.pack(end, len(block), method.flag, 0)
+    places = sorted(dump.pages.values())
+    first = chance.randrange(len(places))
+    bombs = places[first : first + chance.choice((1, 100, len(places)))]
+    return [*(Change(place, descriptor) for place in bombs), Change(end, block)]
+
+
 def _cut(dump: Dump, chance: Random) -> list[Change]:
     size = len(dump.data)
     left = chance.choice(
@@ -98,6 +112,7 @@ KINDS = (
     _bitmap,
     _descriptors,
     _descriptors,
+    _bombs,
     _cut,
     _cut,
     _lost_range,
