@@ -2,10 +2,12 @@
 
 """Console scripts: ``msatools.console:NAME`` runs the command of that name."""
 
+# The part in C alone: the module signal takes milliseconds to import, within which
+# Ctrl-C is not quiet yet.
+import _signal as signal  # type: ignore[import-not-found]
 import atexit
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -51,7 +51,7 @@ _READS = (
     *("read", "pread64", "readv", "preadv", "lseek", "close", "fadvise64"),
     *("stat", "fstat", "lstat", "newfstatat", "statx", "statfs", "fstatfs"),
     *("access", "faccessat", "faccessat2", "readlink", "readlinkat", "getcwd"),
-    *("getdents64", "fcntl", "dup", "pipe2", "poll", "ppoll", "select", "pselect6"),
+    *("getdents64", "dup", "pipe2", "poll", "ppoll", "select", "pselect6"),
     *("epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait"),
 )
 _MEMORY = ("mmap", "munmap", "mremap", "mprotect", "madvise", "brk", "mincore")
@@ -67,6 +67,12 @@ _ITSELF = (
 
 _TERMINAL = (0x5401, 0x5413, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONCLEX and FIOCLEX: what ioctl(2) may do."""
+
+_OF_DESCRIPTORS = (
+    *(fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC),
+    *(fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL),
+)
+"""What fcntl(2) may do: not choose a process that a pipe sends signals to."""
 
 _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0o20000000
 """Flags of open(2) that have to be clear; the last one is __O_TMPFILE."""
@@ -314,8 +320,9 @@ def _filter(seccomp: ModuleType) -> None:
         allow(name)
     for name, flags in (("open", 1), ("openat", 2)):
         allow(name, seccomp.Arg(flags, seccomp.MASKED_EQ, _WRITES, 0))
-    for request in _TERMINAL:
-        allow("ioctl", seccomp.Arg(1, seccomp.EQ, request))
+    for name, requests in (("ioctl", _TERMINAL), ("fcntl", _OF_DESCRIPTORS)):
+        for request in requests:
+            allow(name, seccomp.Arg(1, seccomp.EQ, request))
     # Limits can be read.
     allow("prlimit64", seccomp.Arg(2, seccomp.EQ, 0))
     thread = (_CLONE_THREAD, _CLONE_THREAD)

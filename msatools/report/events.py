@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import field
 
-from msatools.kernel.printk import LogRecord
 from msatools.records import dataclass
 from msatools.report.causes import Cause, event_cause, panic_cause
 from msatools.report.frames import Frame, parse_frame
+from msatools.target.printk import LogRecord
 
 PANIC = "Kernel panic - not syncing: "
 

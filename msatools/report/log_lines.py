@@ -5,8 +5,8 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from msatools.kernel.printk import LogRecord
 from msatools.report.frames import parse_frame
+from msatools.target.printk import LogRecord
 
 LINES = 20
 

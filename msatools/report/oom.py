@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from msatools.kernel.printk import LogRecord
 from msatools.records import dataclass
+from msatools.target.printk import LogRecord
 
 Constraint = Literal["none", "cgroup", "cpuset", "memory-policy"]
 """What had no memory: the machine, a control group, a cpuset, a policy of NUMA."""

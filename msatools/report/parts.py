@@ -5,7 +5,6 @@
 from collections.abc import Mapping
 
 from msatools.cpus.model import CpusReport
-from msatools.kernel.printk import LogRecord
 from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, PrstatReport
@@ -15,6 +14,7 @@ from msatools.report.memory import MemoryState
 from msatools.report.model import CrashDetails, Machine
 from msatools.report.oom import OutOfMemory
 from msatools.target.model import Target
+from msatools.target.printk import LogRecord
 from msatools.zombies.model import Limit, ZombiesReport
 
 

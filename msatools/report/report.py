@@ -14,7 +14,7 @@ from msatools.cpus.cpus import collect_cpus
 from msatools.cpus.options import CpusOptions
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.losses import Loss
-from msatools.kernel.printk import LogRecord, read_log
+from msatools.kernel.printk import read_log
 from msatools.kernel.report import LossLog, Report
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.kernel.slab import reclaimable_caches
@@ -42,6 +42,7 @@ from msatools.target.describe import describe
 from msatools.target.errors import TargetError, absurd_data_refused
 from msatools.target.kcore import MovedError
 from msatools.target.model import Target
+from msatools.target.printk import LogRecord
 from msatools.tasks.table import TaskReader, tasks_read_once
 from msatools.zombies.limits import collect_limits
 from msatools.zombies.model import Limit

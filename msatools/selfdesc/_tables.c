@@ -16,6 +16,9 @@
 /* Bytes of a copy; few tokens are longer. */
 #define SHORT 16
 
+/* Bytes of a name, with its NUL: KSYM_NAME_LEN, which the kernel holds BTF to as well. */
+#define NAME_LEN 512
+
 /* To be changed with the arguments of any function here, and in native.py. */
 int64_t msa_tables_version(void)
 {
@@ -140,7 +143,7 @@ static uint32_t hash(const char *name)
 }
 
 /*
- * Index names: heads gets the first row of each chain, next the row after each.
+ * Index names shorter than NAME_LEN: heads gets the first row of each chain, next the row after each.
  *
  * text has size bytes and ends with a NUL; starts has the offset of each row's name in it,
  * or NONE. mask is the number of chains less one, which is a power of 2. Returns the number
@@ -156,6 +159,9 @@ int64_t msa_index_names(const char *text, int64_t size, const uint32_t *starts,
 	/* Backwards, so that a chain ascends. */
 	for (int64_t i = count - 1; i >= 0; i--) {
 		if (starts[i] == NONE)
+			continue;
+		int64_t most = size - starts[i] < NAME_LEN ? size - starts[i] : NAME_LEN;
+		if (!memchr(text + starts[i], 0, (size_t)most))
 			continue;
 		uint32_t chain = hash(text + starts[i]) & mask;
 		next[i] = heads[chain];

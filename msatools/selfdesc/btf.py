@@ -17,7 +17,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msatools.selfdesc.tables import NONE, NoNameError, Words, at, index_names, library
+from msatools.selfdesc.tables import (
+    NAME_LEN,
+    NONE,
+    NoNameError,
+    Words,
+    at,
+    index_names,
+    library,
+)
 
 MAGIC = 0xEB9F
 MAX_BYTES = 1 << 28
@@ -342,7 +350,7 @@ class Btf:
         if offset < self._first_string and self.base:
             return self.base._string(offset)
         start = offset - self._first_string
-        end = self._strings.find(b"\0", start)
+        end = self._strings.find(b"\0", start, start + NAME_LEN)
         if not 0 <= start <= end:
             raise BtfError(f"there is no string at {offset}")
         return self._strings[start:end].decode("utf-8", "backslashreplace")

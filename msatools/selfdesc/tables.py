@@ -17,6 +17,10 @@ Words = npt.NDArray[np.uint32]
 NONE = 0xFFFFFFFF
 """Start of the name of a row that has none."""
 
+NAME_LEN = 512
+"""Bytes of a name, with its NUL: KSYM_NAME_LEN of include/linux/kallsyms.h, which the
+kernel holds names in BTF to as well (kernel/bpf/btf.c, __btf_name_valid())."""
+
 _VERSION = 1
 
 
@@ -53,6 +57,9 @@ def library() -> ctypes.CDLL | None:
 
 def index_names(text: bytes, starts: Words) -> Callable[[str], list[int]]:
     """Return a function that finds the rows of a name, ascending.
+
+    Names that are too long are not found: there may be many, and all of them the same
+    few MiB of damaged text.
 
     :param text: All names, each with a NUL at its end.
     :param starts: Offset of each row's name, or :data:`NONE`.
@@ -99,9 +106,11 @@ def _index_in_python(text: bytes, starts: Words) -> Callable[[str], list[int]]:
     for row, start in enumerate(starts.tolist()):
         if start == NONE:
             continue
-        end = text.find(b"\0", start)
-        if end < 0:
+        if start >= len(text):
             raise NoNameError(row)
+        end = text.find(b"\0", start, start + NAME_LEN)
+        if end < 0:
+            continue
         rows.setdefault(text[start:end], []).append(row)
 
     def find(name: str) -> list[int]:

@@ -19,6 +19,10 @@ _COMPOUND = {BtfKind.STRUCT, BtfKind.UNION}
 _MAX_DEPTH = 32
 """Maximum nesting of types; C sources have about ten levels."""
 
+_MAX_PARTS = 1 << 17
+"""Maximum number of members of a structure with all its parts; drivers for graphics
+have some ten thousand."""
+
 _MAX_PAIRS = 10_000
 """Maximum number of pairs of types in a comparison."""
 
@@ -46,25 +50,44 @@ def strip(btf: Btf, type_id: int) -> int:
     raise BtfError(f"type {type_id} has no end")
 
 
-def check_contains_not_itself(btf: Btf, type_id: int) -> None:
-    """Check that a structure is not a part of itself, which would recurse forever.
+class Parts:
+    """The number of members of structures, with all members of their parts.
 
-    A part is not larger than its whole, so all structures in such a cycle have the same
-    size: only parts of that size are followed.
-
-    :raises BtfError: if it contains itself
+    A member is looked for in all parts without a name, and an offset in all parts: a
+    few unions of unions have more of them than can be searched.
     """
-    size = btf.size(type_id)
-    seen: set[int] = set()
-    parts = [type_id]
-    while parts:
-        for member_type in btf.member_types(parts.pop()):
-            part = _compound_in(btf, member_type)
-            if part == type_id:
-                raise BtfError(f"type {type_id} contains itself")
-            if part is not None and part not in seen and btf.size(part) == size:
-                seen.add(part)
-                parts.append(part)
+
+    def __init__(self, btf: Btf) -> None:
+        self._btf = btf
+        self._counts: dict[int, int] = {}
+
+    def check(self, type_id: int) -> None:
+        """Check that a structure can be searched.
+
+        :raises BtfError: if it contains itself, or more than any structure does
+        """
+        if self._count(type_id, 0) > _MAX_PARTS:
+            raise BtfError(f"type {type_id} contains itself, or too many members")
+
+    def _count(self, type_id: int, depth: int) -> int:
+        """Return the number, or more than :data:`_MAX_PARTS`."""
+        found = self._counts.get(type_id)
+        if found is not None:
+            return found
+        if depth > _MAX_DEPTH:
+            return _MAX_PARTS + 1
+        total = 0
+        for member_type in self._btf.member_types(type_id):
+            try:
+                part = _compound_in(self._btf, member_type)
+            except BtfError:
+                # It is raised again where this member is looked at.
+                part = None
+            total += 1 if part is None else 1 + self._count(part, depth + 1)
+            if total > _MAX_PARTS:
+                break
+        self._counts[type_id] = total
+        return total
 
 
 def _compound_in(btf: Btf, type_id: int) -> int | None:

@@ -21,7 +21,7 @@ from drgn import (
 )
 
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind, Member
-from msatools.selfdesc.type_compare import agree, check_contains_not_itself
+from msatools.selfdesc.type_compare import Parts, agree
 
 _KINDS = {
     TypeKind.INT: (BtfKind.INT,),
@@ -82,6 +82,7 @@ class BtfTypes:
         self.prog = prog
         self.btf = btf
         self._base = base
+        self._parts = Parts(btf)
         self._types: dict[int, Type] = {}
         self._found: dict[tuple[str, Set[TypeKind]], Type | None] = {}
         self._depth = 0
@@ -305,7 +306,7 @@ class BtfTypes:
         is_union = btf.kind(type_id) == BtfKind.UNION
         make = self.prog.union_type if is_union else self.prog.struct_type
         size = btf.size(type_id)
-        check_contains_not_itself(btf, type_id)
+        self._parts.check(type_id)
         members = []
         for member in btf.members(type_id):
             if member.bit_offset > size * 8:

@@ -19,6 +19,11 @@ _ZSTD_SIZE_BIAS = 256
 """A content size in 16 bits is stored minus this."""
 
 
+_LZO_EXCESS = 64 << 20
+"""Bytes beyond that of a page to which blocks of a dump may expand, all together: those
+of a sound dump do not."""
+
+
 class Codec(NamedTuple):
     """
     Decompression of a page.
@@ -56,19 +61,35 @@ def find_codec(compression: str, page_size: int) -> Codec | None:
 def _zlib(page_size: int) -> Codec:
     # It expands a byte to about a thousand at most.
     try:
-        from zlib_ng import zlib_ng
+        from zlib_ng import zlib_ng as library
     except ImportError:
-        return Codec(partial(zlib.decompress, bufsize=page_size), (zlib.error,))
-    decompress = partial(zlib_ng.decompress, bufsize=page_size)
+        library = zlib  # type: ignore[misc]
+    begin, error = library.decompressobj, library.error
+
+    def decompress(block: bytes) -> bytes:
+        stream = begin()
+        # One byte more than a page, so that it gets to the end of a sound one.
+        page = stream.decompress(block, page_size + 1)
+        return page if stream.eof else b""
+
     # Its stub file declares the class as an instance.
-    return Codec(decompress, (zlib_ng.error,))  # type: ignore[arg-type]
+    return Codec(decompress, (error,))  # type: ignore[arg-type]
 
 
 def _lzo(page_size: int) -> Codec:
     from lzallright import LZOCompressor, LZOError
 
-    # It expands a byte to 255 at most.
-    decompress = partial(LZOCompressor.decompress, output_size_hint=page_size)
+    # It expands a byte to 255 at most, and the library has no bound for a block.
+    room = _LZO_EXCESS
+
+    def decompress(block: bytes) -> bytes:
+        nonlocal room
+        if room < 0:
+            raise LZOError("too many blocks are larger than a page")
+        page: bytes = LZOCompressor.decompress(block, output_size_hint=page_size)
+        room -= max(len(page) - page_size, 0)
+        return page
+
     return Codec(decompress, (LZOError,))
 
 

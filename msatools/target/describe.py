@@ -26,16 +26,17 @@ from msatools.target.errors import (
     damaged_types,
 )
 from msatools.target.model import Crash, Kind, Source, Target
+from msatools.target.printk import log_records
 
-_PANIC = re.compile(rb"Kernel panic - ")
+_PANIC = re.compile(r"Kernel panic - ")
 
 _FAULTS = (
     re.compile(
-        rb"BUG: (kernel NULL pointer|unable to handle|(\S+ )?stack guard page)|"
-        rb"Unable to handle kernel|Insufficient stack space"
+        r"BUG: (kernel NULL pointer|unable to handle|(\S+ )?stack guard page)|"
+        r"Unable to handle kernel|Insufficient stack space"
     ),
-    re.compile(rb"kernel BUG at "),
-    re.compile(rb"Oops: |general protection fault|Internal error: "),
+    re.compile(r"kernel BUG at "),
+    re.compile(r"Oops: |general protection fault|Internal error: "),
 )
 """Beginnings of lines on faults, the most telling first. With a capture kernel a fault
 does not come to panic()."""
@@ -193,19 +194,39 @@ def _comm(task: Object) -> str | None:
 
 
 def _panic_message(prog: Program) -> str | None:
-    # The helpers are slow to import, and few targets are crashes.
+    def read(address: int, size: int) -> tuple[bytes | bytearray, list[range]]:
+        return prog.read(address, size), []
+
+    def lose(count: int) -> None:
+        pass
+
+    try:
+        records = list(log_records(prog, read, lose))
+    except FaultError:
+        # The log's buffer may be filtered, or cut off.
+        return None
+    except LookupError:
+        return _panic_line(_old_messages(prog))
+    return _panic_line([each.text for each in records if each.is_kernel])
+
+
+def _old_messages(prog: Program) -> list[str]:
+    """Return the messages of a kernel before v5.10; none if they cannot be read."""
+    # The helpers are slow to import, and few targets are so old.
     from drgn.helpers.linux.printk import get_printk_records
 
     try:
         records = get_printk_records(prog)
     except (LookupError, FaultError, ValueError):
-        # The log's buffer may be filtered, cut off, or overwritten.
-        return None
-    message = _panic_line([each.text for each in records if each.facility == 0])
-    return None if message is None else message.decode("utf-8", "backslashreplace")
+        return []
+    return [
+        each.text.decode("utf-8", "backslashreplace")
+        for each in records
+        if each.facility == 0
+    ]
 
 
-def _panic_line(lines: Sequence[bytes]) -> bytes | None:
+def _panic_line(lines: Sequence[str]) -> str | None:
     """Return the line of the kernel's log that says why it crashed.
 
     drgn's panic_message() also takes what a program wrote to /dev/kmsg, and of several

@@ -10,6 +10,7 @@ from drgn import BadDataError
 
 ABSURD = (
     *(BadDataError, OverflowError, ValueError, RecursionError, MemoryError),
+    ZeroDivisionError,
     # drgn has no arithmetic of integers with more than 64 bits.
     *(NotImplementedError, struct.error),
 )

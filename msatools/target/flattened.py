@@ -18,6 +18,9 @@ _HEADER_SIZE = 4096
 _PIECE_HEADER = struct.Struct(">qq")
 _END = b"\xff" * _PIECE_HEADER.size
 
+_NO_OFFSET = 1 << 63
+"""No file has a byte there."""
+
 _MAX_ODD_PIECES = 1 << 16
 """Maximum number of pieces that are small, or lie before others: a file of many would
 take hours to open, in libkdumpfile even more than here."""
@@ -85,9 +88,10 @@ class FlatFile:
                 return True
             offset, size = _PIECE_HEADER.unpack(header)
             odd += size < _SMALL or offset < self.size
-            if offset < 0 or size <= 0 or odd > _MAX_ODD_PIECES:
-                raise ValueError("a flattened kdump with an impossible piece")
             position += _PIECE_HEADER.size
+            is_sound = offset >= 0 and 0 < size < _NO_OFFSET - max(offset, position)
+            if not is_sound or odd > _MAX_ODD_PIECES:
+                raise ValueError("a flattened kdump with an impossible piece")
             self._insert(offset, offset + size, position - offset)
             position += size
 

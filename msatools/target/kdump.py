@@ -30,6 +30,9 @@ _MOST_NOTES = 64 << 20
 _MOST_PAGES = 1 << 36
 """Maximum number of pages that a bitmap covers: 256 TiB with pages of 4 KiB."""
 
+_BLOCK_SIZES = [1 << shift for shift in range(12, 19)]
+"""Sizes of pages that libkdumpfile looks for; no kernel has the two largest."""
+
 _UTSNAME_FIELD = 65
 _UTSNAME_OFFSET = 12
 
@@ -101,7 +104,8 @@ def parse(read: ReadAt) -> Kdump:
         raise ValueError("not a kdump")
     byteorder, word, status_offset = _shape(read)
 
-    version = _unpack(read, byteorder + "i", 8)[0]
+    # libkdumpfile takes a negative one for a later one.
+    version = _unpack(read, byteorder + "I", 8)[0]
     status, block_size, sub_header_blocks, bitmap_blocks = _unpack(
         read, byteorder + "Iiii", status_offset
     )
@@ -132,8 +136,12 @@ def parse(read: ReadAt) -> Kdump:
 
     if any(each.stop - each.start > _MOST_NOTES for each in notes):
         raise ValueError("a kdump whose notes have an impossible size")
-    if bitmap_blocks * block_size // 2 * 8 > _MOST_PAGES:
+    covered = bitmap_blocks * block_size // 2 * 8
+    if covered > _MOST_PAGES:
         raise ValueError("a kdump whose bitmaps have an impossible size")
+    if max_pfn > covered:
+        # libkdumpfile would take both bitmaps for one.
+        raise ValueError("a kdump whose bitmaps are too small for its memory")
     flag = next((bit for bit in _COMPRESSION if status & bit), 0)
     return Kdump(
         version=version,
@@ -172,15 +180,20 @@ def _shape(read: ReadAt) -> tuple[str, int, int]:
     """Find byte order, word size, and the offset of ``status`` in the header.
 
     The header does not store them. ``block_size`` is the kernel's page size, which is a
-    sound power of two with only one of the four combinations.
+    sound power of two with only one of the four combinations. If it is with two,
+    libkdumpfile may take the other one, and what is checked here is not what it reads.
     """
+    found = []
     # utsname is followed by a struct timeval: two words, aligned to a word.
     for byteorder in "<>":
         for word, status in ((8, 424), (4, 412)):
             (block_size,) = _unpack(read, byteorder + "i", status + 4)
-            if 1024 <= block_size <= 1 << 16 and block_size.bit_count() == 1:
-                return byteorder, word, status
-    raise ValueError("a kdump whose header has no sound block size")
+            if block_size in _BLOCK_SIZES:
+                found.append((byteorder, word, status))
+    if len(found) != 1:
+        count = "two block sizes" if found else "no sound block size"
+        raise ValueError(f"a kdump whose header has {count}")
+    return found[0]
 
 
 def _unpack(read: ReadAt, layout: str, offset: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.pagetables import PageTables
+from msatools.kernel.paths import Paths
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -94,6 +95,11 @@ class Lookup:
         found = dict(zip(*own, strict=True)) | dict(zip(*stacks, strict=True))
         found.pop(0, None)
         return found
+
+    @cached_property
+    def paths(self) -> Paths:
+        """Paths of files."""
+        return Paths(self.reader, self.losses)
 
     @cached_property
     def stack_bytes(self) -> int:

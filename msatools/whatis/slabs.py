@@ -12,6 +12,7 @@ from drgn.helpers.linux.slab import find_containing_slab_cache, slab_object_info
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.slab import SlabCache, merged_names, read_cache
+from msatools.target.errors import ABSURD
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.model import SlabPlace
@@ -74,11 +75,11 @@ class SlabObjects:
             shared = int(info.slab_cache.refcount.value_()) - 1
             start = int(info.address)
             in_slab = self._is_within(info.slab, start, cache)
-        except (drgn.FaultError, LookupError, AttributeError, ValueError) as error:
+        except NotImplementedError:
+            return None
+        except (drgn.FaultError, LookupError, AttributeError, *ABSURD) as error:
             text = f"an object of a slab cache is lost: {error}"
             self._lookup.losses.lose(Loss.SLABS, text)
-            return None
-        except NotImplementedError:
             return None
         if not in_slab:
             return None

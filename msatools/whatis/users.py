@@ -5,11 +5,12 @@
 from typing import Literal
 
 import drgn
-from drgn.helpers.linux.mm import vma_find, vma_name
+from drgn.helpers.linux.mm import vma_name
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.strings import decode_string
+from msatools.locks.user.mappings import find_mapping
 from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
@@ -65,16 +66,15 @@ class UserPlaces:
         return UserFound(task, mm, place, entry.pfn)
 
     def _place(self, task: Task, mm: int, address: int, state: State) -> UserPlace:
-        prog = self._lookup.prog
+        structs = self._lookup.structs
         try:
-            space = drgn.Object(prog, "struct mm_struct *", value=mm)
-            vma = vma_find(space, address)
+            vma = find_mapping(structs, mm, address)
             if not vma:
                 return _nowhere(task)
-            start, end, first, file, flags = self._lookup.structs.members(
-                vma.value_(), "vm_area_struct", *_VMA
+            start, end, first, file, flags = structs.members(
+                vma, "vm_area_struct", *_VMA
             )
-            name = decode_string(vma_name(vma)) or "[anon]"
+            name = self._name(vma, file)
         except drgn.FaultError as error:
             self._lookup.losses.lose(Loss.MAPPINGS, f"a mapping is lost: {error}")
             return _nowhere(task, "unknown")
@@ -92,6 +92,34 @@ class UserPlaces:
             protection=rights + ("s" if flags & _MAY_SHARE else "p"),
             state=state,
         )
+
+    def _name(self, vma: int, file: int) -> str:
+        """Return the name of a mapping, as in /proc/PID/maps.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        structs = self._lookup.structs
+        mapping = drgn.Object(self._lookup.prog, "struct vm_area_struct *", value=vma)
+        if file < KERNEL_HALF or _is_named(mapping):
+            return decode_string(vma_name(mapping)) or "[anon]"
+        mount, dentry = structs.members(file, "file", "f_path.mnt", "f_path.dentry")
+        (path,) = self._lookup.paths.tell([(mount, dentry)])
+        if path is None:
+            raise drgn.FaultError("the path of its file cannot be read", file)
+        return path
+
+
+def _is_named(mapping: drgn.Object) -> bool:
+    """Return whether a program has named a mapping of shared memory.
+
+    d09e8ca6cb93 ("mm: anonymous shared memory naming") (in v6.2) took the name out of a
+    union with what mappings of files have.
+    """
+    try:
+        name = mapping.anon_name
+    except AttributeError:
+        return False
+    return name.address_ != mapping.shared.address_ and bool(name)
 
 
 def _nowhere(task: Task, state: State = "absent") -> UserPlace:

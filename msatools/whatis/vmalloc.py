@@ -2,11 +2,15 @@
 
 """Areas of the kernel's vmalloc range (mm/vmalloc.c)."""
 
+from collections.abc import Iterator
+
 import drgn
-from drgn.helpers.linux.mm import find_vmap_area
 
 from msatools.kernel.functions import function_name
 from msatools.kernel.losses import Loss
+from msatools.locks.base.ranges import find_range
+from msatools.memory.owners.vmalloc import MAX_NODES
+from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
@@ -15,6 +19,8 @@ from msatools.whatis.model import VmallocArea
 _USES = {0x1: "ioremap", 0x2: "vmalloc", 0x4: "vmap", 0x8: "vmalloc_user"}
 """VM_IOREMAP, VM_ALLOC, VM_MAP and VM_USERMAP (include/linux/vmalloc.h)."""
 
+_ENDS = "va_start", "va_end"
+
 _NO_GUARD = 0x40
 """VM_NO_GUARD: the area does not end with a page at which nothing is mapped."""
 
@@ -22,12 +28,10 @@ _NO_GUARD = 0x40
 def find_area(lookup: Lookup, address: int) -> VmallocArea | None:
     """Return the area that contains an address; ``None`` if there is none."""
     try:
-        area = find_vmap_area(lookup.prog, address)
+        area = _find(lookup, address)
         if not area:
             return None
-        start, end, vm = (
-            int(getattr(area, name).value_()) for name in ("va_start", "va_end", "vm")
-        )
+        start, end, vm = lookup.structs.members(area, "vmap_area", *_ENDS, "vm")
         if vm < KERNEL_HALF:
             return _area(start, end - start, address, "vm_map_ram")
         flags, caller, pages, physical = lookup.structs.members(
@@ -43,6 +47,34 @@ def find_area(lookup: Lookup, address: int) -> VmallocArea | None:
     device = Address(physical) if use == "ioremap" and not pages else None
     guard = not flags & _NO_GUARD and address >= end - lookup.page_size
     return _area(start, end - start, address, use, name, device, guard)
+
+
+def _find(lookup: Lookup, address: int) -> int:
+    """Return the address of the ``struct vmap_area`` with an address; 0 if none has.
+
+    :raises drgn.FaultError: if a part of the trees cannot be read
+    """
+    found = (
+        find_range(lookup.structs, root, "vmap_area", "rb_node", _ENDS, address)
+        for root in _roots(lookup.prog)
+    )
+    return next(filter(None, found), 0)
+
+
+def _roots(prog: drgn.Program) -> Iterator[int]:
+    """Yield the address of the node at the root of each tree of areas in use."""
+    try:
+        nodes = find_variable(prog, "vmap_nodes")
+    except LookupError:
+        # Before Linux kernel commit d093602919ad ("mm: vmalloc: remove global
+        # vmap_area_root rb-tree") (in v6.9).
+        yield find_variable(prog, "vmap_area_root").rb_node.value_()
+        return
+    count = find_variable(prog, "nr_vmap_nodes").value_()
+    if not 0 < count <= MAX_NODES:
+        raise drgn.FaultError(f"there cannot be {count:,} trees", nodes.value_())
+    for i in range(count):
+        yield nodes[i].busy.root.rb_node.value_()
 
 
 def _area(

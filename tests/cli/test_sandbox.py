@@ -4,6 +4,7 @@
 
 import ctypes
 import faulthandler
+import fcntl
 import io
 import json
 import os
@@ -101,6 +102,9 @@ def forbidden(path: Path) -> dict[str, Callable[[], object]]:
         "fork": os.fork,
         "execute": lambda: os.execv("/bin/true", ["true"]),
         "kill": lambda: os.kill(os.getppid(), 0),
+        # Whoever owns a pipe gets a signal of choice when something is written to it.
+        "signal by a pipe": lambda: fcntl.fcntl(1, fcntl.F_SETOWN, os.getppid()),
+        "which signal": lambda: fcntl.fcntl(1, fcntl.F_SETSIG, signal.SIGKILL),
         "network": lambda: socket.socket(socket.AF_INET),
         "unix socket": lambda: socket.socket(socket.AF_UNIX),
         "shared memory": lambda: os.memfd_create("x"),

@@ -64,6 +64,8 @@ def make_case(
     is_json = chance.random() < 0.8
     if is_json:
         words = words_of_json(row.command, words)
+    if row.command.operands is not None and "--diff" not in words:
+        words = [*memory.places(core, chance), *words]
     words = with_operands(row.command, *words)
     changed = dump(core, format)
     changes = tuple(LAYERS[layer](changed, chance))

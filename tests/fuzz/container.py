@@ -2,10 +2,11 @@
 
 """Damage of a dump's file: its headers, bitmaps, descriptors, pages and length."""
 
+import struct
 from random import Random
 
 from tests.fuzz.change import Change, flipped, integers
-from tests.fuzz.dumps import Dump
+from tests.fuzz.dumps import METHODS, PAGE, Dump
 from tests.support.kdumpfile import DESCRIPTOR
 
 
@@ -28,6 +29,24 @@ def _near_front(dump: Dump, chance: Random) -> int:
     if shift and chance.random() < 0.3:
         return chance.randrange(4096 + 16)
     return shift + chance.choice(chance.choice(places))
+
+
+def _shape(dump: Dump, chance: Random) -> list[Change]:
+    """Change what the layout of all other headers depends on."""
+    if dump.format in ("elf", "flattened"):
+        return _in_headers(dump, chance)
+    covered = (dump.table.start - dump.headers.stop) // 2 * 8
+    most = struct.pack("<Q", covered + chance.choice((1, covered, covered + 1)))
+    order = chance.choice("<>")
+    shape = chance.choice(
+        (
+            Change(8, struct.pack("<i", chance.choice((-1, 2, 3, 5, 7)))),
+            Change(PAGE + 96, most),
+            Change(416, struct.pack(order + "I", 1 << chance.randrange(8, 22))),
+            Change(PAGE + 12, struct.pack("<i", chance.choice((-1, 1, 2)))),
+        )
+    )
+    return [shape, *chance.choice((_descriptors, _bitmap, _in_headers))(dump, chance)]
 
 
 def _bits(dump: Dump, chance: Random) -> list[Change]:
@@ -64,6 +83,20 @@ def _segments(dump: Dump, chance: Random) -> list[Change]:
     return [Change(offset, integers(chance, 8))]
 
 
+def _bombs(dump: Dump, chance: Random) -> list[Change]:
+    """Many pages are one block that expands to much more than a page."""
+    method = METHODS.get(dump.format, METHODS["zlib"])
+    block = method.pack(bytes(chance.choice((2, 100, 180)) * PAGE))
+    if not dump.pages or dump.format == "elf" or len(block) > PAGE:
+        return _descriptors(dump, chance)
+    end = len(dump.data)
+    descriptor = DESCRIPTOR.pack(end, len(block), method.flag, 0)
+    places = sorted(dump.pages.values())
+    first = chance.randrange(len(places))
+    bombs = places[first : first + chance.choice((1, 100, len(places)))]
+    return [*(Change(place, descriptor) for place in bombs), Change(end, block)]
+
+
 def _cut(dump: Dump, chance: Random) -> list[Change]:
     size = len(dump.data)
     left = chance.choice(
@@ -94,10 +127,12 @@ def _repeated(dump: Dump, chance: Random) -> list[Change]:
 
 KINDS = (
     _in_headers,
+    _shape,
     _bits,
     _bitmap,
     _descriptors,
     _descriptors,
+    _bombs,
     _cut,
     _cut,
     _lost_range,

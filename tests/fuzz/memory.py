@@ -121,7 +121,8 @@ OBJECTS: dict[str, Callable[[Program], Iterator[Object]]] = {
 VARIABLES = (
     *("nr_cpu_ids", "__per_cpu_offset", "max_pfn", "page_offset_base", "vmemmap_base"),
     *("mem_section", "node_data", "slab_caches", "init_task", "init_mm", "modules"),
-    *("vmap_nodes", "vmap_area_list", "free_vmap_area_root", "purge_vmap_area_lazy"),
+    *("vmap_nodes", "nr_vmap_nodes", "vmap_zone_size", "nr_swapfiles"),
+    *("vmap_area_list", "free_vmap_area_root", "purge_vmap_area_lazy"),
     *("pid_max", "init_pid_ns", "threads-max", "nr_threads", "cgrp_dfl_root"),
     *("__cpu_online_mask", "__cpu_possible_mask", "__cpu_present_mask", "tk_core"),
     *("vm_node_stat", "vm_zone_stat", "swapper_spaces", "swap_info", "totalram_pages"),
@@ -152,6 +153,20 @@ def _objects(core: str, kind: str) -> tuple[tuple[int, int, Type], ...]:
     except (FaultError, LookupError, AttributeError):
         pass
     return tuple(found.values())
+
+
+def places(core: str, chance: Random) -> Iterator[str]:
+    """Yield words for msa-whatis: objects, stacks, and memory of processes."""
+    prog = program(core)
+    for kind in chance.sample(sorted(OBJECTS), 3):
+        if _objects(core, kind):
+            address, size, _ = chance.choice(_objects(core, kind))
+            yield f"{address + chance.randrange(size):x}"
+    address, _, type_ = chance.choice(_objects(core, "task"))
+    task = Object(prog, type_, address=address)
+    yield f"{task.stack.value_() + chance.randrange(2 * PAGE):x}"
+    yield f"{task.pid.value_()}:{chance.randrange(1 << 47):x}"
+    yield f"{task.pid.value_()}:400000"
 
 
 def change(dump: Dump, chance: Random) -> list[Change]:
@@ -255,9 +270,16 @@ def _page_table(core: str, chance: Random) -> tuple[int, bytes]:
 def _loop(core: str, chance: Random) -> tuple[int, bytes]:
     """Have a node of a tree, or a table of pages, lead to itself from each slot."""
     prog = program(core)
-    kind = chance.choice(("mm", "inode", "pid", "pgd"))
+    kind = chance.choice(("mm", "inode", "pid", "pgd", "areas", "entry"))
     if kind == "pid":
         return _looped_xarray(prog["init_pid_ns"].idr.idr_rt)
+    if kind == "areas":
+        root = _tree_of_areas(prog, chance).rb_node.value_()
+        return root, struct.pack("<Q", root) * 3
+    if kind == "entry":
+        address, _, type_ = chance.choice(_objects(core, "file"))
+        entry = Object(prog, type_, address=address).f_path.dentry
+        return entry.d_parent.d_parent.address_ or 0, struct.pack("<Q", entry.value_())
     address, _, type_ = chance.choice(
         _objects(core, "inode" if kind == "inode" else "mm")
     )
@@ -271,6 +293,13 @@ def _loop(core: str, chance: Random) -> tuple[int, bytes]:
     # Present, writable, of users, accessed, dirty; the lower half is of users.
     entry = struct.pack("<Q", pfn * PAGE + offset | 0x67)
     return found.pgd.value_(), entry * (PAGE // 16)
+
+
+def _tree_of_areas(prog: Program, chance: Random) -> Object:
+    """Return a ``struct rb_root`` of areas of vmalloc."""
+    if "vmap_nodes" not in prog:
+        return prog["vmap_area_root"]
+    return prog["vmap_nodes"][chance.randrange(prog["nr_vmap_nodes"])].busy.root
 
 
 def _looped_xarray(tree: Object) -> tuple[int, bytes]:

@@ -31,9 +31,12 @@ class Blob:
         prog = program(CORE)
         start, end = (prog.symbol(f"__{at}_BTF").address for at in ("start", "stop"))
         data = prog.read(start, end - start)
-        *_, length, types, _, _, _ = HEADER.unpack_from(data)
+        *_, length, types, _, strings, size = HEADER.unpack_from(data)
         self.btf = Btf(data)
         self._first = start + length + types
+        # Without those at either end, which have to be zero.
+        first = start + length + strings
+        self.strings = first + 4, first + size - 4
 
     def record(self, type_id: int) -> int:
         return self._first + 4 * int(self.btf._types.starts[type_id - 1])
@@ -70,10 +73,34 @@ def types_of_themselves(blob: Blob) -> Iterator[tuple[int, int]]:
         yield blob.record(type_id) + 8, type_id
 
 
+def unions_of_unions(blob: Blob) -> Iterator[tuple[int, int]]:
+    """Each has the next one twice: no search among their members ended."""
+    (task,) = blob.btf.find("task_struct", BtfKind.STRUCT)
+    (head,) = blob.btf.find("list_head", BtfKind.STRUCT)
+    unions = [
+        type_id
+        for type_id in blob.btf.of_kind(BtfKind.UNION)
+        if len(blob.entries(type_id)) > 1
+    ][-60:]
+    yield from ((blob.entries(task)[0] + at, to) for at, to in ((0, 0), (4, unions[0])))
+    for union, inner in zip(unions, [*unions[1:], head], strict=True):
+        yield blob.record(union) + 8, blob.btf.size(task)
+        for entry in blob.entries(union):
+            yield from ((entry + at, word) for at, word in ((0, 0), (4, inner), (8, 0)))
+
+
+def one_long_name(blob: Blob) -> Iterator[tuple[int, int]]:
+    """All names are parts of it: to index them took a minute."""
+    yield from ((at, 0x61616161) for at in range(*blob.strings, 4))
+
+
 @pytest.mark.parametrize("command", NAMES)
 @pytest.mark.parametrize(
     "kind",
-    [large_enumerators, wide_integers, overlapping_members, types_of_themselves],
+    [
+        *(large_enumerators, wide_integers, overlapping_members, types_of_themselves),
+        *(unions_of_unions, one_long_name),
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_types(kind: object, command: str, tmp_path: Path) -> None:

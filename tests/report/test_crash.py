@@ -4,10 +4,10 @@
 
 import pytest
 
-from msatools.kernel.printk import LogRecord
 from msatools.report.crash import CrashLog, at_fault
 from msatools.report.events import PANIC, Event, parse_events
 from msatools.report.frames import faulting
+from msatools.target.printk import LogRecord
 
 SECOND = 1_000_000_000
 NULL = "BUG: kernel NULL pointer dereference, address: 0000000000000040"

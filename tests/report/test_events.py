@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from msatools.kernel.printk import LogRecord
 from msatools.report.causes import Cause, event_cause, panic_cause
 from msatools.report.events import MAX_EVENTS, PANIC, parse_events
+from msatools.target.printk import LogRecord
 
 ARM64 = """\
 Unable to handle kernel NULL pointer dereference at virtual address 0000000000000040

@@ -5,7 +5,9 @@
 import re
 import shlex
 from functools import cache
+from struct import pack
 
+import numpy as np
 import pytest
 from drgn import FaultError, sizeof
 from drgn.helpers.linux.pid import find_task
@@ -249,6 +251,36 @@ def test_log_as_drgn_reads_it() -> None:
         for each in theirs
     ]
     assert not losses.lost
+
+
+def test_log_whose_end_is_far() -> None:
+    """It has as many messages as there is room for. drgn's helper reads on for ever."""
+    opened_ = opened(CRASHED)
+    prog = opened_.prog
+    whole = read_log(Reader(prog), LossLog())
+    ring = prog["prb"].desc_ring
+    last = ring.head_id.counter.value_()
+    count = 1 << ring.count_bits.value_()
+    overlay.put(prog, ring.tail_id.counter.address_, pack("<Q", last + 1))
+    assert read_log(Reader(prog), LossLog()) == whole
+    assert crash_of(prog) == opened_.target.crash
+    assert len(whole) < count
+
+
+def test_log_of_one_text() -> None:
+    """Each message is said to be all of the text: that takes more than the ring."""
+    prog = opened(CRASHED).prog
+    descs, texts = prog["prb"].desc_ring, prog["prb"].text_data_ring
+    count, size = (1 << ring.value_() for ring in (descs.count_bits, texts.size_bits))
+    whole = read_log(Reader(prog), LossLog())
+    start = descs.descs.value_()
+    # struct prb_desc: the state, and where the text begins and ends.
+    rows = np.frombuffer(prog.read(start, 24 * count), np.uint64).reshape(-1, 3).copy()
+    rows[:, 1:] = 0, size - 8
+    overlay.put(prog, start, rows.tobytes())
+    losses = LossLog()
+    assert len(read_log(Reader(prog), losses)) == 1
+    assert losses.lost["log_unreadable"] >= len(whole) - 1
 
 
 def test_log_with_a_lost_page() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fixtures import lab
-from msatools.kernel.printk import LogRecord
 from msatools.locks.report import LocksReport, Root, Wait
 from msatools.report import rules
 from msatools.report.events import parse_events
@@ -26,6 +25,7 @@ from msatools.report.rules.hung_tasks import HUNG_NS, LONG_NS
 from msatools.report.unreclaimable import slab_groups, unreclaimable
 from msatools.report.words import waits_text
 from msatools.target import TargetSpec, open_target
+from msatools.target.printk import LogRecord
 from msatools.zombies.model import Limit
 
 MIB = 256

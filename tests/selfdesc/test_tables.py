@@ -14,7 +14,13 @@ from msatools.selfdesc import btf
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.selfdesc.load import load_btf
-from msatools.selfdesc.tables import NONE, NoNameError, index_names, library
+from msatools.selfdesc.tables import (
+    NAME_LEN,
+    NONE,
+    NoNameError,
+    index_names,
+    library,
+)
 
 
 def fields(symbol: Symbol) -> tuple[object, ...]:
@@ -111,3 +117,13 @@ def test_name_beyond_the_text(in_c: bool, monkeypatch: pytest.MonkeyPatch) -> No
         assert raised.value.args == (2,)
     assert index_names(b"ab\0", np.array([0, NONE, 1], np.uint32))("b") == [2]
     assert index_names(b"", np.array([], np.uint32))("b") == []
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+def test_names_that_are_too_long(in_c: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many may be parts of the same few MiB."""
+    monkeypatch.setenv(native.SWITCH, "yes" if in_c else "no")
+    longest = "a" * (NAME_LEN - 1)
+    text = b"b\0" + b"a" * NAME_LEN + b"\0"
+    find = index_names(text, np.array([0, 2, 3], np.uint32))
+    assert (find("b"), find("a" + longest), find(longest)) == ([0], [], [2])

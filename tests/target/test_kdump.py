@@ -120,3 +120,26 @@ def test_absurd_bitmaps() -> None:
     struct.pack_into("<i", data, 424 + 12, (1 << 31) - 1)
     with pytest.raises(ValueError, match="bitmaps have an impossible size"):
         kdump.parse(reader(bytes(data)))
+
+
+def test_bitmaps_that_libkdumpfile_takes_for_one() -> None:
+    """It finds descriptors by both then, beyond those that are checked: SIGBUS."""
+    data = bytearray(image())
+    struct.pack_into("<Q", data, BLOCK + 96, (1 << 15) + 1)
+    with pytest.raises(ValueError, match="bitmaps are too small"):
+        kdump.parse(reader(bytes(data)))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("shift", range(12, 19))
+def test_header_that_libkdumpfile_reads_otherwise(order: str, shift: int) -> None:
+    """It takes 32 bits, if a number where a block's size would be is one."""
+    data = bytearray(image())
+    struct.pack_into(order + "I", data, 412 + 4, 1 << shift)
+    with pytest.raises(ValueError, match="two block sizes"):
+        kdump.parse(reader(bytes(data)))
+
+
+def test_negative_version() -> None:
+    """libkdumpfile reads all that later versions have: its notes need to be checked."""
+    assert len(kdump.parse(reader(image(version=-1))).notes) == 3

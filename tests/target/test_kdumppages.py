@@ -7,11 +7,13 @@ import os
 import random
 import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from drgn import FaultError, Program
+from lzallright import LZOCompressor, LZOError
 
 from fixtures import lab
 from fixtures.demo.catalog import DEMOS
@@ -364,3 +366,27 @@ def test_block_that_asks_for_much_memory(
         file.seek(offset)
         file.write(block)
     assert KdumpPages(str(copy)).read(layout.kept[row : row + 1]) == [None]
+
+
+def test_zlib_bombs() -> None:
+    """No more of each is decompressed than tells that it is no page."""
+    codec = find_codec("zlib", PAGE)
+    assert codec is not None
+    bomb = zlib.compress(bytes(PAGE << 10), 9)
+    assert len(bomb) <= PAGE
+    assert codec.decompress(bomb) == b""
+    assert codec.decompress(zlib.compress(bytes(PAGE))) == bytes(PAGE)
+
+
+def test_lzo_bombs() -> None:
+    """After some that a dump must not have, no more are decompressed."""
+    page, bomb = map(LZOCompressor().compress, (bytes(PAGE), bytes(PAGE * 180)))
+    assert len(bomb) <= PAGE
+    codec = find_codec("lzo", PAGE)
+    assert codec is not None
+    assert codec.decompress(page) == bytes(PAGE)
+    # 64 MiB in all.
+    for _ in range((64 << 20) // (PAGE * 179) + 1):
+        codec.decompress(bomb)
+    with pytest.raises(LZOError):
+        codec.decompress(page)

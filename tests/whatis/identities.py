@@ -288,6 +288,14 @@ class MappedTruth(NamedTuple):
     anonymous: bool
 
 
+def mapping_name(vma: drgn.Object) -> str:
+    """Return the name of a mapping, for a file outside any tree that of the file."""
+    file = vma.vm_file.read_()
+    if file and file.f_path.dentry.d_op and file.f_path.dentry.d_op.d_dname:
+        return text(file.f_path.dentry.d_name.name.string_())
+    return text(vma_name(vma)) or "[anon]"
+
+
 def mapped_pages(prog: Program, chance: Random, count: int) -> list[MappedTruth]:
     """Return pages that processes map, by walks of their page tables."""
     found: list[MappedTruth] = []
@@ -313,7 +321,7 @@ def mapped_pages(prog: Program, chance: Random, count: int) -> list[MappedTruth]
                         task.pid.value_(),
                         address + chance.randrange(PAGE),
                         pfn,
-                        text(vma_name(vma)) or "[anon]",
+                        mapping_name(vma),
                         flags == 1,
                     )
                 )

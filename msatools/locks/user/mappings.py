@@ -11,13 +11,11 @@ import drgn
 
 from msatools.kernel.report import LossLog
 from msatools.kernel.xarray import maple_entries, maple_load
+from msatools.locks.base.ranges import find_range
 from msatools.locks.base.struct_reader import Layout
 
 _MAX_MAPPINGS = 1 << 20
 """Sixteen times the default limit of one address space (vm.max_map_count)."""
-
-_MAX_DEPTH = 64
-"""More than the depth of any red-black tree of mappings."""
 
 
 def find_mapping(layout: Layout, mm: int, address: int) -> int:
@@ -32,16 +30,8 @@ def find_mapping(layout: Layout, mm: int, address: int) -> int:
         tree = mm + layout.offset("mm_struct", "mm_mt")
         return maple_load(layout.reader, tree, address)
     node = layout.member(mm, "mm_struct", "mm_rb.rb_node")
-    for _ in range(_MAX_DEPTH):
-        if not node:
-            return 0
-        mapping = node - layout.offset("vm_area_struct", "vm_rb")
-        names = ("vm_start", "vm_end", "vm_rb.rb_left", "vm_rb.rb_right")
-        start, end, left, right = layout.members(mapping, "vm_area_struct", *names)
-        if start <= address < end:
-            return mapping
-        node = left if address < start else right
-    raise drgn.FaultError("a loop of mappings", node)
+    ends = "vm_start", "vm_end"
+    return find_range(layout, node, "vm_area_struct", "vm_rb", ends, address)
 
 
 def mappings_of(layout: Layout, mm: int, losses: LossLog) -> Iterator[int]:

@@ -92,7 +92,7 @@ def _vm_structs(reader: Reader, losses: LossLog) -> Addresses:
     return used
 
 
-_MAX_NODES = 1 << 10
+MAX_NODES = 1 << 10
 """Upper bound of the nodes: one a CPU, at most 128 (vmap_init_nodes())."""
 
 
@@ -106,9 +106,9 @@ def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
         yield find_variable(prog, "vmap_area_list").address_
         return
     count = find_variable(prog, "nr_vmap_nodes").value_()
-    if not 0 < count <= _MAX_NODES:
+    if not 0 < count <= MAX_NODES:
         losses.lose(Loss.VMALLOC, f"there cannot be {count:,} lists of vmalloc areas")
-    for i in range(min(count, _MAX_NODES)):
+    for i in range(min(count, MAX_NODES)):
         yield nodes[i].busy.head.address_of_().value_()
 
 
