@@ -61,12 +61,21 @@ def local(
     what the worker can.
 
     :param settings: Further settings of Dask.
+    :raises FleetError: if workers do not start
     """
     _silence_logs()
     with (
         _no_modules_here(),
         dask.config.set({**_SETTINGS, **(settings or {})}),
-        LocalCluster(
+        _start(workers, bounds) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def _start(workers: int, bounds: Bounds) -> LocalCluster:
+    try:
+        return LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
@@ -77,10 +86,20 @@ def local(
             worker_dashboard_address="127.0.0.1:0",
             security=True,
             silence_logs=logging.CRITICAL,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
+        )
+    # Whatever a nanny meets, too.
+    except Exception as error:
+        cause = _first_cause(error)
+        raise FleetError(
+            f"the workers do not start: {type(cause).__name__}: {cause}; "
+            "have fewer with -j, and see ulimit -a"
+        ) from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return error
 
 
 def _silence_logs() -> None:

@@ -5,6 +5,7 @@
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -443,6 +444,21 @@ def test_help_and_show_import_no_engine(folder: Path) -> None:
     )
     command = [sys.executable, "-c", code, "--help"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_workers_that_do_not_start(tmp_path: Path) -> None:
+    """What they met is told, and not what Dask met when it gave up."""
+    ran = subprocess.run(
+        [SCRIPT, "run", "/etc/passwd", "-o", tmp_path / "results", "-j", "2"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30)),
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        "msa-fleet: the workers do not start: OSError: [Errno 24] Too many open files; "
+        "have fewer with -j, and see ulimit -a\n"
+    )
 
 
 # --- progress
