@@ -52,7 +52,7 @@ def strip(btf: Btf, type_id: int) -> int:
     raise BtfError(f"type {type_id} has no end")
 
 
-class Parts:
+class MemberCounts:
     """The number of members of structures, with all members of their parts.
 
     A member is looked for in all parts without a name, and an offset in all parts: a
