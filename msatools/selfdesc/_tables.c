@@ -143,7 +143,8 @@ static uint32_t hash(const char *name)
 }
 
 /*
- * Index names shorter than NAME_LEN: heads gets the first row of each chain, next the row after each.
+ * Index names, but those that are too long: heads gets the first row of each chain, next
+ * the row after each.
  *
  * text has size bytes and ends with a NUL; starts has the offset of each row's name in it,
  * or NONE. mask is the number of chains less one, which is a power of 2. Returns the number

@@ -6,6 +6,8 @@ Several types of one name may be the same, such as ``u8`` declared twice, or dif
 such as ``struct irq_info`` of two drivers.
 """
 
+from contextlib import suppress
+
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind
 
 _TRANSPARENT = {
@@ -20,8 +22,8 @@ _MAX_DEPTH = 32
 """Maximum nesting of types; C sources have about ten levels."""
 
 _MAX_PARTS = 1 << 17
-"""Maximum number of members of a structure with all its parts; drivers for graphics
-have some ten thousand."""
+"""Maximum number of members of a structure with all its parts: the largest in a Debian
+6.12 has 2,773."""
 
 _MAX_PAIRS = 10_000
 """Maximum number of pairs of types in a comparison."""
@@ -50,7 +52,7 @@ def strip(btf: Btf, type_id: int) -> int:
     raise BtfError(f"type {type_id} has no end")
 
 
-class Parts:
+class MemberCounts:
     """The number of members of structures, with all members of their parts.
 
     A member is looked for in all parts without a name, and an offset in all parts: a
@@ -77,17 +79,22 @@ class Parts:
         if depth > _MAX_DEPTH:
             return _MAX_PARTS + 1
         total = 0
-        for member_type in self._btf.member_types(type_id):
-            try:
-                part = _compound_in(self._btf, member_type)
-            except BtfError:
-                # It is raised again where this member is looked at.
-                part = None
-            total += 1 if part is None else 1 + self._count(part, depth + 1)
-            if total > _MAX_PARTS:
-                break
+        # A type that is not there is an error where the members are looked at.
+        with suppress(BtfError):
+            for member_type in self._btf.member_types(type_id):
+                part = self._part(member_type)
+                total += 1 if part is None else 1 + self._count(part, depth + 1)
+                if total > _MAX_PARTS:
+                    break
         self._counts[type_id] = total
         return total
+
+    def _part(self, member_type: int) -> int | None:
+        try:
+            return _compound_in(self._btf, member_type)
+        except BtfError:
+            # It is raised again where this member is looked at.
+            return None
 
 
 def _compound_in(btf: Btf, type_id: int) -> int | None:

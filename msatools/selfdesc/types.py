@@ -21,7 +21,7 @@ from drgn import (
 )
 
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind, Member
-from msatools.selfdesc.type_compare import Parts, agree
+from msatools.selfdesc.type_compare import MemberCounts, agree
 
 _KINDS = {
     TypeKind.INT: (BtfKind.INT,),
@@ -82,7 +82,7 @@ class BtfTypes:
         self.prog = prog
         self.btf = btf
         self._base = base
-        self._parts = Parts(btf)
+        self._member_counts = MemberCounts(btf)
         self._types: dict[int, Type] = {}
         self._found: dict[tuple[str, Set[TypeKind]], Type | None] = {}
         self._depth = 0
@@ -306,7 +306,7 @@ class BtfTypes:
         is_union = btf.kind(type_id) == BtfKind.UNION
         make = self.prog.union_type if is_union else self.prog.struct_type
         size = btf.size(type_id)
-        self._parts.check(type_id)
+        self._member_counts.check(type_id)
         members = []
         for member in btf.members(type_id):
             if member.bit_offset > size * 8:

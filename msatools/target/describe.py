@@ -20,6 +20,7 @@ from msatools.selfdesc.variables import find_variable
 from msatools.target.debuginfo import release_of
 from msatools.target.dumpfile import DumpFile, read_dump_file
 from msatools.target.errors import (
+    ABSURD,
     NotADumpError,
     NoTypesError,
     TargetError,
@@ -202,8 +203,8 @@ def _panic_message(prog: Program) -> str | None:
 
     try:
         records = list(log_records(prog, read, lose))
-    except FaultError:
-        # The log's buffer may be filtered, or cut off.
+    except (FaultError, *ABSURD):
+        # The log's buffer may be filtered, cut off, or damaged.
         return None
     except LookupError:
         return _panic_line(_old_messages(prog))
@@ -217,7 +218,7 @@ def _old_messages(prog: Program) -> list[str]:
 
     try:
         records = get_printk_records(prog)
-    except (LookupError, FaultError, ValueError):
+    except (LookupError, FaultError, *ABSURD):
         return []
     return [
         each.text.decode("utf-8", "backslashreplace")

@@ -283,6 +283,19 @@ def test_log_of_one_text() -> None:
     assert losses.lost["log_unreadable"] >= len(whole) - 1
 
 
+def test_log_beyond_all_memory() -> None:
+    opened_ = opened(CRASHED)
+    descs = opened_.prog["prb"].desc_ring.descs.address_
+    overlay.put(opened_.prog, descs, pack("<Q", (1 << 64) - 8))
+    losses = LossLog()
+    assert read_log(Reader(opened_.prog), losses) == []
+    assert losses.lost["log_unreadable"]
+    crash = crash_of(opened_.prog)
+    assert crash is not None
+    assert opened_.target.crash is not None
+    assert (crash.message, crash.pid) == (None, opened_.target.crash.pid)
+
+
 def test_log_with_a_lost_page() -> None:
     """The messages of that page are lost, and no others."""
     prog = opened(CRASHED).prog
