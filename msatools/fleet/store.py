@@ -248,7 +248,7 @@ class Results:
         self.notes = (*self._mark_notes(mark), *files.unread)
         self.coverage = {
             "files_read": files.count,
-            "files_unreadable": len(self.notes),
+            "files_unreadable": len(files.unread),
         }
         return answer
 

@@ -22,8 +22,9 @@ Read = Callable[[int, int], tuple[bytes | bytearray, list[range]]]
 """``read(address, size)`` returns bytes, zero in gaps, and the gaps: ranges of offsets,
 ascending."""
 
-_MAX_BITS = 25
-"""log_buf_len is 32 MiB at most (LOG_BUF_LEN_MAX is 2 GiB, CONFIG_LOG_BUF_SHIFT 25)."""
+_MAX_BITS = 26
+"""CONFIG_LOG_BUF_SHIFT is 25 at most. log_buf_len= may ask for 2 GiB (LOG_BUF_LEN_MAX),
+but a damaged ring is to cost no such memory."""
 
 _MAX_RECORD_BITS = _MAX_BITS - 5
 """There is a record for 32 bytes of text (PRB_AVGBITS)."""
@@ -106,7 +107,7 @@ def log_records(
     length = min(max(int(next_[kept][-1]) - start_of_all, 0), size)
     texts_read = _Ring(read, size, start_of_all, length, lose)
     data, gaps = texts_read.read(texts.data.value_(), 1)
-    lost = end_before = 0
+    lost, room = 0, size
     for row in np.flatnonzero(kept).tolist():
         info, start, end = infos[row], int(begin[row]), int(next_[row])
         if start % size > end % size:
@@ -114,11 +115,13 @@ def log_records(
         start += _WORD - start_of_all
         end -= start_of_all
         end = min(start + int(info["length"]), end)
-        # Texts that overlap would be more than the ring holds.
-        if not end_before <= start <= end <= len(data) or _overlaps(gaps, start, end):
+        # Texts that overlap would be more than the ring holds. They need not be in the
+        # order of their messages: another CPU may come between (prb_reserve()).
+        is_there = 0 <= start <= end <= len(data) and end - start <= room
+        if not is_there or _overlaps(gaps, start, end):
             lost += 1
             continue
-        end_before = end
+        room -= end - start
         caller = int(info["caller"])
         yield LogRecord(
             time_ns=int(info["time"]),

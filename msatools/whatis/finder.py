@@ -45,7 +45,7 @@ _IN_AREAS = (CLASSES[PageClass.VMALLOC], CLASSES[PageClass.STACKS])
 _MAX_ADDRESS = (1 << 64) - 1
 
 _Facts = dict[str, Any]
-"""Fields of an :class:`Answer`."""
+"""Fields of an :class:`AddressAnswer`."""
 
 
 class AddressFinder:
@@ -208,7 +208,8 @@ class AddressFinder:
         image = self._map.in_image(physical)
         if image is None or is_freed(page):
             return {}
-        return self._of_symbol(image, page)
+        facts = self._of_symbol(image, page)
+        return facts | self._of_waiter(image, facts)
 
     def _of_mapped_percpu(self, physical: int) -> _Facts:
         """Return the per-CPU variable that is mapped a second time, as stacks are."""
@@ -272,7 +273,10 @@ class AddressFinder:
         symbol = facts.get("symbol")
         # The start of an object of unknown type says nothing: it may have several.
         offset = symbol.offset if symbol is not None else 0
-        return self._of_lock(self._waited.find(address - offset, offset))
+        there = self._waited.find(address - offset, offset)
+        if there is None and offset:
+            there = self._waited.find(address, 0)
+        return self._of_lock(there)
 
     def _of_lock(self, there: LockThere | None) -> _Facts:
         if there is None:

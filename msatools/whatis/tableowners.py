@@ -163,7 +163,9 @@ class TableOwners:
     def _read(self, table: int, count: int) -> Words | None:
         """Return the entries of a table; ``None`` if it cannot be read."""
         if not self._left:
-            self._lose(f"only {_MAX_READ:,} page tables are read to find whose one is")
+            self._lose(
+                f"only {_MAX_READ:,} page tables are read to find the process of one"
+            )
             return None
         self._left -= 1
         try:

@@ -52,13 +52,22 @@ def find_area(lookup: Lookup, address: int) -> VmallocArea | None:
 def _find(lookup: Lookup, address: int) -> int:
     """Return the address of the ``struct vmap_area`` with an address; 0 if none has.
 
-    :raises drgn.FaultError: if a part of the trees cannot be read
+    :raises drgn.FaultError: if none is found, and a part of the trees cannot be read
     """
-    found = (
-        find_range(lookup.structs, root, "vmap_area", "rb_node", _ENDS, address)
-        for root in _roots(lookup.prog)
-    )
-    return next(filter(None, found), 0)
+    lost: drgn.FaultError | None = None
+    for root in _roots(lookup.prog):
+        try:
+            area = find_range(
+                lookup.structs, root, "vmap_area", "rb_node", _ENDS, address
+            )
+        except drgn.FaultError as error:
+            lost = error
+            continue
+        if area:
+            return area
+    if lost is not None:
+        raise lost
+    return 0
 
 
 def _roots(prog: drgn.Program) -> Iterator[int]:

@@ -59,8 +59,11 @@ class WaitedLocks:
         from msatools.locks.options import LocksOptions
 
         try:
-            pids = tuple(self._lookup.task(task).pid for task in tasks)
-            options = LocksOptions(pids=pids)
+            # Idle tasks have no PID, and wait for no lock.
+            pids = [pid for task in tasks if (pid := self._lookup.task(task).pid)]
+            if not pids:
+                return ()
+            options = LocksOptions(pids=tuple(pids[:_MAX_TASKS]))
             prog = self._lookup.prog
             return collect_locks(prog, target=self._target, options=options).locks
         except (drgn.FaultError, LookupError, TargetError) as error:
@@ -81,7 +84,7 @@ def _linked_tasks(lookup: Lookup, start: int) -> list[int]:
     stacks = words & np.uint64(-lookup.stack_bytes & (1 << 64) - 1)
     known = lookup.stacks
     tasks = {known[stack]: None for stack in stacks.tolist() if stack in known}
-    return [*tasks][:_MAX_TASKS]
+    return [*tasks]
 
 
 def _size(lookup: Lookup, row: LockRow) -> int:

@@ -333,6 +333,7 @@ def test_mark_that_is_damaged(tmp_path: Path, text: str) -> None:
     (note,) = made.notes
     assert note.code == "mark-damaged"
     assert note.text.startswith(f"{tmp_path / MARK}: damaged;")
+    assert made.coverage == {"files_read": 1, "files_unreadable": 0}
     made.create()
     assert counted(made) == [("a-web1", "done")]
     assert made.notes == ()

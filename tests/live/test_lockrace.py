@@ -171,7 +171,7 @@ def test_nothing_is_told_of_who_does_not_rest(race: lab.Live) -> None:
         assert report.deadlocks == ()
         told = {wait.pid for wait in report.waits}
         for lock in report.locks:
-            assert set(lock.waiters) <= told
+            assert set(lock.waiters) <= told, (lock, report.coverage, report.notes)
             exact = {own.pid for own in lock.owners if own.confidence == "exact"}
             assert exact.isdisjoint(lock.waiters), lock
         ended += report.coverage.get("waits_ended", 0)

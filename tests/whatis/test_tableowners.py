@@ -135,7 +135,7 @@ def test_too_many_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < len(known) < len(pfns) // 2
     assert found.losses.coverage[Loss.USER_TABLES.value] > 0
     (note,) = found.losses.notes.values()
-    assert note.text == "only 50 page tables are read to find whose one is"
+    assert note.text == "only 50 page tables are read to find the process of one"
 
 
 @pytest.mark.parametrize("kind", ["garbage", "itself", "lost"])

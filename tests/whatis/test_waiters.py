@@ -6,14 +6,18 @@ import io
 import json
 from contextlib import redirect_stdout
 from functools import cache
+from struct import pack
 from typing import Any
 
 import pytest
+from drgn import Program
+from drgn.helpers.linux.sched import idle_task
 from msatools.commands.whatis import COMMAND
 
 from msatools.cli.in_drgn import run_in_drgn
 from msatools.locks.locks import collect_locks
 from msatools.locks.report import LockRow
+from tests.support import overlay
 from tests.support.dumps import open_dump
 
 DUMPS = ["locks-6.12", "locks-6.1", "locks-7.x", "locks-6.12arm64"]
@@ -22,9 +26,13 @@ pytestmark = pytest.mark.parametrize("dump", DUMPS)
 
 
 def ask(dump: str, *words: str) -> Any:
+    return ask_of(open_dump(dump, "btf"), *words)
+
+
+def ask_of(prog: Program, *words: str) -> Any:
     out = io.StringIO()
     with redirect_stdout(out):
-        run_in_drgn(COMMAND, open_dump(dump, "btf"), ["--json", *words])
+        run_in_drgn(COMMAND, prog, ["--json", *words])
     return json.loads(out.getvalue())
 
 
@@ -49,6 +57,25 @@ def test_global_mutex(dump: str) -> None:
     assert [each["pid"] for each in lock["owners"]] == [owner.pid]
     assert lock["owners"][0]["confidence"] == owner.confidence == "exact"
     assert tuple(lock["waiters"]) == row.waiters != ()
+
+
+def test_global_mutex_by_its_physical_address(dump: str) -> None:
+    prog = open_dump(dump, "btf")
+    start = prog.symbol("acct_on_mutex").address
+    (there,) = ask(dump, f"{start:x}")["answers"]
+    physical = there["page"]["pfn"] * prog["PAGE_SIZE"] + start % prog["PAGE_SIZE"]
+    asked = ask(dump, f"phys:{physical.value_():x}", f"phys:{physical.value_() + 16:x}")
+    assert [answer["lock"] for answer in asked["answers"]] == [there["lock"]] * 2
+
+
+def test_words_that_point_to_the_stack_of_an_idle_task(dump: str) -> None:
+    """It has no PID, and waits for nothing: that is no loss."""
+    prog = open_dump(dump, "btf")
+    start = prog.symbol("acct_on_mutex").address
+    stack = idle_task(prog, 0).stack.value_()
+    overlay.put(prog, start + 16, pack("<QQ", stack + 256, stack + 256))
+    asked = ask_of(prog, f"{start:x}")
+    assert (asked["locks"], asked["notes"]) == ([], [])
 
 
 def test_mutexes_that_nobody_waits_for(dump: str) -> None:

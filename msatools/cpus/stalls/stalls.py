@@ -167,8 +167,6 @@ class _StallReader:
             stolen=stolen,
         )
 
-    # --- what is cheap
-
     def _jiffies(self) -> Jiffies | None:
         try:
             return read_jiffies(self._cpus.reader.prog)
