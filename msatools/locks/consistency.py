@@ -23,7 +23,7 @@ from msatools.kernel.structs import Booleans
 from msatools.locks.base.lock import Lock
 from msatools.locks.graph import Edge
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
-from msatools.tasks.states import asleep
+from msatools.tasks.states import WAKING, asleep
 from msatools.tasks.table import TaskTable
 
 _IDENTITY = ("address", "pid", "start_ns")
@@ -90,13 +90,15 @@ def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapsh
 
 
 def _asleep(snapshot: WaitSnapshot) -> Booleans:
-    """Return which tasks sleep, without those preempted on the way to their sleep.
+    """Return which tasks sleep, without those woken or preempted on the way to sleep.
 
-    Such a task has set its state and is in the queue, but waits for a CPU: unless it is
-    known to be blocked, the report has no wait of it.
+    Those that another CPU is about to make runnable (TASK_WAKING) are still in the
+    queue. Those that were preempted have set their state and are in it, but wait for a
+    CPU: unless one is known to be blocked, the report has no wait of it.
     """
     tasks = snapshot.tasks
     rows = asleep(tasks)
+    rows &= (tasks["state"] & WAKING) == 0
     if tasks.has("on_rq"):
         preempted = tasks["on_rq"] != 0
         if tasks.has("sched_delayed"):

@@ -129,9 +129,10 @@ def test_task_that_is_about_to_sleep_again() -> None:
         ({"on_rq": {2: 1}}, (0,)),
         ({"on_rq": {2: 1}, "sched_delayed": {2: 1}}, (0, 2)),
         ({"on_rq": {0: 1}}, (0, 2)),
+        ({"state": {2: 0x200}}, (0,)),
     ],
 )
-def test_waiter_that_was_preempted(
+def test_waiter_that_was_preempted_or_is_being_woken(
     changed: dict[str, dict[int, int]], queued: tuple[int, ...]
 ) -> None:
     """It counts as a waiter only if it has a wait, as the first task has."""
