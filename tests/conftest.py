@@ -19,6 +19,8 @@ Msa = Callable[..., "subprocess.CompletedProcess[str]"]
 pytest_plugins = [
     "tests.support.tiers",
     "tests.support.ahead",
+    "tests.support.unavailable",
+    "tests.support.usage",
     "tests.support.slowest",
     "tests.support.golden",
 ]

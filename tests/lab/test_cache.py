@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.lab.cache import IMAGES, Cache, content_key, default_limit, default_root
+from fixtures.lab.cache import Cache, content_key, default_limit, default_root
 from fixtures.lab.errors import LabError
 
 MIB = 1 << 20
@@ -19,15 +19,13 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path, limit=1 << 40)
 
 
-def filled(
-    cache: Cache, name: str, size: int, age: float = 0, kind: str = "run"
-) -> Path:
+def filled(cache: Cache, name: str, size: int, age: float = 0) -> Path:
     """An entry of *size* bytes, last used *age* seconds ago, held by nobody."""
 
     def fill(directory: Path) -> None:
         (directory / "data").write_bytes(b"x" * size)
 
-    entry = cache.entry(kind, name, "k", fill)
+    entry = cache.entry("run", name, "k", fill)
     cache.release()
     os.utime(entry, (time.time() - age,) * 2)
     return entry
@@ -104,13 +102,6 @@ def test_least_recently_used_go_first(cache: Cache) -> None:
     assert cache.find("run", "new", "k") == new  # used: now the newest
     cache.release()
     assert cache.evict(int(1.5 * MIB)) == [newer]
-
-
-def test_root_disks_go_before_what_has_run_on_them(cache: Cache) -> None:
-    run = filled(cache, "run", MIB, 300)
-    image = filled(cache, "disk", MIB, kind=IMAGES)
-    assert cache.evict(int(1.5 * MIB)) == [image]
-    assert cache.evict(0) == [run]
 
 
 def test_what_is_in_use_stays(cache: Cache) -> None:
