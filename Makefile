@@ -10,6 +10,8 @@ PYTEST := $(BIN)/python -m pytest
 export PYTHONDONTWRITEBYTECODE :=
 # A module stays with one process, which keeps what it has read of a dump.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
+# Disk space of the dumps that `make test` needs, in GiB.
+TEST_GIB := 8
 
 .PHONY: demo test test-fast test-live test-long test-matrix golden schema docs mutants \
 	lint dist deb test-dist bench fuzz clean
@@ -22,6 +24,7 @@ demo: $(INSTALLED)
 
 # What is pure, the demo cores, and dumps of real kernels.
 test: lint
+	$(BIN)/python -m fixtures.lab room $(TEST_GIB)
 	$(PYTEST) $(SPREAD)
 
 # What of it needs no guests and no dumps of them: a minute, on any machine.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 import ast
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ import pytest
 from fixtures import lab
 from fixtures.lab import bench, bytecode, hotplug, store
 from fixtures.lab.cache import Cache
-from fixtures.lab.errors import FetchError
+from fixtures.lab.errors import FetchError, UnavailableError
 from fixtures.lab.image import Image
 from fixtures.lab.kernels import KERNELS, Installed
+
+MIB = 1 << 20
 
 
 def test_scenarios_are_named_with_their_kernel() -> None:
@@ -181,3 +184,39 @@ def test_what_failed_is_not_tried_for_each_test(
         with pytest.raises(lab.LabError, match="start 2"):
             store._build(failing)
     assert failing.started == 2
+
+
+def test_disk_that_is_too_small_is_reported_before_a_guest_boots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nothing uses is evicted first."""
+    cache = Cache(tmp_path, 1 << 30)
+    old = cache.entry("run", "old", "k", lambda d: (d / "x").write_bytes(b"x" * MIB))
+    cache.release()
+    free = [0]
+    usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=free[0]))
+    monkeypatch.setattr(store, "shutil", usage)
+    free[0] = 4 * MIB
+    store.require_room(cache, 3 / 1024)
+    assert old.exists()
+    message = re.escape(f"{tmp_path}: only 0.0 GiB free, 0.0 GiB needed; make room")
+    with pytest.raises(UnavailableError, match=message):
+        store.require_room(cache, 5 / 1024)
+    assert not old.exists()
+
+
+def test_kernel_that_cannot_be_had_is_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def install(name: str, archive: object) -> None:
+        asked.append(name)
+        raise UnavailableError(f"no kernel {name}")
+
+    monkeypatch.setattr(store.kernels, "install", install)
+    monkeypatch.setattr(store, "_LACKING", {})
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=r"no kernel 6\.1$"):
+            store._install(KERNELS["6.1"], SimpleNamespace())
+    assert asked == ["6.1"]
