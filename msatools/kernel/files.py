@@ -7,6 +7,7 @@ fs/file.c: ``task_struct.files``, which threads may share.
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import drgn
@@ -46,6 +47,9 @@ _SMALL: Members = {
 until it has many files open."""
 
 _TABLE_TYPE = "struct fdtable"
+_PART = 1 << 21
+"""Number of descriptors that are read at once; the tables of processes have fewer."""
+
 _TABLE: Members = {"size": ("max_fds",), "files": ("fd",)}
 
 FILE: Mapping[str, tuple[str, ...]] = {
@@ -182,15 +186,25 @@ def _file_addresses(reader: Reader, losses: LossLog) -> Addresses:
     tables, readable = _rows(
         reader, _TABLE_TYPE, _TABLE, distinct(large["table"][known])
     )
-    addresses, rows, whole = reader.read_arrays(
-        tables["files"][readable], tables["size"][readable].astype(np.uint64)
-    )
-    # With a damaged size the array runs into other data, which are not pointers.
-    whole[rows[addresses % np.uint64(8) != 0]] = False
-    addresses = np.concatenate((small, addresses[whole[rows]]))
-    lost = sum(np.count_nonzero(~complete) for complete in (known, readable, whole))
+    found, lost = [distinct(small)], np.count_nonzero(~known)
+    lost += np.count_nonzero(~readable)
+    arrays, sizes = tables["files"][readable], tables["size"][readable]
+    most = reader.most(8)
+    # The pointers of damaged sizes can be as many as memory holds: a part at a time.
+    parts = np.cumsum(sizes, dtype=np.float64) // _PART
+    starts = np.flatnonzero(np.diff(parts, prepend=-1)).tolist()
+    for start, end in pairwise([*starts, len(sizes)]):
+        addresses, rows, whole = reader.read_arrays(
+            arrays[start:end], sizes[start:end].astype(np.uint64), most
+        )
+        most -= len(addresses)
+        # With a damaged size the array runs into other data, which are not pointers.
+        whole[rows[addresses % np.uint64(8) != 0]] = False
+        found.append(distinct(addresses[whole[rows]]))
+        lost += np.count_nonzero(~whole)
     losses.lose(Loss.DESCRIPTORS, count=int(lost))
-    return distinct(addresses[addresses != 0])
+    opened: Addresses = distinct(np.concatenate(found))
+    return opened[opened != 0]
 
 
 def _small_tables(
