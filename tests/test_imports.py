@@ -5,6 +5,7 @@
 import ast
 import importlib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -37,8 +38,13 @@ ACYCLIC = ("msatools.locks", "msatools.memory", "msatools.render")
 """Packages whose folders have no import cycles; their own modules count as a folder."""
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Yield the modules of msatools that a file imports anywhere in it."""
+@cache
+def imported(path: Path) -> tuple[str, ...]:
+    """Return the modules of msatools that a file imports anywhere in it."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]

@@ -203,8 +203,8 @@ def _file_addresses(reader: Reader, losses: LossLog) -> Addresses:
         found.append(distinct(addresses[whole[rows]]))
         lost += np.count_nonzero(~whole)
     losses.lose(Loss.DESCRIPTORS, count=int(lost))
-    opened: Addresses = distinct(np.concatenate(found))
-    return opened[opened != 0]
+    pointers = np.concatenate(found)
+    return distinct(pointers[pointers != 0])
 
 
 def _small_tables(

@@ -8,6 +8,8 @@ one kernel (``KERNEL``). A test for several kernels has their names in its ID; w
 other kernels it runs only if it has the marker ``kernels``, because the code differs
 between them, or with ``--all-kernels``.
 
+``make test-fast`` runs those of them that need no guest and are quick (``--fast``).
+
 ``make test-live`` runs tests that need a running guest (marker ``live``): those that
 use the fixtures ``live_guest`` or ``live_qmp``, and all in ``tests/live``.
 """
@@ -31,6 +33,15 @@ _KERNEL_NAME = re.compile(
 _LARGE = ("manytasks", "manyfutexes")
 """Guests with tens of thousands of tasks."""
 
+SLOW = (
+    *("tests/fleet/", "tests/fuzz/", "tests/test_bounds", "tests/test_contract"),
+    *("tests/test_options", "tests/test_package", "tests/test_twice"),
+    *("tests/test_unavailable", "tests/cli/test_recording"),
+    *("tests/derived/test_completions", "tests/docs/test_adding"),
+    *("tests/lab/test_bytecode", "tests/lab/test_forked", "tests/lab/test_store"),
+)
+"""Modules of some seconds of CPU time each that need no guest."""
+
 _LIVE_FIXTURES = {"live_guest", "live_qmp"}
 
 
@@ -50,6 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="skip the tests that need guests, or dumps of them",
     )
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="--no-lab, and leave out the modules that take long without guests",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "long: soaks and wide matrices; run by `make test-long`",
     ):
         config.addinivalue_line("markers", line)
+    if config.getoption("--fast"):
+        config.option.no_lab = True
     if config.getoption("--no-lab"):
         for name in ("build", "live"):
             setattr(lab, name, _no_lab)
@@ -78,6 +96,8 @@ def pytest_collection_modifyitems(
         if "tests/live/" in item.nodeid or _LIVE_FIXTURES.intersection(fixtures):
             item.add_marker("live")
         wanted = config.getoption("--all-kernels") or _is_wanted(item)
+        if config.getoption("--fast"):
+            wanted = wanted and not item.nodeid.startswith(SLOW)
         (chosen if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
