@@ -36,7 +36,7 @@ _DIFF = argument(
 )
 """Of commands that say what is to be compared."""
 
-_OPTIONS = (
+_OPTIONS: tuple[argument, ...] = (
     argument(
         "-v",
         dest="verbose",
