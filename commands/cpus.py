@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msatools.cli.command import (
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from msatools.cpus.options import CpusOptions
     from msatools.kernel.session import Session
     from msatools.render.blocks import Block
+    from msatools.selfcheck.selfcheck import Check
     from msatools.target import Target
+
 
 _TASK_COLUMNS = ("icsw", "migr")
 """Columns that require reading all tasks."""
@@ -142,6 +144,12 @@ _COMPARED = (
 )
 
 
+def _checks() -> Sequence[Check]:
+    from msatools.selfcheck import cpus, tasks
+
+    return (*cpus.CHECKS, *tasks.QUEUED)
+
+
 COMMAND = Command(
     name="cpus",
     summary="show processor sets, and what each CPU does",
@@ -181,6 +189,7 @@ COMMAND = Command(
     start=_start,
     blocks=_blocks,
     excluded=_EXCLUDED,
+    checks=_checks,
     compared=_COMPARED,
     complaint=_complaint,
     recorded=Recorded(

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msatools.cli.command import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from msatools.locks.options import LocksOptions
     from msatools.locks.report import LocksReport
     from msatools.render.blocks import Block
+    from msatools.selfcheck.selfcheck import Check
     from msatools.target import Target
 
 
@@ -166,6 +167,12 @@ _COMPARED = (
 )
 
 
+def _checks() -> Sequence[Check]:
+    from msatools.selfcheck import locks, reading, tasks
+
+    return (*tasks.ALL, *locks.CHECKS, *reading.STACKS)
+
+
 COMMAND = Command(
     name="locks",
     summary="show who waits for whom, and who is to blame",
@@ -211,6 +218,7 @@ COMMAND = Command(
     blocks=_blocks,
     complaint=_complaint,
     excluded=_EXCLUDED,
+    checks=_checks,
     compared=_COMPARED,
     recorded=Recorded(
         model=_model,

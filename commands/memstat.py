@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from msatools.memory.map.model import MemoryMap
     from msatools.memory.model import MemstatReport
     from msatools.render.blocks import Block
+    from msatools.selfcheck.selfcheck import Check
     from msatools.target import Target
+
 
 _GROUPS = (
     "node",
@@ -102,11 +104,7 @@ def _blocks(report: MemstatReport, args: argparse.Namespace) -> Iterable[Block]:
         yield from map_text.blocks(report.map, report.target.page_size)
 
 
-def _instead(args: argparse.Namespace) -> Callable[[], Answer] | None:
-    return None if args.diff is None else lambda: _diff(args)
-
-
-def _diff(args: argparse.Namespace) -> Answer:
+def _compare(args: argparse.Namespace) -> Answer:
     from msatools.cli.comparison import load_pair
     from msatools.memory.diff import compare
     from msatools.memory.recorded import load_snapshot, whole
@@ -226,6 +224,12 @@ def _lacks(args: argparse.Namespace) -> dict[str, object]:
     return {"--map": args.map is not None}
 
 
+def _checks() -> Sequence[Check]:
+    from msatools.selfcheck import memory
+
+    return memory.CHECKS
+
+
 COMMAND = Command(
     name="memstat",
     summary="show where the memory is, every page in exactly one class",
@@ -281,5 +285,6 @@ COMMAND = Command(
     excluded=_EXCLUDED,
     recorded=Recorded(model=_model, choose=_choose, lacks=_lacks),
     keep=_keep,
-    instead=_instead,
+    checks=_checks,
+    compare=_compare,
 )

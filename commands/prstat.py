@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msatools.cli.command import (
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from msatools.prstat.options import Options
     from msatools.prstat.recorded import RecordedPrstat
     from msatools.render.blocks import Block
+    from msatools.selfcheck.selfcheck import Check
     from msatools.target import Target
+
 
 _MAX_HZ = 1000
 
@@ -280,6 +282,19 @@ _COMPARED = (
 )
 
 
+def _checks() -> Sequence[Check]:
+    from msatools.selfcheck import memory, reading, tasks
+
+    return (
+        *tasks.ALL,
+        *tasks.DEAD,
+        *tasks.LIVES,
+        *tasks.QUEUED,
+        memory.resident,
+        *reading.STACKS,
+    )
+
+
 COMMAND = Command(
     name="prstat",
     summary="show what every process and thread is doing, and where its time went",
@@ -416,6 +431,7 @@ COMMAND = Command(
     blocks=_blocks,
     complaint=_complaint,
     excluded=_EXCLUDED,
+    checks=_checks,
     compared=_COMPARED,
     recorded=Recorded(
         model=_model,

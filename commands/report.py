@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msatools.cli.command import Command, Excluded, Recorded, argument
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from msatools.kernel.session import Session
     from msatools.render.blocks import Block
     from msatools.report.model import TriageReport
+    from msatools.selfcheck.selfcheck import Check
     from msatools.target import Target
 
 
@@ -132,6 +133,21 @@ _COMPARED = (
 )
 
 
+def _checks() -> Sequence[Check]:
+    from msatools.selfcheck import cpus, locks, memory, reading, tasks
+
+    return (
+        *memory.CHECKS,
+        *tasks.ALL,
+        *tasks.DEAD,
+        *tasks.LIVES,
+        *tasks.QUEUED,
+        *locks.CHECKS,
+        *cpus.CHECKS,
+        *reading.STACKS,
+    )
+
+
 COMMAND = Command(
     name="report",
     summary="show what happened and what is wrong, on one page",
@@ -164,6 +180,7 @@ COMMAND = Command(
     blocks=_blocks,
     complaint=_complaint,
     excluded=_EXCLUDED,
+    checks=_checks,
     compared=_COMPARED,
     recorded=Recorded(model=_model, lacks=_lacks),
     keep=_keep,

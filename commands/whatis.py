@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msatools.cli.command import (
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from msatools.kernel.session import Session
     from msatools.render.blocks import Block
+    from msatools.selfcheck.selfcheck import Check
     from msatools.target import Target
     from msatools.whatis.model import WhatisReport
     from msatools.whatis.options import WhatisOptions
@@ -98,6 +99,12 @@ def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
     return replace(report, answers=tuple(answers[word] for word in args.operands))
 
 
+def _checks() -> Sequence[Check]:
+    from msatools.selfcheck import addresses, memory
+
+    return (*addresses.CHECKS, *memory.CHECKS)
+
+
 COMMAND = Command(
     name="whatis",
     summary="show what lies at an address: symbol, task, stack, object, page, owner",
@@ -119,6 +126,7 @@ COMMAND = Command(
     blocks=_blocks,
     complaint=_complaint,
     excluded=(Excluded("--diff", ("--waits",), "reads no kernel"),),
+    checks=_checks,
     compared=(
         DiffRows(name="answers", by=("asked",), facts=("kind", "text", "readable")),
     ),

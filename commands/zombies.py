@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msatools.cli.command import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from msatools.kernel.session import Session
     from msatools.render.blocks import Block
+    from msatools.selfcheck.selfcheck import Check
     from msatools.target import Target
     from msatools.zombies.model import ZombiesReport
     from msatools.zombies.options import ZombiesOptions
@@ -152,6 +153,12 @@ _COMPARED = (
 )
 
 
+def _checks() -> Sequence[Check]:
+    from msatools.selfcheck import tasks
+
+    return (*tasks.ALL, *tasks.DEAD)
+
+
 COMMAND = Command(
     name="zombies",
     summary="show why the dead are not reaped, and what they use up",
@@ -198,6 +205,7 @@ COMMAND = Command(
     blocks=_blocks,
     complaint=_complaint,
     excluded=_EXCLUDED,
+    checks=_checks,
     compared=_COMPARED,
     recorded=Recorded(
         model=_model,

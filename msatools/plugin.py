@@ -60,7 +60,13 @@ class LazyCommand:
 
     def run(self, prog: Program, name: str, args: Sequence[str], /, **_: Any) -> Any:
         """Run the command and return its report, which drgn keeps in ``_``."""
-        from msatools.cli.in_drgn import run_in_drgn
+        from msatools.numpy_threads import one_thread
+
+        with one_thread():
+            # Commands import it when they start.
+            import numpy  # noqa: F401
+
+            from msatools.cli.in_drgn import run_in_drgn
 
         return run_in_drgn(self._command(), prog, args)
 

@@ -26,7 +26,10 @@ NAMES = (
 
 def load(name: str) -> "Command[Any]":
     """Import a command, which imports all that it needs."""
-    command: Command[Any] = import_module(f"msatools.commands.{name}").COMMAND
+    from msatools.numpy_threads import one_thread
+
+    with one_thread():
+        command: Command[Any] = import_module(f"msatools.commands.{name}").COMMAND
     return command
 
 

@@ -27,7 +27,16 @@ def _share(word: str) -> float:
     raise argparse.ArgumentTypeError(f"not a share of one CPU, 0 to 100 %: {word!r}")
 
 
-_OPTIONS = (
+_DIFF = argument(
+    "--diff",
+    nargs=2,
+    metavar=("A", "B"),
+    help="compare two files that --json or --record has written, by the last report in "
+    "each (of one recording named twice, the first and the last); - is standard input",
+)
+"""Of commands that say what is to be compared."""
+
+_OPTIONS: tuple[argument, ...] = (
     argument(
         "-v",
         dest="verbose",
@@ -69,14 +78,7 @@ _OPTIONS = (
         metavar="FILE",
         help="keep all samples in a new file, too: name it as TARGET to see them again",
     ),
-    argument(
-        "--diff",
-        nargs=2,
-        metavar=("A", "B"),
-        help="compare two files that --json or --record has written, by the last "
-        "report in each (of one recording named twice, the first and the last); - is "
-        "standard input",
-    ),
+    _DIFF,
     argument("-h", "--help", action=Help, nargs=0, help="print this help"),
 )
 
@@ -130,6 +132,8 @@ class _Parser(OptionParser):
 
     takes_target = True
     operands: Operands | None = None
+    not_offered: frozenset[str] = frozenset()
+    """Options of other commands that this one does not have."""
 
     def parse_intermixed_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: argparse.Namespace | None = None
@@ -150,6 +154,8 @@ class _Parser(OptionParser):
         option = words[0].partition("=")[0]
         if not self.takes_target and option in _ABOUT_TARGETS:
             return f"{option}: the target is drgn's own; name it where drgn is started"
+        if option in self.not_offered:
+            return f"{option}: {self.prog} does not offer it"
         return super()._unknown(words)
 
     def _take_operands(self, args: argparse.Namespace, operands: Operands) -> None:
@@ -234,9 +240,14 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
     )
     parser.takes_target = not in_drgn
     parser.operands = command.operands
+    common = _OPTIONS
+    if not command.offers_diff:
+        common = tuple(option for option in _OPTIONS if option is not _DIFF)
+        parser.not_offered = frozenset(_DIFF.args)
+        parser.set_defaults(diff=None)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     options = parser.add_argument_group("OPTIONS")
-    for option in (*command.arguments, *_OPTIONS):
+    for option in (*command.arguments, *common):
         if isinstance(option, argument):
             options.add_argument(*option.args, **option.kwargs)
             continue

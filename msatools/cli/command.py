@@ -3,7 +3,7 @@
 """The description of a command: its arguments, its runs, and its rendering."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msatools.records import dataclass
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from msatools.render.blocks import Block
     from msatools.render.json import Document
     from msatools.reports.diff_rows import DiffRows
+    from msatools.selfcheck.selfcheck import Check
     from msatools.target import Target
 
 R = TypeVar("R", bound="Report")
@@ -173,10 +174,16 @@ class Command(Generic[R]):
     writes: Callable[[argparse.Namespace], bool] = lambda _: False
     """Returns whether files are requested, which :attr:`keep` writes."""
 
+    checks: "Callable[[], Sequence[Check]]" = lambda: ()
+    """Returns what ``--self-check`` compares, besides how memory is read."""
+
     compared: "tuple[DiffRows, ...]" = ()
     """Tables that ``--diff`` compares row by row."""
 
-    instead: Callable[[argparse.Namespace], Callable[[], Answer] | None] = lambda _: (
-        None
-    )
-    """Returns a function that answers without a target, if the arguments request it."""
+    compare: Callable[[argparse.Namespace], Answer] | None = None
+    """``compare(args)``: compares two files in a way of the command's own."""
+
+    @property
+    def offers_diff(self) -> bool:
+        """Whether the command has ``--diff``: it says what is to be compared."""
+        return bool(self.compared) or self.compare is not None

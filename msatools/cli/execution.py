@@ -129,16 +129,15 @@ def instead(
     command: Command[R], args: argparse.Namespace, words: Words
 ) -> Answer | None:
     """Return the answer without a target, if the arguments request that."""
-    answer = command.instead(args)
-    if answer is None and args.diff is not None:
-        from msatools.cli.comparison import compared
-
-        answer = partial(compared, command, args)
-    if answer is None:
+    if args.diff is None:
         return None
     refuse_target(args, words)
     check(command, args, words)
-    return answer()
+    if command.compare is not None:
+        return command.compare(args)
+    from msatools.cli.comparison import compared
+
+    return compared(command, args)
 
 
 def print_answer(answer: Answer, args: argparse.Namespace) -> None:

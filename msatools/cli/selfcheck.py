@@ -3,8 +3,8 @@
 """``--self-check``: a command whose report is whether its numbers can be trusted."""
 
 import argparse
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from drgn import Program
 
@@ -15,6 +15,9 @@ from msatools.kernel.session import Session
 from msatools.render.blocks import Block
 from msatools.selfcheck.model import SelfCheckReport
 from msatools.target import Target
+
+if TYPE_CHECKING:
+    from msatools.selfcheck.selfcheck import Check
 
 _WITH = frozenset(
     {"self_check", "verbose", "color", "json", "strict", "debug"}
@@ -36,7 +39,7 @@ def self_checking(
     ) -> Session[SelfCheckReport]:
         from msatools.selfcheck.selfcheck import SelfChecks
 
-        return SelfChecks(command.name, prog, target)
+        return SelfChecks(command.name, checks_of(command), prog, target)
 
     def complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
         if has_interval:
@@ -57,6 +60,13 @@ def self_checking(
         problems=_problems,
         complaint=complaint,
     )
+
+
+def checks_of(command: Command[Any]) -> "Sequence[Check]":
+    """Return the checks of a command: its own, and of how memory is read."""
+    from msatools.selfcheck import reading
+
+    return (*command.checks(), *reading.CHECKS)
 
 
 def _blocks(report: SelfCheckReport, args: argparse.Namespace) -> Iterable[Block]:

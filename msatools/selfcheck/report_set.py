@@ -53,7 +53,7 @@ class ReportSet:
         """The report of msa-memstat, with those of :data:`BY` that it can make."""
         has_tables = UserTables.supported(self.prog)
         by = [each for each in BY if has_tables or each != "process"]
-        return self._collected(
+        return self.collected(
             lambda: collect_memstat(self.prog, target=self.target, by=by)
         )
 
@@ -61,25 +61,25 @@ class ReportSet:
     def prstat(self) -> PrstatReport:
         """The report of msa-prstat on all threads, with stacks and the load."""
         options = Options(per_thread=True, stacks=True, load=True)
-        return self._collected(
+        return self.collected(
             lambda: collect_prstat(self.prog, target=self.target, options=options)
         )
 
     @cached_property
     def locks(self) -> LocksReport:
         """The report of msa-locks."""
-        return self._collected(lambda: collect_locks(self.prog, target=self.target))
+        return self.collected(lambda: collect_locks(self.prog, target=self.target))
 
     @cached_property
     def zombies(self) -> ZombiesReport:
         """The report of msa-zombies."""
-        return self._collected(lambda: collect_zombies(self.prog, target=self.target))
+        return self.collected(lambda: collect_zombies(self.prog, target=self.target))
 
     @cached_property
     def cpus(self) -> CpusReport:
         """The report of msa-cpus, with interrupts and throttled tasks."""
         options = CpusOptions(irqs=True, tasks=True)
-        return self._collected(
+        return self.collected(
             lambda: collect_cpus(self.prog, target=self.target, options=options)
         )
 
@@ -93,9 +93,10 @@ class ReportSet:
         """The offsets of the per-CPU variables."""
         return read_percpu(self.reader, self.losses)
 
-    def _collected(self, collect: Callable[[], R]) -> R:
+    def collected(self, collect: Callable[[], R]) -> R:
         """Return a report, and keep it for :attr:`coverage`.
 
+        :param collect: Makes the report of one command.
         :raises ReportLost: if the kernel lacks what it needs, or that is unreadable
         """
         try:

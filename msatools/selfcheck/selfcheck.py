@@ -9,7 +9,6 @@ import drgn
 from msatools.kernel.reader import is_left_out
 from msatools.kernel.report import noting_refusals
 from msatools.kernel.session import Progress, Session
-from msatools.selfcheck import addresses, cpus, locks, memory, reading, tasks
 from msatools.selfcheck.comparison import Comparison, judge
 from msatools.selfcheck.facts import kernel_facts, software
 from msatools.selfcheck.model import SelfCheckReport
@@ -20,35 +19,6 @@ Check = Callable[[ReportSet], Iterator[Comparison]]
 """Compares numbers; raises LookupError if the kernel does not have what is compared,
 FaultError if that cannot be read."""
 
-CHECKS: dict[str, Sequence[Check]] = {
-    "memstat": (*memory.CHECKS, *reading.CHECKS),
-    "prstat": (
-        *tasks.ALL,
-        *tasks.DEAD,
-        *tasks.LIVES,
-        *tasks.QUEUED,
-        memory.resident,
-        *reading.STACKS,
-        *reading.CHECKS,
-    ),
-    "locks": (*tasks.ALL, *locks.CHECKS, *reading.STACKS, *reading.CHECKS),
-    "zombies": (*tasks.ALL, *tasks.DEAD, *reading.CHECKS),
-    "report": (
-        *memory.CHECKS,
-        *tasks.ALL,
-        *tasks.DEAD,
-        *tasks.LIVES,
-        *tasks.QUEUED,
-        *locks.CHECKS,
-        *cpus.CHECKS,
-        *reading.STACKS,
-        *reading.CHECKS,
-    ),
-    "cpus": (*cpus.CHECKS, *tasks.QUEUED, *reading.CHECKS),
-    "whatis": (*addresses.CHECKS, *memory.CHECKS, *reading.CHECKS),
-}
-"""The checks of each command, those that concern others as well included."""
-
 _MAX_READINGS = 3
 """How often a running kernel is read if numbers differ."""
 
@@ -56,11 +26,19 @@ _MAX_READINGS = 3
 class SelfChecks(Session[SelfCheckReport]):
     """A run of the checks of one command on one kernel."""
 
-    def __init__(self, command: str, prog: drgn.Program, target: Target) -> None:
+    def __init__(
+        self,
+        command: str,
+        checks: Sequence[Check],
+        prog: drgn.Program,
+        target: Target,
+    ) -> None:
         """
-        :param command: A key of :data:`CHECKS`.
+        :param command: Name of the command, for the report.
+        :param checks: Its checks, at least one.
         """
         self._command = command
+        self._checks = checks
         self._prog = prog
         self._target = target
 
@@ -90,11 +68,10 @@ class SelfChecks(Session[SelfCheckReport]):
         )
 
     def _compare(self, reports: ReportSet, progress: Progress) -> Iterator[Comparison]:
-        checks = CHECKS[self._command]
-        for done, check in enumerate(checks):
-            progress(done, len(checks))
+        for done, check in enumerate(self._checks):
+            progress(done, len(self._checks))
             yield from _made(check, reports)
-        progress(len(checks), len(checks))
+        progress(len(self._checks), len(self._checks))
 
 
 def _made(check: Check, reports: ReportSet) -> Iterator[Comparison]:

@@ -6,13 +6,16 @@ compares pages (tests/memory/test_diff.py)."""
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from drgn.commands import run_command
+from drgn.commands import CommandArgumentError, run_command
 
+from msatools.cli.in_drgn import run_in_drgn
+from msatools.derived.options import options_of
 from msatools.reports.diff import ReportDiff
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ROWS, ZOMBIES, Row
 from tests.support.calls import CORE, Ran, call, demo
@@ -246,3 +249,16 @@ def test_in_drgn(tmp_path: Path) -> None:
     assert isinstance(found, ReportDiff)
     assert found.elapsed_ns == 0
     assert not any(found.changes.values())
+
+
+def test_command_that_does_not_offer_it() -> None:
+    """It is refused in a plain line, and neither help nor completion have it."""
+    command = replace(CPUS.command, compared=())
+    ran = call(command, "--diff", "a", "b")
+    said = "msa-cpus: --diff: msa-cpus does not offer it; see msa-cpus --help\n"
+    assert (ran.status, ran.out, ran.err) == (2, "", said)
+    assert "--diff" not in call(command, "--help").out
+    assert "--diff" not in {flag for each in options_of(command) for flag in each.flags}
+    assert call(command, CORE) == call(CPUS.command, CORE)
+    with pytest.raises(CommandArgumentError, match=r"^%cpus: --diff: %cpus does not"):
+        run_in_drgn(command, demo().prog, ["--diff", "a", "b"])

@@ -297,7 +297,7 @@ def test_what_is_not_recorded_is_refused(
 ) -> None:
     """In one line, and never left out."""
     file = demo_recording(row)
-    refused = {**REFUSED, **REFUSED_OF[row.name]}
+    refused = {**REFUSED, **REFUSED_OF.get(row.name, {})}
     if row.command.operands is None:
         refused |= dict.fromkeys(("5", "5 3"), "a recording has intervals of its own")
     for words, said in refused.items():

@@ -1325,4 +1325,12 @@ WHATIS = Row(
     },
 )
 
-ROWS = (CPUS, LOCKS, MEMSTAT, PRSTAT, REPORT, WHATIS, ZOMBIES)
+ROWS = (
+    CPUS,
+    LOCKS,
+    MEMSTAT,
+    PRSTAT,
+    REPORT,
+    WHATIS,
+    ZOMBIES,
+)

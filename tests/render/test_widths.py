@@ -24,8 +24,10 @@ from tests.support.golden import Golden
 SIZES = {80: 24, 120: 40, 200: 60}
 """Lines of terminals, by their columns."""
 
+ASKED = {question.split()[0] for question in QUESTIONS}
 VIEWS = (
     *(question for question in QUESTIONS if "--stack" not in question),
+    *(name for name in NAMES if name not in ASKED),
     "memstat --self-check",
     "locks --by task",
     "prstat -m",

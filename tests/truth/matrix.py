@@ -21,7 +21,9 @@ from fixtures import lab
 from fixtures.lab.errors import LabError
 from fixtures.lab.kernels import KERNELS
 from fixtures.lab.machines import MACHINES
+from msatools.cli.selfcheck import checks_of
 from msatools.kernel.session import quietly
+from msatools.registry import load
 from msatools.selfcheck.selfcheck import SelfChecks
 from msatools.target import describe
 from tests.support.dumps import open_dump
@@ -159,7 +161,8 @@ def self_check(command: str, dump: str, result: Result) -> None:
     """Add the verdicts of a command's ``--self-check`` on a dump."""
     try:
         prog = open_dump(dump, types_of(dump))
-        found = SelfChecks(command, prog, describe(prog)).report(quietly)
+        checks = checks_of(load(command))
+        found = SelfChecks(command, checks, prog, describe(prog)).report(quietly)
     except Exception as error:
         failure = f"{dump}: --self-check: {type(error).__name__}: {error}"
         result.failed.append(failure)
