@@ -3,15 +3,16 @@
 """Write the documentation anew: ``make docs``.
 
 The index gets a list of all pages, and each example on the demo core the output of its
-command; with ``--lab`` those on dumps of the lab, too, whose tasks and times are others
-whenever they are built. Examples that are shown in part are left alone, and named if
-they no longer match.
+command; with ``--lab`` those on dumps of the lab get what stands there now in the places
+of their forms. Examples that are shown in part are left alone, and named if they no
+longer match.
 """
 
 import sys
 
 from fixtures import lab
 from tests.docs.examples import MARK, matches, output_of
+from tests.docs.forms import Formed
 from tests.docs.index import INDEX, with_index
 from tests.docs.pages import Example, Page, pages
 
@@ -31,16 +32,26 @@ def _renew(page: Page, with_lab: bool) -> list[str]:
     for block in page.consoles:
         if not block.is_of_demo and not (with_lab and block.scenario):
             continue
-        dump = lab.build(block.scenario).kept if block.scenario else None
         for example in block.examples:
-            output = output_of(example.line, dump)
-            if not MARK.search(example.shown):
-                text = _replace(text, example, output)
-            elif not matches(example, output):
+            new = _renewed(example, block.scenario)
+            if new is None:
                 wrong.append(f"{page.name}: {example.line}")
+            else:
+                text = _replace(text, example, new)
     if text != page.text:
         page.path.write_text(text)
     return wrong
+
+
+def _renewed(example: Example, scenario: str | None) -> str | None:
+    """Return what is to be shown of an example's output; None if it does not fit."""
+    if scenario:
+        output = output_of(example.line, lab.build(scenario).kept)
+        return Formed(example.shown, scenario).renewed(Formed(output, scenario))
+    output = output_of(example.line)
+    if MARK.search(example.shown):
+        return example.shown if matches(example, output) else None
+    return output
 
 
 def _replace(text: str, example: Example, output: str) -> str:
