@@ -3,9 +3,9 @@
 """Write the documentation anew: ``make docs``.
 
 The index gets a list of all pages, and each example on the demo core the output of its
-command; with ``--lab`` those on dumps of the lab get what stands there now in the places
-of their forms. Examples that are shown in part are left alone, and named if they no
-longer match.
+command. With ``--lab`` those on dumps of the lab get the numbers of the dump that there
+is now: their forms stay (``forms``). Examples on the demo core that are shown in part
+are left alone. All that no longer match are named.
 """
 
 import sys
@@ -22,7 +22,7 @@ def main(*, with_lab: bool) -> int:
     INDEX.write_text(with_index(INDEX.read_text()))
     outdated = [wrong for page in pages() for wrong in _renew(page, with_lab)]
     for wrong in outdated:
-        print(f"{wrong}\n  is shown in part, and prints something else: edit it")
+        print(f"{wrong}\n  prints something else than is shown: edit it")
     return 1 if outdated else 0
 
 

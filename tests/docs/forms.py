@@ -22,18 +22,25 @@ OMITTED = "..."
 """What a page shows in place of lines that it leaves out."""
 _APART = ("", OMITTED)
 
-_TIME = r"[<>~]*(?:\d+[dhm])?\d+(?:\.\d)?(?:us|ms|s|m|h)"
+_TIME = r"(?:at most )?[<>~]*(?:\d+[dhm])?\d+(?:\.\d)? ?(?:us|ms|s|m|h)"
+_TASKS = r"\d+ [^\s,]+(?:, \d+ [^\s,]+)*(?:, \.\.\.)?"
 
 KINDS = {
     "n": r"\d[\d,]*",
     "rate": r"<?\d[\d.,]*[KMG]?",
     "share": r"[~<>]?(?:\d+\.\d|100)|-",
     "tid": r"\d+(?:/\d+)?",
+    "tick": rf"ok|-|{_TIME}",
     "ages": rf"{_TIME}(?:\.\.{_TIME})?",
     "time": _TIME,
     "clock": r"\d+:\d\d[.:]\d\d(?:\.\d\d)?",
-    "due": rf"(?:due in {_TIME}|{_TIME} late)",
-    "tasks": r"\d+ [^\s,]+(?:, \d+ [^\s,]+)*(?:, \.\.\.)?",
+    "pid": r"(?:pid )?\d+",
+    "cpus": r"\d[\d,-]*",
+    "starves": (
+        r"(?: \([A-Z]+ \d+\)| for [\d.]+ s|, which is realtime), and \d+ tasks "
+        rf"(?:have had no turn for {_TIME}: {_TASKS}|wait, the longest for {_TIME})"
+    ),
+    "doing": r"(?:user mode|kernel \w+|interrupt \w+)",
     "worker_name": r"u?\d+:\d+H?",
     "short": r"\d[\d.]*[KMGT]",
     "works": r"\(?\w+(?: by \d+\))?(?:, \(?\w+(?: by \d+\))?)*(?: \+\d+)?",
@@ -48,7 +55,7 @@ KINDS = {
     "states": r"\d[\d,]* [A-Za-z](?:, \d[\d,]* [A-Za-z])*",
     "classes": r"\d[\d,]* [A-Z]{3}(?:, \d[\d,]* [A-Z]{3})*",
     "lab_file": r"/lab/pthreads\+0x[0-9a-f]+",
-    "running": r"[^()\n]+",
+    "running": r"[^()\s][^()\n]*",
     "day": r"\d{4}-\d\d-\d\d",
     "bar": r"\[#*=*\.*\]",
     "offset": r"0x[0-9a-f]+/0x[0-9a-f]+",
