@@ -124,6 +124,10 @@ def _place(text: str, known: set[str]) -> str:
     return f"(?P<{name}>{pattern})"
 
 
+def has_forms(scenario: str) -> bool:
+    return (FORMS / f"{scenario}.txt").exists()
+
+
 @cache
 def forms_of(scenario: str) -> tuple[Form, ...]:
     """Return the forms of what commands print of a scenario."""

@@ -18,7 +18,7 @@ from fixtures import lab
 from msatools.registry import load
 from msatools.target import Opened, TargetError, TargetSpec
 from tests.docs.examples import MARK, matches, output_of
-from tests.docs.forms import Form, Formed, forms_of
+from tests.docs.forms import Form, Formed, forms_of, has_forms
 from tests.docs.index import INDEX, with_index
 from tests.docs.pages import ROOT, Call, Example, Page, calls_in, pages
 from tests.support.calls import call, demo
@@ -56,6 +56,14 @@ LAB = [
     if block.scenario
     for example in block.examples
 ]
+LIVE = [
+    pytest.param(block.live, example, id=f"{page.name}: {number}")
+    for page in PAGES
+    for number, block in enumerate(page.consoles)
+    if block.live and has_forms(block.live)
+    for example in block.examples
+]
+"""What tests/live/test_cpus.py holds against a guest that runs."""
 PROMPTS = [
     pytest.param(page, id=page.name)
     for page in PAGES
@@ -86,7 +94,7 @@ def test_dump_has_the_forms_shown(scenario: str, example: Example) -> None:
     assert {*Formed(renewed, scenario).places} == {*shown.places}
 
 
-@pytest.mark.parametrize(("scenario", "example"), LAB)
+@pytest.mark.parametrize(("scenario", "example"), LAB + LIVE)
 def test_all_that_is_shown_has_one_form(scenario: str, example: Example) -> None:
     """A line without a form may be so by chance; two forms are not told apart."""
     shown = Formed(example.shown, scenario)
@@ -94,10 +102,10 @@ def test_all_that_is_shown_has_one_form(scenario: str, example: Example) -> None
     assert {count: shown.lines_of(count) for count in (0, 2)} == {0: [], 2: []}
 
 
-@pytest.mark.parametrize("scenario", sorted({each.values[0] for each in LAB}))
+@pytest.mark.parametrize("scenario", sorted({each.values[0] for each in LAB + LIVE}))
 def test_forms_say_something(scenario: str) -> None:
     shown: set[Form] = set()
-    for of, example in (each.values for each in LAB):
+    for of, example in (each.values for each in LAB + LIVE):
         if of == scenario:
             shown |= {*Formed(example.shown, scenario).places}
     for form in forms_of(scenario):
@@ -183,7 +191,7 @@ def test_blocks_are_of_a_kind_that_is_tested(page: Page) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_scenarios_are_of_the_lab(page: Page) -> None:
-    """What is shown of a guest that runs (``live=``) is not repeated here."""
+    """What is shown of a guest that runs (``live=``) is not run again here."""
     for block in page.blocks:
         for word in block.info.split()[1:]:
             key, _, name = word.partition("=")
