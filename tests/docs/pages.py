@@ -61,11 +61,16 @@ class Block:
     @property
     def scenario(self) -> str | None:
         """The lab's scenario whose dump a ``console`` block shows."""
-        for word in self.info.split()[1:]:
-            key, _, value = word.partition("=")
-            if key == "lab":
-                return value
-        return None
+        return self._value("lab")
+
+    @property
+    def live(self) -> str | None:
+        """The lab's scenario that was running when a ``console`` block was shown."""
+        return self._value("live")
+
+    def _value(self, key: str) -> str | None:
+        words = (word.partition("=") for word in self.info.split()[1:])
+        return next((value for found, _, value in words if found == key), None)
 
     @property
     def is_of_demo(self) -> bool:

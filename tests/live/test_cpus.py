@@ -21,6 +21,8 @@ from fixtures.lab.guest import cpuexperiment
 from fixtures.lab.guest import cpulive as guest
 from fixtures.lab.inside import RESULTS
 from msatools.cli.values import cpu_list
+from tests.docs.forms import Formed
+from tests.docs.pages import DOCS, Page
 
 KERNELS = ("6.1", "6.12")
 SECOND = 10**9
@@ -720,6 +722,17 @@ def test_interrupts_keep_out_of_the_set(steps: dict[str, Facts], name: str) -> N
                 assert came[cpu] <= 3
             else:
                 assert came[cpu] > 0
+
+
+def test_the_guide_shows_what_is_printed(steps: dict[str, Facts]) -> None:
+    """In the forms of what must be so; the two samples have twice as many rows."""
+    page = Page(DOCS / "guides/processor-sets.md")
+    shown = [block for block in page.consoles if block.live]
+    for name, block in zip(("before", "no-interrupts", "execute"), shown, strict=True):
+        (example,) = block.examples
+        assert block.live
+        printed = Formed(run_of(steps[name], *cpuexperiment.ROWS)["stdout"], block.live)
+        assert not printed.lacks(Formed(example.shown, block.live)), printed.text
 
 
 def test_before_interrupts_land_on_all_cpus(steps: dict[str, Facts]) -> None:
