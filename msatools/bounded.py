@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from msatools.cli.sandbox import binding, lock_down
 
-EXIT_NO_SANDBOX = 70
-"""Exit status if the sandbox cannot be set up; <sysexits.h> EX_SOFTWARE."""
+EXIT_NO_SANDBOX = 71
+"""Exit status if the sandbox cannot be set up; <sysexits.h> EX_OSERR."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,6 +38,7 @@ from fixtures.demo.questions import words_of_json
 from msatools.cli.arguments import examples_of, make_parser, operands_of
 from msatools.cli.in_drgn import run_in_drgn
 from msatools.cli.main import run_console
+from msatools.errors import MissingError
 from msatools.locks.base.lock import LockTypeName
 from msatools.memory.pages.classes import CLASSES
 from msatools.registry import GROUPS
@@ -703,9 +704,9 @@ def test_file_that_may_not_be_read(row: Row, tmp_path: Path) -> None:
 
 FAILURES: dict[str, Exception] = {
     "it lacks memory that the report needs (gone: 0x10)": FaultError("gone", 16),
-    "its kernel or its types lack something (struct x)": LookupError("struct x"),
+    "its kernel or its types lack something (struct x)": MissingError("struct x"),
     "no magic": BtfError("no magic"),
-    r"unexpected OSError: a\x1b\x0ab; run it with --debug": OSError("a\x1b\nb"),
+    r"it cannot be read: a\x1b\x0ab; check the disk": OSError("a\x1b\nb"),
 }
 
 

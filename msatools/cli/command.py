@@ -146,7 +146,7 @@ class Command(Generic[R]):
     intervals, and its examples begin with them."""
 
     start: "Callable[[Program, Target, argparse.Namespace], Session[R]]"
-    """Starts a run; raises FaultError or LookupError as a report does."""
+    """Starts a run; raises the errors of :mod:`msatools.errors` as a report does."""
 
     blocks: "Callable[[R, argparse.Namespace], Iterable[Block]]"
     """Renders a report."""

@@ -14,7 +14,7 @@ from typing import Any
 from msatools.cli.arguments import refuse_excluded
 from msatools.cli.budget import be_nice
 from msatools.cli.command import Answer, Command, R
-from msatools.cli.main import EXIT_DONE, EXIT_TARGET, failed
+from msatools.cli.main import EXIT_DONE, EXIT_TARGET, failed, say_faults
 from msatools.cli.output import OutputClosed, device, output
 from msatools.cli.recording import is_recording
 from msatools.cli.runner import RunResult, run
@@ -111,6 +111,9 @@ def _report(
     except Stopped:
         if words.interval_s is None:
             raise
+    if seen.faults:
+        name = f"msa-{command.name}"
+        return say_faults(seen.faults.values(), name, debug=args.debug)
     return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
 
 

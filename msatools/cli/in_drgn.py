@@ -13,13 +13,17 @@ from drgn.commands import CommandArgumentError, CommandError
 from msatools.cli.arguments import make_parser, refuse_excluded
 from msatools.cli.command import Answer, Command, R
 from msatools.cli.execution import check, chosen, instead, print_answer
+from msatools.cli.main import is_expected
 from msatools.cli.output import OutputClosed, OutputError
 from msatools.cli.runner import RunResult, run
 from msatools.cli.usage import Asked, UsageError
 from msatools.cli.words import parse_words
+from msatools.faults import fault_of
 from msatools.render.blocks import escape
 from msatools.render.json import Document
 from msatools.target import TargetError, describe
+
+_WHAT_TO_DO = "send its authors this, and the traceback above"
 
 
 def run_in_drgn(
@@ -33,8 +37,20 @@ def run_in_drgn(
     :raises CommandArgumentError: for wrong usage, such as a target
     :raises CommandError: if the report is not complete, with ``--strict``; if a file to
         compare cannot be read, or a file cannot be written
+    :raises CommandError: for a fault of msatools, which it names
     :raises TargetError: if the program is not a kernel, or has no types
     """
+    try:
+        return _run(command, prog, argv)
+    except Exception as error:
+        if isinstance(error, CommandError) or is_expected(error):
+            raise
+        raise _error_of(command, f"{fault_of(error)}; {_WHAT_TO_DO}") from error
+
+
+def _run(
+    command: Command[R], prog: Program, argv: Sequence[str]
+) -> R | Document | None:
     try:
         parser = make_parser(command, in_drgn=True)
         args = parser.parse_intermixed_args(argv)
@@ -54,7 +70,7 @@ def run_in_drgn(
     except UsageError as error:
         raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
     except TargetError as error:
-        raise CommandError(f"%{command.name}: {escape(str(error))}") from None
+        raise _error_of(command, str(error)) from None
 
     seen: RunResult[R] = RunResult()
     try:
@@ -66,12 +82,19 @@ def run_in_drgn(
         # Some arguments are wrong for this target only.
         raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
     except OutputError as error:
-        raise CommandError(f"%{command.name}: {escape(str(error))}") from None
+        raise _error_of(command, str(error)) from None
     except KeyboardInterrupt:
         if words.interval_s is None:
             raise
+    for fault in seen.faults.values():
+        sys.stderr.write(fault.traceback)
+        raise _error_of(command, f"{fault}; {_WHAT_TO_DO}")
     _require_complete(command, args, seen.incomplete)
     return seen.last
+
+
+def _error_of(command: Command[R], why: str) -> CommandError:
+    return CommandError(f"%{command.name}: {escape(why)}")
 
 
 def _answer_in_drgn(

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from drgn import FaultError
-
 from msatools.cli.budget import Pace
+from msatools.errors import UNREADABLE
 from msatools.kernel.report import Note
 from msatools.kernel.session import Progress, R, Session
 from msatools.records import dataclass
@@ -120,7 +119,7 @@ class _Samples:
     def _sample(self, progress: Progress) -> None:
         try:
             self._session.sample()
-        except FaultError as error:
+        except UNREADABLE as error:
             self._lost += 1
             self._why = str(error)
 

@@ -9,13 +9,17 @@ and what needs no kernel, such as ``--help``; the rest is imported when it is ne
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command, R
 from msatools.cli.output import OutputClosed, OutputError, output
 from msatools.cli.signals import Stopped, end_by, stop_on_signals
 from msatools.cli.usage import Asked, UsageError
+
+if TYPE_CHECKING:
+    from msatools.faults import OwnFault
 
 EXIT_DONE = 0
 EXIT_TARGET = 1
@@ -58,25 +62,44 @@ def _run(command: Command[R], argv: Sequence[str], *, debug: bool) -> int:
 
 def failed(error: Exception, name: str, *, debug: bool) -> int:
     """Print why a run failed, and return its exit status."""
-    from msatools.render.blocks import escape
+    if isinstance(error, UsageError):
+        status, why = EXIT_USAGE, f"{error}; see {name} --help"
+    elif is_expected(error):
+        status, why = EXIT_TARGET, str(error)
+    else:
+        from msatools.faults import fault_of
 
+        return say_faults([fault_of(error)], name, debug=debug)
     if debug:
         import traceback
 
         traceback.print_exception(error)
-    if sys.stderr is not None:
-        # print(file=None) would print to standard output.
-        print(f"{name}: {escape(_explain(error, name))}", file=sys.stderr)
-    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TARGET
+    _say(f"{name}: {why}")
+    return status
 
 
-def _explain(error: Exception, name: str) -> str:
-    if isinstance(error, UsageError):
-        return f"{error}; see {name} --help"
+def is_expected(error: Exception) -> bool:
+    """Return whether an error explains itself, and is no fault of msatools."""
     from msatools.fleet.errors import FleetError
     from msatools.target import TargetError
 
-    if isinstance(error, (TargetError, OutputError, FleetError)):
-        return str(error)
-    kind = type(error).__name__
-    return f"unexpected {kind}: {error}; run it with --debug and report this"
+    return isinstance(error, (UsageError, TargetError, OutputError, FleetError))
+
+
+def say_faults(faults: Iterable["OwnFault"], name: str, *, debug: bool) -> int:
+    """Print a line for each fault of msatools, and return the exit status."""
+    from msatools.faults import EXIT_FAULT, fault_line
+
+    for fault in faults:
+        if debug and sys.stderr is not None:
+            sys.stderr.write(fault.traceback)
+        _say(f"{name}: {fault_line(fault)}")
+    return EXIT_FAULT
+
+
+def _say(line: str) -> None:
+    from msatools.render.blocks import escape
+
+    if sys.stderr is not None:
+        # print(file=None) would print to standard output.
+        print(escape(line), file=sys.stderr)

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import msatools
 from msatools.cli.output import OutputError
+from msatools.errors import DamagedDataError
 from msatools.records import dataclass
 from msatools.target.errors import TargetError
 
@@ -193,7 +194,7 @@ class Recording:
             with self._damaged():
                 sample = codec.decode(line, sample_type)
                 if not 0 <= sample.taken_s < _MAX_SECONDS:
-                    raise ValueError("a time that cannot be")
+                    raise DamagedDataError("a time that cannot be")
             yield RecordedSample(sample.taken_s, sample.report)
         if not self._count:
             raise RecordingError(
@@ -210,10 +211,10 @@ class Recording:
 
     @contextlib.contextmanager
     def damaged(self) -> Iterator[None]:
-        """Convert errors due to inconsistent data to :class:`RecordingError`."""
+        """Convert what is found to be inconsistent to :class:`RecordingError`."""
         try:
             yield
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except DamagedDataError as error:
             raise self._refused(error) from error
 
     @contextlib.contextmanager
@@ -222,7 +223,12 @@ class Recording:
 
         try:
             yield
-        except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        except (
+            msgspec.MsgspecError,
+            ValueError,
+            OverflowError,
+            DamagedDataError,
+        ) as error:
             raise self._refused(error) from error
 
     def _refused(self, error: Exception) -> RecordingError:

@@ -6,11 +6,11 @@ import contextlib
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from drgn import FaultError, Program
+from drgn import Program
 
 from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command
@@ -20,6 +20,8 @@ from msatools.cli.recording import Recorder
 from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
 from msatools.cli.signals import stop_if_told, whole
 from msatools.cli.words import Words
+from msatools.errors import UNREADABLE
+from msatools.faults import OwnFault
 from msatools.kernel.report import Cost
 from msatools.kernel.session import Progress, R
 from msatools.records import dataclass
@@ -27,21 +29,13 @@ from msatools.render import json, show
 from msatools.render.blocks import Block
 from msatools.selfdesc import BtfError
 from msatools.target import Target, TargetError, kcore, qmp
-from msatools.target.errors import (
-    ABSURD,
-    DamagedDumpError,
-    absurd_data_refused,
-    damaged_types,
-)
+from msatools.target.errors import damaged_types, losses_refused
 
 T = TypeVar("T")
 
 _TRIES = 3
 """Maximum number of attempts if memory is added or removed meanwhile, and if a running
 kernel changed what is read so that it cannot be right."""
-
-_TORN = (FaultError, *ABSURD)
-"""Errors of data that a running kernel may have changed while they were read."""
 
 _SCREEN_ROWS = 300
 """Maximum number of rows for a screen by default, more than it can show."""
@@ -53,6 +47,9 @@ class RunResult(Generic[R]):
 
     last: R | None = None
     incomplete: bool = False
+    faults: dict[str, OwnFault] = field(default_factory=dict)
+    """Faults of msatools that cost a part of a report, by their text."""
+
     retried: int = 0
     """Attempts at the next report that came to nothing, as the kernel changed."""
 
@@ -69,7 +66,6 @@ def run(
 
     def call_once(collect: Callable[[Progress], T]) -> T:
         with (
-            absurd_data_refused(target.path),
             _errors_of(target),
             kcore.steady(prog),
             qmp.steady(prog),
@@ -82,7 +78,8 @@ def run(
             try:
                 return call_once(collect)
             except TargetError as error:
-                if not isinstance(error.__cause__, _TORN):
+                # A running kernel may have changed them while they were read.
+                if not isinstance(error.__cause__, UNREADABLE):
                     raise
                 seen.retried += 1
         return call_once(collect)
@@ -104,6 +101,7 @@ def run(
             report = recorded.choose(report, args)
         seen.last = report
         seen.incomplete |= command.problems(report)
+        seen.faults.update({fault.text: fault for fault in report.faults})
         command.keep(report, args)
         return report
 
@@ -170,35 +168,9 @@ def _display(command: Command[R], args: Namespace, interval_s: float) -> Display
 
 @contextlib.contextmanager
 def _errors_of(target: Target) -> Iterator[None]:
-    """Convert errors of a report to :class:`TargetError`."""
-    try:
-        yield
-    except FaultError as error:
-        raise _unreadable(target, error) from error
-    except LookupError as error:
-        raise TargetError(
-            target.path,
-            f"its kernel or its types lack something ({error})",
-            "name the full vmlinux with -s, if you did not",
-        ) from error
-    except BtfError as error:
-        raise damaged_types(target.path, error) from error
-    except OSError as error:
-        if not target.live:
-            raise
-        raise TargetError(
-            target.path, f"the kernel is gone: {error.strerror}", "start it again"
-        ) from error
-
-
-def _unreadable(target: Target, error: FaultError) -> TargetError:
-    """Return the error for memory that is missing, but required by the report."""
-    if target.truncated:
-        return DamagedDumpError(
-            target.path, "cut off, and too little is left", "copy the dump again"
-        )
-    return TargetError(
-        target.path,
-        f"it lacks memory that the report needs ({error})",
-        "take a dump that leaves less out" if not target.live else "try again",
-    )
+    """Convert what the target lacks or has damaged to :class:`TargetError`."""
+    with losses_refused(target.path, live=target.live, truncated=target.truncated):
+        try:
+            yield
+        except BtfError as error:
+            raise damaged_types(target.path, error) from error

@@ -31,6 +31,7 @@ from msatools.cpus.vectors import (
     vector_rows,
 )
 from msatools.cpus.vtime import Vtime, read_vtime, uncounted_times
+from msatools.errors import MissingError
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.enums import enumerators
@@ -207,7 +208,7 @@ def _read_faults(
             percpu.addresses("vm_event_states"),
             losses,
         )
-    except LookupError:
+    except MissingError:
         # Without CONFIG_VM_EVENT_COUNTERS.
         return {}
     faults, major = (believed(events, name, losses) for name in _EVENTS)

@@ -36,6 +36,7 @@ from msatools.cpus.stalls.cpureader import CpuState
 from msatools.cpus.stalls.model import Stalls
 from msatools.cpus.stalls.stalls import read_stalls
 from msatools.cpus.ticksched import read_tick_sched
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
@@ -43,7 +44,7 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.report import LossLog
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, ask_each, find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.describe import describe
 from msatools.target.model import Target
@@ -80,7 +81,7 @@ def collect_cpus(
     :param progress: Called with the steps done and the number of steps.
     :raises NoSuchCpuError: if a requested CPU does not exist
     :raises NoSuchSetError: if a requested set does not exist
-    :raises LookupError: if the types of CPUs are missing
+    :raises MissingError: if the types of CPUs are missing
     :raises drgn.FaultError: if the per-CPU data cannot be found in the dump
     :raises TargetError: if the program is not a kernel, or has no types
     """
@@ -281,8 +282,8 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
 
     def _nodes(self) -> tuple[int, ...]:
         try:
-            return tuple(for_each_online_node(self._prog))
-        except (LookupError, drgn.FaultError) as error:
+            return tuple(ask_each(for_each_online_node, self._prog))
+        except LOST as error:
             self._losses.lose(Loss.NODES, f"which nodes are online is lost: {error}")
             return ()
 
@@ -297,8 +298,8 @@ def doing(
         ``None`` without registers, as on a live kernel, or for an offline CPU.
     """
     try:
-        task = per_cpu(find_variable(prog, "runqueues"), cpu).curr.value_()
-    except drgn.FaultError as error:
+        task = ask(per_cpu, find_variable(prog, "runqueues"), cpu).curr.value_()
+    except UNREADABLE as error:
         losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
         return None
     frames = running_frames(prog, task, losses)

@@ -14,6 +14,7 @@ from typing import Literal
 import drgn
 import numpy as np
 
+from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.cgroups import cgroup_paths
 from msatools.kernel.cpumask import Cpus, cpus_of, is_pointer, masks_at
 from msatools.kernel.enums import constant
@@ -31,7 +32,13 @@ from msatools.kernel.structs import (
 )
 from msatools.kernel.walks import list_records
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    find_symbol,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
 
 MAX_CPUSETS = 1 << 18
 """Maximum number of cpusets, and of children of one; more are taken for a loop."""
@@ -126,16 +133,16 @@ def read_cpusets(reader: Reader, losses: LossLog) -> Cpusets:
         root = find_variable(reader.prog, "top_cpuset").address_
         addresses = np.fromiter(_walk(reader, root, losses), np.uint64)
         return _read(reader, addresses, losses)
-    except LookupError as error:
+    except MissingError as error:
         losses.note("no-cpusets", f"there are no cpusets: {error}")
         return Cpusets((), unified=True)
 
 
 def _walk(reader: Reader, root: int, losses: LossLog) -> Iterator[int]:
     """Yield the addresses of all cpusets, parents first, in the order of creation."""
-    css = reader.prog.type("struct cgroup_subsys_state")
-    children = drgn.offsetof(css, "children")
-    sibling = drgn.offsetof(css, "sibling")
+    css = find_type(reader.prog, "struct cgroup_subsys_state")
+    children = offset_of(css, "children")
+    sibling = offset_of(css, "sibling")
     name = "the tree of cpusets"
     seen: set[int] = set()
     todo = [root]
@@ -157,7 +164,7 @@ def _walk(reader: Reader, root: int, losses: LossLog) -> Iterator[int]:
 
 def _read(reader: Reader, addresses: Addresses, losses: LossLog) -> Cpusets:
     prog = reader.prog
-    cpuset = prog.type("struct cpuset")
+    cpuset = find_type(prog, "struct cpuset")
     # Without CONFIG_CPUMASK_OFFSTACK a cpumask_var_t is the mask itself.
     pointers = {
         name: members
@@ -213,7 +220,7 @@ def _read(reader: Reader, addresses: Addresses, losses: LossLog) -> Cpusets:
 
 def _is_mask_pointer(cpuset: drgn.Type, members: Sequence[str]) -> bool:
     return any(
-        cpuset.has_member(name) and is_pointer(cpuset.member(name).type)
+        cpuset.has_member(name) and is_pointer(member_of(cpuset, name).type)
         for name in members
     )
 
@@ -276,12 +283,12 @@ def _reason(reader: Reader, found: Structs, row: int, losses: LossLog) -> str | 
     number = int(found["error"][row])
     try:
         texts = find_variable(reader.prog, "perr_strings").address_
-        count = reader.prog.symbol("perr_strings").size // 8
+        count = find_symbol(reader.prog, "perr_strings").size // 8
         if not 0 < number < count:
-            raise drgn.FaultError("no such reason", texts)
+            raise DamagedDataError("no such reason", texts)
         text = int(reader.words(texts + 8 * number, 1)[0])
         return read_string(reader, text, _MAX_REASON) if text else None
-    except (LookupError, drgn.FaultError) as error:
+    except LOST as error:
         losses.lose(Loss.PARTITIONS, f"why a partition is invalid is lost: {error}")
         return f"error {number}"
 
@@ -309,10 +316,10 @@ or no cpusets at all."""
 def partition_kind(prog: drgn.Program) -> PartitionKind:
     """Return which partitions of CPUs a kernel can make."""
     try:
-        cpuset = prog.type("struct cpuset")
+        cpuset = find_type(prog, "struct cpuset")
         if not _is_unified(prog):
             return "version-1"
-    except (LookupError, drgn.FaultError):
+    except LOST:
         return "none"
     # "cgroup/cpuset: Add a new isolated cpus.partition type" (f28e22441f35), and the
     # reasons of the same series (7476a636d310, in v6.1)

@@ -8,8 +8,7 @@ of them, such as isolated and offline ones, are in ``def_root_domain``.
 
 from types import MappingProxyType
 
-import drgn
-
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.cpumask import Cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
@@ -17,7 +16,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.target.model import Address
 
 _RUN_QUEUE = {"domain": ("rd",)}
@@ -70,10 +69,10 @@ def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDo
             # Without CONFIG_SMP.
             return RootDomains(MappingProxyType({}), None)
         unbalanced = _unbalanced(reader)
-    except LookupError as error:
+    except MissingError as error:
         losses.note("no-root-domains", f"root domains are unknown: {error}")
         return RootDomains(MappingProxyType({}), None)
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.DOMAINS, f"root domains are lost: {error}")
         return RootDomains(MappingProxyType({}), None)
     known = found.readable & (found["domain"] != 0)
@@ -86,7 +85,7 @@ def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDo
 def _unbalanced(reader: Reader) -> int | None:
     """Find ``def_root_domain``; ``None`` before the kernel has built other domains.
 
-    :raises LookupError: if it is not found
+    :raises MissingError: if it is not found
     """
     address: int = find_variable(reader.prog, "def_root_domain").address_
     initialized = find_variable(reader.prog, "sched_smp_initialized")

@@ -5,13 +5,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import drgn
 import numpy as np
 
 from msatools.kernel.cgroups import MAX_DEPTH
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
+from msatools.selfdesc.find import find_type, offset_of
 
 _ENTITY: Members = {
     # With CONFIG_FAIR_GROUP_SCHED.
@@ -97,8 +97,8 @@ def read_fair(
     :param roots: Address of the root ``struct cfs_rq`` of each task's CPU.
     :return: Turns by address, without tasks that cannot be read.
     """
-    task = reader.prog.type("struct task_struct")
-    starts = tasks + np.uint64(drgn.offsetof(task, "se"))
+    task = find_type(reader.prog, "struct task_struct")
+    starts = tasks + np.uint64(offset_of(task, "se"))
     entities = _read_entities(reader, starts, roots, losses)
     queues = _read_queues(
         reader, sorted({entity.queue for entity in entities.values()}), losses

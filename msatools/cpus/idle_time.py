@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.cpus.counts import Counts, Numbers, counts
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
@@ -22,6 +23,7 @@ from msatools.kernel.structs import Booleans, find_offset, lose_many
 from msatools.kernel.timekeeper import last_update
 from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_symbol, find_type, member_of
 
 # Bits of ``flags``: TS_FLAG_* macros of kernel/time/tick-sched.h. They were bit-fields
 # before "tick: Move individual bit features to debuggable mask accesses" (in v6.9).
@@ -104,7 +106,7 @@ class TickRecords:
         flags = find_offset(self.type_, ("flags",))
         if flags is not None:
             return bits_at(self.records, 8 * flags + bit)
-        return bits_at(self.records, self.type_.member(member).bit_offset)
+        return bits_at(self.records, member_of(self.type_, member).bit_offset)
 
 
 def bits_at(records: npt.NDArray[np.uint8], bit: int) -> Booleans:
@@ -139,7 +141,7 @@ def read_ticks(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ticks | None:
     """Read the idle times in ``struct tick_sched``; ``None`` without such."""
     try:
         ticks = read_tick_records(reader, percpu, losses)
-    except LookupError:
+    except MissingError:
         return None
     marks = [ticks.times(f"idle_{name}time") for name in ("entry", "wake", "exit")]
     latest = max((int(s.max(initial=0)) for s in marks if s is not None), default=0)
@@ -157,10 +159,10 @@ def read_ticks(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ticks | None:
 def read_tick_records(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickRecords:
     """Read ``struct tick_sched`` of each CPU.
 
-    :raises LookupError: if the kernel has none
+    :raises MissingError: if the kernel has none
     """
     addresses = percpu.addresses("tick_cpu_sched")
-    type_ = reader.prog.type("struct tick_sched")
+    type_ = find_type(reader.prog, "struct tick_sched")
     live = reader.is_live
     records, readable = _read_steady(reader, addresses, drgn.sizeof(type_), live)
     lose_many(losses, "struct tick_sched", int(np.count_nonzero(~readable)))
@@ -222,11 +224,11 @@ def stops_ticks(prog: drgn.Program, losses: LossLog) -> bool:
     """Return whether CPUs have no tick while idle (``tick_nohz_active``)."""
     try:
         # An int, later a long; BTF does not have the variable.
-        address = prog.symbol("tick_nohz_active").address
+        address = find_symbol(prog, "tick_nohz_active").address
         return any(prog.read(address, 4))
-    except LookupError:
+    except MissingError:
         return False
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.TICKS, f"whether idle CPUs have ticks is lost: {error}")
         return True
 

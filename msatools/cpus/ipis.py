@@ -8,10 +8,10 @@ lists them as ``IPI0`` and so on.
 
 from collections.abc import Mapping
 
-import drgn
 import numpy as np
 
 from msatools.cpus.counts import Counts, counts
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
@@ -19,6 +19,7 @@ from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_symbol, find_type, offset_of
 
 _MOST = 16
 _TEXT_SIZE = 64
@@ -42,10 +43,10 @@ def read_ipis(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ipis:
     try:
         kinds = enumerators(reader.prog, "enum ipi_msg_type")
         # Since "arm64: Allow IPIs to be handled as normal interrupts" (in v5.10)
-        array = reader.prog.symbol("ipi_desc").address
-        texts = reader.prog.symbol("ipi_types").address
-        offset = drgn.offsetof(reader.prog.type("struct irq_desc"), "kstat_irqs")
-    except LookupError:
+        array = find_symbol(reader.prog, "ipi_desc").address
+        texts = find_symbol(reader.prog, "ipi_types").address
+        offset = offset_of(find_type(reader.prog, "struct irq_desc"), "kstat_irqs")
+    except MissingError:
         return NO_IPIS
     found: dict[str, Counts] = {}
     named: dict[str, str] = {}
@@ -63,7 +64,7 @@ def read_ipis(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ipis:
                 key = f"IPI{number}"
                 found[key] = counts(column(records, 0, 4).astype(np.int64), readable)
                 named[key] = read_string(reader, name, _TEXT_SIZE)
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.COUNTS, f"interrupts between CPUs cannot be read: {error}")
         return NO_IPIS
     calls = kinds.get("IPI_CALL_FUNC")

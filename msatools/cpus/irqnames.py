@@ -2,9 +2,9 @@
 
 """Names of interrupts' handlers and controllers."""
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -57,7 +57,7 @@ class IrqNames:
     def _read(self, address: int) -> str | None:
         try:
             return read_string(self._reader, address, _MAX_NAME)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.NAMES, f"some name cannot be read: {error}")
             return None
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from msatools.cpus.irqnames import IrqNames, handlers, read_chips
 from msatools.cpus.model import CpuSet, Irq, Vector
+from msatools.errors import MissingError
 from msatools.kernel.cpumask import Cpus, Masks, cpus_of, is_pointer, masks_at
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
@@ -25,7 +26,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs, find_offset, read_structs
 from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable
 
 Counts = npt.NDArray[np.int64]
 
@@ -369,13 +370,13 @@ def _entries(reader: Reader, losses: LossLog) -> Entries:
         # Linux kernel commit 721255b9826b ("genirq: Use a maple tree for interrupt
         # descriptor management") (in v6.5)
         root = find_variable(prog, "sparse_irqs").address_
-    except LookupError:
+    except MissingError:
         pass
     else:
         return maple_entries(reader, root, losses, name)
     try:
         root = find_variable(prog, "irq_desc_tree").address_
-    except LookupError:
+    except MissingError:
         # An array without CONFIG_SPARSE_IRQ; x86-64 and arm64 always have the latter.
         losses.lose(Loss.IRQS, f"{name} is not found")
         return []
@@ -386,7 +387,7 @@ def _chained(prog: drgn.Program) -> int:
     """Find ``chained_action``, the handler of cascaded controllers; 0 if not found."""
     try:
         address: int = find_variable(prog, "chained_action").address_
-    except LookupError:
+    except MissingError:
         return 0
     return address
 
@@ -427,10 +428,10 @@ def _mask_addresses(
 
     A pointer with CONFIG_CPUMASK_OFFSTACK, else the mask itself.
     """
-    if is_pointer(prog.type("cpumask_var_t")):
+    if is_pointer(find_type(prog, "cpumask_var_t")):
         pointers: Addresses = desc[name]
         return pointers
-    offset = find_offset(prog.type(_DESC_TYPE), members)
+    offset = find_offset(find_type(prog, _DESC_TYPE), members)
     assert offset is not None
     return addresses + np.uint64(offset)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader
@@ -19,7 +20,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.kernel.walks import list_nodes, list_records
 from msatools.kernel.words import unsigned
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
 _UNLIMITED = (1 << 64) - 1
 """RUNTIME_INF: the quota of a group without one."""
@@ -33,10 +34,10 @@ def limbo_tasks(
     """Yield the CPU and the address of each fair task that waits for a quota."""
     prog = reader.prog
     try:
-        head = drgn.offsetof(prog.type("struct cfs_rq"), "throttled_limbo_list")
-        node = drgn.offsetof(prog.type("struct task_struct"), "throttle_node")
+        head = offset_of(find_type(prog, "struct cfs_rq"), "throttled_limbo_list")
+        node = offset_of(find_type(prog, "struct task_struct"), "throttle_node")
         groups = find_variable(prog, "task_groups").address_of_().value_()
-    except LookupError:
+    except MissingError:
         return  # before v6.18, or no quotas (CONFIG_CFS_BANDWIDTH=n)
     cpus = percpu.cpus.tolist()
     if not cpus:
@@ -61,9 +62,9 @@ def _limited_queues(
     :param groups: Address of the list of all groups.
     :return: Addresses, shape ``(groups, cpus)``.
     """
-    group = reader.prog.type("struct task_group")
+    group = find_type(reader.prog, "struct task_group")
     members = ("list", "cfs_bandwidth.quota", "parent", "cfs_rq")
-    node, *offsets = (drgn.offsetof(group, member) for member in members)
+    node, *offsets = (offset_of(group, member) for member in members)
     size = max(offsets) + _POINTER
     quotas, parents, pointers = {}, {}, {}
     for address, data in list_records(
@@ -72,7 +73,7 @@ def _limited_queues(
         quota, parent, pointer = (unsigned(data, offset, 8) for offset in offsets)
         quotas[address], parents[address], pointers[address] = quota, parent, pointer
     # An array by CPU became a per-CPU variable (seen in 7.3).
-    is_array = group.member("cfs_rq").type.type.kind == drgn.TypeKind.POINTER
+    is_array = member_of(group, "cfs_rq").type.type.kind == drgn.TypeKind.POINTER
     rows = []
     for address, pointer in pointers.items():
         if _is_limited(address, quotas, parents):
@@ -97,6 +98,6 @@ def _elements(reader: Reader, array: int, percpu: PerCpu, losses: LossLog) -> Ad
     """Return a group's queue on each CPU; NULL if they are lost."""
     try:
         return reader.words(array, int(percpu.cpus.max()) + 1)[percpu.cpus]
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.QUEUED, f"the throttled tasks of a group are lost: {error}")
         return np.zeros(len(percpu.cpus), np.uint64)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import drgn
 
 from msatools.cpus.domains import RootDomains
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.cpumask import (
     Cpus,
     kept_mask,
@@ -26,7 +27,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 
 _MAX_COMMAND_LINE = 1 << 16
 """COMMAND_LINE_SIZE (2 KiB) and a boot configuration (32 KiB, init/main.c) fit."""
@@ -74,7 +75,7 @@ class CpuMasks:
 def read_masks(reader: Reader, domains: RootDomains, losses: LossLog) -> CpuMasks:
     """Read all masks; note those that cannot be read.
 
-    :raises LookupError: if the types of the masks that all kernels have are missing
+    :raises MissingError: if the types of the masks that all kernels have are missing
     """
     possible, present, online, active = (
         kept_mask(reader, name, losses) or ()
@@ -108,7 +109,7 @@ def _variable(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
     """Read a mask that not every kernel has; one not allocated is empty."""
     try:
         mask = find_variable(reader.prog, name)
-    except LookupError:
+    except MissingError:
         return None
     return try_mask(reader, lambda: place_of(mask), name, losses)
 
@@ -132,9 +133,9 @@ class _Housekeeping:
             if not address:
                 return ()
             allowed = mask_at(self._reader, address)
-        except LookupError:
+        except MissingError:
             return None
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.MASKS, f"isolated CPUs are lost: {error}")
             return None
         return tuple(sorted(set(self._possible) - set(allowed)))
@@ -144,7 +145,7 @@ class _Housekeeping:
         prog = self._reader.prog
         try:
             housekeeping = find_variable(prog, "housekeeping")
-        except LookupError:
+        except MissingError:
             return self._common_mask_address(names)
         type_ = _first_constant(prog, names)
         if not housekeeping.flags.value_() >> type_ & 1:
@@ -169,9 +170,9 @@ def _first_constant(prog: drgn.Program, names: tuple[str, ...]) -> int:
     for name in names:
         try:
             return constant(prog, name)
-        except LookupError:
+        except MissingError:
             continue
-    raise LookupError(f"no {names[0]}")
+    raise MissingError(f"no {names[0]}")
 
 
 # --- the command line
@@ -181,7 +182,7 @@ def _command_line(reader: Reader, losses: LossLog) -> str:
     try:
         address = find_variable(reader.prog, "saved_command_line").value_()
         return read_string(reader, address, _MAX_COMMAND_LINE)
-    except (LookupError, drgn.FaultError) as error:
+    except LOST as error:
         losses.lose(Loss.COMMAND_LINE, f"the kernel's command line is lost: {error}")
         return ""
 

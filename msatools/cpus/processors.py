@@ -10,6 +10,7 @@ import numpy as np
 from msatools.cpus.model import Processor
 from msatools.cpus.ticksched import TickSched
 from msatools.cpus.topology import read_places
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.cpumask import Cpus, kept_mask
 from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
@@ -18,7 +19,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string, read_string
 from msatools.kernel.structs import Members, read_structs
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable, object_at
 
 _MAX_NAME = 128
 """Limit for names of hotplug states; the longest have some 40 bytes."""
@@ -38,7 +39,7 @@ def read_processors(
 
     The topology of a CPU that has never been online is unknown.
 
-    :raises LookupError: if no run queue can be found at all
+    :raises MissingError: if no run queue can be found at all
     """
     active = kept_mask(reader, "active", losses)
     hotplug = _hotplug(reader, percpu, losses)
@@ -81,7 +82,7 @@ def _hotplug(
     """Return the hotplug state of each CPU, and its target if not reached."""
     try:
         addresses = percpu.addresses("cpuhp_state")
-    except LookupError as error:
+    except MissingError as error:
         # All kernels with SMP have it, also without CONFIG_HOTPLUG_CPU.
         losses.lose(Loss.HOTPLUG, f"steps of hot-plug are lost: {error}")
         return [(None, None)] * len(percpu.cpus)
@@ -118,7 +119,7 @@ def _step_names(
             # Dynamic states (CPUHP_AP_ONLINE_DYN and above) have no enumerator.
             if 0 <= state <= last and (name := described[state].name):
                 known[state] = read_string(reader, name.value_(), _MAX_NAME)
-    except (LookupError, drgn.FaultError) as error:
+    except LOST as error:
         losses.lose(Loss.HOTPLUG, f"names of steps of hot-plug are lost: {error}")
     return known
 
@@ -132,10 +133,10 @@ def _idle_states(
     """
     found: dict[int, tuple[str | None, int | None]] = {0: (None, None)}
     for address in set(addresses) - {0}:
-        state = drgn.Object(reader.prog, "struct cpuidle_state", address=address)
+        state = object_at(reader.prog, "struct cpuidle_state", address)
         try:
             name = decode_string(state.name.string_())
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.IDLE_STATES, f"an idle state's name is lost: {error}")
             found[address] = None, None
         else:
@@ -149,7 +150,7 @@ def _idle_depth(prog: drgn.Program, state: drgn.Object) -> int | None:
         states = find_variable(prog, "cpuidle_curr_driver").states
         first, size = states[0].address_of_().value_(), drgn.sizeof(states[0])
         count = drgn.sizeof(states) // size
-    except (LookupError, drgn.FaultError):
+    except LOST:
         return None
     number, between = divmod(state.address_of_().value_() - first, size)
     return number if not between and 0 <= number < count else None

@@ -15,6 +15,7 @@ import drgn
 import numpy as np
 
 from msatools.cpus.model import SchedClass
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader
@@ -29,6 +30,7 @@ from msatools.kernel.structs import (
 )
 from msatools.kernel.walks import list_records, tree_records
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, offset_of
 
 _PRIORITIES = 100
 """MAX_RT_PRIO, the number of lists (include/linux/sched/prio.h)."""
@@ -105,7 +107,7 @@ def read_queues(reader: Reader, percpu: PerCpu, losses: LossLog) -> RunQueueList
 
     A damaged list is noted, and read up to the damage.
 
-    :raises LookupError: if no run queue can be found at all
+    :raises MissingError: if no run queue can be found at all
     """
     addresses = percpu.addresses("runqueues")
     rq = read_structs(reader, "struct rq", _RQ, addresses, losses)
@@ -116,7 +118,7 @@ def read_queues(reader: Reader, percpu: PerCpu, losses: LossLog) -> RunQueueList
             zip(addresses.tolist(), rq.readable.tolist(), strict=True)
         )
     ]
-    root = drgn.offsetof(reader.prog.type("struct rq"), "cfs")
+    root = offset_of(find_type(reader.prog, "struct rq"), "cfs")
     servers = tuple(walk.servers[address] for address in addresses.tolist())
     return RunQueueLists(rq, addresses + np.uint64(root), tuple(tasks), servers)
 
@@ -134,21 +136,21 @@ class _Walk:
         self._stops = found["on_rq"] != 0
         prog = reader.prog
         self._tries = _TRIES if prog.flags & drgn.ProgramFlags.IS_LIVE else 1
-        rq, task = prog.type("struct rq"), prog.type("struct task_struct")
+        rq, task = find_type(prog, "struct rq"), find_type(prog, "struct task_struct")
         self._rq_size = drgn.sizeof(rq)
         self._in_rq = {
             name: find_offset(rq, member_names(_RQ[name])) for name in _NODES
         }
         self._in_task = {name: find_offset(task, _NODES[name]) for name in _NODES}
-        entity = prog.type("struct sched_dl_entity")
+        entity = find_type(prog, "struct sched_dl_entity")
         self._dl_size = drgn.sizeof(entity)
-        self._dl_node = drgn.offsetof(entity, "rb_node")
-        self._dl_deadline = drgn.offsetof(entity, "deadline")
-        entity = prog.type("struct sched_rt_entity")
-        self._rt_node = drgn.offsetof(entity, "run_list")
+        self._dl_node = offset_of(entity, "rb_node")
+        self._dl_deadline = offset_of(entity, "deadline")
+        entity = find_type(prog, "struct sched_rt_entity")
+        self._rt_node = offset_of(entity, "run_list")
         # With CONFIG_RT_GROUP_SCHED, groups are on the lists of tasks, too.
         self._rt_group = find_offset(entity, ("my_q",))
-        self._rt_lists = drgn.offsetof(prog.type("struct rt_rq"), "active.queue")
+        self._rt_lists = offset_of(find_type(prog, "struct rt_rq"), "active.queue")
 
     def tasks(self, rq: int, queues: Structs, row: int) -> Iterator[QueuedTask]:
         """Find the tasks of one run queue."""
@@ -220,14 +222,14 @@ class _Walk:
             return 0
         try:
             return int(self._reader.words(entity + self._rt_group, 1)[0])
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.QUEUED, f"a realtime task is lost: {error}")
             return 0
 
     def _heads(self, lists: int) -> Addresses:
         try:
             words = self._reader.words(lists, 2 * _PRIORITIES)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.QUEUED, f"realtime tasks are lost: {error}")
             words = np.zeros(2 * _PRIORITIES, np.uint64)
         return words.reshape(_PRIORITIES, 2)

@@ -8,9 +8,11 @@ import drgn
 import numpy as np
 
 from msatools.cpus.model import RunnableTask, SchedClass
+from msatools.errors import MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
+from msatools.selfdesc.find import find_symbol, find_type
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
@@ -167,14 +169,14 @@ def delays(tasks: TaskTable) -> bool:
 def _classes(prog: drgn.Program) -> dict[int, SchedClass]:
     """Return the classes by the address of their ``struct sched_class``."""
     # The first lookup of a missing symbol takes long.
-    has_ext = prog.type("struct rq").has_member("scx")
+    has_ext = find_type(prog, "struct rq").has_member("scx")
     classes: dict[int, SchedClass] = {}
     for name, sched_class in _CLASSES.items():
         if sched_class == "ext" and not has_ext:
             continue
         try:
-            classes[prog.symbol(name).address] = sched_class
-        except LookupError:
+            classes[find_symbol(prog, name).address] = sched_class
+        except MissingError:
             # The symbols are incomplete.
             continue
     return classes

@@ -10,7 +10,6 @@ interrupts are off.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-import drgn
 import numpy as np
 
 from msatools.cpus.fairqueue import FairTask, read_fair
@@ -19,6 +18,7 @@ from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
 from msatools.cpus.queued import QueuedTask, RunQueueLists, read_queues
 from msatools.cpus.queuedtasks import DEADLINE, QueuedTasks, idle_task
 from msatools.cpus.ticksched import TickSched
+from msatools.errors import UNREADABLE
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
@@ -26,6 +26,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import MAX_PLAUSIBLE
+from msatools.selfdesc.find import object_at
 from msatools.tasks.table import TaskTable
 
 LATE_NS = 1_000_000_000
@@ -60,7 +61,7 @@ def read_run_queues(
     :param tasks: All tasks, if they have been read: deadline tasks that are throttled
         are on no queue and on no list.
     :param crash_cpu: The CPU that the kernel crashed on, if it did.
-    :raises LookupError: if no run queue can be found at all
+    :raises MissingError: if no run queue can be found at all
     """
     queues = read_queues(reader, percpu, losses)
     rq = queues.rq
@@ -200,11 +201,11 @@ def _throttled_deadline(
     for cpu, address in zip(
         tasks["cpu"][rows].tolist(), tasks["address"][rows].tolist(), strict=True
     ):
-        task = drgn.Object(reader.prog, "struct task_struct", address=address)
+        task = object_at(reader.prog, "struct task_struct", address)
         try:
             if task.dl.dl_throttled:
                 yield cpu, QueuedTask(address, "deadline", throttled=True)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.QUEUED, f"a throttled task is lost: {error}")
 
 

@@ -10,19 +10,20 @@ with exclusive CPUs. Other cpusets only limit their tasks. ``isolcpus=`` and
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
 
 from msatools.cpus.cpusets import Cpuset, Cpusets, Nodes, read_cpusets
 from msatools.cpus.domains import RootDomains
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import CpuSet, SetKind
+from msatools.errors import LOST
 from msatools.kernel.cpumask import Cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask_each
 
 DEFAULT = "default"
 """Name of the set of all CPUs in no other set."""
@@ -207,7 +208,7 @@ def _all_nodes(reader: Reader, cpusets: Cpusets, losses: LossLog) -> Nodes:
     if cpusets.root is not None:
         return cpusets.root.nodes
     try:
-        return tuple(for_each_online_node(reader.prog))
-    except (LookupError, drgn.FaultError) as error:
+        return tuple(ask_each(for_each_online_node, reader.prog))
+    except LOST as error:
         losses.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
         return ()

@@ -9,6 +9,7 @@ import drgn
 import numpy as np
 
 from msatools.cpus.idle_time import TickRecords, bits_at, read_tick_records
+from msatools.errors import LOST
 from msatools.kernel.jiffies import Jiffies, read_jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
@@ -17,6 +18,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
 from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of, offset_of
 
 _FAR_NS = 1_000_000_000
 """Much more than jiffies, or the last tick of a busy CPU, may lag."""
@@ -52,7 +54,7 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSche
     try:
         jiffies = read_jiffies(reader.prog)
         found = read_tick_records(reader, percpu, losses)
-    except (LookupError, drgn.FaultError) as error:
+    except LOST as error:
         losses.lose(Loss.TICKS, f"when CPUs ticked is lost: {error}")
         unknown = (None,) * len(percpu.cpus)
         return TickSched(unknown, unknown, unknown, 0)
@@ -100,12 +102,12 @@ def _read_due(
 ) -> tuple[int | None, ...]:
     """Return when timer interrupts are due; ``None`` without high resolution timers."""
     name = "struct hrtimer_cpu_base"
-    type_ = reader.prog.type(name)
+    type_ = find_type(reader.prog, name)
     addresses = percpu.addresses("hrtimer_bases")
     records, readable = reader.read_records(addresses, drgn.sizeof(type_))
     lose_many(losses, name, int(np.count_nonzero(~readable)))
-    known = bits_at(records, type_.member("hres_active").bit_offset)
-    due = column(records, drgn.offsetof(type_, "expires_next"))
+    known = bits_at(records, member_of(type_, "hres_active").bit_offset)
+    due = column(records, offset_of(type_, "expires_next"))
     return tuple(
         moment if is_known and 0 < moment < MAX_PLAUSIBLE else None
         for is_known, moment in zip(known.tolist(), due.tolist(), strict=True)

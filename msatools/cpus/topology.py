@@ -7,6 +7,7 @@ from dataclasses import replace
 import drgn
 import numpy as np
 
+from msatools.errors import MissingError
 from msatools.kernel.cpumask import Cpus, cpus_of, is_pointer, masks_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
@@ -14,7 +15,7 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, lose_many, read_structs
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 _X86: Members = {
     "index": ("cpu_index",),
@@ -59,7 +60,7 @@ def read_places(
             places = _arm64_places(reader, percpu, losses)
         else:
             places = [CpuPlace()] * len(percpu.cpus)
-    except LookupError as error:
+    except MissingError as error:
         losses.lose(Loss.TOPOLOGY, f"packages, cores and threads are lost: {error}")
         places = [CpuPlace()] * len(percpu.cpus)
     return tuple(
@@ -101,13 +102,13 @@ def _x86_siblings(reader: Reader, percpu: PerCpu, losses: LossLog) -> Addresses:
 def _arm64_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPlace]:
     """Read the ``struct cpu_topology`` of each CPU (drivers/base/arch_topology.c)."""
     prog = reader.prog
-    type_ = prog.type("struct cpu_topology")
+    type_ = find_type(prog, "struct cpu_topology")
     first = find_variable(prog, "cpu_topology").address_
     # The address does not fit a signed 64-bit number.
     steps = (percpu.cpus * drgn.sizeof(type_)).astype(np.uint64)
     addresses = np.uint64(first) + steps
     found = read_structs(reader, "struct cpu_topology", _ARM64, addresses, losses)
-    siblings = addresses + np.uint64(drgn.offsetof(type_, "thread_sibling"))
+    siblings = addresses + np.uint64(offset_of(type_, "thread_sibling"))
     return [
         # The kernel has -1 for unknown IDs.
         CpuPlace(package, None, core, cpus) if package >= 0 else CpuPlace()
@@ -132,7 +133,7 @@ def _nodes(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[int | None]:
     try:
         # With CONFIG_USE_PERCPU_NUMA_NODE_ID, as on x86-64 and arm64.
         addresses = percpu.addresses("numa_node")
-    except LookupError:
+    except MissingError:
         return [None] * len(percpu.cpus)
     records, readable = reader.read_records(addresses, 4)
     lose_many(losses, "numa_node", int(np.count_nonzero(~readable)))
@@ -146,6 +147,6 @@ def _nodes(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[int | None]:
 def _has(prog: drgn.Program, name: str) -> bool:
     try:
         find_variable(prog, name)
-    except LookupError:
+    except MissingError:
         return False
     return True

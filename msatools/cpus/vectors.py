@@ -9,12 +9,11 @@ architectures count their own interrupts like those of devices.
 from collections.abc import Mapping
 from dataclasses import field
 
-import drgn
-
 from msatools.cpus.counts import Counts, believed, counts, total
 from msatools.cpus.ipis import read_ipis
 from msatools.cpus.model import Vector
-from msatools.kernel.enums import enumerators
+from msatools.errors import LOST, UNREADABLE, MissingError
+from msatools.kernel.enums import Enumerators, enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
@@ -22,6 +21,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_structs
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_symbol, find_type, member_of
 
 # Columns: name in /proc/interrupts, in its order; ``+`` if it is included in ``intr``
 # of /proc/stat (arch_irq_stat_cpu(), as of v6.12); member of ``irq_cpustat_t``, or
@@ -120,15 +120,15 @@ def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
         return Vectors(ipis.counts, {}, ipis.texts, ipis.calls or CALLS)
     try:
         numbers = enumerators(reader.prog, "enum irq_stat_counts")
-    except LookupError:
-        numbers = {}
+    except MissingError:
+        numbers = Enumerators()
     members: Members = {
         kind.name: (*_element(kind, numbers), kind.member) for kind in _KINDS
     }
     try:
         addresses = percpu.addresses("irq_stat")
         stat = read_structs(reader, "irq_cpustat_t", members, addresses, losses)
-    except LookupError:
+    except MissingError:
         return Vectors({}, {})
     found = {kind.name: believed(stat, kind.name, losses) for kind in _KINDS}
     totals: dict[str, int] = {}
@@ -153,7 +153,7 @@ def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
     """Read a per-CPU variable with a count; ``None`` if not found."""
     try:
         addresses = percpu.addresses(name)
-    except LookupError:
+    except MissingError:
         # Without CONFIG_X86_MCE.
         return None
     records, readable = reader.read_records(addresses, 4)
@@ -163,12 +163,12 @@ def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
 def _for_all(reader: Reader, kind: _Kind, losses: LossLog) -> dict[str, int]:
     """Read a count of all CPUs: an ``atomic_t``, which is not in BTF."""
     try:
-        address = reader.prog.symbol(kind.member).address
+        address = find_symbol(reader.prog, kind.member).address
         return {kind.name: int.from_bytes(reader.read(address, 4), "little")}
-    except LookupError:
+    except MissingError:
         # Without CONFIG_X86_IO_APIC.
         return {}
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.COUNTS, f"{kind.member} cannot be read: {error}")
         return {}
 
@@ -208,12 +208,16 @@ _NAME_SIZE = 32
 def softirq_names(reader: Reader, losses: LossLog) -> list[str]:
     """Return the names of softirqs in /proc/softirqs, by number."""
     prog = reader.prog
-    count = prog.type("struct kernel_stat").member("softirqs").type.length or 0
+    count = (
+        member_of(find_type(prog, "struct kernel_stat"), "softirqs").type.length or 0
+    )
     try:
         # An array of pointers to strings. Looking up its type takes long.
-        names = reader.words(prog.symbol("softirq_to_name").address, count).tolist()
+        names = reader.words(
+            find_symbol(prog, "softirq_to_name").address, count
+        ).tolist()
         return [read_string(reader, name, _NAME_SIZE) for name in names]
-    except (LookupError, drgn.FaultError) as error:
+    except LOST as error:
         # The order has not changed since there are ten.
         losses.note("softirq-names", f"names of softirqs are taken as known: {error}")
         known = list(_SOFTIRQS)

@@ -13,6 +13,7 @@ import drgn
 import numpy as np
 
 from msatools.cpus.counts import Counts, Numbers, counts
+from msatools.errors import LOST, MissingError
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.enums import enumerators
 from msatools.kernel.percpu import PerCpu
@@ -21,7 +22,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
 from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable
 
 _NICE_0 = 120
 """Static priority of a task of nice 0 (include/linux/sched/prio.h)."""
@@ -131,7 +132,7 @@ def uncounted_times(
 def _read_tracking(reader: Reader, percpu: PerCpu, losses: LossLog) -> Structs | None:
     """Read which CPUs count so; ``None`` if the kernel has no such accounting."""
     # Check the member first: the first lookup of a missing symbol takes long.
-    if not reader.prog.type("struct task_struct").has_member("vtime"):
+    if not find_type(reader.prog, "struct task_struct").has_member("vtime"):
         return None
     try:
         tracking = read_structs(
@@ -141,7 +142,7 @@ def _read_tracking(reader: Reader, percpu: PerCpu, losses: LossLog) -> Structs |
             percpu.addresses("context_tracking"),
             losses,
         )
-    except LookupError:
+    except MissingError:
         return None
     return tracking if tracking.has("active") else None
 
@@ -153,6 +154,6 @@ def _clock_offset(prog: drgn.Program) -> int:
     """
     try:
         offset = find_variable(prog, "__sched_clock_offset").value_()
-    except (LookupError, drgn.FaultError):
+    except LOST:
         return 0
     return int(np.uint64(offset).astype(np.int64))

@@ -34,12 +34,14 @@ _STATUS = (
         "3",
         "with --strict: something was missing or unreadable, or a check failed",
     ),
+    ("70", "a fault of msatools itself: the line says where, and what to send"),
 )
 _GROUP_STATUS = (
     ("0", "done; a dump that cannot be read is a row of the results"),
     ("1", "the dumps, the results or the cluster could not be used"),
     ("2", "wrong usage"),
     ("3", "with --strict: a dump has no report"),
+    ("70", "a fault of msatools itself: the line says where, and what to send"),
 )
 _ENVIRONMENT = (
     ("NO_COLOR", "if it is set, nothing is coloured"),

@@ -13,6 +13,7 @@ import re
 import stat
 import struct
 
+from msatools.errors import DamagedDataError
 from msatools.records import dataclass
 from msatools.target import kdump
 
@@ -122,7 +123,7 @@ def _kdump_header(head: bytes) -> tuple[str | None, str | None, int | None]:
     written_ns = None
     try:
         header = kdump.parse(lambda offset, size: head[offset : offset + size])
-    except (ValueError, EOFError):
+    except (DamagedDataError, EOFError):
         header = None
     if header is not None and header.is_64:
         layout = header.byteorder + "qq"

@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import drgn
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_symbol, find_type
 
 _COUNT = struct.Struct("<i")
 
@@ -54,7 +56,7 @@ class AccountingReader:
         self._prog = prog
         # The member shows whether the kernel was built with it: the first lookup of a
         # symbol that does not exist is slow.
-        has_irq_time = prog.type("struct rq").has_member("prev_irq_time")
+        has_irq_time = find_type(prog, "struct rq").has_member("prev_irq_time")
         self._schedstats = _find(prog, "sched_schedstats")
         # Linux kernel commit 0cd7c741f01d ("delayacct: Add sysctl to enable at
         # runtime") (in v5.14) has the key follow the variable; before, the variable
@@ -90,7 +92,7 @@ class AccountingReader:
             return None
         try:
             (count,) = _COUNT.unpack(self._prog.read(switch.address, _COUNT.size))
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.ACCOUNTING, f"{switch.name} cannot be read: {error}")
             return None
         return bool(count)
@@ -105,7 +107,7 @@ def _find(prog: drgn.Program, *names: str) -> _Switch | None:
     """Find the first of *names* that this kernel has; ``None`` if not found."""
     for name in names:
         try:
-            return _Switch(name, prog.symbol(name).address)
-        except LookupError:
+            return _Switch(name, find_symbol(prog, name).address)
+        except MissingError:
             continue
     return None

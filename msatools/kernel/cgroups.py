@@ -9,11 +9,13 @@ name and a pointer to its parent.
 import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
+from msatools.selfdesc.find import find_constant
 
 MAX_DEPTH = 2048
 """Maximum number of directories in a path, which has PATH_MAX bytes at most: a longer
@@ -62,7 +64,7 @@ def cgroup_paths(
 
 
 def _online(prog: drgn.Program) -> int:
-    flag: int = prog.constant("CSS_ONLINE").value_()
+    flag: int = find_constant(prog, "CSS_ONLINE").value_()
     return flag
 
 
@@ -97,6 +99,6 @@ def _path(nodes: Nodes, node: int) -> str | None:
 def _name(reader: Reader, address: int, losses: LossLog) -> str | None:
     try:
         return read_string(reader, address, _NAME_MAX)
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.CGROUP_NAMES, f"a control group's name is lost: {error}")
         return None

@@ -19,6 +19,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
@@ -27,7 +28,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.timekeeper import last_update
 from msatools.kernel.words import MAX_PLAUSIBLE, U64
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_symbol, find_type, find_variable, offset_of
 
 Nanoseconds = npt.NDArray[np.int64]
 
@@ -84,7 +85,7 @@ class _Queues(NamedTuple):
 def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
     """Read the clocks; a CPU whose run queue cannot be read costs a note.
 
-    :raises LookupError: if no run queue can be found at all
+    :raises MissingError: if no run queue can be found at all
     """
     # One read per CPU and no numpy arrays, for the sake of queries of one thread.
     queues = reader.once(_Queues, lambda: _queues(reader, losses))
@@ -97,13 +98,13 @@ def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
             behind += [0] * (length - len(behind))
         try:
             if address is None:
-                raise drgn.FaultError("no variables of that CPU", 0)
+                raise DamagedDataError("no variables of that CPU", 0)
             clocks = reader.read(address, queues.size)
             (clock,) = U64.unpack_from(clocks, queues.clock)
             (task,) = U64.unpack_from(clocks, queues.task)
             if max(clock, task) > MAX_PLAUSIBLE:
-                raise drgn.FaultError("no time of a clock", address)
-        except drgn.FaultError:
+                raise DamagedDataError("no time of a clock", address)
+        except UNREADABLE:
             losses.lose(Loss.RUN_QUEUES, f"CPU {cpu}'s run queue cannot be read")
             continue
         latest = max(latest, clock)
@@ -117,8 +118,8 @@ def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
 
 def _queues(reader: Reader, losses: LossLog) -> _Queues:
     percpu = read_percpu(reader, losses)
-    queue = reader.prog.type("struct rq")
-    clock, task = drgn.offsetof(queue, "clock"), drgn.offsetof(queue, "clock_task")
+    queue = find_type(reader.prog, "struct rq")
+    clock, task = offset_of(queue, "clock"), offset_of(queue, "clock_task")
     start = min(clock, task)
     addresses = percpu.addresses("runqueues") + np.uint64(start)
     return _Queues(
@@ -142,7 +143,7 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
             return _offset_by_counter(reader, losses)
         # The variable is unsigned, but holds a signed difference.
         (difference,) = _S64.unpack(reader.read(address, _S64.size))
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} is lost: {error}")
         return None
     if abs(difference) > MAX_PLAUSIBLE:
@@ -156,7 +157,7 @@ def _gtod_offset(prog: drgn.Program) -> int | None:
     try:
         address: int | None = find_variable(prog, "__gtod_offset").address_
         return address
-    except LookupError:
+    except MissingError:
         return None
 
 
@@ -171,8 +172,8 @@ def _offset_by_counter(reader: Reader, losses: LossLog) -> int | None:
     """
     prog = reader.prog
     try:
-        type_, symbol = prog.type("struct clock_data"), prog.symbol("cd")
-    except LookupError:
+        type_, symbol = find_type(prog, "struct clock_data"), find_symbol(prog, "cd")
+    except MissingError:
         return None
     update = last_update(reader, losses)
     if update is None:

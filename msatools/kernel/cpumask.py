@@ -13,11 +13,12 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable
 from msatools.target.errors import TargetError
 
 _POSSIBLE = "msatools.possible CPUs"
@@ -58,7 +59,7 @@ def possible_cpus(prog: drgn.Program, losses: LossLog) -> Cpus:
     if known is None:
         try:
             known = mask_at(Reader(prog), _kept_address(prog, "possible"))
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.CPUS, f"the list of CPUs is lost: {error}")
             return ()
         prog.cache[_POSSIBLE] = known
@@ -68,7 +69,7 @@ def possible_cpus(prog: drgn.Program, losses: LossLog) -> Cpus:
 def online_cpus(reader: Reader, losses: LossLog) -> Cpus:
     """Read which CPUs are online, or were until the kernel crashed.
 
-    :raises LookupError: if the type of a mask is unknown
+    :raises MissingError: if the type of a mask is unknown
     """
     online = kept_mask(reader, "online", losses) or ()
     return with_stopped(online, kept_mask(reader, "active", losses) or ())
@@ -88,7 +89,7 @@ def kept_mask(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
     """Read one of the kernel's own masks; ``None``, with a note, if it is lost.
 
     :param name: ``possible``, ``present``, ``online`` or ``active``.
-    :raises LookupError: if its type is unknown
+    :raises MissingError: if its type is unknown
     """
     address = reader.once((kept_mask, name), lambda: _kept_address(reader.prog, name))
     return try_mask(reader, lambda: address, f"the mask of {name} CPUs", losses)
@@ -110,7 +111,7 @@ def try_mask(
     try:
         address = place()
         return mask_at(reader, address) if address else ()
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.MASKS, f"{what} is lost: {error}", about=what)
         return None
 
@@ -160,7 +161,7 @@ def masks_at(
     """
     try:
         count = _id_count(reader)
-    except drgn.FaultError:
+    except UNREADABLE:
         none = np.zeros(len(addresses), np.bool_)
         return none.reshape(-1, 1), none
     records, readable = reader.read_records(addresses, _bytes_for(count))
@@ -212,16 +213,16 @@ def _id_count(reader: Reader) -> int:
 def cpu_numbers(prog: drgn.Program) -> int:
     """Return ``nr_cpu_ids``, the number of CPU IDs, some of which may have no CPU.
 
-    :raises drgn.FaultError: if it cannot be read, or is impossible
+    :raises UNREADABLE: if it cannot be read, or is impossible
     """
     try:
         count = int(find_variable(prog, "nr_cpu_ids").value_())
-    except LookupError:
+    except MissingError:
         # Not a variable where NR_CPUS is 1.
         return 1
     # A mask has NR_CPUS bits.
-    if not 0 < count <= 8 * drgn.sizeof(prog.type("struct cpumask")):
-        raise drgn.FaultError(
+    if not 0 < count <= 8 * drgn.sizeof(find_type(prog, "struct cpumask")):
+        raise DamagedDataError(
             "no such number of CPUs", find_variable(prog, "nr_cpu_ids").address_
         )
     return count

@@ -10,10 +10,10 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.live_lists import changing_list
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, distinct
@@ -27,7 +27,7 @@ from msatools.kernel.structs import (
     struct_layout,
 )
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
 MAX_OPEN = 1 << 20
 """Maximum number of descriptors read of one table: NR_OPEN's default."""
@@ -126,7 +126,7 @@ class Descriptors:
             return np.empty(0, np.uint64)
         try:
             return self._reader.words(int(tables.files[row]), count)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(
                 Loss.DESCRIPTORS, f"a table of open files is lost: {error}"
             )
@@ -172,7 +172,7 @@ class OpenFiles:
         """
         wanted = np.zeros(len(self._operations), np.bool_)
         for name in operations:
-            with suppress(LookupError):
+            with suppress(MissingError):
                 wanted |= self._operations == find_variable(self._prog, name).address_
         chosen = self._private[wanted]
         return distinct(chosen[chosen != 0])
@@ -218,8 +218,8 @@ def _small_tables(
 
     :return: The pointers in all of these, and whether each holder uses its own table.
     """
-    type_ = reader.prog.type(_HOLDER_TYPE)
-    table, array = (drgn.offsetof(type_, name) for name in ("fdtab", "fd_array"))
+    type_ = find_type(reader.prog, _HOLDER_TYPE)
+    table, array = (offset_of(type_, name) for name in ("fdtab", "fd_array"))
     rows, known = _rows(reader, _HOLDER_TYPE, _SMALL, holders)
     pointers = rows["array"]
     small = known & (rows["table"] == holders + np.uint64(table))
@@ -234,7 +234,7 @@ def _rows(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     layout = struct_layout(reader, type_name, members)
     if layout is None:
-        raise LookupError(f"{type_name} has none of the members")
+        raise MissingError(f"{type_name} has none of the members")
     return read_rows(reader, layout, addresses)
 
 
@@ -256,9 +256,9 @@ def processes(reader: Reader, losses: LossLog) -> FileTables:
 
 def _processes(reader: Reader, losses: LossLog) -> FileTables:
     prog = reader.prog
-    task = prog.type("struct task_struct")
-    tasks = task.member("tasks").offset
-    offsets = task.member("files").offset, drgn.offsetof(task, "task_frag.page")
+    task = find_type(prog, "struct task_struct")
+    tasks = member_of(task, "tasks").offset
+    offsets = member_of(task, "files").offset, offset_of(task, "task_frag.page")
     # Read only from the first to the last of these members.
     first, last = min(*offsets, tasks), max(*offsets, tasks + 8)
     init = find_variable(prog, "init_task").address_

@@ -7,6 +7,9 @@ With a vmlinux, drgn searches all symbols at each lookup, which takes 0.5 ms.
 
 import drgn
 
+from msatools.errors import MissingError
+from msatools.selfdesc.find import find_symbol
+
 
 def has_function(prog: drgn.Program, name: str) -> bool:
     """Return whether the kernel has a function of that name."""
@@ -24,7 +27,7 @@ def _look_up(prog: drgn.Program, key: str | int) -> str | None:
     known: dict[str | int, str | None] = prog.cache.setdefault("msatools.functions", {})
     if key not in known:
         try:
-            known[key] = prog.symbol(key).name.partition(".")[0]
-        except LookupError:
+            known[key] = find_symbol(prog, key).name.partition(".")[0]
+        except MissingError:
             known[key] = None
     return known[key]

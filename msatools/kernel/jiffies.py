@@ -5,7 +5,7 @@
 import drgn
 
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def read_jiffies(prog: drgn.Program) -> Jiffies:
     """Read jiffies.
 
     :raises drgn.FaultError: if they cannot be read
-    :raises LookupError: if the kernel has no such variables
+    :raises MissingError: if the kernel has no such variables
     """
     # The jiffies clock source has the length of a tick (kernel/time/jiffies.c).
     clock = find_variable(prog, "clocksource_jiffies")

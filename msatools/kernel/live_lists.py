@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import drgn
 
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import LIST_HEAD, U64
+from msatools.selfdesc.find import find_type
 
 _MAX_RESUMED = 256
 """Maximum number of times that one walk goes back to an entry still on the list."""
@@ -58,14 +60,14 @@ def changing_list(
             # The memory of a task that was visited may by now be that of a new one.
             looping = not new and (not live or again > len(seen))
             if not node or looping or len(seen) > most:
-                raise drgn.FaultError("it leads nowhere", node)
+                raise DamagedDataError("it leads nowhere", node)
             data = reader.read(address, size)
             following, previous = LIST_HEAD.unpack_from(data, offset)
             if live and previous not in visited:
                 resumed += 1
                 losses.coverage["lists_resumed"] += 1
                 if resumed > _MAX_RESUMED:
-                    raise drgn.FaultError("it changes too fast", node)
+                    raise DamagedDataError("it changes too fast", node)
                 node = _resume(reader, trail, visited)
                 if node is None:
                     if first is not None:
@@ -79,13 +81,13 @@ def changing_list(
             if new:
                 yield address, data
             node = following
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.LISTS, f"{name} breaks off: {error}", about=name)
 
 
 def _most_tasks(reader: Reader) -> int:
     """Return how many tasks there can be: each has a PID, and memory of its own."""
-    size = drgn.sizeof(reader.prog.type("struct task_struct"))
+    size = drgn.sizeof(find_type(reader.prog, "struct task_struct"))
     return min(PID_MAX_LIMIT, reader.most(size))
 
 

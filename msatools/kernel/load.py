@@ -5,14 +5,16 @@
 import drgn
 from drgn.helpers.linux.sched import loadavg
 
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.find import ask
 
 
 def load_averages(prog: drgn.Program, losses: LossLog) -> tuple[float, ...] | None:
     """Read the load averages over 1, 5 and 15 minutes; ``None`` if lost."""
     try:
-        return loadavg(prog)
-    except (drgn.FaultError, LookupError) as error:
+        return ask(loadavg, prog)
+    except LOST as error:
         losses.lose(Loss.LOAD, f"the load averages are lost: {error}")
         return None

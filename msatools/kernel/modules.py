@@ -8,13 +8,14 @@ module is read only when an address in it is looked up.
 
 import drgn
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import unsigned
+from msatools.selfdesc.find import find_type, find_variable, offset_of
 from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
-from msatools.selfdesc.variables import find_variable
 
 _MAX_DEPTH = 128
 """Maximum depth of the tree of modules: that of a red-black tree with 2^64 nodes."""
@@ -48,7 +49,7 @@ class CodeModules:
                 return None
             record = self._reader.read(start, self._layout.size)
             module = self._layout.parse(start, record)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.MODULES, f"a module is lost: {error}")
             return None
         if not module.contains(address):
@@ -62,7 +63,7 @@ class CodeModules:
             try:
                 symbols = ModuleSymbols(self._reader.prog, module, self._reader.read)
                 index = symbols.index()
-            except (drgn.FaultError, LookupError, ValueError) as error:
+            except LOST as error:
                 text = f"the symbols of module {module.name} are lost: {error}"
                 self._losses.lose(Loss.SYMBOLS, text, about=module.name)
                 index = drgn.SymbolIndex([])
@@ -74,12 +75,12 @@ class CodeModules:
         try:
             layout = self._layout = ModuleLayout(prog)
             head = find_variable(prog, "modules").address_
-        except LookupError:  # a kernel without loadable modules
+        except MissingError:  # a kernel without loadable modules
             return
         try:
             # With CONFIG_MODULES_TREE_LOOKUP, copy tracing and perf need.
             self._tree = _Tree(self._reader)
-        except LookupError:
+        except MissingError:
             records = list_records(
                 self._reader,
                 head,
@@ -98,26 +99,26 @@ class _Tree:
     It is a latched tree (include/linux/rbtree_latch.h): of its two copies one is always
     consistent.
 
-    :raises LookupError: if this kernel has no such tree
+    :raises MissingError: if this kernel has no such tree
     """
 
     def __init__(self, reader: Reader) -> None:
         prog = reader.prog
         tree = find_variable(prog, "mod_tree")
         self._reader = reader
-        self._sequence = tree.address_ + drgn.offsetof(tree.type_, "root.seq")
-        self._roots = tree.address_ + drgn.offsetof(tree.type_, "root.tree")
+        self._sequence = tree.address_ + offset_of(tree.type_, "root.seq")
+        self._roots = tree.address_ + offset_of(tree.type_, "root.tree")
         try:
-            part = prog.type("struct module_memory")  # ac3b43283923 (in v6.4)
-        except LookupError:
-            part = prog.type("struct module_layout")
-        self._base = drgn.offsetof(part, "base")
-        self._length = drgn.offsetof(part, "size")
-        self._module = drgn.offsetof(part, "mtn.mod")
-        self._nodes = [drgn.offsetof(part, f"mtn.node.node[{copy}]") for copy in (0, 1)]
-        node = prog.type("struct rb_node")
-        self._left = drgn.offsetof(node, "rb_left")
-        self._right = drgn.offsetof(node, "rb_right")
+            part = find_type(prog, "struct module_memory")  # ac3b43283923 (in v6.4)
+        except MissingError:
+            part = find_type(prog, "struct module_layout")
+        self._base = offset_of(part, "base")
+        self._length = offset_of(part, "size")
+        self._module = offset_of(part, "mtn.mod")
+        self._nodes = [offset_of(part, f"mtn.node.node[{copy}]") for copy in (0, 1)]
+        node = find_type(prog, "struct rb_node")
+        self._left = offset_of(node, "rb_left")
+        self._right = offset_of(node, "rb_right")
         self._size = max(
             *(offset + drgn.sizeof(node) for offset in self._nodes),
             self._module + 8,
@@ -130,7 +131,7 @@ class _Tree:
         Find the module with a memory range that contains an address.
 
         :return: Address of its ``struct module``; ``None`` if not found.
-        :raises drgn.FaultError: if the tree cannot be read
+        :raises UNREADABLE: if the tree cannot be read
         """
         copy = unsigned(self._reader.read(self._sequence, 4), 0, 4) & 1
         node = int(self._reader.words(self._roots + 8 * copy, 1)[0])
@@ -143,4 +144,4 @@ class _Tree:
                 return unsigned(data, self._module, 8)
             child = self._left if address < base else self._right
             node = unsigned(data, self._nodes[copy] + child, 8)
-        raise drgn.FaultError("the tree of modules has no end", node)
+        raise DamagedDataError("the tree of modules has no end", node)

@@ -14,13 +14,14 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.functions import has_function
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, member_of
 from msatools.target.arch import table_format
 from msatools.target.paging import TableWalk, Words
 
@@ -34,11 +35,11 @@ class PageTables:
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         """
-        :raises LookupError: if the format of this kernel's page tables is unknown
+        :raises MissingError: if the format of this kernel's page tables is unknown
         """
         form = table_format(reader.prog)
         if form is None:
-            raise LookupError("no known page tables")
+            raise MissingError("no known page tables")
         self._reader = reader
         self._losses = losses
         self._form = form
@@ -82,7 +83,7 @@ class PageTables:
         shifts = form.shifts[:-2]  # without PMDs and PTEs
         try:
             tops = self._top_level_pfns()
-        except LookupError:
+        except MissingError:
             # Only x86-64 has a list.
             found: set[int] = set()
             own = list(spaces())
@@ -113,14 +114,14 @@ class PageTables:
     def _top_level_pfns(self) -> list[int]:
         """Read ``pgd_list``, all address spaces' top-level tables."""
         prog = self._reader.prog
-        page = prog.type("struct page")
+        page = find_type(prog, "struct page")
         nodes = list_nodes(
             self._reader,
             find_variable(prog, "pgd_list").address_,
             self._losses,
             "the list of top-level page tables",
         )
-        lru, memmap = page.member("lru").offset, vmemmap_base(prog)
+        lru, memmap = member_of(page, "lru").offset, vmemmap_base(prog)
         pfns = (nodes - np.uint64(memmap) - np.uint64(lru)) // np.uint64(
             drgn.sizeof(page)
         )
@@ -137,15 +138,15 @@ class PageTables:
         """
         if not _has_isolation(self._reader.prog):
             return False
-        page = self._reader.prog.type("struct page")
-        refcount, size = page.member("_refcount").offset, drgn.sizeof(page)
+        page = find_type(self._reader.prog, "struct page")
+        refcount, size = member_of(page, "_refcount").offset, drgn.sizeof(page)
         memmap = vmemmap_base(self._reader.prog)
         for pfn in tops[:8]:
             try:
                 second = memmap + (pfn + 1) * size + refcount
                 if pfn & 1 or any(self._reader.read_near(second, 4)):
                     return False
-            except drgn.FaultError:
+            except UNREADABLE:
                 continue
         return True
 
@@ -153,7 +154,7 @@ class PageTables:
         """Translate an address of the kernel; ``None`` if no page is mapped there."""
         try:
             found = self._kernel_walk.find(address)
-        except drgn.FaultError:
+        except UNREADABLE:
             self._unreadable()
             return None
         return None if found is None else found[0] >> self._form.page_shift
@@ -177,7 +178,7 @@ class PageTables:
         for table in tables:
             try:
                 parts.append(self._reader.read(table, 8 * count, physical=physical))
-            except drgn.FaultError:
+            except UNREADABLE:
                 self._unreadable()
         return np.frombuffer(b"".join(parts), np.uint64)
 
@@ -214,4 +215,4 @@ def _has_isolation(prog: drgn.Program) -> bool:
 def pmd_order(prog: drgn.Program) -> int:
     """Return the order of the huge page that one PMD entry maps."""
     # A table fills a page and has entries of 8 bytes.
-    return int(prog["PAGE_SHIFT"].value_()) - 3
+    return int(find_variable(prog, "PAGE_SHIFT").value_()) - 3

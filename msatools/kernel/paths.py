@@ -11,15 +11,15 @@ from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 Place = tuple[int, int]
 """A ``struct path``: addresses of its ``struct vfsmount`` and ``struct dentry``."""
@@ -146,7 +146,7 @@ class Paths:
             try:
                 found = read_struct(self.reader, "struct mount", _ROOT, mount)
                 places.append((mount + self._vfsmount_offset, found["root"]))
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self.losses.lose(Loss.PATHS, f"a mount is lost: {error}")
         return [path for path in self.tell(places) if path is not None]
 
@@ -167,7 +167,7 @@ class Paths:
     @cached_property
     def _vfsmount_offset(self) -> int:
         """Offset of the ``struct vfsmount`` in a ``struct mount``."""
-        return int(drgn.offsetof(self.reader.prog.type("struct mount"), "mnt"))
+        return int(offset_of(find_type(self.reader.prog, "struct mount"), "mnt"))
 
     @cached_property
     def _first_space(self) -> int:
@@ -176,7 +176,7 @@ class Paths:
             space: int = find_variable(
                 self.reader.prog, "init_task"
             ).nsproxy.mnt_ns.value_()
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return 0
         return space
 
@@ -187,8 +187,8 @@ class Paths:
         """
         prog = self.reader.prog
         block = "struct super_block"
-        head = super_block + drgn.offsetof(prog.type(block), "s_mounts")
-        offset = find_offset(prog.type("struct mount"), ("mnt_instance",)) or 0
+        head = super_block + offset_of(find_type(prog, block), "s_mounts")
+        offset = find_offset(find_type(prog, "struct mount"), ("mnt_instance",)) or 0
         try:
             first = read_struct(self.reader, block, _FIRST_MOUNT, super_block)
             following = first["first"]
@@ -199,7 +199,7 @@ class Paths:
                 found = read_struct(self.reader, "struct mount", _OF_SUPER_BLOCK, mount)
                 following = found["next"]
                 yield mount, found["space"]
-        except drgn.FaultError:
+        except UNREADABLE:
             return
 
     def _read(self, walks: list["_PathWalk"]) -> None:
@@ -226,7 +226,7 @@ class Paths:
         found = read_structs(
             self.reader, "struct dentry", _DENTRY, addresses, self.losses
         )
-        inline = find_offset(self.reader.prog.type("struct dentry"), _INLINE) or 0
+        inline = find_offset(find_type(self.reader.prog, "struct dentry"), _INLINE) or 0
         for row, address in enumerate(addresses.tolist()):
             if not found.readable[row]:
                 self._entries[address] = None
@@ -238,7 +238,7 @@ class Paths:
             else:
                 try:
                     name = self.reader.read(start, length)
-                except drgn.FaultError as error:
+                except UNREADABLE as error:
                     self.losses.lose(Loss.PATHS, f"a file's name is lost: {error}")
                     self._entries[address] = None
                     continue

@@ -9,12 +9,13 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 
 _OFFSET_BYTES = 8
 """Bytes of an element of ``__per_cpu_offset``, an unsigned long."""
@@ -37,7 +38,7 @@ class PerCpu:
     def addresses(self, name: str) -> Addresses:
         """Return the address of the per-CPU variable *name* on each CPU.
 
-        :raises LookupError: if there is no such variable
+        :raises MissingError: if there is no such variable
         """
         if name not in self._pointers:
             self._pointers[name] = find_variable(self.prog, name).address_
@@ -61,7 +62,7 @@ def read_percpu(reader: Reader, losses: LossLog) -> PerCpu:
 def unit_offsets(reader: Reader, cpus: Sequence[int]) -> list[int]:
     """Return the offset in bytes of each CPU's unit in a chunk of the percpu allocator.
 
-    :raises LookupError: if the kernel lacks ``pcpu_unit_offsets``
+    :raises MissingError: if the kernel lacks ``pcpu_unit_offsets``
     :raises drgn.FaultError: if it cannot be read
     """
     array = find_variable(reader.prog, "pcpu_unit_offsets").value_()
@@ -76,18 +77,18 @@ def _read(prog: drgn.Program, losses: LossLog) -> PerCpu:
         return _percpu(prog, {})
     try:
         array = find_variable(prog, "__per_cpu_offset").address_
-    except LookupError:  # without SMP, per-CPU pointers are plain addresses
+    except MissingError:  # without SMP, per-CPU pointers are plain addresses
         return _percpu(prog, dict.fromkeys(cpus, 0))
     try:
         words = reader.words(array, max(cpus, default=-1) + 1)
         return _percpu(prog, dict(zip(cpus, _elements(words, cpus), strict=True)))
-    except drgn.FaultError:
+    except UNREADABLE:
         pass  # some of them may be readable
     offsets: dict[int, int] = {}
     for cpu in cpus:
         try:
             (offsets[cpu],) = reader.words(array + _OFFSET_BYTES * cpu, 1).tolist()
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.CPUS, f"the variables of CPU {cpu} are lost: {error}")
     return _percpu(prog, offsets)
 

@@ -6,13 +6,14 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, read_structs
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 MAX_LEVEL = 32
 """``MAX_PID_NS_LEVEL`` (include/linux/pid_namespace.h)."""
@@ -100,7 +101,7 @@ def _pid_max(prog: drgn.Program, losses: LossLog) -> int | None:
     """Read ``pid_max`` where all namespaces share it."""
     try:
         most: int = find_variable(prog, "pid_max").value_()
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         losses.lose(Loss.LIMITS, f"pid_max cannot be read: {error}")
         return None
     return most
@@ -112,7 +113,7 @@ def reserved_taken(
     """Count the PIDs below :data:`RESERVED_PIDS` in use; ``None`` if lost."""
     try:
         return PidTree(reader, namespace.address).count_below(RESERVED_PIDS)
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.PIDS, f"numbers that are taken are lost: {error}")
         return None
 
@@ -132,8 +133,8 @@ def innermost_numbers(
     nested = np.flatnonzero(read.readable & (levels > 0) & (levels <= MAX_LEVEL))
     if len(nested):
         # A struct pid has one struct upid per nesting level.
-        first = np.uint64(drgn.offsetof(reader.prog.type("struct pid"), "numbers"))
-        size = np.uint64(drgn.sizeof(reader.prog.type("struct upid")))
+        first = np.uint64(offset_of(find_type(reader.prog, "struct pid"), "numbers"))
+        size = np.uint64(drgn.sizeof(find_type(reader.prog, "struct upid")))
         addresses = pids[nested] + first + levels[nested] * size
         innermost = read_structs(reader, "struct upid", _UPID, addresses, losses)
         spaces[nested] = innermost["space"]

@@ -12,13 +12,14 @@ from collections.abc import Container, Iterable
 
 import drgn
 
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import unsigned
 from msatools.kernel.xarray import XArray
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 from msatools.target.errors import TargetError
 
 PID_MAX_LIMIT = 1 << 22
@@ -75,7 +76,7 @@ def find_tasks(reader: Reader, pids: Iterable[int], losses: LossLog) -> dict[int
     for pid in dict.fromkeys(pids):
         try:
             task = tree.task(pid)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.PIDS, f"the task with a PID cannot be looked up: {error}")
             continue
         if task is not None:
@@ -115,14 +116,14 @@ class _PidLayout:
 
 
 def _layout(prog: drgn.Program) -> _PidLayout:
-    pid, task = prog.type("struct pid"), prog.type("struct task_struct")
+    pid, task = find_type(prog, "struct pid"), find_type(prog, "struct task_struct")
     return _PidLayout(
-        tree=drgn.offsetof(prog.type("struct pid_namespace"), "idr.idr_rt"),
-        task=drgn.offsetof(pid, "tasks[0].first"),
-        numbers=drgn.offsetof(pid, "numbers[0].nr"),
-        upid=drgn.sizeof(pid.member("numbers").type.type),
-        link=drgn.offsetof(task, "pid_links[0]"),
-        task_pid=drgn.offsetof(task, "pid"),
+        tree=offset_of(find_type(prog, "struct pid_namespace"), "idr.idr_rt"),
+        task=offset_of(pid, "tasks[0].first"),
+        numbers=offset_of(pid, "numbers[0].nr"),
+        upid=drgn.sizeof(member_of(pid, "numbers").type.type),
+        link=offset_of(task, "pid_links[0]"),
+        task_pid=offset_of(task, "pid"),
     )
 
 
@@ -143,19 +144,19 @@ class PidTree:
         """Find the thread with a PID in the initial namespace.
 
         :return: Address of its ``struct task_struct``; ``None`` if not found.
-        :raises drgn.FaultError: if something on the way is damaged
+        :raises UNREADABLE: if something on the way is damaged
         """
         task = self.linked(pid)
         if task is not None:
             own = self._reader.read(task + self._layout.task_pid, 4)
             if unsigned(own, 0, 4) != pid:
-                raise drgn.FaultError("no task of that PID", task)
+                raise DamagedDataError("no task of that PID", task)
         return task
 
     def linked(self, pid: int) -> int | None:
         """Find the same without reading the thread: the caller must compare its PID.
 
-        :raises drgn.FaultError: if something on the way is damaged
+        :raises UNREADABLE: if something on the way is damaged
         """
         if not 0 < pid < PID_MAX_LIMIT:
             return None
@@ -166,7 +167,7 @@ class PidTree:
         end = max(layout.task + _POINTER_BYTES, self._number + 4)
         data = self._reader.read(entry, end)
         if unsigned(data, self._number, 4) != pid:
-            raise drgn.FaultError("no struct pid of that number", entry)
+            raise DamagedDataError("no struct pid of that number", entry)
         link = unsigned(data, layout.task, _POINTER_BYTES)
         if not link:  # reaped, or in use as a process group or session ID only
             return None

@@ -2,8 +2,7 @@
 
 """The kernel's log, with a count of what cannot be read."""
 
-import drgn
-
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -18,7 +17,7 @@ def read_log(reader: Reader, losses: LossLog) -> list[LogRecord]:
 
     Messages that cannot be read are counted, and left out.
 
-    :raises LookupError: if the kernel has no such log, as before v5.10
+    :raises MissingError: if the kernel has no such log, as before v5.10
     """
 
     def read(address: int, size: int) -> tuple[bytes | bytearray, list[range]]:
@@ -30,6 +29,6 @@ def read_log(reader: Reader, losses: LossLog) -> list[LogRecord]:
 
     try:
         return list(log_records(reader.prog, read, lose))
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.LOG, f"the kernel's log cannot be read: {error}")
         return []

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mm import totalram_pages
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError
 from msatools.kernel.words import PAGE
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask, find_variable
 from msatools.target.linear import direct_map
 
 Addresses = npt.NDArray[np.uint64]
@@ -82,7 +84,7 @@ class Gap:
     reason: Reason
 
 
-def fault_reason(error: drgn.FaultError) -> Reason:
+def fault_reason(error: drgn.FaultError | DamagedDataError) -> Reason:
     """
     Return whether a page was left out when the dump was made, or is damaged.
 
@@ -94,7 +96,7 @@ def fault_reason(error: drgn.FaultError) -> Reason:
     return "unreadable"
 
 
-def is_left_out(error: drgn.FaultError) -> bool:
+def is_left_out(error: drgn.FaultError | DamagedDataError) -> bool:
     """Return whether a page was left out by its contents when the dump was made."""
     return "xcluded" in str(error)
 
@@ -102,10 +104,10 @@ def is_left_out(error: drgn.FaultError) -> bool:
 def _memory_bytes(prog: drgn.Program) -> int:
     """Return the size of memory that can be allocated; beyond any size if unknown."""
     try:
-        pages = int(totalram_pages(prog))
-    except (LookupError, drgn.FaultError):
+        pages = int(ask(totalram_pages, prog))
+    except LOST:
         return _MAX_ADDRESS
-    return pages * int(prog["PAGE_SIZE"].value_())
+    return pages * int(find_variable(prog, "PAGE_SIZE").value_())
 
 
 class Reader:
@@ -157,7 +159,7 @@ class Reader:
                 data = self.prog.read(self._direct.physical + offset, size, True)
             else:
                 data = self.prog.read(address, size, physical)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             if not direct:
                 raise
             raise drgn.FaultError(str(error), address) from error
@@ -192,7 +194,7 @@ class Reader:
         if window is None:
             try:
                 window = self.window(start)
-            except drgn.FaultError:
+            except UNREADABLE:
                 return self.read(address, size)
         return window[offset : offset + size]
 
@@ -226,7 +228,7 @@ class Reader:
         if aligned and not self.is_live and len(needed) <= MAX_WINDOWS:
             try:
                 windows = [self.window(number * WINDOW) for number in needed.tolist()]
-            except drgn.FaultError:
+            except UNREADABLE:
                 pass  # some of them may be readable
             else:
                 words = np.frombuffer(b"".join(windows), "<u8")
@@ -249,7 +251,7 @@ class Reader:
         """
         try:
             return self.read(address, size), []
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             if size <= granule:
                 return bytes(size), [Gap(0, size, fault_reason(error))]
         data = bytearray(size)
@@ -260,7 +262,7 @@ class Reader:
             offset, length = todo.pop()
             try:
                 data[offset : offset + length] = self.read(address + offset, length)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 if length <= granule:
                     gaps.append(Gap(offset, length, fault_reason(error)))
                 else:
@@ -321,7 +323,7 @@ class Reader:
         for row in np.flatnonzero(large).tolist():
             try:
                 words.append(self.words(int(addresses[row]), int(counts[row])))
-            except drgn.FaultError:
+            except UNREADABLE:
                 continue
             readable[row] = True
             rows.append(np.full(len(words[-1]), row, np.intp))
@@ -381,7 +383,7 @@ class Reader:
     def _read_or_empty(self, address: int, size: int) -> bytes:
         try:
             return self.read(address, size)
-        except drgn.FaultError:
+        except UNREADABLE:
             return b""
 
     def _read_each(
@@ -394,7 +396,7 @@ class Reader:
         for row in rows:
             try:
                 data = self.read(int(addresses[row]), records.shape[1])
-            except drgn.FaultError:
+            except UNREADABLE:
                 continue
             records[row] = np.frombuffer(data, np.uint8)
             readable[row] = True

@@ -11,11 +11,12 @@ from typing import ClassVar, TypedDict
 
 from drgn import Program
 
+from msatools.faults import OwnFault
 from msatools.kernel.losses import Loss, is_loss
 from msatools.records import dataclass
 from msatools.reports.presented import Presented
 from msatools.selfdesc import refusals
-from msatools.target.model import Target
+from msatools.target.model import UNLISTED, Target
 
 _LOGS = "msatools.logs"
 """Key of the program's cache."""
@@ -188,6 +189,9 @@ class Report(Presented):
 
     cost: Cost | None = field(default=None, metadata=ADDED)
     """Cost of the sample; ``None`` for a report without an interval."""
+
+    faults: tuple[OwnFault, ...] = field(default=(), metadata=UNLISTED)
+    """Faults of msatools that cost a part of the report."""
 
 
 class Head(TypedDict):

@@ -12,6 +12,7 @@ from typing import Any
 import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
@@ -20,7 +21,14 @@ from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_struct, read_structs, struct_layout
 from msatools.kernel.walks import list_records, tree_records
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    drgn_lookups,
+    find_constant,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
 
 _MAX_NAME = 511
 """Maximum bytes of a name; the longest are those of per-memcg caches, up to v5.8."""
@@ -67,21 +75,21 @@ class SlabCache:
 def slab_type(prog: drgn.Program) -> drgn.Type:
     """Return the type of a slab's descriptor, which overlays its ``struct page``.
 
-    :raises LookupError: if the type is unknown
+    :raises MissingError: if the type is unknown
     """
     # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in v5.17)
     try:
-        return prog.type("struct slab")
-    except LookupError:
-        return prog.type("struct page")
+        return find_type(prog, "struct slab")
+    except MissingError:
+        return find_type(prog, "struct page")
 
 
 def slab_cache_offset(prog: drgn.Program) -> int:
     """Return the offset of the pointer to the cache in a slab's ``struct page``.
 
-    :raises LookupError: if the type is unknown
+    :raises MissingError: if the type is unknown
     """
-    offset: int = slab_type(prog).member("slab_cache").offset
+    offset: int = member_of(slab_type(prog), "slab_cache").offset
     return offset
 
 
@@ -89,7 +97,7 @@ def read_cache(reader: Reader, address: int) -> SlabCache:
     """Read one cache.
 
     :raises drgn.FaultError: if it cannot be read, or is not a cache
-    :raises LookupError: if the type is unknown
+    :raises MissingError: if the type is unknown
     """
     return _cache(reader, address, read_struct(reader, _TYPE, _CACHE, address))
 
@@ -99,7 +107,7 @@ def read_caches(
 ) -> list[SlabCache | None]:
     """Read many caches; ``None``, and one lost name, for each that cannot be read.
 
-    :raises LookupError: if the type is unknown
+    :raises MissingError: if the type is unknown
     """
     read = read_structs(reader, _TYPE, _CACHE, addresses, losses)
     caches: list[SlabCache | None] = []
@@ -111,7 +119,7 @@ def read_caches(
             values = {name: int(read[name][row]) for name in read.columns}
             try:
                 cache = _cache(reader, address, values)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 text = f"a slab cache's name is lost: {error}"
                 losses.lose(Loss.NAMES, text)
         caches.append(cache)
@@ -122,13 +130,13 @@ def slab_caches(reader: Reader, losses: LossLog) -> Iterator[SlabCache]:
     """Read all caches, in the order of the kernel's list.
 
     :raises drgn.FaultError: if one is not a cache, or its name cannot be read
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     prog = reader.prog
     layout = struct_layout(reader, _TYPE, _CACHE)
     if layout is None:
-        raise LookupError(f"{_TYPE} has no members")
-    node = drgn.offsetof(prog.type(_TYPE), "list")
+        raise MissingError(f"{_TYPE} has no members")
+    node = offset_of(find_type(prog, _TYPE), "list")
     head, what = find_variable(prog, "slab_caches").address_, "the list of caches"
     for address, data in list_records(reader, head, node, layout.end, losses, what):
         yield _cache(reader, address, layout.decode(data[layout.start :]))
@@ -140,7 +148,7 @@ def reclaimable_caches(
     """Return the caches whose slabs count as reclaimable (cache_vmstat_idx()).
 
     :param addresses: ``struct kmem_cache *``
-    :raises LookupError: if the type is unknown
+    :raises MissingError: if the type is unknown
     """
     flag = _reclaim_flag(reader.prog)
     found = read_structs(reader, _TYPE, {"flags": ("flags",)}, addresses, losses)
@@ -153,7 +161,7 @@ def _reclaim_flag(prog: drgn.Program) -> int:
     # creation flags") (in v6.9)
     try:
         bits = enumerators(prog, "enum _slab_flag_bits")
-    except LookupError:
+    except MissingError:
         return _RECLAIM_ACCOUNT
     bit = bits.get("_SLAB_RECLAIM_ACCOUNT")
     return 0 if bit is None else 1 << bit  # CONFIG_SLUB_TINY lacks it
@@ -170,20 +178,21 @@ def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
     names: dict[int, list[str]] = defaultdict(list)
     prog = reader.prog
     try:
-        directory = find_variable(prog, "slab_kset").kobj.sd
-        root = directory.dir.children.address_of_().value_()
-        is_link = prog.constant("KERNFS_LINK").value_()
-        rb = drgn.offsetof(prog.type(_NODE_TYPE), "rb")
-        layout = struct_layout(reader, _NODE_TYPE, _NODE)
-        kobject = drgn.offsetof(prog.type(_TYPE), "kobj")
-    except (LookupError, AttributeError):
+        with drgn_lookups:
+            directory = find_variable(prog, "slab_kset").kobj.sd
+            root = directory.dir.children.address_of_().value_()
+            is_link = find_constant(prog, "KERNFS_LINK").value_()
+            rb = offset_of(find_type(prog, _NODE_TYPE), "rb")
+            layout = struct_layout(reader, _NODE_TYPE, _NODE)
+            kobject = offset_of(find_type(prog, _TYPE), "kobj")
+    except MissingError:
         return names  # CONFIG_SLAB, or CONFIG_SYSFS=n
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.NAMES, f"names of merged slab caches are lost: {error}")
         return names
     if layout is None:
         return names
-    size = drgn.sizeof(prog.type(_NODE_TYPE))
+    size = drgn.sizeof(find_type(prog, _NODE_TYPE))
     what = "the tree of slab caches' names"
     for _, data in tree_records(reader, root, rb, size, losses, what):
         link = layout.decode(data[layout.start :])
@@ -191,12 +200,12 @@ def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
             continue
         try:
             text = read_string(reader, link["name"], _MAX_NAME)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.NAMES, f"a slab cache's name is lost: {error}")
             continue
         try:
             target = read_struct(reader, _NODE_TYPE, _OBJECT, link["target"])
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.NAMES, f"a merged slab cache's name is lost: {error}")
             continue
         names[target["object"] - kobject].append(text)
@@ -206,6 +215,6 @@ def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
 def _cache(reader: Reader, address: int, values: Mapping[str, Any]) -> SlabCache:
     size, name = int(values["size"]), int(values["name"])
     if not 0 < size <= MAX_OBJECT:
-        raise drgn.FaultError("no cache of objects", address)
+        raise DamagedDataError("no cache of objects", address)
     text = read_string(reader, name, _MAX_NAME)
     return SlabCache(address, text, size, int(values.get("padding", 0)))

@@ -12,17 +12,18 @@ and of nodes, and since v7.0 CPUs have no freelists.
 from collections.abc import Mapping
 from typing import Any
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.nodemask import for_each_online_node
 
+from msatools.errors import LOST, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, find_offset, read_structs
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask_each, find_type
 
 Counts = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]
@@ -67,7 +68,7 @@ def free_in_use(
         if known.has("cpu_sheaves"):
             parts.append(_in_sheaves(reader, known, losses))
             parts.append(_in_barns(reader, caches, known, losses))
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         losses.lose(Loss.SLABS, f"free objects of slab caches are lost: {error}")
         return {}
     counts = zip(caches.tolist(), _add(*parts).tolist(), strict=True)
@@ -151,12 +152,15 @@ def _in_barns(
     """Count the objects in the full sheaves of the nodes' barns."""
     total = np.zeros(len(caches), np.int64)
     capacity = known["capacity"].astype(np.int64)
-    for node in for_each_online_node(reader.prog):
+    for node in ask_each(for_each_online_node, reader.prog):
         # No longer in struct kmem_cache_node since Linux kernel commit 5ba6bc27b1f9
         # ("slab: decouple pointer to barn from kmem_cache_node") (in v7.1).
         members = f"per_node[{node}].barn", f"node[{node}]"
         barns = _values(reader, "struct kmem_cache", members, caches, losses)
-        if find_offset(reader.prog.type("struct kmem_cache"), members[:1]) is None:
+        if (
+            find_offset(find_type(reader.prog, "struct kmem_cache"), members[:1])
+            is None
+        ):
             name = "struct kmem_cache_node"
             barns = _values(reader, name, ("barn",), barns.values, losses)
         full = _values(reader, "struct node_barn", ("nr_full",), barns.values, losses)
@@ -186,12 +190,12 @@ def _values(
     """Read a member of the structures at some addresses, which may be NULL.
 
     :param members: Names of the member, the newest first.
-    :raises LookupError: if the kernel has no such member
+    :raises MissingError: if the kernel has no such member
     """
     wanted: Members = {"value": members}
     read = read_structs(reader, type_name, wanted, addresses, losses)
     if not read.has("value"):
-        raise LookupError(f"{type_name} has no {members[0]}")
+        raise MissingError(f"{type_name} has no {members[0]}")
     lost = np.where((addresses != 0) & ~read.readable, _LOST, 0)
     return _Values(read["value"].astype(np.uint64), lost)
 
@@ -203,11 +207,11 @@ def _per_cpu(
 
     :return: Addresses for the first pointer on all CPUs, then for the next; NULL for
         NULL.
-    :raises LookupError: if no CPU is known
+    :raises MissingError: if no CPU is known
     """
     offsets = read_percpu(reader, losses).offsets
     if not len(offsets):
-        raise LookupError("no CPU is known")
+        raise MissingError("no CPU is known")
     bases = pointers.astype(np.uint64)[:, None]
     addresses: Addresses = np.where(bases == 0, np.uint64(0), bases + offsets)
     return addresses.ravel(), len(offsets)

@@ -2,8 +2,7 @@
 
 """C strings, in data or in memory."""
 
-import drgn
-
+from msatools.errors import DamagedDataError
 from msatools.kernel.reader import Reader
 from msatools.kernel.words import PAGE
 
@@ -22,12 +21,12 @@ def read_string(reader: Reader, address: int, most: int) -> str:
     No page after its end is read, as it may be missing. Bytes that are not UTF-8 are
     escaped.
 
-    :raises drgn.FaultError: if it cannot be read, or is longer
+    :raises UNREADABLE: if it cannot be read, or is longer
     """
     data = b""
     while b"\0" not in data:
         if len(data) > most:
-            raise drgn.FaultError("a string does not end", address)
+            raise DamagedDataError("a string does not end", address)
         position = address + len(data)
         data += reader.read(position, min(most + 1, PAGE - position % PAGE))
     return decode_string(data)

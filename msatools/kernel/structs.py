@@ -11,10 +11,16 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import (
+    DamagedDataError,
+    MissingError,
+    MissingMemberError,
+)
 from msatools.kernel.losses import struct_key
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
+from msatools.selfdesc.find import drgn_lookups, find_type, member_of, offset_of
 from msatools.selfdesc.lookups import note_member
 
 Booleans = npt.NDArray[np.bool_]
@@ -48,13 +54,23 @@ class Structs:
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
         """Return a column.
 
-        :raises KeyError: if the kernel has no such member
+        :raises MissingMemberError: if the kernel has no such member
         """
-        return self.columns[column]
+        try:
+            return self.columns[column]
+        except KeyError:
+            raise MissingMemberError(f"no structure has a {column}") from None
 
     def has(self, column: str) -> bool:
         """Return whether the kernel has the member of a column."""
         return column in self.columns
+
+
+class Values(dict[str, Any]):
+    """Members of one structure by column; those that the kernel lacks are absent."""
+
+    def __missing__(self, column: str) -> Any:
+        raise MissingMemberError(f"no structure has a {column}")
 
 
 class Decoder:
@@ -63,7 +79,7 @@ class Decoder:
     def __init__(self, record: np.dtype[Any], names: Iterable[str]) -> None:
         """
         :param names: Integer fields of the record.
-        :raises ValueError: if they overlap, as those of damaged types do
+        :raises DamagedDataError: if they overlap, as those of damaged types do
         """
         fields = record.fields
         assert fields is not None
@@ -72,15 +88,15 @@ class Decoder:
         format_, end = "<", 0
         for offset, column, _ in ordered:
             if offset < end:
-                raise ValueError("members of a structure overlap")
+                raise DamagedDataError("members of a structure overlap")
             letter = _LETTERS[column.kind, column.itemsize]
             format_ += f"{offset - end}x{letter}"
             end = offset + column.itemsize
         self._unpack = struct.Struct(format_).unpack_from
 
-    def __call__(self, data: bytes) -> dict[str, Any]:
+    def __call__(self, data: bytes) -> Values:
         """Return the value of each column."""
-        return dict(zip(self.names, self._unpack(data), strict=True))
+        return Values(zip(self.names, self._unpack(data), strict=True))
 
 
 _LETTERS = {
@@ -133,7 +149,7 @@ def read_structs(
     Unreadable structures count as losses, by type. NULL is not readable either, but is
     not a loss.
 
-    :raises LookupError: if the type is unknown
+    :raises MissingError: if the type is unknown
     """
     layout = struct_layout(reader, type_name, members)
     if layout is None:
@@ -180,23 +196,23 @@ def read_bits(
 
 def _bit_offset(reader: Reader, type_name: str, member: str) -> int | None:
     try:
-        return int(reader.prog.type(type_name).member(member).bit_offset)
-    except LookupError:
+        return int(member_of(find_type(reader.prog, type_name), member).bit_offset)
+    except MissingError:
         return None
 
 
 def read_struct(
     reader: Reader, type_name: str, members: Members, address: int
-) -> Mapping[str, Any]:
+) -> Values:
     """Read members of one structure, all integers, without the cost of arrays.
 
     :return: Python integers by column; absent if the kernel has no member.
     :raises drgn.FaultError: if it cannot be read, or is NULL
-    :raises LookupError: if the type is unknown
+    :raises MissingError: if the type is unknown
     """
     layout = struct_layout(reader, type_name, members)
     if layout is None:
-        return {}
+        return Values()
     if not address:
         raise drgn.FaultError(f"no {type_name}", address)
     return layout.decode(reader.read(address + layout.start, layout.records.itemsize))
@@ -208,7 +224,7 @@ def struct_layout(
     """Find the layout of members, once per reader; ``None`` if none of them exists."""
     return reader.once(
         (type_name, tuple(members.items())),
-        lambda: _find_layout(reader.prog.type(type_name), members),
+        lambda: _find_layout(find_type(reader.prog, type_name), members),
     )
 
 
@@ -249,7 +265,7 @@ def column_type(member: drgn.Object) -> np.dtype[Any]:
     An array of bytes is a string. For a structure or another array it is the type of
     the first integer or pointer in it.
 
-    :raises LookupError: if there is none, or it is a bit field
+    :raises MissingError: if there is none, or it is a bit field
     """
     type_ = member.type_
     while type_.kind == drgn.TypeKind.TYPEDEF:
@@ -287,8 +303,9 @@ def find_member(type_: drgn.Type, candidates: tuple[str, ...]) -> drgn.Object | 
     structure = drgn.Object(type_.prog, type_, address=0)
     for member in candidates:
         try:
-            found = structure.subobject_(member)
-        except (LookupError, TypeError):
+            with drgn_lookups:
+                found = structure.subobject_(member)
+        except (MissingError, TypeError):
             # No such member, or a part of one that is not a structure or array here.
             continue
         note_member(type_, candidates, member)
@@ -302,7 +319,7 @@ def integer_format(member: drgn.Object) -> struct.Struct:
 
     For a structure or an array it is the format of the first one in it.
 
-    :raises LookupError: if there is none, or it is a bit field
+    :raises MissingError: if there is none, or it is a bit field
     """
     type_ = member.type_
     while type_.kind not in _INTEGERS:
@@ -311,24 +328,24 @@ def integer_format(member: drgn.Object) -> struct.Struct:
         elif type_.kind in _WRAPPERS:
             type_ = type_.type
         else:
-            raise LookupError(f"{member.type_.type_name()} is no integer")
+            raise MissingError(f"{member.type_.type_name()} is no integer")
     if member.bit_field_size_ is not None:
-        raise LookupError(f"a bit field of {member.type_.type_name()}")
+        raise MissingError(f"a bit field of {member.type_.type_name()}")
     is_signed = type_.kind == drgn.TypeKind.INT and type_.is_signed
     size = drgn.sizeof(type_)
     try:
         return _FORMATS["i" if is_signed else "u", size]
     except KeyError:
         name = member.type_.type_name()
-        raise LookupError(f"{name} is an integer of {size} bytes") from None
+        raise MissingError(f"{name} is an integer of {size} bytes") from None
 
 
 def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
     """Find the offset of a member by the first of some names that exists."""
     for member in candidates:
         try:
-            offset: int = drgn.offsetof(type_, member)
-        except (LookupError, TypeError):
+            offset: int = offset_of(type_, member)
+        except (MissingError, TypeError):
             # No such member, or a part of one that is not a structure or array here.
             continue
         note_member(type_, candidates, member)

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import drgn
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import MAX_PLAUSIBLE, unsigned
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_symbol, find_type, find_variable, offset_of
 
 _TRIES = 4
 """How often a structure is read that the kernel changes meanwhile."""
@@ -32,7 +33,7 @@ def last_update(reader: Reader, losses: LossLog) -> Update | None:
         core = _timekeeper(reader.prog)
         mono = "timekeeper.tkr_mono"
         base, fraction, shift, cycle, sequence = (
-            drgn.offsetof(core.type_, member)
+            offset_of(core.type_, member)
             for member in (
                 f"{mono}.base",
                 f"{mono}.xtime_nsec",
@@ -55,9 +56,9 @@ def last_update(reader: Reader, losses: LossLog) -> Update | None:
                 if now > MAX_PLAUSIBLE:
                     return None
                 return Update(now, unsigned(data, cycle, 8))
-    except LookupError:
+    except MissingError:
         return None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.CLOCKS, f"the time cannot be read: {error}")
         return None
     losses.note("clocks-changing", "the kernel was just setting its clocks")
@@ -66,14 +67,14 @@ def last_update(reader: Reader, losses: LossLog) -> Update | None:
 
 def _timekeeper(prog: drgn.Program) -> drgn.Object:
     try:
-        type_ = prog.type("struct tk_data")
-    except LookupError:
+        type_ = find_type(prog, "struct tk_data")
+    except MissingError:
         # Before v6.13 the type has no name.
         return find_variable(prog, "tk_core")
     try:
         # An array since there are auxiliary clocks (v6.17); the first is the system's.
         # The symbol is enough: finding out the length of the array takes long.
-        symbol = prog.symbol("timekeeper_data")
-    except LookupError:
-        symbol = prog.symbol("tk_core")
+        symbol = find_symbol(prog, "timekeeper_data")
+    except MissingError:
+        symbol = find_symbol(prog, "tk_core")
     return drgn.Object(prog, type_, address=symbol.address)

@@ -4,8 +4,10 @@
 
 import drgn
 
+from msatools.errors import DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog, logs_of
+from msatools.selfdesc.find import ask, pointer_to
 
 
 def stack_trace(
@@ -20,18 +22,20 @@ def stack_trace(
     :param losses: Counts a stack that cannot be read, unless the caller does.
     """
     if isinstance(task, int):
-        task = drgn.Object(prog, "struct task_struct *", value=task)
+        task = pointer_to(prog, "struct task_struct", task)
     try:
-        return prog.stack_trace(task)
+        return ask(prog.stack_trace, task)
+    except DamagedDataError as error:
+        # A running task of a live kernel is a ValueError of drgn's; others, such as for
+        # registers that libkdumpfile lacks, have no types of their own.
+        if not isinstance(error.__cause__, ValueError):
+            for log in logs_of(prog):
+                text = f"drgn cannot unwind stacks: {error.__cause__}"
+                log.lose(Loss.UNWINDING, text)
+        return None
     except drgn.FaultError as error:
         if losses is not None:
             losses.lose(Loss.STACKS, f"the stack of a task is lost: {error}")
         return None
-    except (LookupError, ValueError, NotImplementedError):
-        return None
-    except Exception as error:
-        # drgn has an exception for some of what can be wrong with a dump; the others,
-        # such as registers that libkdumpfile lacks, are plain ones.
-        for losses in logs_of(prog):
-            losses.lose(Loss.UNWINDING, f"drgn cannot unwind stacks: {error}")
+    except MissingError:
         return None

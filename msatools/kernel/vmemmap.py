@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import drgn
 
-from msatools.selfdesc.variables import find_variable
+from msatools.errors import MissingError
+from msatools.selfdesc.find import find_variable
 
 
 def vmemmap_base(prog: drgn.Program) -> int:
@@ -17,11 +18,11 @@ def vmemmap_base(prog: drgn.Program) -> int:
     memory sections, which a truncated dump may lack. On arm64 a variable of that name
     belongs to KVM's code at EL2 (arch/arm64/kvm/hyp/nvhe/mm.c).
 
-    :raises LookupError: if the kernel has no virtual memory map
+    :raises MissingError: if the kernel has no virtual memory map
     :raises drgn.FaultError: if the dump lacks the variable or the table
     """
     platform = prog.platform
     if platform is not None and platform.arch == drgn.Architecture.X86_64:
-        with suppress(LookupError):
+        with suppress(MissingError):
             return int(find_variable(prog, "vmemmap_base").value_())
     return int(find_variable(prog, "vmemmap").value_())

@@ -9,13 +9,14 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
+from msatools.errors import UNREADABLE, MissingMemberError
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.zones import populated_zones
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, drgn_lookups, find_variable
 
 
 def vm_counters(
@@ -45,7 +46,7 @@ def vm_counters(
             try:
                 address = diff_of(owner, cpu).address_of_().value_()
                 data = reader.read(address, len(names))
-            except drgn.FaultError:
+            except UNREADABLE:
                 losses.lose(Loss.VMSTAT_CPUS)
                 continue
             total += np.frombuffer(data, "i1")
@@ -69,7 +70,7 @@ def vm_events(
     A CPU that goes offline adds its counts to those of another.
 
     :param names: Enumerators; those that this kernel lacks are left out.
-    :raises LookupError: if the kernel counts no events (CONFIG_VM_EVENT_COUNTERS)
+    :raises MissingError: if the kernel counts no events (CONFIG_VM_EVENT_COUNTERS)
     :raises drgn.FaultError: if the counts of a CPU cannot be read
     """
     prog = reader.prog
@@ -78,7 +79,7 @@ def vm_events(
     counts = {name: 0 for name in names if name in indices}
     length = max((indices[name] for name in counts), default=-1) + 1
     for cpu in possible_cpus(prog, losses):
-        address = per_cpu_ptr(states, cpu).value_()
+        address = ask(per_cpu_ptr, states, cpu).value_()
         # struct vm_event_state has the array ``event`` as its only member.
         words = reader.words(address, length)
         for name in counts:
@@ -93,7 +94,7 @@ PAGES_FREED = "PGFREE"
 def pages_allocated(prog: drgn.Program) -> list[str]:
     """Return the names of the events that count allocated pages, one per zone type.
 
-    :raises LookupError: if the types lack ``enum vm_event_item``
+    :raises MissingError: if the types lack ``enum vm_event_item``
     """
     events = enumerators(prog, "enum vm_event_item")
     return [name for name in events if name.startswith("PGALLOC_")]
@@ -116,20 +117,21 @@ def _global(
 ) -> dict[str, int | None]:
     try:
         words = reader.words(find_variable(reader.prog, variable).address_, len(names))
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.COUNTERS, f"the kernel's counters are lost: {error}")
         return dict.fromkeys(names)
     return dict(zip(names, words.view(np.int64).tolist(), strict=True))
 
 
 def _node_diff(pgdat: drgn.Object, cpu: int) -> drgn.Object:
-    return per_cpu_ptr(pgdat.per_cpu_nodestats, cpu).vm_node_stat_diff
+    return ask(per_cpu_ptr, pgdat.per_cpu_nodestats, cpu).vm_node_stat_diff
 
 
 def _zone_diff(zone: drgn.Object, cpu: int) -> drgn.Object:
     try:
-        return per_cpu_ptr(zone.per_cpu_zonestats, cpu).vm_stat_diff
-    except AttributeError:
+        with drgn_lookups:
+            return ask(per_cpu_ptr, zone.per_cpu_zonestats, cpu).vm_stat_diff
+    except MissingMemberError:
         # Before Linux kernel commit 28f836b6777b ("mm/page_alloc: split per cpu
         # page lists and zone stats") (in v5.14).
-        return per_cpu_ptr(zone.pageset, cpu).vm_stat_diff
+        return ask(per_cpu_ptr, zone.pageset, cpu).vm_stat_diff

@@ -5,9 +5,9 @@
 import struct
 from collections.abc import Iterator
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import MAX_WINDOWS, WINDOW, Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -101,7 +101,7 @@ def _sound_list(reader: Reader, head: int) -> Addresses | None:
                 if node == passed:
                     return None
                 nodes.append(node)
-    except drgn.FaultError:
+    except UNREADABLE:
         pass
     return None
 
@@ -156,7 +156,7 @@ def list_records(
             following, previous = LIST_HEAD.unpack_from(data, node_offset)
             astray += previous != before
             node, before = following, node
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         _broken(losses, loss, name, f"cannot be read: {error}")
 
 
@@ -187,7 +187,7 @@ def tree_records(
     size = max(size, node_offset + _RB_NODE.size)
     try:
         todo = [(int(reader.words(root, 1)[0]), 0)]
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         _broken(losses, loss, name, f"cannot be read: {error}")
         return
     while todo:
@@ -204,7 +204,7 @@ def tree_records(
         address = node - node_offset
         try:
             data = reader.read_near(address, size)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             _broken(losses, loss, name, f"cannot be read: {error}")
             continue
         yield address, data

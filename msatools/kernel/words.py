@@ -4,6 +4,8 @@
 
 import struct
 
+from msatools.errors import DamagedDataError
+
 PAGE = 4096
 """Bytes of the smallest page."""
 
@@ -25,10 +27,10 @@ def bit(number: int) -> int:
     Return a word with one bit set.
 
     :param number: From the kernel's types, which may be damaged.
-    :raises ValueError: if a word of 64 bits has no such bit
+    :raises DamagedDataError: if a word of 64 bits has no such bit
     """
     if not 0 <= number < _WORD_BITS:
-        raise ValueError(f"a word has no bit {number}")
+        raise DamagedDataError(f"a word has no bit {number}")
     return 1 << number
 
 

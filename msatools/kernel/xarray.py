@@ -13,10 +13,12 @@ from typing import NamedTuple
 import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of, offset_of
 
 MAX_NODES = 1 << 20
 """Maximum number of nodes, more than any tree that is walked here has."""
@@ -72,7 +74,7 @@ class XArray:
     def load(self, index: int) -> int:
         """Find the pointer at an index; 0 if not found.
 
-        :raises drgn.FaultError: if something on the way is damaged
+        :raises UNREADABLE: if something on the way is damaged
         """
         entry, above = self._top(), None
         if not _is_node(entry) and index:
@@ -82,7 +84,7 @@ class XArray:
             shift, slots = self._node(entry)
             # The shift decreases with each level, so this ends.
             if shift % self._bits or (above is not None and shift != above):
-                raise drgn.FaultError("a node of another level", entry)
+                raise DamagedDataError("a node of another level", entry)
             if above is None and index >> shift >= self._shape.count:
                 return 0
             last = self._shape.count - 1
@@ -100,7 +102,7 @@ class XArray:
 
         A tree without nodes, whose only entry is at index 0, counts as empty.
 
-        :raises drgn.FaultError: if a part of the tree is damaged
+        :raises UNREADABLE: if a part of the tree is damaged
         """
         taken, todo = 0, [(self._top(), 0, _MAX_SHIFT)]
         while todo:
@@ -110,7 +112,7 @@ class XArray:
             shift, words = self._node(entry)
             # The shift decreases with each level, so this ends.
             if shift % self._bits or shift >= above:
-                raise drgn.FaultError("a node of another level", entry)
+                raise DamagedDataError("a node of another level", entry)
             slots = np.array(words[: -(-(end - first) >> shift)], np.uint64)
             if not shift:
                 taken += int(np.count_nonzero(slots & np.uint64(_LOW_BITS) == 0))
@@ -159,13 +161,13 @@ def _xarray_nodes(reader: Reader) -> _XArrayNodes:
 
 
 def _find_xarray_nodes(prog: drgn.Program) -> _XArrayNodes:
-    node = prog.type("struct xa_node")
-    count = node.member("slots").type.length
+    node = find_type(prog, "struct xa_node")
+    count = member_of(node, "slots").type.length
     assert count
     return _XArrayNodes(
-        head=drgn.offsetof(prog.type("struct xarray"), "xa_head"),
-        shift=drgn.offsetof(node, "shift"),
-        slots=drgn.offsetof(node, "slots"),
+        head=offset_of(find_type(prog, "struct xarray"), "xa_head"),
+        shift=offset_of(node, "shift"),
+        slots=offset_of(node, "slots"),
         count=count,
     )
 
@@ -218,13 +220,13 @@ def _xarray_slots(reader: Reader, root: int, losses: LossLog, name: str) -> Entr
         # A node covers no more than its slot; the top one may exceed 64 bits.
         room = node.last - node.first + 1
         if node.last != _LAST and nodes.count << shift > room:
-            raise drgn.FaultError("a node of another level", node.entry)
+            raise DamagedDataError("a node of another level", node.entry)
         children = []
         for slot, child in enumerate(slots):
             if child:
                 first = node.first + (slot << shift)
                 if first > _LAST:
-                    raise drgn.FaultError("a node of no known level", node.entry)
+                    raise DamagedDataError("a node of no known level", node.entry)
                 last = first + (1 << shift) - 1
                 children.append(_Part(child, first, last, _is_node(child)))
         return children
@@ -249,7 +251,7 @@ def maple_load(reader: Reader, root: int, index: int) -> int:
     """Find the pointer at an index of a ``struct maple_tree``; 0 if there is none.
 
     :param root: Address of the tree.
-    :raises drgn.FaultError: if something on the way is damaged
+    :raises UNREADABLE: if something on the way is damaged
     """
     nodes = _maple_nodes(reader)
     (entry,) = _words(reader.read(root + nodes.root, 8), 0, 1)
@@ -261,7 +263,7 @@ def maple_load(reader: Reader, root: int, index: int) -> int:
             return part.entry if is_here and not part.entry & _LOW_BITS else 0
         inside = (it for it in nodes.parts(part) if it.first <= index <= it.last)
         part = next(inside, _Part(0, 0, _LAST, False))
-    raise drgn.FaultError("a loop of nodes", part.entry)
+    raise DamagedDataError("a loop of nodes", part.entry)
 
 
 class _MapleNodes:
@@ -270,21 +272,21 @@ class _MapleNodes:
     def __init__(self, reader: Reader) -> None:
         prog = reader.prog
         self._reader = reader
-        self.root = drgn.offsetof(prog.type("struct maple_tree"), "ma_root")
-        range_ = _MapleNode(prog.type("struct maple_range_64"))
+        self.root = offset_of(find_type(prog, "struct maple_tree"), "ma_root")
+        range_ = _MapleNode(find_type(prog, "struct maple_range_64"))
         # maple_arange_64 stores the sizes of gaps, too.
-        gaps = _MapleNode(prog.type("struct maple_arange_64"))
+        gaps = _MapleNode(find_type(prog, "struct maple_arange_64"))
         leaf = _MAPLE_LEAF
         self._types = {leaf: range_, leaf + 1: range_, leaf + 2: gaps}
 
     def parts(self, node: _Part) -> list[_Part]:
         """Read the slots of a node.
 
-        :raises drgn.FaultError: if it cannot be read, or is of no known type
+        :raises UNREADABLE: if it cannot be read, or is of no known type
         """
         type_ = node.entry >> _MAPLE_TYPE_SHIFT & _MAPLE_TYPE
         if type_ not in self._types:
-            raise drgn.FaultError("a node of no known type", node.entry)
+            raise DamagedDataError("a node of no known type", node.entry)
         shape = self._types[type_]
         data = self._reader.read(node.entry & _MAPLE_NODE, shape.size)
         return [
@@ -302,10 +304,10 @@ class _MapleNode:
 
     def __init__(self, type_: drgn.Type) -> None:
         self.size = drgn.sizeof(type_)
-        self._pivots = drgn.offsetof(type_, "pivot")
-        self._slots = drgn.offsetof(type_, "slot")
-        self._end = drgn.offsetof(type_, "meta.end")
-        pivots = type_.member("pivot").type.length
+        self._pivots = offset_of(type_, "pivot")
+        self._slots = offset_of(type_, "slot")
+        self._end = offset_of(type_, "meta.end")
+        pivots = member_of(type_, "pivot").type.length
         assert pivots
         self._count = pivots
 
@@ -343,7 +345,7 @@ def _entries(
     found: Entries = []
     try:
         (top,) = _words(reader.read(head, 8), 0, 1)
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         _broken(losses, name, f"cannot be read: {error}")
         return found
     # The entry of a tree without nodes is at index 0.
@@ -362,7 +364,7 @@ def _entries(
         seen.add(part.entry)
         try:
             todo += parts(part)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             _broken(losses, name, f"cannot be read: {error}")
     return sorted(found)
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import drgn
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask_each
 
 _MAX_NAME = 64
 """Maximum bytes of a zone's name; the longest has 7."""
@@ -40,12 +42,12 @@ def online_nodes(prog: drgn.Program, losses: LossLog) -> list[drgn.Object]:
     """Find the ``struct pglist_data`` of each online node that can be read."""
     nodes = []
     try:
-        for pgdat in for_each_online_pgdat(prog):
+        for pgdat in ask_each(for_each_online_pgdat, prog):
             try:
                 nodes.append(pgdat[0].read_())
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 losses.lose(Loss.NODES, f"a memory node is lost: {error}")
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
     return nodes
 
@@ -88,5 +90,5 @@ def spanning(
 def _name(zone: drgn.Object) -> str:
     try:
         return read_string(Reader(zone.prog_), zone.name.value_(), _MAX_NAME)
-    except drgn.FaultError:
+    except UNREADABLE:
         return "?"

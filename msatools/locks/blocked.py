@@ -4,9 +4,9 @@
 
 from collections.abc import Iterator, Sequence
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
 from msatools.locks.base.lock import Request
@@ -98,7 +98,7 @@ def _on_futexes(context: LockContext, rows: Rows) -> Iterator[Blocked]:
     for row, address in zip(rows.tolist(), addresses, strict=True):
         try:
             requests = tuple(futex_requests(context, address))
-        except LookupError:
+        except MissingError:
             return  # _blocked() says why, for each task
         if requests:
             yield Blocked(row, requests)
@@ -113,10 +113,10 @@ def _blocked(
     outside = why = None
     try:
         requests = tuple(requests_of(context, case))
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         context.losses.lose(Loss.LOCKS, f"what a task waits for is lost: {error}")
         why = "it cannot be read"
-    except LookupError as error:
+    except MissingError as error:
         context.losses.note(
             "lock-unknown",
             f"locks of class {case.task_class.name} are unknown: {error}",
@@ -130,7 +130,7 @@ def _blocked(
             why = "it is not to be found"
     try:
         outside = external(context, case, requests)
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         context.losses.lose(Loss.SERVERS, f"who serves a wait is lost: {error}")
     what = stands_for(context, case, requests)
     return Blocked(case.row, requests, outside, what, alike.setdefault(on, on), why)
@@ -142,6 +142,6 @@ def stands_for(
     """Describe what a waiter of a lock without an owner waits for; log losses."""
     try:
         return what_of(context, case, requests)
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         context.losses.lose(Loss.LOCK_NAMES, f"what a lock stands for is lost: {error}")
     return None

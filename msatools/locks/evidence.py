@@ -11,6 +11,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
@@ -93,5 +94,5 @@ def _running_pointer(prog: drgn.Program, task: int, stack: range) -> int:
     try:
         frames = stack_trace(prog, task) or ()
         return next((frame.sp for frame in frames if frame.sp in stack), 0)
-    except LookupError:
+    except MissingError:
         return 0

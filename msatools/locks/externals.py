@@ -91,7 +91,7 @@ def external(
     :param requests: The locks that the task waits for. If tasks own locks of that type,
         it waits for these tasks.
     :raises drgn.FaultError: if a structure that leads to it cannot be read
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     lock = requests[0].lock if requests else None
     if lock is not None and lock.type == "percpu_rwsem":

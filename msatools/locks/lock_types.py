@@ -34,7 +34,7 @@ def requests_of(context: LockContext, case: BlockedTask) -> Sequence[Request]:
     Return the locks that a task waits for: one, or several if any one ends the wait.
 
     :raises drgn.FaultError: if a structure that leads to them cannot be read
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     own = case.task_class if case.task_class in _OWN_CLASSES else None
     for lock_type in LOCK_TYPES:

@@ -10,6 +10,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
@@ -83,7 +84,7 @@ def collect_locks(
     :param target: What to say of the target; found out if not given.
     :param progress: Called now and then with steps done and steps in all.
     :raises NoSuchPidError: if a PID that the options name is not there
-    :raises LookupError: if the types lack what describes tasks
+    :raises MissingError: if the types lack what describes tasks
     :raises drgn.FaultError: if the dump lacks every task
     :raises TargetError: if the program is not a kernel, or has no types
     """
@@ -161,7 +162,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
             return
         try:
             waiting = self._spin_queues.waiting()
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.CPUS, f"who spins is lost: {error}")
             return
         if waiting:

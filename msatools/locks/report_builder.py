@@ -9,10 +9,10 @@ Roots and herds are made in :mod:`msatools.locks.root_rows` and
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.locks.base.blocked_tasks import read_cases
 from msatools.locks.base.model import Herd
@@ -142,9 +142,9 @@ class ReportBuilder:
         context = self._snapshot.context
         try:
             return list_workqueues(context, self._snapshot.ages_ns)
-        except LookupError as error:
+        except MissingError as error:
             context.losses.note("workqueues-unknown", f"workqueues: {error}")
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             context.losses.lose(Loss.WORKQUEUES, f"workqueues are lost: {error}")
         return None
 

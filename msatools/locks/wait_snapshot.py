@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
@@ -125,7 +125,7 @@ class WaitSnapshot:
         """Return a task's thread ID; ``None`` if it cannot be read."""
         try:
             return self.context.pid(task)
-        except drgn.FaultError:
+        except UNREADABLE:
             self.context.losses.lose(
                 Loss.WAITERS, "who waits for a lock is lost in part"
             )
@@ -257,7 +257,7 @@ def _read_lock(context: LockContext, want: Wanted) -> None:
         want.queue = None if queue is None else tuple(queue)
         want.holders = tuple(holders_of(context, want.lock))
         want.readers = readers_of(context, want.lock)
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         context.losses.lose(
             Loss.LOCKS, f"who has a lock, or waits for it, is lost: {error}"
         )

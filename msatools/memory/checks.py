@@ -10,6 +10,7 @@ import drgn
 from drgn.helpers.linux.hugetlb import for_each_hstate
 from drgn.helpers.linux.mm import totalram_pages
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -28,7 +29,7 @@ from msatools.memory.scan.freelists import PcpLists
 from msatools.memory.scan.pagecache import blockdev_pages
 from msatools.memory.scan.result import ScanResult
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, ask_each, drgn_lookups, find_variable
 
 _MAX_HUGE_ORDER = 30
 
@@ -63,11 +64,11 @@ def read_counters(
     values = vm_counters(reader, nodes, losses)
     stack_kb = values.get("NR_KERNEL_STACK_KB")
     if stack_kb is not None:
-        page_kb = prog["PAGE_SIZE"].value_() // 1024
+        page_kb = find_variable(prog, "PAGE_SIZE").value_() // 1024
         values["NR_KERNEL_STACK_KB"] = stack_kb // page_kb
     variable = partial(find_variable, prog)
     sources: dict[str, Callable[[], int | None]] = {
-        "totalram_pages": lambda: totalram_pages(prog),
+        "totalram_pages": lambda: ask(totalram_pages, prog),
         "pcp->count": lambda: pcp.count,
         "nr_vmalloc_pages": lambda: variable("nr_vmalloc_pages").counter.value_(),
         "ksm_pages_shared": lambda: variable("ksm_pages_shared").value_(),
@@ -81,15 +82,16 @@ def read_counters(
     }
     for name, source in sources.items():
         try:
-            values[name] = source()
-        except drgn.FaultError as error:
+            with drgn_lookups:
+                values[name] = source()
+        except UNREADABLE as error:
             values[name] = None
             text = f"the kernel's {name} is lost: {error}"
             losses.lose(Loss.COUNTERS, text, about=name)
-        except (LookupError, AttributeError):
+        except MissingError:
             continue  # not configured, or not in this version
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
-        with contextlib.suppress(LookupError, drgn.FaultError):
+        with contextlib.suppress(*LOST):
             values.update(_page_events(reader, losses))
     return MemoryCounters(values)
 
@@ -107,7 +109,7 @@ def _page_events(reader: Reader, losses: LossLog) -> dict[str, int]:
     allocated = pages_allocated(reader.prog)
     names = (*allocated, PAGES_FREED, _COLLAPSED, _MIGRATED)
     events = vm_events(reader, names, losses)
-    page_size: int = reader.prog["PAGE_SIZE"].value_()
+    page_size: int = find_variable(reader.prog, "PAGE_SIZE").value_()
     huge = events.get(_COLLAPSED, 0) * (page_size // _ENTRY_BYTES)
     return {
         _ALLOCATED: sum(events[name] for name in allocated),
@@ -124,10 +126,10 @@ def _events_between(name: str, before: MemoryCounters, after: MemoryCounters) ->
 
 def _hugetlb_pages(prog: drgn.Program, member: str) -> int:
     total = 0
-    for hstate in for_each_hstate(prog):
+    for hstate in ask_each(for_each_hstate, prog):
         order = hstate.order.value_()
         if order > _MAX_HUGE_ORDER:
-            raise drgn.FaultError("a huge page of absurd size", hstate.value_())
+            raise DamagedDataError("a huge page of absurd size", hstate.value_())
         total += hstate.member_(member).value_() << order
     return total
 

@@ -11,6 +11,7 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import monotonic_offset
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
@@ -32,6 +33,7 @@ from msatools.memory.scan.driver import scan_and_settle, scan_finally
 from msatools.memory.scan.freelists import pcp_lists
 from msatools.memory.scan.parallel import can_share, workers_by_default
 from msatools.memory.scan.result import ScanResult
+from msatools.selfdesc.find import ask, drgn_lookups, find_variable
 from msatools.target.describe import describe
 from msatools.target.model import Target
 
@@ -145,7 +147,7 @@ def collect_memstat(
     :param verbose: Whether to list the callers of vmalloc, and slab caches without
         slabs.
     :param progress: Called now and then with pages done and pages in all.
-    :raises LookupError: if the types lack what describes physical memory
+    :raises MissingError: if the types lack what describes physical memory
     :raises drgn.FaultError: if the dump lacks every struct page
     :raises TargetError: if the program is not a kernel, or has no types
     :raises ValueError: if several workers are requested over QMP
@@ -171,7 +173,7 @@ def collect_memstat(
             zones=zones,
             owners=owners,
             losses=losses,
-            page_size=prog["PAGE_SIZE"].value_(),
+            page_size=find_variable(prog, "PAGE_SIZE").value_(),
             verbose=verbose,
         )
         views = {name: make_view(name, context) for name in by if name in VIEWS}
@@ -315,10 +317,11 @@ def _now(reader: Reader, losses: LossLog) -> int | None:
     # Reports on tasks use CLOCK_MONOTONIC: its offset makes the times comparable.
     monotonic_offset(reader, losses)
     try:
-        return int(ktime_get_coarse_ns(reader.prog))
-    except (LookupError, AttributeError):
+        with drgn_lookups:
+            return int(ask(ktime_get_coarse_ns, reader.prog))
+    except MissingError:
         return None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.CLOCKS, f"the time cannot be read: {error}", about="now")
         return None
 

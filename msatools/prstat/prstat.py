@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mm import totalram_pages
 
+from msatools.errors import LOST
 from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.cpumask import online_cpus, possible_cpus, require_cpus
@@ -46,6 +47,7 @@ from msatools.prstat.select import order
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
@@ -93,7 +95,7 @@ def collect_prstat(
     :param target: Description of the target; found out if not given.
     :param progress: Called with the steps done and the number of steps.
     :raises NoSuchPidError: if a requested PID does not exist
-    :raises LookupError: if the types of tasks are missing
+    :raises MissingError: if the types of tasks are missing
     :raises drgn.FaultError: if the dump lacks every task
     :raises TargetError: if the program is not a kernel, or has no types
     """
@@ -421,8 +423,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
 
     def _ram_bytes(self) -> int | None:
         try:
-            pages = int(totalram_pages(self._prog))
-        except (drgn.FaultError, LookupError):
+            pages = int(ask(totalram_pages, self._prog))
+        except LOST:
             return None
         return pages * self._target.page_size
 

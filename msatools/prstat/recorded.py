@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import DamagedDataError
 from msatools.kernel.reader import distinct
 from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import WaitTarget
@@ -155,16 +156,16 @@ def _check(kept: Kept) -> None:
     """
     count = len(kept.columns["pid"])
     if any(len(values) != count for values in _arrays(kept)):
-        raise ValueError("columns are not of the same threads")
+        raise DamagedDataError("columns are not of the same threads")
     if any(len(values) != count for values in (kept.ons, kept.callers)):
-        raise ValueError("waits are not of the same threads")
+        raise DamagedDataError("waits are not of the same threads")
     for name, known in (
         ("class", [*TaskClass]),
         ("class_age_bound", [*AgeBound]),
         ("cgroup", range(-1, len(kept.paths))),
     ):
         if not np.isin(kept.columns[name], known).all():
-            raise ValueError(f"a number of {name} that is not known")
+            raise DamagedDataError(f"a number of {name} that is not known")
 
 
 def _arrays(value: Any) -> Iterable[Any]:

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.accounting import Accounting, AccountingReader
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.pids import NoSuchPidError, find_task
@@ -43,7 +44,7 @@ from msatools.query.life import (
 )
 from msatools.query.model import ChildTimes, Now, Process, States, Thread, Timers
 from msatools.query.threads import ThreadReader
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.target import TargetError, kcore, qmp
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
@@ -105,7 +106,7 @@ class Kernel:
     def __init__(self, prog: drgn.Program) -> None:
         """
         :param prog: A Linux kernel with types, live or dead.
-        :raises LookupError: if the types of tasks are missing
+        :raises MissingError: if the types of tasks are missing
         """
         self.prog = prog
         self.reader = Reader(prog)
@@ -178,7 +179,7 @@ class Kernel:
         if self._is_local or not is_live:
             try:
                 done = work()
-            except (drgn.FaultError, NoSuchTaskError):
+            except (*UNREADABLE, NoSuchTaskError):
                 pass
             else:
                 if not is_live or kcore.is_unchanged(self.prog):
@@ -187,7 +188,7 @@ class Kernel:
             try:
                 with kcore.steady(self.prog), qmp.steady(self.prog):
                     return work()
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 if not (left and is_live):
                     raise self._unreadable(pid, error) from error
         raise AssertionError("the last attempt returns or raises")
@@ -249,10 +250,10 @@ class Kernel:
         losses = LossLog()
         stacks = self._threads.read_process(self._find(pid), losses)
         if losses.lost:
-            raise drgn.FaultError("; ".join(n.text for n in losses.notes.values()), 0)
+            raise DamagedDataError("; ".join(n.text for n in losses.notes.values()), 0)
         tids = tuple(seen.task["pid"] for seen, _ in stacks)
         if pid not in tids:
-            raise drgn.FaultError("no task of that PID", 0)
+            raise DamagedDataError("no task of that PID", 0)
         leader = stacks[0][0]
         counted = self._threads.counts(leader.task["signal"])
         moment, notes = self._now()
@@ -315,7 +316,7 @@ class Kernel:
         clocks = read_clocks(self.reader, losses)
         accounting = self._read_accounting(losses)
         if not clocks.local_ns:
-            raise drgn.FaultError("no CPU's clock can be read", 0)
+            raise DamagedDataError("no CPU's clock can be read", 0)
         notes: tuple[str, ...] = ()
         if losses.notes:
             notes = tuple(note.text for note in losses.notes.values())

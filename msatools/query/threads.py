@@ -10,12 +10,14 @@ from typing import Any
 import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder
 from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.query.life import LifeSeen, Record, state_class
+from msatools.selfdesc.find import find_type, offset_of
 from msatools.tasks.delays import read_delay
 from msatools.tasks.iowait import read_one_in_iowait
 from msatools.tasks.processes import read_process
@@ -33,7 +35,7 @@ class ThreadReader:
 
     def __init__(self, reader: Reader) -> None:
         """
-        :raises LookupError: if the types of tasks are missing
+        :raises MissingError: if the types of tasks are missing
         """
         self._reader = reader
         self._tasks = TaskReader(reader)
@@ -56,12 +58,12 @@ class ThreadReader:
         Read the record of a thread.
 
         :param address: Address of its ``struct task_struct``.
-        :raises drgn.FaultError: if it is damaged, or does not have the PID
+        :raises UNREADABLE: if it is damaged, or does not have the PID
         """
         task = self._tasks.read_one(address)
         self._check(address, task)
         if task["pid"] != pid:
-            raise drgn.FaultError("no task of that PID", address)
+            raise DamagedDataError("no task of that PID", address)
         return task
 
     def read_process(
@@ -86,17 +88,17 @@ class ThreadReader:
     def counts(self, signal: int) -> Any:
         """Return the counts of a process, by its ``struct signal_struct``.
 
-        :raises drgn.FaultError: if one of them is impossible
+        :raises UNREADABLE: if one of them is impossible
         """
         counted = read_process(self._reader, signal)
         if max(counted.values()) > MAX_PLAUSIBLE:
-            raise drgn.FaultError("no counts of a process", signal)
+            raise DamagedDataError("no counts of a process", signal)
         return counted
 
     def _check(self, address: int, task: Record) -> None:
         """Check that a record is a task with possible times.
 
-        :raises drgn.FaultError: if not
+        :raises UNREADABLE: if not
         """
         pids = task["pid"], task["tgid"]
         if (
@@ -104,7 +106,7 @@ class ThreadReader:
             or max(pids) > PID_MAX_LIMIT
             or max(self._times(task)) > MAX_PLAUSIBLE
         ):
-            raise drgn.FaultError("no task, or no times of one", address)
+            raise DamagedDataError("no task, or no times of one", address)
 
     def _see(self, address: int, task: Record) -> LifeSeen:
         """Read the data of a thread outside its ``struct task_struct``."""
@@ -113,7 +115,7 @@ class ThreadReader:
             in_iowait = read_one_in_iowait(self._reader, address)
         delays = None
         if task.get("delays"):
-            with suppress(drgn.FaultError):
+            with suppress(*UNREADABLE):
                 delays = read_delay(self._reader, task["delays"])
         return LifeSeen(address, task, in_iowait, delays)
 
@@ -130,27 +132,27 @@ class ThreadReader:
             return b""
         try:
             return self._reader.read(task["sp"], size)
-        except drgn.FaultError:
+        except UNREADABLE:
             return b""
 
     def has_not_run(self, seen: LifeSeen) -> bool:
         """Return whether a thread has not been on a CPU since it was read.
 
-        :raises drgn.FaultError: if it has ended meanwhile
+        :raises UNREADABLE: if it has ended meanwhile
         """
         if not self._reader.is_live:
             return True
         task, (start, size, decode) = seen.task, self._again
         again = decode(self._reader.read(seen.address + start, size))
         if again["pid"] != task["pid"]:
-            raise drgn.FaultError("it has ended meanwhile", seen.address)
+            raise DamagedDataError("it has ended meanwhile", seen.address)
         return all(again[name] == task[name] for name in _SWITCHES)
 
 
 def _again(prog: drgn.Program) -> tuple[int, int, Decoder]:
     """Return offset, size and decoder of the columns that are read again."""
-    task = prog.type("struct task_struct")
-    offsets = {name: drgn.offsetof(task, name) for name in _AGAIN}
+    task = find_type(prog, "struct task_struct")
+    offsets = {name: offset_of(task, name) for name in _AGAIN}
     start, end = min(offsets.values()), max(offsets.values()) + 8
     record = np.dtype(
         {

@@ -8,8 +8,7 @@ stack, or is lost, the stack of the crashed task is unwound.
 
 from collections.abc import Collection, Sequence
 
-import drgn
-
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
@@ -19,7 +18,7 @@ from msatools.report.events import PANIC, Backtrace, Event
 from msatools.report.frames import Frame, faulting, fingerprint, plain_name
 from msatools.report.model import CrashDetails
 from msatools.report.oom import OutOfMemory
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_variable
 from msatools.target.model import Target
 from msatools.tasks.text import KernelText
 
@@ -153,9 +152,9 @@ def _unwound(reader: Reader, losses: LossLog) -> list[Frame]:
     """Unwind the stack of the crashed task, by its registers in the dump."""
     prog = reader.prog
     try:
-        task = prog.crashed_thread().object
+        task = ask(prog.crashed_thread).object
         trace = stack_trace(prog, task) or ()
-    except (LookupError, ValueError, drgn.FaultError):
+    except LOST:
         return []
     text = KernelText(reader, losses)
     frames = []
@@ -187,9 +186,9 @@ def read_taints(reader: Reader, losses: LossLog) -> str | None:
             for bit in range(mask.bit_length())
             if mask >> bit & 1
         ]
-    except LookupError:
+    except MissingError:
         return None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.note("taints-lost", f"the kernel's taints cannot be read: {error}")
         return None
     return "".join(chr(each) if 0x20 < each < 0x7F else "?" for each in letters)

@@ -11,6 +11,7 @@ from drgn.helpers.linux.timekeeping import (
     ktime_get_coarse_real_ns,
 )
 
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
@@ -18,7 +19,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.report.crash import read_taints
 from msatools.report.model import Machine
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, drgn_lookups, find_variable
 from msatools.target.model import Target
 
 
@@ -28,16 +29,17 @@ def read_machine(reader: Reader, target: Target, losses: LossLog) -> Machine:
 
     def clock(read: Callable[[drgn.Program], drgn.Object]) -> int | None:
         try:
-            return int(read(prog).value_())
-        except (LookupError, AttributeError):
+            with drgn_lookups:
+                return int(read(prog).value_())
+        except MissingError:
             return None
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.CLOCKS, f"the time cannot be read: {error}", about="now")
             return None
 
     try:
-        ram: int | None = int(totalram_pages(prog)) * target.page_size
-    except (LookupError, drgn.FaultError):
+        ram: int | None = int(ask(totalram_pages, prog)) * target.page_size
+    except LOST:
         ram = None
     return Machine(
         host=_name(prog, "nodename"),
@@ -53,8 +55,9 @@ def read_machine(reader: Reader, target: Target, losses: LossLog) -> Machine:
 
 def _name(prog: drgn.Program, member: str) -> str | None:
     try:
-        names = find_variable(prog, "init_uts_ns").name
-        text: bytes = names.member_(member).string_()
-    except (LookupError, AttributeError, drgn.FaultError):
+        with drgn_lookups:
+            names = find_variable(prog, "init_uts_ns").name
+            text: bytes = names.member_(member).string_()
+    except LOST:
         return None
     return text.decode("utf-8", "backslashreplace")

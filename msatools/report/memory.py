@@ -12,6 +12,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
@@ -22,7 +23,13 @@ from msatools.kernel.walks import list_nodes
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by.memcgs import Memcgs
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    drgn_lookups,
+    find_type,
+    find_variable,
+    object_at,
+    offset_of,
+)
 
 MAX_GROUPS = 4096
 """Control groups that are looked at, breadth first."""
@@ -130,7 +137,7 @@ class MemoryState:
 def read_memory(reader: Reader, page_size: int, losses: LossLog) -> MemoryState:
     """Read what is left of memory.
 
-    :raises LookupError: if the types lack what describes zones
+    :raises MissingError: if the types lack what describes zones
     """
     nodes = online_nodes(reader.prog, losses)
     return MemoryState(
@@ -144,10 +151,13 @@ def read_memory(reader: Reader, page_size: int, losses: LossLog) -> MemoryState:
 
 def _variable(prog: drgn.Program, name: str) -> int | None:
     try:
-        found = find_variable(prog, name)
-        value = found.counter if found.type_.kind == drgn.TypeKind.TYPEDEF else found
-        return int(value.value_())
-    except (LookupError, AttributeError, drgn.FaultError):
+        with drgn_lookups:
+            found = find_variable(prog, name)
+            value = (
+                found.counter if found.type_.kind == drgn.TypeKind.TYPEDEF else found
+            )
+            return int(value.value_())
+    except LOST:
         return None  # CONFIG_SWAP=n
 
 
@@ -170,7 +180,7 @@ def _zones(zones: Sequence[Zone], losses: LossLog) -> Iterator[ZoneState]:
                 min=int(pages._watermark[marks["WMARK_MIN"]].value_()) + boost,
                 reserve=int(pages.lowmem_reserve[highest].value_()),
             )
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.NODES, f"a zone of memory is lost: {error}")
 
 
@@ -183,7 +193,7 @@ def _groups_at_limit(reader: Reader, losses: LossLog) -> Iterator[GroupAtLimit]:
         found = read_structs(
             reader, "struct mem_cgroup", _members(reader.prog), groups, losses
         )
-    except LookupError:
+    except MissingError:
         return  # CONFIG_MEMCG=n
     most, used = found["max"].astype(np.int64), found["used"].astype(np.int64)
     at = found.readable & (most > 0) & (most < _MAX_PAGES) & (used >= most * _AT_LIMIT)
@@ -214,14 +224,14 @@ def _members(prog: drgn.Program) -> Members:
 def _all_groups(reader: Reader, losses: LossLog) -> Addresses:
     """Return the memory control groups below the root, which has no limit.
 
-    :raises LookupError: if the kernel has none
+    :raises MissingError: if the kernel has none
     """
     prog = reader.prog
     root = find_variable(prog, "root_mem_cgroup").value_()
-    type_ = prog.type("struct cgroup_subsys_state")
-    children = drgn.offsetof(type_, "children")
-    sibling = drgn.offsetof(type_, "sibling")
-    css = drgn.offsetof(prog.type("struct mem_cgroup"), "css")
+    type_ = find_type(prog, "struct cgroup_subsys_state")
+    children = offset_of(type_, "children")
+    sibling = offset_of(type_, "sibling")
+    css = offset_of(find_type(prog, "struct mem_cgroup"), "css")
     found, level = list[int](), [int(root) + css]
     while level and len(found) < MAX_GROUPS:
         below = []
@@ -244,16 +254,17 @@ def _list_sizes(reader: Reader, group: int) -> tuple[int, int]:
     prog = reader.prog
     anon = file = 0
     try:
-        info = prog.type("struct mem_cgroup_per_node")
-        nodes = drgn.Object(prog, "struct mem_cgroup", address=group).nodeinfo
-        for node in online_nodes(prog, LossLog()):
-            address = int(nodes[node.node_id.value_()].value_())
-            lists = _words(reader, info, address, "lru_zone_size")
-            by_list = lists.reshape(-1, _LRU_LISTS).sum(0).tolist()
-            by_age = _generations(reader, info, address)
-            anon += by_list[0] + by_list[1] + by_age[0]
-            file += by_list[2] + by_list[3] + by_age[1]
-    except (LookupError, ValueError, AttributeError, drgn.FaultError):
+        with drgn_lookups:
+            info = find_type(prog, "struct mem_cgroup_per_node")
+            nodes = object_at(prog, "struct mem_cgroup", group).nodeinfo
+            for node in online_nodes(prog, LossLog()):
+                address = int(nodes[node.node_id.value_()].value_())
+                lists = _words(reader, info, address, "lru_zone_size", _LRU_LISTS)
+                by_list = lists.reshape(-1, _LRU_LISTS).sum(0).tolist()
+                by_age = _generations(reader, info, address)
+                anon += by_list[0] + by_list[1] + by_age[0]
+                file += by_list[2] + by_list[3] + by_age[1]
+    except LOST:
         return 0, 0
     return anon, file
 
@@ -263,20 +274,27 @@ def _generations(reader: Reader, info: drgn.Type, address: int) -> tuple[int, in
 
     Linux kernel commit ec1c86b25f4b ("mm: multi-gen LRU: groundwork") (in v6.1)
     """
-    try:
-        words = _words(reader, info, address, "lruvec.lrugen.nr_pages")
-    except LookupError:
-        return 0, 0
     zones = enumerators(reader.prog, "enum zone_type")["__MAX_NR_ZONES"]
+    try:
+        words = _words(reader, info, address, "lruvec.lrugen.nr_pages", 2 * zones)
+    except MissingError:
+        return 0, 0
     # By generation, then anonymous and of files, then by zone.
     anon, file = words.reshape(-1, 2, zones).sum((0, 2)).tolist()
     return anon, file
 
 
 def _words(
-    reader: Reader, type_: drgn.Type, address: int, member: str
+    reader: Reader, type_: drgn.Type, address: int, member: str, row: int
 ) -> npt.NDArray[np.int64]:
-    """Read an array of longs, of as many dimensions as there may be."""
-    found = drgn.Object(reader.prog, type_, address=0).subobject_(member)
+    """Read an array of longs, of as many dimensions as there may be.
+
+    :param row: Number of longs that belong together.
+    :raises DamagedDataError: if the array is not made of those
+    """
+    with drgn_lookups:
+        found = drgn.Object(reader.prog, type_, address=0).subobject_(member)
     count = drgn.sizeof(found.type_) // 8
+    if not row or count % row:
+        raise DamagedDataError(f"{member} has {count} longs")
     return reader.words(address + found.address_, count).view(np.int64)

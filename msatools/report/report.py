@@ -5,6 +5,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import drgn
@@ -12,6 +13,8 @@ import numpy as np
 
 from msatools.cpus.cpus import collect_cpus
 from msatools.cpus.options import CpusOptions
+from msatools.errors import LOST, MissingError
+from msatools.faults import OwnFault, fault_of
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.printk import read_log
@@ -29,17 +32,23 @@ from msatools.report.events import parse_events
 from msatools.report.log_lines import last_lines
 from msatools.report.machine import read_machine
 from msatools.report.memory import read_memory
-from msatools.report.model import SECTIONS, TriageReport
+from msatools.report.model import (
+    SECTIONS,
+    Machine,
+    ReportSection,
+    TriageReport,
+    TriageVerdict,
+)
 from msatools.report.next_steps import next_steps
 from msatools.report.oom import parse_ooms
 from msatools.report.options import ReportOptions
 from msatools.report.parts import ReportParts
-from msatools.report.rule import verdicts
+from msatools.report.rule import judge, worst_first
 from msatools.report.rules import RULES
-from msatools.report.summaries import sections
+from msatools.report.summaries import section
 from msatools.report.unreclaimable import slab_groups
 from msatools.target.describe import describe
-from msatools.target.errors import TargetError, absurd_data_refused
+from msatools.target.errors import TargetError
 from msatools.target.kcore import MovedError
 from msatools.target.model import Target
 from msatools.target.printk import LogRecord
@@ -49,11 +58,23 @@ from msatools.zombies.model import Limit
 from msatools.zombies.zombies import collect_zombies
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 _COVERAGE = ("parts", "parts_lost", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
 
 _STEPS = 8
+
+_UNKNOWN = Machine(
+    host=None,
+    build=None,
+    uptime_ns=None,
+    time_ns=None,
+    cpus=None,
+    ram_bytes=None,
+    load=None,
+    taints=None,
+)
 
 
 def collect_report(
@@ -88,6 +109,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
 
     def report(self, progress: Progress) -> TriageReport:
         """Report what happened until now, and what is wrong now."""
+        self._faults: list[OwnFault] = []
         with self._reporting():
             if self._options.unconfined:
                 self._losses.note(
@@ -99,16 +121,20 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             self._losses.coverage["parts"] = len(SECTIONS) - len(
                 {*SECTIONS} & {*parts.errors}
             )
-            found = () if self._options.crash_only else verdicts(RULES, parts)
+            found = [] if self._options.crash_only else self._verdicts(parts)
+            log = self._attempt("log", lambda: last_lines(parts.log), ())
+            sections = {name: self._section(name, parts) for name in SECTIONS}
+            steps = self._attempt("next", lambda: next_steps(self._target, found), ())
         progress(_STEPS, _STEPS)
         return TriageReport(
             **self._head(parts.taken_at_ns, _COVERAGE),
             machine=parts.machine,
             verdicts=tuple(found),
             crash=parts.crash,
-            log=last_lines(parts.log),
-            sections=sections(parts),
-            next=next_steps(self._target, found),
+            log=log,
+            sections=sections,
+            next=steps,
+            faults=tuple(self._faults),
             parts=parts if self._options.keep_parts else None,
         )
 
@@ -116,15 +142,20 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         progress(0, _STEPS)
         reader, losses, target = self._reader, self._losses, self._target
         errors: dict[str, str] = {}
-        log = self._log(errors)
-        events, ooms = tuple(parse_events(log)), tuple(parse_ooms(log))
+        log = self._attempt("log", self._log, ())
+        events = self._attempt("log", lambda: tuple(parse_events(log)), ())
+        ooms = self._attempt("log", lambda: tuple(parse_ooms(log)), ())
         crash_log = CrashLog(
             events=events,
             oom=ooms[-1] if ooms else None,
             end_ns=log[-1].time_ns if log else 0,
         )
-        crash = find_crash(reader, target, crash_log, losses)
-        machine = read_machine(reader, target, losses)
+        crash = self._attempt(
+            "crash", lambda: find_crash(reader, target, crash_log, losses), None
+        )
+        machine = self._attempt(
+            "machine", lambda: read_machine(reader, target, losses), _UNKNOWN
+        )
         taken_at_ns = read_clocks(reader, losses).monotonic_ns
         found = {} if self._options.crash_only else self._parts(errors, progress)
         return ReportParts(
@@ -140,10 +171,38 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             **found,  # type: ignore[arg-type]
         )
 
-    def _log(self, errors: dict[str, str]) -> tuple[LogRecord, ...]:
+    def _verdicts(self, parts: ReportParts) -> list[TriageVerdict]:
+        """Return the verdicts; a rule with a fault costs its own alone."""
+        found: list[TriageVerdict] = []
+        for rule in RULES:
+            verdicts = partial(list, judge(rule, parts))
+            found += self._attempt(f"rule {rule.code}", verdicts, [])
+        return worst_first(found)
+
+    def _section(self, name: str, parts: ReportParts) -> ReportSection:
+        found = self._attempt(name, lambda: section(name, parts), None)
+        return found or ReportSection(error=str(self._faults[-1]))
+
+    def _attempt(self, name: str, make: Callable[[], T], otherwise: U) -> T | U:
+        """Return what *make* does, or *otherwise* if it has a fault of msatools."""
+        try:
+            return make()
+        except (*LOST, TargetError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            self._add_fault(name, error)
+            return otherwise
+
+    def _add_fault(self, name: str, error: Exception) -> OwnFault:
+        fault = fault_of(error)
+        self._faults.append(fault)
+        self._losses.note("fault", f"{name}: {fault}", name)
+        return fault
+
+    def _log(self) -> tuple[LogRecord, ...]:
         try:
             return tuple(read_log(self._reader, self._losses))
-        except LookupError as error:
+        except MissingError as error:
             self._losses.note("log-unknown", f"the kernel's log is not read: {error}")
             return ()
 
@@ -177,7 +236,9 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
                     found[name] = part
         memstat = found.get("memstat")
         if isinstance(memstat, MemstatReport):
-            found["reclaimable_caches"] = self._reclaimable_caches(memstat)
+            found["reclaimable_caches"] = self._attempt(
+                "memstat", lambda: self._reclaimable_caches(memstat), frozenset()
+            )
         whole = found.get("prstat")
         if isinstance(whole, RecordedPrstat):
             found["prstat"] = choose(whole, Options())
@@ -196,7 +257,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         caches = np.array([*slab_groups(memstat)], np.uint64)
         try:
             return reclaimable_caches(self._reader, caches, self._losses)
-        except LookupError:
+        except MissingError:
             return frozenset()
 
     def _part(
@@ -204,15 +265,20 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
     ) -> T | None:
         """Read a part; a part that fails is a line, and not the end of the report."""
         try:
-            with absurd_data_refused(self._target.path):
-                return read()
+            return read()
         except (MovedError, OSError):
             # All of it has to be read again, or the kernel is gone.
             raise
         except TargetError as error:
             errors[name] = error.why
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             errors[name] = str(error)
+        except MemoryError:
+            errors[name] = "there is not enough memory"
+        except Exception as error:
+            errors[name] = str(self._add_fault(name, error))
+            self._losses.lose(Loss.PARTS, about=name)
+            return None
         self._losses.lose(Loss.PARTS, f"{name}: no report: {errors[name]}", about=name)
         return None
 

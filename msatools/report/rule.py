@@ -50,11 +50,16 @@ def verdicts(
 
     Of equal severity, those of earlier rules come first.
     """
-    found = [verdict for rule in rules for verdict in _verdicts(rule, parts)]
+    return worst_first(verdict for rule in rules for verdict in judge(rule, parts))
+
+
+def worst_first(found: Iterable[TriageVerdict]) -> list[TriageVerdict]:
+    """Return verdicts by severity; of equal severity, in their order."""
     return sorted(found, key=lambda verdict: ORDER[verdict.severity])
 
 
-def _verdicts(rule: VerdictRule[Any], parts: ReportParts) -> Iterator[TriageVerdict]:
+def judge(rule: VerdictRule[Any], parts: ReportParts) -> Iterator[TriageVerdict]:
+    """Yield the verdicts of one rule."""
     if any(getattr(parts, name) is None for name in rule.needs):
         return
     for subject in rule.when(parts):

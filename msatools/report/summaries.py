@@ -3,7 +3,8 @@
 """What each command says, in one line. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from msatools.cpus.model import CpusReport
 from msatools.kernel.report import LossLog, Report
@@ -25,21 +26,14 @@ _KINDS = {
 _LOAD_GROUPS = 3
 
 
-def sections(parts: ReportParts) -> dict[str, ReportSection]:
-    """Return the section of each command: its summary, or why it failed."""
-    summaries = {
-        "memstat": _memstat(parts.memstat) if parts.memstat else None,
-        "prstat": _prstat(parts.prstat, parts.load) if parts.prstat else None,
-        "locks": _locks(parts.locks) if parts.locks else None,
-        "zombies": _zombies(parts.zombies) if parts.zombies else None,
-        "cpus": _cpus(parts.cpus) if parts.cpus else None,
-    }
-    return {
-        name: ReportSection(summary=f"{summary}{_incomplete(getattr(parts, name))}")
-        if summary is not None
-        else ReportSection(error=parts.errors.get(name, "not asked for"))
-        for name, summary in summaries.items()
-    }
+def section(name: str, parts: ReportParts) -> ReportSection:
+    """Return the section of a command: its summary, or why it failed."""
+    report: Report | None = getattr(parts, name)
+    if report is None:
+        return ReportSection(error=parts.errors.get(name, "not asked for"))
+    return ReportSection(
+        summary=f"{_SUMMARIES[name](report, parts)}{_incomplete(report)}"
+    )
 
 
 def _incomplete(report: Report) -> str:
@@ -146,3 +140,12 @@ def _cpus(report: CpusReport) -> str:
     if shares:
         words.append(f"since boot {', '.join(shares)}")
     return "; ".join(words)
+
+
+_SUMMARIES: Mapping[str, Callable[[Any, ReportParts], str]] = {
+    "memstat": lambda report, _: _memstat(report),
+    "prstat": lambda report, parts: _prstat(report, parts.load),
+    "locks": lambda report, _: _locks(report),
+    "zombies": lambda report, _: _zombies(report),
+    "cpus": lambda report, _: _cpus(report),
+}

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+from msatools.errors import MissingError
 from msatools.kernel.cpumask import kept_mask
 from msatools.kernel.words import unsigned
 from msatools.selfcheck.comparison import Comparison
 from msatools.selfcheck.report_set import ReportSet
+from msatools.selfdesc.find import find_symbol
 
 _MASKS = ("online", "present", "possible")
 """The kernel's masks of CPUs, each a part of the next."""
@@ -40,8 +42,8 @@ def masks(reports: ReportSet) -> Iterator[Comparison]:
     )
     try:
         # Not as a variable: BTF has no type of it. It is an atomic_t.
-        address = reports.prog.symbol("__num_online_cpus").address
-    except LookupError:
+        address = find_symbol(reports.prog, "__num_online_cpus").address
+    except MissingError:
         yield replace(base, absent="this kernel keeps no such count")
         return
     count = unsigned(reports.reader.read(address, 4), 0, 4)

@@ -7,11 +7,12 @@ import platform
 import drgn
 
 import msatools
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.cpumask import kept_mask
 from msatools.selfcheck.model import KernelFacts, Software
 from msatools.selfcheck.report_set import ReportSet
+from msatools.selfdesc.find import find_symbol, find_variable
 from msatools.selfdesc.lookups import lookups
-from msatools.selfdesc.variables import find_variable
 from msatools.target.arch import table_format
 from msatools.tasks.stacks import StackCollector
 
@@ -76,15 +77,15 @@ def _count(reports: ReportSet, name: str) -> int | None:
 def _nodes(prog: drgn.Program) -> int | None:
     try:
         return int(find_variable(prog, "nr_node_ids").value_())
-    except LookupError:
+    except MissingError:
         return 1
-    except drgn.FaultError:
+    except UNREADABLE:
         return None
 
 
 def _has(prog: drgn.Program, symbol: str) -> bool:
     try:
-        prog.symbol(symbol)
-    except LookupError:
+        find_symbol(prog, symbol)
+    except MissingError:
         return False
     return True

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.nodemask import for_each_online_node
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.slab import slab_caches
@@ -17,7 +18,7 @@ from msatools.kernel.structs import read_structs
 from msatools.memory.by.groups import CgroupGroup, FileGroup, ProcessGroup, SlabGroup
 from msatools.selfcheck.comparison import Comparison
 from msatools.selfcheck.report_set import ReportSet
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask_each, drgn_lookups, find_variable
 
 _UNATTRIBUTED_SHARE = 200
 """The share of managed memory that may be unattributed: one page of 200."""
@@ -109,7 +110,7 @@ def _page_ext_pages(reports: ReportSet) -> int:
     """
     try:
         size = find_variable(reports.prog, "page_ext_size").value_()
-    except LookupError:
+    except MissingError:
         return 0
     return int(size) * reports.memstat.pages // reports.target.page_size
 
@@ -229,7 +230,7 @@ def _slab_counters(reports: ReportSet, known: Iterable[int | None]) -> dict[str,
     nodes = {
         # The member was renamed when sheaves got a pointer beside it (in v7.1).
         str(node): (f"per_node[{node}].node", f"node[{node}]")
-        for node in for_each_online_node(reports.prog)
+        for node in ask_each(for_each_online_node, reports.prog)
     }
     listed = (cache.address for cache in slab_caches(reader, losses))
     at = np.array(sorted({*listed, *filter(None, known)}), np.uint64)
@@ -286,9 +287,10 @@ def control_groups(reports: ReportSet) -> Iterator[Comparison]:
         right="pages that the root counts",
     )
     try:
-        root = find_variable(reports.prog, "root_mem_cgroup")
-        usage = root.memory.usage.counter.value_()
-    except (LookupError, AttributeError):
+        with drgn_lookups:
+            root = find_variable(reports.prog, "root_mem_cgroup")
+            usage = root.memory.usage.counter.value_()
+    except MissingError:
         yield replace(base, absent="the kernel has no control groups for memory")
         return
     groups = [

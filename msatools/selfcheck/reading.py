@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-import drgn
 import numpy as np
 from drgn.helpers.linux.mm import follow_phys
 
+from msatools.errors import UNREADABLE, NotSupportedError
 from msatools.kernel.reader import Addresses
 from msatools.selfcheck.comparison import Comparison
 from msatools.selfcheck.report_set import ReportSet
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_variable
 from msatools.tasks.stackmemory import saved_registers
 from msatools.tasks.stacks import StackCollector, ask_drgn
 from msatools.tasks.table import TaskTable
@@ -106,14 +106,14 @@ def _compared(reports: ReportSet, name: str, sample: Addresses) -> Comparison:
     same = sampled = 0
     for address in sample.tolist():
         try:
-            physical = follow_phys(space, address).value_()
+            physical = ask(follow_phys, space, address).value_()
             expected = reports.prog.read(physical, _BYTES, True)
-        except NotImplementedError:
+        except NotSupportedError:
             return replace(base, absent="drgn does not translate addresses here")
-        except drgn.FaultError:
+        except UNREADABLE:
             continue  # not in the dump
         sampled += 1
-        with contextlib.suppress(drgn.FaultError):
+        with contextlib.suppress(*UNREADABLE):
             same += reports.reader.read(address, _BYTES) == expected
     if not sampled:
         return replace(base, absent="drgn can read none of them")

@@ -11,6 +11,7 @@ import drgn
 from msatools.cpus.cpus import collect_cpus
 from msatools.cpus.model import CpusReport
 from msatools.cpus.options import CpusOptions
+from msatools.errors import LOST
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog, Report
@@ -101,9 +102,7 @@ class ReportSet:
         """
         try:
             report = collect()
-        except (LookupError, drgn.FaultError) as error:
-            if type(error) in (KeyError, IndexError):
-                raise  # a fault of our own
+        except LOST as error:
             raise ReportLost(f"no report: {error}") from error
         self._reports.append(report)
         return report

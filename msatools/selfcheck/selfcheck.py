@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import drgn
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.reader import is_left_out
 from msatools.kernel.report import noting_refusals
 from msatools.kernel.session import Progress, Session
@@ -16,7 +17,7 @@ from msatools.selfcheck.report_set import ReportLost, ReportSet
 from msatools.target.model import Target
 
 Check = Callable[[ReportSet], Iterator[Comparison]]
-"""Compares numbers; raises LookupError if the kernel does not have what is compared,
+"""Compares numbers; raises MissingError if the kernel does not have what is compared,
 FaultError if that cannot be read."""
 
 _MAX_READINGS = 3
@@ -82,12 +83,10 @@ def _made(check: Check, reports: ReportSet) -> Iterator[Comparison]:
         yield from check(reports)
     except ReportLost as error:
         yield Comparison(name=name, left=what, right="", lost=str(error))
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         left_out = "the dump leaves it out" if is_left_out(error) else None
         yield Comparison(
             name=name, left=what, right="", lost=str(error), absent=left_out
         )
-    except LookupError as error:
-        if type(error) in (KeyError, IndexError):
-            raise  # a fault of our own
+    except MissingError as error:
         yield Comparison(name=name, left=what, right="", absent=str(error))

@@ -7,13 +7,14 @@ from collections.abc import Container, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.pids import PID_MAX_LIMIT, PidTree
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import WordArray, find_offset, read_structs
 from msatools.kernel.walks import list_nodes
 from msatools.selfcheck.comparison import Comparison
 from msatools.selfcheck.report_set import ReportSet
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_symbol, find_type, find_variable
 
 _UNINTERRUPTIBLE = 2
 """TASK_UNINTERRUPTIBLE (include/linux/sched.h)."""
@@ -55,7 +56,7 @@ def _sum_of_words(reports: ReportSet, name: str) -> int:
 
     By its symbol: BTF of older kernels has no type of it.
     """
-    pointer = reports.prog.symbol(name).address
+    pointer = find_symbol(reports.prog, name).address
     words = [
         int(reports.reader.words(address, 1)[0])
         for address in reports.percpu.at(pointer).tolist()
@@ -120,10 +121,10 @@ def children(reports: ReportSet) -> Iterator[Comparison]:
 def _children(reports: ReportSet, parents: Addresses) -> list[int]:
     """Return the addresses of all children of some tasks."""
     reader, losses = reports.reader, reports.losses
-    task = reports.prog.type("struct task_struct")
+    task = find_type(reports.prog, "struct task_struct")
     head, node = find_offset(task, ("children",)), find_offset(task, ("sibling",))
     if head is None or node is None:
-        raise LookupError("struct task_struct has no lists of children")
+        raise MissingError("struct task_struct has no lists of children")
     heads = read_structs(
         reader,
         "struct task_struct",
@@ -233,7 +234,7 @@ def uninterruptible(reports: ReportSet) -> Iterator[Comparison]:
     rq = read_structs(reports.reader, "struct rq", members, addresses, reports.losses)
     load = reports.prstat.load
     if not rq.has("count") or load is None:
-        raise LookupError("struct rq has no nr_uninterruptible")
+        raise MissingError("struct rq has no nr_uninterruptible")
     # Up to v5.12 an unsigned long, later an unsigned int.
     total = int(rq["count"].astype(np.uint32).astype(np.int64).sum())
     signed = (total + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import DamagedDataError
 from msatools.selfdesc.tables import (
     NAME_LEN,
     NONE,
@@ -36,7 +37,7 @@ _MAX_TYPES = 1 << 24
 """Maximum number of types (a Debian 6.12 has 107,000)."""
 
 
-class BtfError(ValueError):
+class BtfError(DamagedDataError):
     """The blob is not BTF, or it contradicts itself."""
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from drgn import Type
 
+from msatools.errors import MissingError
 from msatools.records import dataclass
 from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
 
-class NotSoError(LookupError):
+class NotSoError(MissingError):
     """The condition of a declaration does not hold for this kernel."""
 
 
@@ -33,7 +34,7 @@ class Declaration:
     def resolve(self, types: BtfTypes) -> Type:
         """Build the type from those of this kernel.
 
-        :raises LookupError: if the condition is not met, or the kernel lacks a part
+        :raises MissingError: if the condition is not met, or the kernel lacks a part
         """
         if self.condition and not _holds(types, self.condition):
             raise NotSoError(f"it is not so that {self.condition}")
@@ -69,7 +70,7 @@ def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
         return (int(length),)
     constant = types.find_constant(length)
     if constant is None:
-        raise LookupError(f"BTF has no constant {length}")
+        raise MissingError(f"BTF has no constant {length}")
     return (int(constant),)
 
 

@@ -16,6 +16,7 @@ from drgn import (
     TypeKindSet,
 )
 
+from msatools.errors import UncertainNameError
 from msatools.selfdesc.btf import BtfError
 from msatools.selfdesc.modules import Modules
 from msatools.selfdesc.objects import Objects
@@ -25,7 +26,7 @@ from msatools.selfdesc.types import BtfTypes
 NAME = "msatools.btf"
 """Name of the finders in drgn, and their key in the program's cache."""
 
-_REFUSALS = (LookupError, BtfError)
+_REFUSALS = (UncertainNameError, BtfError)
 """Errors for something that exists, but whose type is not certain."""
 
 
@@ -61,7 +62,7 @@ class Finders:
     ) -> Type | None:
         """Find a type of the kernel proper, or of a module, if *filename* names one.
 
-        :raises LookupError: if different types have the name
+        :raises AmbiguousError: if different types have the name
         """
         if not self.is_serving:
             return None
@@ -79,7 +80,7 @@ class Finders:
     ) -> Object | None:
         """Find a constant, function or variable of the kernel proper.
 
-        :raises LookupError: if it exists, but its type or value is not certain
+        :raises UncertainNameError: if it exists, but its type or value is not certain
         """
         if filename is not None or not self.is_serving:
             return None
@@ -145,7 +146,7 @@ def refusals(prog: Program) -> Iterator[dict[str, str]]:
 def finders_of(prog: Program) -> Finders:
     """Return the finders of a program.
 
-    :raises LookupError: if none are registered
+    :raises MissingError: if none are registered
     """
     found: Finders = prog.cache[NAME]
     return found

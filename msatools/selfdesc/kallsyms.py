@@ -13,8 +13,9 @@ import numpy as np
 from _drgn import (  # type: ignore[import-not-found]
     _linux_helper_load_builtin_kallsyms as _load_builtin,
 )
-from drgn import FaultError, PlatformFlags, Program
+from drgn import PlatformFlags, Program
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.selfdesc.kallsyms_mend import PAGE, PartialImage, mended_symbols
 from msatools.selfdesc.kallsyms_shape import Search
 from msatools.selfdesc.kallsyms_tables import (
@@ -35,7 +36,7 @@ _MAX_SPAN = 32 << 20
 _ADDRESSES = 1 << 64
 
 
-class NoSymbolsError(LookupError):
+class NoSymbolsError(MissingError):
     """The kernel does not keep its symbols, or they cannot be read."""
 
 
@@ -54,7 +55,7 @@ def load_symbols(prog: Program) -> Symbols:
             index = _find(prog, stext)
         else:
             index = _load_or_mend(prog, tables, {"_stext": stext, **symbols})
-    except (BadTablesError, FaultError) as error:
+    except (*UNREADABLE, BadTablesError) as error:
         raise NoSymbolsError(f"the kernel's symbols are damaged: {error}") from error
     if not index(prog, "init_task", None, True):
         lost = lost_symbols(index)
@@ -110,7 +111,7 @@ def _find(prog: Program, stext: int) -> Symbols:
             continue
         try:
             loaded = _load(prog, tables, stext)
-        except (BadTablesError, FaultError):
+        except (*UNREADABLE, BadTablesError):
             continue
         if index is not None:
             raise NoSymbolsError("the kernel seems to have two tables of its symbols")
@@ -136,7 +137,7 @@ def _load_or_mend(
     """
     try:
         return _load(prog, tables, known["_stext"])
-    except (BadTablesError, FaultError):
+    except (*UNREADABLE, BadTablesError):
         start, size = _span(prog, tables)
         partial = _read_pages(prog, start & -PAGE, start + size)
         try:
@@ -196,7 +197,7 @@ def _read_pages(prog: Program, start: int, end: int) -> PartialImage:
     for address in range(start, end, PAGE):
         try:
             pages.append(prog.read(address, PAGE))
-        except FaultError:
+        except UNREADABLE:
             pages.append(nothing)
     lost = np.array([page == nothing for page in pages])
     return PartialImage(Image(start, b"".join(pages), *_word(prog)), lost)

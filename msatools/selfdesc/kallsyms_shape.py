@@ -20,8 +20,9 @@ Only the main parts of a result are checked here; the caller has to check the re
 from collections.abc import Iterator
 from typing import Literal
 
-from drgn import FaultError, Program
+from drgn import Program
 
+from msatools.errors import UNREADABLE
 from msatools.records import dataclass
 from msatools.selfdesc.kallsyms_tables import (
     INDEX_BYTES,
@@ -126,7 +127,7 @@ class Search:
             return None
         try:
             data: bytes = self.prog.read(address, size)
-        except FaultError:
+        except UNREADABLE:
             return None
         return data
 

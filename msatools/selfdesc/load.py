@@ -3,13 +3,14 @@
 """Loading of a program's types and symbols from the kernel itself."""
 
 from drgn import (
-    FaultError,
     MainModule,
     Program,
     ProgramFlags,
 )
 
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
+from msatools.selfdesc.find import ask
 from msatools.selfdesc.finders import NAME, Finders, finders_of, has_debug_info
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.symbol_table import Symbols, lost_symbols
@@ -23,7 +24,7 @@ _BTF_SYMBOLS = (
 )
 
 
-class NotSelfDescribedError(LookupError):
+class NotSelfDescribedError(MissingError):
     """The kernel lacks BTF or symbols, or they cannot be read."""
 
 
@@ -51,8 +52,8 @@ def create_modules(prog: Program) -> None:
     without debug info; a part of the list that cannot be read is left out.
     """
     try:
-        prog.create_loaded_modules()
-    except (FaultError, LookupError):
+        ask(prog.create_loaded_modules)
+    except LOST:
         return
 
 
@@ -93,11 +94,11 @@ def count_lost_symbols(prog: Program) -> int:
 def main_module(prog: Program) -> MainModule:
     """Return drgn's module for the kernel proper; create it if needed."""
     try:
-        return prog.main_module()
-    except LookupError:
+        return ask(prog.main_module)
+    except MissingError:
         # drgn creates modules lazily, the kernel proper first.
         next(iter(prog.loaded_modules()))
-        return prog.main_module()
+        return ask(prog.main_module)
 
 
 def _read_btf(prog: Program, symbols: Symbols) -> bytes:
@@ -126,7 +127,7 @@ def _read_btf(prog: Program, symbols: Symbols) -> bytes:
         )
     try:
         data: bytes = prog.read(start, stop - start)
-    except FaultError as error:
+    except UNREADABLE as error:
         raise NotSelfDescribedError(
             f"the kernel's BTF cannot be read: {error}"
         ) from error

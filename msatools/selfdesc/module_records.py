@@ -13,7 +13,15 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import DamagedDataError, MissingError
 from msatools.records import dataclass
+from msatools.selfdesc.find import (
+    drgn_lookups,
+    find_type,
+    member_of,
+    offset_of,
+    pointer_to,
+)
 
 Read = Callable[[int, int], bytes]
 """``read(address, size)`` returns bytes; raises FaultError."""
@@ -64,7 +72,7 @@ class LoadedModule:
 class ModuleLayout:
     """Layout of ``struct module``: its name, regions and list node.
 
-    :raises LookupError: if the type is unknown
+    :raises MissingError: if the type is unknown
     """
 
     list: int
@@ -74,15 +82,15 @@ class ModuleLayout:
     """Bytes from the start to the end of the last of these members."""
 
     def __init__(self, prog: drgn.Program) -> None:
-        type_ = prog.type("struct module")
-        self.list = drgn.offsetof(type_, "list")
+        type_ = find_type(prog, "struct module")
+        self.list = offset_of(type_, "list")
         self._name = _MemberSpan.of(type_, "name")
         try:
             # Linux kernel commit ac3b43283923 ("module: replace module_layout with
             # module_memory") (in v6.4)
-            count = type_.member("mem").type.length
+            count = member_of(type_, "mem").type.length
             parts = [f"mem[{number}]" for number in range(count)]
-        except LookupError:
+        except MissingError:
             parts = ["core_layout", "init_layout"]
         self._regions = [
             (
@@ -92,7 +100,7 @@ class ModuleLayout:
             for part in parts
         ]
         fields = [self._name, *(field for region in self._regions for field in region)]
-        node = drgn.sizeof(type_.member("list").type)
+        node = drgn.sizeof(member_of(type_, "list").type)
         self.size = max(self.list + node, *(field.end for field in fields))
 
     def parse(self, address: int, record: bytes) -> LoadedModule:
@@ -114,7 +122,8 @@ class _MemberSpan:
 
     @classmethod
     def of(cls, type_: drgn.Type, member: str) -> "_MemberSpan":
-        field = drgn.Object(type_.prog, type_, address=0).subobject_(member)
+        with drgn_lookups:
+            field = drgn.Object(type_.prog, type_, address=0).subobject_(member)
         return cls(field.address_, drgn.sizeof(field.type_))
 
     @property
@@ -128,29 +137,30 @@ class _MemberSpan:
 class ModuleSymbols:
     """The table of a module's symbols, read as needed.
 
-    :raises LookupError: if the kernel keeps none (CONFIG_KALLSYMS), or their number is
+    :raises MissingError: if the kernel keeps none (CONFIG_KALLSYMS), or their number is
         impossible
     :raises drgn.FaultError: if it cannot be read
     """
 
     def __init__(self, prog: drgn.Program, module: LoadedModule, read: Read) -> None:
-        entry = drgn.Object(prog, "struct module *", value=module.address)
+        entry = pointer_to(prog, "struct module", module.address)
         # Before Linux kernel commit 8244062ef1e5 ("modules: fix longstanding
         # /proc/kallsyms vs module insertion race.") (in v4.5) these were members of
         # struct module.
-        table = entry.member_("kallsyms").read_()[0].read_()
+        with drgn_lookups:
+            table = entry.member_("kallsyms").read_()[0].read_()
         self._module = module
         self._read = read
         self._symbols: int = table.symtab.value_()
         self._strings: int = table.strtab.value_()
         self._count: int = table.num_symtab.value_()
         if not 0 < self._count <= _MAX_SYMBOLS:
-            raise LookupError(f"it has {self._count:,}")
+            raise DamagedDataError(f"it has {self._count:,}")
 
     def index(self) -> drgn.SymbolIndex:
         """Return the symbols within the module's regions.
 
-        :raises LookupError: if the data cannot be symbols
+        :raises MissingError: if the data cannot be symbols
         :raises drgn.FaultError: if they cannot be read
         """
         symbols = self._rows(0, self._count)
@@ -164,7 +174,7 @@ class ModuleSymbols:
     def names(self) -> bytes:
         """Return the names of all symbols, with a NUL before and after each.
 
-        :raises LookupError: if the data cannot be symbols
+        :raises MissingError: if the data cannot be symbols
         :raises drgn.FaultError: if they cannot be read
         """
         (last,) = self._rows(self._count - 1, 1)["name"].tolist()
@@ -178,7 +188,7 @@ class ModuleSymbols:
     def _names(self, last: int) -> bytes:
         """Read names up to the one at offset *last*; the next page may be missing."""
         if last >= _MAX_NAMES_BYTES:
-            raise LookupError("a symbol has its name far away")
+            raise DamagedDataError("a symbol has its name far away")
         size = last + _PAGE - (self._strings + last) % _PAGE
         names = self._read(self._strings, size)
         if b"\0" not in names[last:]:
@@ -186,10 +196,21 @@ class ModuleSymbols:
         return names
 
 
+def _text(names: bytes, start: int) -> str:
+    """Return the name at an offset.
+
+    :raises DamagedDataError: if it has no end
+    """
+    end = names.find(b"\0", start)
+    if end < 0:
+        raise DamagedDataError("a symbol's name does not end")
+    return names[start:end].decode(errors="backslashreplace")
+
+
 def _symbols(rows: Iterable[tuple[int, ...]], names: bytes) -> Iterable[drgn.Symbol]:
     return [
         drgn.Symbol(
-            names[name : names.index(b"\0", name)].decode(errors="backslashreplace"),
+            _text(names, name),
             address,
             size,
             _BINDINGS.get(info >> 4, drgn.SymbolBinding.UNKNOWN),

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
 
-from drgn import FaultError, Object, Program, Symbol, SymbolIndex
+from drgn import Object, Program, Symbol, SymbolIndex
 
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
+from msatools.selfdesc.find import ask_each, find_variable
 from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
 from msatools.selfdesc.types import BtfTypes
-from msatools.selfdesc.variables import find_variable
 
 _MAX_MODULES = 10_000
 """Maximum number of entries of a list; machines have some hundred modules."""
@@ -38,14 +39,14 @@ class Module:
     def _symbols(self) -> SymbolIndex:
         try:
             return self._table().index()
-        except (FaultError, LookupError, ValueError):
+        except LOST:
             return SymbolIndex([])
 
     @cached_property
     def _names(self) -> bytes:
         try:
             return self._table().names()
-        except (FaultError, LookupError):
+        except LOST:
             return b""
 
     def _table(self) -> ModuleSymbols:
@@ -116,7 +117,7 @@ class Modules:
                 if size > MAX_BYTES:
                     raise BtfError(f"module {name} has {size} bytes of BTF")
                 data = self.prog.read(btf.data, size)
-            except FaultError as error:
+            except UNREADABLE as error:
                 raise BtfError(f"module {name}: {error}") from error
             return BtfTypes(self.prog, Btf(data, base), self.kernel.type)
         return None
@@ -125,13 +126,13 @@ class Modules:
 def _loaded(prog: Program) -> Iterator[Module]:
     try:
         layout = ModuleLayout(prog)
-    except LookupError:  # a kernel without loadable modules
+    except MissingError:  # a kernel without loadable modules
         return
     for entry in _entries(prog, "modules", "struct module", "list"):
         address = entry.value_()
         try:
             record = prog.read(address, layout.size)
-        except FaultError:
+        except UNREADABLE:
             continue
         yield Module(prog, layout.parse(address, record))
 
@@ -146,14 +147,14 @@ def _entries(
         head = find_variable(prog, variable).address_of_()
         seen: set[int] = set()
         for entry in islice(
-            list_for_each_entry(entry_type, head, member), _MAX_MODULES
+            ask_each(list_for_each_entry, entry_type, head, member), _MAX_MODULES
         ):
             address = entry.value_()
             if address in seen:
                 return
             seen.add(address)
             yield entry
-    except (FaultError, LookupError):
+    except LOST:
         return
 
 

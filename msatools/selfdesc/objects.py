@@ -18,6 +18,7 @@ from drgn import (
     sizeof,
 )
 
+from msatools.errors import MissingError, UncertainNameError
 from msatools.selfdesc import declarations
 from msatools.selfdesc.symbol_table import Symbols
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
@@ -31,7 +32,7 @@ _UNKNOWN_ROOM = 0x10000
 """Distance to the next symbol from which drgn gives none a size (MAX_SYMBOL_LENGTH)."""
 
 
-class UntypedError(LookupError):
+class UntypedError(UncertainNameError):
     """A symbol exists, but its type is not certain."""
 
 
@@ -51,7 +52,7 @@ class Objects:
     def find(self, name: str, flags: FindObjectFlags) -> Object | None:
         """Find an object of the requested kinds; ``None`` if the kernel lacks it.
 
-        :raises LookupError: if it exists, but its type or value is not certain
+        :raises MissingError: if it exists, but its type or value is not certain
         """
         found, bits = None, flags.value
         if bits & (_FUNCTION | _VARIABLE):
@@ -98,7 +99,7 @@ class Objects:
         for declaration in declared:
             try:
                 return declaration.resolve(self.types)
-            except LookupError as error:
+            except MissingError as error:
                 reasons.append(str(error))
         raise UntypedError(
             f"the type declared for {name} does not fit this kernel: "

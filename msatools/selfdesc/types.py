@@ -20,6 +20,7 @@ from drgn import (
     sizeof,
 )
 
+from msatools.errors import MissingError, UncertainNameError
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind, Member
 from msatools.selfdesc.type_compare import MemberCounts, agree
 
@@ -63,7 +64,7 @@ _MAX_DEPTH = 64
 """Maximum nesting of declarators; C sources have about five levels."""
 
 
-class AmbiguousError(LookupError):
+class AmbiguousError(UncertainNameError):
     """A name has several meanings, or its value is not certain."""
 
 
@@ -118,11 +119,11 @@ class BtfTypes:
         sources that were loaded earlier, such as the sign of ``char``.
 
         :param text: A type, optionally ``const``, followed by any pointers.
-        :raises LookupError: if the type is not found, or ambiguous
+        :raises MissingError: if the type is not found, or ambiguous
         """
         match = _DECLARATION.fullmatch(text)
         if match is None:
-            raise LookupError(f"not a type that can be declared: {text}")
+            raise MissingError(f"not a type that can be declared: {text}")
         made = self._named(match["name"])
         if match["const"]:
             made = made.qualified(Qualifiers.CONST)
@@ -143,7 +144,7 @@ class BtfTypes:
             for spelling in _SPELLINGS.get(text, (text,)):
                 found = found or self.find({TypeKind.INT, TypeKind.BOOL}, spelling)
         if found is None:
-            raise LookupError(f"BTF has no type {text}")
+            raise MissingError(f"BTF has no type {text}")
         return found
 
     def find_constant(self, name: str) -> Object | None:
@@ -195,7 +196,7 @@ class BtfTypes:
     def find_anonymous(self, members: list[str]) -> Type:
         """Find the unnamed structure with exactly these members, in this order.
 
-        :raises LookupError: if there is no such structure, or more than one
+        :raises MissingError: if there is no such structure, or more than one
         """
         btf = self.btf
         ids = [
@@ -204,7 +205,7 @@ class BtfTypes:
             if [member.name for member in btf.members(type_id)] == members
         ]
         if len(ids) != 1:
-            raise LookupError(
+            raise MissingError(
                 f"BTF has {len(ids)} structures without a name of {', '.join(members)}"
             )
         return self.type(ids[0])

@@ -7,12 +7,15 @@ from functools import lru_cache
 
 import drgn
 
+from msatools.errors import LOST, DamagedDataError
+from msatools.selfdesc.find import find_variable
+
 
 def vmcoreinfo(prog: drgn.Program) -> Mapping[str, str]:
     """Return the lines of the VMCOREINFO note by key; empty if it has no note."""
     try:
-        text = prog["VMCOREINFO"].string_()
-    except (LookupError, drgn.FaultError):
+        text = find_variable(prog, "VMCOREINFO").string_()
+    except LOST:
         return {}
     return _parse(text)
 
@@ -24,6 +27,32 @@ def _parse(text: bytes) -> Mapping[str, str]:
 
 
 def vmcoreinfo_number(prog: drgn.Program, name: str) -> int | None:
-    """Return the value of a ``NUMBER(name)`` line; ``None`` if not found."""
+    """Return the value of a ``NUMBER(name)`` line; ``None`` if not found.
+
+    :raises DamagedDataError: if it is no number
+    """
     value = vmcoreinfo(prog).get(f"NUMBER({name})")
-    return None if value is None else int(value, 0)
+    return None if value is None else number(value)
+
+
+def number(text: str) -> int:
+    """Return the number in a line, in any base that its prefix says.
+
+    :raises DamagedDataError: if it is none
+    """
+    return _integer(text, 0)
+
+
+def hex_number(text: str) -> int:
+    """Return the number in a line without prefix, such as a symbol's address.
+
+    :raises DamagedDataError: if it is none
+    """
+    return _integer(text, 16)
+
+
+def _integer(text: str, base: int) -> int:
+    try:
+        return int(text, base)
+    except ValueError as error:
+        raise DamagedDataError(f"VMCOREINFO: {error}") from error

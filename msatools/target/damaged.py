@@ -16,8 +16,10 @@ from contextlib import contextmanager
 import numpy as np
 from drgn import FaultError, Program
 
+from msatools.errors import DamagedDataError
+from msatools.selfdesc.find import ask
 from msatools.target.errors import DamagedDumpError
-from msatools.target.kdumppages import KdumpPages
+from msatools.target.kdumppages import KdumpPages, LeftToDrgnError
 
 _PREFER_DRGN = "DRGN_PREFER_PGTABLE_READER"
 """Environment variable by which drgn, not libkdumpfile, translates addresses."""
@@ -40,14 +42,14 @@ def set_kdump_read_here(prog: Program, path: str, reason: str) -> None:
     """
     try:
         pages = KdumpPages(path)
-    except (ValueError, EOFError) as error:
+    except (DamagedDataError, LeftToDrgnError, EOFError) as error:
         raise DamagedDumpError(
             path,
             f"{reason}, and {error}",
             "copy the dump again, or install msatools[fast]",
         ) from error
     with _preferring_drgn():
-        prog.set_core_dump(path)
+        ask(prog.set_core_dump, path)
     prog.add_memory_segment(0, _ALL_MEMORY, _PageReader(pages), True)
 
 

@@ -5,10 +5,11 @@
 import os
 import re
 
-from drgn import FaultError, Program
+from drgn import Program
 
+from msatools.errors import LOST, DamagedDataError
 from msatools.selfdesc import main_module
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.target import elf
 from msatools.target.dumpfile import check_is_file, os_error
 from msatools.target.errors import NoTypesError, TargetError, WrongBuildError
@@ -80,7 +81,7 @@ def how_to_get(prog: Program) -> str:
 
 def release_of(prog: Program) -> str:
     """Return the kernel's release from VMCOREINFO."""
-    release: bytes = prog["UTS_RELEASE"].string_()
+    release: bytes = find_variable(prog, "UTS_RELEASE").string_()
     return release.decode("ascii", "backslashreplace")
 
 
@@ -92,7 +93,7 @@ def _read_build_id(path: str) -> bytes | None:
             return elf.build_id(read, elf.parse(read))
     except OSError as error:
         raise os_error(path, error) from error
-    except (EOFError, ValueError) as error:
+    except (EOFError, DamagedDataError) as error:
         raise TargetError(
             path, str(error), "name the kernel's vmlinux, an ELF file with debug info"
         ) from error
@@ -102,7 +103,7 @@ def _is_banner_in_place(prog: Program) -> bool:
     """Return whether the kernel's banner is at the address given by the debug info."""
     try:
         banner: bytes = find_variable(prog, "linux_banner").string_()
-    except (LookupError, FaultError):
+    except LOST:
         return False
     return banner.startswith(f"Linux version {release_of(prog)} ".encode())
 

@@ -5,8 +5,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from drgn import FaultError, ModuleFileStatus, Object, Program, ProgramFlags
+from drgn import ModuleFileStatus, Object, Program, ProgramFlags
 
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.selfdesc import (
     BtfError,
     NotSelfDescribedError,
@@ -16,15 +17,15 @@ from msatools.selfdesc import (
     main_module,
     modules_with_btf,
 )
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_type, find_variable
 from msatools.target.debuginfo import release_of
 from msatools.target.dumpfile import DumpFile, read_dump_file
 from msatools.target.errors import (
-    ABSURD,
     NotADumpError,
     NoTypesError,
     TargetError,
     damaged_types,
+    losses_refused,
 )
 from msatools.target.model import Crash, Kind, Source, Target
 from msatools.target.printk import log_records
@@ -61,11 +62,12 @@ def describe(prog: Program) -> Target:
         except TargetError:
             # The file may have been moved since, or opened by another user.
             dump = None
-    try:
-        _check_types(prog, path)
-        return describe_opened(prog, path, dump)
-    except BtfError as error:
-        raise damaged_types(path, error) from error
+    with losses_refused(path, live=bool(prog.flags & ProgramFlags.IS_LIVE)):
+        try:
+            _check_types(prog, path)
+            return describe_opened(prog, path, dump)
+        except BtfError as error:
+            raise damaged_types(path, error) from error
 
 
 def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
@@ -76,7 +78,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
     """
     assert prog.platform is not None
     sources = tuple(_sources(prog))
-    page_size: int = prog["PAGE_SIZE"].value_()
+    page_size: int = find_variable(prog, "PAGE_SIZE").value_()
     return Target(
         path=path,
         kind=_kind(prog, dump),
@@ -135,8 +137,8 @@ def _check_types(prog: Program, path: str) -> None:
 def _has_types(prog: Program) -> bool:
     """Return whether the kernel's types come from elsewhere, such as a plugin."""
     try:
-        prog.type("struct page")
-    except LookupError:
+        find_type(prog, "struct page")
+    except MissingError:
         return False
     return True
 
@@ -153,7 +155,7 @@ def crash_of(prog: Program) -> Crash | None:
         # Since Linux kernel commit 1717f2096b54 ("panic, x86: Fix re-entrance problem
         # due to panic on NMI") (in v4.5). A guest that was dumped while it ran has -1.
         cpu: int = find_variable(prog, "panic_cpu").counter.value_()
-    except (LookupError, FaultError):
+    except LOST:
         return None
     if cpu < 0:
         return None
@@ -172,16 +174,16 @@ def _crashed_task(prog: Program, cpu: int) -> Object | None:
             # The helpers are slow to import, and few targets are crashes.
             from drgn.helpers.linux.sched import cpu_curr
 
-            return cpu_curr(prog, cpu)
-        return prog.crashed_thread().object
-    except (LookupError, FaultError):
+            return ask(cpu_curr, prog, cpu)
+        return ask(prog.crashed_thread).object
+    except LOST:
         return None
 
 
 def _pid(task: Object) -> int | None:
     try:
         pid: int = task.pid.value_()
-    except FaultError:
+    except UNREADABLE:
         return None
     return pid
 
@@ -189,7 +191,7 @@ def _pid(task: Object) -> int | None:
 def _comm(task: Object) -> str | None:
     try:
         comm: bytes = task.comm.string_()
-    except FaultError:
+    except UNREADABLE:
         return None
     return comm.decode("utf-8", "backslashreplace")
 
@@ -203,10 +205,10 @@ def _panic_message(prog: Program) -> str | None:
 
     try:
         records = list(log_records(prog, read, lose))
-    except (FaultError, *ABSURD):
+    except UNREADABLE:
         # The log's buffer may be filtered, cut off, or damaged.
         return None
-    except LookupError:
+    except MissingError:
         return _panic_line(_old_messages(prog))
     return _panic_line([each.text for each in records if each.is_kernel])
 
@@ -217,8 +219,8 @@ def _old_messages(prog: Program) -> list[str]:
     from drgn.helpers.linux.printk import get_printk_records
 
     try:
-        records = get_printk_records(prog)
-    except (LookupError, FaultError, *ABSURD):
+        records = ask(get_printk_records, prog)
+    except LOST:
         return []
     return [
         each.text.decode("utf-8", "backslashreplace")

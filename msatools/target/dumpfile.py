@@ -6,6 +6,7 @@ import os
 import stat
 from typing import Literal
 
+from msatools.errors import DamagedDataError
 from msatools.records import dataclass
 from msatools.target import elf, flattened, kdump
 from msatools.target.descriptors import check_descriptors
@@ -122,7 +123,7 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         raise DamagedDumpError(
             path, f"cut off within its headers ({size:,} bytes)", "copy the dump again"
         ) from error
-    except ValueError as error:
+    except DamagedDataError as error:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
     for start, name in _COMPRESSED.items():
         if magic.startswith(start):
@@ -165,7 +166,7 @@ def _parse_flattened(path: str, read: ReadAt) -> DumpFile:
         # libkdumpfile does not open it without all its pieces.
         raise _cut_off(path)
     if not flat.is_whole(header.table_offset):
-        raise ValueError("a flattened kdump with a piece missing")
+        raise DamagedDataError("a flattened kdump with a piece missing")
     return _of_kdump(path, header, flat.read, flat.size, ", flattened")
 
 
@@ -188,7 +189,7 @@ def _of_kdump(
     if header.has_vmcoreinfo is False:
         raise _guest_without_vmcoreinfo(path)
     if any(notes.stop > size for notes in header.notes):
-        raise ValueError("its notes lie beyond the end of the file")
+        raise DamagedDataError("its notes lie beyond the end of the file")
     try:
         check = check_descriptors(read, header, size)
     except EOFError as error:

@@ -5,6 +5,7 @@
 import struct
 from collections.abc import Iterator
 
+from msatools.errors import DamagedDataError
 from msatools.records import dataclass
 from msatools.target.reading import ReadAt, read_exactly
 
@@ -64,17 +65,19 @@ def parse(read: ReadAt) -> Elf:
 
     The layouts are those of ``Elf32_*`` and ``Elf64_*`` in elf.h.
 
-    :raises ValueError: if this is not an ELF file
+    :raises DamagedDataError: if this is not an ELF file
     :raises EOFError: if the file ends within its headers
     """
     ident = read_exactly(read, 0, 16)
     if not ident.startswith(MAGIC):
-        raise ValueError("not an ELF file")
+        raise DamagedDataError("not an ELF file")
     try:
         is_64 = {1: False, 2: True}[ident[4]]
         byteorder = {1: "<", 2: ">"}[ident[5]]
     except KeyError:
-        raise ValueError("an ELF file of an unknown class or byte order") from None
+        raise DamagedDataError(
+            "an ELF file of an unknown class or byte order"
+        ) from None
 
     header = struct.Struct(byteorder + ("HHIQQQIHHHHHH" if is_64 else "HHIIIIIHHHHHH"))
     fields = header.unpack(read_exactly(read, 16, header.size))
@@ -115,7 +118,7 @@ def notes(read: ReadAt, elf: Elf) -> Iterator[ElfNote]:
     """Yield the notes of an ELF file.
 
     :raises EOFError: if the file ends within them
-    :raises ValueError: if they are too large for notes
+    :raises DamagedDataError: if they are too large for notes
     """
     # The sections go first: the program headers of a separate debug file point to
     # contents that it does not have.
@@ -123,7 +126,7 @@ def notes(read: ReadAt, elf: Elf) -> Iterator[ElfNote]:
     extents += [segment for segment in elf.segments if segment.kind == _PT_NOTE]
     size = sum(extent.size for extent in extents)
     if size > _MOST_NOTES:
-        raise ValueError(f"an ELF file with notes of {size:,} bytes")
+        raise DamagedDataError(f"an ELF file with notes of {size:,} bytes")
     for extent in extents:
         data = read_exactly(read, extent.offset, extent.size)
         yield from _parse_notes(data, elf.byteorder)
@@ -146,9 +149,9 @@ def _table(
     if not count:
         return
     if entry_size < layout.size:
-        raise ValueError("an ELF file whose header entries are too small")
+        raise DamagedDataError("an ELF file whose header entries are too small")
     if count > _MOST_ENTRIES:
-        raise ValueError(f"an ELF file with a table of {count:,} entries")
+        raise DamagedDataError(f"an ELF file with a table of {count:,} entries")
     data = read_exactly(read, offset, entry_size * count)
     for index in range(count):
         kind, start, size = layout.unpack_from(data, index * entry_size)

@@ -2,19 +2,12 @@
 
 """Errors for targets that cannot be opened or read, with a text for the user."""
 
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from drgn import BadDataError
+from drgn import FaultError
 
-ABSURD = (
-    *(BadDataError, OverflowError, ValueError, RecursionError, MemoryError),
-    ZeroDivisionError,
-    # drgn has no arithmetic of integers with more than 64 bits.
-    *(NotImplementedError, struct.error),
-)
-"""What drgn, numpy and Python raise for numbers that only damaged data have."""
+from msatools.errors import DamagedDataError, MissingError
 
 
 class TargetError(Exception):
@@ -76,17 +69,56 @@ def damaged_types(what: str, error: Exception) -> NoTypesError:
 
 
 @contextmanager
-def absurd_data_refused(what: str) -> Iterator[None]:
-    """Convert errors of absurd data, where they are no loss of a part of the report.
+def losses_refused(
+    what: str, *, live: bool = False, truncated: bool = False
+) -> Iterator[None]:
+    """Convert what a kernel lacks or what is damaged, where a report cannot do without.
 
     :param what: What was requested, usually a path.
-    :raises DamagedDumpError: for these
+    :param live: Whether the kernel runs.
+    :param truncated: Whether the dump is.
+    :raises TargetError: for these; any other error is a fault of msatools, and left
     """
     try:
         yield
-    except ABSURD as error:
+    except MissingError as error:
+        raise TargetError(
+            what,
+            f"its kernel or its types lack something ({error})",
+            "name the full vmlinux with -s, if you did not",
+        ) from error
+    except FaultError as error:
+        if truncated:
+            raise DamagedDumpError(
+                what, "cut off, and too little is left", "copy the dump again"
+            ) from error
+        raise TargetError(
+            what,
+            f"it lacks memory that the report needs ({error})",
+            "try again" if live else "take a dump that leaves less out",
+        ) from error
+    except DamagedDataError as error:
+        if live:
+            raise TargetError(
+                what, f"its data make no sense ({error})", "try again"
+            ) from error
         raise DamagedDumpError(
             what,
-            f"its data are damaged ({type(error).__name__}: {error})",
-            "if they are sound, run it with --debug and report this",
+            f"its data are damaged ({error})",
+            "copy the dump again; another command may need less of it",
+        ) from error
+    except MemoryError as error:
+        raise TargetError(
+            what,
+            "there is not enough memory to read it",
+            "give it more, or copy the dump again if it may be damaged",
+        ) from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        if live:
+            raise TargetError(
+                what, f"the kernel is gone: {why}", "start it again"
+            ) from error
+        raise TargetError(
+            what, f"it cannot be read: {why}", "check the disk, and copy the dump again"
         ) from error

@@ -10,6 +10,7 @@ earlier one has at the same offsets.
 import struct
 from bisect import bisect_right
 
+from msatools.errors import DamagedDataError
 from msatools.target.reading import ReadAt, read_exactly
 
 SIGNATURE = b"makedumpfile\0\0\0\0"
@@ -36,7 +37,7 @@ class FlatFile:
     def __init__(self, read: ReadAt) -> None:
         """Find all pieces, to the end of the file.
 
-        :raises ValueError: if the offset or size of a piece is impossible
+        :raises DamagedDataError: if the offset or size of a piece is impossible
         """
         self._read_file = read
         # Disjoint ranges of the kdump, ascending: start, end, and what to add to an
@@ -91,7 +92,7 @@ class FlatFile:
             position += _PIECE_HEADER.size
             is_sound = offset >= 0 and 0 < size < _NO_OFFSET - max(offset, position)
             if not is_sound or odd > _MAX_ODD_PIECES:
-                raise ValueError("a flattened kdump with an impossible piece")
+                raise DamagedDataError("a flattened kdump with an impossible piece")
             self._insert(offset, offset + size, position - offset)
             position += size
 
@@ -117,7 +118,7 @@ def unflattened(read: ReadAt, size: int) -> tuple[ReadAt, int]:
     """Return how to read a kdump, flattened or not, and its size.
 
     :param size: Size of the file in bytes.
-    :raises ValueError: if it is flattened, and a piece is impossible
+    :raises DamagedDataError: if it is flattened, and a piece is impossible
     """
     if read(0, len(SIGNATURE)) != SIGNATURE:
         return read, size

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from drgn import FaultError, Program, ProgramFlags
 
+from msatools.selfdesc.find import ask
 from msatools.target.errors import TargetError
 
 KCORE = "/proc/kcore"
@@ -191,7 +192,7 @@ def open_kcore() -> Program:
     segments = Segments()
     before = segments.look()
     prog = Program()
-    prog.set_kernel()
+    ask(prog.set_kernel)
     if segments.look() == before:
         segments.know(before)
     # Else drgn may have read either table: then refresh() replaces all segments.

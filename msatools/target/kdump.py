@@ -8,6 +8,7 @@ kdump_sub_header``.
 
 import struct
 
+from msatools.errors import DamagedDataError
 from msatools.records import dataclass
 from msatools.target.reading import ReadAt, read_exactly
 
@@ -97,11 +98,11 @@ class Kdump:
 def parse(read: ReadAt) -> Kdump:
     """Parse the headers of a kdump that is not flattened.
 
-    :raises ValueError: if they are not those of a kdump, or contradict themselves
+    :raises DamagedDataError: if they are not those of a kdump, or contradict themselves
     :raises EOFError: if the file ends within them
     """
     if not read_exactly(read, 0, len(SIGNATURE)) == SIGNATURE:
-        raise ValueError("not a kdump")
+        raise DamagedDataError("not a kdump")
     byteorder, word, status_offset = _shape(read)
 
     # libkdumpfile takes a negative one for a later one.
@@ -112,7 +113,7 @@ def parse(read: ReadAt) -> Kdump:
     (max_pfn,) = _unpack(read, byteorder + "I", status_offset + 16)
     (nr_cpus,) = _unpack(read, byteorder + "i", status_offset + 36)
     if sub_header_blocks < 0 or bitmap_blocks < 0 or nr_cpus < 0:
-        raise ValueError("a kdump whose header holds negative sizes")
+        raise DamagedDataError("a kdump whose header holds negative sizes")
 
     # The sub header begins with phys_base, one word, and grew with the version.
     dump_level, split, part = None, 0, None
@@ -135,13 +136,13 @@ def parse(read: ReadAt) -> Kdump:
         part = range(start, end) if split else None
 
     if any(each.stop - each.start > _MOST_NOTES for each in notes):
-        raise ValueError("a kdump whose notes have an impossible size")
+        raise DamagedDataError("a kdump whose notes have an impossible size")
     covered = bitmap_blocks * block_size // 2 * 8
     if covered > _MOST_PAGES:
-        raise ValueError("a kdump whose bitmaps have an impossible size")
+        raise DamagedDataError("a kdump whose bitmaps have an impossible size")
     if max_pfn > covered:
         # libkdumpfile would take both bitmaps for one.
-        raise ValueError("a kdump whose bitmaps are too small for its memory")
+        raise DamagedDataError("a kdump whose bitmaps are too small for its memory")
     flag = next((bit for bit in _COMPRESSION if status & bit), 0)
     return Kdump(
         version=version,
@@ -192,7 +193,7 @@ def _shape(read: ReadAt) -> tuple[str, int, int]:
                 found.append((byteorder, word, status))
     if len(found) != 1:
         count = "two block sizes" if found else "no sound block size"
-        raise ValueError(f"a kdump whose header has {count}")
+        raise DamagedDataError(f"a kdump whose header has {count}")
     return found[0]
 
 

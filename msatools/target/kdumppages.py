@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import DamagedDataError
 from msatools.target import kdump
 from msatools.target.codecs import find_codec
 from msatools.target.descriptors import DESCRIPTOR_BYTES
@@ -57,6 +58,10 @@ class _Descriptors(NamedTuple):
     flags: npt.NDArray[np.int64]
 
 
+class LeftToDrgnError(Exception):
+    """A kdump that only libkdumpfile reads."""
+
+
 class KdumpPages:
     """
     The pages of a kdump.
@@ -68,9 +73,9 @@ class KdumpPages:
         """
         Open a kdump.
 
-        :raises ValueError: if this is not a kdump, or one that is left to libkdumpfile:
-            big-endian, of 32 bits, of an unknown version, or with a compression whose
-            library is not installed
+        :raises DamagedDataError: if this is not a kdump, or a damaged one
+        :raises LeftToDrgnError: if it is left to libkdumpfile: big-endian, of 32 bits,
+            of an unknown version, or with a compression whose library is not installed
         :raises EOFError: if the file ends within its bitmaps
         :raises OSError: if it cannot be read
         """
@@ -84,19 +89,21 @@ class KdumpPages:
             or header.byteorder != "<"
             or header.max_pfn is None
         ):
-            raise ValueError("a kdump of a kind that is not read in bulk")
+            raise LeftToDrgnError("a kdump of a kind that is not read in bulk")
         self.page_size = header.block_size
         # A page is compressed with the dump's method, or stored if that saves nothing.
         self._codec = find_codec(header.compression, self.page_size)
         if self._codec is None and header.compression != kdump.UNCOMPRESSED:
-            raise ValueError(f"no library for {header.compression} is installed")
+            raise LeftToDrgnError(f"no library for {header.compression} is installed")
         self._flag = header.compression_flag
         half = header.bitmap_size // 2
         if not 0 < header.max_pfn <= half * 8:
-            raise ValueError("a kdump whose bitmaps do not say which pages it has")
+            raise DamagedDataError(
+                "a kdump whose bitmaps do not say which pages it has"
+            )
         self._pfns = range(header.max_pfn) if header.part is None else header.part
         if not 0 <= self._pfns.start < self._pfns.stop <= half * 8:
-            raise ValueError("a kdump that is a part of none")
+            raise DamagedDataError("a kdump that is a part of none")
         self._bitmap_offset = header.bitmap_offset + half
         self._bitmap_size = half
         self._table_offset = header.table_offset

@@ -10,9 +10,11 @@ page tables for each read, with four or five more reads. All memory is mapped li
 from collections.abc import Callable, Iterator
 
 import drgn
-from drgn import FaultError, Program
+from drgn import Program
 from drgn.helpers.linux.mm import pfn_to_virt
 
+from msatools.errors import LOST, UNREADABLE, MissingError, NotSupportedError
+from msatools.selfdesc.find import ask, find_symbol, find_variable
 from msatools.target.arch import arch_of
 from msatools.target.arch.model import Piece
 from msatools.target.vmalloc import map_vmalloc, physical_address
@@ -73,15 +75,15 @@ def direct_map(prog: Program) -> DirectMap:
 def page_address(prog: Program, pfn: int) -> int:
     """Return the address of a page in the direct map.
 
-    :raises LookupError: if it is not known where this architecture maps memory
+    :raises MissingError: if it is not known where this architecture maps memory
     """
     try:
-        return int(pfn_to_virt(prog, pfn).value_())
-    except NotImplementedError:
+        return int(ask(pfn_to_virt, prog, pfn).value_())
+    except NotSupportedError:
         piece = arch_of(prog).direct_map(prog)
         if piece is None:
-            raise LookupError("it is not known where memory is mapped") from None
-        size: int = prog["PAGE_SIZE"].value_()
+            raise MissingError("it is not known where memory is mapped") from None
+        size: int = find_variable(prog, "PAGE_SIZE").value_()
         return piece.start - piece.physical + pfn * size
 
 
@@ -93,7 +95,7 @@ def forget_direct_map(prog: Program) -> None:
 def _all_memory(prog: Program) -> Iterator[Piece]:
     try:
         memory = arch_of(prog).direct_map(prog)
-    except (LookupError, FaultError):
+    except LOST:
         return
     if memory is not None:
         yield memory
@@ -106,8 +108,11 @@ def _image(prog: Program) -> Iterator[Piece]:
         return
     for first, last in arch.image:
         try:
-            start, end = prog.symbol(first).address, prog.symbol(last).address
-        except LookupError:
+            start, end = (
+                find_symbol(prog, first).address,
+                find_symbol(prog, last).address,
+            )
+        except MissingError:
             continue
         yield Piece(start, end - start, start - moved)
 
@@ -121,7 +126,7 @@ def _is_mapped(prog: Program, piece: Piece) -> bool:
             physical_address(prog, piece.start + offset) == piece.physical + offset
             for offset in (0, piece.size - 1)
         )
-    except (LookupError, FaultError):
+    except LOST:
         return False
 
 
@@ -131,7 +136,7 @@ def _reading(prog: Program, piece: Piece) -> Callable[[int, int, int, bool], byt
     def read_physical(address: int, count: int, offset: int, physical: bool) -> bytes:
         try:
             data: bytes = read(base + offset, count, True)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             # Report the virtual address, as without this function.
             raise drgn.FaultError(str(error), address) from error
         return data

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import drgn
 from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
 
+from msatools.errors import LOST
 from msatools.records import dataclass
 from msatools.selfdesc import (
     BtfError,
@@ -15,6 +16,7 @@ from msatools.selfdesc import (
     load_btf,
     main_module,
 )
+from msatools.selfdesc.find import ask
 from msatools.target import debuginfo, kcore, qmp
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.damaged import set_kdump_read_here
@@ -26,8 +28,8 @@ from msatools.target.errors import (
     NotPermittedError,
     NoTypesError,
     TargetError,
-    absurd_data_refused,
     damaged_types,
+    losses_refused,
 )
 from msatools.target.kcore import KCORE
 from msatools.target.kdump import NAMELESS
@@ -84,7 +86,7 @@ def open_target(spec: TargetSpec) -> Opened:
         :mod:`msatools.target.errors` distinguish the reasons
     """
     path = spec.qemu or spec.path or KCORE
-    with absurd_data_refused(path):
+    with losses_refused(path, live=spec.is_live):
         return _open(spec, path)
 
 
@@ -156,13 +158,11 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
         elif dump.is_nameless_arm64:
             set_kdump_read_here(prog, path, "libkdumpfile does not find its pages")
         else:
-            prog.set_core_dump(path)
+            ask(prog.set_core_dump, path)
     except OSError as error:
         raise os_error(path, error) from error
-    except TargetError:
-        raise
-    except Exception as error:
-        # drgn raises bare exceptions here; their text is for developers.
+    except LOST as error:
+        # The text is for developers.
         if dump.truncated:
             raise DamagedDumpError(
                 path, "cut off before its pages can be found", "copy the dump again"
@@ -223,9 +223,7 @@ def _open_kcore(path: str) -> Program:
         raise _no_kcore(path) from error
     except PermissionError as error:
         raise _not_permitted(path) from error
-    except TargetError:
-        raise
-    except Exception as error:
+    except LOST as error:
         raise TargetError(
             path, f"drgn cannot open it: {error}", "name a dump instead"
         ) from error

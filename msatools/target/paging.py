@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn import FaultError
 
+from msatools.errors import UNREADABLE
 from msatools.records import dataclass
 
 Words = npt.NDArray[np.uint64]
@@ -244,7 +245,7 @@ class TableWalk:
         # Not cached: there are many, and each is needed once or twice.
         try:
             entries = np.frombuffer(self._read_table(table), "<u8")
-        except FaultError:
+        except UNREADABLE:
             return np.full(room, -1, np.int64)
         words = entries[within : within + room]
         frames = form.addresses(words) >> np.uint64(form.page_shift)
@@ -268,7 +269,7 @@ class TableWalk:
             if entries is None:
                 try:
                     entries = tables[table] = self._read_table(table)
-                except FaultError as error:
+                except UNREADABLE as error:
                     return 0, shift, error
             index = address >> shift & self._last[shift]
             (entry,) = _U64.unpack_from(entries, index * 8)

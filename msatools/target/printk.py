@@ -15,8 +15,9 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import DamagedDataError
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
 Read = Callable[[int, int], tuple[bytes | bytearray, list[range]]]
 """``read(address, size)`` returns bytes, zero in gaps, and the gaps: ranges of offsets,
@@ -85,7 +86,7 @@ def log_records(
     """Yield the messages in the kernel's log, the oldest first.
 
     :param lose: Called with numbers of messages that cannot be read.
-    :raises LookupError: if the kernel has no such log, as before v5.10
+    :raises MissingError: if the kernel has no such log, as before v5.10
     :raises drgn.FaultError: if nothing of it can be read
     """
     ring = find_variable(prog, "prb").read_()
@@ -180,13 +181,13 @@ class _Ring:
 def _bits(member: drgn.Object, ring: drgn.Object, most: int) -> int:
     bits = int(member.value_())
     if not 0 < bits <= most:
-        raise drgn.FaultError("no size of a log", ring.address_ or 0)
+        raise DamagedDataError("no size of a log", ring.address_ or 0)
     return bits
 
 
 def _descriptors(ring: _Ring, descs: drgn.Object) -> tuple[npt.NDArray[np.uint64], ...]:
     """Read each descriptor's state, and where its text begins and ends."""
-    type_ = descs.prog_.type("struct prb_desc")
+    type_ = find_type(descs.prog_, "struct prb_desc")
     members = {
         "state": "state_var.counter",
         "begin": "text_blk_lpos.begin",
@@ -199,18 +200,18 @@ def _descriptors(ring: _Ring, descs: drgn.Object) -> tuple[npt.NDArray[np.uint64
 
 def _infos(ring: _Ring, descs: drgn.Object) -> tuple[npt.NDArray[Any], int]:
     """Read what is known of each message, and the bit of ``flags`` of its level."""
-    type_ = descs.prog_.type("struct printk_info")
+    type_ = find_type(descs.prog_, "struct printk_info")
     fields = {
         name: (_offset(type_, member), format_)
         for member, (name, format_) in _INFO.items()
     }
-    bit = int(type_.member("level").bit_offset)
+    bit = int(member_of(type_, "level").bit_offset)
     fields["flags"] = (bit // 8, "u1")
     return ring.records(descs.infos.value_(), _dtype(fields, type_)), bit % 8
 
 
 def _offset(type_: drgn.Type, member: str) -> int:
-    return int(drgn.offsetof(type_, member))
+    return int(offset_of(type_, member))
 
 
 def _dtype(fields: dict[str, tuple[int, str]], type_: drgn.Type) -> np.dtype[Any]:

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import drgn
-from drgn import FaultError, Object, Program
+from drgn import Program
 
-from msatools.selfdesc.variables import find_variable
+from msatools.errors import LOST, UNREADABLE, MissingMemberError
+from msatools.selfdesc.find import drgn_lookups, find_symbol, find_variable, object_at
 from msatools.target.errors import NotPermittedError, TargetError
 
 _TIMEOUT_S = 5.0
@@ -214,7 +215,7 @@ class _Guest:
         if self._identity is None:
             try:
                 self._identity = _identify(prog)
-            except (FaultError, LookupError):
+            except LOST:
                 self._identity = None
             except OSError as error:
                 raise self.explain(error) from error
@@ -230,7 +231,7 @@ class _Guest:
             return
         try:
             identity = _identify(prog)
-        except FaultError:
+        except UNREADABLE:
             identity = None
         except OSError as error:
             raise self.explain(error) from error
@@ -319,21 +320,23 @@ def _identify(prog: Program) -> Identity | None:
 
     :return: ``None`` before kthreadd exists.
     """
-    pointer = prog.symbol("kthreadd_task").address
+    pointer = find_symbol(prog, "kthreadd_task").address
     address = prog.read_u64(pointer)
     if not address:
         return None
-    task = Object(prog, "struct task_struct", address=address)
+    task = object_at(prog, "struct task_struct", address)
     try:
-        started = task.start_boottime
-    except AttributeError:
+        with drgn_lookups:
+            started = task.start_boottime
+    except MissingMemberError:
         # Before Linux kernel commit cf25e24db61c ("time: Rename tsk->real_start_time
         # to ->start_boottime") (in v5.5).
         started = task.real_start_time
     identity = (pointer, address, started.value_())
     try:
-        return (*identity, find_variable(prog, "init_task").stack_canary.value_())
-    except AttributeError:
+        with drgn_lookups:
+            return (*identity, find_variable(prog, "init_task").stack_canary.value_())
+    except MissingMemberError:
         # CONFIG_STACKPROTECTOR=n
         return identity
 

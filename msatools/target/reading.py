@@ -5,6 +5,8 @@
 import os
 from collections.abc import Callable
 
+from msatools.errors import DamagedDataError
+
 ReadAt = Callable[[int, int], bytes]
 """``read(offset, size)`` returns bytes, fewer at the end of the file."""
 
@@ -29,10 +31,10 @@ def read_exactly(read: ReadAt, offset: int, size: int) -> bytes:
     """Read exactly *size* bytes.
 
     :raises EOFError: if the file ends before
-    :raises ValueError: if *size* is too large for a table of a sound file
+    :raises DamagedDataError: if *size* is too large for a table of a sound file
     """
     if not 0 <= size <= _LARGEST_TABLE:
-        raise ValueError(f"a table of {size} bytes")
+        raise DamagedDataError(f"a table of {size} bytes")
     data = read(offset, size)
     if len(data) < size:
         raise EOFError(f"the file ends before byte {offset + size}")

@@ -10,8 +10,9 @@ translate other mappings, such as the memmap, many pages at a time.
 from drgn import FaultError, Program, ProgramFlags
 from drgn.helpers.linux.mm import follow_phys
 
-from msatools.selfdesc.variables import find_variable
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo
+from msatools.errors import LOST, UNREADABLE, MissingError, NotSupportedError
+from msatools.selfdesc.find import ask, find_variable
+from msatools.selfdesc.vmcoreinfo import hex_number, vmcoreinfo
 from msatools.target.arch import arch_of, table_format
 from msatools.target.paging import TableFormat, TableWalk
 
@@ -43,14 +44,14 @@ def page_tables(prog: Program) -> "VmallocTables | None":
     if root is None or offset is None:
         return None
     try:
-        address = int(root, 16)
+        address = hex_number(root)
         tables = VmallocTables(prog, address - offset, form)
         # Check the address from VMCOREINFO against drgn's own translation.
         expected = _by_drgn(prog, address)
         if expected is None:
             expected = address - offset
         is_right = tables.translate(address)[0] == expected
-    except (LookupError, FaultError, ValueError, OverflowError):
+    except LOST:
         return None
     return tables if is_right else None
 
@@ -59,13 +60,13 @@ def physical_address(prog: Program, address: int) -> int:
     """Translate an address of the kernel, each time with a walk of page tables.
 
     :raises FaultError: if it is not mapped, or a page table cannot be read
-    :raises LookupError: if the page tables are not found
+    :raises MissingError: if the page tables are not found
     """
     physical = _by_drgn(prog, address)
     if physical is None:
         tables = page_tables(prog)
         if tables is None:
-            raise LookupError("this architecture's page tables are not read")
+            raise MissingError("this architecture's page tables are not read")
         physical = tables.translate(address)[0]
     return physical
 
@@ -74,8 +75,8 @@ def _by_drgn(prog: Program, address: int) -> int | None:
     """Translate an address; ``None`` if drgn does not know the architecture."""
     space = find_variable(prog, "init_mm").address_of_()
     try:
-        return int(follow_phys(space, address).value_())
-    except NotImplementedError:
+        return int(ask(follow_phys, space, address).value_())
+    except NotSupportedError:
         return None
 
 
@@ -104,7 +105,7 @@ class VmallocTables(TableWalk):
                 size = min(size + room, end - address)
             try:
                 parts.append(self._read(start, size, True))
-            except FaultError as error:
+            except UNREADABLE as error:
                 raise FaultError(str(error), address) from error
             address += size
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -123,5 +124,5 @@ class VmallocTables(TableWalk):
     def _following(self, address: int) -> tuple[int, int]:
         try:
             return self.find(address) or (-1, 0)
-        except FaultError:
+        except UNREADABLE:
             return -1, 0

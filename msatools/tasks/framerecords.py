@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of, offset_of
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 from msatools.target.addresses import KERNEL_HALF, code_start
 from msatools.tasks.framerules import MAX_FRAMES, End
@@ -50,7 +51,7 @@ class FrameRecords:
     """
     Unwinds stacks of tasks that do not run.
 
-    :raises LookupError: if this kernel has no frame records in ``struct pt_regs``
+    :raises MissingError: if this kernel has no frame records in ``struct pt_regs``
     """
 
     def __init__(self, prog: drgn.Program) -> None:
@@ -188,17 +189,17 @@ class FrameRecords:
 
 
 def _offsets(prog: drgn.Program) -> _RecordOffsets:
-    registers = prog.type("struct pt_regs")
-    record = registers.member("stackframe")
+    registers = find_type(prog, "struct pt_regs")
+    record = member_of(registers, "stackframe")
     start = record.offset
     type_: int | None = None
     # Since "arm64: stacktrace: unwind exception boundaries" (in v6.13); an array of
     # two words before.
     if record.type.kind == drgn.TypeKind.STRUCT:
-        type_ = drgn.offsetof(registers, "stackframe.type") - start
+        type_ = offset_of(registers, "stackframe.type") - start
     return _RecordOffsets(
-        fp=drgn.offsetof(registers, "regs[29]") - start,
-        pc=drgn.offsetof(registers, "pc") - start,
-        pstate=drgn.offsetof(registers, "pstate") - start,
+        fp=offset_of(registers, "regs[29]") - start,
+        pc=offset_of(registers, "pc") - start,
+        pstate=offset_of(registers, "pstate") - start,
         type=type_,
     )

@@ -7,6 +7,7 @@ import numpy as np
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, lose_many
+from msatools.selfdesc.find import find_type, member_of
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 
@@ -39,6 +40,6 @@ def read_one_in_iowait(reader: Reader, task: int) -> bool:
 
 def _member(reader: Reader) -> tuple[int, int]:
     """Find the offset of the byte with ``in_iowait``, and its bit in that byte."""
-    member = reader.prog.type("struct task_struct").member("in_iowait")
+    member = member_of(find_type(reader.prog, "struct task_struct"), "in_iowait")
     bit_offset: int = member.bit_offset
     return divmod(bit_offset, 8)

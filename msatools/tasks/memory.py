@@ -2,10 +2,10 @@
 
 """Virtual and resident size of each thread's address space (``struct mm_struct``)."""
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpusums import sum_parts
@@ -19,6 +19,7 @@ from msatools.kernel.structs import (
     read_structs,
 )
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, find_variable, offset_of
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 Bytes = npt.NDArray[np.int64]
@@ -80,7 +81,7 @@ def read_memory(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskMemory
     possible = np.max(np.stack((spaces["total_vm"], exact)), axis=0) <= _MOST_PAGES
     lose_many(losses, "struct mm_struct", int(np.count_nonzero(~possible)))
     known = has_mm & (spaces.readable & possible)[index]
-    shift = prog["PAGE_SHIFT"].value_()
+    shift = find_variable(prog, "PAGE_SHIFT").value_()
 
     def bytes_of(pages: _Pages) -> Bytes:
         return np.where(known, pages[index] << shift, 0)
@@ -152,10 +153,10 @@ def _add_cached(
 
     A task flushes them every 64 faults; the kernel itself never sums them up.
     """
-    type_ = reader.prog.type("struct task_struct")
+    type_ = find_type(reader.prog, "struct task_struct")
     if not type_.has_member("rss_stat"):
         return
-    first = drgn.offsetof(type_, "rss_stat.count[0]")
+    first = offset_of(type_, "rss_stat.count[0]")
     size = 4 * (max(numbers.values()) + 1)
     rows, chunks = [], []
     users = np.flatnonzero(tasks["mm"])
@@ -165,7 +166,7 @@ def _add_cached(
     ):
         try:
             chunks.append(reader.read(address + first, size))
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
         rows.append(row)
     lose_many(losses, "struct task_struct", len(users) - len(rows))

@@ -7,10 +7,10 @@ Full names of kernel threads, as ps shows them (fs/proc/array.c, proc_task_name(
 description of a worker's work.
 """
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -58,7 +58,7 @@ class KernelNames:
                 names = np.where(long, threads["full_name"], 0)
                 self._fill_long(tasks, rows, names, aside)
             self._fill_workers(tasks, rows[works], threads["data"][works], aside)
-        except LookupError:
+        except MissingError:
             # The types are unknown.
             return
         losses.lose(Loss.NAMES, count=aside.lost.total())
@@ -84,7 +84,7 @@ class KernelNames:
             if thread not in self._kept:
                 try:
                     name = read_string(self._reader, pointer, _MAX_NAME)
-                except drgn.FaultError:
+                except UNREADABLE:
                     aside.lose(Loss.NAMES)
                     continue
                 self._kept[thread] = name.encode("utf-8", "surrogateescape")

@@ -13,6 +13,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -104,7 +105,7 @@ def _inodes(
     unknown = np.full(count, UNKNOWN, np.int64)
     if addresses is None:
         return unknown
-    with suppress(LookupError):
+    with suppress(MissingError):
         # A kernel without such namespaces does not have the type.
         read = read_structs(reader, type_name, _INODE, addresses, losses)
         if read.has("inode"):

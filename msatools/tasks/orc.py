@@ -13,10 +13,12 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of, object_at
 from msatools.selfdesc.module_records import LoadedModule
 from msatools.tasks.text import KernelText, kernel_symbol
 
@@ -112,7 +114,7 @@ class _Format:
 
     def __init__(self, entry: drgn.Type, numbering: str) -> None:
         if drgn.sizeof(entry) != _ENTRY.itemsize:
-            raise LookupError("its entries have an unknown size")
+            raise MissingError("its entries have an unknown size")
         self._sp_reg = _flag(entry, "sp_reg")
         self._bp_reg = _flag(entry, "bp_reg")
         self._type = _flag(entry, "type")
@@ -147,10 +149,10 @@ class _Format:
 
 
 def _flag(entry: drgn.Type, name: str) -> _OrcField:
-    member = entry.member(name)
+    member = member_of(entry, name)
     size = member.bit_field_size
     if size is None:
-        raise LookupError(f"its {name} is no bit field")
+        raise MissingError(f"its {name} is no bit field")
     return _OrcField(member.bit_offset - 32, (1 << size) - 1)
 
 
@@ -173,7 +175,7 @@ class Orc:
     """
     The tables of the kernel and, read on demand, of its modules.
 
-    :raises LookupError: if the kernel has no table, or one in an unknown format
+    :raises MissingError: if the kernel has no table, or one in an unknown format
     :raises drgn.FaultError: if they cannot be read
     """
 
@@ -181,14 +183,14 @@ class Orc:
         prog = reader.prog
         platform = prog.platform
         if platform is None or platform.arch != drgn.Architecture.X86_64:
-            raise LookupError("only x86-64 has ORC")
+            raise MissingError("only x86-64 has ORC")
         self._reader = reader
         self._text = text
         self._losses = losses
         start = kernel_symbol(prog, "__start_orc_unwind_ip")
         size = kernel_symbol(prog, "__stop_orc_unwind_ip") - start
         entries = kernel_symbol(prog, "__start_orc_unwind")
-        self._format = _Format(prog.type("struct orc_entry"), _numbering(reader))
+        self._format = _Format(find_type(prog, "struct orc_entry"), _numbering(reader))
         self._kernel = self._read(start, entries, size // 4)
         self._modules: dict[int, _OrcTable | None] = {}
 
@@ -210,22 +212,22 @@ class Orc:
 
     def _read_module(self, module: LoadedModule) -> _OrcTable | None:
         try:
-            arch = drgn.Object(
-                self._reader.prog, "struct module", address=module.address
+            arch = object_at(
+                self._reader.prog, "struct module", module.address
             ).arch.read_()
             return self._read(
                 arch.orc_unwind_ip.value_(),
                 arch.orc_unwind.value_(),
                 arch.num_orcs.value_(),
             )
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             text = f"how to unwind module {module.name} is lost: {error}"
             self._losses.lose(Loss.UNWINDING, text, about=module.name)
             return None
 
     def _read(self, pcs: int, entries: int, count: int) -> _OrcTable:
         if not 0 < count <= _MAX_ENTRIES:
-            raise LookupError(f"it has {count:,} ORC entries")
+            raise DamagedDataError(f"it has {count:,} ORC entries")
         # PC-relative: an entry of .orc_unwind_ip is the distance from itself.
         distances = np.frombuffer(self._reader.read(pcs, 4 * count), "<i4")
         addresses = np.uint64(pcs) + 4 * np.arange(count, dtype=np.uint64)
@@ -258,9 +260,9 @@ def _numbering(reader: Reader) -> str:
     try:
         start = kernel_symbol(reader.prog, "__start_orc_header")
         end = kernel_symbol(reader.prog, "__stop_orc_header")
-    except LookupError:
+    except MissingError:
         return "first"
     hash_ = reader.read(start, end - start).hex() if end - start == 20 else ""
     if hash_ not in _HASHES:
-        raise LookupError("its ORC is in a format newer than this program")
+        raise MissingError("its ORC is in a format newer than this program")
     return _HASHES[hash_]

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
+from msatools.selfdesc.find import find_type, offset_of
 from msatools.target.arch import arch_of
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.framerules import End
@@ -295,13 +296,13 @@ class _Collector(StackCollector):
         """Saved registers and the words from the stack pointer on, by the start of the
         stack."""
 
-        task = reader.prog.type("struct task_struct")
-        first, second = sorted(drgn.offsetof(task, n) for n in ("nvcsw", "nivcsw"))
+        task = find_type(reader.prog, "struct task_struct")
+        first, second = sorted(offset_of(task, n) for n in ("nvcsw", "nivcsw"))
         # One read, unless the members of the structure are shuffled.
         follow = second == first + 8
         self._counts = ((first, 2),) if follow else ((first, 1), (second, 1))
         saved = arch_of(reader.prog).saved_registers if self.is_fast else ()
-        self._saved = tuple(drgn.offsetof(task, name) for name in saved)
+        self._saved = tuple(offset_of(task, name) for name in saved)
 
     def hold(self, tasks: Records) -> Counts:
         """Read the stacks of some threads, to be unwound later.
@@ -311,7 +312,7 @@ class _Collector(StackCollector):
         switches = np.full(len(tasks), -1, np.int64)
         wanted = tasks["address"].tolist(), tasks["stack"].tolist()
         for row, (address, stack) in enumerate(zip(*wanted, strict=True)):
-            with contextlib.suppress(drgn.FaultError):
+            with contextlib.suppress(*UNREADABLE):
                 switches[row] = sum(
                     int(self._memory.words(address + offset, count).sum())
                     for offset, count in self._counts

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.list import list_for_each_entry
 
+from msatools.errors import UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.cpumask import is_pointer
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask_each, find_type, find_variable, member_of
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
 
@@ -89,8 +91,7 @@ def stack_bytes(prog: drgn.Program) -> int:
     """Find the size of a kernel stack, THREAD_SIZE."""
     try:
         size = _mapped_size(prog) or _first_stack_size(prog)
-    except (drgn.FaultError, TypeError):
-        # TypeError: the kernel's types are damaged, and the member is no pointer.
+    except UNREADABLE:
         size = _first_stack_size(prog)
     if not 0 < size <= _MAX_STACK_BYTES or size % 4096:
         # THREAD_SIZE of x86-64 and arm64 without KASAN.
@@ -100,12 +101,19 @@ def stack_bytes(prog: drgn.Program) -> int:
 
 def _mapped_size(prog: drgn.Program) -> int:
     """Return the size of a task's mapped stack (CONFIG_VMAP_STACK); 0 if not found."""
-    if not prog.type("struct task_struct").has_member("stack_vm_area"):
+    type_ = find_type(prog, "struct task_struct")
+    if not type_.has_member("stack_vm_area"):
         return 0
+    if not is_pointer(member_of(type_, "stack_vm_area").type):
+        raise DamagedDataError("the types of tasks are damaged")
     tasks = find_variable(prog, "init_task").tasks.address_of_()
-    for task in islice(list_for_each_entry("struct task_struct", tasks, "tasks"), 64):
+    for task in islice(
+        ask_each(list_for_each_entry, "struct task_struct", tasks, "tasks"), 64
+    ):
         if area := task.stack_vm_area.read_():
-            return int(area.nr_pages.value_() * prog["PAGE_SIZE"].value_())
+            return int(
+                area.nr_pages.value_() * find_variable(prog, "PAGE_SIZE").value_()
+            )
     return 0
 
 
@@ -114,7 +122,7 @@ def _first_stack_size(prog: drgn.Program) -> int:
     try:
         end = kernel_symbol(prog, "__end_init_task")
         start = kernel_symbol(prog, "__start_init_task")
-    except LookupError:
+    except MissingError:
         return 0
     return end - start
 
@@ -145,7 +153,7 @@ def read_stacks(
     for row, pointer, length in zip(*wanted, strict=True):
         try:
             parts.append(reader.read(pointer, length))
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             size[row] = 0
             losses.lose(Loss.STACKS, f"a stack cannot be read: {error}")
     words = np.frombuffer(b"".join(parts), "<u8")

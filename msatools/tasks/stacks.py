@@ -16,12 +16,13 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, UNREADABLE, MissingError, NotSupportedError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch import arch_of
 from msatools.tasks.framerecords import FrameRecords
@@ -106,7 +107,7 @@ class _KernelWords:
             return None
         try:
             return int(self.reader.words_near(np.array([address], np.uint64))[0][0])
-        except drgn.FaultError:
+        except UNREADABLE:
             return None
 
 
@@ -193,11 +194,11 @@ class StackCollector:
                 return FrameRecords(prog)
             orc = Orc(self._reader, self.text, self._losses)
             return Unwinder(prog, orc, thread_start(prog))
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(
                 Loss.UNWINDING, f"how to unwind stacks fast is lost: {error}"
             )
-        except LookupError as error:
+        except MissingError as error:
             if _drgn_unwinds(prog):
                 text = f"stacks take milliseconds each: {error}"
                 self._losses.note("stacks-slow", text)
@@ -280,10 +281,10 @@ def _index(found: Stacks, indices: dict[Stack, int], stack: Stack) -> int:
 def _drgn_unwinds(prog: drgn.Program) -> bool:
     """Return whether drgn unwinds stacks of this architecture."""
     try:
-        prog.stack_trace(find_variable(prog, "init_task").address_of_())
-    except NotImplementedError:
+        ask(prog.stack_trace, find_variable(prog, "init_task").address_of_())
+    except NotSupportedError:
         return False
-    except Exception:
+    except LOST:
         # Of this task it cannot: it may run, or the dump is damaged, for which drgn
         # has several exceptions.
         pass

@@ -5,6 +5,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.structs import Booleans, read_bits
 from msatools.tasks.table import TaskTable
@@ -89,6 +90,6 @@ def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
     if flagged.any():
         try:
             kernel_symbol(reader.prog, "freezer_active")
-        except LookupError:
+        except MissingError:
             frozen |= flagged
     return frozen

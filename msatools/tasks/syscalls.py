@@ -14,6 +14,7 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, lose_many
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, offset_of
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
@@ -203,7 +204,7 @@ def _bytes_at_top(prog: drgn.Program) -> int:
     arch = _architecture(prog)
     if arch not in (drgn.Architecture.X86_64, drgn.Architecture.AARCH64):
         return 0
-    size: int = drgn.sizeof(prog.type("struct pt_regs"))
+    size: int = drgn.sizeof(find_type(prog, "struct pt_regs"))
     return size + max(_X86_PADDINGS) if arch == drgn.Architecture.X86_64 else size
 
 
@@ -218,16 +219,16 @@ def _decode(
 ) -> Syscalls:
     arch = _architecture(prog)
     if arch == drgn.Architecture.X86_64:
-        return _x86(prog.type("struct pt_regs"), records, readable)
+        return _x86(find_type(prog, "struct pt_regs"), records, readable)
     if arch == drgn.Architecture.AARCH64:
-        return _arm64(prog.type("struct pt_regs"), records, readable)
+        return _arm64(find_type(prog, "struct pt_regs"), records, readable)
     return _unknown(len(records))
 
 
 def _x86(
     regs: drgn.Type, records: npt.NDArray[np.uint8], readable: Booleans
 ) -> Syscalls:
-    segment = drgn.offsetof(regs, "cs")
+    segment = offset_of(regs, "cs")
 
     def of_user(padding: int) -> Booleans:
         """Return which records have a code segment of user mode."""
@@ -243,7 +244,7 @@ def _x86(
     compat = known & (column(records, start + segment, 2) == _USER_CS32)
 
     def values(name: str) -> Addresses:
-        return column(records, start + drgn.offsetof(regs, name))
+        return column(records, start + offset_of(regs, name))
 
     arguments = np.stack([values(name) for name in _X86_ARGUMENTS], 1)
     narrow = np.stack([values(name) for name in _X86_ARGUMENTS32], 1)
@@ -264,7 +265,7 @@ def _arm64(
     regs: drgn.Type, records: npt.NDArray[np.uint8], readable: Booleans
 ) -> Syscalls:
     def values(name: str, width: int = 8) -> Addresses:
-        return column(records, drgn.offsetof(regs, name), width)
+        return column(records, offset_of(regs, name), width)
 
     # x0 is overwritten by the result.
     registers = [values("orig_x0"), *(values(f"regs[{n}]") for n in range(1, 6))]

@@ -15,6 +15,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, MissingMemberError
 from msatools.kernel.cpumask import mask_bytes
 from msatools.kernel.live_lists import changing_list
 from msatools.kernel.losses import Loss
@@ -24,7 +25,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder, column_type, find_member
 from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE, U64
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 Records = npt.NDArray[np.void]
 """A structured array, one record a thread."""
@@ -149,10 +150,10 @@ class TaskTable:
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
         """Return a column.
 
-        :raises KeyError: if the kernel does not have it
+        :raises MissingMemberError: if the kernel does not have it
         """
         if column not in self.columns:
-            raise KeyError(column)
+            raise MissingMemberError(f"no task has a {column}")
         return self.records[column]
 
     def has(self, column: str) -> bool:
@@ -200,7 +201,7 @@ class TaskReader:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         prog = reader.prog
-        task = prog.type("struct task_struct")
+        task = find_type(prog, "struct task_struct")
         columns = _COLUMNS | _mask_column(prog)
         fields = {
             name: field
@@ -210,10 +211,10 @@ class TaskReader:
         self._offsets = {name: offset for name, (offset, _) in fields.items()}
         self.columns = frozenset(fields)
         """The columns that this kernel has."""
-        self._tasks = drgn.offsetof(task, "tasks.next")
-        self._thread_node = drgn.offsetof(task, "thread_node.next")
-        signal = prog.type("struct signal_struct")
-        self._thread_head = drgn.offsetof(signal, "thread_head")
+        self._tasks = offset_of(task, "tasks.next")
+        self._thread_node = offset_of(task, "thread_node.next")
+        signal = find_type(prog, "struct signal_struct")
+        self._thread_head = offset_of(signal, "thread_head")
         self.size = max(
             self._tasks + LIST_HEAD.size,
             self._thread_node + LIST_HEAD.size,
@@ -343,7 +344,7 @@ class TaskReader:
         for address in addresses:
             try:
                 yield address, self._reader.read(address, self.size)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
 
     def _walk(self, losses: LossLog) -> Iterator[tuple[int, bytes]]:
@@ -456,7 +457,7 @@ def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
     """
     try:
         format_ = f"V{mask_bytes(prog)}"
-    except drgn.FaultError:
+    except UNREADABLE:
         return {}
     # Linux kernel commit 3bd3706251ee ("sched/core: Provide a pointer to the valid CPU
     # mask") (in v5.3)

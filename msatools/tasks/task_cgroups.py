@@ -5,6 +5,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.cgroups import cgroup_paths
 from msatools.kernel.enums import constant
 from msatools.kernel.reader import Reader, distinct
@@ -65,7 +66,7 @@ def read_cpuset_groups(
     index = np.full(len(tasks), UNKNOWN, np.int32)
     try:
         subsystem = constant(reader.prog, "cpuset_cgrp_id")
-    except LookupError:
+    except MissingError:
         return TaskCgroups((), index)
     css_sets = read_structs(
         reader,

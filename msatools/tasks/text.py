@@ -6,10 +6,12 @@ import re
 
 import drgn
 
+from msatools.errors import MissingError
 from msatools.kernel.modules import CodeModules
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
+from msatools.selfdesc.find import find_symbol
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf, main_module
 from msatools.selfdesc.module_records import LoadedModule
@@ -91,13 +93,13 @@ def kernel_symbol(prog: drgn.Program, name: str) -> int:
 
     drgn would search for a missing one in every module.
 
-    :raises LookupError: if the kernel does not have it
+    :raises MissingError: if the kernel does not have it
     """
     if not is_served_by_btf(prog):
-        return _relocated(prog, int(prog.symbol(name).address))
+        return _relocated(prog, int(find_symbol(prog, name).address))
     found = finders_of(prog).symbols(prog, name, None, True)
     if not found:
-        raise LookupError(f"the kernel has no {name}")
+        raise MissingError(f"the kernel has no {name}")
     return int(found[0].address)
 
 
@@ -121,6 +123,6 @@ def _bounds(prog: drgn.Program) -> list[tuple[int, int]]:
     for first, last in _BOUNDS:
         try:
             bounds.append((kernel_symbol(prog, first), kernel_symbol(prog, last)))
-        except LookupError:
+        except MissingError:
             continue
     return bounds

@@ -6,9 +6,11 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import each_once
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.framerules import (
@@ -80,16 +82,16 @@ class Unwinder:
     Unwinds stacks of tasks that do not run.
 
     :param newborn: where a new task continues (:func:`thread_start`)
-    :raises LookupError: if this kernel has no ``struct inactive_task_frame``
+    :raises MissingError: if this kernel has no ``struct inactive_task_frame``
     """
 
     def __init__(self, prog: drgn.Program, orc: Orc, newborn: int) -> None:
         # Since Linux kernel commit 0100301bfdf5 ("sched/x86: Rewrite the switch_to()
         # code") (in v4.9).
-        saved = prog.type("struct inactive_task_frame")
+        saved = find_type(prog, "struct inactive_task_frame")
         self._orc = orc
-        self._saved_bp = np.uint64(saved.member("bp").offset)
-        self._saved_ip = np.uint64(saved.member("ret_addr").offset)
+        self._saved_bp = np.uint64(member_of(saved, "bp").offset)
+        self._saved_ip = np.uint64(member_of(saved, "ret_addr").offset)
         self._saved_size = np.uint64(drgn.sizeof(saved))
         self._newborn = np.uint64(newborn)
         self._known: dict[int, int] = {}
@@ -239,10 +241,10 @@ def thread_start(prog: drgn.Program) -> int:
     """
     Find the address where a new task continues when it is first switched to.
 
-    :raises LookupError: if this kernel has no such symbol
+    :raises MissingError: if this kernel has no such symbol
     """
     try:
         # In v6.1 it is ret_from_fork; by v6.12 that is a C function called by it.
         return kernel_symbol(prog, "ret_from_fork_asm")
-    except LookupError:
+    except MissingError:
         return kernel_symbol(prog, "ret_from_fork")

@@ -13,12 +13,14 @@ from typing import Literal
 
 import drgn
 
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import U32, U64
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_constant, find_type, offset_of
 
 # Bits of wo_flags; include/uapi/linux/wait.h.
 _EXITED = 0x0000_0004
@@ -72,29 +74,29 @@ class WaitOpts:
 class WaitOptsReader:
     """Reads the ``struct wait_opts`` of one kernel.
 
-    :raises LookupError: if the type or a member is missing
+    :raises MissingError: if the type or a member is missing
     """
 
     def __init__(self, reader: Reader) -> None:
         prog = reader.prog
-        opts = prog.type("struct wait_opts")
-        self._type = drgn.offsetof(opts, "wo_type")
-        self._flags = drgn.offsetof(opts, "wo_flags")
-        self._pid = drgn.offsetof(opts, "wo_pid")
-        self._entry = drgn.offsetof(opts, "child_wait")
-        self._task = drgn.offsetof(opts, "child_wait.private")
-        self._node = drgn.offsetof(opts, "child_wait.entry")
+        opts = find_type(prog, "struct wait_opts")
+        self._type = offset_of(opts, "wo_type")
+        self._flags = offset_of(opts, "wo_flags")
+        self._pid = offset_of(opts, "wo_pid")
+        self._entry = offset_of(opts, "child_wait")
+        self._task = offset_of(opts, "child_wait.private")
+        self._node = offset_of(opts, "child_wait.entry")
         self._size = drgn.sizeof(opts)
-        process = prog.type("struct signal_struct")
-        self._queue = drgn.offsetof(process, "wait_chldexit.head")
-        self._number = drgn.offsetof(prog.type("struct pid"), "numbers[0].nr")
+        process = find_type(prog, "struct signal_struct")
+        self._queue = offset_of(process, "wait_chldexit.head")
+        self._number = offset_of(find_type(prog, "struct pid"), "numbers[0].nr")
         kinds: dict[Kind, tuple[str, ...]] = {
             "any": ("PIDTYPE_MAX",),
             "pid": ("PIDTYPE_PID", "PIDTYPE_TGID"),
             "group": ("PIDTYPE_PGID",),
         }
         self._kinds: dict[int, Kind] = {
-            prog.constant(name).value_(): kind
+            find_constant(prog, name).value_(): kind
             for kind, names in kinds.items()
             for name in names
         }
@@ -121,7 +123,7 @@ class WaitOptsReader:
         for address, data in records:
             try:
                 yield self._parse(address, data)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 losses.lose(Loss.WAITS, f"what a thread waits for is lost: {error}")
 
     def _parse(self, address: int, data: bytes) -> WaitOpts:
@@ -129,7 +131,7 @@ class WaitOptsReader:
         kind = self._kinds.get(type_)
         (pid,) = U64.unpack_from(data, self._pid)
         if kind is None or (not pid and kind != "any"):
-            raise drgn.FaultError("no wait for children", address)
+            raise DamagedDataError("no wait for children", address)
         (flags,) = U32.unpack_from(data, self._flags)
         (task,) = U64.unpack_from(data, self._task)
         if kind == "any":
@@ -139,6 +141,6 @@ class WaitOptsReader:
     def _pid_number(self, pid: int) -> int | None:
         try:
             data = self._reader.read(pid + self._number, 4)
-        except drgn.FaultError:
+        except UNREADABLE:
             return None
         return int.from_bytes(data, "little")

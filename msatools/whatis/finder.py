@@ -8,8 +8,10 @@ from typing import Any
 
 import drgn
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.locks.places.slabs import SlabObject
 from msatools.memory.pages.classes import CLASSES, PageClass
+from msatools.selfdesc.find import ask, find_symbol, find_type, find_variable
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import KERNEL_HALF, kernel_start
@@ -94,7 +96,7 @@ class AddressFinder:
             assert asked.pid is not None
             return asked.number, self._of_user(asked.pid, asked.number)
         if asked.space in ("physical", "pfn"):
-            shift = int(self._prog["PAGE_SHIFT"].value_())
+            shift = int(find_variable(self._prog, "PAGE_SHIFT").value_())
             physical = asked.number
             if asked.space == "pfn":
                 physical <<= shift
@@ -110,12 +112,12 @@ class AddressFinder:
     def _symbol(self, name: str) -> int | None:
         try:
             return kernel_symbol(self._prog, name)
-        except LookupError:
+        except MissingError:
             pass
         try:
             # Symbols of modules; per-CPU variables in debug info.
-            return int(self._prog.symbol(name).address)
-        except LookupError:
+            return int(find_symbol(self._prog, name).address)
+        except MissingError:
             return None
 
     def _of_user(self, pid: int, address: int) -> _Facts:
@@ -171,7 +173,7 @@ class AddressFinder:
             pfn, offset = described
             facts: _Facts = {"page_struct": PageStruct(pfn=pfn, offset=offset)}
             facts["readable"] = self._is_readable(address)
-            type_ = self._prog.type("struct page")
+            type_ = find_type(self._prog, "struct page")
             facts |= {"type": "struct page", "member": member_at(type_, offset)}
             return facts | self._of_page(pfn)
         linked = self._percpu.of_linked(address)
@@ -287,7 +289,7 @@ class AddressFinder:
     def _of_task(self, address: int) -> _Facts:
         try:
             return {"task": self._lookup.task(address)}
-        except drgn.FaultError:
+        except UNREADABLE:
             return {}
 
     def _of_memory(self, address: int, pfn: int | None) -> _Facts:
@@ -320,8 +322,8 @@ class AddressFinder:
                 # one without a record of refusals.
                 found = finders_of(self._prog).objects.find(name, flag)
             else:
-                found = self._prog.object(name, flag)
-        except LookupError:
+                found = ask(self._prog.object, name, flag)
+        except MissingError:
             return None
         return None if found is None or found.absent_ else found
 
@@ -332,7 +334,7 @@ class AddressFinder:
         facts: _Facts = {"slab": found}
         type_ = self._slabs.type_of(found)
         if type_ is None and (task := self._task_at(found)) is not None:
-            type_ = self._prog.type("struct task_struct")
+            type_ = find_type(self._prog, "struct task_struct")
             facts["task"] = task
         if type_ is not None and found.offset < drgn.sizeof(type_):
             if found.allocated is False:
@@ -365,7 +367,7 @@ class AddressFinder:
     def _is_readable(self, address: int, *, physical: bool = False) -> bool:
         try:
             self._lookup.reader.read(address, 1, physical=physical)
-        except drgn.FaultError:
+        except UNREADABLE:
             return False
         return True
 

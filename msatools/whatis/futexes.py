@@ -4,8 +4,7 @@
 
 from collections.abc import Iterator
 
-import drgn
-
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock import Lock
@@ -45,7 +44,7 @@ def futex_at(lookup: Lookup, mm: int, address: int) -> LockThere | None:
                 start = there - _bytes_before(key, lock)
                 if word in (there, start):
                     return make_lock(lookup, lock, start, _id(lookup, lock, mm, file))
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         lookup.losses.lose(Loss.LOCKS, f"a futex cannot be read: {error}")
     return None
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import drgn
 
+from msatools.errors import LOST, MissingError
 from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.target.arch import arch_of
 from msatools.target.arch.model import Piece
@@ -46,7 +47,7 @@ class KernelMap:
     def _direct_map(self) -> Piece | None:
         try:
             return arch_of(self._prog).direct_map(self._prog)
-        except (LookupError, drgn.FaultError):
+        except LOST:
             return None
 
     def in_image(self, physical: int) -> int | None:
@@ -67,7 +68,7 @@ class KernelMap:
         """Return the addresses of two of the linker's labels; 0 if unknown."""
         try:
             start, end = (kernel_symbol(self._prog, name) for name in labels)
-        except LookupError:
+        except MissingError:
             return 0, 0
         return start, end
 

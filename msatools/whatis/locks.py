@@ -2,8 +2,7 @@
 
 """Locks that lie at an address: their owners and waiters, as the locks record them."""
 
-import drgn
-
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.locks.base.lock import Holder, Lock, LockTypeName
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
@@ -18,7 +17,7 @@ def read_lock(lookup: Lookup, type_: LockTypeName, address: int) -> LockThere | 
     lock = Lock(type_, address)
     try:
         return make_lock(lookup, lock, address, f"{type_} {address:#x}")
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         lookup.losses.lose(Loss.LOCKS, f"a lock cannot be read: {error}")
         return None
 
@@ -28,7 +27,7 @@ def make_lock(lookup: Lookup, lock: Lock, address: int, id_: str) -> LockThere:
 
     :param address: Where it lies, also if it has no address of its own.
     :raises drgn.FaultError: if it cannot be read
-    :raises LookupError: if its types are unknown
+    :raises MissingError: if its types are unknown
     """
     context = lookup.locks
     holders = holders_of(context, lock)

@@ -4,9 +4,9 @@
 
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, MissingError
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.paths import Paths
@@ -20,6 +20,7 @@ from msatools.locks.places.variables import Variables
 from msatools.memory.pages.layout import PageLayout, page_layout
 from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
 from msatools.memory.unattributed.symbolnames import SymbolNames
+from msatools.selfdesc.find import find_variable
 from msatools.target.model import Address
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import stack_bytes
@@ -46,7 +47,7 @@ class Lookup:
     @cached_property
     def page_size(self) -> int:
         """Bytes of a page."""
-        return int(self.prog["PAGE_SIZE"].value_())
+        return int(find_variable(self.prog, "PAGE_SIZE").value_())
 
     @cached_property
     def page(self) -> PageLayout:
@@ -58,7 +59,7 @@ class Lookup:
         """Ranges of the memmap; none if it is lost."""
         try:
             return memmap_ranges(self.reader, self.page, self.losses)
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return []
 
     @cached_property
@@ -66,7 +67,7 @@ class Lookup:
         """The kernel's page tables; ``None`` if their format is unknown."""
         try:
             return PageTables(self.reader, self.losses)
-        except LookupError:
+        except MissingError:
             return None
 
     @cached_property

@@ -10,8 +10,7 @@ leads to the mappings that may have the page; their page tables say which do.
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-import drgn
-
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.walks import tree_records
 from msatools.kernel.words import U64
@@ -67,7 +66,7 @@ class Mappers:
                     )
                 if len(found) == MAX_MAPPERS:
                     break
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             text = f"mappings of a page are lost: {error}"
             self._lookup.losses.lose(Loss.MAPPINGS, text)
         return tuple(found)

@@ -9,6 +9,7 @@ from drgn.helpers.common.type import member_at_offset
 
 from msatools.locks.base.lock import LockTypeName
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask
 
 LOCKS: dict[str, LockTypeName] = {
     "mutex": "mutex",
@@ -58,7 +59,7 @@ def member_at(type_: drgn.Type, offset: int) -> str | None:
     """
     if type_.kind not in (*_STRUCTURES, drgn.TypeKind.ARRAY):
         return None
-    name = member_at_offset(type_, offset)
+    name = ask(member_at_offset, type_, offset)
     return None if not name or name.startswith("<") else name
 
 

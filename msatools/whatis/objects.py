@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import drgn
 
+from msatools.errors import LOST
 from msatools.kernel.strings import read_string
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.names.described import of_file, of_path, process_of
@@ -32,7 +33,7 @@ def describe_object(
             return describe(context, piece.start)
         if (type_ is not None and "inode" in piece.cache) or _has_inode(type_):
             return _of_inode_in(context, piece)
-    except (drgn.FaultError, LookupError):
+    except LOST:
         pass
     return None
 

@@ -8,9 +8,9 @@ only for pages whose struct page does not say enough.
 
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import find_offset
@@ -28,6 +28,7 @@ from msatools.memory.scan.pagecache import CacheClasses
 from msatools.memory.scan.scan import FarHeadReader
 from msatools.memory.scan.swapcache import nameless_swap, swapped_shmem
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type
 from msatools.target.addresses import KERNEL_HALF
 from msatools.whatis.lookup import Lookup
 
@@ -151,7 +152,7 @@ class Pages:
             if not groups.any():
                 return None
             (group,) = self._memcgs.groups(groups)
-        except (LookupError, KeyError, drgn.FaultError):
+        except LOST:
             return None  # CONFIG_MEMCG=n
         return group.path
 
@@ -237,7 +238,7 @@ class Pages:
         address = self.struct_address(head)
         try:
             data = self._reader.read(address or 0, layout.size)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.HEADS, f"the head of a page is lost: {error}")
             return 0, None, 0, 0
 
@@ -255,7 +256,7 @@ class Pages:
     def _index_offset(self) -> int:
         # Linux kernel commit acc53a0b4c15 ("mm: rename page->index to
         # page->__folio_index") (in v6.16)
-        offset = find_offset(self._lookup.prog.type("struct page"), _INDEX)
+        offset = find_offset(find_type(self._lookup.prog, "struct page"), _INDEX)
         return self._layout.mapping + 8 if offset is None else offset
 
     def _order(self, block: Block, index: int, head: int) -> int | None:

@@ -7,12 +7,13 @@ mm/percpu.c: a chunk has a unit for each CPU, all with the same layout.
 
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.memory.owners.percpu import PercpuUnits, percpu_units
+from msatools.selfdesc.find import drgn_lookups
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.model import PerCpuPlace
@@ -109,10 +110,11 @@ class PerCpuPlaces:
     @cached_property
     def _units(self) -> PercpuUnits | None:
         try:
-            return percpu_units(self._lookup.reader, self._lookup.losses)
-        except (LookupError, AttributeError):
+            with drgn_lookups:
+                return percpu_units(self._lookup.reader, self._lookup.losses)
+        except MissingError:
             return None
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             text = f"the memory of CPUs is lost: {error}"
             self._lookup.losses.lose(Loss.VARIABLES, text)
             return None

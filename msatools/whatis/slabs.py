@@ -10,9 +10,16 @@ from drgn import cast
 from drgn.helpers.linux.mm import page_to_virt
 from drgn.helpers.linux.slab import find_containing_slab_cache, slab_object_info
 
+from msatools.errors import (
+    LOST,
+    UNREADABLE,
+    MissingError,
+    MissingMemberError,
+    NotSupportedError,
+)
 from msatools.kernel.losses import Loss
 from msatools.kernel.slab import SlabCache, merged_names, read_cache
-from msatools.target.errors import ABSURD
+from msatools.selfdesc.find import ask, drgn_lookups, find_type
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.model import SlabPlace
@@ -68,16 +75,17 @@ class SlabObjects:
         :return: ``None`` if there is none, or its slab cannot be read.
         """
         try:
-            info = slab_object_info(self._prog, address)
-            if info is None or not info.slab_cache:
-                return None
-            cache = read_cache(self._lookup.reader, info.slab_cache.value_())
-            shared = int(info.slab_cache.refcount.value_()) - 1
-            start = int(info.address)
-            in_slab = self._is_within(info.slab, start, cache)
-        except NotImplementedError:
+            with drgn_lookups:
+                info = ask(slab_object_info, self._prog, address)
+                if info is None or not info.slab_cache:
+                    return None
+                cache = read_cache(self._lookup.reader, info.slab_cache.value_())
+                shared = int(info.slab_cache.refcount.value_()) - 1
+                start = int(info.address)
+                in_slab = self._is_within(info.slab, start, cache)
+        except NotSupportedError:
             return None
-        except (drgn.FaultError, LookupError, AttributeError, *ABSURD) as error:
+        except LOST as error:
             text = f"an object of a slab cache is lost: {error}"
             self._lookup.losses.lose(Loss.SLABS, text)
             return None
@@ -97,11 +105,14 @@ class SlabObjects:
     def cache_at(self, address: int) -> str | None:
         """Return the cache whose slab is at an address; ``None`` if unknown."""
         try:
-            cache = find_containing_slab_cache(self._prog, address)
-            return (
-                read_cache(self._lookup.reader, cache.value_()).name if cache else None
-            )
-        except (drgn.FaultError, LookupError, AttributeError, NotImplementedError):
+            with drgn_lookups:
+                cache = ask(find_containing_slab_cache, self._prog, address)
+                return (
+                    read_cache(self._lookup.reader, cache.value_()).name
+                    if cache
+                    else None
+                )
+        except LOST:
             return None
 
     def _others(self, cache: SlabCache) -> tuple[str, ...]:
@@ -115,17 +126,21 @@ class SlabObjects:
     @staticmethod
     def _object_bytes(cache: drgn.Object) -> int | None:
         try:
-            return int(cache.object_size.value_())
-        except (drgn.FaultError, AttributeError):
+            with drgn_lookups:
+                return int(cache.object_size.value_())
+        except UNREADABLE:
             return None
 
     def _is_within(self, slab: drgn.Object, start: int, cache: SlabCache) -> bool:
         """Return whether an object is in front of the unused end of its slab."""
         try:
-            count = int(slab.objects.value_())
-        except AttributeError:
+            with drgn_lookups:
+                count = int(slab.objects.value_())
+        except MissingMemberError:
             return True  # SLAB, up to v6.7, does not keep it
-        first: int = page_to_virt(cast("struct page *", slab)).value_() + cache.padding
+        first: int = (
+            ask(page_to_virt, cast("struct page *", slab)).value_() + cache.padding
+        )
         return 0 <= start - first < count * cache.size
 
     def type_of(self, found: SlabPlace) -> drgn.Type | None:
@@ -139,8 +154,8 @@ class SlabObjects:
         if not name.isidentifier():
             return None
         try:
-            type_ = self._prog.type(f"struct {name}")
-        except LookupError:
+            type_ = find_type(self._prog, f"struct {name}")
+        except MissingError:
             return None
         if not type_.is_complete():
             return None

@@ -7,9 +7,11 @@ from typing import Literal, NamedTuple
 
 import drgn
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.traces import stack_trace
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type
 from msatools.target.model import Address
 from msatools.tasks.text import KernelText
 from msatools.whatis.lookup import Lookup
@@ -76,7 +78,7 @@ class StackPlaces:
             return None
         try:
             of = self._lookup.task(task)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._lookup.losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
             return None
         in_guard = address < start
@@ -136,8 +138,8 @@ class StackPlaces:
         TOP_OF_KERNEL_STACK_PADDING.
         """
         try:
-            return int(drgn.sizeof(self._lookup.prog.type("struct pt_regs")))
-        except LookupError:
+            return int(drgn.sizeof(find_type(self._lookup.prog, "struct pt_regs")))
+        except MissingError:
             return 0
 
     @cached_property
@@ -153,5 +155,5 @@ def _start_of(frame: drgn.StackFrame) -> tuple[int | None, bool]:
     """
     try:
         return int(frame.sp), True
-    except LookupError:
+    except MissingError:
         return frame.registers().get("x29"), False

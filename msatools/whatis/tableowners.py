@@ -10,10 +10,10 @@ one of them points to the table.
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.target.arch import table_format
 from msatools.target.model import Address
@@ -170,7 +170,7 @@ class TableOwners:
         self._left -= 1
         try:
             return self._lookup.reader.words(table, count, physical=True)
-        except drgn.FaultError:
+        except UNREADABLE:
             self._lose("page tables of processes cannot be read")
             return None
 

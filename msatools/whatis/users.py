@@ -7,11 +7,13 @@ from typing import Literal
 import drgn
 from drgn.helpers.linux.mm import vma_name
 
+from msatools.errors import UNREADABLE, DamagedDataError, MissingMemberError
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.strings import decode_string
 from msatools.locks.user.mappings import find_mapping
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask, drgn_lookups, pointer_to
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
@@ -56,7 +58,7 @@ class UserPlaces:
                 raise NoSuchPidError(f"pid {pid}", "no such task", hint)
             task = self._lookup.task(address_of_task)
             mm = self._lookup.structs.member(address_of_task, "task_struct", "mm")
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             why = f"it cannot be read: {error}"
             raise NoSuchPidError(f"pid {pid}", why, hint) from error
         if mm < KERNEL_HALF:
@@ -75,7 +77,7 @@ class UserPlaces:
                 vma, "vm_area_struct", *_VMA
             )
             name = self._name(vma, file)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._lookup.losses.lose(Loss.MAPPINGS, f"a mapping is lost: {error}")
             return _nowhere(task, "unknown")
         offset = address - start
@@ -96,16 +98,16 @@ class UserPlaces:
     def _name(self, vma: int, file: int) -> str:
         """Return the name of a mapping, as in /proc/PID/maps.
 
-        :raises drgn.FaultError: if it cannot be read
+        :raises UNREADABLE: if it cannot be read
         """
         structs = self._lookup.structs
-        mapping = drgn.Object(self._lookup.prog, "struct vm_area_struct *", value=vma)
+        mapping = pointer_to(self._lookup.prog, "struct vm_area_struct", vma)
         if file < KERNEL_HALF or _is_named(mapping):
-            return decode_string(vma_name(mapping)) or "[anon]"
+            return decode_string(ask(vma_name, mapping)) or "[anon]"
         mount, dentry = structs.members(file, "file", "f_path.mnt", "f_path.dentry")
         (path,) = self._lookup.paths.tell([(mount, dentry)])
         if path is None:
-            raise drgn.FaultError("the path of its file cannot be read", file)
+            raise DamagedDataError("the path of its file cannot be read", file)
         return path
 
 
@@ -116,8 +118,9 @@ def _is_named(mapping: drgn.Object) -> bool:
     union with what mappings of files have.
     """
     try:
-        name = mapping.anon_name
-    except AttributeError:
+        with drgn_lookups:
+            name = mapping.anon_name
+    except MissingMemberError:
         return False
     return name.address_ != mapping.shared.address_ and bool(name)
 

@@ -4,9 +4,9 @@
 
 from typing import Literal
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.words import U64
 from msatools.records import dataclass
 from msatools.target.arch import table_format
@@ -48,7 +48,7 @@ class UserEntries:
         try:
             top = self._structs.member(mm, "mm_struct", "pgd")
             return self._walk(form, top, address)
-        except drgn.FaultError:
+        except UNREADABLE:
             return _UNKNOWN
 
     def _walk(self, form: TableFormat, top: int, address: int) -> UserEntry:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import drgn
 
+from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.functions import function_name
 from msatools.kernel.losses import Loss
 from msatools.locks.base.ranges import find_range
 from msatools.memory.owners.vmalloc import MAX_NODES
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import drgn_lookups, find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.whatis.lookup import Lookup
@@ -28,18 +29,19 @@ _NO_GUARD = 0x40
 def find_area(lookup: Lookup, address: int) -> VmallocArea | None:
     """Return the area that contains an address; ``None`` if there is none."""
     try:
-        area = _find(lookup, address)
-        if not area:
-            return None
-        start, end, vm = lookup.structs.members(area, "vmap_area", *_ENDS, "vm")
-        if vm < KERNEL_HALF:
-            return _area(start, end - start, address, "vm_map_ram")
-        flags, caller, pages, physical = lookup.structs.members(
-            vm, "vm_struct", "flags", "caller", "nr_pages", "phys_addr"
-        )
-    except (LookupError, AttributeError):
+        with drgn_lookups:
+            area = _find(lookup, address)
+            if not area:
+                return None
+            start, end, vm = lookup.structs.members(area, "vmap_area", *_ENDS, "vm")
+            if vm < KERNEL_HALF:
+                return _area(start, end - start, address, "vm_map_ram")
+            flags, caller, pages, physical = lookup.structs.members(
+                vm, "vm_struct", "flags", "caller", "nr_pages", "phys_addr"
+            )
+    except MissingError:
         return None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         lookup.losses.lose(Loss.VMALLOC, f"an area of vmalloc is lost: {error}")
         return None
     use = next((use for bit, use in _USES.items() if flags & bit), "reserved")
@@ -60,7 +62,7 @@ def _find(lookup: Lookup, address: int) -> int:
             area = find_range(
                 lookup.structs, root, "vmap_area", "rb_node", _ENDS, address
             )
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             lost = error
             continue
         if area:
@@ -74,14 +76,14 @@ def _roots(prog: drgn.Program) -> Iterator[int]:
     """Yield the address of the node at the root of each tree of areas in use."""
     try:
         nodes = find_variable(prog, "vmap_nodes")
-    except LookupError:
+    except MissingError:
         # Before Linux kernel commit d093602919ad ("mm: vmalloc: remove global
         # vmap_area_root rb-tree") (in v6.9).
         yield find_variable(prog, "vmap_area_root").rb_node.value_()
         return
     count = find_variable(prog, "nr_vmap_nodes").value_()
     if not 0 < count <= MAX_NODES:
-        raise drgn.FaultError(f"there cannot be {count:,} trees", nodes.value_())
+        raise DamagedDataError(f"there cannot be {count:,} trees", nodes.value_())
     for i in range(count):
         yield nodes[i].busy.root.rb_node.value_()
 

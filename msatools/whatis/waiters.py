@@ -10,9 +10,9 @@ and that task is in mutex_lock().
 import contextlib
 from functools import lru_cache
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.locks.report import LockRow
 from msatools.target import TargetError
@@ -66,7 +66,7 @@ class WaitedLocks:
             options = LocksOptions(pids=tuple(pids[:_MAX_TASKS]))
             prog = self._lookup.prog
             return collect_locks(prog, target=self._target, options=options).locks
-        except (drgn.FaultError, LookupError, TargetError) as error:
+        except (*LOST, TargetError) as error:
             # Such as a task that has ended since.
             self._lookup.losses.lose(
                 Loss.LOCKS, f"the waiters of a lock are lost: {error}"
@@ -78,7 +78,7 @@ def _linked_tasks(lookup: Lookup, start: int) -> list[int]:
     """Return the tasks on whose stacks words at an address point."""
     try:
         data = lookup.reader.read(start, _LOCK_BYTES)
-    except drgn.FaultError:
+    except UNREADABLE:
         return []
     words = np.frombuffer(data, np.uint64)
     stacks = words & np.uint64(-lookup.stack_bytes & (1 << 64) - 1)
@@ -91,6 +91,6 @@ def _size(lookup: Lookup, row: LockRow) -> int:
     sizes = [1]
     for tag, type_ in LOCKS.items():
         if type_ == row.type:
-            with contextlib.suppress(LookupError):
+            with contextlib.suppress(MissingError):
                 sizes.append(lookup.structs.size(tag))
     return max(sizes)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.mm import PageReserved, follow_page
 from drgn.helpers.linux.slab import slab_object_info
 
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.pids import PID_MAX_LIMIT
@@ -31,7 +32,14 @@ from msatools.kernel.slab import SlabCache
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.evidence import seen_on_stacks
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    ask,
+    find_symbol,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import saved_registers, stack_bytes
@@ -111,7 +119,7 @@ def find_leaks(
         if leaks and reader.is_live:
             again = _suspects(reader, TaskReader(reader).read_all(losses), losses)
             leaks = [leak for leak in leaks if leak in again]
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         losses.lose(Loss.LEAKS, f"leaked struct pids cannot be looked for: {error}")
         return None
     if leaks and losses.lost.total() > before:
@@ -206,10 +214,10 @@ def _read_pids(reader: Reader, scan: SlabScan, losses: LossLog) -> _Pids:
     caches.update(cache.value_() for cache in find_variable(prog, "pid_cache"))
     addresses = [scan.objects(cache) for cache in caches & scan.caches.keys()]
     if not addresses:
-        raise LookupError("the caches of struct pid are not there")
+        raise MissingError("the caches of struct pid are not there")
     address = distinct(np.concatenate(addresses))
-    type_ = prog.type("struct pid")
-    kinds = type_.member("tasks").type.length
+    type_ = find_type(prog, "struct pid")
+    kinds = member_of(type_, "tasks").type.length
     members = {
         "references": ("count.refs.counter", "count.counter"),
         "level": ("level",),
@@ -240,7 +248,7 @@ def _read_pids(reader: Reader, scan: SlabScan, losses: LossLog) -> _Pids:
 
 
 def _pid_link(prog: drgn.Program) -> int:
-    offset: int = drgn.offsetof(prog.type("struct task_struct"), "pid_links[0]")
+    offset: int = offset_of(find_type(prog, "struct task_struct"), "pid_links[0]")
     return offset
 
 
@@ -290,7 +298,7 @@ def _in_variables(reader: Reader, wanted: Addresses, losses: LossLog) -> Found:
     try:
         start = kernel_symbol(reader.prog, "_sdata")
         end = kernel_symbol(reader.prog, "_end")
-    except LookupError as error:
+    except MissingError as error:
         losses.lose(Loss.VARIABLES, f"variables are not searched for holders: {error}")
         return
     if not 0 < end - start <= _MAX_VARIABLES:
@@ -309,12 +317,13 @@ def _in_variables(reader: Reader, wanted: Addresses, losses: LossLog) -> Found:
 def _variable(prog: drgn.Program, address: int) -> str | None:
     try:
         # virt_to_page() does not work for the kernel image.
-        if not PageReserved(
-            follow_page(find_variable(prog, "init_mm").address_of_(), address)
+        if not ask(
+            PageReserved,
+            ask(follow_page, find_variable(prog, "init_mm").address_of_(), address),
         ):
             return None
-        name: str = prog.symbol(address).name
-    except (drgn.FaultError, LookupError):
+        name: str = find_symbol(prog, address).name
+    except LOST:
         return None
     return name
 
@@ -355,8 +364,8 @@ def _sheaf_cache(prog: drgn.Program) -> int | None:
     ``None`` before Linux v6.18 ("slab: add opt-in caching layer of percpu sheaves").
     """
     try:
-        offset: int = prog.type("struct slab_sheaf").member("cache").offset
-    except LookupError:
+        offset: int = member_of(find_type(prog, "struct slab_sheaf"), "cache").offset
+    except MissingError:
         return None
     return offset
 
@@ -367,14 +376,14 @@ def _is_sheaf(
     """Return whether a word is in an array of free objects, which may be stale."""
     try:
         data = reader.read(word.address - word.offset + sheaf, 8)
-    except drgn.FaultError:
+    except UNREADABLE:
         return False
     return int.from_bytes(data, "little") in caches
 
 
 def _is_allocated(prog: drgn.Program, address: int) -> bool:
     try:
-        info = slab_object_info(prog, address)
-    except (drgn.FaultError, LookupError, ValueError):
+        info = ask(slab_object_info, prog, address)
+    except LOST:
         return True
     return info is None or bool(info.allocated)

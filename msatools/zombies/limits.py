@@ -14,6 +14,7 @@ from dataclasses import replace
 import drgn
 import numpy as np
 
+from msatools.errors import LOST, MissingError
 from msatools.kernel.cgroups import MAX_DEPTH, cgroup_paths
 from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import (
@@ -27,7 +28,7 @@ from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_constant, find_variable
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import Limit
@@ -114,7 +115,7 @@ def _system_limit(prog: drgn.Program, zombies: int, losses: LossLog) -> Limit:
 def _variable(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
     try:
         value: int = find_variable(prog, name).value_()
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         losses.lose(Loss.LIMITS, f"{name} cannot be read: {error}", about=name)
         return None
     return value
@@ -159,8 +160,8 @@ def _group_limits(
     """Yield the limits of control groups and of those above, but for the root group,
     which has no limit."""
     try:
-        number = reader.prog.constant("pids_cgrp_id").value_()
-    except LookupError:
+        number = find_constant(reader.prog, "pids_cgrp_id").value_()
+    except MissingError:
         # CONFIG_CGROUP_PIDS
         text = "this kernel has no limits on the tasks of control groups"
         losses.note("no-pids-controller", text)

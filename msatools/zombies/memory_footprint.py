@@ -8,9 +8,9 @@ by release_task() and RCU callbacks after it.
 
 from collections import Counter
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader, distinct
@@ -96,7 +96,7 @@ class _Sizes:
             return 0
         try:
             found = self._slabs.find(int(addresses[0]))
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._losses.lose(Loss.SIZES, f"a size is lost: {error}", about=name)
             return 0
         return 0 if found is None else found.size
@@ -107,7 +107,7 @@ class _Sizes:
             return 0
         try:
             pointer = self._layout.member(int(owners[0]), type_, member)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.SIZES, f"a size is lost: {error}", about=member)
             return 0
         return self.of(member, np.array([pointer], np.uint64))

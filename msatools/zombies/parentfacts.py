@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
@@ -275,7 +276,7 @@ def _members(tasks: TaskTable, processes: Addresses) -> tuple[Rows, Rows]:
 def _reads_waits(reader: Reader, losses: LossLog) -> WaitOptsReader | None:
     try:
         return reader.once(WaitOptsReader, lambda: WaitOptsReader(reader))
-    except LookupError as error:
+    except MissingError as error:
         losses.lose(Loss.WAITS, f"what is waited for by wait() is lost: {error}")
         return None
 

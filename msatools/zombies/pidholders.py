@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 
-import drgn
 import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
+from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.files import Descriptors
 from msatools.kernel.losses import Loss
@@ -22,7 +22,7 @@ from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import unsigned
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_type, find_variable, offset_of
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
 
@@ -78,17 +78,17 @@ class PidHolders:
         for kind, walk in kinds.items():
             try:
                 yield from walk()
-            except (drgn.FaultError, LookupError) as error:
+            except LOST as error:
                 self.lost.add(kind)
                 text = f"what holds struct pid is not looked at all: {kind}: {error}"
                 self._losses.lose(Loss.HOLDERS, text, about=kind)
 
     def _proc_inodes(self) -> Iterator[Holders]:
         """Yield inodes of /proc, open or cached."""
-        type_ = self._prog.type("struct proc_inode")
-        offset = drgn.offsetof(type_, "pid")
-        inode = drgn.offsetof(type_, "vfs_inode")
-        node = inode + drgn.offsetof(self._prog.type("struct inode"), "i_sb_list")
+        type_ = find_type(self._prog, "struct proc_inode")
+        offset = offset_of(type_, "pid")
+        inode = offset_of(type_, "vfs_inode")
+        node = inode + offset_of(find_type(self._prog, "struct inode"), "i_sb_list")
         size = max(node + 2 * _WORD, offset + _WORD)
         pids, places = [], []
         for head in self._inode_lists(kernel_symbol(self._prog, "proc_sops")):
@@ -110,7 +110,7 @@ class PidHolders:
         files, read = self._files
         operations = self._operations("pidfs_file_operations", "pidfd_fops")
         own = np.isin(read["operations"], operations)
-        private = drgn.offsetof(self._prog.type("struct file"), "private_data")
+        private = offset_of(find_type(self._prog, "struct file"), "private_data")
         pids = read["private"][own].astype(np.uint64)
         yield Holders("pidfd", pids, files[own] + np.uint64(private))
         known = "struct pid", {"dentry": ("stashed",)}
@@ -122,9 +122,9 @@ class PidHolders:
 
     def _inode_lists(self, operations: int) -> Iterator[int]:
         """Find the lists of inodes of the file systems with some ``s_op``."""
-        block = self._prog.type("struct super_block")
+        block = find_type(self._prog, "struct super_block")
         node, own, inodes = (
-            drgn.offsetof(block, member) for member in ("s_list", "s_op", "s_inodes")
+            offset_of(block, member) for member in ("s_list", "s_op", "s_inodes")
         )
         for address, data in list_records(
             self._reader,
@@ -140,9 +140,9 @@ class PidHolders:
     def _file_owners(self) -> Iterator[Holders]:
         """Yield receivers of SIGIO (fs/fcntl.c)."""
         files, read = self._files
-        type_ = self._prog.type("struct file")
+        type_ = find_type(self._prog, "struct file")
         if read.has("owner"):
-            offset = np.uint64(drgn.offsetof(type_, "f_owner.pid"))
+            offset = np.uint64(offset_of(type_, "f_owner.pid"))
             pids = read["owner"].astype(np.uint64)
             yield Holders("owner of a file", pids, files + offset)
         else:
@@ -169,11 +169,11 @@ class PidHolders:
 
     def _callbacks(self) -> Iterator[Holders]:
         """Yield pending RCU callbacks that drop a reference (free_pid())."""
-        within = drgn.offsetof(self._prog.type("struct pid"), "rcu")
+        within = offset_of(find_type(self._prog, "struct pid"), "rcu")
         pids: list[int] = []
         data = find_variable(self._prog, "rcu_data").address_of_()
         for cpu in possible_cpus(self._prog, self._losses):
-            own = per_cpu_ptr(data, cpu)
+            own = ask(per_cpu_ptr, data, cpu)
             heads = [own.cblist.head]
             if own.type_.type.has_member("nocb_bypass"):
                 heads.append(own.nocb_bypass.head)
@@ -181,7 +181,7 @@ class PidHolders:
                 node = head.value_()
                 while node:
                     if len(pids) >= _MAX_CALLBACKS:
-                        raise LookupError("there are too many")
+                        raise DamagedDataError("there are too many")
                     pids.append(node - within)
                     node = int(self._reader.words(node, 1)[0])
         found = np.array(pids, np.uint64)
@@ -202,9 +202,9 @@ class PidHolders:
         """Read a pointer member of some structures."""
         names = (members,) if isinstance(members, str) else members
         addresses = distinct(addresses[addresses != 0])
-        offset = find_offset(self._prog.type(type_name), names)
+        offset = find_offset(find_type(self._prog, type_name), names)
         if offset is None:
-            raise LookupError(f"{type_name} has no {names[0]}")
+            raise MissingError(f"{type_name} has no {names[0]}")
         wanted = {"value": names}
         read = read_structs(self._reader, type_name, wanted, addresses, self._losses)
         values = read["value"].astype(np.uint64)
@@ -229,6 +229,6 @@ class PidHolders:
         """Return the addresses of those ``struct file_operations`` that exist."""
         found = []
         for name in names:
-            with suppress(LookupError):
+            with suppress(MissingError):
                 found.append(kernel_symbol(self._prog, name))
         return np.array(found, np.uint64)

@@ -10,9 +10,9 @@ subreaper (PR_SET_CHILD_SUBREAPER), else to init of the namespace.
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import (
     PidNamespace,
@@ -22,6 +22,7 @@ from msatools.kernel.pidnamespaces import (
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
+from msatools.selfdesc.find import object_at
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
@@ -56,7 +57,7 @@ def find_heirs(
     for row in processes.values():
         try:
             heirs.append(family.heir(row))
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             losses.lose(
                 Loss.HEIRS, f"who inherits the dead of a parent is lost: {error}"
             )
@@ -104,12 +105,12 @@ class _Family:
         """Return the heir of a task's process.
 
         :raises drgn.FaultError: if something cannot be read
-        :raises LookupError: if the namespace or its init is not found
+        :raises MissingError: if the namespace or its init is not found
         """
         space = self._space(row)
         first = self.row(space.init)
         if first is None:
-            raise LookupError(f"PID namespace {space.inode} has no first process")
+            raise MissingError(f"PID namespace {space.inode} has no first process")
         ppid = int(self._tasks["tgid"][row])
         if self._signal(first) == self._signal(row):
             why = f"PID namespace {space.inode} ends with it"
@@ -133,7 +134,7 @@ class _Family:
             row = above
             if self._process(self._signal(row)).takes_orphans and self._lives(row):
                 return row
-        raise LookupError("parents are in a loop")
+        raise DamagedDataError("parents are in a loop")
 
     def _find_lives(self, row: int) -> bool:
         """Return whether a thread of a process is not exiting."""
@@ -164,7 +165,7 @@ class _Family:
 
     def _leaves_it_to_kernel(self, row: int) -> bool:
         address = int(self._tasks["address"][row])
-        task = drgn.Object(self._prog, "struct task_struct", address=address)
+        task = object_at(self._prog, "struct task_struct", address)
         if not task.sighand:
             return False
         action = task.sighand.action[_SIGCHLD - 1].sa
@@ -184,7 +185,7 @@ class _Family:
         return int(self._tasks["signal"][row])
 
     def _read_process(self, signal: int) -> _Process:
-        process = drgn.Object(self._prog, "struct signal_struct", address=signal)
+        process = object_at(self._prog, "struct signal_struct", signal)
         # Bit fields: read_structs() does not read them.
         process = process.read_()
         switches = process.cnvcsw + process.cnivcsw
@@ -207,7 +208,7 @@ class _Family:
             self.read_spaces([row])
         address = self._innermost[row]
         if address not in self._spaces:
-            raise LookupError("a task's PID namespace is lost")
+            raise DamagedDataError("a task's PID namespace is lost")
         return self._spaces[address]
 
     @cached_property

@@ -12,6 +12,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of, offset_of
 from msatools.zombies.model import Disposition
 
 _DEFAULT, _IGNORE = 0, 1
@@ -70,14 +71,14 @@ def read_actions(
 
 def _layout(prog: drgn.Program) -> tuple[int, int, np.dtype[Any]]:
     """Return the offset of the first action, their number and their record."""
-    type_ = prog.type("struct sighand_struct")
-    array = type_.member("action").type
+    type_ = find_type(prog, "struct sighand_struct")
+    array = member_of(type_, "action").type
     action: np.dtype[Any] = np.dtype(
         {
             "names": ["handler"],
             "formats": ["<u8"],
-            "offsets": [drgn.offsetof(array.type, "sa.sa_handler")],
+            "offsets": [offset_of(array.type, "sa.sa_handler")],
             "itemsize": drgn.sizeof(array.type),
         }
     )
-    return drgn.offsetof(type_, "action"), array.length or 0, action
+    return offset_of(type_, "action"), array.length or 0, action

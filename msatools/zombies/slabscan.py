@@ -11,6 +11,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
@@ -19,6 +20,7 @@ from msatools.kernel.structs import lose_many
 from msatools.memory.pages.layout import page_layout
 from msatools.memory.pages.memmap import memmap_ranges, read_chunks
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_variable, member_of
 from msatools.target.linear import page_address
 
 _AT_ONCE = 1 << 24
@@ -61,7 +63,7 @@ class SlabScan:
     """The slabs of all caches of a kernel.
 
     :raises drgn.FaultError: if caches or ``struct page`` cannot be read
-    :raises LookupError: if the kernel has no SLUB, or its types are unknown
+    :raises MissingError: if the kernel has no SLUB, or its types are unknown
     """
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
@@ -69,7 +71,7 @@ class SlabScan:
         self._losses = losses
         self.caches = {cache.address: cache for cache in slab_caches(reader, losses)}
         if not self.caches:
-            raise LookupError("the list of caches is lost")
+            raise DamagedDataError("the list of caches is lost")
         self._slabs = self._find(self.caches)
 
     def objects(self, cache: int) -> Addresses:
@@ -130,7 +132,7 @@ class SlabScan:
         layout = page_layout(prog)
         cache_offset, objects_offset, shift = _slab_layout(prog)
         start = page_address(prog, 0)
-        page_size = prog["PAGE_SIZE"].value_()
+        page_size = find_variable(prog, "PAGE_SIZE").value_()
         known = np.array(sorted(caches), np.uint64)
         rooms = np.array([caches[c].size for c in known.tolist()], np.int64)
         found: list[tuple[Addresses, Addresses, Numbers]] = []
@@ -158,7 +160,7 @@ class SlabScan:
                 (cache[near].astype(np.uint64), offset + np.uint64(start), objects)
             )
         if not found:
-            raise LookupError("no slabs are found")
+            raise MissingError("no slabs are found")
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         return self._apart(SlabPages(*columns))
 
@@ -177,8 +179,8 @@ def _slab_layout(prog: drgn.Program) -> tuple[int, int, int]:
     """Find the cache and the number of objects in a ``struct page``.
 
     :return: Offset of the cache, offset of the word with the number, bits below it.
-    :raises LookupError: if the kernel does not keep the number (SLAB, up to v6.7)
+    :raises MissingError: if the kernel does not keep the number (SLAB, up to v6.7)
     """
     slab = slab_type(prog)
-    objects = slab.member("objects").bit_offset
-    return slab.member("slab_cache").offset, objects // 32 * 4, objects % 32
+    objects = member_of(slab, "objects").bit_offset
+    return member_of(slab, "slab_cache").offset, objects // 32 * 4, objects % 32

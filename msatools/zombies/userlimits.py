@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_constant
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import Limit
@@ -84,7 +86,7 @@ def user_limits(
             accounts = _ucounts(reader, dead, losses)
         else:
             accounts = _user_structs(reader, dead, losses)
-    except LookupError as error:
+    except MissingError as error:
         losses.note(
             "no-user-counts", f"the number of processes by user is unknown: {error}"
         )
@@ -135,7 +137,7 @@ def _ucounts(
     reader: Reader, dead: Counter[int], losses: LossLog
 ) -> dict[int, _Account]:
     """Read the counts of users, and of the creators of their namespaces."""
-    number = reader.prog.constant("UCOUNT_RLIMIT_NPROC").value_()
+    number = find_constant(reader.prog, "UCOUNT_RLIMIT_NPROC").value_()
     counts = {
         # Linux kernel commit de399236e240 ("ucounts: Split rlimit and ucount values and
         # max values") (in v5.19); before, all were in one array.
@@ -192,7 +194,7 @@ def _user_structs(
     users = np.fromiter(dead, np.uint64, len(dead))
     read = read_structs(reader, "struct user_struct", members, users, losses)
     if len(users) and not read.has("used"):
-        raise LookupError("struct user_struct has no processes")
+        raise MissingError("struct user_struct has no processes")
     return {
         int(users[row]): _Account(
             int(read["uid"][row]), int(read["used"][row]), 0, dead[int(users[row])]

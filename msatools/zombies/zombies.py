@@ -10,6 +10,7 @@ from itertools import compress
 import drgn
 import numpy as np
 
+from msatools.errors import LOST, DamagedDataError
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks, require_pids
@@ -20,7 +21,7 @@ from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError
 from msatools.target.model import Target
@@ -95,7 +96,7 @@ def collect_zombies(
     :param target: Description of the target; found out if not given.
     :param progress: Called with the steps done and the number of steps.
     :raises NoSuchPidError: if a requested PID does not exist
-    :raises LookupError: if the types of tasks are missing
+    :raises MissingError: if the types of tasks are missing
     :raises drgn.FaultError: if the dump lacks every task
     :raises TargetError: if the program is not a kernel, or has no types
     """
@@ -207,7 +208,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         if not len(tasks):
             # A dump without the tasks must not be reported as one without zombies.
             init = find_variable(self._prog, "init_task").address_
-            raise drgn.FaultError("no task can be read", init)
+            raise DamagedDataError("no task can be read", init)
         self._require_parents(tasks)
         return tasks
 
@@ -324,7 +325,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
     def _leaks(self, tasks: TaskTable) -> tuple[Leak, ...] | None:
         try:
             return find_leaks(self._reader, tasks, self._losses)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._losses.lose(Loss.LEAKS, f"leaks cannot be looked for: {error}")
             return None
 
@@ -372,7 +373,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         try:
             options = LocksOptions(pids=pids)
             report = collect_locks(self._prog, target=self._target, options=options)
-        except (TargetError, drgn.FaultError, LookupError) as error:
+        except (*LOST, TargetError) as error:
             self._losses.lose(Loss.LOCKS, f"what a parent waits for is lost: {error}")
             return group
         for key in ("reads", "bytes_read"):

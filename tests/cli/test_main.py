@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from drgn import BadDataError, FaultError, Program
+from drgn import FaultError, Program
 
 from msatools.cli.main import run_console
 from msatools.cli.screen import Keys
 from msatools.cli.usage import UsageError
 from msatools.cli.words import Words, parse_words
+from msatools.errors import DamagedDataError, MissingError
 from msatools.render.blocks import text
+from msatools.selfdesc import BtfError
 from msatools.target import Opened, TargetSpec
 from msatools.target.kcore import MovedError
 from tests.support.calls import MADE, Ran, call, end, open_nothing, start
@@ -105,17 +107,17 @@ def failing(error: Exception, **changes: object) -> Ran:
         (FaultError("gone", 8), {}, "take a dump that leaves less out"),
         (FaultError("gone", 8), {"live": True}, "report needs (gone: 0x8); try again"),
         (FaultError("gone", 8), {"truncated": True}, "cut off, and too little is left"),
-        (BadDataError("header"), {}, "its data are damaged (BadDataError: header); if"),
-        (OverflowError("too large"), {}, "its data are damaged (OverflowError"),
-        (ValueError("size"), {"live": True}, "report this"),
-        (RecursionError(), {}, "its data are damaged"),
-        (MemoryError(), {}, "its data are damaged"),
-        (OSError(5, "I/O"), {"live": True}, "the kernel is gone: I/O; start it again"),
+        (DamagedDataError("a loop", 8), {}, "its data are damaged (a loop: 0x8); copy"),
+        (DamagedDataError("torn"), {"live": True}, "make no sense (torn); try again"),
+        (BtfError("torn"), {}, "the types that the kernel carries are damaged: torn"),
         (
-            OSError(5, "I/O"),
+            MissingError("no type"),
             {},
-            "unexpected OSError: [Errno 5] I/O; run it with --debug",
+            "lack something (no type); name the full vmlinux",
         ),
+        (MemoryError(), {}, "there is not enough memory to read it; give it more"),
+        (OSError(5, "I/O"), {"live": True}, "the kernel is gone: I/O; start it again"),
+        (OSError(5, "I/O"), {}, "it cannot be read: I/O; check the disk, and copy"),
     ],
 )
 def test_report_that_cannot_be_made(
@@ -153,7 +155,7 @@ def test_report_is_begun_again_where_memory_moves(times: int, status: int) -> No
     assert call(moving, DUMP, opening=open_nothing).status == status
 
 
-@pytest.mark.parametrize("error", [FaultError("gone", 8), OverflowError("negative")])
+@pytest.mark.parametrize("error", [FaultError("gone", 8), DamagedDataError("torn")])
 @pytest.mark.parametrize(
     ("live", "times", "status"), [(True, 2, 0), (True, 3, 1), (False, 1, 1)]
 )

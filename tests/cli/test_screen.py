@@ -18,6 +18,7 @@ import pytest
 
 from msatools.cli.common_options import rows
 from msatools.cli.screen import footer
+from msatools.faults import EXIT_FAULT
 from msatools.kernel.report import Cost
 from msatools.render.blocks import Block, Tree, text
 from tests.support.probe import COMMAND, GUEST, ProbeReport, on_terminal
@@ -175,9 +176,9 @@ def test_samples_are_appended_without_redraw(
 def test_error_after_a_sample() -> None:
     """The terminal is restored, and shows the last sample and the error."""
     terminal = on_terminal(*GUEST, "0.05", "--fail-at", "3")
-    assert terminal.end() == 1
+    assert terminal.end() == EXIT_FAULT
     assert left(terminal)[0].startswith("line 0 ")
-    assert "msa-probe: unexpected RuntimeError" in left(terminal)[2]
+    assert "msa-probe: a fault of msatools" in left(terminal)[2]
 
 
 def test_terminal_that_is_gone() -> None:

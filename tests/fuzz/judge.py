@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from msatools.faults import EXIT_FAULT
 from tests.fuzz.cases import Case
 from tests.fuzz.dumps import ELF_SEGMENT, Dump
 
@@ -16,6 +17,7 @@ PEAK_BYTES = 512 << 20
 
 SECONDS = 60.0
 
+_FAULT = "a fault of msatools"
 _LINE = re.compile(r"msa-\w+: .+\n")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
 _OF_THE_FILE = ("path", "format", "kind", "dump_level")
@@ -27,10 +29,12 @@ _COSTS = (
     *("scan_ns", "elapsed_ns"),
 )
 
-GOOD = ("same", "lossy", "refused", "absurd", "other")
-"""Outcomes that are no failures. ``absurd``: one line for an error that could have been
-a loss of a part of the report. ``other``: a different answer, without a loss, where the
-contents of memory were changed, which nothing can show."""
+GOOD = ("same", "lossy", "refused", "damaged", "other")
+"""Outcomes that are no failures. ``damaged``: one line that the data are, from a place
+that found that out; it could have been a loss of a part of the report. ``other``: a
+different answer, without a loss, where the contents of memory were changed, which
+nothing can show. Of the failures, ``fault`` is an error that msatools takes for its
+own, be it of the whole or of a part."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,14 @@ def judge(case: Case, run: Run, expected: Iterable[Run]) -> str:
         return "killed"
     if run.peak_bytes > PEAK_BYTES:
         return "memory"
-    if "Traceback" in run.err or "unexpected " in run.err:
+    if "Traceback" in run.err:
         return "traceback"
+    if run.status == EXIT_FAULT or _FAULT in run.err or _FAULT in run.out:
+        return "fault"
     if _CONTROL.search(run.out) or _CONTROL.search(run.err):
         return "controls"
     if run.status == 1 and "its data are damaged (" in run.err:
-        return "absurd"
+        return "damaged"
     if run.status == 1:
         return "refused" if _LINE.fullmatch(run.err) and not run.out else "unclear"
     if run.status == 3:

@@ -5,6 +5,7 @@
 import pytest
 from drgn import FaultError
 
+from msatools.errors import DamagedDataError
 from msatools.kernel.strings import read_string
 
 from .memory import BASE, reader_of
@@ -37,7 +38,7 @@ def test_string_ends_with_nul(
 @pytest.mark.parametrize("most", [10, PAGE - 1])
 def test_string_that_does_not_end(most: int) -> None:
     reader = reader_of(b"x" * 2 * PAGE)
-    with pytest.raises(FaultError, match="does not end"):
+    with pytest.raises(DamagedDataError, match="does not end"):
         read_string(reader, BASE, most)
 
 

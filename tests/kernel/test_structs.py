@@ -6,6 +6,7 @@ import drgn
 import numpy as np
 import pytest
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import WordArray, read_struct, read_structs, struct_layout
@@ -75,5 +76,5 @@ def test_one_structure(reader: Reader) -> None:
 
 
 def test_bit_field_is_refused(reader: Reader) -> None:
-    with pytest.raises(LookupError, match="bit field"):
+    with pytest.raises(MissingError, match="bit field"):
         struct_layout(reader, "struct made", {"flags": ("flags",)})

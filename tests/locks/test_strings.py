@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from msatools.errors import MissingError
 from msatools.kernel.slab import slab_caches
 from msatools.kernel.strings import decode_string
 from msatools.locks.base.storage import file_system_type
@@ -66,7 +67,7 @@ def test_text_of_an_array_is_at_most_its_length(made: MadeMemory) -> None:
     made.struct("gendisk", 16, disk_name=(letters, 4))
     made.text(BASE + 4, b"vda1more")
     assert made.layout.text(BASE, "gendisk", "name", "disk_name") == "vda1"
-    with pytest.raises(LookupError, match="no name"):
+    with pytest.raises(MissingError, match="no name"):
         made.layout.text(BASE, "gendisk", "name")
 
 

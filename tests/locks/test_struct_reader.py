@@ -7,6 +7,7 @@ import struct
 import pytest
 from drgn import FaultError, Program, Type, TypeEnumerator, TypeMember
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Reader
 from msatools.locks.base.struct_reader import Layout
 from tests.locks.madememory import BASE, SIZE, MadeMemory
@@ -88,11 +89,11 @@ def test_non_integers_are_refused(made: MadeMemory) -> None:
     made.types["request"] = bits
     made.struct("inode", 16, member=(number, 0))
     for member in ("empty", "load", "late"):
-        with pytest.raises(LookupError, match="no integer"):
+        with pytest.raises(MissingError, match="no integer"):
             made.layout.member(BASE, "request", member)
-    with pytest.raises(LookupError, match="has no newer or older"):
+    with pytest.raises(MissingError, match="has no newer or older"):
         made.layout.member(BASE, "inode", "newer", "older")
-    with pytest.raises(LookupError, match="has no member"):
+    with pytest.raises(MissingError, match="has no member"):
         made.layout.members(BASE, "nothing", "member")
     with pytest.raises(FaultError):
         made.layout.member(END, "inode", "member")

@@ -12,6 +12,7 @@ import drgn
 import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind, sizeof
 
+from msatools.errors import MissingError
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind
 from msatools.selfdesc.declarations import Declaration
 from msatools.selfdesc.type_compare import agree, strip
@@ -415,7 +416,7 @@ def test_declared_types_in_the_spelling_of_either_compiler() -> None:
 
 @pytest.mark.parametrize("text", ["no_such_t", "struct no", "int (*)(void)", "", "*"])
 def test_declared_type_that_is_none(writer: Writer, text: str) -> None:
-    with pytest.raises(LookupError):
+    with pytest.raises(MissingError):
         types(writer).parse(text)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from msatools.errors import DamagedDataError
 from msatools.target import elf
 from tests.support.madeelf import BUILD_ID, image, reader
 
@@ -63,14 +64,14 @@ def test_file_cut_off_within_its_headers(size: int) -> None:
 def test_garbage_in_the_header(offset: int, garbage: bytes) -> None:
     data = bytearray(image())
     data[offset : offset + len(garbage)] = garbage
-    with pytest.raises(ValueError, match="ELF"):
+    with pytest.raises(DamagedDataError, match="ELF"):
         elf.parse(reader(bytes(data)))
 
 
 def test_absurd_table_is_not_read() -> None:
     data = bytearray(image(many=True))
     struct.pack_into("<I", data, 64 + 44, 0xFFFFFFFF)  # number of segments
-    with pytest.raises(ValueError, match="table"):
+    with pytest.raises(DamagedDataError, match="table"):
         elf.parse(reader(bytes(data)))
 
 
@@ -79,7 +80,7 @@ def test_absurd_number_of_segments_in_a_large_file() -> None:
     data = bytearray(image(many=True))
     struct.pack_into("<I", data, 64 + 44, (1 << 20) + 1)
     data += bytes((1 << 20) * 56 + 56)
-    with pytest.raises(ValueError, match="a table of 1,048,577 entries"):
+    with pytest.raises(DamagedDataError, match="a table of 1,048,577 entries"):
         elf.parse(reader(bytes(data)))
 
 
@@ -87,5 +88,5 @@ def test_absurd_notes_are_not_read() -> None:
     """Many segments may say that all of a large file are notes."""
     headers = elf.parse(reader(image()))
     notes = tuple(elf.Extent(4, 0, 1 << 20) for _ in range(65))
-    with pytest.raises(ValueError, match="notes of 68,157,440 bytes"):
+    with pytest.raises(DamagedDataError, match="notes of 68,157,440 bytes"):
         list(elf.notes(reader(image()), replace(headers, segments=notes)))

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 
+from msatools.errors import DamagedDataError
 from msatools.target.flattened import FlatFile, unflattened
 from tests.support.madeelf import reader
 
@@ -69,14 +70,14 @@ def test_cut_file_is_incomplete(cut: int) -> None:
 @pytest.mark.parametrize("header", [(-5, 1), (0, 0), (0, -1)])
 def test_impossible_piece(header: tuple[int, int]) -> None:
     data = flatten([], end=False) + struct.pack(">qq", *header) + b"x"
-    with pytest.raises(ValueError, match="impossible piece"):
+    with pytest.raises(DamagedDataError, match="impossible piece"):
         FlatFile(reader(data))
 
 
 def test_file_of_crumbs() -> None:
     """Their number is bounded, not the time of a walk through gigabytes of them."""
     data = flatten([(at, b"x") for at in range((1 << 16) + 1)])
-    with pytest.raises(ValueError, match="impossible piece"):
+    with pytest.raises(DamagedDataError, match="impossible piece"):
         FlatFile(reader(data))
 
 
@@ -92,7 +93,7 @@ def test_pieces_backwards() -> None:
         header = struct.pack(">qq", (count - row) * len(piece), len(piece))
         return (header + piece)[at : at + size]
 
-    with pytest.raises(ValueError, match="impossible piece"):
+    with pytest.raises(DamagedDataError, match="impossible piece"):
         FlatFile(read)
 
 

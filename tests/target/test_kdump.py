@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from msatools.errors import DamagedDataError
 from msatools.target import kdump
 from msatools.target.descriptors import check_descriptors
 from tests.support.madeelf import reader
@@ -92,9 +93,9 @@ def test_file_cut_off_within_its_headers(size: int) -> None:
 
 
 def test_garbage() -> None:
-    with pytest.raises(ValueError, match="not a kdump"):
+    with pytest.raises(DamagedDataError, match="not a kdump"):
         kdump.parse(reader(b"garbage!" * 100))
-    with pytest.raises(ValueError, match="block size"):
+    with pytest.raises(DamagedDataError, match="block size"):
         kdump.parse(reader(b"KDUMP   " + b"\x7e" * 1000))
 
 
@@ -110,7 +111,7 @@ def test_notes_by_version() -> None:
 @pytest.mark.parametrize("size", [(64 << 20) + 1, 1 << 63])
 def test_absurd_notes(size: int) -> None:
     """A sparse file may be large enough for them."""
-    with pytest.raises(ValueError, match="notes have an impossible size"):
+    with pytest.raises(DamagedDataError, match="notes have an impossible size"):
         kdump.parse(reader(image(vmcoreinfo=size)))
 
 
@@ -118,7 +119,7 @@ def test_absurd_bitmaps() -> None:
     """Those of 2^31 blocks would be read for hours, if the file has a hole there."""
     data = bytearray(image())
     struct.pack_into("<i", data, 424 + 12, (1 << 31) - 1)
-    with pytest.raises(ValueError, match="bitmaps have an impossible size"):
+    with pytest.raises(DamagedDataError, match="bitmaps have an impossible size"):
         kdump.parse(reader(bytes(data)))
 
 
@@ -126,7 +127,7 @@ def test_bitmaps_that_libkdumpfile_takes_for_one() -> None:
     """It finds descriptors by both then, beyond those that are checked: SIGBUS."""
     data = bytearray(image())
     struct.pack_into("<Q", data, BLOCK + 96, (1 << 15) + 1)
-    with pytest.raises(ValueError, match="bitmaps are too small"):
+    with pytest.raises(DamagedDataError, match="bitmaps are too small"):
         kdump.parse(reader(bytes(data)))
 
 
@@ -136,7 +137,7 @@ def test_header_that_libkdumpfile_reads_otherwise(order: str, shift: int) -> Non
     """It takes 32 bits, if a number where a block's size would be is one."""
     data = bytearray(image())
     struct.pack_into(order + "I", data, 412 + 4, 1 << shift)
-    with pytest.raises(ValueError, match="two block sizes"):
+    with pytest.raises(DamagedDataError, match="two block sizes"):
         kdump.parse(reader(bytes(data)))
 
 

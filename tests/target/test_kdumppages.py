@@ -17,8 +17,15 @@ from lzallright import LZOCompressor, LZOError
 
 from fixtures import lab
 from fixtures.demo.catalog import DEMOS
+from msatools.errors import DamagedDataError
 from msatools.target.codecs import find_codec
-from msatools.target.kdumppages import CUT_OFF, NO_PFN, KdumpPages, Pfns
+from msatools.target.kdumppages import (
+    CUT_OFF,
+    NO_PFN,
+    KdumpPages,
+    LeftToDrgnError,
+    Pfns,
+)
 from tests.support.kdumpfile import DESCRIPTOR, Layout, copied
 
 PAGE = 4096
@@ -157,12 +164,12 @@ def test_headers_that_are_left_to_libkdumpfile(
     changes = {offset: new}
     if offset == STATUS - 12:
         changes[STATUS] = bytes(8)
-    with pytest.raises(ValueError, match="kdump"):
+    with pytest.raises((DamagedDataError, LeftToDrgnError), match="kdump"):
         KdumpPages(str(copied(DEMO, tmp_path, changes)))
 
 
 def test_elf_is_no_kdump() -> None:
-    with pytest.raises(ValueError, match="not a kdump"):
+    with pytest.raises(DamagedDataError, match="not a kdump"):
         KdumpPages(str(lab.build("memory-6.12").dump("elf")))
 
 
@@ -186,7 +193,7 @@ def test_part_of_a_split_dump(tmp_path: Path) -> None:
 
 def test_bitmaps_that_are_cut_off(tmp_path: Path) -> None:
     # For 32 TiB, and for more than there can be.
-    for blocks, error in ((1 << 19, EOFError), (0x7FFFFFFE, ValueError)):
+    for blocks, error in ((1 << 19, EOFError), (0x7FFFFFFE, DamagedDataError)):
         large = struct.pack("<I", blocks)
         with pytest.raises(error):
             KdumpPages(str(copied(DEMO, tmp_path, {BITMAP_BLOCKS: large})))
@@ -337,7 +344,7 @@ def test_missing_library(
         kept = Layout(DEMO).kept
         assert compare(DEMO, kept) == len(kept)
         return
-    with pytest.raises(ValueError, match=f"no library for {compression}"):
+    with pytest.raises(LeftToDrgnError, match=f"no library for {compression}"):
         KdumpPages(str(copy))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from msatools.selfdesc.find import ask
 from msatools.target import TargetError, TargetSpec, kcore, open_target
 from msatools.target import open as opening
 from tests.support.golden import Golden
@@ -97,10 +98,11 @@ def test_golden_denied(
 
 
 def test_kcore_that_drgn_rejects(denied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def reject() -> None:
         raise ValueError("not an ELF core file")
 
-    monkeypatch.setattr(kcore, "open_kcore", fail)
+    monkeypatch.setattr(kcore, "open_kcore", lambda: ask(reject))
     assert error() == (
-        "/proc/kcore: drgn cannot open it: not an ELF core file; name a dump instead"
+        "/proc/kcore: drgn cannot open it: ValueError: not an ELF core file; "
+        "name a dump instead"
     )

@@ -5,6 +5,7 @@
 import pytest
 from drgn import Architecture, Object, Platform, Program, Type, TypeMember
 
+from msatools.errors import MissingError
 from msatools.tasks.orc import BY_FRAME_POINTER, Base, OrcKind, Rule, _Format
 
 FIELDS = {
@@ -103,5 +104,5 @@ def test_entry(version: str, numbering: str, flags: int, expected: Rule) -> None
 
 def test_entry_of_another_size() -> None:
     prog = Program(Platform(Architecture.X86_64))
-    with pytest.raises(LookupError):
+    with pytest.raises(MissingError):
         _Format(prog.struct_type("orc_entry", 8, ()), "first")

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import drgn
-
 from msatools.cpus.stalls.model import CrossCall
+from msatools.errors import LOST, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import TaskReader
 
@@ -101,9 +101,9 @@ def read_calls(
     try:
         heads = percpu.addresses("call_single_queue").tolist()
         is_known = find_offset(
-            reader.prog.type("struct __call_single_data"), ("node.llist", "llist")
+            find_type(reader.prog, "struct __call_single_data"), ("node.llist", "llist")
         )
-    except LookupError:
+    except MissingError:
         return ()
     if is_known is None:
         return ()
@@ -129,7 +129,7 @@ def _with_tasks(
     The structure of such a call is ``task_struct.wake_entry`` since "smp, irq_work:
     Continue smp_call_function*() and irq_work*() integration" (in v5.9).
     """
-    entry = find_offset(reader.prog.type("struct task_struct"), ("wake_entry",))
+    entry = find_offset(find_type(reader.prog, "struct task_struct"), ("wake_entry",))
     wakes = [call.kind == "wake-up" and at > (entry or at) for call, at in found]
     tasks = [at - (entry or 0) for _, at in found]
     task_reader = reader.once(TaskReader, lambda: TaskReader(reader))
@@ -170,7 +170,7 @@ def _queued(
             )
             yield queued, call
             call = read["next"]
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         losses.lose(Loss.LISTS, f"what CPU {cpu} is asked to run is lost: {error}")
 
 
@@ -196,7 +196,7 @@ def _read_pointers(
             percpu.addresses("cfd_data"),
             losses,
         )
-    except LookupError:
+    except MissingError:
         return {}
     if not data.has("calls"):
         return {}

@@ -12,10 +12,12 @@ import drgn
 import numpy as np
 
 from msatools.cpus.stalls.model import Mode, Why
+from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
 from msatools.records import dataclass
+from msatools.selfdesc.find import object_at
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.framerules import End
 from msatools.tasks.stacks import StackCollector
@@ -212,7 +214,7 @@ class StackReader:
         entry point.
         """
         size = collector.stack_bytes
-        own = drgn.Object(self._prog, "struct task_struct", address=task)
+        own = object_at(self._prog, "struct task_struct", task)
         try:
             start = own.stack.value_()
             words = self._words(sp, size)
@@ -220,7 +222,7 @@ class StackReader:
             if start <= sp < start + size or not start <= saved < start + size:
                 return None
             words = self._words(saved, min(_SEARCHED, start + size - saved))
-        except drgn.FaultError:
+        except UNREADABLE:
             return None
         for number, word in enumerate(words):
             if (self._text.name(word - 1) or "").startswith(_ENTRIES):

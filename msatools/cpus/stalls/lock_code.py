@@ -8,9 +8,9 @@ the function that locks: as a constant of 32 bits, or as a distance from there.
 
 from collections.abc import Sequence
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.text import KernelText
@@ -39,7 +39,7 @@ def _refers(reader: Reader, text: KernelText, pc: int, address: int) -> bool:
     start = pc - _BYTES
     try:
         data, _ = reader.read_around_gaps(start, _BYTES, 8)
-    except drgn.FaultError:
+    except UNREADABLE:
         return False
     code = np.frombuffer(data, np.uint8).astype(np.uint64)
     last = len(code) - 3

@@ -5,14 +5,14 @@
 from collections.abc import Callable
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import MissingError
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, read_structs
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 _PREEMPTION = 0xFF
 _SOFTIRQ_SHIFT = 8
@@ -65,12 +65,12 @@ class PreemptCounts:
         """
         prog = self._reader.prog
         try:
-            offset = drgn.offsetof(prog.type("struct pcpu_hot"), "preempt_count")
+            offset = offset_of(find_type(prog, "struct pcpu_hot"), "preempt_count")
             addresses = self._percpu.addresses("pcpu_hot") + np.uint64(offset)
-        except LookupError:
+        except MissingError:
             try:
                 addresses = self._percpu.addresses("__preempt_count")
-            except LookupError:
+            except MissingError:
                 return self._of_tasks()
         records, readable = self._reader.read_records(addresses, 4)
         return self._known(column(records, 0, 4), readable)
@@ -108,6 +108,6 @@ class PreemptCounts:
         before, after = _HARDIRQ_SHIFTS
         try:
             find_variable(self._reader.prog, "local_interrupt_disable_state")
-        except LookupError:
+        except MissingError:
             return before
         return after

@@ -8,10 +8,10 @@ quiescent state, and a list of the tasks that left a CPU as readers.
 
 from collections.abc import Iterator, Sequence
 
-import drgn
 import numpy as np
 
 from msatools.cpus.stalls.model import GracePeriod, GracePeriodTask
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.jiffies import Jiffies
 from msatools.kernel.losses import Loss
@@ -21,6 +21,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, read_struct, read_structs
 from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_symbol, find_type, offset_of
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskReader, TaskTable
@@ -95,12 +96,12 @@ def read_grace_period(
     try:
         # The symbol is enough: without debug info the size of the type, which is
         # large, could not be confirmed.
-        address = reader.prog.symbol("rcu_state").address
+        address = find_symbol(reader.prog, "rcu_state").address
         state = read_struct(reader, "struct rcu_state", _STATE, address)
         leaves = _read_leaves(reader, percpu, losses)
-    except LookupError:
+    except MissingError:
         return None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.VARIABLES, f"the state of RCU is lost: {error}")
         return None
     is_active = bool(state["sequence"] & _UNDER_WAY)
@@ -170,11 +171,11 @@ def _blocking(
 
     Without CONFIG_PREEMPT_RCU no task can.
     """
-    task = reader.prog.type("struct task_struct")
+    task = find_type(reader.prog, "struct task_struct")
     if not task.has_member("rcu_node_entry"):
         return [], []
-    entry = drgn.offsetof(task, "rcu_node_entry")
-    head = drgn.offsetof(reader.prog.type("struct rcu_node"), "blkd_tasks")
+    entry = offset_of(task, "rcu_node_entry")
+    head = offset_of(find_type(reader.prog, "struct rcu_node"), "blkd_tasks")
     found: list[list[int]] = [[], []]
     for kind, member in enumerate(("tasks", "expedited_tasks")):
         if kind and not expedited:
@@ -195,7 +196,7 @@ def _list_from(reader: Reader, first: int, head: int, losses: LossLog) -> Iterat
                 return
             yield node
             node, _previous = LIST_HEAD.unpack(reader.read(node, LIST_HEAD.size))
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.LISTS, f"tasks that hold up RCU are lost: {error}")
 
 

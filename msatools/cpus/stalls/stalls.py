@@ -32,12 +32,14 @@ from msatools.cpus.stalls.stopper import read_stop_machine
 from msatools.cpus.stalls.timers import overdue_timers
 from msatools.cpus.stalls.watchdogs import read_watchdogs
 from msatools.cpus.ticksched import read_tick_sched
+from msatools.errors import LOST, MissingError
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.jiffies import Jiffies, read_jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.find import find_type, offset_of
 from msatools.target.model import Crash
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector
@@ -73,7 +75,7 @@ def collect_stalls(
     :param now: what they do, if both are known: else they are read if a grace period
         does not end.
     :param crash: How the kernel crashed, if it did.
-    :raises LookupError: if no run queue can be found at all
+    :raises MissingError: if no run queue can be found at all
     """
     reader = Reader(prog)
     percpu = read_percpu(reader, losses)
@@ -170,7 +172,7 @@ class _StallReader:
     def _jiffies(self) -> Jiffies | None:
         try:
             return read_jiffies(self._cpus.reader.prog)
-        except (LookupError, drgn.FaultError) as error:
+        except LOST as error:
             self._cpus.losses.lose(Loss.TICKS, f"the time in ticks is lost: {error}")
             return None
 
@@ -276,9 +278,9 @@ class _StallReader:
         """Return the CPUs that KVM says it does not run (``kvm_steal_time``)."""
         try:
             addresses = self._cpus.percpu.addresses("steal_time")
-            member = self._cpus.reader.prog.type("struct kvm_steal_time")
-            offset = drgn.offsetof(member, "preempted")
-        except LookupError:
+            member = find_type(self._cpus.reader.prog, "struct kvm_steal_time")
+            offset = offset_of(member, "preempted")
+        except MissingError:
             return ()
         records, _ = self._cpus.reader.read_records(addresses + np.uint64(offset), 1)
         is_out = (records[:, 0] & _PREEMPTED) != 0

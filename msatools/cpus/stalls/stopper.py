@@ -8,14 +8,14 @@ list of its works, and spins in it until all others are there.
 
 from collections.abc import Callable
 
-import drgn
-
 from msatools.cpus.stalls.model import StopMachine
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
+from msatools.selfdesc.find import find_type
 
 _STOPPER: Members = {
     "first": ("works.next",),
@@ -54,8 +54,8 @@ def read_stop_machine(
         stoppers = read_structs(
             reader, "struct cpu_stopper", _STOPPER, addresses, losses
         )
-        works = find_offset(reader.prog.type("struct cpu_stopper"), ("works",))
-    except LookupError:
+        works = find_offset(find_type(reader.prog, "struct cpu_stopper"), ("works",))
+    except MissingError:
         return None
     if works is None or not stoppers.has("first"):
         return None
@@ -102,7 +102,7 @@ def _awaited(
             if name(work["function"]) == _STOP:
                 return int(work["argument"])
             node = work["next"]
-    except (drgn.FaultError, LookupError) as error:
+    except LOST as error:
         losses.lose(Loss.LISTS, f"what stops CPUs is lost: {error}")
     return 0
 
@@ -115,9 +115,9 @@ def _read_data(
         return None, None
     try:
         data = read_struct(reader, "struct multi_stop_data", _DATA, address)
-    except LookupError:
+    except MissingError:
         return None, None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.VARIABLES, f"what CPUs stop for is lost: {error}")
         return None, None
     state = data["state"]

@@ -9,6 +9,7 @@ import numpy as np
 
 from msatools.cpus.stalls.model import OverdueTimer
 from msatools.cpus.ticksched import TickSched
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.jiffies import Jiffies
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
@@ -21,7 +22,7 @@ from msatools.kernel.structs import (
     read_struct,
     read_structs,
 )
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import drgn_lookups, find_type, find_variable
 
 LATE_NS = 1_000_000_000
 """Minimum delay of a timer that is reported; of the kernel's own, none is so late."""
@@ -92,7 +93,7 @@ def _hrtimers(
             try:
                 members = read_struct(reader, "struct hrtimer", _HRTIMER, timer)
                 function = name(members["function"])
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 losses.lose(Loss.VARIABLES, f"a timer is lost: {error}")
         yield OverdueTimer(cpu=cpu, kind="hrtimer", function=function, late_ns=delay)
 
@@ -108,10 +109,11 @@ def _wheel(
     losses: LossLog,
 ) -> Iterator[OverdueTimer]:
     try:
-        variable = find_variable(reader.prog, "timer_bases")
-        type_ = reader.prog.type("struct timer_base")
-        count = variable.type_.length
-    except (LookupError, AttributeError):
+        with drgn_lookups:
+            variable = find_variable(reader.prog, "timer_bases")
+            type_ = find_type(reader.prog, "struct timer_base")
+            count = variable.type_.length
+    except MissingError:
         return
     if not count or find_offset(type_, ("next_expiry",)) is None:
         return
@@ -147,7 +149,7 @@ def _first(
     reader: Reader, base: int, pending: Addresses, name: Callable[[int], str | None]
 ) -> str | None:
     """Return the function of the timer that expires first; ``None`` if not found."""
-    offset = find_offset(reader.prog.type("struct timer_base"), ("vectors",))
+    offset = find_offset(find_type(reader.prog, "struct timer_base"), ("vectors",))
     if offset is None:
         return None
     bits = np.flatnonzero(np.unpackbits(pending.view(np.uint8), bitorder="little"))
@@ -162,7 +164,7 @@ def _first(
                 found = (read["expires"], read["function"])
                 best = found if best is None else min(best, found)
                 timer = read["next"]
-    except drgn.FaultError:
+    except UNREADABLE:
         # What was found so far may not be the first.
         return None
     return None if best is None else name(best[1])

@@ -11,13 +11,14 @@ twice ``watchdog_thresh`` has a soft lockup; one that took no such timer's inter
 import drgn
 
 from msatools.cpus.stalls.model import StallLimits
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 
 _SECOND = 1_000_000_000
 
@@ -76,7 +77,7 @@ def read_watchdogs(
 def _ages(reader: Reader, percpu: PerCpu, clocks: Clocks) -> tuple[int | None, ...]:
     try:
         addresses = percpu.addresses("watchdog_touch_ts")
-    except LookupError:
+    except MissingError:
         # Without CONFIG_SOFTLOCKUP_DETECTOR.
         return (None,) * len(percpu.cpus)
     records, _ = reader.read_records(addresses, 8)
@@ -94,8 +95,8 @@ def _number(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
     """Read a variable; ``None`` if the kernel lacks it, or it cannot be read."""
     try:
         return int(find_variable(prog, name).value_())
-    except LookupError:
+    except MissingError:
         return None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.lose(Loss.VARIABLES, f"{name} cannot be read: {error}", about=name)
         return None

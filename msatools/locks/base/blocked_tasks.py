@@ -5,9 +5,9 @@
 import stat
 from collections.abc import Iterator
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.paths import Place
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
@@ -211,5 +211,5 @@ def _add_sockets(context: LockContext, files: list[OpenFile]) -> None:
 def _mode(context: LockContext, file: OpenFile) -> int:
     try:
         return context.storage.inode(file.inode).mode
-    except drgn.FaultError:
+    except UNREADABLE:
         return 0

@@ -36,7 +36,7 @@ Finder = Callable[[LockContext, BlockedTask], Request | None]
 class LockType:
     """A type of locks, or several types that are read the same way.
 
-    All functions may raise ``drgn.FaultError`` if memory cannot be read, or is
+    All functions may raise ``UNREADABLE`` if memory cannot be read, or is
     inconsistent, as on a running kernel.
     """
 
@@ -45,7 +45,7 @@ class LockType:
 
     requests: Callable[[LockContext, BlockedTask], Sequence[Request]]
     """Return the locks of this type that a task waits for: none, one, or several if any
-    one of them ends the wait. Raises ``LookupError`` if a type is missing."""
+    one of them ends the wait. Raises ``MissingError`` if a type is missing."""
 
     queue: Callable[[LockContext, Lock], Sequence[QueuedWaiter] | None] = _no_queue
     """Return the waiters of a lock in queue order; ``None`` if it keeps no list, or

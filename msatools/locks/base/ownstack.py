@@ -9,9 +9,9 @@ function that identifies its type. Its other members have to be consistent with 
 
 from collections.abc import Iterator
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Addresses
 from msatools.kernel.words import U32, U64
 from msatools.locks.base.struct_reader import Layout
@@ -234,7 +234,7 @@ class OwnStack:
                 continue
             try:
                 members = self._mapping(vma)
-            except drgn.FaultError:
+            except UNREADABLE:
                 continue
             first = members["vm_pgoff"]
             inside = members["vm_start"] <= address < members["vm_end"]

@@ -5,8 +5,7 @@
 drgn's rb_find() does not end in a damaged tree that leads back to itself.
 """
 
-import drgn
-
+from msatools.errors import DamagedDataError
 from msatools.locks.base.struct_reader import Layout
 
 _MAX_DEPTH = 128
@@ -23,7 +22,7 @@ def find_range(
     :param link: Their member of type ``struct rb_node``.
     :param ends: Their members with the first address, and with the one after the last.
     :return: Its address; 0 if there is none.
-    :raises drgn.FaultError: if a part cannot be read, or the tree has a loop
+    :raises UNREADABLE: if a part cannot be read, or the tree has a loop
     """
     links = f"{link}.rb_left", f"{link}.rb_right"
     for _ in range(_MAX_DEPTH):
@@ -34,4 +33,4 @@ def find_range(
         if start <= at < end:
             return found
         node = left if at < start else right
-    raise drgn.FaultError(f"a loop of {type_name}", node)
+    raise DamagedDataError(f"a loop of {type_name}", node)

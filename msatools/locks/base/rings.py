@@ -6,8 +6,7 @@ On a running kernel a ring may change while it is read. So ``next`` and ``prev``
 neighbours have to point at each other.
 """
 
-import drgn
-
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import U32, U64
@@ -64,7 +63,7 @@ class Shape:
     ) -> "Shape":
         """Return the layout of a type.
 
-        :raises LookupError: if the type or a member is unknown
+        :raises MissingError: if the type or a member is unknown
         """
         node_offset = layout.offset(type_name, node)
         task_offset = layout.offset(type_name, task) - node_offset
@@ -119,7 +118,7 @@ class Rings:
                 self._layout.word(following + 8) == node
                 and self._layout.word(previous) == node
             )
-        except drgn.FaultError:
+        except UNREADABLE:
             return False
 
     def walk(self, head: int, shape: Shape, limit: int) -> list[Entry] | None:
@@ -144,7 +143,7 @@ class Rings:
                     return None
                 entry = found
                 entries.append(entry)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._lose(f"a list of waiters is lost: {error}")
             return None
         if last != entry.node:
@@ -185,7 +184,7 @@ class Rings:
                     return Ring(ahead + behind)
                 behind.append(found)
                 before = found
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             # A node without readable neighbours may never have been on a ring.
             if first is None or len(ahead) > 1:
                 self._lose(f"a ring of waiters is lost: {error}")
@@ -219,7 +218,7 @@ class Rings:
         """
         try:
             data = self._layout.reader.read(node + shape.start, shape.size)
-        except drgn.FaultError:
+        except UNREADABLE:
             # The node may be a list head at the end of its page.
             following, previous = self._layout.reader.words(node, 2).tolist()
             return Entry(node, following, previous, None, 0)

@@ -9,9 +9,9 @@ import socket
 import struct
 from typing import Any
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, WordArray, read_structs
@@ -97,7 +97,7 @@ class Sockets:
         try:
             other = self._layout.member(sock, "unix_sock", "peer")
             peer = self._unix_name(other) if other >= KERNEL_HALF else None
-        except (drgn.FaultError, LookupError):
+        except LOST:
             pass
         return Endpoints(f"unix {form}", local, peer)
 
@@ -112,7 +112,7 @@ class Sockets:
             size = min(max(length - 2, 0), _MAX_PATH)
             # The path follows sun_family in struct sockaddr_un.
             data = self._layout.reader.read(start + 2, size)
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return None
         name, _, abstract = data.partition(b"\0")
         data = name if name or not abstract else b"@" + abstract

@@ -4,9 +4,9 @@
 
 import stat
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
@@ -90,7 +90,7 @@ class Storage:
         try:
             host = self._layout.member(address, "inode", "i_data.host")
             super_block = self._layout.member(address, "inode", "i_sb")
-        except drgn.FaultError:
+        except UNREADABLE:
             return False
         return host == address and self.is_super_block(super_block)
 
@@ -99,7 +99,7 @@ class Storage:
         try:
             root = self._layout.member(address, "super_block", "s_root")
             owner = self._layout.member(root, "dentry", "d_sb")
-        except drgn.FaultError:
+        except UNREADABLE:
             return False
         return owner == address
 
@@ -136,7 +136,7 @@ class Storage:
         if super_block not in self._file_systems:
             try:
                 name = self._name_file_system(super_block)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._losses.lose(Loss.FILE_SYSTEMS, f"a file system is lost: {error}")
                 name = None
             self._file_systems[super_block] = name
@@ -165,7 +165,7 @@ class Storage:
         if address not in self._devices:
             try:
                 self._devices[address] = self._name_device(address)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._losses.lose(Loss.DEVICES, f"a block device is lost: {error}")
                 self._devices[address] = None
         return self._devices[address]

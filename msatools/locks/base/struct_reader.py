@@ -10,10 +10,12 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import find_member, integer_format
 from msatools.kernel.words import PAGE, U64
+from msatools.selfdesc.find import find_type
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo
 from msatools.target.addresses import code_start, kernel_start
 from msatools.target.arch import arch_of
@@ -95,7 +97,7 @@ class Layout:
         """Return the offset of a member.
 
         :param members: Names that it may have, the newest first.
-        :raises LookupError: if the structure has none of them, or its type is unknown
+        :raises MissingError: if the structure has none of them, or its type is unknown
         """
         return int(self._require(type_name, members).address_)
 
@@ -106,7 +108,7 @@ class Layout:
     def size(self, type_name: str) -> int:
         """Return the size of a structure.
 
-        :raises LookupError: if the type is unknown
+        :raises MissingError: if the type is unknown
         """
         return self._size(type_name)
 
@@ -131,7 +133,7 @@ class Layout:
 
         :param members: Names that it may have, the newest first.
         :raises drgn.FaultError: if it cannot be read
-        :raises LookupError: if the structure has none of the members
+        :raises MissingError: if the structure has none of the members
         """
         return self._read(address, self._block(type_name, (members,)))[0]
 
@@ -142,7 +144,7 @@ class Layout:
 
         :param wanted: Each member's name, or the names that it may have.
         :raises drgn.FaultError: if they cannot be read
-        :raises LookupError: if the structure lacks one
+        :raises MissingError: if the structure lacks one
         """
         return self._read(address, self._block(type_name, wanted))
 
@@ -156,7 +158,7 @@ class Layout:
         """Read an array of characters in a structure.
 
         :raises drgn.FaultError: if it cannot be read
-        :raises LookupError: if the structure has none of the members
+        :raises MissingError: if the structure has none of the members
         """
         member = self._require(type_name, members)
         start = address + member.address_
@@ -167,17 +169,17 @@ class Layout:
     ) -> drgn.Object | None:
         try:
             return find_member(self._type(type_name), members)
-        except LookupError:
+        except MissingError:
             return None
 
     def _require(self, type_name: str, members: tuple[str, ...]) -> drgn.Object:
         """Return a member of a structure at address 0.
 
-        :raises LookupError: if the structure has none of the members
+        :raises MissingError: if the structure has none of the members
         """
         member = self._member(type_name, members)
         if member is None:
-            raise LookupError(f"struct {type_name} has no {' or '.join(members)}")
+            raise MissingError(f"struct {type_name} has no {' or '.join(members)}")
         return member
 
     def _find_block(
@@ -200,14 +202,14 @@ class Layout:
     def _type(self, type_name: str) -> drgn.Type:
         name = f"struct {type_name}"
         try:
-            return self._prog.type(name)
-        except LookupError:
+            return find_type(self._prog, name)
+        except MissingError:
             if type_name not in _MODULES:
                 raise
-            return self._prog.type(name, _MODULES[type_name])
+            return find_type(self._prog, name, _MODULES[type_name])
 
     def _find_symbol(self, name: str) -> int | None:
         try:
             return kernel_symbol(self._prog, name)
-        except LookupError:
+        except MissingError:
             return None

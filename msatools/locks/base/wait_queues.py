@@ -10,9 +10,9 @@ or to a wake function (wait.h) next to the node.
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import column
 from msatools.kernel.report import LossLog
@@ -165,7 +165,7 @@ class WaitQueues:
         if task not in self._stacks:
             try:
                 stack = self._layout.member(task, "task_struct", "stack")
-            except drgn.FaultError:
+            except UNREADABLE:
                 stack = 0
             self._stacks[task] = stack
         stack = self._stacks[task]

@@ -9,8 +9,7 @@ vforked child points, or a work item that is queued after the one that is waited
 
 from collections.abc import Callable
 
-import drgn
-
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import unsigned
@@ -112,10 +111,10 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
         for find in (_child, _work, _workqueue, _thread_work, _creation):
             try:
                 purpose = find(context, queued.task, address)
-            except LookupError:
+            except MissingError:
                 # This kernel has no such type, or it is unknown.
                 continue
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 context.losses.lose(
                     Loss.COMPLETIONS, f"who is to complete one is lost: {error}"
                 )
@@ -132,9 +131,9 @@ def _beside(
     """Return the work item in the structure of the completion."""
     try:
         work = work_beside(context).find(address, stack)
-    except LookupError:
+    except MissingError:
         return None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         context.losses.lose(Loss.COMPLETIONS, f"what completes one is lost: {error}")
         return None
     if work is None:

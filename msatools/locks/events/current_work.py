@@ -2,8 +2,7 @@
 
 """Describes the work item that a task executes, if it is a worker."""
 
-import drgn
-
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events.kthreads import kernel_threads
@@ -26,9 +25,9 @@ def current_work(context: LockContext, row: int) -> str | None:
         if worker is None or not worker.work:
             return None
         return name_of_work(work_pools(context), worker)
-    except LookupError:
+    except MissingError:
         return None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         context.losses.lose(Loss.WORKQUEUES, f"what a worker does is lost: {error}")
         return None
 

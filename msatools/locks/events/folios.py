@@ -5,6 +5,7 @@
 The kernel does not record the task that will change the bit.
 """
 
+from msatools.errors import MissingError
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
@@ -12,6 +13,7 @@ from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.ownstack import WaitEntry
 from msatools.locks.base.wait_queues import QueueKey, wait_queues
 from msatools.locks.events.events import wait_of
+from msatools.selfdesc.find import find_type
 
 _PAGE = ("folio", "page")
 """Members of ``struct wait_page_queue``: "mm/filemap: Add folio_wait_bit()" and the
@@ -64,8 +66,8 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
     """Return the name of the bit, as ``locked``; ``None`` if unknown."""
     try:
-        flags = context.reader.prog.type("enum pageflags").enumerators
-    except LookupError:
+        flags = find_type(context.reader.prog, "enum pageflags").enumerators
+    except MissingError:
         return None
     # The first of several names is the generic one.
     names = [flag.name for flag in flags or () if flag.value == request.lock.key]

@@ -4,8 +4,7 @@
 
 from functools import cached_property
 
-import drgn
-
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
@@ -32,7 +31,7 @@ class KernelThreads:
         variable = self._layout.symbol("kthreadd_task")
         try:
             task = self._layout.word(variable) if variable else 0
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.KERNEL_THREADS, f"kthreadd is lost: {error}")
             return None
         return task if task >= KERNEL_HALF else None
@@ -83,12 +82,12 @@ class KernelThreads:
             if not 0 < used <= stack_bytes:
                 return False
             words = self._layout.reader.words(pointer, used // 8)
-        except drgn.FaultError:
+        except UNREADABLE:
             return False
         for request in self._layout.data_pointers(words)[:limit]:
             try:
                 done = self._layout.member(request, "kthread_create_info", "done")
-            except drgn.FaultError:
+            except UNREADABLE:
                 continue
             if done == completion:
                 return True

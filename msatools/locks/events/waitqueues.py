@@ -2,9 +2,9 @@
 
 """Wait queues that are part of a subsystem's structure (include/linux/wait.h)."""
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
@@ -93,7 +93,7 @@ def _journal_thread(context: LockContext, head: int) -> list[Holder]:
             if task < KERNEL_HALF or kernel_threads(context).data_of(task) != journal:
                 continue
             barriers = context.layout.member(journal, "journal_s", "j_barrier_count")
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
         # With a barrier, writers wait for the task that set the barrier.
         if member == "j_wait_done_commit" or not barriers:

@@ -4,8 +4,7 @@
 
 from functools import cached_property
 
-import drgn
-
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string
@@ -102,10 +101,10 @@ class WorkFlushes:
     def _delay(self, item: WorkItem) -> Delay | None:
         try:
             return self._delays.of_item(item)
-        except LookupError:
+        except MissingError:
             # Without symbols of data, as on Debian's cloud kernel of arm64.
             return None
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             text = f"why work has not begun is lost: {error}"
             self._losses.lose(Loss.WORKQUEUES, text)
             return None
@@ -152,7 +151,7 @@ class WorkFlushes:
             task = self._layout.member(worker, "worker", "task")
             if task >= KERNEL_HALF and self._kthreads.data_of(task) == worker:
                 return task
-        except drgn.FaultError:
+        except UNREADABLE:
             pass
         return None
 
@@ -215,7 +214,7 @@ class WorkFlushes:
                 return False
             color = layout.member(worker, "worker", "current_color")
             workqueue = layout.member(pwq, "pool_workqueue", "wq")
-        except drgn.FaultError:
+        except UNREADABLE:
             # The argument of this thread is not a struct worker.
             return False
         return workqueue == queue.address and color == queue.color

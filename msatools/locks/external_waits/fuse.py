@@ -14,6 +14,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.files import Descriptors
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, distinct
@@ -102,7 +103,7 @@ class Fuse:
                 mount = self._mount(super_block)
                 if mount is not None:
                     mounts[super_block] = mount
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._losses.lose(
                 Loss.FILE_SYSTEMS, f"file systems are lost in part: {error}"
             )
@@ -148,7 +149,7 @@ class Fuse:
     def _super_blocks(self) -> Iterator[int]:
         head = self._layout.symbol("super_blocks")
         if head is None:
-            raise LookupError("there is no super_blocks")
+            raise MissingError("there is no super_blocks")
         within = self._layout.offset("super_block", "s_list")
         node = self._layout.word(head)
         for _ in range(_MAX_SUPER_BLOCKS):
@@ -158,7 +159,7 @@ class Fuse:
                 break
             yield node - within
             node = self._layout.word(node)
-        raise drgn.FaultError("their list leads nowhere", node)
+        raise DamagedDataError("their list leads nowhere", node)
 
     def _mount(self, super_block: int) -> FuseMount | None:
         kind = file_system_type(self._layout, super_block)
@@ -190,7 +191,7 @@ class Fuse:
                         if word >= self._layout.kernel_start
                         else None
                     )
-                except drgn.FaultError:
+                except UNREADABLE:
                     continue
                 if part is not None and part[0] == word and part[1][1] == connection:
                     parts.add(word)
@@ -227,7 +228,7 @@ class Fuse:
         for part in sorted(parts):
             try:
                 found = self._object(part)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._lose(error)
                 continue
             if found is None or found[0] != part:
@@ -235,7 +236,7 @@ class Fuse:
             for head in _lists(*found, self._layout.kernel_start):
                 try:
                     sleepers = self._woken(head)
-                except drgn.FaultError as error:
+                except UNREADABLE as error:
                     self._lose(error)
                     continue
                 for holder in sleepers:
@@ -327,7 +328,7 @@ class Fuse:
         for private in read["private"][inodes["device"] == _DEVICE].tolist():
             try:
                 device = self._object(private & ~_FLAGS)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._lose(error)
                 continue
             if device is not None:

@@ -8,8 +8,7 @@ A suspended disk defers them (dm.c), and one with a delay keeps them until they 
 
 from collections.abc import Iterator
 
-import drgn
-
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
@@ -64,7 +63,7 @@ class Bios:
             found += self._deferred(disk)
             if self._layout.has("delay_c", "delayed_bios"):
                 found += self._delayed(disk)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._losses.lose(Loss.DISKS, f"bios of {disk.name} are lost: {error}")
         return tuple(sorted(found, key=lambda each: -(each.age_ns or 0)))
 

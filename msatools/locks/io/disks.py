@@ -5,9 +5,9 @@
 from functools import cached_property
 from itertools import islice
 
-import drgn
 from drgn.helpers.linux.block import for_each_disk, for_each_partition
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
@@ -17,6 +17,7 @@ from msatools.locks.base.storage import Storage
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.external_waits.mapper import is_suspended
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask_each
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_DEVICES = 1 << 16
@@ -91,10 +92,14 @@ class Disks:
         try:
             # "block: merge struct block_device and struct hd_struct" (in v5.11)
             if not layout.has("block_device", "bd_device"):
-                for each in islice(for_each_disk(layout.reader.prog), _MAX_DEVICES):
+                for each in islice(
+                    ask_each(for_each_disk, layout.reader.prog), _MAX_DEVICES
+                ):
                     self._add(disks, int(each))
                 return disks, parts
-            for part in islice(for_each_partition(layout.reader.prog), _MAX_DEVICES):
+            for part in islice(
+                ask_each(for_each_partition, layout.reader.prog), _MAX_DEVICES
+            ):
                 address = int(part)
                 disk, numbers, holders = layout.members(
                     address, name, "bd_disk", "bd_dev", "bd_holder_dir"
@@ -102,7 +107,7 @@ class Disks:
                 parts[address] = disk, numbers, holders
                 if disk not in disks:
                     self._add(disks, disk)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._losses.lose(Loss.DISKS, f"the list of disks is lost: {error}")
         return disks, parts
 
@@ -121,7 +126,7 @@ class Disks:
                 part0=part0,
                 private=private,
             )
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.DISKS, f"a disk is lost: {error}")
 
     def below(self, disk: Disk) -> tuple[Disk, ...]:
@@ -129,7 +134,7 @@ class Disks:
         if disk.address not in self._below:
             try:
                 found = self._find_below(disk)
-            except (drgn.FaultError, LookupError) as error:
+            except LOST as error:
                 self._losses.lose(
                     Loss.DISKS, f"what {disk.name} is stacked on is lost: {error}"
                 )
@@ -193,7 +198,7 @@ class Disks:
             return False
         try:
             return is_suspended(self._layout, disk.private, disk.queue)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.DISKS, f"a disk is lost: {error}")
             return False
 

@@ -4,9 +4,9 @@
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.locks.base.lock_context import LockContext, per_context
@@ -70,7 +70,7 @@ class InFlightIo:
                 reads, writes = queue.reads, queue.writes
             else:
                 reads, writes = self._counted(disk)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             context.losses.lose(Loss.DISKS, f"I/O of {disk.name} is lost: {error}")
         held = all_bios(context).of_disk(disk)
         return DiskIo(
@@ -94,11 +94,11 @@ class InFlightIo:
         stats = layout.member(disk.part0, "block_device", "bd_stats")
         start = layout.offset("disk_stats", "in_flight")
         if stats == 0:
-            raise drgn.FaultError("no statistics", disk.part0)
+            raise DamagedDataError("no statistics", disk.part0)
         places = read_percpu(reader, self._context.losses).at(stats + start)
         records, readable = reader.read_records(places, 16)
         if not readable.all():
-            raise drgn.FaultError("statistics of some CPUs", stats)
+            raise DamagedDataError("statistics of some CPUs", stats)
         reads, writes = records.view(np.int64).sum(axis=0).tolist()
         return max(0, reads), max(0, writes)
 
@@ -110,7 +110,7 @@ class InFlightIo:
             return None
         try:
             stamp = context.layout.member(disk.part0, "block_device", "bd_stamp")
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return None
         moment = jiffies.time_ns(stamp) if stamp else None
         return None if moment is None else max(0, now - moment)

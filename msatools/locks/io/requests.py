@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.cpumask import is_pointer
 from msatools.kernel.enums import enumerators
 from msatools.kernel.jiffies import Jiffies, read_jiffies
@@ -30,6 +30,7 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.io.disks import Disk
 from msatools.locks.io.model import InFlight, Stage
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.tasks.table import TaskTable
@@ -101,12 +102,12 @@ class Requests:
 
         :return: ``None`` if it has no requests but bios, such as a disk of the device
             mapper.
-        :raises drgn.FaultError: if its queue cannot be read
-        :raises LookupError: if the types are unknown
+        :raises UNREADABLE: if its queue cannot be read
+        :raises MissingError: if the types are unknown
         """
         layout, name = self._layout, "request_queue"
         if disk.queue < KERNEL_HALF:
-            raise drgn.FaultError("no queue", disk.queue)
+            raise DamagedDataError("no queue", disk.queue)
         tag_set = layout.member(disk.queue, name, "tag_set")
         if tag_set < KERNEL_HALF:
             return None
@@ -195,7 +196,7 @@ class Requests:
             tags, name, "nr_tags", "nr_reserved_tags", "rqs", "static_rqs"
         )
         if not 0 < count <= _MAX_TAGS or reserved > count:
-            raise drgn.FaultError("no such number of tags", tags)
+            raise DamagedDataError("no such number of tags", tags)
         used = [bit + reserved for bit in self._bits(tags, "bitmap_tags", count)]
         if reserved:
             used += self._bits(tags, "breserved_tags", reserved)
@@ -218,7 +219,7 @@ class Requests:
             start, "sbitmap", "depth", "shift", "map_nr", "map"
         )
         if not 0 < depth <= most or count > depth or shift > 6:
-            raise drgn.FaultError("no bitmap of tags", start)
+            raise DamagedDataError("no bitmap of tags", start)
         size = layout.size("sbitmap_word")
         at = layout.offset("sbitmap_word", "word")
         cleared = layout.offset("sbitmap_word", "cleared")
@@ -241,8 +242,8 @@ class Requests:
         return self._layout.word(start) if self._is_pointer(member) else start
 
     def _is_pointer(self, member: str) -> bool:
-        type_ = self._layout.reader.prog.type("struct blk_mq_tags")
-        return is_pointer(type_.member(member).type)
+        type_ = find_type(self._layout.reader.prog, "struct blk_mq_tags")
+        return is_pointer(member_of(type_, member).type)
 
     def _scheduler(self, queue: int) -> str | None:
         layout = self._layout
@@ -255,7 +256,7 @@ class Requests:
             if name >= KERNEL_HALF:
                 return read_string(layout.reader, name, 64)
             return layout.text(kind, "elevator_type", "elevator_name")
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return None
 
     def _places(self, disk: Disk, contexts: Iterable[int]) -> dict[int, Stage]:
@@ -338,7 +339,7 @@ class Requests:
         """Jiffies; ``None`` if they are lost."""
         try:
             return read_jiffies(self._layout.reader.prog)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._losses.lose(Loss.CLOCKS, f"jiffies are lost: {error}")
             return None
 
@@ -352,7 +353,7 @@ class Requests:
         for name in ("enum req_op", "enum req_opf"):
             try:
                 values = enumerators(self._layout.reader.prog, name)
-            except LookupError:
+            except MissingError:
                 continue
             return {
                 value: text.removeprefix("REQ_OP_").lower().replace("_", "-")
@@ -387,7 +388,7 @@ class Requests:
                     request = layout.word(request + following)
                     if len(plugged) >= _MAX_LISTED:
                         return plugged
-            except (drgn.FaultError, LookupError):
+            except LOST:
                 # The plug is on the stack of a task that runs.
                 continue
         return plugged

@@ -9,8 +9,7 @@ for a bio or request whose completion is on its stack.
 from collections.abc import Iterator
 from functools import cached_property
 
-import drgn
-
+from msatools.errors import LOST, UNREADABLE
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock
 from msatools.locks.base.lock_context import (
@@ -44,7 +43,7 @@ def disk_of_wait(
     :param lock: The wait queue or completion that it waits for, if known.
     :return: ``None`` if it waits for something else, or that is unknown.
     :raises drgn.FaultError: if a structure that leads to the disk cannot be read
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     if not case.is_in(*_WAITS):
         return None
@@ -90,7 +89,7 @@ def _of_completion(
             data, queue = layout.members(start, "request", *names)
             if data == completion:
                 return _wait_queues(context).of_queue.get(queue)
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
     return None
 
@@ -125,7 +124,7 @@ class BlockWaitQueues:
         for disk in self.of_queue.values():
             try:
                 found += self._of_disk(disk)
-            except (drgn.FaultError, LookupError):
+            except LOST:
                 # A disk on its way; its I/O is read, and lost, elsewhere.
                 continue
         return found

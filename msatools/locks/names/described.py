@@ -7,9 +7,9 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.strings import read_string
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.storage import Inode
@@ -303,7 +303,7 @@ def _kernfs_root(context: LockContext, place: LockPlace) -> Name:
         root, super_block = context.layout.members(
             info, "kernfs_super_info", "root", "sb"
         )
-    except drgn.FaultError:
+    except UNREADABLE:
         root = super_block = 0
     if root != place.address or not context.storage.is_super_block(super_block):
         return Name(name=place.name)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -60,7 +60,7 @@ class LockNames:
         if lock not in self._names:
             try:
                 self._names[lock] = self._lookup(lock, cases[:FEW_READS])
-            except (drgn.FaultError, LookupError) as error:
+            except LOST as error:
                 self._context.losses.lose(
                     Loss.LOCK_NAMES, f"what a lock lies in is lost: {error}"
                 )
@@ -112,7 +112,7 @@ class LockNames:
         """
         try:
             return describe(self._context, place)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._context.losses.lose(
                 Loss.LOCK_NAMES, f"what a lock lies in is lost in part: {error}"
             )
@@ -182,7 +182,7 @@ def _mapping(
             vma_lock, mm = context.layout.members(
                 pointer, "vm_area_struct", "vm_lock", "vm_mm"
             )
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
         if vma_lock == own and mm == case.mm:
             return LockPlace("vm_lock", "vm_area_struct", pointer)
@@ -205,7 +205,7 @@ def _pipe(
             pipe = context.layout.member(inode, "inode", "i_pipe")
             if pipe in pipes and context.storage.is_inode(inode):
                 return LockPlace(pipes[pipe], "pipe_inode_info", inode)
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
     return None
 
@@ -258,7 +258,7 @@ def _word(context: LockContext, address: int, piece: SlabObject | None) -> Name 
             part = context.layout.member(address, "buffer_head", "b_bdev")
             if lock_places(context).is_a("block_device", part):
                 device = context.storage.device(part)
-    except drgn.FaultError:
+    except UNREADABLE:
         device = None
     if device is not None:
         return _buffer(context, address, device)
@@ -288,7 +288,7 @@ def _buffer(context: LockContext, address: int, device: str) -> Name:
     name = Name(name=f"buffer {block} of {short(device)}", device=device)
     try:
         host = context.storage.host_of_folio(folio) if folio >= KERNEL_HALF else None
-    except drgn.FaultError:
+    except UNREADABLE:
         host = None
     if host is None or not stat.S_ISREG(host.mode):
         return name

@@ -10,9 +10,9 @@ block.
 from collections.abc import Callable
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.locks.base.lock_context import LockContext, per_context
@@ -21,7 +21,7 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.places.slabs import SlabObject, Slabs
 from msatools.locks.places.variables import Variables
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable
 
@@ -222,7 +222,7 @@ class Places:
         if address not in self._objects:
             try:
                 self._objects[address] = self._slabs.find(address)
-            except (drgn.FaultError, LookupError, ValueError):
+            except LOST:
                 self._objects[address] = None
         return self._objects[address]
 
@@ -273,7 +273,7 @@ class Places:
                 end = self.follow(address, *one)
                 return end is not None and self.follow(address, *other) == end
             return self._tests[type_name](address)
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return False
 
     def _freeze_lock(self, address: int) -> LockPlace | None:
@@ -296,7 +296,7 @@ class Places:
             if owner >= KERNEL_HALF:
                 own = self._layout.member(owner, "task_struct", "mm")
                 return owner if own == mm else None
-        except (drgn.FaultError, LookupError):
+        except LOST:
             pass  # CONFIG_MEMCG=n has no mm_struct.owner
         return None
 
@@ -327,7 +327,7 @@ class Places:
         :param path: Alternating structures and members.
         :return: ``None`` if one of the pointers is no kernel address.
         :raises drgn.FaultError: if a member cannot be read
-        :raises LookupError: if a type is unknown, or has no such member
+        :raises MissingError: if a type is unknown, or has no such member
         """
         for type_name, member in zip(path[::2], path[1::2], strict=True):
             if address < KERNEL_HALF:
@@ -355,7 +355,7 @@ class Places:
             table = find_variable(self._layout.reader.prog, "node_data").address_
             count = int(find_variable(self._layout.reader.prog, "nr_node_ids").value_())
             words = self._layout.reader.words(table, min(max(count, 1), _MAX_NODES))
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return frozenset()
         return frozenset(words.tolist()) - {0}
 

@@ -15,7 +15,7 @@ from msatools.kernel.slab import SlabCache, read_cache, slab_cache_offset, slab_
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.locks.base.struct_reader import Layout
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_type, find_variable, member_of
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.linear import page_address
 
@@ -49,12 +49,12 @@ class Slabs:
         """Find the object that contains an address; ``None`` if there is none.
 
         :raises drgn.FaultError: if a structure that leads to it cannot be read
-        :raises LookupError: if the types are unknown
+        :raises MissingError: if the types are unknown
         """
         if address < KERNEL_HALF:
             return None
         page = self._page(address)
-        if page is None or not PageSlab(page):
+        if page is None or not ask(PageSlab, page):
             return None
         slab = page.value_()
         cache = self._cache(self._layout.word(slab + self._cache_offset))
@@ -87,7 +87,7 @@ class Slabs:
             return None
         pfn = (address - start) // self._layout.page_size
         page = self._pages + pfn * self._page_size
-        return compound_head(drgn.Object(self._prog, self._pointer, value=page))
+        return ask(compound_head, drgn.Object(self._prog, self._pointer, value=page))
 
     @cached_property
     def _memory(self) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class Slabs:
 
     @cached_property
     def _pointer(self) -> drgn.Type:
-        return self._prog.type("struct page *")
+        return find_type(self._prog, "struct page *")
 
     @cached_property
     def _cache_offset(self) -> int:
@@ -118,7 +118,7 @@ class Slabs:
         CONFIG_SLAB (up to v6.7)."""
         if not self._layout.has("kmem_cache", "colour_off"):
             return None
-        offset: int = slab_type(self._prog).member("s_mem").offset
+        offset: int = member_of(slab_type(self._prog), "s_mem").offset
         return offset
 
     def _read_cache(self, address: int) -> SlabCache | None:

@@ -7,6 +7,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.errors import LOST
 from msatools.kernel.modules import CodeModules
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.report import LossLog
@@ -77,7 +78,7 @@ class Variables:
             return None
         try:
             return start, end, read_percpu(self._layout.reader, self._losses)
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return None
 
     def per_cpu(self, linked: int) -> drgn.Symbol | None:

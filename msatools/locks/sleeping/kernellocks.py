@@ -10,9 +10,9 @@ since v7.1 the lock points at its first waiter instead.
 from functools import cached_property
 from itertools import islice
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.report import LossLog
@@ -161,7 +161,7 @@ class KernelLocks:
         :param address: Address of a ``struct rt_mutex_base``; before v5.15 of a
             ``struct rt_mutex``.
         :raises drgn.FaultError: if it cannot be read
-        :raises LookupError: if the types are unknown
+        :raises MissingError: if the types are unknown
         """
         if address not in self._rt_mutexes:
             self._rt_mutexes[address] = self._rt_reader.read(address)
@@ -293,7 +293,7 @@ class KernelLocks:
         for address in islice(candidates, MAX_WORDS):
             try:
                 first = self._layout.member(address, lock.struct, FIRST) + shape.node
-            except drgn.FaultError:
+            except UNREADABLE:
                 continue
             if first in nodes and self._has_waiters(lock, address):
                 locks.append((address, first))
@@ -319,7 +319,7 @@ class KernelLocks:
     ) -> list[Entry] | None:
         try:
             first = self._layout.member(lock, struct, FIRST)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.WAITERS, f"a lock is lost: {error}")
             return None
         if not first:
@@ -348,13 +348,13 @@ class KernelLocks:
     def _has_waiters(self, lock: ListLock, address: int) -> bool:
         try:
             return lock.has_waiters(self._layout, address)
-        except drgn.FaultError:
+        except UNREADABLE:
             return False
 
     def _owner(self, lock: ListLock, address: int) -> int | None:
         try:
             return lock.owner(self._layout, address)
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return None
 
     def _note_not_found(self, limit: int) -> None:

@@ -30,7 +30,7 @@ class ListLock:
     """A type of locks that have a list of waiters.
 
     The functions take the address of a lock. They raise ``drgn.FaultError`` if it
-    cannot be read, and ``LookupError`` if its type is unknown.
+    cannot be read, and ``MissingError`` if its type is unknown.
     """
 
     name: LockTypeName
@@ -75,6 +75,6 @@ class ListLock:
     def shape(self, layout: Layout) -> Shape:
         """Return the layout of a waiter.
 
-        :raises LookupError: if it is unknown
+        :raises MissingError: if it is unknown
         """
         return Shape.of(layout, self.waiter, "list", "task", self.kind)

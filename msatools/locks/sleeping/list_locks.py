@@ -7,6 +7,7 @@ A new type is a file that makes a :class:`ListLock`, and a line here.
 
 from typing import NamedTuple
 
+from msatools.errors import MissingError
 from msatools.locks.base.lock import LockTypeName
 from msatools.locks.base.model import Mode
 from msatools.locks.base.struct_reader import Layout
@@ -15,6 +16,7 @@ from msatools.locks.sleeping.mutexes import MUTEX, WW_MUTEX
 from msatools.locks.sleeping.rwsems import RWSEM
 from msatools.locks.sleeping.semaphores import SEMAPHORE
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of
 from msatools.target.addresses import KERNEL_HALF
 
 LIST_LOCKS: dict[LockTypeName, ListLock] = {
@@ -84,8 +86,8 @@ def blocked_on_type(layout: Layout) -> str | None:
     before, with CONFIG_DEBUG_MUTEXES, it was the waiter.
     """
     try:
-        task = layout.reader.prog.type("struct task_struct")
-        tag: str | None = task.member("blocked_on").type.type.tag
-    except LookupError:
+        task = find_type(layout.reader.prog, "struct task_struct")
+        tag: str | None = member_of(task, "blocked_on").type.type.tag
+    except MissingError:
         return None
     return tag

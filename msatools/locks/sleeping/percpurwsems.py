@@ -10,9 +10,9 @@ they have left, are not recorded.
 
 from itertools import islice
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.percpusums import sum_parts
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
@@ -40,7 +40,7 @@ def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
     Find the lock that a task waits for; ``None`` if it waits for no such lock.
 
     :raises drgn.FaultError: if a structure that leads to the lock cannot be read
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     waits = any(name.startswith("percpu_rwsem_wait") for name in case.names)
     if not waits and not case.is_in("percpu_down_write", "__percpu_down_read"):
@@ -133,7 +133,7 @@ def _find_by_writer(context: LockContext, case: BlockedTask) -> tuple[int, Mode]
         try:
             if writer(context, address) == case.address:
                 return address, "write"
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
     return None
 

@@ -9,8 +9,7 @@ spinlocks contain an ``rt_mutex``.
 
 from itertools import islice, pairwise
 
-import drgn
-
+from msatools.errors import UNREADABLE
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock, LockTypeName, QueuedWaiter
 from msatools.locks.base.lock_context import LockContext
@@ -66,7 +65,7 @@ def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
     PI futexes are not included.
 
     :raises drgn.FaultError: if a structure that leads to the lock cannot be read
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     if case.is_in(*_PI_FUTEX) or not context.tasks.has("pi_blocked_on"):
         return None
@@ -167,7 +166,7 @@ def _find_by_writer(context: LockContext, case: BlockedTask) -> KernelLock | Non
                 waiters = queue(context, lock)
                 count = None if waiters is None else len(waiters)
                 return KernelLock("rwsem", address, "write", count, None)
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
     return None
 

@@ -7,8 +7,7 @@ is sorted by real-time priority. Ordinary tasks count as equal, whatever their n
 value; equals are in order of arrival.
 """
 
-import drgn
-
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import U64
@@ -35,7 +34,7 @@ class RtMutex:
 class RtMutexes:
     """Reads ``rt_mutex`` locks of one kernel.
 
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
@@ -63,7 +62,7 @@ class RtMutexes:
         )
         try:
             waiters: tuple[int, ...] | None = tuple(self._in_order(lock, root))
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(
                 Loss.WAITERS, f"waiters for an rt_mutex are lost: {error}"
             )
@@ -74,7 +73,7 @@ class RtMutexes:
     def _in_order(self, lock: int, root: int) -> list[int]:
         """Return the tasks of a tree of waiters, in order.
 
-        :raises drgn.FaultError: if the tree is damaged, or changed while it was read
+        :raises UNREADABLE: if the tree is damaged, or changed while it was read
         """
         tasks: list[int] = []
         parents: list[tuple[int, int]] = []
@@ -83,7 +82,7 @@ class RtMutexes:
             if node:
                 count += 1
                 if node < KERNEL_HALF or count > _MAX_WAITERS:
-                    raise drgn.FaultError("no tree of waiters", node)
+                    raise DamagedDataError("no tree of waiters", node)
                 data = self._layout.reader.read(node - self._node, self._size)
                 task, waited_for, left, right = (
                     U64.unpack_from(data, offset)[0]
@@ -95,7 +94,7 @@ class RtMutexes:
                     )
                 )
                 if waited_for != lock:
-                    raise drgn.FaultError("a waiter for another lock", node)
+                    raise DamagedDataError("a waiter for another lock", node)
                 parents.append((task, right))
                 node = left
             else:

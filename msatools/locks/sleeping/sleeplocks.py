@@ -25,7 +25,7 @@ def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
     Find the lock that a task waits for; ``None`` if it waits for no such lock.
 
     :raises drgn.FaultError: if a structure that leads to the lock cannot be read
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     return (
         percpurwsems.find(context, case)
@@ -41,7 +41,7 @@ def request(context: LockContext, case: BlockedTask) -> Request | None:
     Return the request of a task; ``None`` also if its lock is not found.
 
     :raises drgn.FaultError: if a structure that leads to the lock cannot be read
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     found = find(context, case)
     return found.request if found else None

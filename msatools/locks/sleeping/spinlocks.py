@@ -15,6 +15,7 @@ import numpy as np
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.sched import cpu_curr
 
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.traces import stack_trace
@@ -25,7 +26,7 @@ from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.lock_type import LockType
 from msatools.locks.base.model import Mode
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 _SPINS = frozenset(
@@ -154,8 +155,8 @@ def _cpus(context: LockContext) -> Iterator[_Cpu]:
     prog = context.reader.prog
     for number in online_cpus(context.reader, context.losses):
         try:
-            task = cpu_curr(prog, number)
-        except (drgn.FaultError, LookupError) as error:
+            task = ask(cpu_curr, prog, number)
+        except LOST as error:
             context.losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
             continue
         trace = stack_trace(prog, task)
@@ -244,7 +245,7 @@ def _is_wanted(context: LockContext, address: int, spinning: set[int]) -> bool:
             return False
         tail = value >> _TAIL_SHIFT
         return not tail or _is_queued(context, tail, spinning)
-    except drgn.FaultError:
+    except UNREADABLE:
         return False
 
 
@@ -268,9 +269,9 @@ def _is_queued(context: LockContext, tail: int, spinning: set[int]) -> bool:
         return False
     try:
         nodes = find_variable(context.reader.prog, "qnodes")
-    except LookupError:
+    except MissingError:
         return True
-    return bool(per_cpu(nodes, cpu)[0].mcs.count.value_() > node)
+    return bool(ask(per_cpu, nodes, cpu)[0].mcs.count.value_() > node)
 
 
 def _words(context: LockContext, cpu: _Cpu, stack_size: int) -> frozenset[int]:
@@ -280,7 +281,7 @@ def _words(context: LockContext, cpu: _Cpu, stack_size: int) -> frozenset[int]:
     words = set(cpu.frames[0].registers().values())
     try:
         start = context.layout.member(cpu.task, "task_struct", "stack")
-    except drgn.FaultError:
+    except UNREADABLE:
         return frozenset(words)
     end = start + stack_size
     pointers = [pointer for frame in cpu.frames if (pointer := _stack_pointer(frame))]
@@ -297,7 +298,7 @@ def _stack_pointer(frame: drgn.StackFrame) -> int:
     """Return a frame's stack pointer; 0 if unknown, or not a kernel address."""
     try:
         pointer: int = frame.sp
-    except LookupError:
+    except MissingError:
         return 0
     return pointer if pointer >= KERNEL_HALF else 0
 

@@ -11,8 +11,7 @@ so it is not counted. Neither is a CPU of a guest that spins without a queue
 
 from collections.abc import Mapping
 
-import drgn
-
+from msatools.errors import LOST
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
@@ -67,6 +66,6 @@ def _first_nodes(reader: Reader, losses: LossLog) -> Mapping[int, int]:
         if struct_layout(reader, _NODE, _COUNT) is None:
             return {}
         nodes = percpu.addresses("qnodes")
-    except (LookupError, drgn.FaultError):
+    except LOST:
         return {}
     return dict(zip(percpu.cpus.tolist(), nodes.tolist(), strict=True))

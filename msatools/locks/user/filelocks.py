@@ -10,9 +10,9 @@ blocker. So there is a tree, and all of its tasks wait for the lock at its root.
 from collections import deque
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
 from msatools.kernel.reader import distinct
@@ -71,7 +71,7 @@ class _FileLock:
 class _FileLocks:
     """Reads locks on files of one kernel.
 
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -121,12 +121,12 @@ class _FileLocks:
 
         The root may be a request, too: of a waiter that was woken and has not run yet.
 
-        :raises drgn.FaultError: if a blocker cannot be read, or there is a cycle
+        :raises UNREADABLE: if a blocker cannot be read, or there is a cycle
         """
         path: dict[int, _FileLock] = {}
         while lock.address not in self._roots and lock.blocker:
             if lock.address in path or lock.blocker < KERNEL_HALF:
-                raise drgn.FaultError("a damaged chain of locks", lock.blocker)
+                raise DamagedDataError("a damaged chain of locks", lock.blocker)
             path[lock.address] = lock
             lock = self.read(lock.blocker)
         root = self._roots.get(lock.address, lock if path else None)
@@ -137,7 +137,7 @@ class _FileLocks:
     def blocked(self, root: int) -> list[_FileLock]:
         """Return all waiters for a lock, breadth first.
 
-        :raises drgn.FaultError: if one cannot be read, or the tree changes
+        :raises UNREADABLE: if one cannot be read, or the tree changes
         """
         waiters: dict[int, _FileLock] = {}
         todo = deque([root])
@@ -149,9 +149,9 @@ class _FileLocks:
                 address = node - self._member
                 lock = self.read(address) if node >= KERNEL_HALF else None
                 if lock is None or lock.blocker != parent or address in waiters:
-                    raise drgn.FaultError("a list of waiters changed", node)
+                    raise DamagedDataError("a list of waiters changed", node)
                 if len(waiters) >= MAX_WAITERS:
-                    raise drgn.FaultError("too many wait for a lock", root)
+                    raise DamagedDataError("too many wait for a lock", root)
                 waiters[address] = lock
                 todo.append(address)
                 node = self._layout.word(node)
@@ -276,7 +276,7 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
             if requester is not None and requester.waiters is not None:
                 tasks = wait_queues(context).tasks(requester.waiters)
                 queued += [QueuedWaiter(each.task, waiter.mode) for each in tasks]
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         context.losses.lose(Loss.WAITERS, f"who waits for a lock on a file: {error}")
         return None
     return queued or None

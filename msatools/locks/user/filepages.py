@@ -4,8 +4,7 @@
 
 from collections.abc import Iterator
 
-import drgn
-
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.xarray import XArray
 from msatools.locks.base.struct_reader import Layout
@@ -24,14 +23,14 @@ class FilePages:
         Read a part of a file.
 
         :param file: Address of a ``struct file``.
-        :raises drgn.FaultError: if any page of the part is not in the page cache
+        :raises UNREADABLE: if any page of the part is not in the page cache
         """
         parts = []
         page_size = self._layout.page_size
         for start, length in split_by_page(offset, size, page_size):
             data = self._page(file, *divmod(start, page_size), length)
             if data is None:
-                raise drgn.FaultError("not in the page cache", start)
+                raise DamagedDataError("not in the page cache", start)
             parts.append(data)
         return b"".join(parts)
 
@@ -41,7 +40,7 @@ class FilePages:
         for start, length in split_by_page(offset, size, self._layout.page_size):
             try:
                 parts.append(self.read(file, start, length))
-            except drgn.FaultError:
+            except UNREADABLE:
                 parts.append(bytes(length))
         return b"".join(parts)
 

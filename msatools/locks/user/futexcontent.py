@@ -6,8 +6,7 @@ A lock of the C library is recognized if its members are consistent
 (:mod:`msatools.locks.user.nptl`) and its owner is a thread that can use the futex.
 """
 
-import drgn
-
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.words import PAGE
@@ -74,7 +73,7 @@ def condition_at(context: LockContext, mm: int, address: int) -> int | None:
         start = None
         try:
             start = _read_condition(context, mm, address, (0, 0), None)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             context.losses.lose(Loss.WAITERS, f"a condition variable is lost: {error}")
         cache.add_condition(mm, address, start)
     return cache.conditions[key]
@@ -97,7 +96,7 @@ def content_of(context: LockContext, waiter: Waiter) -> FutexContent:
     if key not in contents:
         try:
             contents[key] = _read_content(context, waiter)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             context.losses.lose(Loss.FUTEX_OWNERS, f"who has a futex is lost: {error}")
             contents[key] = FutexContent()
     return contents[key]

@@ -11,9 +11,9 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, column
 from msatools.kernel.report import LossLog
@@ -22,7 +22,7 @@ from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WAITERS = 1 << 22
@@ -65,7 +65,7 @@ class Waiter:
 class Futexes:
     """Reads waiters on futexes of one kernel.
 
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
@@ -146,7 +146,7 @@ class Futexes:
         head = lock - self._bucket_lock + self._chain
         try:
             (node,) = U64.unpack(self._reader.read(head, 8))
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._broken(f"a chain of waiters cannot be read: {error}")
             return
         yield from self._follow(node, head, lock, limit)
@@ -161,7 +161,7 @@ class Futexes:
             address = node - self._node
             try:
                 data = self._reader.read(address, self._size)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._broken(f"a chain of waiters breaks off: {error}")
                 return
             waiter = self.waiter(address, data)
@@ -179,9 +179,9 @@ class Futexes:
         tables = self._private_tables(mms)
         try:
             tables = [*self._common_tables(), *tables]
-        except LookupError as error:
+        except MissingError as error:
             self._broken(f"the hash table of waiters is not to be found: {error}")
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._broken(f"the hash tables of waiters are lost: {error}")
         for start, count in tables:
             yield from self._table(start, count)
@@ -210,13 +210,13 @@ class Futexes:
         """Return the array and the number of buckets of each table of all processes.
 
         :raises drgn.FaultError: if a structure that leads to them cannot be read
-        :raises LookupError: if the kernel has no such tables
+        :raises MissingError: if the kernel has no such tables
         """
         prog = self._reader.prog
         try:
             # "futex: Use runtime constants for __futex_hash() hot path" (after v7.1)
             mask = find_variable(prog, "__futex_mask").value_()
-        except LookupError:
+        except MissingError:
             pass
         else:
             return [(table, mask + 1) for table in self._nodes(self._queues())]
@@ -232,11 +232,11 @@ class Futexes:
         """Find the array of pointers to the common tables, one per node.
 
         :raises drgn.FaultError: if the variable or code with its address cannot be read
-        :raises LookupError: if its address is unknown
+        :raises MissingError: if its address is unknown
         """
         try:
             queues: int = find_variable(self._reader.prog, "__futex_queues").value_()
-        except LookupError:
+        except MissingError:
             # Compilers drop the variable, as only runtime constants in code are used.
             return self._queues_in_code()
         return queues
@@ -251,7 +251,7 @@ class Futexes:
                 (queues,) = U64.unpack(constant)
                 if self._has_tables(queues):
                     return int(queues)
-        raise LookupError("no variable has its address, and no known code")
+        raise MissingError("no variable has its address, and no known code")
 
     def _has_tables(self, queues: int) -> bool:
         """Return whether an array has pointers to tables, by their first buckets."""
@@ -261,7 +261,7 @@ class Futexes:
             return bool(heads) and heads == [
                 self._layout.word(first + _PREVIOUS) for first in firsts
             ]
-        except drgn.FaultError:
+        except UNREADABLE:
             return False
 
     def _nodes(self, queues: int) -> list[int]:
@@ -269,7 +269,7 @@ class Futexes:
         prog = self._reader.prog
         try:
             count = int(find_variable(prog, "nr_node_ids").value_())
-        except LookupError:
+        except MissingError:
             count = 1
         tables = self._reader.words(queues, min(max(count, 1), 1024))
         return [table for table in tables.tolist() if table]
@@ -294,7 +294,7 @@ class Futexes:
                     data = self._reader.read(table + mask, 4)
                     count = int.from_bytes(data, "little") + 1
                     found.append((table + queues, count))
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._broken(f"a process's hash table of waiters is lost: {error}")
         return found
 
@@ -306,7 +306,7 @@ class Futexes:
 def futexes(context: LockContext) -> Futexes:
     """Return the reader of waiters on futexes.
 
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     return Futexes(context.layout, context.losses)
 
@@ -323,7 +323,7 @@ def futex_waiters(
 ) -> tuple[dict[int, list[Waiter]], Counter[FutexKey]]:
     """Return all waiters on futexes by task, and the number of waiters by futex.
 
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     by_task: dict[int, list[Waiter]] = {}
     for waiter in _all_waiters(context):
@@ -335,7 +335,7 @@ def futex_waiters(
 def futex_queues(context: LockContext) -> dict[FutexKey, list[Waiter]]:
     """Return all waiters on futexes by futex, in the order of the chain.
 
-    :raises LookupError: if the types are unknown
+    :raises MissingError: if the types are unknown
     """
     by_key: dict[FutexKey, list[Waiter]] = {}
     for waiter in _all_waiters(context):

@@ -2,8 +2,7 @@
 
 """The addresses of futexes in user memory, and the threads that can own them."""
 
-import drgn
-
+from msatools.errors import DamagedDataError
 from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.pids import PidTree
 from msatools.kernel.walks import tree_records
@@ -134,7 +133,7 @@ def _mapped_by(context: LockContext, inode: int) -> set[int]:
     records = tree_records(context.reader, root, node, size, context.losses, name)
     for count, (_, data) in enumerate(records):
         if count >= _MAX_PROCESSES:
-            raise drgn.FaultError("too many processes map it", inode)
+            raise DamagedDataError("too many processes map it", inode)
         found.add(unsigned(data, mm, 8))
     return found
 
@@ -160,7 +159,7 @@ def _task(context: LockContext, space: int, tid: int) -> int | None:
     if task is None:
         level = context.layout.member(space, "pid_namespace", "level")
         if level > MAX_LEVEL:
-            raise drgn.FaultError("a namespace of no known level", space)
+            raise DamagedDataError("a namespace of no known level", space)
         task = PidTree(context.reader, space, level).linked(tid)
     cache.tasks[space, tid] = task
     return task

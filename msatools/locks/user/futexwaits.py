@@ -4,8 +4,7 @@
 
 from collections import Counter
 
-import drgn
-
+from msatools.errors import UNREADABLE
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock import Lock, LockTypeName
@@ -119,7 +118,7 @@ def _vector(context: LockContext, case: BlockedTask) -> list[Waiter]:
                 continue
             addresses = range(pointer + first, pointer + first + count * size, size)
             waiters = [futexes(context).read(address) for address in addresses]
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
         if all(w.task == case.address and w.lock >= KERNEL_HALF for w in waiters):
             return waiters

@@ -7,8 +7,7 @@ drgn's helpers for it have no bounds: they do not end where the data is damaged.
 
 from collections.abc import Iterator
 
-import drgn
-
+from msatools.errors import DamagedDataError
 from msatools.kernel.report import LossLog
 from msatools.kernel.xarray import maple_entries, maple_load
 from msatools.locks.base.ranges import find_range
@@ -37,7 +36,7 @@ def find_mapping(layout: Layout, mm: int, address: int) -> int:
 def mappings_of(layout: Layout, mm: int, losses: LossLog) -> Iterator[int]:
     """Yield the addresses of all ``struct vm_area_struct`` of an address space.
 
-    :raises drgn.FaultError: if the list of an older kernel is damaged; damage of a tree
+    :raises UNREADABLE: if the list of an older kernel is damaged; damage of a tree
         is counted
     """
     if layout.has("mm_struct", "mm_mt"):
@@ -50,7 +49,7 @@ def mappings_of(layout: Layout, mm: int, losses: LossLog) -> Iterator[int]:
     mapping = layout.member(mm, "mm_struct", "mmap")
     while mapping:
         if mapping in seen or len(seen) >= _MAX_MAPPINGS:
-            raise drgn.FaultError("a loop of mappings", mapping)
+            raise DamagedDataError("a loop of mappings", mapping)
         seen.add(mapping)
         yield mapping
         mapping = layout.member(mapping, "vm_area_struct", "vm_next")

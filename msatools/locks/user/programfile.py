@@ -14,10 +14,10 @@ from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.strings import decode_string
 from msatools.records import dataclass
 from msatools.selfdesc.module_records import ELF64_SYM
@@ -98,7 +98,7 @@ class ProgramFile:
         """
         try:
             address = self._address(offset)
-        except drgn.FaultError:
+        except UNREADABLE:
             return None
         if address is None:
             return None
@@ -133,7 +133,7 @@ class ProgramFile:
         # The zero may be that of a gap.
         try:
             self._read(table.names + offset, len(name) + 1)
-        except drgn.FaultError:
+        except UNREADABLE:
             return None
         return decode_string(name) if name and end else None
 
@@ -187,9 +187,9 @@ class ProgramFile:
         :param bias: Difference between addresses in memory and in the file.
         """
         tables: list[_SymbolTable] = []
-        with suppress(drgn.FaultError):
+        with suppress(*UNREADABLE):
             tables.extend(self._all_symbols())
-        with suppress(drgn.FaultError):
+        with suppress(*UNREADABLE):
             tables.extend(self._dynamic_symbols(bias, read_memory))
         return tables
 

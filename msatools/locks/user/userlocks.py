@@ -9,9 +9,9 @@ owners are in the memory of the process, next to the futex: see
 
 from collections.abc import Iterable
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -188,7 +188,7 @@ def _by_urgency(context: LockContext, pi_state: int, tasks: list[int]) -> list[i
     try:
         mutex = pi_state + context.layout.offset("futex_pi_state", "pi_mutex")
         order = kernel_locks(context).rt_mutex(mutex).waiters or ()
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         context.losses.lose(Loss.WAITERS, f"the queue of a futex is lost: {error}")
         order = ()
     queued = set(tasks)
@@ -221,7 +221,7 @@ def _owns_pi_futex(context: LockContext, task: int) -> bool:
     )
     try:
         return context.layout.word(head) not in (0, head)
-    except drgn.FaultError:
+    except UNREADABLE:
         return False
 
 

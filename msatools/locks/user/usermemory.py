@@ -7,6 +7,7 @@ from typing import NamedTuple
 import drgn
 from drgn.helpers.linux.mm import access_remote_vm
 
+from msatools.errors import UNREADABLE, NotSupportedError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import fault_reason
 from msatools.kernel.report import LossLog
@@ -15,6 +16,7 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user.filepages import FilePages, split_by_page
 from msatools.locks.user.mappings import find_mapping, mappings_of
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask, pointer_to
 from msatools.target.addresses import KERNEL_HALF
 
 _SHARED = 1 << 3
@@ -91,7 +93,7 @@ class UserMemory:
             return None
         try:
             data = self._read(mm, address, size)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             if fault_reason(error) == "excluded":
                 self._filtered += 1
                 self._losses.note(
@@ -99,7 +101,7 @@ class UserMemory:
                     "user memory is not in the dump: owners of futexes are unknown",
                 )
             return None
-        except NotImplementedError as error:
+        except NotSupportedError as error:
             self._losses.note(
                 "user-memory-unknown", f"user memory is not read: {error}"
             )
@@ -117,7 +119,7 @@ class UserMemory:
                     file = self._shared_file(vma)
                     if file is not None:
                         files.append(file)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._losses.lose(Loss.MAPPINGS, f"mappings are lost: {error}")
         return files
 
@@ -143,12 +145,12 @@ class UserMemory:
         return SharedFile(start, end, offset, inode, sequence)
 
     def _read(self, mm: int, address: int, size: int) -> bytes:
-        space = drgn.Object(self._prog, "struct mm_struct *", value=mm)
+        space = pointer_to(self._prog, "struct mm_struct", mm)
         parts = []
         for start, length in split_by_page(address, size, self._layout.page_size):
             try:
-                data: bytes = access_remote_vm(space, start, length)
-            except drgn.FaultError as error:
+                data: bytes = ask(access_remote_vm, space, start, length)
+            except UNREADABLE as error:
                 # If a mapped page cannot be read, the page cache has no other copy.
                 if "not mapped" not in str(error):
                     raise

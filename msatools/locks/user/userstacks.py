@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
@@ -99,7 +100,7 @@ class UserStacks:
             return None
         try:
             frames = tuple(islice(frames_of_stack(self, mm, registers), MOST_FRAMES))
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._context.losses.lose(
                 Loss.USER_STACKS, f"a user stack is lost: {error}"
             )
@@ -152,7 +153,7 @@ class UserStacks:
         size = min(arch.longest_call, offset, address - mapping.start)
         try:
             code = self._files.read(mapping.file, offset - size, size)
-        except drgn.FaultError:
+        except UNREADABLE:
             return False
         return arch.ends_with_call(code)
 

@@ -8,9 +8,9 @@ structures on the stack. Fields that cannot be determined exactly are ``None``.
 
 from collections.abc import Callable
 
-import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
@@ -117,9 +117,9 @@ def wait_target(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     by_class = _BY_CLASS.get(case.task_class)
     try:
         return by_class(context, case) if by_class else None
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         context.losses.lose(Loss.WAITS, f"what a task waits on is lost: {error}")
-    except LookupError as error:
+    except MissingError as error:
         context.losses.note(
             "waits-unknown",
             f"what tasks of class {case.task_class.name} wait on is unknown: {error}",

@@ -6,8 +6,7 @@ import re
 import stat
 from dataclasses import replace
 
-import drgn
-
+from msatools.errors import UNREADABLE
 from msatools.locks.base.blocked_tasks import BlockedTask, OpenFile
 from msatools.locks.base.lock_context import MAX_CANDIDATES, LockContext, signals_of
 from msatools.locks.base.model import WaitTarget
@@ -93,7 +92,7 @@ def _partner(context: LockContext, case: BlockedTask) -> WaitTarget | None:
                     continue
                 if not context.storage.is_inode(pointer):
                     continue
-            except drgn.FaultError:
+            except UNREADABLE:
                 continue
             inode = context.storage.inode(pointer)
             return WaitTarget(
@@ -148,7 +147,7 @@ def _polling_thread(context: LockContext, case: BlockedTask) -> WaitTarget:
         try:
             queue = context.layout.member(ring, "io_ring_ctx", "sq_data")
             thread = context.layout.member(queue, "io_sq_data", "thread")
-        except drgn.FaultError:
+        except UNREADABLE:
             continue
         if thread == case.address:
             return WaitTarget(kind="io_uring", fd=fd)

@@ -8,8 +8,7 @@ A driver often has both in one structure, on the waiter's stack or in a slab obj
 from collections.abc import Iterator
 from functools import cached_property
 
-import drgn
-
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.locks.base.lock import Holder, OwnerConfidence
@@ -63,7 +62,7 @@ class WorkBeside:
         :param stack: Bounds of the waiter's stack, if the completion is on it.
         :return: ``None`` if there is none, or several.
         :raises drgn.FaultError: if a structure that leads to it cannot be read
-        :raises LookupError: if the types are unknown
+        :raises MissingError: if the types are unknown
         """
         confidence: OwnerConfidence
         if stack is not None:
@@ -121,7 +120,7 @@ class WorkBeside:
     def _offline(self) -> list[DelayedWork]:
         try:
             return read_offline_work(self._layout, self._losses)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._losses.lose(Loss.WORKQUEUES, f"delayed work is lost: {error}")
             return []
 

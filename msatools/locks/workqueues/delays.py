@@ -8,8 +8,7 @@ as running; a workqueue has at most ``max_active`` work items on a pool.
 
 from collections.abc import Iterator, Sequence
 
-import drgn
-
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.locks.base.lock import Holder, OwnerConfidence
@@ -100,7 +99,7 @@ class WorkDelays:
             return None
         try:
             return self._pools.worker(address)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.WORKQUEUES, f"a rescuer is lost: {error}")
             return None
 
@@ -142,7 +141,7 @@ class WorkDelays:
         names = ("__state", "state")
         try:
             return self._layout.member(worker.task, "task_struct", *names) == 0
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(Loss.WORKQUEUES, f"a worker is lost: {error}")
             return False
 

@@ -8,8 +8,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import drgn
-
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.cpumask import place_of, try_mask
 from msatools.kernel.enums import constant
 from msatools.kernel.jiffies import Jiffies, read_jiffies
@@ -33,7 +32,7 @@ from msatools.locks.workqueues.pools import (
     WorkqueueRecord,
     work_pools,
 )
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable, object_at
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.tasks.identity import comm_text
@@ -72,7 +71,7 @@ def list_workqueues(
     List all pools of workers, the workqueues that hold back work, and delayed work.
 
     :param ages_ns: Time since each task of the context entered its state, by row.
-    :raises LookupError: if the types, or the variables, are unknown
+    :raises MissingError: if the types, or the variables, are unknown
     """
     lister = _Lister(context, ages_ns)
     pools = [lister.pool(pool) for pool in work_pools(context).pools.values()]
@@ -103,9 +102,9 @@ def stalled_pools(
             for pool in work_pools(context).pools.values()
             if lister.is_stalled(pool)
         ]
-    except LookupError:
+    except MissingError:
         return ()
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         context.losses.lose(Loss.WORKQUEUES, f"pools of workers are lost: {error}")
         return ()
     return tuple(sorted(found, key=_weight))
@@ -135,7 +134,7 @@ class _Lister:
     def _read_jiffies(self) -> Jiffies | None:
         try:
             return read_jiffies(self._context.reader.prog)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._context.losses.lose(Loss.CLOCKS, f"jiffies are lost: {error}")
             return None
 
@@ -143,7 +142,7 @@ class _Lister:
         """Return the kernel's own limit, in seconds."""
         try:
             limit = int(find_variable(self._context.reader.prog, "wq_watchdog_thresh"))
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return _WATCHDOG_S
         return limit or _WATCHDOG_S
 
@@ -190,7 +189,7 @@ class _Lister:
     def _delay(self, pool: Pool) -> Delay | None:
         try:
             return self._delays.of_pool(pool)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._lose(f"why work is pending is lost: {error}")
             return None
 
@@ -208,10 +207,10 @@ class _Lister:
         if pool.attrs < KERNEL_HALF:
             return None, None
         prog = self._context.reader.prog
-        attrs = drgn.Object(prog, "struct workqueue_attrs", address=pool.attrs)
+        attrs = object_at(prog, "struct workqueue_attrs", pool.attrs)
         try:
             nice = int(attrs.nice)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._lose(f"attributes of a pool are lost: {error}")
             return None, None
         if pool.cpu is not None:
@@ -259,7 +258,7 @@ class _Lister:
     def _queue_name(self, part: int) -> str | None:
         try:
             return self._pools.queue(self._pools.part(part).queue).name
-        except drgn.FaultError:
+        except UNREADABLE:
             return None
 
     def _works(self, items: Iterable[WorkItem]) -> tuple[QueuedWork, ...]:
@@ -280,7 +279,7 @@ class _Lister:
         for queue in self._pools.queues:
             try:
                 row = self._queue(queue)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._lose(f"a workqueue is lost: {error}")
                 continue
             if row.inactive or row.maydays:
@@ -307,7 +306,7 @@ class _Lister:
         for name, text in _QUEUE_FLAGS.items():
             try:
                 bit = constant(self._context.reader.prog, name)
-            except LookupError:
+            except MissingError:
                 continue
             if queue.flags & bit:
                 yield text
@@ -321,7 +320,7 @@ class _Lister:
         """Yield the delayed work of offline CPUs."""
         try:
             found = read_offline_work(self._context.layout, self._context.losses)
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             self._lose(f"delayed work is lost: {error}")
             return
         for work in found:
@@ -330,7 +329,7 @@ class _Lister:
     def _offline(self, work: DelayedWork) -> OfflineWork:
         try:
             name = self._pools.queue(work.queue).name
-        except drgn.FaultError:
+        except UNREADABLE:
             name = None
         jiffies = self._jiffies
         return OfflineWork(

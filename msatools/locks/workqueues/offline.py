@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import drgn
 import numpy as np
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
@@ -18,7 +19,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.words import unsigned
 from msatools.locks.base.struct_reader import Layout
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_TIMERS = 1 << 12
@@ -42,7 +43,7 @@ class DelayedWork:
 def read_offline_work(layout: Layout, losses: LossLog) -> list[DelayedWork]:
     """Return the delayed work of offline CPUs.
 
-    :raises LookupError: if the types or variables are unknown
+    :raises MissingError: if the types or variables are unknown
     """
     reader = layout.reader
     percpu = read_percpu(reader, losses)
@@ -61,7 +62,7 @@ def read_offline_work(layout: Layout, losses: LossLog) -> list[DelayedWork]:
         for base in range(start, start + count * size, size):
             try:
                 found += _of_base(layout, cpu, base)
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 losses.lose(Loss.WORKQUEUES, f"timers of CPU {cpu} are lost: {error}")
     return found
 

@@ -5,9 +5,9 @@
 from collections.abc import Iterable
 from functools import cached_property
 
-import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
@@ -164,11 +164,11 @@ class WorkPools:
     def pools(self) -> dict[int, Pool]:
         """Maps the address of each pool to its members.
 
-        :raises LookupError: if the types, or the variable, are unknown
+        :raises MissingError: if the types, or the variable, are unknown
         """
         head = self._layout.symbol("worker_pool_idr")
         if head is None:
-            raise LookupError("no symbol of the pools of workers")
+            raise MissingError("no symbol of the pools of workers")
         entries = xarray_entries(
             self._layout.reader,
             head + self._layout.offset("idr", "idr_rt"),
@@ -211,7 +211,7 @@ class WorkPools:
         prog = self._layout.reader.prog
         try:
             return {name: constant(prog, name) for name in _POOL_FLAGS}
-        except LookupError:
+        except MissingError:
             return _POOL_FLAGS
 
     def workers(self, pool: Pool) -> tuple[Worker, ...]:
@@ -309,24 +309,24 @@ class WorkPools:
         for name in _FLAG_BITS:
             try:
                 return constant(self._layout.reader.prog, name)
-            except LookupError:
+            except MissingError:
                 continue
         return _USUAL_FLAG_BITS
 
     def part(self, address: int) -> PoolQueue:
         """Read a ``struct pool_workqueue``.
 
-        :raises drgn.FaultError: if it cannot be read, or is none
+        :raises UNREADABLE: if it cannot be read, or is none
         """
         layout, name = self._layout, "pool_workqueue"
         if address < KERNEL_HALF:
-            raise drgn.FaultError("no pool_workqueue", address)
+            raise DamagedDataError("no pool_workqueue", address)
         pool, queue, active = layout.members(address, name, "pool", "wq", "nr_active")
         # "workqueue: Move pwq->max_active to wq->max_active" (in v6.9)
         own = layout.has(name, "max_active")
         limit = layout.member(address, name, "max_active") if own else None
         if pool not in self.pools:
-            raise drgn.FaultError("no pool_workqueue", address)
+            raise DamagedDataError("no pool_workqueue", address)
         return PoolQueue(address, pool, queue, active, limit)
 
     def parts(self, queue: WorkqueueRecord) -> list[PoolQueue]:
@@ -340,7 +340,7 @@ class WorkPools:
         ):
             try:
                 found.append(self.part(address))
-            except drgn.FaultError as error:
+            except UNREADABLE as error:
                 self._losses.lose(Loss.WORKQUEUES, f"{name} are lost: {error}")
         return found
 
@@ -414,7 +414,7 @@ class WorkPools:
         barrier = item.address - self._layout.offset("wq_barrier", "work")
         try:
             return self._layout.member(barrier, "wq_barrier", "task")
-        except (drgn.FaultError, LookupError):
+        except LOST:
             return None
 
 

@@ -9,8 +9,7 @@ more for each control group with pages of it.
 
 from collections.abc import Iterator
 
-import drgn
-
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.locks.base.lock import Holder
 from msatools.locks.base.lock_context import LockContext, per_context
@@ -77,9 +76,9 @@ def _find(context: LockContext, head: int) -> Writeback | None:
     if head not in known:
         try:
             known[head] = _read(context, head)
-        except LookupError:
+        except MissingError:
             known[head] = None
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             context.losses.lose(Loss.WORKQUEUES, f"writeback is lost: {error}")
             known[head] = None
     return known[head]
@@ -90,7 +89,7 @@ def _read(context: LockContext, head: int) -> Writeback | None:
     device = head - layout.offset(name, "wb_waitq")
     try:
         owner = layout.member(device, name, "wb.bdi")
-    except drgn.FaultError:
+    except UNREADABLE:
         return None
     if owner != device:
         return None

@@ -9,6 +9,7 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.block import part_name
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.paths import Paths
 from msatools.kernel.reader import Addresses, Reader
@@ -16,7 +17,14 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string, read_string
 from msatools.kernel.structs import Members, Structs, read_structs
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    ask,
+    drgn_lookups,
+    find_type,
+    find_variable,
+    offset_of,
+    pointer_to,
+)
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_PATHS = 10_000
@@ -158,7 +166,7 @@ class CachedFiles:
     def _string(self, address: int) -> str | None:
         try:
             return read_string(self._reader, address, _NAME_MAX)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             self._losses.lose(
                 Loss.FILE_SYSTEMS, f"a file system's type is lost: {error}"
             )
@@ -185,11 +193,11 @@ class CachedFiles:
 
     @cached_property
     def _alias_offset(self) -> int:
-        dentry = self._reader.prog.type("struct dentry")
+        dentry = find_type(self._reader.prog, "struct dentry")
         # Linux kernel commit 3b7d764a37d0 ("struct dentry: make ->d_u anonymous")
         # (in v7.1)
         name = "d_alias" if dentry.has_member("d_alias") else "d_u.d_alias"
-        offset: int = drgn.offsetof(dentry, name)
+        offset: int = offset_of(dentry, name)
         return offset
 
     def _file(
@@ -246,7 +254,7 @@ class CachedFiles:
         try:
             pointer = find_variable(self._reader.prog, "blockdev_superblock")
             super_block: int = pointer.value_()
-        except (LookupError, drgn.FaultError):
+        except LOST:
             return 0
         return super_block
 
@@ -256,7 +264,7 @@ class CachedFiles:
         try:
             mount = find_variable(self._reader.prog, "shm_mnt")
             super_block: int = mount.mnt_sb.value_()
-        except (LookupError, drgn.FaultError):
+        except LOST:
             return 0  # CONFIG_SHMEM=n
         return super_block
 
@@ -264,13 +272,16 @@ class CachedFiles:
         """Return the name of the block device that an inode is of (block/bdev.c)."""
         prog = self._reader.prog
         try:
-            pointer = drgn.Object(prog, "struct inode *", inode)
-            device = drgn.container_of(pointer, "struct bdev_inode", "vfs_inode").bdev
-            # Before Linux kernel commit 0d02129e76ed ("block: merge struct
-            # block_device and struct hd_struct") (in v5.11) the name is in bd_part.
-            named = device.bd_part if hasattr(device, "bd_part") else device
-            name = part_name(named)
-        except (LookupError, AttributeError, drgn.FaultError) as error:
+            with drgn_lookups:
+                pointer = pointer_to(prog, "struct inode", inode)
+                device = drgn.container_of(
+                    pointer, "struct bdev_inode", "vfs_inode"
+                ).bdev
+                # Before Linux kernel commit 0d02129e76ed ("block: merge struct
+                # block_device and struct hd_struct") (in v5.11) the name is in bd_part.
+                named = device.bd_part if hasattr(device, "bd_part") else device
+                name = ask(part_name, named)
+        except LOST as error:
             self._losses.lose(Loss.DEVICES, f"a block device is lost: {error}")
             return "block device"
         return decode_string(name)

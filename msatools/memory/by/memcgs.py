@@ -5,6 +5,7 @@
 import drgn
 import numpy as np
 
+from msatools.errors import LOST, MissingError
 from msatools.kernel.cgroups import cgroup_paths
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -16,7 +17,12 @@ from msatools.kernel.structs import (
     read_structs,
 )
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    drgn_lookups,
+    find_constant,
+    find_type,
+    find_variable,
+)
 
 POINTER = ~np.uint64(7)
 """Address bits of the charge word in struct page; the lower bits are flags."""
@@ -41,7 +47,7 @@ _NODE = {"id": ("id.id", "id")}
 def charge_offset(prog: drgn.Program) -> int | None:
     """Return the offset of the charge word in ``struct page``; ``None`` if missing."""
     # CONFIG_MEMCG=n
-    return find_offset(prog.type("struct page"), _MEMBERS)
+    return find_offset(find_type(prog, "struct page"), _MEMBERS)
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class Memcgs:
             return pointers
         try:
             through = self._read("struct obj_cgroup", _OBJ_CGROUP, objects)
-        except LookupError:
+        except MissingError:
             return np.where(known, pointers, np.uint64(0))
         groups = through["group"].astype(np.uint64)
         groups[~self._are_groups(groups)] = 0
@@ -102,7 +108,7 @@ class Memcgs:
         nodes = self._read("struct cgroup", _CGROUP, cgroups)["node"]
         ids = self._read("struct kernfs_node", _NODE, nodes.astype(np.uint64))["id"]
         paths = cgroup_paths(self._reader, cgroups, self._losses)
-        online: int = self._reader.prog.constant("CSS_ONLINE").value_()
+        online: int = find_constant(self._reader.prog, "CSS_ONLINE").value_()
         return [
             Memcg(
                 address=int(group),
@@ -119,9 +125,10 @@ class Memcgs:
         This is nr_dying_descendants of /sys/fs/cgroup/cgroup.stat.
         """
         try:
-            root = find_variable(self._reader.prog, "cgrp_dfl_root")
-            count: int = root.cgrp.nr_dying_descendants.value_()
-        except (LookupError, AttributeError, drgn.FaultError):
+            with drgn_lookups:
+                root = find_variable(self._reader.prog, "cgrp_dfl_root")
+                count: int = root.cgrp.nr_dying_descendants.value_()
+        except LOST:
             return None
         return count
 

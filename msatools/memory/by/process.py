@@ -10,10 +10,10 @@ page's mapcount (fs/proc/task_mmu.c, smaps_account()).
 from collections.abc import Mapping
 from dataclasses import field
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import distinct
 from msatools.memory.by.groups import PageGroup, ProcessGroup, largest_first
@@ -313,6 +313,6 @@ def _find_spaces(context: ScanContext) -> list[AddressSpace]:
         return []
     try:
         return address_spaces(context.reader, context.losses)
-    except (LookupError, drgn.FaultError) as error:
+    except LOST as error:
         context.losses.lose(Loss.TASKS, f"processes cannot be told: {error}")
         return []

@@ -12,6 +12,7 @@ from dataclasses import field
 import drgn
 import numpy as np
 
+from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.slab import (
     SlabCache,
@@ -35,6 +36,7 @@ from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, where
 from msatools.memory.scan.context import ScanContext
 from msatools.records import dataclass
+from msatools.selfdesc.find import member_of
 from msatools.target.model import Address
 
 _OBJECTS_MASK = np.uint64((1 << 31) - 1)
@@ -54,11 +56,11 @@ class SlabLayout:
         type_ = slab_type(prog)
         counters = None
         if type_.has_member("inuse") and type_.has_member("objects"):
-            in_use, objects = type_.member("inuse"), type_.member("objects")
+            in_use, objects = member_of(type_, "inuse"), member_of(type_, "objects")
             # The layout since SLUB was merged; no other is known.
             if objects.bit_offset == in_use.bit_offset + 16:
                 counters = in_use.bit_offset // 8
-        return cls(type_.member("slab_cache").offset, counters)
+        return cls(member_of(type_, "slab_cache").offset, counters)
 
 
 @dataclass
@@ -146,7 +148,7 @@ class SlabView:
                     merged=_other_names(cache, merged),
                     kmem_cache=Address(cache.address),
                 )
-        except (drgn.FaultError, LookupError) as error:
+        except LOST as error:
             losses.lose(Loss.SLABS, f"the list of slab caches is lost: {error}")
 
     def _group(

@@ -13,11 +13,12 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.target.arch import table_format
 from msatools.target.paging import Words
 
@@ -106,11 +107,11 @@ class UserTables:
     def __init__(self, reader: Reader, losses: LossLog, end_pfn: int) -> None:
         """
         :param end_pfn: pfn after the last page of memory; entries beyond it are damage.
-        :raises LookupError: if the format of this kernel's page tables is unknown
+        :raises MissingError: if the format of this kernel's page tables is unknown
         """
         form = table_format(reader.prog)
         if form is None:
-            raise LookupError("no known page tables")
+            raise MissingError("no known page tables")
         self._reader = reader
         self._losses = losses
         self._end = end_pfn
@@ -158,17 +159,17 @@ class UserTables:
         """Return the number of swap devices: entries of a higher type are not swap."""
         try:
             return int(find_variable(self._reader.prog, "nr_swapfiles").value_())
-        except LookupError:
+        except MissingError:
             # Either CONFIG_SWAP=n or missing debug info: they look the same.
             return None
-        except drgn.FaultError:
+        except UNREADABLE:
             return None
 
     def _walk_one(self, space: int, top: int) -> None:
         try:
             # The entries above map the kernel.
             entries = self._reader.words(top, self._form.user_entries)
-        except drgn.FaultError:
+        except UNREADABLE:
             self._lose_table()
             return
         first, *middle, _ = self._form.shifts
@@ -200,7 +201,7 @@ class UserTables:
                     data += self._reader.read(
                         physical, self._form.table_bytes, physical=True
                     )
-                except drgn.FaultError:
+                except UNREADABLE:
                     self._lose_table()
             yield np.frombuffer(data, "<u8")
 

@@ -14,12 +14,14 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.pages.memmap import pages_per_section, section_usages
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_constant, find_type, member_of
 
 UNKNOWN_TYPE = 8
 """Not a type: a type has three bits."""
@@ -64,7 +66,7 @@ def migrate_types(reader: Reader, max_order: int, losses: LossLog) -> MigrateTyp
     Read the migrate types of all page blocks.
 
     :param max_order: The largest order of the buddy allocator.
-    :raises LookupError: if the types lack ``enum migratetype``
+    :raises MissingError: if the types lack ``enum migratetype``
     """
     prog = reader.prog
     # include/linux/pageblock-flags.h. CONFIG_PAGE_BLOCK_MAX_ORDER of newer kernels may
@@ -80,7 +82,7 @@ def migrate_types(reader: Reader, max_order: int, losses: LossLog) -> MigrateTyp
     types = words & np.uint8(7)
     if isolate is not None:
         isolated = words >> np.uint8(isolate) & np.uint8(1) != 0
-        types[isolated] = prog.constant("MIGRATE_ISOLATE").value_()
+        types[isolated] = find_constant(prog, "MIGRATE_ISOLATE").value_()
     types[~readable] = UNKNOWN_TYPE
     lost = int(np.count_nonzero(~readable))
     losses.lose(Loss.PAGE_BLOCKS, count=blocks * lost)
@@ -91,8 +93,10 @@ def _bitmaps(reader: Reader, losses: LossLog) -> dict[int, int]:
     """Return the address of each section's bitmap of page blocks."""
     try:
         usages = section_usages(reader, losses)
-        member = reader.prog.type("struct mem_section_usage").member("pageblock_flags")
-    except (LookupError, drgn.FaultError) as error:
+        member = member_of(
+            find_type(reader.prog, "struct mem_section_usage"), "pageblock_flags"
+        )
+    except LOST as error:
         losses.lose(Loss.PAGE_BLOCKS, f"migrate types of page blocks are lost: {error}")
         return {}
     # A damaged address wraps round: it is unreadable either way.
@@ -101,7 +105,7 @@ def _bitmaps(reader: Reader, losses: LossLog) -> dict[int, int]:
 
 def _names(prog: drgn.Program) -> dict[int, str]:
     names = {}
-    for item in prog.type("enum migratetype").enumerators or ():
+    for item in find_type(prog, "enum migratetype").enumerators or ():
         # Limits such as MIGRATE_PCPTYPES share their value with a real type.
         if item.name not in ("MIGRATE_PCPTYPES", "MIGRATE_TYPES", "__MIGRATE_TYPE_END"):
             names[item.value] = item.name.removeprefix("MIGRATE_").lower()
@@ -111,8 +115,8 @@ def _names(prog: drgn.Program) -> dict[int, str]:
 def _bits(prog: drgn.Program) -> tuple[int, int | None]:
     """Return the number of bits of a page block, and the bit that marks isolation."""
     try:
-        enumerators = prog.type("enum pageblock_bits").enumerators or ()
-    except LookupError:
+        enumerators = find_type(prog, "enum pageblock_bits").enumerators or ()
+    except MissingError:
         return 4, None
     values = {item.name: item.value for item in enumerators}
     # "mm/page_isolation: make page isolation a standalone bit" (in v6.17): an isolated

@@ -5,10 +5,10 @@
 from collections.abc import Mapping
 from dataclasses import field
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import distinct
 from msatools.kernel.zones import Zone
@@ -42,6 +42,7 @@ from msatools.memory.pages.orders import ORDERS, free_blocks
 from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
 from msatools.memory.scan.context import ScanContext
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type, member_of
 
 _GIB = 1 << 30
 
@@ -145,7 +146,7 @@ class FragView:
         prog = context.prog
         self._huge_order = pmd_order(prog)
         # NR_PAGE_ORDERS, which was called MAX_ORDER up to v6.3.
-        area = prog.type("struct zone").member("free_area").type
+        area = member_of(find_type(prog, "struct zone"), "free_area").type
         self._orders: int = area.length
         types = migrate_types(context.reader, self._orders - 1, context.losses)
         pages = dict.fromkeys((1 << self._huge_order, _GIB // context.page_size))
@@ -202,7 +203,7 @@ def _free_list(zone: Zone, counts: Counts, orders: int, huge: int) -> FreeList:
 def _kernel_blocks(zone: Zone) -> tuple[int, ...] | None:
     try:
         return tuple(area.nr_free.value_() for area in zone.object.free_area)
-    except drgn.FaultError:
+    except UNREADABLE:
         return None
 
 

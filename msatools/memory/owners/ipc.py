@@ -14,13 +14,14 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.files import OpenFiles, processes
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records, tree_records
 from msatools.kernel.words import unsigned
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
 _MAX_RING = 1 << 20
 
@@ -32,16 +33,16 @@ def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     Pages that were spliced into a pipe belong to a file and are not included.
     """
     prog = reader.prog
-    pipe = prog.type("struct pipe_inode_info")
-    buffer = prog.type("struct pipe_buffer")
-    page, ops = (buffer.member(name).offset // 8 for name in ("page", "ops"))
+    pipe = find_type(prog, "struct pipe_inode_info")
+    buffer = find_type(prog, "struct pipe_buffer")
+    page, ops = (member_of(buffer, name).offset // 8 for name in ("page", "ops"))
     anonymous = np.uint64(find_variable(prog, "anon_pipe_buf_ops").address_)
     # Anonymous pipes have their own file operations since v6.15.
     pipes = files.private_data(("pipeanon_fops", "pipefifo_fops"))
     records, readable = reader.read_records(pipes, drgn.sizeof(pipe))
     parts = _spare_pages(pipe, records)
-    rings = column(records, pipe.member("ring_size").offset, 4)
-    bufs = column(records, pipe.member("bufs").offset)
+    rings = column(records, member_of(pipe, "ring_size").offset, 4)
+    bufs = column(records, member_of(pipe, "bufs").offset)
     # ring_size is a power of two: the kernel masks indices with it.
     possible = (rings & (rings - np.uint64(1))) == 0
     possible &= readable & (bufs != 0) & (rings != 0) & (rings <= _MAX_RING)
@@ -51,7 +52,7 @@ def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     ):
         try:
             words = reader.words(address, ring * (drgn.sizeof(buffer) // 8))
-        except drgn.FaultError:
+        except UNREADABLE:
             losses.lose(Loss.PIPES)
             continue
         words = words.reshape(ring, drgn.sizeof(buffer) // 8)
@@ -66,12 +67,12 @@ def _spare_pages(pipe: drgn.Type, records: npt.NDArray[np.uint8]) -> list[Addres
     """Return the pages that pipes keep for the next write."""
     if not pipe.has_member("prealloc"):
         # An array of two since v6.15, a single page before.
-        spare = pipe.member("tmp_page")
+        spare = member_of(pipe, "tmp_page")
         offsets = range(spare.offset, spare.offset + drgn.sizeof(spare.type), 8)
         return [column(records, offset) for offset in offsets]
     # A stack since v7.3; entries above its count are stale.
-    stack = pipe.member("prealloc")
-    pages, count = (stack.type.member(name) for name in ("pages", "count"))
+    stack = member_of(pipe, "prealloc")
+    pages, count = (member_of(stack.type, name) for name in ("pages", "count"))
     counts = column(records, stack.offset + count.offset, drgn.sizeof(count.type))
     return [
         column(records, stack.offset + pages.offset + 8 * number)[counts > number]
@@ -89,11 +90,11 @@ def socket_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses
     These are the fragments of queued buffers, and the page_frag of each socket and
     process.
 
-    :raises LookupError: if the kernel has no sockets or its types lack them
+    :raises MissingError: if the kernel has no sockets or its types lack them
     """
     skbs = _Skbs(reader, losses)
     sockets = files.private_data(("socket_file_ops",))
-    sk = reader.prog.type("struct socket").member("sk").offset
+    sk = member_of(find_type(reader.prog, "struct socket"), "sk").offset
     records, readable = reader.read_records(sockets, sk + 8)
     losses.lose(Loss.SOCKETS, count=int(np.count_nonzero(~readable)))
     socks = distinct(column(records, sk))
@@ -112,24 +113,29 @@ class _Skbs:
         self.pages: list[int] = []
         self._reader = reader
         self._losses = losses
-        sock = prog.type("struct sock")
-        self._prot = drgn.offsetof(sock, "__sk_common.skc_prot")
+        sock = find_type(prog, "struct sock")
+        self._prot = offset_of(sock, "__sk_common.skc_prot")
         self._tcp = _addresses(prog, ("tcp_prot", "tcpv6_prot"))
-        self._queues = [sock.member(name).offset for name in _QUEUES]
-        self._rtx = sock.member("tcp_rtx_queue").offset
-        self._frag = drgn.offsetof(sock, "sk_frag.page")
+        self._queues = [member_of(sock, name).offset for name in _QUEUES]
+        self._rtx = member_of(sock, "tcp_rtx_queue").offset
+        self._frag = offset_of(sock, "sk_frag.page")
         self._sock_size = max(*self._queues, self._rtx, self._prot, self._frag) + 16
-        self._ofo = prog.type("struct tcp_sock").member("out_of_order_queue").offset
-        skb = prog.type("struct sk_buff")
-        self._end, self._head = skb.member("end").offset, skb.member("head").offset
+        self._ofo = member_of(
+            find_type(prog, "struct tcp_sock"), "out_of_order_queue"
+        ).offset
+        skb = find_type(prog, "struct sk_buff")
+        self._end, self._head = (
+            member_of(skb, "end").offset,
+            member_of(skb, "head").offset,
+        )
         self._skb_size = max(self._end, self._head) + 8
-        shared = prog.type("struct skb_shared_info")
-        self._nr_frags = shared.member("nr_frags").offset
-        self._frag_list = shared.member("frag_list").offset
-        self._frags = shared.member("frags").offset
+        shared = find_type(prog, "struct skb_shared_info")
+        self._nr_frags = member_of(shared, "nr_frags").offset
+        self._frag_list = member_of(shared, "frag_list").offset
+        self._frags = member_of(shared, "frags").offset
         self._shared_size = drgn.sizeof(shared)
         # The first member of a fragment is the page: bv_page, since v6.9 netmem.
-        self._frag_words = drgn.sizeof(shared.member("frags").type.type) // 8
+        self._frag_words = drgn.sizeof(member_of(shared, "frags").type.type) // 8
 
     def add_queues(self, socks: Addresses) -> None:
         records, readable = self._reader.read_records(socks, self._sock_size)
@@ -163,7 +169,7 @@ class _Skbs:
         for skb in skbs:
             try:
                 self._add(skb)
-            except drgn.FaultError:
+            except UNREADABLE:
                 self._losses.lose(Loss.SOCKET_BUFFERS)
 
     def _add(self, skb: bytes) -> None:
@@ -190,6 +196,6 @@ def _addresses(prog: drgn.Program, names: Iterable[str]) -> list[int]:
     """Return the addresses of the variables that this kernel has."""
     addresses = []
     for name in names:
-        with suppress(LookupError):
+        with suppress(MissingError):
             addresses.append(int(find_variable(prog, name).address_))
     return addresses

@@ -9,6 +9,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, MissingError
 from msatools.kernel.files import OpenFiles
 from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import PageTables, pmd_order
@@ -29,7 +30,7 @@ from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import drgn_lookups, find_variable
 from msatools.tasks.spaces import address_spaces
 
 Pfns = npt.NDArray[np.uint64]
@@ -158,15 +159,16 @@ def _claims(
         _claim_huge_zero,
     ):
         try:
-            claim(owners, reader, layout, losses)
-        except (LookupError, AttributeError, drgn.FaultError) as error:
+            with drgn_lookups:
+                claim(owners, reader, layout, losses)
+        except LOST as error:
             what = claim.__name__.removeprefix("_claim_").replace("_", " ")
             text = f"{what}: cannot be attributed: {error}"
             losses.lose(Loss.OWNERS, text, about=what)
         yield
     try:
         _claim_memmap(owners, reader, layout, ranges, losses)
-    except (LookupError, drgn.FaultError) as error:
+    except LOST as error:
         losses.lose(Loss.OWNERS, f"memmap: cannot be attributed: {error}")
     yield
 
@@ -183,7 +185,7 @@ def _claim_memmap(
     if not plugged or not PageTables.supported(reader.prog):
         return
     tables = PageTables(reader, losses)
-    step = reader.prog["PAGE_SIZE"].value_()
+    step = find_variable(reader.prog, "PAGE_SIZE").value_()
     pfns = (
         tables.pfn(address)
         for part in plugged
@@ -261,7 +263,7 @@ def _claim_huge_zero(
     for name in ("huge_zero_folio", "huge_zero_page"):
         try:
             page = find_variable(reader.prog, name).value_()
-        except LookupError:
+        except MissingError:
             continue
         if page:
             (first,) = pfns_of(np.array([page], np.uint64), reader.prog, layout)

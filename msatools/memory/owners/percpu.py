@@ -9,6 +9,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.percpu import unit_offsets
@@ -17,7 +18,13 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, struct_layout
 from msatools.kernel.walks import list_records
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    find_constant,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
 
 _MAX_LISTS = 1 << 7
 """Upper bound of the number of lists: one for each power of two, twice."""
@@ -62,14 +69,14 @@ class PercpuPages:
 def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuPages:
     """Find the pages of all chunks, except the first ones in reserved boot memory."""
     prog = reader.prog
-    page_shift = prog["PAGE_SHIFT"].value_()
+    page_shift = find_variable(prog, "PAGE_SHIFT").value_()
     cpus = list(possible_cpus(prog, losses))
     units = unit_offsets(reader, cpus)
-    type_ = prog.type(_CHUNK_TYPE)
+    type_ = find_type(prog, _CHUNK_TYPE)
     layout = struct_layout(reader, _CHUNK_TYPE, _CHUNK)
     if layout is None:
-        raise LookupError(f"{_CHUNK_TYPE} has no members")
-    populated = drgn.offsetof(type_, "populated")
+        raise MissingError(f"{_CHUNK_TYPE} has no members")
+    populated = offset_of(type_, "populated")
     unit_pages = find_variable(prog, "pcpu_unit_pages").value_()
     size = max(populated + 8 * -(-unit_pages // 64), layout.end)
     pfns: list[int] = []
@@ -88,7 +95,7 @@ def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuP
     spare = find_variable(prog, "pcpu_nr_units").value_() - len(cpus)
     populated_pages = find_variable(prog, "pcpu_nr_populated").value_()
     if not 0 <= boot <= min(unit_pages, populated_pages):
-        raise LookupError(f"the first unit has {boot:,} pages, of {unit_pages:,}")
+        raise DamagedDataError(f"the first unit has {boot:,} pages, of {unit_pages:,}")
     uncounted = boot * (len(cpus) + spare) + (populated_pages - boot) * spare
     return PercpuPages(pfns, uncounted, spare)
 
@@ -127,7 +134,7 @@ class PercpuChunk:
         try:
             allocated = _bitmap(self.reader, self.allocated, bits)
             bounds = _bitmap(self.reader, self.bounds, bits + 1)
-        except drgn.FaultError:
+        except UNREADABLE:
             return None
         if not allocated[number]:
             return PercpuPiece(offset, None, False)
@@ -171,19 +178,19 @@ class PercpuUnits:
 def percpu_units(reader: Reader, losses: LossLog) -> PercpuUnits:
     """Read all chunks of the percpu allocator.
 
-    :raises LookupError: if the kernel has none, or its types are unknown
+    :raises MissingError: if the kernel has none, or its types are unknown
     :raises drgn.FaultError: if the sizes of units cannot be read
     """
     prog = reader.prog
     cpus = list(possible_cpus(prog, losses))
-    type_ = prog.type(_CHUNK_TYPE)
+    type_ = find_type(prog, _CHUNK_TYPE)
     layout = struct_layout(reader, _CHUNK_TYPE, _MAPS)
     if layout is None:
-        raise LookupError(f"{_CHUNK_TYPE} has no members")
-    page_size = prog["PAGE_SIZE"].value_()
+        raise MissingError(f"{_CHUNK_TYPE} has no members")
+    page_size = find_variable(prog, "PAGE_SIZE").value_()
     records = list(_chunks(reader, losses, type_, layout.end))
     # The static variables of modules have a chunk of their own.
-    with suppress(LookupError, drgn.FaultError):
+    with suppress(*LOST):
         reserved = find_variable(prog, "pcpu_reserved_chunk").value_()
         if reserved:
             records.append(reader.read(reserved, layout.end))
@@ -231,19 +238,19 @@ def _chunks(
     prog = reader.prog
     try:
         lists = find_variable(prog, "pcpu_chunk_lists")
-    except LookupError:
+    except MissingError:
         lists = find_variable(prog, "pcpu_slot")  # up to v5.13
     count = find_variable(prog, "pcpu_nr_slots").value_()
-    with suppress(LookupError):
+    with suppress(MissingError):
         # Some versions have separate lists of chunks for memory cgroups.
-        count *= prog.constant("PCPU_NR_CHUNK_TYPES").value_()
+        count *= find_constant(prog, "PCPU_NR_CHUNK_TYPES").value_()
     if not 0 < count <= _MAX_LISTS:
-        raise LookupError(f"there cannot be {count:,} lists of chunks")
+        raise DamagedDataError(f"there cannot be {count:,} lists of chunks")
     for slot in range(count):
         for _, data in list_records(
             reader,
             lists[slot].address_of_().value_(),
-            type_.member("list").offset,
+            member_of(type_, "list").offset,
             size,
             losses,
             "a list of percpu chunks",

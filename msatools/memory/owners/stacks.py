@@ -15,6 +15,7 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
+from msatools.selfdesc.find import find_type, find_variable
 from msatools.target.addresses import code_start
 from msatools.target.linear import page_address
 from msatools.tasks.stackmemory import stack_bytes
@@ -23,7 +24,7 @@ from msatools.tasks.table import TaskReader
 
 def has_vmapped_stacks(prog: drgn.Program) -> bool:
     """Return whether kernel stacks are areas of vmalloc."""
-    return bool(prog.type("struct task_struct").has_member("stack_vm_area"))
+    return bool(find_type(prog, "struct task_struct").has_member("stack_vm_area"))
 
 
 def charged_stack_pages(prog: drgn.Program) -> int:
@@ -35,7 +36,7 @@ def charged_stack_pages(prog: drgn.Program) -> int:
     """
     if has_vmapped_stacks(prog):
         return 1
-    return max(stack_bytes(prog) // int(prog["PAGE_SIZE"].value_()), 1)
+    return max(stack_bytes(prog) // int(find_variable(prog, "PAGE_SIZE").value_()), 1)
 
 
 def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
@@ -46,7 +47,7 @@ def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
     """
     prog = reader.prog
     size = stack_bytes(prog)
-    page = prog["PAGE_SIZE"].value_()
+    page = find_variable(prog, "PAGE_SIZE").value_()
     stacks = np.concatenate(
         (TaskReader(reader).read_all(losses)["stack"], _idle_stacks(reader, losses))
     )

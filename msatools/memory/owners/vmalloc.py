@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.functions import function_name
 from msatools.kernel.losses import Loss
@@ -16,7 +17,7 @@ from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_type, find_variable, member_of
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ NO_AREAS = VmallocAreas(_EMPTY, _EMPTY, _EMPTY, np.empty(0, np.intp))
 
 def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
     """Read all areas and their pages, with about one read an area."""
-    type_ = reader.prog.type("struct vm_struct")
+    type_ = find_type(reader.prog, "struct vm_struct")
     addr_offset, pages_offset, count_offset, size_offset, caller_offset = (
-        type_.member(name).offset
+        member_of(type_, name).offset
         for name in ("addr", "pages", "nr_pages", "size", "caller")
     )
-    page_size = reader.prog["PAGE_SIZE"].value_()
+    page_size = find_variable(reader.prog, "PAGE_SIZE").value_()
     areas = _vm_structs(reader, losses)
     records, readable = reader.read_records(areas, drgn.sizeof(type_))
     arrays = column(records, pages_offset)
@@ -80,8 +81,8 @@ def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
 
 def _vm_structs(reader: Reader, losses: LossLog) -> Addresses:
     """Return the address of the ``struct vm_struct`` of each area in use."""
-    type_ = reader.prog.type("struct vmap_area")
-    node, vm = (type_.member(name).offset for name in ("list", "vm"))
+    type_ = find_type(reader.prog, "struct vmap_area")
+    node, vm = (member_of(type_, name).offset for name in ("list", "vm"))
     lists = [
         list_words(reader, head, node, vm, losses, "a list of vmalloc areas")
         for head in _busy_lists(reader.prog, losses)
@@ -100,7 +101,7 @@ def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
     """Yield the addresses of the list heads of areas in use."""
     try:
         nodes = find_variable(prog, "vmap_nodes")
-    except LookupError:
+    except MissingError:
         # Before Linux kernel commit d093602919ad ("mm: vmalloc: remove global
         # vmap_area_root rb-tree") (in v6.9).
         yield find_variable(prog, "vmap_area_list").address_
@@ -156,12 +157,12 @@ def kernel_stacks(reader: Reader, areas: VmallocAreas) -> npt.NDArray[np.bool_]:
 
 def _stack_of_init(reader: Reader) -> int:
     """Return the address of the stack of the task after init_task; 0 if unreadable."""
-    task = reader.prog.type("struct task_struct")
-    tasks = task.member("tasks").offset
+    task = find_type(reader.prog, "struct task_struct")
+    tasks = member_of(task, "tasks").offset
     try:
         first = find_variable(reader.prog, "init_task").tasks.next.value_() - tasks
-        return int(reader.words(first + task.member("stack").offset, 1)[0])
-    except drgn.FaultError:
+        return int(reader.words(first + member_of(task, "stack").offset, 1)[0])
+    except UNREADABLE:
         return 0
 
 
@@ -172,11 +173,11 @@ def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
         return sum(
             bool(stack)
             for cpu in possible_cpus(prog, losses)
-            for stack in per_cpu_ptr(cached, cpu)[0]
+            for stack in ask(per_cpu_ptr, cached, cpu)[0]
         )
-    except LookupError:
+    except MissingError:
         return 0  # CONFIG_VMAP_STACK=n
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         losses.note("no-cached-stacks", f"stacks that CPUs keep are lost: {error}")
         return 0
 

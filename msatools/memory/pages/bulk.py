@@ -10,10 +10,11 @@ cannot be read this way to drgn, so that the result is always the same as drgn's
 from itertools import groupby
 from typing import NamedTuple
 
-from drgn import FaultError, Program, ProgramFlags
+from drgn import Program, ProgramFlags
 
+from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.reader import Gap, Reader
-from msatools.target.kdumppages import CUT_OFF, KdumpPages
+from msatools.target.kdumppages import CUT_OFF, KdumpPages, LeftToDrgnError
 from msatools.target.vmalloc import VmallocTables, page_tables
 
 
@@ -104,7 +105,7 @@ class BulkReader:
             try:
                 start = address + index * page_size
                 expected: bytes = self._reader.prog.read(start, page_size)
-            except FaultError:
+            except UNREADABLE:
                 return False
             return page == expected
         return True
@@ -116,7 +117,7 @@ def _find_source(prog: Program) -> _Source | None:
         return None
     try:
         pages = KdumpPages(path)
-    except (OSError, EOFError, ValueError):
+    except (OSError, EOFError, DamagedDataError, LeftToDrgnError):
         return None
     tables = page_tables(prog)
     if tables is None or pages.page_size != tables.form.table_bytes:

@@ -20,6 +20,7 @@ from msatools.memory.pages.classify import Indices, Words, where
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_type
 
 UNLISTED = -1
 POINTER_BYTES = 8
@@ -93,7 +94,7 @@ def free_links(
     that is visible in the types is bf75f200569d ("mm/page_alloc: add page->buddy_list
     and page->pcp_list") (in v6.0).
     """
-    page = reader.prog.type("struct page")
+    page = find_type(reader.prog, "struct page")
     if not reader.is_live or not page.has_member("pcp_list"):
         return None
     starts = {part.address - part.pfn * layout.size for part in ranges}

@@ -8,9 +8,11 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import MissingError
 from msatools.kernel.words import bit
 from msatools.memory.pages.classes import PageClass
 from msatools.records import dataclass
+from msatools.selfdesc.find import find_constant, find_type, member_of
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
 
@@ -110,7 +112,7 @@ def page_layout(prog: drgn.Program) -> PageLayout:
     """
     Read the layout from the kernel's types, once for each program.
 
-    :raises LookupError: if the types lack ``struct page`` or ``enum pageflags``
+    :raises MissingError: if the types lack ``struct page`` or ``enum pageflags``
     """
     cache: dict[str, PageLayout] = prog.cache
     if _LAYOUT not in cache:
@@ -119,7 +121,7 @@ def page_layout(prog: drgn.Program) -> PageLayout:
 
 
 def _read_layout(prog: drgn.Program) -> PageLayout:
-    page = prog.type("struct page")
+    page = find_type(prog, "struct page")
     bits = {
         name.removeprefix("PG_"): bit(value)
         for name, value in _enumerators(prog, "enum pageflags").items()
@@ -151,7 +153,7 @@ def _read_layout(prog: drgn.Program) -> PageLayout:
 
 
 def _enumerators(prog: drgn.Program, name: str) -> dict[str, int]:
-    enumerators = prog.type(name).enumerators
+    enumerators = find_type(prog, name).enumerators
     return {e.name: e.value for e in enumerators or ()}
 
 
@@ -160,9 +162,9 @@ def _offset(type_: drgn.Type, names: Iterable[str]) -> int:
     names = tuple(names)
     for name in names:
         if type_.has_member(name):
-            offset: int = type_.member(name).offset
+            offset: int = member_of(type_, name).offset
             return offset
-    raise LookupError(f"{type_.type_name()} has no member {' or '.join(names)}")
+    raise MissingError(f"{type_.type_name()} has no member {' or '.join(names)}")
 
 
 def _compound_head(page: drgn.Type) -> tuple[int, bool]:
@@ -178,15 +180,15 @@ def _compound_info_has_mask(prog: drgn.Program, page: drgn.Type) -> bool:
     # power-of-2 sizeof(struct page)") (in v7.1); the zones' shared tail pages
     # exist only with the vmemmap optimisation that the mask is for.
     size = drgn.sizeof(page)
-    zone = prog.type("struct zone")
+    zone = find_type(prog, "struct zone")
     return size & (size - 1) == 0 and bool(zone.has_member("vmemmap_tails"))
 
 
 def _entire_mapcount(prog: drgn.Program, page: drgn.Type) -> int:
     # In struct folio since v6.3; before, a member of the first tail page.
     try:
-        in_folio = _offset(prog.type("struct folio"), ("_entire_mapcount",))
-    except LookupError:
+        in_folio = _offset(find_type(prog, "struct folio"), ("_entire_mapcount",))
+    except MissingError:
         return _offset(page, ("compound_mapcount",))
     return in_folio - int(drgn.sizeof(page))
 
@@ -204,13 +206,13 @@ def _hugetlb_mark(
     # Before, the compound page's destructor: a byte of the first tail page, a member of
     # struct page or, later, only of struct folio.
     try:
-        dtor = prog.constant("HUGETLB_PAGE_DTOR").value_()
-    except LookupError:
+        dtor = find_constant(prog, "HUGETLB_PAGE_DTOR").value_()
+    except MissingError:
         return None  # CONFIG_HUGETLB_PAGE=n
     if page.has_member("compound_dtor"):
-        offset = page.member("compound_dtor").offset
+        offset = member_of(page, "compound_dtor").offset
     else:
-        offset = prog.type("struct folio").member("_folio_dtor").offset
+        offset = member_of(find_type(prog, "struct folio"), "_folio_dtor").offset
         offset -= drgn.sizeof(page)
     return HugetlbMark(offset, 1, 0xFF, dtor)
 
@@ -231,7 +233,7 @@ def _page_types(prog: drgn.Program, page: drgn.Type) -> PageTypes:
     """Read the encoding of page types; the newest is tried first."""
     try:
         enumerators = _enumerators(prog, "enum pagetype")
-    except LookupError:
+    except MissingError:
         enumerators = {}
     values = {
         name.partition("_")[2]: value
@@ -290,21 +292,23 @@ def _node_bits(prog: drgn.Program) -> int:
     length = vmcoreinfo(prog).get("LENGTH(node_data)")
     if length is None:
         # include/linux/mmzone.h: all zones of all nodes, and an end.
-        references = prog.type("struct zonelist").member("_zonerefs").type.length
-        zones = prog.constant("__MAX_NR_ZONES").value_()
+        references = member_of(
+            find_type(prog, "struct zonelist"), "_zonerefs"
+        ).type.length
+        zones = find_constant(prog, "__MAX_NR_ZONES").value_()
         length = (references - 1) // zones
     return (int(length) - 1).bit_length()
 
 
 def _device_zone(prog: drgn.Program) -> int | None:
     try:
-        number: int = prog.constant("ZONE_DEVICE").value_()
-    except LookupError:
+        number: int = find_constant(prog, "ZONE_DEVICE").value_()
+    except MissingError:
         return None
     return number
 
 
 def _zone_bits(prog: drgn.Program) -> int:
     # ZONES_SHIFT of include/linux/page-flags-layout.h.
-    zones = prog.constant("__MAX_NR_ZONES").value_()
+    zones = find_constant(prog, "__MAX_NR_ZONES").value_()
     return int(zones - 1).bit_length()

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import drgn
 import numpy as np
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Gap, Reader
@@ -24,7 +25,7 @@ from msatools.kernel.words import bit
 from msatools.memory.pages.bulk import BulkReader
 from msatools.memory.pages.layout import PageLayout
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_constant, find_type, find_variable, member_of
 
 State = Literal["online", "offline", "device"]
 
@@ -78,12 +79,12 @@ def memmap_ranges(
     The table of sections is at the end of memory, which a truncated dump lacks. Then
     the sections are those that have a readable struct page.
 
-    :raises LookupError: if the kernel has no memory sections (no SPARSEMEM)
-    :raises drgn.FaultError: if no struct page can be read
+    :raises MissingError: if the kernel has no memory sections (no SPARSEMEM)
+    :raises UNREADABLE: if no struct page can be read
     """
     try:
         ranges = _listed_ranges(reader, layout, losses)
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         ranges = []
         _lose_sections(losses, f"the table of memory sections is lost ({error})")
     if losses.coverage[Loss.SECTION_TABLE.value]:
@@ -95,7 +96,7 @@ def memmap_ranges(
         )
         ranges.sort(key=lambda part: part.pfn)
     if not ranges:
-        raise drgn.FaultError("no struct page can be read", vmemmap_base(reader.prog))
+        raise DamagedDataError("no struct page can be read", vmemmap_base(reader.prog))
     return ranges
 
 
@@ -110,7 +111,7 @@ def _listed_ranges(
     pages = pages_per_section(reader.prog)
     flags = _SectionFlags.of(reader.prog)
     usage_size, subsection_map = _subsection_map(reader.prog)
-    subsection = _SUBSECTION_BYTES // reader.prog["PAGE_SIZE"].value_()
+    subsection = _SUBSECTION_BYTES // find_variable(reader.prog, "PAGE_SIZE").value_()
     ranges: list[MemmapRange] = []
     for nr, memmap, usage in _sections(reader, losses):
         if not memmap & flags.has_memmap:
@@ -120,7 +121,7 @@ def _listed_ranges(
         if usage_size and not early:
             # Linux kernel commit f46edbd1b151 ("mm/sparsemem: add helpers track
             # active portions of a section at boot") (in v5.3).
-            with suppress(drgn.FaultError):
+            with suppress(*UNREADABLE):
                 bitmap = reader.read(usage + subsection_map, usage_size)
                 runs = _runs(bitmap, pages, subsection)
         for first, count in runs:
@@ -152,13 +153,15 @@ def _readable_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
 def _readable(reader: Reader, address: int) -> bool:
     try:
         reader.read(address, 8)
-    except drgn.FaultError:
+    except UNREADABLE:
         return False
     return True
 
 
 def pages_per_section(prog: drgn.Program) -> int:
-    shift: int = (prog["SECTION_SIZE_BITS"] - prog["PAGE_SHIFT"]).value_()
+    shift: int = (
+        find_variable(prog, "SECTION_SIZE_BITS") - find_variable(prog, "PAGE_SHIFT")
+    ).value_()
     return bit(shift)
 
 
@@ -178,7 +181,7 @@ class _SectionFlags:
         # these values; 0x10 was added in v5.12 and was unused before.
         try:
             last = constant(prog, "SECTION_MAP_LAST_BIT")
-        except LookupError:
+        except MissingError:
             return cls(0x2, 0x4, 0x8, ~0x1F)
 
         def flag(name: str) -> int:
@@ -191,22 +194,22 @@ class _SectionFlags:
 def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]:
     """Yield the number, section_mem_map and usage pointer of each present section."""
     prog = reader.prog
-    per_root = prog["SECTIONS_PER_ROOT"].value_()
+    per_root = find_variable(prog, "SECTIONS_PER_ROOT").value_()
     last = find_variable(prog, "__highest_present_section_nr").value_()
-    if last >> (_MAX_PHYSICAL_BITS - prog["SECTION_SIZE_BITS"].value_()):
-        raise drgn.FaultError("an absurd number of sections", last)
-    type_ = prog.type("struct mem_section")
+    if last >> (_MAX_PHYSICAL_BITS - find_variable(prog, "SECTION_SIZE_BITS").value_()):
+        raise DamagedDataError("an absurd number of sections", last)
+    type_ = find_type(prog, "struct mem_section")
     size = drgn.sizeof(type_)
-    memmap: int = type_.member("section_mem_map").offset // 8
+    memmap: int = member_of(type_, "section_mem_map").offset // 8
     usage: int | None = None
     if type_.has_member("usage"):
-        usage = type_.member("usage").offset // 8
+        usage = member_of(type_, "usage").offset // 8
     for root, address in enumerate(_section_roots(reader, last // per_root + 1)):
         if not address:
             continue
         try:
             data = reader.read(address, size * per_root)
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             _lose_sections(losses, f"part of the table of sections is lost ({error})")
             continue
         words = np.frombuffer(data, np.uint64).reshape(per_root, size // 8)
@@ -249,8 +252,10 @@ def _section_roots(reader: Reader, count: int) -> list[int]:
 def _subsection_map(prog: drgn.Program) -> tuple[int, int]:
     """Return size and offset of the subsection bitmap; 0 if there is none."""
     try:
-        member = prog.type("struct mem_section_usage").member("subsection_map")
-    except LookupError:
+        member = member_of(
+            find_type(prog, "struct mem_section_usage"), "subsection_map"
+        )
+    except MissingError:
         return 0, 0
     return drgn.sizeof(member.type), member.offset
 
@@ -274,8 +279,8 @@ def _state_of_offline(reader: Reader, layout: PageLayout, address: int) -> State
     """Return whether a section that is not online is offline or device memory."""
     try:
         flags = int(reader.words(address + layout.flags, 1)[0])
-        device = reader.prog.constant("ZONE_DEVICE").value_()
-    except (LookupError, drgn.FaultError):
+        device = find_constant(reader.prog, "ZONE_DEVICE").value_()
+    except LOST:
         return "offline"
     zone = flags >> layout.zone_shift & ((1 << layout.zone_bits) - 1)
     return "device" if zone == device else "offline"

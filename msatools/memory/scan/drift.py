@@ -13,10 +13,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import field
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmstat import PAGES_FREED, pages_allocated, vm_events
@@ -94,7 +94,7 @@ class Watch:
         for pfn, (address, data) in self.sample.seen.items():
             try:
                 now = self._reader.read(address, len(data))
-            except drgn.FaultError:
+            except UNREADABLE:
                 # The memory was removed meanwhile.
                 continue
             pages += len(data) // self._layout.size
@@ -120,7 +120,7 @@ class Watch:
             allocated = pages_allocated(prog)
             names = (*allocated, PAGES_FREED)
             counts = vm_events(self._reader, names, self._losses)
-        except (LookupError, drgn.FaultError):
+        except LOST:
             return None
         return sum(counts[name] for name in allocated), counts[PAGES_FREED]
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
+from msatools.errors import UNREADABLE, MissingMemberError
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
@@ -37,6 +38,7 @@ from msatools.memory.pages.freelinks import (
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.result import FreeCandidates, ScanResult
 from msatools.records import dataclass
+from msatools.selfdesc.find import ask, drgn_lookups, member_of
 
 _LIST_HEAD = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""
@@ -74,7 +76,7 @@ def pcp_lists(reader: Reader, zones: list[Zone], losses: LossLog) -> PcpLists:
     for zone, cpu in itertools.product(zones, cpus):
         try:
             held, heads = _read_heads(reader, _per_cpu_pages(zone.object, cpu))
-        except drgn.FaultError:
+        except UNREADABLE:
             losses.lose(Loss.PCP_LISTS)
             continue
         count += held
@@ -87,17 +89,18 @@ def pcp_lists(reader: Reader, zones: list[Zone], losses: LossLog) -> PcpLists:
 def _per_cpu_pages(zone: drgn.Object, cpu: int) -> drgn.Object:
     """Return a zone's ``struct per_cpu_pages`` of a CPU."""
     try:
-        return per_cpu_ptr(zone.per_cpu_pageset, cpu)
-    except AttributeError:
+        with drgn_lookups:
+            return ask(per_cpu_ptr, zone.per_cpu_pageset, cpu)
+    except MissingMemberError:
         # Before Linux kernel commit 28f836b6777b ("mm/page_alloc: split per cpu
         # page lists and zone stats") (in v5.14).
-        return per_cpu_ptr(zone.pageset, cpu).pcp.address_of_()
+        return ask(per_cpu_ptr, zone.pageset, cpu).pcp.address_of_()
 
 
 def _read_heads(reader: Reader, pcp: drgn.Object) -> tuple[int, list[PcpList]]:
     type_ = pcp.type_.type
-    lists = type_.member("lists")
-    count = type_.member("count")
+    lists = member_of(type_, "lists")
+    count = member_of(type_, "count")
     data = reader.read(pcp.value_(), drgn.sizeof(type_))
     held = int(np.frombuffer(data, "<i4", 1, count.offset)[0])
     links = np.frombuffer(data, "<u8", 2 * lists.type.length, lists.offset)
@@ -272,7 +275,7 @@ def listed_pages(reader: Reader, layout: PageLayout, pcp: PcpLists) -> ListedPag
                     break
                 try:
                     links = _LIST_HEAD.unpack(reader.read_near(node, _LIST_HEAD.size))
-                except drgn.FaultError:
+                except UNREADABLE:
                     break
                 orders[pfn] = pcp_list.order
                 node = links[side]

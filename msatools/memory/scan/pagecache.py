@@ -9,6 +9,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, column, distinct
 from msatools.kernel.report import LossLog
@@ -17,7 +18,7 @@ from msatools.kernel.words import unsigned
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.scan.result import ScanResult
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, member_of
 
 _VM_EXEC = 0x4
 
@@ -42,23 +43,23 @@ class _Offsets:
 
     @classmethod
     def of(cls, prog: drgn.Program) -> "_Offsets":
-        inode = prog.type("struct inode")
-        mapping = prog.type("struct address_space")
-        i_data = inode.member("i_data").offset
-        host = mapping.member("host").offset
-        i_mmap = mapping.member("i_mmap").offset
-        nrpages = mapping.member("nrpages").offset
-        vma = prog.type("struct vm_area_struct")
-        rb = vma.member("shared").offset
-        vm_flags = vma.member("vm_flags").offset
+        inode = find_type(prog, "struct inode")
+        mapping = find_type(prog, "struct address_space")
+        i_data = member_of(inode, "i_data").offset
+        host = member_of(mapping, "host").offset
+        i_mmap = member_of(mapping, "i_mmap").offset
+        nrpages = member_of(mapping, "nrpages").offset
+        vma = find_type(prog, "struct vm_area_struct")
+        rb = member_of(vma, "shared").offset
+        vm_flags = member_of(vma, "vm_flags").offset
         return cls(
-            i_mode=inode.member("i_mode").offset,
+            i_mode=member_of(inode, "i_mode").offset,
             i_data=i_data,
             host=host,
             i_mmap=i_mmap,
             nrpages=nrpages,
             record=max(
-                inode.member("i_mode").offset + 2,
+                member_of(inode, "i_mode").offset + 2,
                 i_data + max(host, i_mmap, nrpages) + 8,
             ),
             rb=rb,
@@ -116,7 +117,7 @@ class CacheClasses:
         for i in np.flatnonzero(readable & (hosts != inodes)):
             try:
                 data = self._reader.read(int(hosts[i]) + offsets.i_mode, 2)
-            except drgn.FaultError:
+            except UNREADABLE:
                 self._losses[int(mappings[i])].lose(Loss.INODES)
                 continue
             modes[i] = int.from_bytes(data, "little")
@@ -156,15 +157,15 @@ def blockdev_pages(reader: Reader, losses: LossLog) -> int | None:
     The kernel computes ``Buffers`` of /proc/meminfo the same way (nr_blockdev_pages()
     in block/bdev.c).
 
-    :raises LookupError: if the kernel has no block devices
+    :raises MissingError: if the kernel has no block devices
     """
     prog = reader.prog
-    inode = prog.type("struct inode")
-    nrpages = inode.member("i_data").offset
-    nrpages += prog.type("struct address_space").member("nrpages").offset
+    inode = find_type(prog, "struct inode")
+    nrpages = member_of(inode, "i_data").offset
+    nrpages += member_of(find_type(prog, "struct address_space"), "nrpages").offset
     inodes = find_variable(prog, "blockdev_superblock").s_inodes.address_of_().value_()
     name = "the list of block devices"
     before = losses.about[name]
-    node = inode.member("i_sb_list").offset
+    node = member_of(inode, "i_sb_list").offset
     counts = list_words(reader, inodes, node, nrpages, losses, name)
     return sum(counts.tolist()) if losses.about[name] == before else None

@@ -4,9 +4,8 @@
 
 from collections.abc import Callable, Sequence
 
-import drgn
-
 from msatools import native
+from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.memory.owners.owners import OwnedPages
 from msatools.memory.pages.bulk import BulkReader
@@ -110,7 +109,7 @@ class FarHeadReader:
     def _read(self, address: int) -> FarHead:
         try:
             data = self._reader.read(address, 2 * self._layout.size)
-        except drgn.FaultError:
+        except UNREADABLE:
             self.unreadable += 1
             return FarHead(PageClass.UNATTRIBUTED, 0)
         # If damage makes this head a tail of another one, that is not followed.

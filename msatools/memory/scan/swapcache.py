@@ -4,11 +4,11 @@
 
 from collections.abc import Mapping
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.swap import for_each_swap_info
 
+from msatools.errors import LOST
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_nodes
@@ -17,7 +17,13 @@ from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.scan.result import ScanResult
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    ask_each,
+    drgn_lookups,
+    find_type,
+    find_variable,
+    offset_of,
+)
 
 _SWAP_TYPE_SHIFT = 58
 """Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""
@@ -96,14 +102,15 @@ def swapped_shmem(reader: Reader, losses: LossLog) -> SwapMarks | SwappedShmem |
     swap map, whose mark for shmem is gone in 7.x.
     """
     try:
-        if reader.prog.type("struct swap_cluster_info").has_member("table"):
-            return swapped_files(reader, losses)
-        maps = {
-            info.type.value_(): info.swap_map.value_()
-            for info in for_each_swap_info(reader.prog)
-        }
-        return SwapMarks(reader, maps)
-    except (LookupError, AttributeError, drgn.FaultError):
+        with drgn_lookups:
+            if find_type(reader.prog, "struct swap_cluster_info").has_member("table"):
+                return swapped_files(reader, losses)
+            maps = {
+                info.type.value_(): info.swap_map.value_()
+                for info in ask_each(for_each_swap_info, reader.prog)
+            }
+            return SwapMarks(reader, maps)
+    except LOST:
         return None
 
 
@@ -114,13 +121,13 @@ def swapped_files(reader: Reader, losses: LossLog) -> SwappedShmem:
     mm/shmem.c keeps a list of the files that have swapped pages. In their trees a swap
     entry is in the place of each.
 
-    :raises LookupError: if this kernel has no such list
+    :raises MissingError: if this kernel has no such list
     """
     prog = reader.prog
     head = find_variable(prog, "shmem_swaplist").address_of_().value_()
-    info = prog.type("struct shmem_inode_info")
-    node = drgn.offsetof(info, "swaplist")
-    pages = drgn.offsetof(info, "vfs_inode.i_data.i_pages")
+    info = find_type(prog, "struct shmem_inode_info")
+    node = offset_of(info, "swaplist")
+    pages = offset_of(info, "vfs_inode.i_data.i_pages")
     ranges = [
         (entry, entry + last - first)
         for file in list_nodes(reader, head, losses, "the list of swapped shmem")

@@ -15,6 +15,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
@@ -28,7 +29,7 @@ from msatools.memory.unattributed.mempools import mempool_pages
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.symbolnames import SymbolNames
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_type, find_variable, offset_of
 from msatools.target.linear import page_address
 
 Numbers = npt.NDArray[np.int64]
@@ -124,7 +125,7 @@ class Contents:
             try:
                 data += self._reader.read(pfn * size, size, physical=True)
                 readable.append(True)
-            except drgn.FaultError:
+            except UNREADABLE:
                 data += bytes(size)
                 readable.append(False)
         pages = np.frombuffer(data, "<u8").reshape(len(pfns), -1)
@@ -200,7 +201,7 @@ class _Pointers:
         try:
             self._start = page_address(prog, 0)
             self._slabs = SlabNames(reader, context.layout)
-        except (LookupError, drgn.FaultError) as error:
+        except LOST as error:
             losses.lose(Loss.SLAB_CACHES, f"pointers into slabs tell nothing: {error}")
 
     def count(self, pages: npt.NDArray[np.uint64]) -> list[dict[int, int]]:
@@ -282,29 +283,27 @@ def ftrace_pages(reader: Reader, losses: LossLog) -> frozenset[int]:
     seen: set[int] = set()
     try:
         group = find_variable(prog, "ftrace_pages_start").value_()
-    except LookupError:
+    except MissingError:
         return frozenset()  # CONFIG_DYNAMIC_FTRACE=n
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         # Not counted as a loss: most dumps exclude pages of zeros.
         losses.note("lost", f"{_ALIKE}: {error}", "ftrace")
         return frozenset()
     try:
-        type_ = prog.type("struct ftrace_page")
-        following, records = (
-            drgn.offsetof(type_, name) for name in ("next", "records")
-        )
+        type_ = find_type(prog, "struct ftrace_page")
+        following, records = (offset_of(type_, name) for name in ("next", "records"))
         size = drgn.sizeof(type_)
         start = page_address(prog, 0)
-        shift = prog["PAGE_SHIFT"].value_()
+        shift = find_variable(prog, "PAGE_SHIFT").value_()
         while group:
             if group in seen or len(seen) >= _MAX_GROUPS:
-                raise drgn.FaultError("their list is a loop", group)
+                raise DamagedDataError("their list is a loop", group)
             seen.add(group)
             data = reader.read(group, size)
             (address,) = U64.unpack_from(data, records)
             pfns.add(address - start >> shift)
             (group,) = U64.unpack_from(data, following)
-    except (LookupError, drgn.FaultError) as error:
+    except LOST as error:
         losses.lose(Loss.FTRACE, f"{_ALIKE}: {error}")
     return frozenset(pfns)
 
@@ -314,7 +313,7 @@ class SlabNames:
 
     def __init__(self, reader: Reader, layout: PageLayout) -> None:
         """
-        :raises LookupError: if the types lack the offset of a slab's cache pointer
+        :raises MissingError: if the types lack the offset of a slab's cache pointer
         """
         prog = reader.prog
         self._reader = reader
@@ -359,7 +358,7 @@ class SlabNames:
         if cache not in self._names:
             try:
                 name = read_cache(self._reader, cache).name
-            except drgn.FaultError:
+            except UNREADABLE:
                 name = None
             self._names[cache] = name or None
         return self._names[cache]

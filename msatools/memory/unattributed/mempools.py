@@ -5,10 +5,11 @@
 import drgn
 from drgn.helpers.linux.mm import page_to_pfn
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, fault_reason
 from msatools.kernel.report import LossLog
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import ask, find_variable
 from msatools.tasks.text import kernel_symbol
 
 _POOLS = (
@@ -31,9 +32,9 @@ def mempool_pages(reader: Reader, losses: LossLog) -> dict[int, str]:
             pool = find_variable(reader.prog, name)
             for pfn in _reserve(pool):
                 found[pfn] = name
-        except LookupError:
+        except MissingError:
             continue  # the kernel has no such pool
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.MEMPOOLS, f"the pages of {name} are not named: {error}")
     return found
 
@@ -47,13 +48,13 @@ def _reserve(pool: drgn.Object) -> list[int]:
             pool = pool[0]
         if pool.alloc.value_() != kernel_symbol(prog, "mempool_alloc_pages"):
             return []
-    except drgn.FaultError as error:
+    except UNREADABLE as error:
         # Most dumps leave out pages of zeros: nothing in it is set up.
         if fault_reason(error) == "excluded":
             return []
         raise
     elements = min(pool.curr_nr.value_(), _MAX_ELEMENTS)
     return [
-        page_to_pfn(drgn.cast("struct page *", pool.elements[i])).value_()
+        ask(page_to_pfn, drgn.cast("struct page *", pool.elements[i])).value_()
         for i in range(elements)
     ]

@@ -13,13 +13,22 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mmzone import pfn_to_section
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import bit
 from msatools.memory.pages.memmap import pages_per_section
 from msatools.records import dataclass
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import (
+    ask,
+    drgn_lookups,
+    find_constant,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
 
 _INVALID = 1
 """PAGE_EXT_INVALID: set in a section's pointer while it goes offline."""
@@ -82,11 +91,12 @@ class PageOwners:
     def of(cls, reader: Reader, losses: LossLog) -> "PageOwners | None":
         """Return the page owners; ``None`` if this kernel does not record them."""
         try:
-            layout = _layout(reader.prog)
-            return None if layout is None else cls(reader, losses, layout)
-        except (LookupError, AttributeError):
+            with drgn_lookups:
+                layout = _layout(reader.prog)
+                return None if layout is None else cls(reader, losses, layout)
+        except MissingError:
             return None
-        except drgn.FaultError as error:
+        except UNREADABLE as error:
             losses.lose(Loss.PAGE_OWNER, f"who allocated pages is lost: {error}")
             return None
 
@@ -128,10 +138,12 @@ class PageOwners:
         """
         if number not in self._bases:
             try:
-                section = pfn_to_section(self._reader.prog, number * self._per_section)
+                section = ask(
+                    pfn_to_section, self._reader.prog, number * self._per_section
+                )
                 base = section.page_ext.value_() if section else 0
                 self._bases[number] = 0 if base & _INVALID else base
-            except drgn.FaultError:
+            except UNREADABLE:
                 self._bases[number] = None
         return self._bases[number]
 
@@ -144,8 +156,8 @@ def gfp_names(prog: drgn.Program, mask: int) -> tuple[str, ...] | None:
         "mm: enumerate all gfp flags" (in v6.10).
     """
     try:
-        enumerators = prog.constant(f"{_GFP_FLAG}DMA{_GFP_BIT}").type_.enumerators
-    except LookupError:
+        enumerators = find_constant(prog, f"{_GFP_FLAG}DMA{_GFP_BIT}").type_.enumerators
+    except MissingError:
         return None
     left = {
         name.removeprefix(_GFP_FLAG).removesuffix(_GFP_BIT)
@@ -165,14 +177,14 @@ def _layout(prog: drgn.Program) -> _OwnerLayout | None:
     Read the layout of the records.
 
     :return: ``None`` if page_owner is not enabled.
-    :raises LookupError: if the kernel has none (CONFIG_PAGE_OWNER=n)
+    :raises MissingError: if the kernel has none (CONFIG_PAGE_OWNER=n)
     """
     offset = find_variable(prog, "page_owner_ops").offset.value_()
     # The record follows struct page_ext: an offset of 0 means it is not enabled.
     if not offset:
         return None
     stride = find_variable(prog, "page_ext_size").value_()
-    owner = prog.type("struct page_owner")
+    owner = find_type(prog, "struct page_owner")
     members = {
         "handle": ("handle", "u4"),
         "gfp": ("gfp_mask", "u4"),
@@ -182,14 +194,14 @@ def _layout(prog: drgn.Program) -> _OwnerLayout | None:
     }
     # "mm/page_owner: record task command name" (in v5.18)
     there = {
-        name: (offset + drgn.offsetof(owner, member), format_)
+        name: (offset + offset_of(owner, member), format_)
         for name, (member, format_) in members.items()
         if owner.has_member(member)
     }
-    flags = drgn.sizeof(prog.type("struct page_ext").member("flags").type)
+    flags = drgn.sizeof(member_of(find_type(prog, "struct page_ext"), "flags").type)
     # Linux kernel commit fdf3bf809162 ("mm, page_owner: rename flag indicating that
     # page is allocated") (in v5.4)
-    flag = prog.constant("PAGE_EXT_OWNER_ALLOCATED").value_()
+    flag = find_constant(prog, "PAGE_EXT_OWNER_ALLOCATED").value_()
     return _OwnerLayout(
         stride=stride,
         allocated=bit(flag),

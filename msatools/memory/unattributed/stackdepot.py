@@ -11,11 +11,13 @@ from functools import cached_property
 
 import drgn
 
+from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.unattributed.symbolnames import SymbolNames
 from msatools.records import dataclass
+from msatools.selfdesc.find import drgn_lookups, find_type, offset_of
 from msatools.tasks.text import kernel_symbol
 
 _ALIGN_SHIFT = 4
@@ -52,8 +54,9 @@ class StackDepot:
     def stack(self, handle: int) -> tuple[str, ...] | None:
         """Return the function names of a stack, innermost first; ``None`` if lost."""
         try:
-            return tuple(map(self._name, self._addresses(handle)))
-        except (LookupError, AttributeError, drgn.FaultError) as error:
+            with drgn_lookups:
+                return tuple(map(self._name, self._addresses(handle)))
+        except LOST as error:
             self._losses.lose(Loss.STACKS, f"a stack of page_owner is lost: {error}")
             return None
 
@@ -64,7 +67,7 @@ class StackDepot:
         index, offset = _parts(reader.prog, handle)
         pool = reader.words(layout.pools + 8 * index, 1)[0].item() if index >= 0 else 0
         if not pool:
-            raise drgn.FaultError(f"no pool of stack {handle:#x}", 0)
+            raise DamagedDataError(f"no pool of stack {handle:#x}", 0)
         record = pool + (offset << _ALIGN_SHIFT)
         frames = int.from_bytes(reader.read(record + layout.size, 4), "little")
         count = min(frames, _MAX_FRAMES)
@@ -97,11 +100,11 @@ def _parts(prog: drgn.Program, handle: int) -> tuple[int, int]:
 
 def _layout(reader: Reader) -> _DepotLayout:
     prog = reader.prog
-    record = prog.type("struct stack_record")
+    record = find_type(prog, "struct stack_record")
     return _DepotLayout(
         pools=_pools(reader),
-        size=drgn.offsetof(record, "size"),
-        entries=drgn.offsetof(record, "entries"),
+        size=offset_of(record, "size"),
+        entries=offset_of(record, "entries"),
     )
 
 
@@ -110,11 +113,11 @@ def _pools(reader: Reader) -> int:
     prog = reader.prog
     try:
         pools = kernel_symbol(prog, "stack_pools")
-    except LookupError:
+    except MissingError:
         return kernel_symbol(prog, "stack_slabs")
     try:
         # With the maximum a variable, the pools are allocated (seen in 7.3).
         kernel_symbol(prog, "stack_max_pools")
-    except LookupError:
+    except MissingError:
         return pools
     return int(reader.words(pools, 1)[0])

@@ -19,16 +19,17 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import LOST, MissingError
 from msatools.kernel.modules import CodeModules
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
 from msatools.records import dataclass
+from msatools.selfdesc.find import drgn_lookups, find_variable
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.selfdesc.symbol_table import Symbols, SymbolTable
-from msatools.selfdesc.variables import find_variable
 from msatools.tasks.text import kernel_symbol
 
 _LONGEST = 512 << 10
@@ -176,15 +177,16 @@ def _with_offset(symbol: drgn.Symbol, address: int) -> str:
 def _bounds(prog: drgn.Program, first: str, end: str) -> tuple[int, int]:
     try:
         return kernel_symbol(prog, first), kernel_symbol(prog, end)
-    except LookupError:
+    except MissingError:
         return 0, 0
 
 
 def _module_area(prog: drgn.Program) -> tuple[int, int]:
     """Return the address range of all modules (kernel/module/main.c)."""
     try:
-        tree = find_variable(prog, "mod_tree")
-        # addr_max is inclusive; damage may make it the highest address: no + 1.
-        return tree.addr_min.value_(), tree.addr_max.value_()
-    except (LookupError, AttributeError, drgn.FaultError):
+        with drgn_lookups:
+            tree = find_variable(prog, "mod_tree")
+            # addr_max is inclusive; damage may make it the highest address: no + 1.
+            return tree.addr_min.value_(), tree.addr_max.value_()
+    except LOST:
         return 0, 0

@@ -7,8 +7,14 @@ from typing import NamedTuple
 
 from drgn import Program
 
-from msatools.selfdesc.variables import find_variable
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
+from msatools.errors import DamagedDataError, MissingError
+from msatools.selfdesc.find import find_constant, find_symbol, find_variable
+from msatools.selfdesc.vmcoreinfo import (
+    hex_number,
+    number,
+    vmcoreinfo,
+    vmcoreinfo_number,
+)
 from msatools.target.arch.model import KERNEL_HALF_BITS, Arch, Piece
 from msatools.target.paging import TableFormat
 
@@ -66,10 +72,10 @@ class Arm64(Arch):
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         # Since v5.12: a kernel built for 52 bits may run with less.
         control = vmcoreinfo.get("NUMBER(TCR_EL1_T1SZ)")
-        bits = 0 if control is None else 64 - int(control, 0)
+        bits = 0 if control is None else 64 - number(control)
         bits = bits or _built_bits(vmcoreinfo) or KERNEL_HALF_BITS
         if not 0 < bits < 64:
-            raise ValueError(f"addresses of {bits} bits")
+            raise DamagedDataError(f"addresses of {bits} bits")
         return bits
 
     def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
@@ -84,12 +90,12 @@ class Arm64(Arch):
 
     def image_range(self, prog: Program) -> tuple[int, int]:
         try:
-            start, end = (prog.symbol(name).address for name in ("_text", "_end"))
-        except LookupError:
+            start, end = (find_symbol(prog, name).address for name in ("_text", "_end"))
+        except MissingError:
             return 0, 0
         if end < start:
             # drgn may not relocate a symbol of debug info that is past all sections.
-            end += int(vmcoreinfo(prog).get("KERNELOFFSET", "0"), 16)
+            end += hex_number(vmcoreinfo(prog).get("KERNELOFFSET", "0"))
         return (start, end) if start < end else (0, 0)
 
     def table_format(self, prog: Program) -> TableFormat | None:
@@ -109,7 +115,7 @@ class Arm64(Arch):
         zero = vmcoreinfo_number(prog, "PHYS_OFFSET")
         if built is None or zero is None:
             return None
-        shift = prog["PAGE_SHIFT"].value_()
+        shift = find_variable(prog, "PAGE_SHIFT").value_()
         first = find_variable(prog, "min_low_pfn").value_() << shift
         end = find_variable(prog, "max_pfn").value_() << shift
         # __phys_to_virt()
@@ -139,7 +145,7 @@ def _built_bits(vmcoreinfo: Mapping[str, str]) -> int | None:
         return None
     bits = int(text)
     if not 0 < bits < 64:
-        raise ValueError(f"addresses of {bits} bits")
+        raise DamagedDataError(f"addresses of {bits} bits")
     return bits
 
 
@@ -149,11 +155,11 @@ def _software_bits(prog: Program) -> SoftwareBits:
         # Until Linux kernel commit 5691753d73a2 ("mm: convert huge_zero_page to
         # huge_zero_folio") (in v6.10).
         find_variable(prog, "huge_zero_page")
-    except LookupError:
+    except MissingError:
         return SOFTWARE
     try:
-        prog.constant("PG_anon_exclusive")
-    except LookupError:
+        find_constant(prog, "PG_anon_exclusive")
+    except MissingError:
         return SOFTWARE_OLD
     return SOFTWARE_5_19
 

@@ -81,7 +81,7 @@ class Arch:
         """
         Return where all memory is mapped; ``None`` if unknown.
 
-        :raises LookupError: if the kernel does not say where
+        :raises MissingError: if the kernel does not say where
         :raises drgn.FaultError: if the dump lacks it
         """
         return None

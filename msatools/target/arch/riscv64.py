@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from drgn import Program
 
-from msatools.selfdesc.variables import find_variable
+from msatools.selfdesc.find import find_variable
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.arch.model import KERNEL_HALF_BITS, Arch, Piece
 from msatools.target.paging import TableFormat

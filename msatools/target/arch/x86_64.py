@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from drgn import FaultError, Program
+from drgn import Program
 
-from msatools.selfdesc.variables import find_variable
+from msatools.errors import LOST
+from msatools.selfdesc.find import find_variable
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 from msatools.target.arch.model import Arch, Piece
 from msatools.target.paging import TableFormat
@@ -76,7 +77,7 @@ class X86(Arch):
 
     def paged(self, prog: Program, form: TableFormat) -> Iterator[tuple[int, int]]:
         yield _MODULES, _MODULES_END - _MODULES
-        with suppress(LookupError, FaultError):
+        with suppress(*LOST):
             # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
             size = (_VMALLOC_TIB[form.levels] << 40) - 1
             yield find_variable(prog, "vmalloc_base").value_(), size

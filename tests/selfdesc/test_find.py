@@ -3,7 +3,8 @@
 import drgn
 import pytest
 
-from msatools.selfdesc.variables import find_variable
+from msatools.errors import MissingSymbolError
+from msatools.selfdesc.find import find_variable
 
 
 def program() -> drgn.Program:
@@ -17,8 +18,8 @@ def program() -> drgn.Program:
 
     def find(
         prog: drgn.Program, name: str, flags: drgn.FindObjectFlags, file: str | None
-    ) -> drgn.Object:
-        return objects[name]
+    ) -> drgn.Object | None:
+        return objects.get(name)
 
     prog.register_object_finder("lab", find, enable_index=0)
     return prog
@@ -30,5 +31,5 @@ def test_variable_that_is_there_is_returned() -> None:
 
 @pytest.mark.parametrize("name", ["declared", "never heard of"])
 def test_variable_without_a_place_is_missing(name: str) -> None:
-    with pytest.raises(LookupError, match=name):
+    with pytest.raises(MissingSymbolError, match=name):
         find_variable(program(), name)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Lookups in the types and symbols of a kernel, and calls of drgn's helpers.
+
+drgn raises LookupError for what a kernel lacks, of which KeyError and IndexError are
+subclasses, and a dozen of Python's errors for numbers that only damaged data have. A
+clause that catches these hides faults of msatools. So drgn is asked by these functions,
+which raise the errors of :mod:`msatools.errors`.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import drgn
+
+from msatools.errors import (
+    DamagedDataError,
+    MissingError,
+    MissingMemberError,
+    MissingSymbolError,
+    MissingTypeError,
+    NotSupportedError,
+)
+from msatools.selfdesc.lookups import lookups
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ABSURD = (
+    *(drgn.BadDataError, OverflowError, ValueError, ZeroDivisionError),
+    *(MemoryError, struct.error),
+)
+"""What drgn's helpers raise for numbers that only damaged data have."""
+
+
+class _Lookup:
+    """Converts the errors of lookups by drgn, and no others.
+
+    drgn raises LookupError itself, which Python and numpy never do, AttributeError for
+    a member that an object lacks, and NotImplementedError for what it does not do on
+    an architecture, or with integers of more than 64 bits.
+    """
+
+    def __init__(self, missing: type[MissingError]) -> None:
+        self._missing = missing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is LookupError or kind is drgn.ObjectNotFoundError:
+            raise self._missing(str(error)) from error
+        if kind is NotImplementedError:
+            raise NotSupportedError(str(error)) from error
+        if kind is AttributeError and isinstance(error.obj, drgn.Object):  # type: ignore[union-attr]
+            raise MissingMemberError(str(error)) from error
+
+
+_TYPE = _Lookup(MissingTypeError)
+_SYMBOL = _Lookup(MissingSymbolError)
+_MEMBER = _Lookup(MissingMemberError)
+
+drgn_lookups = _MEMBER
+"""Context in which drgn's objects are used that may lack a member, or be of a type that
+the kernel lacks; both are a :class:`MissingMemberError`."""
+
+
+def find_type(prog: drgn.Program, name: str, filename: str | None = None) -> drgn.Type:
+    """Return a type by name, such as ``struct page``.
+
+    :raises MissingTypeError: if the kernel's types lack it
+    """
+    with _TYPE:
+        return prog.type(name, filename)
+
+
+def find_variable(prog: drgn.Program, name: str) -> drgn.Object:
+    """Return a variable of the kernel, or a constant that drgn derives.
+
+    DWARF may have a variable that the compiler optimised out, or a declaration without
+    a definition. For these drgn returns an absent object, which raises only when used.
+
+    :raises MissingSymbolError: if the kernel has no such variable, or it is absent
+    """
+    try:
+        with _SYMBOL:
+            found = prog[name]
+        if found.absent_:
+            raise MissingSymbolError(f"{name} has no place in this kernel")
+    except MissingError:
+        lookups(prog).variables_missing.add(name)
+        raise
+    return found
+
+
+def find_constant(prog: drgn.Program, name: str) -> drgn.Object:
+    """Return an enumerator or a macro.
+
+    :raises MissingSymbolError: if the kernel's types lack it
+    """
+    with _SYMBOL:
+        return prog.constant(name)
+
+
+def find_symbol(prog: drgn.Program, name: str | int) -> drgn.Symbol:
+    """Return the symbol of a name, or the one that contains an address.
+
+    :raises MissingSymbolError: if the kernel has none
+    """
+    with _SYMBOL:
+        return prog.symbol(name)
+
+
+def member_of(type_: drgn.Type, name: str) -> drgn.TypeMember:
+    """Return a member of a structure or a union.
+
+    :raises MissingMemberError: if it has no such member
+    """
+    with _MEMBER:
+        return type_.member(name)
+
+
+def offset_of(type_: drgn.Type, name: str) -> int:
+    """Return the offset in bytes of a member, such as ``tasks.next``.
+
+    :raises MissingMemberError: if there is no such member
+    """
+    with _MEMBER:
+        offset: int = drgn.offsetof(type_, name)
+        return offset
+
+
+def object_at(prog: drgn.Program, type_name: str, address: int) -> drgn.Object:
+    """Return the object of a type at an address.
+
+    :raises MissingTypeError: if the kernel's types lack it
+    """
+    with _TYPE:
+        return drgn.Object(prog, type_name, address=address)
+
+
+def pointer_to(prog: drgn.Program, type_name: str, address: int) -> drgn.Object:
+    """Return a pointer to an object of a type.
+
+    :raises MissingTypeError: if the kernel's types lack it
+    """
+    with _TYPE:
+        return drgn.Object(prog, f"{type_name} *", value=address)
+
+
+def ask(helper: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a helper or a method of drgn, and return what it does.
+
+    :raises drgn.FaultError: as the helper does
+    :raises MissingError: if the kernel lacks what it looks up
+    :raises NotSupportedError: if drgn does not do that for this kernel
+    :raises DamagedDataError: if it falls over numbers that only damaged data have
+    """
+    try:
+        with _SYMBOL:
+            return helper(*args, **kwargs)
+    except Exception as error:
+        if not _is_of_damage(error):
+            raise
+        raise _damaged(error) from error
+
+
+def ask_each(
+    helper: Callable[P, Iterable[T]], *args: P.args, **kwargs: P.kwargs
+) -> Iterator[T]:
+    """Yield what a helper of drgn does; raises as :func:`ask`.
+
+    What the caller raises meanwhile is the caller's.
+    """
+    try:
+        with _SYMBOL:
+            yield from helper(*args, **kwargs)
+    except Exception as error:
+        if not _is_of_damage(error):
+            raise
+        raise _damaged(error) from error
+
+
+def _is_of_damage(error: Exception) -> bool:
+    # For what it has no type of error for, drgn raises Exception itself.
+    return type(error) is Exception or isinstance(error, _ABSURD)
+
+
+def _damaged(error: Exception) -> DamagedDataError:
+    kind = "" if type(error) is Exception else f"{type(error).__name__}: "
+    return DamagedDataError(f"{kind}{error}")
