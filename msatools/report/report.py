@@ -175,8 +175,8 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         """Return the verdicts; a rule with a fault costs its own alone."""
         found: list[TriageVerdict] = []
         for rule in RULES:
-            verdicts = partial(list, judge(rule, parts))
-            found += self._attempt(f"rule {rule.code}", verdicts, [])
+            each = partial(list[TriageVerdict], judge(rule, parts))
+            found += self._attempt(f"rule {rule.code}", each, [])
         return worst_first(found)
 
     def _section(self, name: str, parts: ReportParts) -> ReportSection:

@@ -17,7 +17,7 @@ PEAK_BYTES = 512 << 20
 
 SECONDS = 60.0
 
-_FAULT = "a fault of msatools"
+_FAULT = "a fault of msatools "
 _LINE = re.compile(r"msa-\w+: .+\n")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
 _OF_THE_FILE = ("path", "format", "kind", "dump_level")
