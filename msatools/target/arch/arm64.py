@@ -120,7 +120,7 @@ class Arm64(Arch):
         end = find_variable(prog, "max_pfn").value_() << shift
         # __phys_to_virt()
         start = first - zero - (1 << built) & _ALL
-        return Piece(start, end - first, first)
+        return Piece.read(start, end - first, first)
 
     def paged(self, prog: Program, form: TableFormat) -> Iterator[tuple[int, int]]:
         # Since Linux kernel commit 2369f171d5c5 ("arm64: crash_core: Export MODULES,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from drgn import Program
 
+from msatools.errors import DamagedDataError
 from msatools.target.paging import TableFormat
 
 KERNEL_HALF_BITS = 63
@@ -19,6 +20,19 @@ class Piece(NamedTuple):
     start: int
     size: int
     physical: int
+
+    @classmethod
+    def read(cls, start: int, size: int, physical: int) -> "Piece":
+        """Return a range that the kernel's variables describe.
+
+        :raises DamagedDataError: if there are no such addresses
+        """
+        if size < 0 or start + size > _ADDRESSES:
+            raise DamagedDataError(f"a map of {size:,} bytes", start)
+        return cls(start, size, physical)
+
+
+_ADDRESSES = 1 << 64
 
 
 class Arch:
@@ -82,7 +96,7 @@ class Arch:
         Return where all memory is mapped; ``None`` if unknown.
 
         :raises MissingError: if the kernel does not say where
-        :raises drgn.FaultError: if the dump lacks it
+        :raises UNREADABLE: if the dump lacks it, or it is damaged
         """
         return None
 

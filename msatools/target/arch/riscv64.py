@@ -60,7 +60,7 @@ class Riscv64(Arch):
         if start is None or first is None:
             return None
         end = find_variable(prog, "max_pfn").value_() << _PAGE_SHIFT
-        return Piece(start & _ALL, end - first, first)
+        return Piece.read(start & _ALL, end - first, first)
 
     def paged(self, prog: Program, form: TableFormat) -> Iterator[tuple[int, int]]:
         for first, last in _PAGED:

@@ -73,7 +73,8 @@ class X86(Arch):
     def direct_map(self, prog: Program) -> Piece:
         # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
         start = find_variable(prog, "page_offset_base").value_()
-        return Piece(start, find_variable(prog, "max_pfn").value_() << _PAGE_SHIFT, 0)
+        size = find_variable(prog, "max_pfn").value_() << _PAGE_SHIFT
+        return Piece.read(start, size, 0)
 
     def paged(self, prog: Program, form: TableFormat) -> Iterator[tuple[int, int]]:
         yield _MODULES, _MODULES_END - _MODULES
