@@ -8,6 +8,7 @@ from drgn.helpers.linux.kallsyms import module_kallsyms
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.module import module_address_regions
 
+from msatools.errors import MissingError
 from msatools.kernel import modules
 from msatools.kernel.modules import CodeModules
 from msatools.kernel.reader import Reader
@@ -36,7 +37,7 @@ def test_every_module_is_found(
     """Modules are found by the kernel's tree of modules, or without one by its list."""
 
     def none(_: Reader) -> None:
-        raise LookupError("there is none here")
+        raise MissingError("there is none here")
 
     if walk == "list":
         monkeypatch.setattr(modules, "_Tree", none)

@@ -16,6 +16,7 @@ from drgn.helpers.linux.slab import find_slab_cache
 from fixtures import lab
 from fixtures.demo import DEMOS
 from msatools.cli.selfcheck import checks_of
+from msatools.errors import MissingError
 from msatools.kernel.session import quietly
 from msatools.memory.memstat import collect_memstat
 from msatools.registry import NAMES, load
@@ -372,7 +373,7 @@ def test_a_report_that_cannot_be_made_is_no_agreement(
     """A kernel whose types lack what a command needs is not one that it fits."""
 
     def collect(*_: object, **__: object) -> NoReturn:
-        raise LookupError("struct page is not known")
+        raise MissingError("struct page is not known")
 
     monkeypatch.setattr(report_set, "collect_memstat", collect)
     report = checked("memstat", once("memory-6.12"))
@@ -428,7 +429,7 @@ def test_faults_of_our_own_are_not_hidden() -> None:
         yield {}["a class"]
 
     def absent(_: report_set.ReportSet) -> Iterator[selfcheck.Comparison]:
-        raise LookupError("no such variable")
+        raise MissingError("no such variable")
         yield
 
     def lost(_: report_set.ReportSet) -> Iterator[selfcheck.Comparison]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from drgn import Object, Program
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.tasks import stacks
@@ -233,7 +234,7 @@ def test_without_orc_drgn_unwinds(idle: Tasks, monkeypatch: pytest.MonkeyPatch) 
     expected = collect(idle)
 
     def none(*_: object) -> Orc:
-        raise LookupError("there is none here")
+        raise MissingError("there is none here")
 
     monkeypatch.setattr(stacks, "Orc", none)
     losses = LossLog()
@@ -247,7 +248,7 @@ def test_where_drgn_cannot_unwind_a_note_says_so(
     idle: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*_: object) -> Orc:
-        raise LookupError("there is none here")
+        raise MissingError("there is none here")
 
     monkeypatch.setattr(stacks, "Orc", none)
     monkeypatch.setattr(stacks, "_drgn_unwinds", lambda prog: False)

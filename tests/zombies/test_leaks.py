@@ -11,6 +11,7 @@ import drgn
 import pytest
 from drgn import Program
 
+from msatools.errors import MissingError
 from msatools.kernel.report import LossLog
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.zombies import leaks, slabscan
@@ -208,7 +209,7 @@ def test_running_kernel_is_searched_twice(
 
 def test_no_slub(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: object) -> tuple[int, int, int]:
-        raise LookupError("no objects")
+        raise MissingError("no objects")
 
     monkeypatch.setattr(slabscan, "_slab_layout", missing)
     losses = LossLog()

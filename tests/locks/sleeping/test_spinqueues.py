@@ -8,6 +8,7 @@ import drgn
 import pytest
 
 from fixtures import lab
+from msatools.errors import MissingError
 from msatools.kernel.report import LossLog
 from msatools.locks.sleeping.spinqueues import SpinQueues
 from msatools.target import TargetSpec, open_target
@@ -32,7 +33,7 @@ def test_no_queues_in_other_dumps(tasks: Seen) -> None:
 
 def test_kernel_without_queues(spinning: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
-        raise LookupError("qnodes")
+        raise MissingError("qnodes")
 
     monkeypatch.setattr("msatools.locks.sleeping.spinqueues.read_percpu", none)
     assert queues(spinning).waiting() == 0
