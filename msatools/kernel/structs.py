@@ -17,7 +17,7 @@ from msatools.errors import (
     MissingMemberError,
 )
 from msatools.kernel.losses import struct_key
-from msatools.kernel.reader import Addresses, Reader, distinct
+from msatools.kernel.reader import MAX_READ, Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
 from msatools.selfdesc.find import drgn_lookups, find_type, member_of, offset_of
@@ -221,7 +221,11 @@ def read_struct(
 def struct_layout(
     reader: Reader, type_name: str, members: Members
 ) -> StructLayout | None:
-    """Find the layout of members, once per reader; ``None`` if none of them exists."""
+    """Find the layout of members, once per reader; ``None`` if none of them exists.
+
+    :raises MissingError: if the type is unknown
+    :raises DamagedDataError: if its members have impossible places or sizes
+    """
     return reader.once(
         (type_name, tuple(members.items())),
         lambda: _find_layout(find_type(reader.prog, type_name), members),
@@ -235,7 +239,7 @@ def _find_layout(type_: drgn.Type, members: Members) -> StructLayout | None:
         if member is None:
             continue
         if isinstance(wanted, WordArray):
-            format_ = np.dtype((np.uint64, (drgn.sizeof(member.type_) // 8,)))
+            format_ = np.dtype((np.uint64, (_size_of(member) // 8,)))
         else:
             format_ = column_type(member)
         columns[name] = member.address_, format_
@@ -243,6 +247,8 @@ def _find_layout(type_: drgn.Type, members: Members) -> StructLayout | None:
         return None
     start = min(offset for offset, _ in columns.values())
     end = max(offset + format_.itemsize for offset, format_ in columns.values())
+    if end - start > MAX_READ:
+        raise DamagedDataError(f"members of {type_.type_name()} are far apart")
     records = np.dtype(
         {
             "names": list(columns),
@@ -252,6 +258,17 @@ def _find_layout(type_: drgn.Type, members: Members) -> StructLayout | None:
         }
     )
     return StructLayout(start, records)
+
+
+def _size_of(member: drgn.Object) -> int:
+    """Return the size of a member in bytes.
+
+    :raises DamagedDataError: if no structure has one of that size
+    """
+    size: int = drgn.sizeof(member.type_)
+    if size > MAX_READ:
+        raise DamagedDataError(f"a member of {size:,} bytes")
+    return size
 
 
 def member_names(wanted: tuple[str, ...] | WordArray) -> tuple[str, ...]:
@@ -271,7 +288,7 @@ def column_type(member: drgn.Object) -> np.dtype[Any]:
     while type_.kind == drgn.TypeKind.TYPEDEF:
         type_ = type_.type
     if type_.kind == drgn.TypeKind.ARRAY and drgn.sizeof(type_.type) == 1:
-        return np.dtype((np.bytes_, drgn.sizeof(type_)))
+        return np.dtype((np.bytes_, _size_of(member)))
     return np.dtype(integer_format(member).format)
 
 

@@ -29,8 +29,7 @@ def read_machine(reader: Reader, target: Target, losses: LossLog) -> Machine:
 
     def clock(read: Callable[[drgn.Program], drgn.Object]) -> int | None:
         try:
-            with drgn_lookups:
-                return int(read(prog).value_())
+            return int(ask(read, prog).value_())
         except MissingError:
             return None
         except UNREADABLE as error:

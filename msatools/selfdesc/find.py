@@ -10,6 +10,7 @@ which raise the errors of :mod:`msatools.errors`.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from traceback import walk_tb
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -161,7 +162,7 @@ def ask(helper: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     :raises drgn.FaultError: as the helper does
     :raises MissingError: if the kernel lacks what it looks up
     :raises NotSupportedError: if drgn does not do that for this kernel
-    :raises DamagedDataError: if it falls over numbers that only damaged data have
+    :raises DamagedDataError: if it falls over what only damaged data, or types, have
     """
     try:
         with _SYMBOL:
@@ -189,6 +190,12 @@ def ask_each(
 
 
 def _is_of_damage(error: Exception) -> bool:
+    if isinstance(error, TypeError):
+        # Of a helper written in Python: a member is not what it is in all kernels. Of a
+        # function in C: its arguments are wrong.
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        module: str = frames[-1].f_globals.get("__name__", "")
+        return module.partition(".")[0] == "drgn"
     # For what it has no type of error for, drgn raises Exception itself.
     return type(error) is Exception or isinstance(error, _ABSURD)
 

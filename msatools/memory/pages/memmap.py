@@ -159,10 +159,9 @@ def _readable(reader: Reader, address: int) -> bool:
 
 
 def pages_per_section(prog: drgn.Program) -> int:
-    shift: int = (
-        find_variable(prog, "SECTION_SIZE_BITS") - find_variable(prog, "PAGE_SHIFT")
-    ).value_()
-    return bit(shift)
+    section: int = find_variable(prog, "SECTION_SIZE_BITS").value_()
+    page: int = find_variable(prog, "PAGE_SHIFT").value_()
+    return bit(section - page)
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,8 @@ def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]
     prog = reader.prog
     per_root = find_variable(prog, "SECTIONS_PER_ROOT").value_()
     last = find_variable(prog, "__highest_present_section_nr").value_()
-    if last >> (_MAX_PHYSICAL_BITS - find_variable(prog, "SECTION_SIZE_BITS").value_()):
+    bits = _MAX_PHYSICAL_BITS - find_variable(prog, "SECTION_SIZE_BITS").value_()
+    if last >> max(bits, 0):
         raise DamagedDataError("an absurd number of sections", last)
     type_ = find_type(prog, "struct mem_section")
     size = drgn.sizeof(type_)
