@@ -5,11 +5,12 @@
 from collections.abc import Iterator
 
 import pytest
-from drgn import FaultError, Object, Program
+from drgn import Object, Program
 from drgn.helpers.linux.mapletree import mt_for_each
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.radixtree import radix_tree_for_each
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.xarray import (
@@ -158,7 +159,7 @@ def test_damaged_maple_tree(program: Program, how: str) -> None:
     assert set(found) < set(whole)
     assert losses.coverage["trees_broken"] == 1
     # drgn's own lookup of a node that contains itself does not end.
-    with pytest.raises(FaultError):
+    with pytest.raises(UNREADABLE):
         maple_load(Reader(program), tree.value_(), whole[0][0])
 
 
