@@ -27,6 +27,7 @@ from msatools.memory.unattributed import pageowner, stackdepot
 from msatools.memory.unattributed.pageowner import PageOwners, gfp_names
 from msatools.memory.unattributed.stackdepot import StackDepot
 from msatools.memory.unattributed.symbolnames import SymbolName
+from msatools.selfdesc.find import find_symbol
 from tests.support.dumps import open_dump
 from tests.support.madetypes import made_program, serve, struct
 from tests.support.overlay import put
@@ -237,7 +238,7 @@ def test_stack(max_pools: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(max_pools=max_pools)
     monkeypatch.setattr(stackdepot, "SymbolNames", Names)
     monkeypatch.setattr(
-        stackdepot, "kernel_symbol", lambda prog, name: prog.symbol(name).address
+        stackdepot, "kernel_symbol", lambda prog, name: find_symbol(prog, name).address
     )
     addresses = [TEXT + 256 * i + 16 for i in range(len(FUNCTIONS))]
     # After a call that is the last instruction of its function.

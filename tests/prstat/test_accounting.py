@@ -60,7 +60,7 @@ class Memory:
     def __init__(self, **values: int | None) -> None:
         self.values = values
 
-    def type(self, name: str) -> "Memory":
+    def type(self, name: str, filename: str | None) -> "Memory":
         assert name == "struct rq"
         return self
 

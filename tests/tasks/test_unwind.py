@@ -41,7 +41,7 @@ def unwinder(rules: dict[int, Rule]) -> Unwinder:
     names = ("r15", "r14", "r13", "r12", "bx", "bp", "ret_addr")
     members = {name: (u64, 8 * i) for i, name in enumerate(names)}
     saved = struct(types, "inactive_task_frame", 56, **members)
-    prog: Any = SimpleNamespace(type=lambda name: saved)
+    prog: Any = SimpleNamespace(type=lambda name, filename: saved)
     orc: Any = SimpleNamespace(rule=lambda pc: rules.get(pc - TEXT))
     return Unwinder(prog, orc, NEWBORN)
 

@@ -5,8 +5,8 @@
 import struct
 
 import pytest
-from drgn import FaultError
 
+from msatools.errors import DamagedDataError
 from msatools.locks.base.lock import Lock, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.user import filelocks
@@ -102,7 +102,7 @@ def test_damaged_blockers(tasks: Seen) -> None:
     assert lock
     for blocker in (lock, 8):
         put(dump.prog, lock + member(context, "blocker"), struct.pack("<Q", blocker))
-        with pytest.raises(FaultError):
+        with pytest.raises(DamagedDataError):
             filelocks.request(context, case)
     put(dump.prog, lock + member(context, "blocker"), bytes(8))
     assert filelocks.request(context, case) is not None

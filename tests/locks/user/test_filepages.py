@@ -5,8 +5,8 @@
 from collections.abc import Callable
 
 import pytest
-from drgn import FaultError
 
+from msatools.errors import DamagedDataError
 from msatools.kernel.words import PAGE
 from msatools.locks.user.filepages import FilePages
 from tests.locks.madememory import BASE, MadeMemory
@@ -96,5 +96,5 @@ def test_pages_of_a_large_folio_are_read_by_its_head(made: MadeMemory) -> None:
 def test_a_tree_that_leads_to_itself_ends(made: MadeMemory) -> None:
     """drgn's own walk of it never ended."""
     made.write(TOP_NODE + SLOTS, *[TOP_NODE + 2] * NODE_SLOTS)
-    with pytest.raises(FaultError, match="another level"):
+    with pytest.raises(DamagedDataError, match="another level"):
         FilePages(made.layout).read(FILE, HEAD_INDEX * PAGE, 8)
