@@ -198,7 +198,7 @@ def _comm(task: Object) -> str | None:
 
 def _panic_message(prog: Program) -> str | None:
     def read(address: int, size: int) -> tuple[bytes | bytearray, list[range]]:
-        return prog.read(address, size), []
+        return ask(prog.read, address, size), []
 
     def lose(count: int) -> None:
         pass

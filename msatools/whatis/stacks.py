@@ -11,7 +11,7 @@ from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.traces import stack_trace
 from msatools.records import dataclass
-from msatools.selfdesc.find import find_type
+from msatools.selfdesc.find import drgn_lookups, find_type
 from msatools.target.model import Address
 from msatools.tasks.text import KernelText
 from msatools.whatis.lookup import Lookup
@@ -154,6 +154,7 @@ def _start_of(frame: drgn.StackFrame) -> tuple[int | None, bool]:
     record of the frame, is known always. Locals may lie below the record.
     """
     try:
-        return int(frame.sp), True
+        with drgn_lookups:
+            return int(frame.sp), True
     except MissingError:
         return frame.registers().get("x29"), False

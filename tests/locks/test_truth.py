@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 from drgn import FaultError
 
+from msatools.errors import MissingError
 from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks.locks import collect_locks
@@ -166,7 +167,7 @@ def test_unreadable_purpose_of_a_lock(
 ) -> None:
     """The loss is noted; the locks are still reported."""
     prog = open_dump(stock.run.name, "btf")
-    for error in (LookupError("no such member"), FaultError("not there", 0)):
+    for error in (MissingError("no such member"), FaultError("not there", 0)):
 
         def fails(*given: object, error: Exception = error) -> str | None:
             raise error
