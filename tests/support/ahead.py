@@ -36,7 +36,10 @@ GUESTS = {
 The tests that boot guests of their own run first, then the tests of the last guest
 here. So this process and the tests' both have a guest to build."""
 
-PURE = ("tests/render/", "tests/demo/", "tests/kernel/", "tests/test_")
+PURE = (
+    *("tests/cli/", "tests/demo/", "tests/derived/", "tests/fleet/", "tests/fuzz/"),
+    *("tests/render/", "tests/test_"),
+)
 """Modules with few or no tests that need a dump."""
 
 MANY_MODULES = {"live": 8, "dumps": 100}
