@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a kernel lacks, and what of it is damaged: the errors that a collector expects.
+"""Errors that a collector expects: a kernel lacks something, or its data are damaged.
 
 A collector catches these and no others, and counts what it goes without. They are no
 subclasses of Python's own errors: an IndexError or a ValueError is a fault of msatools,
-which is reported as such (:mod:`msatools.faults`).
+reported by :mod:`msatools.faults`.
 """
 
 from drgn import FaultError

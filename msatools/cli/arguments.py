@@ -34,7 +34,7 @@ _DIFF = argument(
     help="compare two files that --json or --record has written, by the last report in "
     "each (of one recording named twice, the first and the last); - is standard input",
 )
-"""Of commands that say what is to be compared."""
+"""Commands that name the rows that ``--diff`` compares."""
 
 _OPTIONS: tuple[argument, ...] = (
     argument(

@@ -33,7 +33,7 @@ _ABSURD = (
     *(drgn.BadDataError, OverflowError, ValueError, ZeroDivisionError),
     *(MemoryError, struct.error),
 )
-"""What drgn's helpers raise for numbers that only damaged data have."""
+"""Errors that drgn's helpers raise for numbers that only damaged data have."""
 
 
 class _Lookup:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What must be so in every dump of a scenario, however its guest ran.
+"""Forms: the lines that every dump of a scenario prints, however its guest ran.
 
 A page shows what commands printed of one dump: its PIDs, its times, and where a task
 happened to sleep. ``forms/SCENARIO.txt`` has the form of what they print in any case. A
@@ -19,7 +19,7 @@ from pathlib import Path
 
 FORMS = Path(__file__).with_name("forms")
 OMITTED = "..."
-"""What a page shows in place of lines that it leaves out."""
+"""The line that stands on a page for lines that it leaves out."""
 _APART = ("", OMITTED)
 
 _TIME = r"(?:at most )?[<>~]*(?:\d+[dhm])?\d+(?:\.\d)? ?(?:us|ms|s|m|h)"
