@@ -413,10 +413,12 @@ def test_all_limits_are_read() -> None:
 SOFT = "watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [a:12]"
 
 
-def with_logged_stall(second: int, *, is_read: bool) -> ReportParts:
+def with_logged_stall(*, is_read: bool) -> ReportParts:
+    """A dump whose log reports a stall in its last second."""
     parts = parts_of("memory-6.12")
     assert parts.cpus is not None
-    record = LogRecord(second * 1_000_000_000, 0, SOFT, None, 1)
+    assert parts.taken_at_ns is not None
+    record = LogRecord(parts.taken_at_ns - 1_000_000_000, 0, SOFT, None, 1)
     cpus = parts.cpus if is_read else replace(parts.cpus, stalls=None)
     return replace(parts, cpus=cpus, events=tuple(parse_events([record])))
 
@@ -426,7 +428,7 @@ def with_logged_stall(second: int, *, is_read: bool) -> ReportParts:
 )
 def test_stall_that_was_logged(is_read: bool, severity: str) -> None:
     """If nothing stands still now, it is over; if that is unknown, it may go on."""
-    (verdict,) = said(with_logged_stall(20, is_read=is_read))["cpu-stalled"]
+    (verdict,) = said(with_logged_stall(is_read=is_read))["cpu-stalled"]
     assert verdict.severity == severity
     assert verdict.text.endswith("; it is over") == is_read
     assert verdict.evidence[0] == SOFT
