@@ -25,8 +25,6 @@ from tests.support.overlay import put
 
 APART = {2, 3}
 
-pytestmark = pytest.mark.kernels
-
 
 @cache
 def printed(kernel: str, *words: str) -> str:

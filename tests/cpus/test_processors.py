@@ -53,9 +53,9 @@ def test_offline_cpu_keeps_its_topology(dump: Seen) -> None:
     assert cpus[cpu].package == package
 
 
-@pytest.mark.kernels
-def test_cpu_that_was_never_online_has_no_topology() -> None:
-    dump = seen("cpus-6.1")
+@pytest.mark.parametrize("name", ["cpus-6.1"])
+def test_cpu_that_was_never_online_has_no_topology(name: str) -> None:
+    dump = seen(name)
     present = dump.numbers(f"{CPU}/present")
     assert [cpu for cpu, _ in all_cpus(dump)] == [*dump.numbers(f"{CPU}/possible")]
     absent = [processor for cpu, processor in all_cpus(dump) if cpu not in present]

@@ -220,7 +220,6 @@ def tasks_under(dump: Seen, entity: Object) -> list[int]:
     return [container_of(entity, "struct task_struct", "se").pid.value_()]
 
 
-@pytest.mark.kernels
 def test_fair_tasks_are_in_the_order_of_the_kernels_trees(dump: Seen) -> None:
     longest = 0
     for cpu in for_each_online_cpu(dump.prog):

@@ -87,7 +87,6 @@ def test_offset_by_the_counter(name: str) -> None:
     assert clocks.monotonic_ns > monotonic
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("name", ["memory-6.12arm64"])
 def test_clock_of_the_counter_that_is_damaged(name: str) -> None:
     def offset(member: str, change: int) -> int | None:

@@ -27,7 +27,7 @@ WHOLE = (
     (SMALL, "flattened"),
     ("memory-6.12", "qemu-kdump-zlib"),
     # QEMU has no name for arm64.
-    pytest.param("memory-6.12arm64", "qemu-kdump-zlib", marks=pytest.mark.kernels),
+    ("memory-6.12arm64", "qemu-kdump-zlib"),
 )
 
 

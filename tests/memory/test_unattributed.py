@@ -449,19 +449,19 @@ def test_block_is_within_one_node() -> None:
     assert rows.node.tolist() == [0, 1]
 
 
-@pytest.mark.kernels
-def test_what_a_pool_of_pages_keeps_in_reserve() -> None:
+@pytest.mark.parametrize("name", ["memory-7.x"])
+def test_what_a_pool_of_pages_keeps_in_reserve(name: str) -> None:
     """7.x reserves two blocks for checksums of disks (block/bio-integrity.c)."""
-    report = collected(open_dump("memory-7.x", "btf"))
+    report = collected(open_dump(name, "btf"))
     pools = [group for group in groups(report) if group.content == "mempool"]
     assert {group.owner for group in pools} == {"integrity_buf_pool"}
     assert {group.order for group in pools} == {9}
     assert sum(group.blocks or 0 for group in pools) == 2
 
 
-@pytest.mark.kernels
-def test_a_pool_that_cannot_be_read_is_lost() -> None:
-    prog = open_dump("memory-7.x", "btf")
+@pytest.mark.parametrize("name", ["memory-7.x"])
+def test_a_pool_that_cannot_be_read_is_lost(name: str) -> None:
+    prog = open_dump(name, "btf")
     pool = prog["integrity_buf_pool"]
     lose(prog, pool.elements.value_(), 16)
     report = collected(prog)

@@ -18,10 +18,10 @@ import pytest
 from fixtures.lab import host
 
 DUMPS = (
-    *("cpus-6.12", "cpulock-6.12", "cpus-6.1"),
+    *("cpus-6.12", "cpulock-6.12"),
     *("crash-6.12", "locks-6.12", "lockmodule-6.12", "lockspin-6.12"),
     *("memory-6.12", "memory-6.1", "owners-6.12", "barepages-6.12"),
-    *("tasks-6.12", "tasks-on-6.12", "tasks-6.1", "zombies-6.12", "zombies-6.1"),
+    *("tasks-6.12", "tasks-on-6.12", "zombies-6.12"),
 )
 """The dumps that ``make test`` needs, in the order of its tests."""
 

@@ -4,9 +4,10 @@
 A pytest plugin that selects the tests to run.
 
 ``make test`` runs tests without dumps, tests of the demo cores, and tests of dumps of
-one kernel (``KERNEL``). A test for several kernels has their names in its ID; with
-other kernels it runs only if it has the marker ``kernels``, because the code differs
-between them, or with ``--all-kernels``.
+one kernel (``KERNEL``). A test for several kernels has their names in its ID. With
+other kernels it runs if it has the marker ``kernels``, because the code differs between
+them, and is about a demo core or one of the few dumps in ``OTHERS``; else only with
+``--all-kernels``.
 
 ``make test-fast`` runs those of them that need no guest and are quick (``--fast``).
 
@@ -27,8 +28,12 @@ from fixtures.lab.kernels import KERNELS
 KERNEL = "6.12"
 """The kernel that every test runs on."""
 
+OTHERS = ("memory-6.1",)
+"""Dumps of other kernels that ``make test`` has made. Each is a minute of two CPUs, so
+that all others are for ``make test-long``."""
+
 _KERNEL_NAME = re.compile(
-    rf"(?<![\d.])(?:{'|'.join(map(re.escape, KERNELS))})(?![\w.])"
+    rf"([a-z][a-z-]*-)?(?<![\d.])({'|'.join(map(re.escape, KERNELS))})(?![\w.])"
 )
 _LARGE = ("manytasks", "manyfutexes")
 """Guests with tens of thousands of tasks."""
@@ -106,8 +111,13 @@ def pytest_collection_modifyitems(
 
 
 def _is_wanted(item: pytest.Item) -> bool:
-    kernels = set(_KERNEL_NAME.findall(item.name.partition("[")[2]))
-    return kernels <= {KERNEL} or item.get_closest_marker("kernels") is not None
+    named = _KERNEL_NAME.findall(item.name.partition("[")[2])
+    others = {f"{name}{kernel}" for name, kernel in named if kernel != KERNEL}
+    if not others:
+        return True
+    # A name can follow other words of the ID.
+    dumps = {dump for dump in lab.scenarios() if any(o.endswith(dump) for o in others)}
+    return item.get_closest_marker("kernels") is not None and dumps <= {*OTHERS}
 
 
 def _no_lab(name: str, *_: object, **__: object) -> NoReturn:
@@ -132,8 +142,11 @@ class _Guard:
                 pytest.fail(
                     f"{name} runs commands inside a guest: mark the test `live`"
                 )
-            if not name.endswith(f"-{KERNEL}") and not self._may_have_others():
-                pytest.fail(f"{name} is another kernel's: mark the test `kernels`")
+            if not name.endswith(f"-{KERNEL}") and not self._may_have(name):
+                pytest.fail(
+                    f"{name} is another kernel's, and its test is not marked `kernels` "
+                    "or it is not one that `make test` makes"
+                )
             if name.startswith(_LARGE) and not self._is_marked("long"):
                 pytest.fail(f"{name} takes minutes to build: mark the test `long`")
         return self._build(name, *cache)
@@ -141,8 +154,8 @@ class _Guard:
     def live(self, name: str) -> NoReturn:
         pytest.fail(f"{name} is to run: mark the test `live`")
 
-    def _may_have_others(self) -> bool:
-        return self._all_kernels or self._is_marked("kernels")
+    def _may_have(self, name: str) -> bool:
+        return self._all_kernels or (name in OTHERS and self._is_marked("kernels"))
 
     def _is_marked(self, marker: str) -> bool:
         test = self._test

@@ -133,7 +133,6 @@ def addresses(prog: Program, page: int) -> Iterator[int]:
         yield from range((start & -page) - 3 * page, start + 60 * page, 7 * page)
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("name", DUMPS)
 def test_tables_map_as_drgn_finds(name: str) -> None:
     prog = opened(name)

@@ -23,7 +23,6 @@ from tests.support.dumps import open_dump
 KERNEL_HALF = 1 << 63
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("types", ["btf", "dwarf"])
 @pytest.mark.parametrize("name", ["memory-6.12arm64"])
 def test_all_are_as_drgn_unwinds_them(name: str, types: str) -> None:

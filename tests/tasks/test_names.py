@@ -30,7 +30,6 @@ def names_of(dump: Dump, reader: Reader, losses: LossLog) -> list[bytes]:
     return names
 
 
-@pytest.mark.kernels
 def test_names_are_those_of_proc(dump: Dump) -> None:
     """Compare threads that have not run since the guest read their names."""
     losses = LossLog()

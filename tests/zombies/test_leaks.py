@@ -27,7 +27,7 @@ WITHOUT = (
     *("tasks-6.1", "tasks-6.12", "locks-6.1", "locks-6.12"),
     pytest.param("manytasks-6.12", marks=pytest.mark.long),
     # This kernel keeps slab fields in struct page.
-    pytest.param("memory-5.10", marks=pytest.mark.kernels),
+    "memory-5.10",
 )
 """Dumps without leaks, with pidfds, sockets, terminals and waits of all kinds."""
 

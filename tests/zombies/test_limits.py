@@ -121,10 +121,10 @@ def test_nearest_first(limits: tuple[Limit, ...]) -> None:
     assert all(limit.left_ns is None for limit in limits)
 
 
-@pytest.mark.kernels
-def test_users_before_ucounts() -> None:
+@pytest.mark.parametrize("name", ["memory-5.10"])
+def test_users_before_ucounts(name: str) -> None:
     """All tasks of an old kernel are treated as dead."""
-    old = read_dump("memory-5.10")
+    old = read_dump(name)
     losses = LossLog()
     every = np.arange(len(old.table))
     found = collect_limits(old.reader, old.table, every, losses)

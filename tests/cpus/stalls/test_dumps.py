@@ -91,7 +91,6 @@ def culprit(stall: dict[str, Any]) -> tuple[int | None, int | None]:
     return stall["culprit_cpu"], stall["culprit_pid"]
 
 
-@pytest.mark.kernels  # preempt counts, cross calls
 def test_locks(kernel: str) -> None:
     seen = guest("stalls-locks", kernel)
     owner = seen.thread("own-lock")
@@ -209,6 +208,7 @@ def test_soft_lockup(kernel: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_hard_lockup() -> None:
     seen = guest("watchdogs-hard", "6.12")
     owner, wants = seen.thread("own-lock"), seen.thread("want-lock")
@@ -217,6 +217,7 @@ def test_hard_lockup() -> None:
     assert f"cpu{wants['cpu']} waits for it" in stall["text"]
 
 
+@pytest.mark.long
 def test_stall_of_rcu(kernel: str) -> None:
     seen = guest("watchdogs-rcu", kernel)
     owner = seen.thread("own-lock")
@@ -226,6 +227,7 @@ def test_stall_of_rcu(kernel: str) -> None:
     assert waits <= {each["pid"] for each in seen.stalls["rcu"]["waiters"]}
 
 
+@pytest.mark.long
 def test_hung_task_stalls_no_cpu(kernel: str) -> None:
     assert guest("watchdogs-hung", kernel).found == []
 
@@ -236,12 +238,12 @@ QUIET = (
 )
 
 
-@pytest.mark.kernels
-def test_timers_that_need_not_wake_a_cpu() -> None:
+@pytest.mark.parametrize("name", ["cpulock-6.1"])
+def test_timers_that_need_not_wake_a_cpu(name: str) -> None:
     """On an nohz_full CPU that runs a task in user mode, they may be late."""
 
     def opening(spec: TargetSpec) -> Opened:
-        path = str(lab.build("cpulock-6.1").kept)
+        path = str(lab.build(name).kept)
         return open_target(TargetSpec(path=path, types="btf"))
 
     report = call(COMMAND, "--stalls", "--json", opening=opening).json

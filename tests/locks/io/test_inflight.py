@@ -26,7 +26,7 @@ from tests.support.dumps import open_dump
 from tests.support.overlay import lose, put
 
 DUMP = "inflight-6.12"
-DUMPS = [DUMP, pytest.param("inflight-6.1", marks=pytest.mark.kernels)]
+DUMPS = [DUMP, "inflight-6.1"]
 TICK_NS = 4_000_000
 """Jiffies, of which some ages are made, count ticks of 4 ms (CONFIG_HZ=250)."""
 

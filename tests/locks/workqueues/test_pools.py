@@ -26,12 +26,12 @@ from tests.support.dumps import open_dump
 from tests.support.overlay import lose, put
 
 DUMP = "workqueues-6.12"
-DUMPS = [DUMP, pytest.param("workqueues-6.1", marks=pytest.mark.kernels)]
+DUMPS = [DUMP, "workqueues-6.1"]
 QUIET = (
     *("memory-6.12", "crash-6.12", "locks-6.12"),
     # A panic without kdump takes the CPUs that it stops out of the online mask.
     "crashes-fault-6.12",
-    pytest.param("crashes-fault-6.1", marks=pytest.mark.kernels),
+    "crashes-fault-6.1",
 )
 SPINNING_CPU, STARVED_CPU, OFFLINE_CPU = 1, 2, 3
 LIMIT_NS = 30 * 10**9
