@@ -31,6 +31,7 @@ LABS = {
 }
 """A dump for each command that has much of what it shows."""
 
+LONG = pytest.mark.long
 EACH = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 CHANCE = re.compile(
     r"scanned in \S+|[\d,]+ reads, [\d,]+ bytes read(, \d+ stacks)?(?=;)"
@@ -121,9 +122,17 @@ CHOSEN = [
 """How something is recorded, and what is asked of the recording."""
 
 
+def chosen() -> Iterator[object]:
+    """Yield those, the first of each command for `make test`."""
+    known: set[str] = set()
+    for row, how, words in CHOSEN:
+        yield pytest.param(row, how, words, marks=LONG if row.name in known else ())
+        known.add(row.name)
+
+
 @pytest.mark.parametrize(
     ("row", "how", "words"),
-    CHOSEN,
+    [*chosen()],
     ids=lambda value: value.name if isinstance(value, Row) else value or "all",
 )
 def test_recorded_is_as_direct(

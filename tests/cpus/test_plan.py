@@ -89,8 +89,9 @@ def partition_of(prog: Program) -> Any:
     return found
 
 
-def test_kernel_without_isolated_partitions() -> None:
-    found = partition_of(open_dump("memory-5.10", "btf"))
+@pytest.mark.parametrize("name", ["memory-5.10"])
+def test_kernel_without_isolated_partitions(name: str) -> None:
+    found = partition_of(open_dump(name, "btf"))
     group = "/sys/fs/cgroup/set-apart"
     assert f"echo root > {group}/cpuset.cpus.partition" in found["commands"]
     assert "with load balancing" in found["text"]

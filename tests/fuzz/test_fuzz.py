@@ -22,7 +22,7 @@ from tests.fuzz.run import run_case
 from tests.fuzz.tables import changed_pages
 
 CORE = "6.12"
-CASES = 60
+CASES = 25
 SEED = "test"
 
 

@@ -3,7 +3,8 @@
 """Types that no kernel has: each command ends in an answer or in one line."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from msatools.registry import NAMES, load
 from msatools.selfdesc.btf import Btf, BtfKind
 from tests.fuzz.cases import Case
+from tests.fuzz.change import Change
 from tests.fuzz.dumps import dump, program
 from tests.fuzz.judge import GOOD
 from tests.fuzz.memory import put
@@ -89,9 +91,23 @@ def unions_of_unions(blob: Blob) -> Iterator[tuple[int, int]]:
             yield from ((entry + at, word) for at, word in ((0, 0), (4, inner), (8, 0)))
 
 
-def one_long_name(blob: Blob) -> Iterator[tuple[int, int]]:
+def one_long_name(blob: Blob) -> Iterator[tuple[int, bytes]]:
     """All names are parts of it: to index them took a minute."""
-    yield from ((at, 0x61616161) for at in range(*blob.strings, 4))
+    first, end = blob.strings
+    yield first, b"a" * (end - first)
+
+
+Kind = Callable[[Blob], Iterator[tuple[int, int | bytes]]]
+
+
+@cache
+def changes_by(kind: Kind) -> tuple[Change, ...]:
+    """Return the changes of the core that are the same for all commands."""
+    pages: dict[int, bytes] = {}
+    for address, word in kind(Blob()):
+        data = word if isinstance(word, bytes) else struct.pack("<I", word)
+        put(CORE, pages, address, data)
+    return tuple(changed_pages(dump(CORE, "elf"), pages))
 
 
 @pytest.mark.parametrize("command", NAMES)
@@ -103,14 +119,9 @@ def one_long_name(blob: Blob) -> Iterator[tuple[int, int]]:
     ],
     ids=lambda kind: kind.__name__,
 )
-def test_types(kind: object, command: str, tmp_path: Path) -> None:
-    assert callable(kind)
-    pages: dict[int, bytes] = {}
-    for address, word in kind(Blob()):
-        put(CORE, pages, address, struct.pack("<I", word))
-    assert pages
-    core = dump(CORE, "elf")
-    changes = tuple(changed_pages(core, pages))
+def test_types(kind: Kind, command: str, tmp_path: Path) -> None:
+    core, changes = dump(CORE, "elf"), changes_by(kind)
+    assert changes
     words = with_operands(load(command))
     case = Case("made", "tables", core, command, words, changes, is_json=True)
     outcome, run = run_case(case, tmp_path)

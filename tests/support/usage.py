@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-TRIM_BYTES = 900 << 20
+TRIM_BYTES = 600 << 20
 """Anonymous memory of a process beyond which it drops what tests have cached."""
 
 ROOM_BYTES = 300 << 20
