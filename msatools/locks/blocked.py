@@ -12,6 +12,7 @@ from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
 from msatools.locks.base.lock import Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import WaitTarget
+from msatools.locks.events.relatives import NAMESPACE
 from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of, what_of
 from msatools.locks.user.userlocks import futex_requests
@@ -28,7 +29,9 @@ _IN_LOCKS = (*_LOCKS, TaskClass.FLT, TaskClass.SWP)
 """Classes of interruptible sleep that another task has to end."""
 
 _FROZEN = (TaskClass.STP, TaskClass.TRC, TaskClass.ZMB)
-_ASKS_SERVER = frozenset(("request_wait_answer",))
+_WAITS_ON = frozenset(("request_wait_answer", NAMESPACE))
+"""Interruptible sleep that others have to end: for a file system in user space (at
+first, fs/fuse/dev.c), and of a process that has been killed already."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,15 @@ def blocked_rows(tasks: TaskTable, now: TaskState) -> Rows:
     Tasks that wait for work, and stopped or frozen ones, are not blocked.
     """
     blocked = (letters(tasks) == "D") | are_any(now.classes, _IN_LOCKS)
-    blocked |= _asks_server(now)[now.stacks.index]
+    blocked |= _waits_on(now)[now.stacks.index]
     blocked &= ~are_any(now.classes, _FROZEN)
     return np.flatnonzero(blocked)
 
 
-def _asks_server(now: TaskState) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which stacks wait for a file system in user space.
-
-    That sleep is interruptible at first (fs/fuse/dev.c).
-    """
+def _waits_on(now: TaskState) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which stacks are blocked though their sleep is interruptible."""
     names = (now.stacks.names(stack) for stack in now.stacks.unique)
-    return np.array([not _ASKS_SERVER.isdisjoint(each) for each in names], np.bool_)
+    return np.array([not _WAITS_ON.isdisjoint(each) for each in names], np.bool_)
 
 
 def find_blocked(

@@ -8,7 +8,13 @@ from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.lock_type import LockType
-from msatools.locks.events import bitwaits, completions, folios, waitqueues
+from msatools.locks.events import (
+    bitwaits,
+    completions,
+    folios,
+    relatives,
+    waitqueues,
+)
 from msatools.locks.sleeping import percpurwsems, sleeplocks, spinlocks
 from msatools.locks.user import filelocks, userlocks
 
@@ -19,6 +25,7 @@ LOCK_TYPES: tuple[LockType, ...] = (
     spinlocks.SPINLOCK,
     percpurwsems.PERCPU_RWSEM,
     sleeplocks.SLEEPING_LOCK,
+    relatives.RELATIVES,
     completions.COMPLETION,
     folios.FOLIO,
     bitwaits.BIT_WAIT,

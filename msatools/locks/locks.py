@@ -31,15 +31,11 @@ from msatools.locks.herds import Watched, read_again
 from msatools.locks.lock_ids import LockIds, lock_id
 from msatools.locks.options import LocksOptions
 from msatools.locks.owners import BY_STACK
+from msatools.locks.ownership import find_owners, missing_owners
 from msatools.locks.report import Contended, LocksReport, changes
 from msatools.locks.report_builder import ReportBuilder
 from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
-from msatools.locks.wait_snapshot import (
-    WaitSnapshot,
-    find_owners,
-    missing_owners,
-    read_snapshot,
-)
+from msatools.locks.wait_snapshot import WaitSnapshot, read_snapshot
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames

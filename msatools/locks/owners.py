@@ -2,7 +2,7 @@
 
 """Owners of locks, by the lock itself and by stacks, with their confidence. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msatools.locks.base.lock import Lock, OwnerConfidence
 from msatools.records import dataclass
@@ -26,6 +26,12 @@ class Owned:
     firm: bool
     """Whether it may be part of a deadlock."""
 
+    against: tuple[str, ...] = ()
+    """What refutes that it has the lock: then it is what the lock says, no owner."""
+
+    others: tuple[int, ...] = ()
+    """Rows of other tasks whose stacks have the lock's address: a contradiction."""
+
 
 def owners(
     lock: Lock,
@@ -35,22 +41,39 @@ def owners(
     waiting: Collection[int],
     *,
     searched: bool = True,
+    implied: Collection[int] = (),
+    against: Callable[[int], tuple[str, ...]] = lambda row: (),
+    handles: Callable[[int], bool] = lambda row: True,
 ) -> tuple[Owned, ...]:
     """
-    Return the owners of a lock.
+    Return the owners of a lock, by the evidence in falling order.
 
-    The kernel records at most the last reader of a lock and the last owner of a
-    semaphore. But an owner usually has the lock's address on its stack. So has each
-    waiter, and sometimes a task that has released the lock. So stacks prove nothing if
-    more of them have the address than the lock has readers. And the last reader has
-    left if as many other stacks have the address as there are readers.
+    1. The lock's own word, unless something refutes it: see
+       :mod:`msatools.locks.standing`. Then nobody is known to have the lock.
+    2. Where a reader is, if that implies that it has the lock; and the kernel's hint,
+       the last reader of a lock or the last owner of a semaphore, unless refuted: it
+       may have released the lock since.
+    3. The lock's address on a stack, below a function that takes such locks, for as
+       many readers as the others leave. An owner usually has it there. So has each
+       waiter, and sometimes a task that has released the lock: so stacks prove nothing
+       if there are more of them than readers. If they are just as many, the last
+       reader has left, unless something else speaks for it.
 
     :param named: Rows of tasks that the lock itself records, with the confidence.
     :param readers: The number of readers; ``None`` if the lock does not count them.
     :param seen: Rows of tasks whose stacks have its address.
     :param waiting: Rows of tasks that wait for the lock.
     :param searched: Whether all stacks were searched, not just those of named tasks.
+    :param implied: Rows of tasks that have it, because of where they are.
+    :param against: Returns what refutes that a task has it.
+    :param handles: Returns whether a task is in a function that takes such locks.
     """
+    refuted = {row: texts for row, _ in named if (texts := against(row))}
+    if any(confidence == "exact" and row in refuted for row, confidence in named):
+        return tuple(
+            Owned(row, "evidence", False, False, texts)
+            for row, texts in refuted.items()
+        )
     recorded = [
         Owned(
             row,
@@ -60,15 +83,17 @@ def owners(
         )
         for row, confidence in named
         # A writer may be recorded while it waits for readers to leave.
-        if not (readers and row in waiting)
+        if not (readers and row in waiting) and row not in refuted
     ]
     if lock.type not in BY_STACK or any(own.confidence == "exact" for own in recorded):
         return tuple(recorded)
+    recorded = _with_implied(recorded, implied, seen)
     if not searched:
         # The last reader may have left, and other stacks were not searched.
         return tuple(own for own in recorded if own.seen)
     known = {own.row for own in recorded}
     others = sorted(set(seen) - set(waiting) - known)
+    others = [row for row in others if not against(row) and handles(row)]
     if lock.type == "semaphore":
         # A semaphore does not count its owners.
         alone = not recorded and len(others) == 1
@@ -77,13 +102,31 @@ def owners(
     most = 1 if readers is None else readers
     if lock.type == "percpu_rwsem" and not readers:
         most = 1  # a writer owns the lock
-    last = [own for own in recorded if own.seen]
-    if len(others) + len(last) > most:
-        # There are more candidates than owners.
-        return tuple(recorded)
-    if len(others) == most:
-        recorded = last
-    confirmed = [Owned(own.row, own.confidence, True, True) for own in last]
+    supported = [own for own in recorded if own.seen or own.firm]
+    if len(others) + len(supported) > most:
+        # There are more candidates than owners that are left.
+        return tuple(_contradicted(own, others) for own in recorded)
+    if others and len(others) + len(supported) == most:
+        recorded = supported
+    seen_too = [own for own in recorded if own.seen]
+    confirmed = [Owned(own.row, own.confidence, True, True) for own in seen_too]
     unseen = [own for own in recorded if not own.seen]
     found = [Owned(row, "evidence", True, True) for row in others]
     return (*confirmed, *unseen, *found[:MAX_BY_STACK])
+
+
+def _contradicted(own: Owned, others: Sequence[int]) -> Owned:
+    """Add who else may have the lock to an owner of which it is not certain."""
+    if own.firm or own.seen:
+        return own
+    return Owned(own.row, own.confidence, own.seen, own.firm, others=tuple(others))
+
+
+def _with_implied(
+    recorded: list[Owned], implied: Collection[int], seen: Collection[int]
+) -> list[Owned]:
+    """Add the tasks that have a lock where they are, which confirms those recorded."""
+    known = {own.row: own for own in recorded}
+    for row in sorted(implied):
+        known[row] = Owned(row, "likely", seen=row in seen, firm=True)
+    return list(known.values())

@@ -16,6 +16,8 @@ from msatools.locks.externals import External
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
+from msatools.tasks.states import TRAP_FREEZE, read_frozen
+from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
 _EXITING = 0x4
@@ -29,9 +31,6 @@ _STOP_SIGNAL = 0xFFFF
 
 _BELOW_WORK = "process_one_work"
 """The function that calls those of work items."""
-
-_FREEZER_V2 = ("do_freezer_trap", "cgroup_enter_frozen")
-_FREEZER = "__refrigerator"
 
 _MAX_RT_PRIO = 100
 """``task_struct.prio`` of real-time and deadline tasks is below."""
@@ -139,7 +138,7 @@ def _asleep(
     task_class: TaskClass,
 ) -> str:
     if task_class is TaskClass.STP:
-        return _stopped(context, row, case)
+        return _stopped(context, row)
     if task_class is TaskClass.TRC:
         tracer = on.pid if on else None
         return "stopped by a tracer" if tracer is None else f"traced by {tracer}"
@@ -158,12 +157,13 @@ def _asleep(
     return f"asleep in {function} of {file}" if file else f"asleep in {function}"
 
 
-def _stopped(context: LockContext, row: int, case: BlockedTask | None) -> str:
-    if case is not None and case.is_in(*_FREEZER_V2):
-        return "frozen by its control group"
-    if case is not None and case.is_in(_FREEZER):
-        return "frozen"
-    number = int(context.tasks["jobctl"][row]) & _STOP_SIGNAL
+def _stopped(context: LockContext, row: int) -> str:
+    tasks = TaskTable(context.tasks.records[[row]], context.tasks.columns)
+    jobctl = int(tasks["jobctl"][0])
+    if read_frozen(context.reader, tasks)[0]:
+        by_group = jobctl & TRAP_FREEZE
+        return "frozen by its control group" if by_group else "frozen"
+    number = jobctl & _STOP_SIGNAL
     return f"stopped by {_signal(number)}" if number else "stopped"
 
 

@@ -83,6 +83,9 @@ class Owner:
     seen: bool
     """Whether its stack has the lock's address."""
 
+    evidence: tuple[str, ...] = field(default=(), metadata=ADDED)
+    """What contradicts that it has the lock, each in a few words."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockRow:
@@ -104,6 +107,10 @@ class LockRow:
 
     max_age_ns: int
     """The longest wait."""
+
+    refuted: tuple[Owner, ...] = field(default=(), metadata=ADDED)
+    """Whom the lock names, though their ``evidence`` refutes it: who had it has exited,
+    or left the kernel without unlocking it."""
 
     readers: int | None = field(default=None, metadata=ADDED)
     """The number of readers, if it counts them."""

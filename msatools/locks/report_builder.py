@@ -23,9 +23,11 @@ from msatools.locks.io.inflight import in_flight
 from msatools.locks.io.model import DiskIo
 from msatools.locks.lock_ids import LockIds
 from msatools.locks.options import LocksOptions
+from msatools.locks.owners import Owned
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
 from msatools.locks.root_rows import RootRows, root_of_pool
 from msatools.locks.selection import WaitSelection
+from msatools.locks.standing import KERNEL_LOCKS
 from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
 from msatools.locks.workqueues.listing import list_workqueues, stalled_pools
@@ -38,7 +40,7 @@ from msatools.tasks.task_state import AgeBound
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners inherit the priority of waiters."""
 
-_EVENTS = frozenset(("completion", "wait_queue"))
+_EVENTS = frozenset(("completion", "wait_queue", "threads", "child"))
 
 _MAX_RT_PRIO = 100
 """Priorities below are those of real-time and deadline tasks. /proc shows priorities
@@ -187,15 +189,8 @@ class ReportBuilder:
             type=want.lock.type,
             address=None if address is None else Address(address),
             name=name.name,
-            owners=tuple(
-                Owner(
-                    pid=snapshot.pids[own.row],
-                    confidence=own.confidence,
-                    comm=snapshot.comm(own.row),
-                    seen=own.seen,
-                )
-                for own in want.owners
-            ),
+            owners=tuple(map(self._owner, want.owners)),
+            refuted=tuple(map(self._owner, want.refuted)),
             waiters=tuple(self._waiters(want)),
             max_age_ns=max(snapshot.ages_ns[row] for row in want.rows),
             readers=want.readers,
@@ -205,6 +200,19 @@ class ReportBuilder:
             pid=name.pid,
             cache=name.cache,
             what=self._what(want),
+        )
+
+    def _owner(self, own: Owned) -> Owner:
+        also = (
+            f"its address is on the stack of {self._snapshot.pids[row]}, too"
+            for row in own.others
+        )
+        return Owner(
+            pid=self._snapshot.pids[own.row],
+            confidence=own.confidence,
+            comm=self._snapshot.comm(own.row),
+            seen=own.seen,
+            evidence=(*own.against, *also),
         )
 
     def _what(self, want: Wanted) -> str | None:
@@ -237,9 +245,13 @@ class ReportBuilder:
         """Return whether a deadlock is certain.
 
         A wait with a timer ends by itself. A lock of a process may be released by
-        another thread of it than its reported owner.
+        another thread of it than its reported owner. A task whose lock names itself may
+        have taken it twice; or another had it and exited, and its task_struct is used
+        anew.
         """
         snapshot = self._snapshot
+        if len(cycle.edges) == 1 and cycle.edges[0].lock.type in KERNEL_LOCKS:
+            return False
         if not cycle.exact or any(map(self._is_of_process, cycle.edges)):
             return False
         rows = np.array(sorted(edge.waiter for edge in cycle.edges), np.intp)

@@ -127,6 +127,13 @@ class RootRows:
     def _without_owner(self, lock: Lock, what: str | None) -> str:
         """Describe the wait for a lock that has no known owner."""
         name = self._ids.name(lock).name or lock.type
+        want = self._snapshot.wanted.get(lock)
+        for own in want.refuted if want else ():
+            pid, comm = self._snapshot.pids[own.row], self._snapshot.comm(own.row)
+            return (
+                f"{name}: who has it exited, or left the kernel without unlocking it: "
+                f"it names {pid} {comm}, but {' and '.join(own.against)}"
+            )
         if lock.type in ("folio", "bit_wait"):
             return f"{name}, {what}" if what else name
         return what or f"{name}: nobody is known to have it"

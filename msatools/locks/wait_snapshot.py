@@ -2,29 +2,23 @@
 
 """Snapshots of waits, locks and owners, from which reports are made."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import cached_property
-
-import numpy as np
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.blocked import Blocked, blocked_rows, find_blocked
-from msatools.locks.evidence import seen_on_stacks
 from msatools.locks.graph import Edge, Graph, Thing
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
-from msatools.locks.owners import BY_STACK, Owned, owners
+from msatools.locks.owners import Owned
 from msatools.locks.sleeping.spinlocks import spins
 from msatools.locks.user.futexcontent import condition_at
 from msatools.locks.user.userlocks import FUTEX
 from msatools.records import dataclass
-from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskTable
@@ -53,6 +47,8 @@ class Wanted:
     holders: tuple[Holder, ...] = ()
     readers: int | None = None
     owners: tuple[Owned, ...] = ()
+    refuted: tuple[Owned, ...] = ()
+    """Those whom the lock names, though something refutes it."""
 
 
 @dataclass(frozen=True)
@@ -261,74 +257,3 @@ def _read_lock(context: LockContext, want: Wanted) -> None:
         context.losses.lose(
             Loss.LOCKS, f"who has a lock, or waits for it, is lost: {error}"
         )
-
-
-def find_owners(
-    snapshot: WaitSnapshot,
-    reader: Reader,
-    stack_size: int,
-    losses: LossLog,
-    search: bool,
-) -> None:
-    """Set the owners of each lock, by the lock itself and by stacks.
-
-    :param search: Whether all stacks are searched, not just those of known owners.
-    """
-    rows = snapshot.rows
-    named = {
-        lock: [
-            (rows[holder.task], holder.confidence)
-            for holder in want.holders
-            # A lock may still point at a task that has exited.
-            if holder.task in rows
-        ]
-        for lock, want in snapshot.wanted.items()
-    }
-    of_kernel = {
-        lock: lock.address
-        for lock in snapshot.wanted
-        if lock.address is not None and lock.address >= KERNEL_HALF
-    }
-    unsure = any(lock.type in BY_STACK for lock in of_kernel)
-    known = {row for lock in of_kernel for row, _ in named[lock]}
-    searched = np.arange(len(snapshot.tasks)) if search and unsure else _array(known)
-    seen = seen_on_stacks(
-        reader, snapshot.tasks, searched, set(of_kernel.values()), stack_size, losses
-    )
-    for lock, want in snapshot.wanted.items():
-        queued = {rows[each.task] for each in want.queue or () if each.task in rows}
-        want.owners = owners(
-            lock,
-            named[lock],
-            want.readers,
-            seen.get(lock.address or 0, ()) if lock in of_kernel else (),
-            queued.union(want.rows),
-            searched=search,
-        )
-        want.owners += tuple(_servers(snapshot, want))
-
-
-def _servers(snapshot: WaitSnapshot, want: Wanted) -> Iterator[Owned]:
-    """Yield the servers of a wait that are blocked themselves.
-
-    Other servers are reported with the wait.
-    """
-    known: set[int] = {own.row for own in want.owners}
-    for row in want.rows:
-        external = snapshot.blocked[row].external
-        for server in external.servers if external else ():
-            owner = snapshot.rows.get(server.task)
-            if owner in snapshot.blocked and owner not in known and owner != row:
-                known.add(owner)
-                yield Owned(owner, server.confidence, seen=False, firm=True)
-
-
-def _array(rows: set[int]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    return np.array(sorted(rows), np.intp)
-
-
-def missing_owners(snapshot: WaitSnapshot) -> Sequence[int]:
-    """Return the owners of locks that are not in the table yet."""
-    rows = snapshot.rows
-    holders = [holder for want in snapshot.wanted.values() for holder in want.holders]
-    return list(dict.fromkeys(h.task for h in holders if h.task not in rows))

@@ -23,9 +23,10 @@ TRACED = 0x8
 WAKING = 0x200
 _NOLOAD = 0x400
 _RTLOCK_WAIT = 0x1000
-_FROZEN = 0x8000
+FROZEN = 0x8000
+"""``TASK_FROZEN``: a sleep that allows it is frozen without a wake-up (v6.1)."""
 
-_TRAP_FREEZE = 1 << 23
+TRAP_FREEZE = 1 << 23
 """``JOBCTL_TRAP_FREEZE`` (include/linux/sched/jobctl.h)."""
 
 _PF_FROZEN = 0x0001_0000
@@ -46,7 +47,7 @@ def letters(tasks: TaskTable) -> Letters:
     """
     state = tasks["state"].astype(np.uint32)
     state = state | tasks["exit_state"].astype(np.uint32)
-    state = np.where(state & (_RTLOCK_WAIT | _FROZEN), UNINTERRUPTIBLE, state)
+    state = np.where(state & (_RTLOCK_WAIT | FROZEN), UNINTERRUPTIBLE, state)
     result: Letters = _BY_STATE[state & (len(_BY_STATE) - 1)]
     idle = UNINTERRUPTIBLE | _NOLOAD
     result[(state & idle) == idle] = "I"
@@ -70,7 +71,7 @@ def loads(tasks: TaskTable) -> Booleans:
     """
     state = tasks["state"]
     counted: Booleans = (state & UNINTERRUPTIBLE) != 0
-    counted &= (state & (_NOLOAD | _FROZEN)) == 0
+    counted &= (state & (_NOLOAD | FROZEN)) == 0
     return counted
 
 
@@ -79,11 +80,11 @@ def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
     addresses = tasks["address"].astype(np.uint64)
     # By cgroup v2: do_freezer_trap(). The bit is also set while a task waits for its
     # child of vfork() or is stopped: for a group to be frozen these count as frozen.
-    frozen: Booleans = (tasks["jobctl"] & _TRAP_FREEZE) != 0
+    frozen: Booleans = (tasks["jobctl"] & TRAP_FREEZE) != 0
     frozen &= (tasks["state"] & INTERRUPTIBLE) != 0
     if frozen.any():
         frozen &= read_bits(reader, "struct task_struct", "frozen", addresses)
-    frozen |= (tasks["state"] & _FROZEN) != 0
+    frozen |= (tasks["state"] & FROZEN) != 0
     # PF_FROZEN before Linux kernel commit f5d39b020809 ("freezer,sched: Rewrite core
     # freezer logic") (in v6.1), which added freezer_active.
     flagged = (tasks["flags"] & _PF_FROZEN) != 0

@@ -18,7 +18,7 @@ from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import saved_registers
 from msatools.tasks.stacks import StackCollector, Stacks
-from msatools.tasks.states import STOPPED, TRACED, WAKING, asleep
+from msatools.tasks.states import FROZEN, STOPPED, TRACED, WAKING, asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import StackWait, classify
 
@@ -91,7 +91,7 @@ def collect_now(
     by_stack = np.array([wait.task_class for wait in waits], np.uint8)
     classes = by_stack[stacks.index]
     classes[(tasks["state"] & TRACED) != 0] = TaskClass.TRC.value
-    classes[(tasks["state"] & STOPPED) != 0] = TaskClass.STP.value
+    classes[(tasks["state"] & (STOPPED | FROZEN)) != 0] = TaskClass.STP.value
     classes[tasks["state"] == 0] = TaskClass.LAT.value
     classes[(tasks["state"] & WAKING) != 0] = TaskClass.WAK.value
     for row in np.flatnonzero(_runs(tasks)).tolist():

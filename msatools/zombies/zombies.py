@@ -32,6 +32,7 @@ from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import letters
 from msatools.tasks.table import Records, TaskReader, TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
+from msatools.zombies.leaders import read_survivors, with_survivors
 from msatools.zombies.leaks import find_leaks
 from msatools.zombies.limits import collect_limits, left
 from msatools.zombies.memory_footprint import held_memory
@@ -73,6 +74,7 @@ Threads = frozenset[tuple[int, int]]
 
 _STEPS = 5
 _MAX_BLOCKED = 16
+_MAX_STUCK = 8
 """Maximum number of blocked parents whose root cause is searched for."""
 
 
@@ -169,7 +171,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             by_parent = {heir.ppid: heir for heir in heirs}
             made = groups(found, sample.places, doing, by_parent)
             # Finding root causes needs all tasks, which is too slow for one.
-            made = made if alone else self._with_roots(made)
+            made = made if alone else self._with_roots(made, tasks)
             progress(3, _STEPS)
             limits: tuple[Limit, ...] | None = None
             held: HeldMemory | None = None
@@ -359,17 +361,32 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             )
         return tuple(asked)
 
-    def _with_roots(self, made: tuple[ZombieGroup, ...]) -> tuple[ZombieGroup, ...]:
-        """Add the root causes of blocked parents."""
-        blocked = [group for group in made if group.verdict == "parent-blocked"]
-        return tuple(
-            self._with_root(group) if group in blocked[:_MAX_BLOCKED] else group
-            for group in made
-        )
+    def _with_roots(
+        self, made: tuple[ZombieGroup, ...], tasks: TaskTable
+    ) -> tuple[ZombieGroup, ...]:
+        """Add the root causes of blocked parents, and of threads that outlive leaders.
 
-    def _with_root(self, group: ZombieGroup) -> ZombieGroup:
-        stuck = [each.pid for each in group.evidence.threads if each.state == "D"]
-        pids = tuple(stuck) or (group.ppid,)
+        Those of the first groups: each takes as long as a report of locks.
+        """
+        left = _MAX_BLOCKED
+        found = []
+        for group in made:
+            pids: tuple[int, ...] = ()
+            if group.verdict == "leader-exited":
+                survivors = read_survivors(self._reader, tasks, group, self._losses)
+                group = with_survivors(group, survivors)
+                pids = survivors.stuck[:_MAX_STUCK]
+            elif group.verdict == "parent-blocked":
+                threads = group.evidence.threads
+                stuck = tuple(each.pid for each in threads if each.state == "D")
+                pids = stuck or (group.ppid,)
+            if pids and left:
+                left -= 1
+                group = self._with_root(group, pids)
+            found.append(group)
+        return tuple(found)
+
+    def _with_root(self, group: ZombieGroup, pids: tuple[int, ...]) -> ZombieGroup:
         try:
             options = LocksOptions(pids=pids)
             report = collect_locks(self._prog, target=self._target, options=options)

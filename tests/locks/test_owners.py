@@ -2,6 +2,8 @@
 
 """Owners of a lock, from its own record and from stacks."""
 
+from dataclasses import replace
+
 import pytest
 
 from msatools.locks.base.lock import Lock, OwnerConfidence
@@ -20,8 +22,19 @@ def owners_of(
     readers: int | None = 1,
     seen: tuple[int, ...] = (),
     waiting: tuple[int, ...] = (),
+    implied: tuple[int, ...] = (),
+    refuted: tuple[int, ...] = (),
+    others: tuple[int, ...] = (),
 ) -> tuple[Owned, ...]:
-    return owners(lock, named or [], readers, seen, waiting)
+    def against(row: int) -> tuple[str, ...]:
+        return ("it sleeps",) if row in refuted else ()
+
+    return owners(
+        *(lock, named or [], readers, seen, waiting),
+        implied=implied,
+        against=against,
+        handles=lambda row: row not in others,
+    )
 
 
 def exact(row: int) -> Owned:
@@ -36,6 +49,8 @@ def seen(row: int, firm: bool = True) -> Owned:
 LAST: list[tuple[int, OwnerConfidence]] = [(1, "likely")]
 FIRST: list[tuple[int, OwnerConfidence]] = [(1, "exact")]
 LIKELY = Owned(1, "likely", True, True)
+IMPLIED = Owned(1, "likely", False, True)
+REFUTED = Owned(1, "evidence", False, False, ("it sleeps",))
 # Without evidence on its stack, it cannot close a cycle.
 UNSEEN = Owned(1, "likely", False, False)
 
@@ -52,6 +67,17 @@ UNSEEN = Owned(1, "likely", False, False)
         (owners_of(named=LAST), [UNSEEN]),
         # It has released the lock if another task is the only reader.
         (owners_of(named=LAST, seen=(5,)), [seen(5)]),
+        # But a slot of a function that takes no such lock is left over.
+        (owners_of(named=LAST, seen=(5,), others=(5,)), [UNSEEN]),
+        (owners_of(named=LAST, seen=(5, 6)), [replace(UNSEEN, others=(5, 6))]),
+        # Where a reader is goes before both, for as many as there are.
+        (owners_of(implied=(3,)), [Owned(3, "likely", False, True)]),
+        (owners_of(named=LAST, implied=(1,), seen=(5,)), [IMPLIED]),
+        (owners_of(named=LAST, implied=(1,), seen=(5,), readers=2), [IMPLIED, seen(5)]),
+        # A hint that is refuted is none, a word that is refuted is no owner.
+        (owners_of(named=LAST, seen=(5,), refuted=(1,)), [seen(5)]),
+        (owners_of(seen=(5,), refuted=(5,)), []),
+        (owners_of(MUTEX, FIRST, None, refuted=(1,)), [REFUTED]),
         (owners_of(named=LAST, readers=2, seen=(1, 5)), [LIKELY, seen(5)]),
         # It can be the second reader, which has no evidence.
         (owners_of(named=LAST, readers=2, seen=(5,)), [UNSEEN, seen(5)]),

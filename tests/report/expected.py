@@ -181,6 +181,12 @@ SCENARIOS: Mapping[str, Expected] = {
             "priority-inversion": "inversion-owner",
         },
     ),
+    "field": Expected(
+        critical=_codes("deadlock"),
+        must=_codes("frozen-filesystem"),
+        may=LATE | _codes("hung-tasks", "zombies"),
+        words={"deadlock": "tracer", "frozen-filesystem": "/mnt/frozen"},
+    ),
     "stalls-locks": Expected(
         critical=_codes("cpu-stalled", "rcu-stalled"),
         may=LATE | _BEHIND,

@@ -63,7 +63,7 @@ OTHER_TASKS = ("tasks-6.12rt", "tasks-7.x", "tasks-6.1arm64", "tasks-6.12arm64")
 NEED_DWARF = ("-6.1arm64", "-6.12small")
 """Debian's cloud kernel of arm64 has no symbols of data (CONFIG_KALLSYMS_ALL=n), and
 the small kernel has no BTF."""
-LOCK_DUMPS = ("locks", "lockmodule", "lockspin")
+LOCK_DUMPS = ("locks", "lockmodule", "lockspin", "field")
 STALLS = ("stalls-locks", "stalls-rcu", "stalls-stop")
 
 TABLES = {

@@ -59,6 +59,10 @@ class Fault:
     page: int
     """Index of the page in the mapped file."""
 
+    by_vma: bool
+    """Whether the task has the lock of the mapping instead of ``mmap_lock``: "mm:
+    handle page faults under VMA lock" and others (in v6.4)."""
+
 
 class OwnStack:
     """The words on the stack of a sleeping task, from its stack pointer on."""
@@ -243,7 +247,9 @@ class OwnStack:
                 and inside
                 and page == first + (address - members["vm_start"]) // page_size
             ):
-                return Fault(vma, address, page), members
+                flags = self.half(start + offset("vm_fault", "flags")) or 0
+                by_vma = bool(flags & self._layout.flag("FAULT_FLAG_VMA_LOCK"))
+                return Fault(vma, address, page, by_vma), members
         return None
 
     def _mapping(self, vma: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import find_member, integer_format
 from msatools.kernel.words import PAGE, U64
-from msatools.selfdesc.find import find_type
+from msatools.selfdesc.find import find_constant, find_type
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo
 from msatools.target.addresses import code_start, kernel_start
 from msatools.target.arch import arch_of
@@ -67,6 +67,7 @@ class Layout:
         self._block = lru_cache(maxsize=None)(self._find_block)
         self._size = lru_cache(maxsize=None)(self._find_size)
         self._symbol = lru_cache(maxsize=None)(self._find_symbol)
+        self._flag = lru_cache(maxsize=None)(self._find_flag)
 
     @cached_property
     def page_size(self) -> int:
@@ -115,6 +116,10 @@ class Layout:
     def symbol(self, name: str) -> int | None:
         """Return the address of a function or variable; ``None`` if unknown."""
         return self._symbol(name)
+
+    def flag(self, name: str) -> int:
+        """Return the value of an enumerator; 0 if this kernel has none of that name."""
+        return self._flag(name)
 
     def word(self, address: int) -> int:
         """Read a pointer or other u64.
@@ -207,6 +212,12 @@ class Layout:
             if type_name not in _MODULES:
                 raise
             return find_type(self._prog, name, _MODULES[type_name])
+
+    def _find_flag(self, name: str) -> int:
+        try:
+            return int(find_constant(self._prog, name).value_())
+        except MissingError:
+            return 0
 
     def _find_symbol(self, name: str) -> int | None:
         try:

@@ -17,6 +17,7 @@ from msatools.locks.base.lock import Lock
 from msatools.locks.base.lock_context import FEW_READS, MAX_CANDIDATES, LockContext
 from msatools.locks.base.model import CONDITION
 from msatools.locks.base.wait_queues import wait_queues
+from msatools.locks.events.relatives import RELATIVES
 from msatools.locks.external_waits.fuse import fuse_mounts
 from msatools.locks.names.described import (
     Name,
@@ -81,6 +82,8 @@ class LockNames:
             return _folio(context, address, cases)
         if lock.type in FILE_LOCK.names:
             return _file_lock(context, address)
+        if lock.type in RELATIVES.names:
+            return _process(context, lock)
         found = self._on_stack(address)
         if found is not None:
             return found
@@ -135,6 +138,17 @@ class LockNames:
             return None
         pid = int(self._context.tasks["pid"][rows[index]])
         return Name(name=f"on the stack of {pid}", pid=pid)
+
+
+def _process(context: LockContext, lock: Lock) -> Name:
+    """Return the name of a wait for the threads of a process, or for its namespace."""
+    tasks = context.tasks
+    rows = np.flatnonzero(tasks["signal"] == np.uint64(lock.address or 0))
+    if not len(rows):
+        return Name()
+    pid = int(tasks["tgid"][rows[0]])
+    what = "threads" if lock.type == "threads" else "PID namespace"
+    return Name(name=f"{what} of {pid}", pid=pid)
 
 
 _OF_PIPE = {"mutex": ("mutex",), "wait_queue": ("rd_wait", "wr_wait")}

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Waits for one's own threads and for the processes of a PID namespace.
+
+- exec in a threaded program waits until its other threads have been released
+  (fs/exec.c, de_thread()); a core dump waits until they have stopped, and they for
+  the dump (kernel/exit.c, fs/coredump.c).
+- The first process of a PID namespace ends only when all others of it have been reaped
+  (kernel/pid_namespace.c, zap_pid_ns_processes()).
+
+The tasks that end such a wait are not recorded with it, but follow from it: a thread
+that lives has to end, and one that is dead is released by whom it has to be reported
+to, its tracer or its parent.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from msatools.kernel.pidnamespaces import MAX_LEVEL
+from msatools.kernel.rows import NOT_FOUND, find_rows
+from msatools.kernel.structs import Booleans
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Holder, Lock, Request
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.lock_type import LockType, at_most_one
+
+MAX_AWAITED = 64
+"""Maximum number of tasks that one wait is said to be for."""
+
+NAMESPACE = "zap_pid_ns_processes"
+_EXEC = ("de_thread", "begin_new_exec", "flush_old_exec")
+"""de_thread() is inlined into its caller by most compilers."""
+
+_DUMPER = ("coredump_wait", "do_coredump", "vfs_coredump")
+_HELPERS = ("call_usermodehelper_exec", "call_usermodehelper_exec_work")
+"""A program that a dump is piped to is started within the same functions."""
+
+_DUMPED = ("coredump_task_exit", "exit_mm", "do_exit")
+"""Where a thread waits for the core dump of its process: coredump_task_exit() is of
+"signal: Replace force_fatal_sig with ..." and others (in v5.16), often inlined."""
+
+_SCHEDULER = ("__schedule", "schedule", "__switch_to")
+_COMPLETIONS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
+
+_Finder = Callable[[LockContext, BlockedTask], Iterator[int]]
+
+
+def _sleeper(case: BlockedTask) -> str:
+    """Return the innermost function that is not the scheduler's."""
+    names = (name.partition(".")[0] for name in case.names)
+    return next((name for name in names if not name.startswith(_SCHEDULER)), "")
+
+
+def _request(context: LockContext, case: BlockedTask) -> Request | None:
+    """Return the wait of a task for its threads, or for the rest of its namespace."""
+    signal = int(context.tasks["signal"][case.row])
+    sleeper = _sleeper(case)
+    if case.is_in(NAMESPACE):
+        lock, find = Lock("child", signal), _of_namespace
+    elif sleeper in _EXEC:
+        lock, find = Lock("threads", signal), _of_exec
+    elif sleeper in _DUMPED and _dumper(context, signal):
+        lock, find = Lock("threads", signal, 1), _dumper_of
+    elif _waits_to_dump(case, sleeper):
+        lock, find = Lock("threads", signal), _of_dump
+    else:
+        return None
+    tasks = list(dict.fromkeys(find(context, case)))[:MAX_AWAITED]
+    if not tasks:
+        return None
+    _awaited(context)[lock] = tasks
+    _texts(context)[lock] = _TEXTS[find]
+    return Request(lock)
+
+
+def _waits_to_dump(case: BlockedTask, sleeper: str) -> bool:
+    """Return whether a task that dumps core waits for the others to stop."""
+    waits = sleeper in _DUMPER or sleeper.startswith(_COMPLETIONS)
+    return waits and case.is_in(*_DUMPER) and not case.is_in(*_HELPERS)
+
+
+@per_context
+def _awaited(context: LockContext) -> dict[Lock, list[int]]:
+    """Maps a wait to the addresses of the tasks that it is for."""
+    return {}
+
+
+@per_context
+def _texts(context: LockContext) -> dict[Lock, str]:
+    return {}
+
+
+def _holders(context: LockContext, lock: Lock) -> list[Holder]:
+    return [Holder(task, "exact") for task in _awaited(context).get(lock, ())]
+
+
+def _what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
+    return _texts(context).get(request.lock)
+
+
+def _group(context: LockContext, case: BlockedTask) -> Booleans:
+    """Return which rows are the other threads of a task's process."""
+    tasks = context.tasks
+    others: Booleans = tasks["signal"] == tasks["signal"][case.row]
+    others[case.row] = False
+    return others
+
+
+def _of_exec(context: LockContext, case: BlockedTask) -> Iterator[int]:
+    """Yield the threads that have to end before exec goes on, or who releases them."""
+    tasks = context.tasks
+    others = _group(context, case)
+    lives = others & (tasks["exit_state"] == 0)
+    yield from tasks["address"][lives].tolist()
+    if not lives.any():
+        # The leader is kept until the end, and released by the task itself.
+        dead = others & (tasks["pid"] != tasks["tgid"])
+        yield from _reapers(context, dead, case)
+
+
+def _reapers(context: LockContext, dead: Booleans, case: BlockedTask) -> Iterator[int]:
+    """Yield the tasks that the dead have to be reported to, but for the task itself."""
+    tasks = context.tasks
+    own = tasks["signal"][case.row]
+    rows = find_rows(tasks["address"], tasks["parent"][dead])
+    rows = rows[rows != NOT_FOUND]
+    yield from tasks["address"][rows[tasks["signal"][rows] != own]].tolist()
+
+
+def _of_dump(context: LockContext, case: BlockedTask) -> Iterator[int]:
+    """Yield the threads that share the memory and have not stopped for the dump."""
+    tasks = context.tasks
+    mm = tasks["mm"][case.row]
+    if not mm:
+        return
+    others = (tasks["mm"] == mm) & (tasks["exit_state"] == 0)
+    others[case.row] = False
+    exiting = (tasks["flags"] & _PF_POSTCOREDUMP) != 0
+    yield from tasks["address"][others & ~exiting].tolist()
+
+
+_PF_POSTCOREDUMP = 0x8
+"""A bit of ``flags`` (v5.16): the thread is past the point where a dump stops it."""
+
+
+def _dumper(context: LockContext, signal: int) -> int:
+    """Return the task that dumps core for a process; 0 if there is none."""
+    if not signal or not context.layout.has("signal_struct", "core_state"):
+        return 0
+    state = context.layout.member(signal, "signal_struct", "core_state")
+    if not state:
+        return 0
+    return context.layout.member(state, "core_state", "dumper.task")
+
+
+def _dumper_of(context: LockContext, case: BlockedTask) -> Iterator[int]:
+    dumper = _dumper(context, int(context.tasks["signal"][case.row]))
+    if dumper and dumper != case.address:
+        yield dumper
+
+
+def _of_namespace(context: LockContext, case: BlockedTask) -> Iterator[int]:
+    """Yield the tasks of the namespace that live, or who has to reap its dead."""
+    tasks = context.tasks
+    inside = _inside(context, case)
+    inside &= tasks["signal"] != tasks["signal"][case.row]
+    lives = inside & (tasks["exit_state"] == 0)
+    yield from tasks["address"][lives].tolist()
+    yield from _reapers(context, inside & (tasks["exit_state"] != 0), case)
+
+
+def _inside(context: LockContext, case: BlockedTask) -> Booleans:
+    """Return which tasks are in the PID namespace whose first process a task is."""
+    tasks = context.tasks
+    layout = context.layout
+    own = int(tasks["thread_pid"][case.row])
+    level = layout.member(own, "pid", "level")
+    found = np.zeros(len(tasks), np.bool_)
+    if not 0 < level <= MAX_LEVEL:
+        return found
+    first = layout.offset("pid", "numbers[0].ns")
+    place = first + level * layout.size("upid")
+    space = layout.word(own + place)
+    pids: list[int] = tasks["thread_pid"].tolist()
+    for row, pid in enumerate(pids):
+        if pid and layout.member(pid, "pid", "level") >= level:
+            found[row] = layout.word(pid + place) == space
+    return found
+
+
+_TEXTS: dict[_Finder, str] = {
+    _of_exec: "its own threads to end, before exec",
+    _of_dump: "its own threads to stop, for a core dump",
+    _dumper_of: "the core dump of its process",
+    _of_namespace: "the processes of its PID namespace to be reaped",
+}
+
+RELATIVES = LockType(
+    names=frozenset({"threads", "child"}),
+    requests=at_most_one(_request),
+    holders=_holders,
+    what=_what,
+)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Whether a function on a stack takes locks of a type, by its machine code.
+
+A lock's address in a slot of a stack is evidence only in the frames of a function that
+handles such a lock: other slots are left over from calls that have returned. What a
+function calls is in the dump: a ``call`` of x86-64 has the distance to its target, a
+``bl`` of arm64, too. A function may also take a lock by a helper, one call away.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.errors import UNREADABLE
+from msatools.locks.base.lock import LockTypeName
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.target.arch import arch_of
+from msatools.tasks.stacks import Stack
+
+_TAKES: dict[LockTypeName, str] = {
+    "rwsem": """
+        down_read down_read_killable down_read_interruptible down_read_trylock
+        down_write down_write_killable down_write_trylock __down_read __down_write
+        down_read_nested down_write_nested
+    """,
+    "semaphore": "down down_interruptible down_killable down_trylock down_timeout",
+    "percpu_rwsem": "__percpu_down_read percpu_down_write percpu_down_read",
+}
+_ENTRIES = (
+    "do_syscall_64",
+    "x64_sys_call",
+    "entry_",
+    "kthread",
+    "ret_from_fork",
+    "el0",
+)
+"""They call all system calls, or end threads."""
+
+_MAX_CODE = 1 << 16
+"""Maximum number of bytes of a function to search."""
+
+_PADDING = 16
+"""Some kernels call into the bytes before a function, or behind its first ones."""
+
+
+def takes(context: LockContext, stack: Stack, type_: LockTypeName) -> bool:
+    """Return whether any function on a stack takes locks of a type.
+
+    True also if that cannot be told: without symbols or code.
+    """
+    finder = _calls(context)
+    takers = finder.addresses(_TAKES.get(type_, "").split())
+    if not takers:
+        return True
+    for address in stack.instructions():
+        symbol = context.text.symbol(address)
+        if symbol is None or symbol.name.startswith(_ENTRIES):
+            continue
+        targets = finder.targets(symbol.address, symbol.size)
+        if targets is None or finder.any_near(targets, takers):
+            return True
+        for target in targets:
+            helper = context.text.symbol(target + _PADDING)
+            inner = helper and finder.targets(helper.address, helper.size)
+            if inner and finder.any_near(inner, takers):
+                return True
+    return False
+
+
+class _Calls:
+    """What functions call; each is read once."""
+
+    def __init__(self, context: LockContext) -> None:
+        self._context = context
+        self._is_arm = arch_of(context.reader.prog).has_frame_records
+        self._targets: dict[int, tuple[int, ...] | None] = {}
+
+    def addresses(self, names: Iterable[str]) -> tuple[int, ...]:
+        """Return the addresses of the functions that this kernel has."""
+        found = (self._context.layout.symbol(name) for name in names)
+        return tuple(address for address in found if address is not None)
+
+    @staticmethod
+    def any_near(targets: Iterable[int], wanted: Iterable[int]) -> bool:
+        return any(abs(a - b) <= _PADDING for a in targets for b in wanted)
+
+    def targets(self, start: int, size: int) -> tuple[int, ...] | None:
+        """Return what a function may call or end with; ``None`` if unreadable."""
+        if start not in self._targets:
+            self._targets[start] = self._read(start, min(size, _MAX_CODE))
+        return self._targets[start]
+
+    def _read(self, start: int, size: int) -> tuple[int, ...] | None:
+        try:
+            code = self._context.reader.read(start, size)
+        except UNREADABLE:
+            return None
+        found = _of_arm(code, start) if self._is_arm else _of_x86(code, start)
+        return tuple(dict.fromkeys(found.tolist()))
+
+
+def _of_x86(code: bytes, start: int) -> npt.NDArray[np.uint64]:
+    """Return the targets of all that may be ``call rel32`` or ``jmp rel32``."""
+    data = np.frombuffer(code, np.uint8)
+    places = np.flatnonzero((data[:-4] == 0xE8) | (data[:-4] == 0xE9))
+    parts = [
+        data[places + 1 + byte].astype(np.uint32) << (8 * byte) for byte in range(4)
+    ]
+    distance = (parts[0] | parts[1] | parts[2] | parts[3]).astype(np.int32)
+    return _moved(start + 5, places, distance.astype(np.int64))
+
+
+def _of_arm(code: bytes, start: int) -> npt.NDArray[np.uint64]:
+    """Return the targets of all ``bl`` and ``b``."""
+    words = np.frombuffer(code[: len(code) & ~3], "<u4")
+    places = np.flatnonzero((words & 0x7C00_0000) == 0x1400_0000)
+    distance = (words[places] << 6).astype(np.int32).astype(np.int64) >> 4
+    return _moved(start, 4 * places, distance)
+
+
+def _moved(
+    start: int, places: npt.NDArray[np.intp], distance: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    base = np.uint64(start) + places.astype(np.uint64)
+    return base + distance.astype(np.uint64)
+
+
+@per_context
+def _calls(context: LockContext) -> _Calls:
+    return _Calls(context)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Readers of a lock that follow from where they are, though no word has its address.
+
+A task that handles a page fault has the ``mmap_lock`` of that memory for reading, or
+the lock of the mapping (mm/memory.c, handle_mm_fault()): so the kernel asserts. The
+same holds for who reads or writes the memory of another process, such as ``ps``
+(__access_remote_vm()). Their stacks have the mapping and the memory's descriptor.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from msatools.errors import LOST
+from msatools.kernel.losses import Loss
+from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.names.names import find_place
+from msatools.locks.places.places import LockPlace
+from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
+
+_FAULTS = frozenset(
+    {
+        *("handle_mm_fault", "__handle_mm_fault", "do_fault", "do_wp_page"),
+        *("do_swap_page", "handle_userfault", "faultin_page"),
+    }
+)
+_REMOTE = frozenset({"__access_remote_vm", "access_remote_vm", "get_user_pages_remote"})
+_LOCKS = {
+    "mmap_lock": "mm_struct",
+    "mmap_sem": "mm_struct",
+    "vm_lock": "vm_area_struct",
+}
+"""Maps locks that such tasks have to the structures that contain them."""
+
+
+def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[int]:
+    """Return the rows of tasks that have a lock for reading where they are.
+
+    :param stack_size: Bytes of a kernel stack.
+    """
+    place = _place(snapshot, want, stack_size)
+    if place is None:
+        return frozenset()
+    rows = np.array(
+        [row for row in _faulting(snapshot) if row not in want.rows], np.intp
+    )
+    cases = read_cases(snapshot.context, snapshot.now, rows, stack_size)
+    return frozenset(
+        case.row for case in cases if _holds(snapshot.context, case, place)
+    )
+
+
+def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace | None:
+    """Return the structure of a lock that faults take; ``None`` for other locks."""
+    if want.lock.type != "rwsem" or not want.readers:
+        return None
+    context, first = snapshot.context, np.array(want.rows[:1], np.intp)
+    cases = [*read_cases(context, snapshot.now, first, stack_size)]
+    try:
+        place = find_place(context, want.lock.type, want.lock.address or 0, cases)
+    except LOST as error:
+        context.losses.lose(Loss.LOCK_NAMES, f"what a lock lies in is lost: {error}")
+        return None
+    known = place is not None and _LOCKS.get(place.name) == place.type_name
+    return place if known else None
+
+
+def _faulting(snapshot: WaitSnapshot) -> Iterator[int]:
+    """Yield the rows of sleeping tasks that are in a fault, or in another's memory."""
+    stacks = snapshot.now.stacks
+    wanted = _FAULTS | _REMOTE
+    chosen = [
+        index
+        for index, stack in enumerate(stacks.unique)
+        if not wanted.isdisjoint(name.partition(".")[0] for name in stacks.names(stack))
+    ]
+    yield from np.flatnonzero(np.isin(stacks.index, chosen)).tolist()
+
+
+def _holds(context: LockContext, case: BlockedTask, place: LockPlace) -> bool:
+    """Return whether a task has the lock of a mapping, or of the memory around it."""
+    try:
+        for remote in (False, True):
+            found = case.stack.fault(case.mm, remote)
+            if found is None:
+                continue
+            fault, members = found
+            if place.type_name == "vm_area_struct":
+                return fault.vma == place.address
+            if members["vm_mm"] == place.address:
+                return not fault.by_vma
+        return place.type_name == "mm_struct" and _is_remote(case, place.address)
+    except LOST as error:
+        context.losses.lose(Loss.LOCKS, f"who has a lock is lost: {error}")
+        return False
+
+
+def _is_remote(case: BlockedTask, mm: int) -> bool:
+    """Return whether a task works in the memory of another process.
+
+    Before it has the lock it is in a function that takes one, and waits itself.
+    """
+    return case.is_in(*_REMOTE) and case.mm != mm and mm in case.stack.pointers

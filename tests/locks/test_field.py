@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Situations out of public reports: who keeps whom waiting, by the guest's record."""
+
+import pytest
+from msatools.commands.zombies import COMMAND as ZOMBIES
+
+from msatools.locks.report import Root
+from msatools.target import Opened, TargetSpec, open_target
+from tests.locks.reports import LoggedReport, logged_report
+from tests.support.calls import call
+
+
+@pytest.fixture(params=["field-6.1", "field-6.12"])
+def dump(request: pytest.FixtureRequest) -> LoggedReport:
+    return logged_report(request.param)
+
+
+def tid(dump: LoggedReport, name: str) -> int:
+    return int(dump.run.workload["tasks"][name]["tid"])
+
+
+def root_of(dump: LoggedReport, name: str) -> Root:
+    """Return the root behind which a task waits."""
+    pid = tid(dump, name)
+    (root,) = (root for root in dump.report.roots if pid in root.behind)
+    return root
+
+
+# --- an owner that left
+
+
+@pytest.mark.parametrize("name", ["leaked", "reused-waiter"])
+def test_owner_that_left(dump: LoggedReport, name: str) -> None:
+    """The mutex's word names a task that has it no more, or has never had it."""
+    named = tid(dump, {"leaked": "leaker", "reused-waiter": "reused-task"}[name])
+    (lock,) = (lock for lock in dump.report.locks if tid(dump, name) in lock.waiters)
+    assert lock.owners == ()
+    (refuted,) = lock.refuted
+    assert (refuted.pid, refuted.confidence) == (named, "evidence")
+    assert "it sleeps in pause()" in refuted.evidence
+    began_later = f"it began after {tid(dump, name)} had fallen asleep"
+    assert (began_later in refuted.evidence) == (name == "reused-waiter")
+    root = root_of(dump, name)
+    assert root.pid in (None, tid(dump, name))
+    assert not [root for root in dump.report.roots if root.pid == named]
+    assert "without unlocking it" in root.reason
+
+
+# --- threads and namespaces
+
+
+def test_exec_waits_for_a_thread_of_a_tracer(dump: LoggedReport) -> None:
+    (found,) = dump.report.deadlocks
+    assert found.confidence == "exact"
+    assert {*found.pids} == {tid(dump, "exec"), tid(dump, "tracer")}
+
+
+@pytest.mark.parametrize(
+    ("waiter", "end"),
+    [("stuck-exec", "exec-asks"), ("namespace-init", "namespace-asks")],
+)
+def test_who_waits_for_a_task_that_asks(
+    dump: LoggedReport, waiter: str, end: str
+) -> None:
+    """It waits behind the server that the thread, or the other process, asks."""
+    wait = dump.waits[tid(dump, waiter)]
+    assert wait.lock is not None
+    assert [own.pid for own in dump.locks[wait.lock].owners] == [tid(dump, end)]
+    root = root_of(dump, waiter)
+    assert "FUSE server" in root.reason
+    assert tid(dump, end) in root.behind
+
+
+def test_frozen_owner(dump: LoggedReport) -> None:
+    root = root_of(dump, "frozen-waiter")
+    assert root.pid == tid(dump, "frozen-owner")
+    assert root.reason == "frozen by its control group"
+
+
+# --- a page fault
+
+
+def test_fault_has_the_lock(dump: LoggedReport) -> None:
+    """No word on its stack says so, but where it is."""
+    wait = dump.waits[tid(dump, "protect")]
+    assert wait.lock is not None
+    (owner,) = dump.locks[wait.lock].owners
+    assert (owner.pid, owner.confidence) == (tid(dump, "fault"), "likely")
+    for name in ("ps", "protect", "fault"):
+        assert "frozen file system /mnt/frozen" in root_of(dump, name).reason
+
+
+# --- the dead
+
+
+def test_dead_leader_whose_thread_cannot_be_killed(dump: LoggedReport) -> None:
+    """It has been killed: to kill it again is no advice."""
+
+    def opening(spec: TargetSpec) -> Opened:
+        return open_target(TargetSpec(path=str(dump.run.kept), types="btf"))
+
+    report = call(ZOMBIES, "--json", opening=opening).json
+    (truth,) = dump.run.workload["zombies"]
+    (group,) = (
+        group for group in report["groups"] if group["verdict"] == truth["verdict"]
+    )
+    assert group["pids"] == [truth["pid"]]
+    assert (
+        f"thread {truth['thread']} is in uninterruptible sleep"
+        in (group["evidence"]["text"])
+    )
+    assert "the process is to end" in group["evidence"]["text"]
+    assert f"msa-locks -p {truth['thread']}" in group["advice"]
+    assert "ends them" not in group["advice"]
+    assert "FUSE server" in group["evidence"]["root"]
