@@ -161,16 +161,29 @@ def _unwound(reader: Reader, losses: LossLog) -> list[Frame]:
     for frame in trace:
         if frame.is_inline:
             continue
-        address = frame.pc if frame.interrupted else frame.pc - 1
+        pc, address = frame.pc, frame.pc if frame.interrupted else frame.pc - 1
         symbol = text.symbol(address)
+        if symbol is None and frame.interrupted:
+            # A jump to what is no code: the call has left the address of its caller.
+            pc = _word(reader, frame.sp)
+            address = pc - 1
+            symbol = text.symbol(address)
         if symbol is None:
             continue
         module = None if text.in_kernel(address) else text.module(address)
-        place = f"{symbol.name}+{frame.pc - symbol.address:#x}"
+        place = f"{symbol.name}+{pc - symbol.address:#x}"
         name = None if module is None else module.name
         where = place if name is None else f"{place} [{name}]"
         frames.append(Frame(symbol.name, where, name))
     return frames
+
+
+def _word(reader: Reader, address: int) -> int:
+    """Read a word of a stack; 0 if it cannot be read."""
+    try:
+        return int(reader.words(address, 1)[0])
+    except UNREADABLE:
+        return 0
 
 
 def read_taints(reader: Reader, losses: LossLog) -> str | None:

@@ -7,11 +7,12 @@ Lines of several CPUs may be mixed: each line says which thread or CPU wrote it.
 
 import re
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import field, replace
+from itertools import takewhile
 
 from msatools.records import dataclass
 from msatools.report.causes import Cause, event_cause, panic_cause
-from msatools.report.frames import Frame, parse_frame
+from msatools.report.frames import Frame, is_entry, parse_frame
 from msatools.target.printk import LogRecord
 
 PANIC = "Kernel panic - not syncing: "
@@ -40,6 +41,14 @@ _STALLED = re.compile(r"rcu:\s+(?P<cpu>\d{1,10})-\S+ \(")
 _KERNEL_RIP = re.compile(r"(?:RIP: 0010:|pc : )(?P<frame>.*)")
 _USER_RIP = re.compile(r"RIP: 0033:")
 _TRACE = re.compile(r"Call [Tt]race:")
+_JUMP = re.compile(
+    r"#PF: supervisor instruction fetch|"
+    r"\s*EC = 0x21: IABT \(current EL\)|Unable to handle kernel execut"
+)
+"""The address at which nothing could be executed is that of the fault itself."""
+
+_EXECUTED = ("kernel tried to execute ", "unable to execute userspace code ")
+_GUESS = "? "
 
 
 @dataclass
@@ -56,10 +65,24 @@ class Backtrace:
     calls: list[Frame] = field(default_factory=list)
     """The frames that the kernel is sure of, the innermost first."""
 
+    guesses: list[Frame] = field(default_factory=list)
+    """The frames that it marks with a question mark: return addresses that it found on
+    the stack, which may be left over from calls that have returned."""
+
+    is_jump: bool = False
+    """Whether what was to be executed is no code: then the caller is at fault."""
+
     @property
     def frames(self) -> list[Frame]:
-        """All frames, the innermost first."""
-        return [*([self.at] if self.at else ()), *self.calls]
+        """All frames, the innermost first.
+
+        The kernel cannot unwind from where no code is: then those are guesses, up to
+        the system call or the like, past which nothing of this call lies.
+        """
+        at = [self.at] if self.at and not self.is_jump else []
+        if self.calls or (at and not self.is_jump):
+            return [*at, *self.calls]
+        return list(takewhile(lambda frame: not is_entry(frame), self.guesses))
 
 
 @dataclass
@@ -76,6 +99,8 @@ class Event:
     pid: int | None = None
     comm: str | None = None
     backtraces: list[Backtrace] = field(default_factory=list)
+    is_jump: bool = False
+    """Whether it was a jump to what is no code."""
 
     @property
     def backtrace(self) -> Backtrace | None:
@@ -95,9 +120,15 @@ class _EventParser:
         """The backtrace that each thread or CPU is just writing."""
 
         self._in_trace: set[tuple[int | None, int | None]] = set()
+        self._jumps: set[tuple[int | None, int | None]] = set()
+        """Threads or CPUs that have just jumped to what is no code."""
 
     def add(self, record: LogRecord, line: str) -> None:
         writer = record.tid, record.cpu
+        if line.startswith(_EXECUTED):
+            # The fault itself is reported next.
+            self._jumps.add(writer)
+            return
         if line.startswith(PANIC):
             words = line.removeprefix(PANIC)
             event = Event(panic_cause(words), line, record.time_ns, is_panic=True)
@@ -116,6 +147,8 @@ class _EventParser:
         return not last.is_panic and not any(b.frames for b in last.backtraces)
 
     def _begin(self, event: Event, writer: tuple[int | None, int | None]) -> None:
+        event.is_jump = writer in self._jumps
+        self._jumps.discard(writer)
         self.events.append(event)
         del self.events[:-MAX_EVENTS]
         self._open.pop(writer, None)
@@ -135,6 +168,8 @@ class _EventParser:
         elif found := _TASK.match(line):
             backtrace = Backtrace(pid=int(found["pid"]), comm=found["comm"])
             self._new(event, writer, backtrace)
+        elif _JUMP.match(line):
+            event.is_jump = True
         elif found := _STALLED.match(line):
             event.cpu = int(found["cpu"]) if event.cpu is None else event.cpu
         elif _TRACE.match(line):
@@ -147,6 +182,7 @@ class _EventParser:
     def _new(
         self, event: Event, writer: tuple[int | None, int | None], trace: Backtrace
     ) -> None:
+        trace.is_jump = event.is_jump and not event.backtraces
         event.backtraces.append(trace)
         self._open[writer] = trace
         self._in_trace.discard(writer)
@@ -166,6 +202,8 @@ class _EventParser:
                 self._in_trace.discard(writer)
             elif frame := parse_frame(line.strip()):
                 trace.calls.append(frame)
+            elif frame := parse_frame(line.strip().removeprefix(_GUESS)):
+                trace.guesses.append(replace(frame, text=f"{_GUESS}{frame.text}"))
 
 
 def _event(cause: Cause, line: str, record: LogRecord) -> Event:

@@ -115,6 +115,11 @@ def is_machinery(function: str) -> bool:
     return bool(_MACHINERY.fullmatch(plain_name(function)))
 
 
+def is_entry(frame: Frame) -> bool:
+    """Return whether a frame is at the end of all stacks: a system call or the like."""
+    return bool(_ENTRIES.fullmatch(plain_name(frame.function)))
+
+
 def faulting(frames: Sequence[Frame], cause: Cause) -> list[Frame]:
     """Return the frames from the faulting one on, the innermost first.
 

@@ -131,6 +131,8 @@ SCENARIOS: Mapping[str, Expected] = {
     "crashes-null": _module("null-dereference", "cm_read_state"),
     "crashes-gpf": _module("protection-fault", "cm_read_state"),
     "crashes-fault": _module("page-fault", "cm_fault"),
+    # Who jumped there, and not what lies there.
+    "crashes-jump": _module("page-fault", "cm_jump"),
     "crashes-bug": _module("bug", "cm_bug"),
     "crashes-warn": _module("warning", "cm_warn"),
     "crashes-stack": _module("stack-overflow", "cm_recurse"),

@@ -8,6 +8,7 @@ import pytest
 
 from msatools.report.causes import Cause, event_cause, panic_cause
 from msatools.report.events import MAX_EVENTS, PANIC, parse_events
+from msatools.report.frames import faulting, fingerprint
 from msatools.target.printk import LogRecord
 
 ARM64 = """\
@@ -29,6 +30,26 @@ Call trace:
 Code: d503201f
 ---[ end trace 0000000000000000 ]---
 Kernel panic - not syncing: Oops: Fatal exception
+"""
+
+JUMP = """\
+kernel tried to execute NX-protected page - exploit attempt? (uid: 0)
+BUG: unable to handle page fault for address: ffffffffc04cf0e8
+#PF: supervisor instruction fetch in kernel mode
+Oops: Oops: 0011 [#1] PREEMPT SMP NOPTI
+CPU: 1 UID: 0 PID: 173 Comm: jumper Tainted: G           OE      6.12.0 #1  Debian
+RIP: 0010:a_variable+0x0/0x8 [driver]
+RSP: 0018:ff31c6bd401c7cf8 EFLAGS: 00000246
+Call Trace:
+ <TASK>
+ ? driver_jump+0x11/0x20 [driver]
+ ? driver_write+0x1c2/0x200 [driver]
+ ? vfs_write+0xf8/0x450
+ ? do_syscall_64+0x87/0x180
+ ? handle_mm_fault+0xae/0x2d0
+ </TASK>
+---[ end trace 0000000000000000 ]---
+Kernel panic - not syncing: Fatal exception
 """
 
 
@@ -54,6 +75,26 @@ def test_oops_of_arm64() -> None:
         "driver_read",
     ]
     assert trace.frames[0].module == "driver"
+
+
+@pytest.mark.parametrize(
+    "target", ["a_variable+0x0/0x8 [driver]", "0xffffffffc04cf0e8"]
+)
+def test_jump_to_what_is_no_code(target: str) -> None:
+    """The kernel unwinds nothing from there: who jumped is a guess, and at fault.
+
+    What lies past the system call is of other calls.
+    """
+    text = JUMP.replace("a_variable+0x0/0x8 [driver]", target)
+    oops, panic = parse_events(log(text))
+    assert (oops.cause, panic.is_panic) == ("page-fault", True)
+    assert oops.backtrace is not None
+    found = faulting(oops.backtrace.frames, oops.cause)
+    functions = [frame.function for frame in found]
+    assert functions == ["driver_jump", "driver_write", "vfs_write"]
+    assert found[0].text == "? driver_jump+0x11/0x20 [driver]"
+    other = fingerprint(oops.cause, found[1:], None)
+    assert other != fingerprint(oops.cause, found, None)
 
 
 @pytest.mark.parametrize(
