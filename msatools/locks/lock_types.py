@@ -15,7 +15,7 @@ from msatools.locks.events import (
     relatives,
     waitqueues,
 )
-from msatools.locks.sleeping import percpurwsems, sleeplocks, spinlocks
+from msatools.locks.sleeping import percpurwsems, sleeplocks, spinlocks, vmalocks
 from msatools.locks.user import filelocks, userlocks
 
 # The first type that finds a request of a task is used.
@@ -25,6 +25,7 @@ LOCK_TYPES: tuple[LockType, ...] = (
     spinlocks.SPINLOCK,
     percpurwsems.PERCPU_RWSEM,
     sleeplocks.SLEEPING_LOCK,
+    vmalocks.VMA_LOCK,
     relatives.RELATIVES,
     completions.COMPLETION,
     folios.FOLIO,

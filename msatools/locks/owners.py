@@ -85,9 +85,9 @@ def owners(
         # A writer may be recorded while it waits for readers to leave.
         if not (readers and row in waiting) and row not in refuted
     ]
+    recorded = _with_implied(recorded, implied, seen)
     if lock.type not in BY_STACK or any(own.confidence == "exact" for own in recorded):
         return tuple(recorded)
-    recorded = _with_implied(recorded, implied, seen)
     if not searched:
         # The last reader may have left, and other stacks were not searched.
         return tuple(own for own in recorded if own.seen)

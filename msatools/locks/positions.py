@@ -55,6 +55,8 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
 
 def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace | None:
     """Return the structure of a lock that faults take; ``None`` for other locks."""
+    if want.lock.type == "vma":
+        return LockPlace("vm_refcnt", "vm_area_struct", want.lock.address or 0)
     if want.lock.type != "rwsem" or not want.readers:
         return None
     context, first = snapshot.context, np.array(want.rows[:1], np.intp)

@@ -595,6 +595,16 @@ LOCKS = Row(
                         "confidence": frozenset({"exact", "likely", "evidence"}),
                         "comm": str,
                         "seen": bool,
+                        "evidence": [str],
+                    }
+                ],
+                "refuted": [
+                    {
+                        "pid": int,
+                        "confidence": frozenset({"exact", "likely", "evidence"}),
+                        "comm": str,
+                        "seen": bool,
+                        "evidence": [str],
                     }
                 ],
                 "waiters": [int],

@@ -11,7 +11,7 @@ from tests.locks.reports import LoggedReport, logged_report
 from tests.support.calls import call
 
 
-@pytest.fixture(params=["field-6.1", "field-6.12"])
+@pytest.fixture(params=["field-6.1", "field-6.12", "field-7.x"])
 def dump(request: pytest.FixtureRequest) -> LoggedReport:
     return logged_report(request.param)
 

@@ -87,7 +87,7 @@ TABLES = {
         LOCKS,
         locks.FACTS,
         tuple(f"{name}-{k}" for name in LOCK_DUMPS for k in ("6.1", "6.12")),
-        others=("locks-7.x", "locks-6.1arm64", "locks-6.12arm64"),
+        others=("locks-7.x", "field-7.x", "locks-6.1arm64", "locks-6.12arm64"),
     ),
     "locks --workqueues": Facts(
         LOCKS,

@@ -26,6 +26,7 @@ LockTypeName = Literal[
     "flock",
     "threads",
     "child",
+    "vma",
 ]
 """Names of lock types in reports. :data:`msatools.locks.lock_types.LOCK_TYPES` has the
 functions that read them."""
@@ -46,7 +47,8 @@ class Lock:
     """Address of the kernel's structure: for a folio wait the ``struct folio``, for a
     bit wait the word with the bit, for a lock on a file the conflicting
     ``struct file_lock``, for a wait for threads or processes the ``signal_struct`` of
-    the one that waits. For a futex the user address; ``None`` if it is in a file."""
+    the one that waits, for a per-VMA lock the mapping. For a futex the user address;
+    ``None`` if it is in a file."""
 
     key: FutexKey | int | None = None
     """Second part of the identity: the key of a futex, or the number of a bit."""

@@ -84,6 +84,8 @@ class LockNames:
             return _file_lock(context, address)
         if lock.type in RELATIVES.names:
             return _process(context, lock)
+        if lock.type == "vma":
+            return describe(context, LockPlace("vm_lock", "vm_area_struct", address))
         found = self._on_stack(address)
         if found is not None:
             return found
