@@ -8,11 +8,12 @@ import numpy as np
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
+from msatools.kernel.structs import Booleans
 from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
 from msatools.locks.base.lock import Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import WaitTarget
-from msatools.locks.events.relatives import NAMESPACE
+from msatools.locks.events.relatives import NAMESPACE, PF_IO_WORKER, URING
 from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of, what_of
 from msatools.locks.user.userlocks import futex_requests
@@ -20,7 +21,7 @@ from msatools.locks.wait_targets.explain import wait_target
 from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import Rows
-from msatools.tasks.states import letters
+from msatools.tasks.states import asleep, letters
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
@@ -29,6 +30,7 @@ _IN_LOCKS = (*_LOCKS, TaskClass.FLT, TaskClass.SWP)
 """Classes of interruptible sleep that another task has to end."""
 
 _FROZEN = (TaskClass.STP, TaskClass.TRC, TaskClass.ZMB)
+_RINGS = frozenset(URING)
 _WAITS_ON = frozenset(("request_wait_answer", NAMESPACE))
 """Interruptible sleep that others have to end: for a file system in user space (at
 first, fs/fuse/dev.c), and of a process that has been killed already."""
@@ -65,15 +67,27 @@ def blocked_rows(tasks: TaskTable, now: TaskState) -> Rows:
     Tasks that wait for work, and stopped or frozen ones, are not blocked.
     """
     blocked = (letters(tasks) == "D") | are_any(now.classes, _IN_LOCKS)
-    blocked |= _waits_on(now)[now.stacks.index]
+    blocked |= _are_in(now, _WAITS_ON)[now.stacks.index]
+    blocked |= _waits_for_ring(tasks, now)
     blocked &= ~are_any(now.classes, _FROZEN)
     return np.flatnonzero(blocked)
 
 
-def _waits_on(now: TaskState) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which stacks are blocked though their sleep is interruptible."""
+def _are_in(now: TaskState, functions: frozenset[str]) -> Booleans:
+    """Return which different stacks have any of some functions."""
     names = (now.stacks.names(stack) for stack in now.stacks.unique)
-    return np.array([not _WAITS_ON.isdisjoint(each) for each in names], np.bool_)
+    return np.array([not functions.isdisjoint(each) for each in names], np.bool_)
+
+
+def _waits_for_ring(tasks: TaskTable, now: TaskState) -> Booleans:
+    """Return which tasks wait for an io_uring whose workers are stuck in requests."""
+    workers = (tasks["flags"] & PF_IO_WORKER) != 0
+    stuck: Booleans = workers & (now.classes != TaskClass.URG) & asleep(tasks)
+    if not stuck.any():
+        return stuck
+    waits: Booleans = _are_in(now, _RINGS)[now.stacks.index] & ~workers
+    waits &= np.isin(tasks["signal"], tasks["signal"][stuck])
+    return waits
 
 
 def find_blocked(

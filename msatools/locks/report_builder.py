@@ -40,7 +40,7 @@ from msatools.tasks.task_state import AgeBound
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners inherit the priority of waiters."""
 
-_EVENTS = frozenset(("completion", "wait_queue", "threads", "child"))
+_EVENTS = frozenset(("completion", "wait_queue", "threads", "child", "io_uring"))
 
 _MAX_RT_PRIO = 100
 """Priorities below are those of real-time and deadline tasks. /proc shows priorities

@@ -213,7 +213,19 @@ def run_queues(reports: ReportSet) -> Iterator[Comparison]:
         right="waiting tasks by msa-cpus",
         left_value=classes.get("LAT", 0),
         right_value=waiting,
+        least=-_switched_out(reports, running),
+        reason="a task that is being switched out is still on its CPU, and waits",
     )
+
+
+def _switched_out(reports: ReportSet, running: Container[int]) -> int:
+    """Count the tasks on CPUs that have turned to another already.
+
+    kernel/sched/core.c: ``on_cpu`` is cleared last, in finish_task().
+    """
+    tasks = reports.tasks
+    pids = tasks["pid"][(tasks["on_cpu"] != 0) & (tasks["pid"] > 0)]
+    return sum(pid not in running for pid in pids.tolist())
 
 
 def _about_to_sleep(reports: ReportSet, running: Container[int]) -> int:

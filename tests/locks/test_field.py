@@ -58,7 +58,11 @@ def test_exec_waits_for_a_thread_of_a_tracer(dump: LoggedReport) -> None:
 
 @pytest.mark.parametrize(
     ("waiter", "end"),
-    [("stuck-exec", "exec-asks"), ("namespace-init", "namespace-asks")],
+    [
+        ("stuck-exec", "exec-asks"),
+        ("namespace-init", "namespace-asks"),
+        ("uring", "uring-worker"),
+    ],
 )
 def test_who_waits_for_a_task_that_asks(
     dump: LoggedReport, waiter: str, end: str

@@ -186,13 +186,18 @@ def test_unreadable_purpose_of_a_lock(
 def test_same_with_debug_info(name: str) -> None:
     """Types from BTF and from DWARF give one answer, and the same reads.
 
-    But what disks of the device mapper hold needs the types of its module: these
-    dumps have no debug info of modules, and a note says so.
+    But how long a function is, whose code is read to judge an owner by its stack, is
+    not the same in the kernel's table of symbols. And what disks of the device mapper
+    hold needs the types of its module: these dumps have no debug info of modules, and a
+    note says so.
     """
     btf, dwarf = logged_report(name).report, logged_report(name, "dwarf").report
     unknown = [note for note in dwarf.notes if note.code == "bios-unknown"]
     assert len(unknown) == bool(btf.io)
-    left_out = READS if btf.io else ()
+    by_stack = any(
+        own.confidence == "evidence" for lock in btf.locks for own in lock.owners
+    )
+    left_out = READS if btf.io or by_stack else ()
     assert comparable(btf, left_out) == comparable(dwarf, left_out)
 
 

@@ -258,6 +258,6 @@ assert {*CASES, *SAVED_CASES} == {
 
 FEW = (
     *("memory", "crash", "crashes-null", "crashes-oom-group", "lockmodule", "locks"),
-    *("stalls-rcu", "stalls-starve", "workqueues", "inflight"),
+    *("stalls-rcu", "workqueues", "inflight"),
 )
 """Scenarios of `make test`; the others are in `make test-long`."""

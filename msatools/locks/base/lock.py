@@ -26,6 +26,7 @@ LockTypeName = Literal[
     "flock",
     "threads",
     "child",
+    "io_uring",
     "vma",
 ]
 """Names of lock types in reports. :data:`msatools.locks.lock_types.LOCK_TYPES` has the

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waits for one's own threads and for the processes of a PID namespace.
+"""Waits for one's own threads, for io_uring's, and for the rest of a PID namespace.
 
 - exec in a threaded program waits until its other threads have been released
   (fs/exec.c, de_thread()); a core dump waits until they have stopped, and they for
   the dump (kernel/exit.c, fs/coredump.c).
+- Who waits for events of an io_uring, or exits with requests in flight, waits for the
+  workers that block in them (io_uring/io-wq.c): they are threads of its process.
 - The first process of a PID namespace ends only when all others of it have been reaped
   (kernel/pid_namespace.c, zap_pid_ns_processes()).
 
@@ -21,14 +23,26 @@ from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans
 from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Holder, Lock, Request
+from msatools.locks.base.lock import Holder, Lock, OwnerConfidence, Request
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.lock_type import LockType, at_most_one
+from msatools.tasks.states import asleep
 
 MAX_AWAITED = 64
 """Maximum number of tasks that one wait is said to be for."""
 
 NAMESPACE = "zap_pid_ns_processes"
+URING = (
+    *("io_cqring_wait", "io_cqring_schedule_timeout", "io_uring_cancel_generic"),
+    *("io_cqring_wait_schedule", "__do_sys_io_uring_enter"),
+    *("__x64_sys_io_uring_enter", "__arm64_sys_io_uring_enter"),
+)
+"""Where a task waits for events; the wait is inlined into the system call in 6.1."""
+
+_EXITS = ("io_wq_put_and_exit", "io_wq_exit_workers")
+PF_IO_WORKER = 0x10
+"""A bit of ``flags``: a worker of io_uring."""
+
 _EXEC = ("de_thread", "begin_new_exec", "flush_old_exec")
 """de_thread() is inlined into its caller by most compilers."""
 
@@ -56,7 +70,9 @@ def _request(context: LockContext, case: BlockedTask) -> Request | None:
     """Return the wait of a task for its threads, or for the rest of its namespace."""
     signal = int(context.tasks["signal"][case.row])
     sleeper = _sleeper(case)
-    if case.is_in(NAMESPACE):
+    if sleeper in URING or case.is_in(*_EXITS):
+        lock, find = Lock("io_uring", signal), _of_ring
+    elif case.is_in(NAMESPACE):
         lock, find = Lock("child", signal), _of_namespace
     elif sleeper in _EXEC:
         lock, find = Lock("threads", signal), _of_exec
@@ -92,7 +108,9 @@ def _texts(context: LockContext) -> dict[Lock, str]:
 
 
 def _holders(context: LockContext, lock: Lock) -> list[Holder]:
-    return [Holder(task, "exact") for task in _awaited(context).get(lock, ())]
+    # Which of the workers has the request that ends the wait is not known.
+    confidence: OwnerConfidence = "likely" if lock.type == "io_uring" else "exact"
+    return [Holder(task, confidence) for task in _awaited(context).get(lock, ())]
 
 
 def _what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
@@ -170,6 +188,19 @@ def _of_namespace(context: LockContext, case: BlockedTask) -> Iterator[int]:
     yield from _reapers(context, inside & (tasks["exit_state"] != 0), case)
 
 
+def _of_ring(context: LockContext, case: BlockedTask) -> Iterator[int]:
+    """Yield the workers of io_uring that a process has and that have work."""
+    tasks, layout = context.tasks, context.layout
+    workers = _group(context, case) & asleep(tasks)
+    workers &= (tasks["flags"] & PF_IO_WORKER) != 0
+    if not (tasks.has("kthread") and layout.has("io_worker", "cur_work")):
+        return
+    for row in np.flatnonzero(workers).tolist():
+        worker = int(tasks["kthread"][row])
+        if worker and layout.member(worker, "io_worker", "cur_work"):
+            yield int(tasks["address"][row])
+
+
 def _inside(context: LockContext, case: BlockedTask) -> Booleans:
     """Return which tasks are in the PID namespace whose first process a task is."""
     tasks = context.tasks
@@ -194,10 +225,11 @@ _TEXTS: dict[_Finder, str] = {
     _of_dump: "its own threads to stop, for a core dump",
     _dumper_of: "the core dump of its process",
     _of_namespace: "the processes of its PID namespace to be reaped",
+    _of_ring: "requests of its io_uring",
 }
 
 RELATIVES = LockType(
-    names=frozenset({"threads", "child"}),
+    names=frozenset({"threads", "child", "io_uring"}),
     requests=at_most_one(_request),
     holders=_holders,
     what=_what,

@@ -149,7 +149,9 @@ def _process(context: LockContext, lock: Lock) -> Name:
     if not len(rows):
         return Name()
     pid = int(tasks["tgid"][rows[0]])
-    what = "threads" if lock.type == "threads" else "PID namespace"
+    what = {"threads": "threads", "io_uring": "io_uring"}.get(
+        lock.type, "PID namespace"
+    )
     return Name(name=f"{what} of {pid}", pid=pid)
 
 

@@ -83,14 +83,15 @@ def _own_futexes(
     """Find the waiters of one task without reading all tables."""
     stack = case.stack
     for waiter in futexes(context).on_stack(stack.base, stack.words, case.address):
+        # Else it is left over from a call before, and so is the address of a chain.
+        if not _is_queued(context, waiter):
+            continue
         others = list(futexes(context).chain(waiter.lock, FEW_READS))
         counts = Counter(other.key for other in others)
-        if len(others) < FEW_READS:
-            if any(other.address == waiter.address for other in others):
-                return [waiter], counts
-            continue
-        if _is_queued(context, waiter):
+        if len(others) >= FEW_READS:
             return [waiter], None
+        if any(other.address == waiter.address for other in others):
+            return [waiter], counts
     if case.call == "futex_waitv":
         return _vector(context, case), None
     return [], None
@@ -100,8 +101,11 @@ def _is_queued(context: LockContext, waiter: Waiter) -> bool:
     """Return whether the list neighbours of a waiter point back at it."""
     layout = context.layout
     node = waiter.address + layout.offset("futex_q", "list.node_list")
-    following, previous = layout.word(node), layout.word(node + 8)
-    return layout.word(following + 8) == node == layout.word(previous)
+    try:
+        following, previous = layout.word(node), layout.word(node + 8)
+        return layout.word(following + 8) == node == layout.word(previous)
+    except UNREADABLE:
+        return False
 
 
 def _vector(context: LockContext, case: BlockedTask) -> list[Waiter]:
