@@ -71,7 +71,7 @@ def takes(context: LockContext, stack: Stack, type_: LockTypeName) -> bool:
 
 
 class _Calls:
-    """What functions call; each is read once."""
+    """Targets of the calls of functions; each function is read once."""
 
     def __init__(self, context: LockContext) -> None:
         self._context = context

@@ -27,7 +27,7 @@ class Owned:
     """Whether it may be part of a deadlock."""
 
     against: tuple[str, ...] = ()
-    """What refutes that it has the lock: then it is what the lock says, no owner."""
+    """Reasons why it cannot have the lock, though the lock names it."""
 
     others: tuple[int, ...] = ()
     """Rows of other tasks whose stacks have the lock's address: a contradiction."""

@@ -6,19 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.records import dataclass
-from msatools.tasks.states import loads
+from msatools.tasks.states import WAKEKILL, loads
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import ZombieGroup
+from msatools.zombies.verdicts import BRIEF_NS
 
 _GROUP_EXIT = 0x4
 """``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``: exit_group(), or a fatal signal."""
-
-_WAKEKILL = 0x100
-"""``TASK_WAKEKILL`` of ``task_struct.__state``: a fatal signal ends the sleep."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +25,29 @@ class Survivors:
     """The living threads of processes whose first thread has ended."""
 
     stuck: tuple[int, ...]
-    """IDs of those in a sleep that no signal ends, the oldest first."""
+    """IDs of those that have slept for a while, and no signal ends that, the longest
+    first."""
 
     ending: bool
     """Whether all of those processes are ending: they exit, or were killed."""
 
 
 def read_survivors(
-    reader: Reader, tasks: TaskTable, group: ZombieGroup, losses: LossLog
+    reader: Reader,
+    tasks: TaskTable,
+    age_ns: Nanoseconds,
+    group: ZombieGroup,
+    losses: LossLog,
 ) -> Survivors:
-    """Return what the living threads of a group's processes do."""
+    """Return what the living threads of a group's processes do.
+
+    :param age_ns: Time of each task in its state.
+    """
     of_group = np.isin(tasks["tgid"], np.array([*group.pids], np.int64))
     rows = np.flatnonzero(of_group & (tasks["exit_state"] == 0))
     part = TaskTable(tasks.records[rows], tasks.columns)
-    stuck = loads(part) & ((part["state"] & _WAKEKILL) == 0)
+    stuck = loads(part) & ((part["state"] & WAKEKILL) == 0)
+    stuck &= age_ns[rows] >= BRIEF_NS
     signals = np.unique(part["signal"].astype(np.uint64))
     read = read_structs(
         reader, "struct signal_struct", {"flags": ("flags",)}, signals, losses
@@ -47,7 +55,7 @@ def read_survivors(
     ending = len(signals) > 0 and bool(
         (read.readable & ((read["flags"] & _GROUP_EXIT) != 0)).all()
     )
-    order = np.argsort(part["exec_start_ns"][stuck], kind="stable")
+    order = np.argsort(-age_ns[rows][stuck], kind="stable")
     return Survivors(tuple(part["pid"][stuck][order].tolist()), ending)
 
 
@@ -61,7 +69,8 @@ def with_survivors(group: ZombieGroup, survivors: Survivors) -> ZombieGroup:
             evidence=replace(
                 group.evidence, text="its first thread has ended, and the others exit"
             ),
-            advice="look again: its other threads are exiting, and gone in a moment",
+            advice="look again: its other threads exit; if they stay, see what they "
+            "wait for: msa-prstat -L",
         )
     first, more = survivors.stuck[0], len(survivors.stuck) - 1
     who = f"thread {first}" + (f" and {more} more" if more else "")

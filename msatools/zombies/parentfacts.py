@@ -17,7 +17,14 @@ from msatools.kernel.structs import Booleans, read_bits, read_structs
 from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
-from msatools.tasks.states import STOPPED, TRACED, letters, loads, read_frozen
+from msatools.tasks.states import (
+    STOPPED,
+    TRACED,
+    WAKEKILL,
+    letters,
+    loads,
+    read_frozen,
+)
 from msatools.tasks.table import TaskTable
 from msatools.tasks.wait_options import WaitOpts, WaitOptsReader
 from msatools.zombies.model import Disposition, Reaper
@@ -26,9 +33,6 @@ from msatools.zombies.zombie_tasks import UNKNOWN, Aged
 
 SIGCHLD = 17
 """The number on all architectures but Alpha, MIPS, PA-RISC and SPARC."""
-
-_WAKEKILL = 0x100
-"""``TASK_WAKEKILL`` of ``task_struct.__state``."""
 
 _PROCESS = {"pending": ("shared_pending.signal.sig[0]",)}
 _THREAD = {
@@ -165,7 +169,7 @@ class _Threads:
         self._stopped = lives & ((part["state"] & (STOPPED | TRACED)) != 0)
         self._stopped |= self._frozen
         self._stuck = loads(part) & lives & ~self._frozen
-        self._killable = (part["state"] & _WAKEKILL) != 0
+        self._killable = (part["state"] & WAKEKILL) != 0
         self._ages = aged.age_ns[self._rows]
         self.stuck_ns = np.full(len(tasks), UNKNOWN, np.int64)
         self.stuck_ns[self._rows[self._stuck]] = self._ages[self._stuck]

@@ -74,8 +74,10 @@ Threads = frozenset[tuple[int, int]]
 
 _STEPS = 5
 _MAX_BLOCKED = 16
+"""Maximum number of groups whose root cause is searched for."""
+
 _MAX_STUCK = 8
-"""Maximum number of blocked parents whose root cause is searched for."""
+"""Maximum number of stuck threads of a group that are looked up for that."""
 
 
 def collect_zombies(
@@ -171,7 +173,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             by_parent = {heir.ppid: heir for heir in heirs}
             made = groups(found, sample.places, doing, by_parent)
             # Finding root causes needs all tasks, which is too slow for one.
-            made = made if alone else self._with_roots(made, tasks)
+            made = made if alone else self._with_roots(made, sample)
             progress(3, _STEPS)
             limits: tuple[Limit, ...] | None = None
             held: HeldMemory | None = None
@@ -362,7 +364,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return tuple(asked)
 
     def _with_roots(
-        self, made: tuple[ZombieGroup, ...], tasks: TaskTable
+        self, made: tuple[ZombieGroup, ...], sample: _ZombieSample
     ) -> tuple[ZombieGroup, ...]:
         """Add the root causes of blocked parents, and of threads that outlive leaders.
 
@@ -373,7 +375,10 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         for group in made:
             pids: tuple[int, ...] = ()
             if group.verdict == "leader-exited":
-                survivors = read_survivors(self._reader, tasks, group, self._losses)
+                survivors = read_survivors(
+                    *(self._reader, sample.found.tasks, sample.aged.age_ns),
+                    *(group, self._losses),
+                )
                 group = with_survivors(group, survivors)
                 pids = survivors.stuck[:_MAX_STUCK]
             elif group.verdict == "parent-blocked":

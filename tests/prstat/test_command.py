@@ -248,7 +248,7 @@ def test_load_is_threads_in_r_and_d(name: str) -> None:
     assert load["runnable"] == sum_of(groups, "R") == len(runs)
     assert load["uninterruptible"] == sum_of(groups, "D") == len(waits)
     falling_asleep = runs - in_state["R"]
-    assert runs == in_state["R"] | falling_asleep
+    assert runs >= in_state["R"]
     assert waits == in_state["D"] - falling_asleep
     assert not falling_asleep & {task["pid"] for task, _ in still(name, found)}
     assert runs >= {tid(name, hog) for hog in HOGS}

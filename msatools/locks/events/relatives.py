@@ -51,8 +51,8 @@ _HELPERS = ("call_usermodehelper_exec", "call_usermodehelper_exec_work")
 """A program that a dump is piped to is started within the same functions."""
 
 _DUMPED = ("coredump_task_exit", "exit_mm", "do_exit")
-"""Where a thread waits for the core dump of its process: coredump_task_exit() is of
-"signal: Replace force_fatal_sig with ..." and others (in v5.16), often inlined."""
+"""Where a thread waits for the core dump of its process: in coredump_task_exit() since
+v5.16, which may be inlined."""
 
 _SCHEDULER = ("__schedule", "schedule", "__switch_to")
 _COMPLETIONS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
@@ -108,8 +108,7 @@ def _texts(context: LockContext) -> dict[Lock, str]:
 
 
 def _holders(context: LockContext, lock: Lock) -> list[Holder]:
-    # Which of the workers has the request that ends the wait is not known.
-    confidence: OwnerConfidence = "likely" if lock.type == "io_uring" else "exact"
+    confidence = _CONFIDENCE.get(_texts(context).get(lock, ""), "exact")
     return [Holder(task, confidence) for task in _awaited(context).get(lock, ())]
 
 
@@ -147,15 +146,16 @@ def _reapers(context: LockContext, dead: Booleans, case: BlockedTask) -> Iterato
 
 
 def _of_dump(context: LockContext, case: BlockedTask) -> Iterator[int]:
-    """Yield the threads that share the memory and have not stopped for the dump."""
+    """Yield the threads that have not stopped for the core dump of their process.
+
+    Others with the same memory are not waited for (v5.16); before, that is not known.
+    """
     tasks = context.tasks
-    mm = tasks["mm"][case.row]
-    if not mm:
+    if not context.layout.has("signal_struct", "core_state"):
         return
-    others = (tasks["mm"] == mm) & (tasks["exit_state"] == 0)
-    others[case.row] = False
-    exiting = (tasks["flags"] & _PF_POSTCOREDUMP) != 0
-    yield from tasks["address"][others & ~exiting].tolist()
+    runs_on = _group(context, case) & (tasks["exit_state"] == 0)
+    runs_on &= (tasks["flags"] & _PF_POSTCOREDUMP) == 0
+    yield from tasks["address"][runs_on].tolist()
 
 
 _PF_POSTCOREDUMP = 0x8
@@ -227,6 +227,15 @@ _TEXTS: dict[_Finder, str] = {
     _of_namespace: "the processes of its PID namespace to be reaped",
     _of_ring: "requests of its io_uring",
 }
+
+_CONFIDENCE: dict[str, OwnerConfidence] = {
+    # Which of the workers has the request that ends the wait is not known.
+    _TEXTS[_of_ring]: "likely",
+    # Not held against a guest's own record yet.
+    _TEXTS[_of_dump]: "likely",
+    _TEXTS[_dumper_of]: "likely",
+}
+"""Confidence by the description of a wait, where it is not exact."""
 
 RELATIVES = LockType(
     names=frozenset({"threads", "child", "io_uring"}),
