@@ -86,7 +86,7 @@ def _request(context: LockContext, case: BlockedTask) -> Request | None:
     if not tasks:
         return None
     _awaited(context)[lock] = tasks
-    _texts(context)[lock] = _TEXTS[find]
+    _finders(context)[lock] = find
     return Request(lock)
 
 
@@ -103,17 +103,20 @@ def _awaited(context: LockContext) -> dict[Lock, list[int]]:
 
 
 @per_context
-def _texts(context: LockContext) -> dict[Lock, str]:
+def _finders(context: LockContext) -> dict[Lock, _Finder]:
+    """Maps a wait to the function that found those tasks."""
     return {}
 
 
 def _holders(context: LockContext, lock: Lock) -> list[Holder]:
-    confidence = _CONFIDENCE.get(_texts(context).get(lock, ""), "exact")
+    is_likely = _finders(context).get(lock) in _LIKELY
+    confidence: OwnerConfidence = "likely" if is_likely else "exact"
     return [Holder(task, confidence) for task in _awaited(context).get(lock, ())]
 
 
 def _what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
-    return _texts(context).get(request.lock)
+    find = _finders(context).get(request.lock)
+    return _TEXTS[find] if find else None
 
 
 def _group(context: LockContext, case: BlockedTask) -> Booleans:
@@ -228,14 +231,9 @@ _TEXTS: dict[_Finder, str] = {
     _of_ring: "requests of its io_uring",
 }
 
-_CONFIDENCE: dict[str, OwnerConfidence] = {
-    # Which of the workers has the request that ends the wait is not known.
-    _TEXTS[_of_ring]: "likely",
-    # Not held against a guest's own record yet.
-    _TEXTS[_of_dump]: "likely",
-    _TEXTS[_dumper_of]: "likely",
-}
-"""Confidence by the description of a wait, where it is not exact."""
+_LIKELY = (_of_ring, _of_dump, _dumper_of)
+"""Waits of which it is not certain whom they are for: which worker has the request that
+ends the wait is not known, and core dumps were not held against a guest's record."""
 
 RELATIVES = LockType(
     names=frozenset({"threads", "child", "io_uring"}),
