@@ -258,6 +258,7 @@ assert {*CASES, *SAVED_CASES} == {
 
 FEW = (
     *("memory", "crash", "crashes-null", "crashes-oom-group", "lockmodule", "locks"),
+    "field",
     *("stalls-rcu", "workqueues", "inflight"),
 )
 """Scenarios of `make test`; the others are in `make test-long`."""

@@ -28,14 +28,18 @@ class _FrozenRoot:
 def _when(parts: ReportParts) -> Iterator[_FrozenRoot]:
     assert parts.locks is not None
     for root in parts.locks.roots:
-        if root.kind == "external" and root.reason.startswith(_REASON.strip()):
+        # The only task that waits for it is the root itself.
+        if root.reason.removeprefix("a ").startswith(_REASON.strip()):
             yield _FrozenRoot(root, parts.locks, parts.target.live)
 
 
 def _words(subject: _FrozenRoot) -> str:
     root = subject.root
-    tasks = count_text(root.blocked_d + root.blocked_s, "task")
-    return f"{tasks} behind the {root.reason} for up to {duration(root.max_age_ns)}"
+    own = root.kind == "task"
+    tasks = count_text(root.blocked_d + root.blocked_s + own, "task")
+    age_ns = max(root.max_age_ns, root.age_ns or 0)
+    what = root.reason.removeprefix("a ")
+    return f"{tasks} behind the {what} for up to {duration(age_ns)}"
 
 
 def _evidence(subject: _FrozenRoot) -> Iterator[str]:
