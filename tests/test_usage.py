@@ -46,5 +46,8 @@ def test_peak_has_the_memory_of_children() -> None:
         child.stdout.readline()
         assert child.pid in usage.descendants(usage.os.getpid())
         assert usage.anonymous_bytes(child.pid) > SIZE
+        sampler = usage.Sampler()
+        sampler.look()
+        assert sampler.peak > sampler.largest > SIZE
         child.communicate(b"\n")
     assert usage.anonymous_bytes(child.pid) == 0

@@ -35,20 +35,27 @@ class Patient:
         self._whole = Program()
         self._whole.set_core_dump(self.run.elf)
         self._known = dict(self.prog.cache)
-        self._damaged: set[tuple[int, bool]] = set()
+        self._damaged: set[tuple[int, int, bool]] = set()
 
-    def _replace(self, start: int, data: bytes | None, physical: bool) -> None:
+    def _replace(
+        self, start: int, data: bytes | None, physical: bool, size: int = PAGE
+    ) -> None:
         def read(address: int, count: int, offset: int, physical: bool) -> bytes:
             if data is None:
                 raise FaultError("lost in this test", address)
             return data[offset : offset + count]
 
-        self._damaged.add((start, physical))
-        lay_over(self.prog, start, PAGE, read, physical)
+        self._damaged.add((start, size, physical))
+        lay_over(self.prog, start, size, read, physical)
 
     def lose(self, address: int, physical: bool = False) -> None:
         """Make the page of an address unreadable."""
         self._replace(address & -PAGE, None, physical)
+
+    def lose_only(self, object_: Object) -> None:
+        """Make an object unreadable, but not what else is on its page."""
+        assert object_.address_ is not None
+        self._replace(object_.address_, None, False, sizeof(object_))
 
     def poke(
         self, address: int, value: int, size: int = 8, physical: bool = False
@@ -66,8 +73,9 @@ class Patient:
         self.poke(address, value, sizeof(member))
 
     def mend(self) -> None:
-        for start, physical in self._damaged:
-            self._replace(start, self._whole.read(start, PAGE, physical), physical)
+        for start, size, physical in [*self._damaged]:
+            data = self._whole.read(start, size, physical)
+            self._replace(start, data, physical, size)
         self._damaged.clear()
         self.prog.cache.clear()
         self.prog.cache.update(self._known)

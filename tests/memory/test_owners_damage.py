@@ -62,18 +62,28 @@ LOST = {
     "a slab cache": ("slab", "kmem_cache", "dentry"),
 }
 
+LOST_TYPES = {
+    "mapping": "struct address_space",
+    "super_block": "struct super_block",
+    "mem_cgroup": "struct mem_cgroup",
+    "kmem_cache": "struct kmem_cache",
+}
+
 
 @pytest.mark.parametrize("case", LOST)
 def test_lost_owner(damaged: Patient, whole: MemstatReport, case: str) -> None:
     kind, member, name = LOST[case]
     group = next(group for group in view(whole, kind) if group.name == name)
-    damaged.lose(getattr(group, member))
+    type_ = LOST_TYPES[member]
+    # Others on its page have owners of their own.
+    damaged.lose_only(Object(damaged.prog, type_, address=getattr(group, member)))
     report = report_of(damaged.prog)
     assert report.classes == whole.classes
     assert report.coverage["names_unreadable"] > 0
     assert COMMAND.problems(report)
     left = view(report, kind)
     if kind == "slab":
+        # Its type has room for more nodes than there are: others lie there.
         lost = [group for group in left if group.name.endswith("which is lost")]
         assert report.coverage["names_unreadable"] == len(lost)
     assert name not in {group.name for group in left}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fixtures.lab import sparse
 from msatools.target import kdump
 from msatools.target.flattened import unflattened
 from msatools.target.kdumppages import Pfns
@@ -42,9 +43,10 @@ def copied(path: Path, directory: Path, changes: dict[int, bytes]) -> Path:
 
     :param changes: file offset -> new bytes
     """
-    data = bytearray(path.read_bytes())
-    for offset, new in changes.items():
-        data[offset : offset + len(new)] = new
     copy = directory / "changed"
-    copy.write_bytes(data)
+    sparse.copy_file(path, copy)
+    with copy.open("r+b") as file:
+        for offset, new in changes.items():
+            file.seek(offset)
+            file.write(new)
     return copy

@@ -15,6 +15,7 @@ them, and is about a demo core or one of the few dumps in ``OTHERS``; else only 
 use the fixtures ``live_guest`` or ``live_qmp``, and all in ``tests/live``.
 """
 
+import functools
 import re
 from typing import NoReturn
 
@@ -24,6 +25,8 @@ from fixtures import lab
 from fixtures.lab import store
 from fixtures.lab.cache import Cache
 from fixtures.lab.kernels import KERNELS
+
+from .wide import is_wide
 
 KERNEL = "6.12"
 """The kernel that every test runs on."""
@@ -47,40 +50,6 @@ SLOW = (
     *("tests/lab/test_bytecode", "tests/lab/test_forked", "tests/lab/test_store"),
 )
 """Modules of some seconds of CPU time each that need no guest."""
-
-WIDE = (
-    "tests/test_twice",
-    "tests/lab/test_bytecode",
-    "tests/lab/test_forked",
-    "tests/test_unavailable",
-    "tests/test_bounds",
-    "tests/memory/test_slab_free",
-    "tests/test_paused",
-    "tests/test_package.py::test_installs_without_a_compiler",
-    "tests/selfdesc/test_kallsyms.py::test_damage_in_a_dump",
-    "tests/selfdesc/test_kallsyms.py::test_found_by_shape",
-    "tests/selfdesc/test_btf.py::test_flipped_bits",
-    "tests/memory/test_bulk",
-    "tests/locks/test_truth.py::test_single_selected_task",
-    "tests/locks/test_views.py::test_named_tasks_have_the_same_owners",
-    "tests/memory/test_workers.py::test_workers_by_default",
-    "tests/memory/test_compiled.py::test_any_memmap",
-    "tests/fleet/test_run.py::test_a_dump_that_ends_its_workers",
-    "tests/fleet/test_run.py::test_what_is_lost_with_the_last_worker",
-    "tests/target/test_damaged.py::test_a_lost_page_of_symbols",
-    "tests/target/test_damaged.py::test_cut_dump_is_never_whole",
-    "tests/selfcheck/test_checks.py::test_wrong_report_is_noticed",
-    "tests/whatis/test_identities.py::test_frames[memory-6.1]",
-    "tests/whatis/test_identities.py::test_slab_objects[memory-6.1]",
-    "tests/derived/test_completions.py::test_zsh",
-    "tests/report/test_frames",
-    "tests/target/test_open.py::test_formats[6.12-kdump-zstd",
-    "tests/target/test_open.py::test_formats[6.12-kdump-snappy",
-    "tests/target/test_open.py::test_formats[6.12-kdump-raw",
-    "tests/docs/test_pages.py::test_dump_has_the_forms_shown[docs/commands/cpus-stalls",
-)
-"""Tests of many seconds each, the like of which run on fewer dumps: they belong to
-``make test-long``, as those that are marked ``long``."""
 
 _LIVE_FIXTURES = {"live_guest", "live_qmp"}
 
@@ -136,7 +105,7 @@ def pytest_collection_modifyitems(
         fixtures = getattr(item, "fixturenames", ())
         if "tests/live/" in item.nodeid or _LIVE_FIXTURES.intersection(fixtures):
             item.add_marker("live")
-        if item.nodeid.startswith(WIDE):
+        if is_wide(item.nodeid):
             item.add_marker("long")
         wanted = config.getoption("--all-kernels") or _is_wanted(item)
         if config.getoption("--fast"):
@@ -152,9 +121,14 @@ def _is_wanted(item: pytest.Item) -> bool:
     others = {f"{name}{kernel}" for name, kernel in named if kernel != KERNEL}
     if not others:
         return True
-    # A name can follow other words of the ID.
-    dumps = {dump for dump in lab.scenarios() if any(o.endswith(dump) for o in others)}
+    dumps = {dump for name in others for dump in _dumps(name)}
     return item.get_closest_marker("kernels") is not None and dumps <= {*OTHERS}
+
+
+@functools.cache
+def _dumps(name: str) -> list[str]:
+    """Return the dumps that a name in a test's ID can mean: other words go before."""
+    return [dump for dump in lab.scenarios() if name.endswith(dump)]
 
 
 def _no_lab(name: str, *_: object, **__: object) -> NoReturn:

@@ -10,10 +10,8 @@ process has grown beyond ``TRIM_BYTES``, these are emptied after the test.
 import ctypes
 import gc
 import os
-import resource
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,6 @@ ROOM_BYTES = 300 << 20
 SAMPLE_SECONDS = 1.0
 
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-_PEAK = "peak_bytes"
 _GIB = 1 << 30
 
 
@@ -66,10 +63,22 @@ class Sampler(threading.Thread):
         self.peak = 0
         """The largest sum of anonymous memory in bytes."""
 
+        self.largest = 0
+        """The most anonymous memory that a process of tests had."""
+
     def run(self) -> None:
         while not self._ended.wait(SAMPLE_SECONDS):
-            found = sum(map(anonymous_bytes, descendants(os.getpid())))
-            self.peak = max(self.peak, found)
+            self.look()
+
+    def look(self) -> None:
+        """Take a sample."""
+        own = os.getpid()
+        parents = descendants(own)
+        found = {pid: anonymous_bytes(pid) for pid in parents}
+        self.peak = max(self.peak, sum(found.values()))
+        # The children of the first process are those that run tests.
+        tests = (found[pid] for pid in found if own in (pid, parents[pid]))
+        self.largest = max(self.largest, *tests)
 
     def stop(self) -> None:
         self._ended.set()
@@ -82,22 +91,16 @@ class Usage:
     def __init__(self) -> None:
         self._sampler = Sampler()
         self._sampler.start()
-        self._workers: list[int] = []
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: object) -> None:
-        output = getattr(node, "workeroutput", None) or {}
-        self._workers.append(output.get(_PEAK, 0))
 
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> None:
         self._sampler.stop()
-        largest = max(self._workers, default=peak_bytes())
+        self._sampler.look()
         terminalreporter.section("memory")
         terminalreporter.write_line(
             f"{self._sampler.peak / _GIB:5.2f} GiB at most, with guests; the largest "
-            f"process of tests had {largest / _GIB:.2f} GiB"
+            f"process of tests had {self._sampler.largest / _GIB:.2f} GiB"
         )
 
 
@@ -105,16 +108,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Trimmer(), "trimmer")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Usage(), "usage")
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput[_PEAK] = peak_bytes()
-
-
-def peak_bytes() -> int:
-    """Return the peak of this process's memory, with what it maps of files."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -129,8 +122,8 @@ def anonymous_bytes(pid: int) -> int:
     return (int(words[1]) - int(words[2])) * _PAGE_BYTES
 
 
-def descendants(pid: int) -> Iterator[int]:
-    """Yield a process and all below it that are alive."""
+def descendants(pid: int) -> dict[int, int]:
+    """Map a process, and all below it that are alive, to their parents."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -139,8 +132,11 @@ def descendants(pid: int) -> Iterator[int]:
         except OSError:
             continue
         children.setdefault(int(rest[1]), []).append(int(path.name))
+    found = {pid: 0}
     waiting = [pid]
     while waiting:
-        found = waiting.pop()
-        yield found
-        waiting += children.get(found, ())
+        parent = waiting.pop()
+        for child in children.get(parent, ()):
+            found[child] = parent
+            waiting.append(child)
+    return found

@@ -366,12 +366,8 @@ def test_block_that_asks_for_much_memory(
     path = lab.build("memory-6.12").dump(format)
     layout = Layout(path)
     row = next(i for i, (_, size, *_) in enumerate(layout.descriptors) if size < PAGE)
-    copy = tmp_path / "copy"
-    copy.write_bytes(path.read_bytes())
     offset, *_ = layout.descriptors[row]
-    with copy.open("r+b") as file:
-        file.seek(offset)
-        file.write(block)
+    copy = copied(path, tmp_path, {offset: block})
     assert KdumpPages(str(copy)).read(layout.kept[row : row + 1]) == [None]
 
 

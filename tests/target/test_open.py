@@ -13,6 +13,7 @@ import pytest
 from drgn import FaultError, Platform, Program
 
 from fixtures import lab
+from fixtures.lab import sparse
 from msatools.target import TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import (
     DamagedDumpError,
@@ -40,8 +41,8 @@ def spec(run: lab.Run, path: Path) -> TargetSpec:
 
 
 def cut(path: Path, out: Path, size: int) -> Path:
-    with path.open("rb") as file:
-        out.write_bytes(file.read(size))
+    sparse.copy_file(path, out)
+    os.truncate(out, size)
     return out
 
 

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+The tests of seconds each, the like of which run in ``make test`` on less.
+
+They belong to ``make test-long``, as those that are marked ``long``. They are of three
+kinds: a path that all commands go, which some of them show to be right; a check that
+runs on further dumps, formats or sizes; and a test that takes long for what it finds.
+"""
+
+import re
+
+ALIKE = "|".join(("prstat", "zombies", "cpus", "report"))
+"""Commands that go the path of the others where a test is about that path."""
+
+OF_ALL_COMMANDS = (
+    "cli/test_diff.py::test_(damaged|nothing_but_time)",
+    "cli/test_recording.py::test_(damaged|intervals|what_is_not_recorded)",
+    "cli/test_sandbox.py::test_commands_print_the_same",
+    "fuzz/test_types.py::test_types",
+    "render/test_widths.py::test_golden",
+    "report/test_report.py::test_a_part_that_fails_is_a_line",
+    "selfcheck/test_checks.py::test_(demo_cores|damage_is_noticed)",
+    "selfcheck/test_report.py::",
+    "test_contract.py::test_a_damaged_clock_is_a_loss",
+    "test_contract.py::test_(closed_pipe|colours|full_disk|header|names_are_escaped)",
+    "test_contract.py::test_(samples|script_prints|signal_ends|strict|truncated)",
+    "test_faults.py::",
+    "test_numpy_threads.py::test_commands",
+    "test_options.py::test_(no_option_is_ignored|selection_that_matches_nothing)",
+)
+"""Tests that run for each command, and in ``make test`` for three or four of them."""
+
+ON_MORE = (
+    r"demo/test_cores.py::test_command_answers_as_the_whole_dump_did\[6.1-",
+    r"docs/test_pages.py::test_dump_has_the_forms_shown\[docs/commands/cpus-stalls",
+    r"fleet/test_run.py::test_what_a_dump_does_is_one_row",
+    r"locks/test_contention.py::test_all_locks_are_listed\[(tasks|locks)-",
+    r"locks/test_truth.py::test_single_selected_task",
+    r"locks/test_views.py::test_named_tasks_have_the_same_owners",
+    r"locks/test_views.py::test_waits_of_a_control_group_or_namespace",
+    r"memory/test_compiled.py::test_any_memmap",
+    r"memory/test_formats.py::test_every_format_gives_the_same_report\[.*-(zstd|raw)",
+    r"memory/test_unattributed.py::test_types_and_workers_make_no_difference\[memory-6.1",
+    r"memory/test_workers.py::test_any_number_of_workers.*(flattened|by1)",
+    r"memory/test_workers.py::test_workers_by_default",
+    r"prstat/test_command.py::test_(first_rows|order|shares_sum_to_100)\[",
+    r"query/test_life.py::test_as_by_arrays\[(tasks|locks)-",
+    r"selfcheck/test_checks.py::test_all_hold\[(tasks|memory|zombies|workqueues)-",
+    r"selfdesc/test_btf.py::test_flipped_bits",
+    r"selfdesc/test_kallsyms.py::test_damage_in_a_dump",
+    r"selfdesc/test_kallsyms.py::test_found_by_shape",
+    r"target/test_damaged.py::test_(a_lost_page_of_symbols|cut_dump_is_never_whole)",
+    r"target/test_damaged.py::test_pages_are_lost_by_themselves\[kdump-(zstd|raw|snap)",
+    r"target/test_kdumppages.py::test_damage\[kdump-(zstd|raw|snappy)",
+    r"target/test_open.py::test_description_of_a_program.*(kdump)",
+    r"target/test_open.py::test_formats\[6.12-kdump-(zstd|snappy|raw)",
+    r"truth/test_facts.py::test_each_fact_is_recorded_by_some_dump",
+    r"whatis/test_identities.py::.*\[memory-6.1\]",
+)
+"""Tests that run on other dumps, formats or sizes as well."""
+
+OF_LITTLE_YIELD = (
+    "fleet/test_run.py::test_(a_dump_that_ends_its_workers|workers_that_are_killed)",
+    "fleet/test_run.py::test_what_is_lost_with_the_last_worker",
+    "fleet/test_single.py::test_time_is_bounded",
+    "fleet/test_store.py::test_writers_that_are_killed",
+    "derived/test_completions.py::test_zsh",
+    "cli/test_recording.py::test_arrays_that_do_not_fit",
+    "lab/test_(bytecode|forked)",
+    "memory/test_(bulk|slab_free)",
+    "render/test_map.py::test_size_of_files_is_bounded",
+    "report/test_frames",
+    "selfcheck/test_checks.py::test_wrong_report_is_noticed",
+    "selfdesc/test_tables.py::test_symbols_are_those_of_drgn",
+    "target/test_flattened.py::test_pieces_backwards",
+    "test_(bounds|paused|twice|unavailable)",
+    "test_package.py::test_installs_without_a_compiler",
+    "whatis/test_tableowners.py::test_whose_page_tables_they_are",
+)
+"""Tests of many seconds."""
+
+_WIDE = re.compile(
+    rf"tests/(?:(?:{'|'.join(OF_ALL_COMMANDS)}).*\[(?:.*\b)?(?:{ALIKE})\b"
+    rf"|{'|'.join((*ON_MORE, *OF_LITTLE_YIELD))})"
+)
+
+
+def is_wide(test: str) -> bool:
+    """Return whether a test, by its ID, is one for ``make test-long``."""
+    return _WIDE.match(test) is not None
