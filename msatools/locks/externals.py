@@ -10,7 +10,12 @@ from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events.kthreads import kernel_threads
+from msatools.locks.external_waits.filesystems import (
+    disk_of_lock,
+    disk_of_super_block,
+)
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
+from msatools.locks.external_waits.network import asked_protocol, file_server
 from msatools.locks.io.disks import all_disks
 from msatools.locks.io.inflight import in_flight
 from msatools.locks.io.waits import disk_of_wait
@@ -32,26 +37,6 @@ _DATA = {
     TaskClass.FLT: data.fault,
     TaskClass.SWP: data.fault,
 }
-_NETWORK = {
-    "nfs": "NFS",
-    "nfs4": "NFS",
-    "cifs": "SMB",
-    "smb3": "SMB",
-    "ceph": "Ceph",
-    "9p": "9P",
-    "afs": "AFS",
-}
-"""Maps types of file systems to protocols."""
-
-_CLIENTS = {
-    "NFS": ("rpc_", "__rpc_", "nfs_", "nfs3_", "nfs4_"),
-    "SMB": ("cifs_", "smb2_", "smb3_", "wait_for_response"),
-    "Ceph": ("ceph_",),
-    "9P": ("p9_", "v9fs_"),
-    "AFS": ("afs_",),
-}
-"""Prefixes of the functions that wait for those servers."""
-
 _NUMBERS = re.compile(r"\d+:\d+")
 
 
@@ -105,6 +90,10 @@ def external(
     if mount is not None:
         return _served(context, mount)
     disk = disk_of_wait(context, case, lock)
+    if disk is None and lock is not None:
+        disk = disk_of_lock(context, lock)
+    if disk is None and super_block:
+        disk = disk_of_super_block(context, super_block)
     if disk is not None:
         return _on_disk(context, f"{disk.name} {disk.numbers}", disk.numbers, "I/O")
     return _network(context, case, super_block) or _device(context, case)
@@ -121,8 +110,11 @@ def _super_block(context: LockContext, lock: Lock) -> int:
 def _path(context: LockContext, super_block: int) -> str | None:
     """Return the mount point of a file system; ``None`` if it is not mounted."""
     mount = context.paths.mount_of(super_block)
-    root = context.layout.member(super_block, "super_block", "s_root")
-    return context.path_at((mount, root)) if mount else None
+    if not mount:
+        return None
+    # The root of the super block may be another: of NFS it is a dummy.
+    root = context.layout.member(mount, "vfsmount", "mnt_root")
+    return context.path_at((mount, root))
 
 
 def _frozen(context: LockContext, lock: Lock) -> External | None:
@@ -200,27 +192,13 @@ def _network(
     context: LockContext, case: BlockedTask, super_block: int
 ) -> External | None:
     """Return the server of a network file system."""
-    name = next((name for name in _CLIENTS if _asks(case, _CLIENTS[name])), None)
-    if name is not None and not super_block and case.file is not None:
+    if not super_block and case.file is not None and asked_protocol(case):
         super_block = context.storage.inode(case.file.inode).super_block
-    kind = context.storage.file_system_type(super_block) if super_block else None
-    of = _NETWORK.get(kind) if kind else None
-    if of is not None:
-        path = _path(context, super_block)
-        return External(
-            kind="network",
-            identity=("super_block", super_block),
-            text=f"{of} server ({path})" if path else f"{of} server",
-            path=path,
-        )
-    if name is None:
+    path = _path(context, super_block) if super_block else None
+    server = file_server(context, case, super_block, path)
+    if server is None:
         return None
-    # Only types in modules identify the server: assume one for each task.
-    return External("network", ("task", case.address), f"{name} server")
-
-
-def _asks(case: BlockedTask, prefixes: tuple[str, ...]) -> bool:
-    return any(function.startswith(prefixes) for function in case.names)
+    return External("network", server.identity, server.text, path=server.path)
 
 
 def _device(context: LockContext, case: BlockedTask) -> External | None:

@@ -307,7 +307,7 @@ class _Crowd:
             woken=len(self._woken),
             waker=self._waker(kind),
             members=tuple(tasks["pid"][rows].tolist()),
-            name=on.name if on and kind == "futex" else None,
+            name=_name_of(on) if on else None,
         )
         slept = self._watched.slept
         return herd if slept is None else confirm(herd, slept[rows])
@@ -342,6 +342,13 @@ class _Crowd:
             tgid=int(tasks["tgid"][row]),
             comm=comm_text(tasks["comm"][row]),
         )
+
+
+def _name_of(on: WaitTarget) -> str | None:
+    """Return what a futex is a part of, or what a socket is bound to."""
+    if on.kind == "socket":
+        return " ".join(filter(None, (on.type, on.local))) or None
+    return on.name if on.kind == "futex" else None
 
 
 def _apart(times: npt.NDArray[np.int64]) -> float:

@@ -17,11 +17,8 @@ from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import TRAP_FREEZE, read_frozen
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import PF_EXITING, TaskTable
 from msatools.tasks.task_state import TaskState
-
-_EXITING = 0x4
-"""``PF_EXITING`` of ``task_struct.flags``."""
 
 _EXIT_DEAD = 0x10
 """``EXIT_DEAD`` of ``task_struct.exit_state``: the task is being reaped."""
@@ -69,7 +66,7 @@ def reason(
             if text.endswith(f" in {function}"):
                 return f"{text.removesuffix(function)}work {work}"
         return f"{text}, in work {work}"
-    exits = int(context.tasks["flags"][row]) & _EXITING
+    exits = int(context.tasks["flags"][row]) & PF_EXITING
     return f"exiting, {text}" if exits else text
 
 

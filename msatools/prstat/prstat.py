@@ -24,6 +24,7 @@ from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, read_again
 from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_targets.explain import Explainer, awake_rows, leaving
 from msatools.locks.wait_targets.locks import as_conditions, is_off_queue
+from msatools.locks.wait_targets.watched import as_watched
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval
@@ -367,6 +368,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
                 things[row] = on
                 gone.append(row)
         things = as_conditions(context, things, MIN_WAITERS)
+        things = as_watched(context, now, things, MIN_WAITERS, stack_bytes)
         again = read_again(self._sampler.task_reader, tasks) if self._live else None
         watched = Watched(deltas.nvcsw if deltas else None, again)
         herds = find_herds(tasks, now, things, sample.clocks, gone, watched)

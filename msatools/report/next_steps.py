@@ -30,7 +30,7 @@ _WHY = {
     "possible-deadlock": "the tasks and locks, with stacks",
     "io-stuck": "what is waited for, and by whom",
     "frozen-filesystem": "who waits behind it",
-    "lock-herd": "the locks with most waiters",
+    "lock-herd": "who is woken together, and by whom",
     "priority-inversion": "both tasks, with stacks",
     "cpu-stalled": "what each CPU does, and who waits for it",
     "cpu-starved": "who waits for which CPU",

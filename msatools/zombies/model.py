@@ -135,6 +135,21 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HeldNamespace:
+    """A PID namespace that cannot end, as its init waits for zombies in it."""
+
+    namespace: int
+    """Its inode number."""
+
+    pid: int
+    """PID of its init, which has exited and is not dead yet."""
+
+    comm: str
+    age_ns: int
+    """Time of the init in its state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ZombieGroup:
     """Dead children of one parent with the same verdict."""
 
@@ -161,6 +176,10 @@ class ZombieGroup:
     pids: Sequence[int]
     heir: int | None = field(default=None, metadata=ADDED)
     """PID of the process that would inherit them if the parent died."""
+
+    holds: tuple[HeldNamespace, ...] = field(default=(), metadata=ADDED)
+    """PID namespaces, such as those of containers, that end only once these are
+    reaped."""
 
     delta: int | None = field(default=None, metadata=ADDED)
     """Growth of *count* in the interval."""

@@ -25,10 +25,9 @@ from msatools.records import dataclass
 from msatools.selfdesc.find import object_at
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import PF_EXITING, TaskTable
 from msatools.zombies.model import Heir
 
-_PF_EXITING = 0x4
 _SIGCHLD = 17
 _IGNORE = 1
 _NO_CHILD_WAIT = 2
@@ -139,7 +138,7 @@ class _Family:
     def _find_lives(self, row: int) -> bool:
         """Return whether a thread of a process is not exiting."""
         own = self._tasks["signal"] == self._tasks["signal"][row]
-        return bool(np.any(self._tasks["flags"][own] & _PF_EXITING == 0))
+        return bool(np.any(self._tasks["flags"][own] & PF_EXITING == 0))
 
     def _heir(self, ppid: int, row: int, why: str) -> Heir:
         leader = self.row(int(self._tasks["group_leader"][row]))

@@ -47,6 +47,7 @@ from msatools.zombies.model import (
     ZombieGroup,
     ZombiesReport,
 )
+from msatools.zombies.namespaces import with_held_namespaces
 from msatools.zombies.options import ZombiesOptions
 from msatools.zombies.parent_activity import read_doing
 from msatools.zombies.parents import read_parents
@@ -171,7 +172,10 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             )
             heirs = () if alone else self._heirs(tasks, dead.row)
             by_parent = {heir.ppid: heir for heir in heirs}
-            made = groups(found, sample.places, doing, by_parent)
+            made = with_held_namespaces(
+                *(reader, tasks, dead, sample.aged.age_ns),
+                *(groups(found, sample.places, doing, by_parent), losses),
+            )
             # Finding root causes needs all tasks, which is too slow for one.
             made = made if alone else self._with_roots(made, sample)
             progress(3, _STEPS)

@@ -2,6 +2,8 @@
 
 """Situations out of public reports: who keeps whom waiting, by the guest's record."""
 
+from typing import Any
+
 import pytest
 from msatools.commands.zombies import COMMAND as ZOMBIES
 
@@ -98,23 +100,45 @@ def test_fault_has_the_lock(dump: LoggedReport) -> None:
 # --- the dead
 
 
-def test_dead_leader_whose_thread_cannot_be_killed(dump: LoggedReport) -> None:
-    """It has been killed: to kill it again is no advice."""
+def zombies(dump: LoggedReport) -> dict[int, dict[str, Any]]:
+    """Return the groups of msa-zombies, by the PID of each zombie."""
 
     def opening(spec: TargetSpec) -> Opened:
         return open_target(TargetSpec(path=str(dump.run.kept), types="btf"))
 
     report = call(ZOMBIES, "--json", opening=opening).json
-    (truth,) = dump.run.workload["zombies"]
-    (group,) = (
-        group for group in report["groups"] if group["verdict"] == truth["verdict"]
-    )
-    assert group["pids"] == [truth["pid"]]
-    assert (
-        f"thread {truth['thread']} is in uninterruptible sleep"
-        in (group["evidence"]["text"])
-    )
-    assert "the process is to end" in group["evidence"]["text"]
+    return {pid: group for group in report["groups"] for pid in group["pids"]}
+
+
+def test_verdicts(dump: LoggedReport) -> None:
+    found = {pid: group["verdict"] for pid, group in zombies(dump).items()}
+    truth = {each["pid"]: each["verdict"] for each in dump.run.workload["zombies"]}
+    assert found.items() >= truth.items()
+
+
+def test_dead_leader_whose_thread_cannot_be_killed(dump: LoggedReport) -> None:
+    """It has been killed: to kill it again is no advice."""
+    (truth,) = (each for each in dump.run.workload["zombies"] if "thread" in each)
+    group = zombies(dump)[truth["pid"]]
+    text = group["evidence"]["text"]
+    assert f"thread {truth['thread']} is in uninterruptible sleep" in text
+    assert "the process is to end" in text
     assert f"msa-locks -p {truth['thread']}" in group["advice"]
     assert "ends them" not in group["advice"]
     assert "FUSE server" in group["evidence"]["root"]
+
+
+@pytest.mark.parametrize("verdict", ["traced", "never-waits"])
+def test_zombies_that_keep_a_namespace(dump: LoggedReport, verdict: str) -> None:
+    """The first process of it, a container's, waits until they are reaped."""
+    (truth,) = (
+        each
+        for each in dump.run.workload["zombies"]
+        if each["verdict"] == verdict and "holds" in each
+    )
+    group = zombies(dump)[truth["pid"]]
+    assert [held["pid"] for held in group["holds"]] == [truth["holds"]]
+    wait = dump.waits[truth["holds"]]
+    assert wait.lock is not None
+    (owner,) = dump.locks[wait.lock].owners
+    assert owner.pid == tid(dump, f"reaps-no-{verdict}")

@@ -11,6 +11,7 @@ from msatools.errors import UNREADABLE
 from msatools.kernel.paths import Place
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Structs
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.ownstack import OwnStack
 from msatools.locks.base.sockets import Sockets
@@ -45,7 +46,7 @@ _ABOUT_FILES = frozenset(
 class OpenFile:
     """An open file of a task."""
 
-    fd: int
+    fd: int | None
     address: int
     inode: int
     mapping: int
@@ -174,19 +175,24 @@ def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:
     found = context.descriptors.read_files(files)
     for row, case in enumerate(chosen):
         if found.readable[row]:
-            case.file = OpenFile(
-                fd=int(fds[row]),
-                address=int(files[row]),
-                inode=int(found["inode"][row]),
-                mapping=int(found["mapping"][row]),
-                private=int(found["private"][row]),
-                place=(int(found["mount"][row]), int(found["dentry"][row])),
-            )
+            case.file = open_file(found, row, int(files[row]), int(fds[row]))
     opened = [(case, case.file) for case in chosen if case.file]
     context.storage.read_inodes({file.inode for _, file in opened})
-    _add_sockets(context, [file for _, file in opened])
+    add_sockets(context, [file for _, file in opened])
     context.paths.tell(
         [file.place for case, file in opened if _has_path(context, case)]
+    )
+
+
+def open_file(found: Structs, row: int, address: int, fd: int | None) -> OpenFile:
+    """Return one of the files that ``Descriptors.read_files`` has read."""
+    return OpenFile(
+        fd=fd,
+        address=address,
+        inode=int(found["inode"][row]),
+        mapping=int(found["mapping"][row]),
+        private=int(found["private"][row]),
+        place=(int(found["mount"][row]), int(found["dentry"][row])),
     )
 
 
@@ -199,7 +205,8 @@ def _has_path(context: LockContext, case: BlockedTask) -> bool:
     return not (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
 
 
-def _add_sockets(context: LockContext, files: list[OpenFile]) -> None:
+def add_sockets(context: LockContext, files: list[OpenFile]) -> None:
+    """Read the endpoints of those files that are sockets."""
     sockets = {file.private for file in files if stat.S_ISSOCK(_mode(context, file))}
     sockets -= context.endpoints.keys()
     if sockets:

@@ -167,7 +167,8 @@ class Herd:
     waker: Waker | None = None
 
     name: str | None = field(default=None, metadata=ADDED)
-    """Name of the thing they wait on, if known: :data:`CONDITION`."""
+    """Name of the thing they wait on, if known: :data:`CONDITION`, or what a socket is
+    bound to, as ``tcp 0.0.0.0:80``."""
 
     wakeups: int | None = field(default=None, metadata=ADDED)
     """Number of wake-ups of its waiters within an interval."""

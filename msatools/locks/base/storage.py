@@ -3,10 +3,11 @@
 """Finds the inode, block device or file system that data in memory belongs to."""
 
 import stat
+from collections.abc import Iterator
 
 import numpy as np
 
-from msatools.errors import UNREADABLE
+from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
@@ -26,6 +27,7 @@ _ANONYMOUS = 0b1
 _SWAP_TYPE_SHIFT = 58
 """``SWP_TYPE_SHIFT`` (linux/swapops.h): the type is in the top 5 of 63 bits."""
 
+_MAX_SUPER_BLOCKS = 1 << 16
 _MAX_SWAP_FILES = 1 << 5
 _MAX_RING = 128
 """Maximum number of buffers of a page: 64 KiB in blocks of 512 bytes."""
@@ -254,3 +256,24 @@ def file_system_type(layout: Layout, super_block: int) -> str:
     kind = layout.member(super_block, "super_block", "s_type")
     name = layout.member(kind, "file_system_type", "name")
     return read_string(layout.reader, name, _MAX_NAME)
+
+
+def super_blocks(layout: Layout) -> Iterator[int]:
+    """Yield the addresses of all super blocks.
+
+    :raises MissingError: if the kernel's list is unknown
+    :raises drgn.FaultError: if it cannot be read to its end
+    """
+    head = layout.symbol("super_blocks")
+    if head is None:
+        raise MissingError("there is no super_blocks")
+    within = layout.offset("super_block", "s_list")
+    node = layout.word(head)
+    for _ in range(_MAX_SUPER_BLOCKS):
+        if node == head:
+            return
+        if node < KERNEL_HALF:
+            break
+        yield node - within
+        node = layout.word(node)
+    raise DamagedDataError("their list leads nowhere", node)

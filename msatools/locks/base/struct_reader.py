@@ -37,6 +37,16 @@ _MODULES = {
     "delay_c": "dm_delay",
     "dm_delay_info": "dm_delay",
     "loop_device": "loop",
+    "xfs_buf": "xfs",
+    "xfs_buftarg": "xfs",
+    "btrfs_fs_info": "btrfs",
+    "btrfs_fs_devices": "btrfs",
+    "btrfs_device": "btrfs",
+    "extent_buffer": "btrfs",
+    "nfs_server": "nfs",
+    "rpc_clnt": "sunrpc",
+    "rpc_task": "sunrpc",
+    "rpc_xprt": "sunrpc",
 }
 """Structures of parts of the kernel that may be modules, by name, and the module."""
 

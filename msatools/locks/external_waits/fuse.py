@@ -8,13 +8,12 @@ them. So a structure is found as a slab object that has a pointer to the ``s_fs_
 of a super block.
 """
 
-from collections.abc import Iterator
 from functools import cached_property
 
 import drgn
 import numpy as np
 
-from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.files import Descriptors
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, distinct
@@ -23,7 +22,7 @@ from msatools.kernel.structs import read_structs
 from msatools.locks.base.lock import Holder
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.ownstack import OwnStack
-from msatools.locks.base.storage import file_system_type
+from msatools.locks.base.storage import file_system_type, super_blocks
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.base.wait_queues import WaitQueues, wait_queues
 from msatools.locks.places.slabs import Slabs
@@ -35,7 +34,6 @@ from msatools.tasks.table import TaskTable
 _TYPES = ("fuse", "fuseblk", "virtiofs")
 _CLIENTS = ("request_wait_answer", "fuse_", "__fuse_", "virtio_fs_")
 _SERVER = "fuse_dev_"
-_MAX_SUPER_BLOCKS = 1 << 16
 _MAX_OBJECT = 8192
 """KMALLOC_MAX_CACHE_SIZE: maximum size of a slab object."""
 
@@ -99,7 +97,7 @@ class Fuse:
         """Maps the address of a super block to its FUSE file system."""
         mounts: dict[int, FuseMount] = {}
         try:
-            for super_block in self._super_blocks():
+            for super_block in super_blocks(self._layout):
                 mount = self._mount(super_block)
                 if mount is not None:
                     mounts[super_block] = mount
@@ -145,21 +143,6 @@ class Fuse:
                 found = [Holder(task, "likely") for task in tasks]
             self._servers[connection] = found
         return self._servers[connection]
-
-    def _super_blocks(self) -> Iterator[int]:
-        head = self._layout.symbol("super_blocks")
-        if head is None:
-            raise MissingError("there is no super_blocks")
-        within = self._layout.offset("super_block", "s_list")
-        node = self._layout.word(head)
-        for _ in range(_MAX_SUPER_BLOCKS):
-            if node == head:
-                return
-            if node < KERNEL_HALF:
-                break
-            yield node - within
-            node = self._layout.word(node)
-        raise DamagedDataError("their list leads nowhere", node)
 
     def _mount(self, super_block: int) -> FuseMount | None:
         kind = file_system_type(self._layout, super_block)

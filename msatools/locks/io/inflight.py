@@ -126,7 +126,7 @@ class InFlightIo:
             busy = [
                 each
                 for each in self._disks.below(path[-1])
-                if each not in path and self._has_io(each)
+                if each not in path and self.has_io(each)
             ]
             if len(busy) != 1:
                 break
@@ -148,7 +148,8 @@ class InFlightIo:
         row = self.of_disk(disk)
         return row.is_suspended or any(each.stage in stages for each in row.requests)
 
-    def _has_io(self, disk: Disk) -> bool:
+    def has_io(self, disk: Disk) -> bool:
+        """Return whether a disk has I/O in flight, or is suspended."""
         row = self.of_disk(disk)
         return row.is_suspended or bool(row.requests or row.reads or row.writes)
 

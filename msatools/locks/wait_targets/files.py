@@ -30,6 +30,15 @@ def by_file(context: LockContext, case: BlockedTask) -> WaitTarget | None:
         if case.is_in("wait_for_partner", "fifo_open"):
             return _partner(context, case)
         return None
+    return of_file(context, file, case.task_class)
+
+
+def of_file(context: LockContext, file: OpenFile, task_class: TaskClass) -> WaitTarget:
+    """Return an open file, by its kind.
+
+    :param task_class: Class of the tasks that wait for it.
+    :raises drgn.FaultError: if it cannot be read
+    """
     inode = context.storage.inode(file.inode)
     if stat.S_ISFIFO(inode.mode):
         named = context.path_at(file.place)
@@ -40,7 +49,7 @@ def by_file(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     path = context.path_at(file.place)
     if path is not None and not path.startswith("/"):
         return _anonymous(context, file, path)
-    if case.task_class is TaskClass.TTY:
+    if task_class is TaskClass.TTY:
         return WaitTarget(kind="tty", path=path, fd=file.fd)
     if stat.S_ISCHR(inode.mode):
         return WaitTarget(kind="device", path=path, fd=file.fd)

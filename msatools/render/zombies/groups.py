@@ -36,7 +36,13 @@ from msatools.render.zombies.words import (
 )
 from msatools.reports.units import duration
 from msatools.zombies.exit_status import ending
-from msatools.zombies.model import Heir, Zombie, ZombieGroup, ZombiesReport
+from msatools.zombies.model import (
+    Heir,
+    HeldNamespace,
+    Zombie,
+    ZombieGroup,
+    ZombiesReport,
+)
 
 GROUPS = 10
 """Default number of groups."""
@@ -48,6 +54,7 @@ KEYS = 20
 """Default number of users, control groups or other keys."""
 
 _VERDICTS = 3
+_HELD = 2
 _INDENT = "    "
 
 Key = Literal["verdict", "cgroup", "user", "ns"]
@@ -110,10 +117,21 @@ def explanation(
         yield line(_INDENT, words)
     if verbose:
         yield from evidence_lines(group.evidence, _INDENT)
+    for held in group.holds[: None if verbose else _HELD]:
+        yield line(_INDENT, held_text(held))
     if belongings:
         yield line(_INDENT, Span(belongings, "dim"))
     if group.advice:
         yield line(_INDENT, Span("do: ", "title"), group.advice)
+
+
+def held_text(held: HeldNamespace) -> str:
+    """Return what a PID namespace, or a container, waits for."""
+    init = process_text(held.pid, held.comm)
+    return (
+        f"keeps PID namespace {held.namespace} from ending: its init, {init}, has "
+        f"waited for {duration(held.age_ns)} until they are reaped"
+    )
 
 
 def _verdicts(groups: Sequence[ZombieGroup]) -> Text:

@@ -53,5 +53,5 @@ RULES: tuple[VerdictRule[Any], ...] = (
     zombies.RULE,
     irq_imbalance.RULE,
     dump_damaged.RULE,
-    lock_herd.RULE,
+    *lock_herd.RULES,
 )

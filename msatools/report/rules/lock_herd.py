@@ -2,7 +2,7 @@
 
 """Many tasks are woken together for one thing, mostly needlessly."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msatools.locks.base.model import Herd
 from msatools.report.model import VerdictConfidence
@@ -12,7 +12,7 @@ from msatools.report.words import count_text
 from msatools.reports.units import duration_range
 
 
-def _when(parts: ReportParts) -> Iterator[Herd]:
+def _of_locks(parts: ReportParts) -> Iterator[Herd]:
     assert parts.locks is not None
     for herd in parts.locks.herds:
         if herd.confidence != "none":
@@ -30,15 +30,36 @@ def _evidence(herd: Herd) -> Iterator[str]:
         yield f"woken by {herd.waker.pid} {herd.waker.comm}, most likely"
 
 
-RULE = VerdictRule(
-    code="lock-herd",
-    needs=("locks",),
-    when=_when,
-    severity="info",
-    confidence=_confidence,
-    words=lambda herd: (
-        f"{count_text(herd.waiters, 'thread')} woken together for {herd.lock}"
-    ),
-    evidence=_evidence,
-    see=lambda herd: ("locks", "--by", "lock", "-v"),
+def _of_files(parts: ReportParts) -> Iterator[Herd]:
+    """Yield herds that wait for no lock: those of sockets, pipes and the like."""
+    assert parts.prstat is not None
+    for herd in parts.prstat.herds:
+        if herd.kind not in _LOCKS and herd.confidence != "none":
+            yield herd
+
+
+_LOCKS = ("futex", "lock")
+"""Kinds of herds that the locks' part has."""
+
+
+def _rule(
+    part: str, when: Callable[[ReportParts], Iterator[Herd]], *see: str
+) -> VerdictRule[Herd]:
+    return VerdictRule(
+        code="lock-herd",
+        needs=(part,),
+        when=when,
+        severity="info",
+        confidence=_confidence,
+        words=lambda herd: (
+            f"{count_text(herd.waiters, 'thread')} woken together for {herd.lock}"
+        ),
+        evidence=_evidence,
+        see=lambda herd: (part, *see),
+    )
+
+
+RULES = (
+    _rule("locks", _of_locks, "--by", "lock", "-v"),
+    _rule("prstat", _of_files),
 )

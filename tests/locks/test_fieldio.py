@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""File systems whose disks, or whose server, answer no more: the root of each wait."""
+
+import re
+
+import pytest
+
+from msatools.locks.report import Root
+from tests.locks.reports import LoggedReport, logged_report
+
+
+@pytest.fixture(params=["fieldio-6.1", "fieldio-6.12", "fieldio-7.x"])
+def dump(request: pytest.FixtureRequest) -> LoggedReport:
+    return logged_report(request.param)
+
+
+def root_of(dump: LoggedReport, end: str) -> Root:
+    """Return the one root of all that wait for a disk or a server in the end."""
+    tids = set(dump.run.workload["ends"][end])
+    roots = [root for root in dump.report.roots if not tids.isdisjoint(root.behind)]
+    assert [{*root.behind} & tids for root in roots] == [tids]
+    return roots[0]
+
+
+@pytest.mark.parametrize("disk", ["nbd0", "nbd1"])
+def test_disk(dump: LoggedReport, disk: str) -> None:
+    """Of XFS, and of btrfs, whose super block has no device."""
+    root = root_of(dump, disk)
+    assert root.disks == (disk,)
+    assert root.reason.startswith(f"I/O on {disk} ")
+    (row,) = (row for row in dump.report.io or () if row.name == disk)
+    reads, writes = map(int, dump.run.workload["inflight"][disk])
+    assert (row.reads, row.writes) == (reads, writes)
+    assert reads > 0
+
+
+def test_server(dump: LoggedReport) -> None:
+    """Of NFS: two mounts, one server, and how long it has not answered."""
+    tids = dump.run.workload["ends"]["nfs"]
+    root = root_of(dump, "nfs")
+    address = re.escape(dump.run.workload["address"])
+    found = re.fullmatch(
+        rf"NFS server {address} \(/mnt/nfs, /mnt/other\), connected, "
+        r"oldest request ([\d.]+)s",
+        root.reason,
+    )
+    assert found, root.reason
+    # It was sent by who has waited longest, right before.
+    longest = max(dump.waits[tid].age_ns for tid in tids) / 1e9
+    assert longest - 0.1 <= float(found[1]) <= longest + 1
