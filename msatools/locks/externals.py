@@ -10,13 +10,13 @@ from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events.kthreads import kernel_threads
-from msatools.locks.external_waits.filesystems import (
-    disk_of_lock,
-    disk_of_super_block,
-)
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
 from msatools.locks.external_waits.network import asked_protocol, file_server
 from msatools.locks.io.disks import all_disks
+from msatools.locks.io.filesystems import (
+    disk_of_lock,
+    disk_of_super_block,
+)
 from msatools.locks.io.inflight import in_flight
 from msatools.locks.io.waits import disk_of_wait
 from msatools.locks.places.places import FREEZE_COMPLETE, lock_places

@@ -185,10 +185,15 @@ SCENARIOS: Mapping[str, Expected] = {
     ),
     "field": Expected(
         critical=_codes("deadlock"),
-        must=_codes("frozen-filesystem"),
+        must=_codes("frozen-filesystem", "lock-herd"),
         may=LATE | _codes("hung-tasks", "zombies"),
-        words={"deadlock": "tracer", "frozen-filesystem": "/mnt/frozen"},
+        words={
+            "deadlock": "tracer",
+            "frozen-filesystem": "/mnt/frozen",
+            "lock-herd": "20 threads",
+        },
     ),
+    "fieldio": Expected(may=LATE | _codes("hung-tasks", "io-stuck")),
     "stalls-locks": Expected(
         critical=_codes("cpu-stalled", "rcu-stalled"),
         may=LATE | _BEHIND,
@@ -258,7 +263,7 @@ assert {*CASES, *SAVED_CASES} == {
 
 FEW = (
     *("memory", "crash", "crashes-null", "crashes-oom-group", "lockmodule", "locks"),
-    "field",
+    *("field", "fieldio"),
     *("stalls-rcu", "workqueues", "inflight"),
 )
 """Scenarios of `make test`; the others are in `make test-long`."""

@@ -42,6 +42,11 @@ _LOCKS = ("futex", "lock")
 """Kinds of herds that the locks' part has."""
 
 
+def _words(herd: Herd) -> str:
+    name = f" ({herd.name})" if herd.name else ""
+    return f"{count_text(herd.waiters, 'thread')} woken together for {herd.lock}{name}"
+
+
 def _rule(
     part: str, when: Callable[[ReportParts], Iterator[Herd]], *see: str
 ) -> VerdictRule[Herd]:
@@ -51,9 +56,7 @@ def _rule(
         when=when,
         severity="info",
         confidence=_confidence,
-        words=lambda herd: (
-            f"{count_text(herd.waiters, 'thread')} woken together for {herd.lock}"
-        ),
+        words=_words,
         evidence=_evidence,
         see=lambda herd: (part, *see),
     )
