@@ -169,7 +169,7 @@ def _mounts(context: LockContext) -> dict[int, list[str]]:
 def _nfs(context: LockContext, client: _Client) -> FileServer:
     layout = context.layout
     words = ["NFS server"]
-    paths = _mounts(context).get(client.transport, [])
+    paths = sorted(_mounts(context).get(client.transport, []))
     with suppress(*LOST):
         words.append(_address(context, client.transport))
     if paths:
