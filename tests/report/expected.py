@@ -185,7 +185,7 @@ SCENARIOS: Mapping[str, Expected] = {
     ),
     "field": Expected(
         critical=_codes("deadlock"),
-        must=_codes("frozen-filesystem", "lock-herd"),
+        must=_codes("frozen-filesystem", "lock-herd", "possible-deadlock"),
         may=LATE | _codes("hung-tasks", "zombies"),
         words={
             "deadlock": "tracer",

@@ -28,7 +28,7 @@ from msatools.locks.base.wait_queues import WaitQueues, wait_queues
 from msatools.locks.places.slabs import Slabs
 from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.states import INTERRUPTIBLE
+from msatools.tasks.states import INTERRUPTIBLE, loads
 from msatools.tasks.table import TaskTable
 
 _TYPES = ("fuse", "fuseblk", "virtiofs")
@@ -131,13 +131,15 @@ class Fuse:
 
         Tasks that sleep in a read of requests are ``exact``. Tasks that poll for
         requests, or, if there are none of either kind, have the device open, are
-        ``likely``.
+        ``likely``. So are threads in uninterruptible sleep of a process whose others
+        read: who reads has no request in hand, and is idle.
 
         :param alone: Whether not to read open files.
         """
         connection = mount.connection
         if connection not in self._servers:
             found = self._readers(mount.parts)
+            found = self._stuck_beside(found) or found
             if not found and not alone:
                 tasks = self._openers.get(connection, [])
                 found = [Holder(task, "likely") for task in tasks]
@@ -225,6 +227,14 @@ class Fuse:
                 for holder in sleepers:
                     readers.setdefault(holder.task, holder)
         return list(readers.values())
+
+    def _stuck_beside(self, readers: list[Holder]) -> list[Holder]:
+        """Find the threads of the readers' processes in uninterruptible sleep."""
+        tasks = self._tasks
+        readers_rows = np.isin(tasks["address"], [each.task for each in readers])
+        beside = np.isin(tasks["tgid"], tasks["tgid"][readers_rows]) & loads(tasks)
+        stuck: list[int] = tasks["address"][beside].tolist()
+        return [Holder(task, "likely") for task in stuck[:_MAX_LIKELY]]
 
     def _lose(self, error: drgn.FaultError) -> None:
         self._losses.lose(
