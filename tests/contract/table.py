@@ -1145,6 +1145,7 @@ ZOMBIES = Row(
                 "namespaces": [int],
                 "pids": [int],
                 "heir?": int,
+                "holds": [{"namespace": int, "pid": int, "comm": str, "age_ns": int}],
                 "delta?": int,
             }
         ],
