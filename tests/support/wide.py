@@ -35,6 +35,7 @@ ON_MORE = (
     r"demo/test_cores.py::test_command_answers_as_the_whole_dump_did\[6.1-",
     r"docs/test_pages.py::test_dump_has_the_forms_shown\[docs/commands/cpus-stalls",
     r".*\[.*stalls-stop",
+    r"cpus/stalls/test_dumps.py::test_machine_that_does_not_stop",
     r"fleet/test_run.py::test_what_a_dump_does_is_one_row",
     r"locks/test_contention.py::test_all_locks_are_listed\[(tasks|locks)-",
     r"locks/test_truth.py::test_single_selected_task",
