@@ -210,8 +210,12 @@ def test_dump_without_user_memory(tasks: Seen) -> None:
     # On 6.12 makedumpfile can mistake a slab page for an anonymous page.
     some = tasks.run.name != "tasks-6.1"
     assert found in [{"exact": 1}, {"lost": 1}][: 1 + some]
-    assert count > 10
     losses = context.losses
+    _, whole = everything(tasks.context())
+    assert whole > 10
+    # Such a page may have had a waiter, too, and with it the rest of its chain.
+    broken = losses.lost["futex_chains_broken"]
+    assert count == whole or (some and broken and 0 < count < whole)
     lost = losses.lost["futex_owners_unreadable"]
     assert not lost or some
     assert losses.coverage["futexes_not_read"] + lost == count - 1
