@@ -96,7 +96,7 @@ def external(
         disk = disk_of_super_block(context, super_block)
     if disk is not None:
         return _on_disk(context, f"{disk.name} {disk.numbers}", disk.numbers, "I/O")
-    return _network(context, case, super_block) or _device(context, case)
+    return _network(context, case, lock, super_block) or _device(context, case)
 
 
 def _super_block(context: LockContext, lock: Lock) -> int:
@@ -189,13 +189,13 @@ def _server_text(
 
 
 def _network(
-    context: LockContext, case: BlockedTask, super_block: int
+    context: LockContext, case: BlockedTask, lock: Lock | None, super_block: int
 ) -> External | None:
     """Return the server of a network file system."""
     if not super_block and case.file is not None and asked_protocol(case):
         super_block = context.storage.inode(case.file.inode).super_block
     path = _path(context, super_block) if super_block else None
-    server = file_server(context, case, super_block, path)
+    server = file_server(context, case, lock, super_block, path)
     if server is None:
         return None
     return External("network", server.identity, server.text, path=server.path)

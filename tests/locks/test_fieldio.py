@@ -25,7 +25,7 @@ def root_of(dump: LoggedReport, end: str) -> Root:
 
 @pytest.mark.parametrize("disk", ["nbd0", "nbd1"])
 def test_disk(dump: LoggedReport, disk: str) -> None:
-    """Of XFS, and of btrfs, whose super block has no device."""
+    """XFS is on one, btrfs on the other; its super block has no device."""
     root = root_of(dump, disk)
     assert root.disks == (disk,)
     assert root.reason.startswith(f"I/O on {disk} ")
@@ -36,7 +36,7 @@ def test_disk(dump: LoggedReport, disk: str) -> None:
 
 
 def test_server(dump: LoggedReport) -> None:
-    """Of NFS: two mounts, one server, and how long it has not answered."""
+    """Two mounts of NFS are one root, with the age of the oldest request."""
     tids = dump.run.workload["ends"]["nfs"]
     root = root_of(dump, "nfs")
     address = re.escape(dump.run.workload["address"])

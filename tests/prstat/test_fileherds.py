@@ -23,7 +23,7 @@ def recorded(dump: str) -> dict[str, Any]:
 
 
 def test_each_herd_and_no_other(dump: str) -> None:
-    """Of the others, one is woken, or each by a file of its own."""
+    """The other workers are woken one at a time, or each by its own file."""
     truth = {
         (f"{herd['kind']}:[{herd['inode']}]", len(herd["tids"]))
         for herd in recorded(dump).values()

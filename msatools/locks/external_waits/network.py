@@ -14,7 +14,8 @@ from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.strings import read_string
 from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock_context import MAX_CANDIDATES, LockContext, per_context
+from msatools.locks.base.lock import Lock
+from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.storage import super_blocks
 from msatools.records import dataclass
 from msatools.reports.units import duration
@@ -73,11 +74,16 @@ class _Client:
 
 
 def file_server(
-    context: LockContext, case: BlockedTask, super_block: int, path: str | None
+    context: LockContext,
+    case: BlockedTask,
+    lock: Lock | None,
+    super_block: int,
+    path: str | None,
 ) -> FileServer | None:
     """
     Return the server of a network file system that a task waits for.
 
+    :param lock: The lock or bit that it waits for, if known.
     :param super_block: Super block of the data that it waits for; 0 if unknown.
     :param path: Where that file system is mounted.
     :raises drgn.FaultError: if a structure that leads to it cannot be read
@@ -89,9 +95,12 @@ def file_server(
     if protocol is None:
         return None
     if protocol == "NFS":
-        client = _of_mount(context, super_block) or _of_stack(context, case)
+        client = _of_mount(context, super_block) or _of_request(context, lock)
         if client is not None:
-            return _nfs(context, client)
+            known = _servers(context)
+            if client.transport not in known:
+                known[client.transport] = _nfs(context, client)
+            return known[client.transport]
     text = f"{protocol} server ({path})" if path else f"{protocol} server"
     if super_block:
         return FileServer(("super_block", super_block), text, path)
@@ -119,17 +128,16 @@ def _of_mount(context: LockContext, super_block: int) -> _Client | None:
         return None
 
 
-def _of_stack(context: LockContext, case: BlockedTask) -> _Client | None:
-    """Return the client of the request that a task waits for: it is on its stack."""
+def _of_request(context: LockContext, lock: Lock | None) -> _Client | None:
+    """Return the client of a request: a task waits for a bit of its ``tk_runstate``."""
     layout = context.layout
-    for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
-        try:
-            client = layout.member(pointer, "rpc_task", "tk_client")
-            if client >= KERNEL_HALF and (found := _client(context, client)):
-                return found
-        except LOST:
-            continue
-    return None
+    if lock is None or lock.type != "bit_wait" or not lock.address:
+        return None
+    try:
+        request = lock.address - layout.offset("rpc_task", "tk_runstate")
+        return _client(context, layout.member(request, "rpc_task", "tk_client"))
+    except LOST:
+        return None
 
 
 def _client(context: LockContext, client: int) -> _Client | None:
@@ -145,6 +153,12 @@ def _client(context: LockContext, client: int) -> _Client | None:
     if layout.word(head + 8) != place:
         return None
     return _Client(client, transport)
+
+
+@per_context
+def _servers(context: LockContext) -> dict[int, FileServer]:
+    """Map each transport of NFS to its server, as many tasks may wait for one."""
+    return {}
 
 
 @per_context

@@ -35,6 +35,9 @@ _LOW = 256
 """Descriptors that are looked at in each table: a server opens what it listens to
 first."""
 
+_MOST_POLLS = 4096
+"""Maximum number of tasks in poll() or select() whose stacks are read for it."""
+
 _MOST_FILES = 4096
 _MOST_WATCHERS = 4096
 """Maximum number of files to look at, and of epolls that watch one file."""
@@ -85,7 +88,7 @@ def as_watched(
     if len(by_epoll) + len(by_poll) < least:
         return targets
     search = _Search(context, now, ons, stack_size)
-    search.add_polls(by_poll)
+    search.add_polls(by_poll[:_MOST_POLLS])
     search.add_epolls(by_epoll)
     for watched in search.found(least):
         target = search.target(watched)
