@@ -183,11 +183,15 @@ def test_thread_parked_by_the_c_library(stock: Seen) -> None:
 
 
 def everything(context: LockContext) -> tuple[Counter[str], int]:
-    """Return the owners by confidence (or unreadable), and the number of locks."""
+    """Return the owners by confidence (or unreadable), and the number of futexes.
+
+    A condition variable has two, and is one lock only if its memory can be read.
+    """
     found: Counter[str] = Counter()
+    by_task, _ = futex_waiters(context)
     requests = {
         request
-        for task in futex_waiters(context)[0]
+        for task in by_task
         for request in userlocks.futex_requests(context, task)
     }
     for request in requests:
@@ -198,7 +202,7 @@ def everything(context: LockContext) -> tuple[Counter[str], int]:
             found["lost"] += 1
             continue
         found.update(holder.confidence for holder in holders)
-    return found, len(requests)
+    return found, len({waiter.key for waiter in chain(*by_task.values())})
 
 
 def test_dump_without_user_memory(tasks: Seen) -> None:
