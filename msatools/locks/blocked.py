@@ -16,7 +16,7 @@ from msatools.locks.base.model import WaitTarget
 from msatools.locks.events.relatives import NAMESPACE, PF_IO_WORKER, URING
 from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of, what_of
-from msatools.locks.user.userlocks import futex_requests
+from msatools.locks.user.userlocks import futex_requests, recorded
 from msatools.locks.wait_targets.explain import wait_target
 from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass, are_any
@@ -115,7 +115,8 @@ def _on_futexes(context: LockContext, rows: Rows) -> Iterator[Blocked]:
         except MissingError:
             return  # _blocked() says why, for each task
         if requests:
-            yield Blocked(row, requests)
+            what = recorded(context, requests[0]) if len(requests) == 1 else None
+            yield Blocked(row, requests, what=what)
 
 
 def _blocked(

@@ -127,7 +127,7 @@ class LockRow:
 
     what: str | None = field(default=None, metadata=ADDED)
     """Description of what its waiters wait for, such as a work item, if it is a
-    completion or a wait queue."""
+    completion or a wait queue; or of what a futex is, if nobody is known to have it."""
 
     delta_waiters: int | None = field(default=None, metadata=ADDED)
     """Change of the number of waiters within the interval."""

@@ -40,7 +40,9 @@ from msatools.tasks.task_state import AgeBound
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners inherit the priority of waiters."""
 
-_EVENTS = frozenset(("completion", "wait_queue", "threads", "child", "io_uring"))
+_EVENTS = frozenset(
+    ("completion", "wait_queue", "threads", "child", "io_uring", "futex")
+)
 
 _MAX_RT_PRIO = 100
 """Priorities below are those of real-time and deadline tasks. /proc shows priorities
@@ -114,7 +116,7 @@ class ReportBuilder:
             locks=tuple(map(self._lock, locks)),
             roots=(*found, *self._stalled(found)),
             deadlocks=tuple(self._deadlocks()),
-            herds=with_frames([*herds.find(watched)], self._crowded.context, size),
+            herds=with_frames([*herds.find(watched)], self._crowded.context),
             inversions=tuple(self._inversions(locks)),
             workqueues=self._workqueues() if self._options.workqueues else None,
             io=self._io(found),
@@ -216,7 +218,7 @@ class ReportBuilder:
         )
 
     def _what(self, want: Wanted) -> str | None:
-        """Describe what the waiters for an event wait for."""
+        """Describe what the waiters for an event, or for a futex, wait for."""
         if want.lock.type not in _EVENTS:
             return None
         return self._snapshot.blocked[want.rows[0]].what

@@ -69,7 +69,7 @@ class RootRows:
         for row in keeping:
             yield self._of_tasks(self._graph.root_of(row))
         others = [row for row in sink.direct if row not in keeping]
-        if others and not _is_futex(sink.thing):
+        if others and self._explains(sink.thing, others[0]):
             rest = self._graph.root_before(sink.thing, others)
             yield self._of_thing(rest, sink.thing)
 
@@ -84,6 +84,13 @@ class RootRows:
         if len(direct) > 1 and explains:
             return []
         return [row for row in direct if self._graph.keeps_waiting(row)]
+
+    def _explains(self, thing: Thing, row: int) -> bool:
+        """Return whether a thing without an owner may be a root.
+
+        Those who wait for a futex are mostly idle, unless it is known to be a lock.
+        """
+        return not _is_futex(thing) or self._snapshot.blocked[row].what is not None
 
     def _of_tasks(self, sink: GraphRoot) -> Root:
         """Return a task, or a cycle of tasks, as a root."""

@@ -372,7 +372,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         again = read_again(self._sampler.task_reader, tasks) if self._live else None
         watched = Watched(deltas.nvcsw if deltas else None, again)
         herds = find_herds(tasks, now, things, sample.clocks, gone, watched)
-        return ons, with_frames(herds, context, stack_bytes)
+        return ons, with_frames(herds, context)
 
     def _count(
         self, sample: TaskSample, spent: Spent, split_impossible: Booleans

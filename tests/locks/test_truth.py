@@ -174,7 +174,11 @@ def test_unreadable_purpose_of_a_lock(
 
         monkeypatch.setattr("msatools.locks.blocked.what_of", fails)
         report = collect_locks(prog)
-        without = tuple(replace(lock, what=None) for lock in stock.report.locks)
+        without = tuple(
+            # What a futex is was read with its owner.
+            lock if lock.type == "futex" else replace(lock, what=None)
+            for lock in stock.report.locks
+        )
         assert report.locks == without
         whole = [wait.why for wait in stock.report.waits]
         assert [wait.why for wait in report.waits] == whole

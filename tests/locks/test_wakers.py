@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from msatools.locks.base.model import Herd, Waker
 from msatools.locks.user.wakers import with_frames
-from msatools.tasks.stackmemory import stack_bytes
 from tests.locks.seen import Seen
 
 NOBODY = 1 << 22
@@ -26,7 +25,7 @@ HERD = Herd(
 
 def with_waker(dump: Seen, pid: int, herd: Herd = HERD) -> Herd:
     herd = replace(herd, waker=Waker(pid=pid, tgid=1, comm="waker"))
-    (found,) = with_frames([herd], dump.context(), stack_bytes(dump.prog))
+    (found,) = with_frames([herd], dump.context())
     return found
 
 

@@ -2,8 +2,10 @@
 
 """The lock that a futex belongs to, by the memory of the process.
 
-A lock of the C library is recognized if its members are consistent
-(:mod:`msatools.locks.user.nptl`) and its owner is a thread that can use the futex.
+A lock of a C library is recognized if that library waits on it
+(:mod:`msatools.locks.user.clibrary`), its members are consistent
+(:mod:`msatools.locks.user.nptl`, :mod:`msatools.locks.user.musl`), and its owner is a
+thread that can use the futex.
 """
 
 from msatools.errors import LOST
@@ -14,7 +16,8 @@ from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock import Lock, OwnerConfidence
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.model import Mode
-from msatools.locks.user import nptl
+from msatools.locks.user import musl, nptl
+from msatools.locks.user.clibrary import library_of
 from msatools.locks.user.futexes import Waiter, futex_queues
 from msatools.locks.user.futexusers import FutexPlace, find_owner, find_place
 from msatools.locks.user.futexwaits import requested_futexes, waiters_on
@@ -35,6 +38,9 @@ class FutexContent:
 
     condition: int | None = None
     """Offset of the futex in its condition variable; ``None`` if it is of none."""
+
+    what: str | None = None
+    """What it is, if it records no owner."""
 
 
 class _FutexContents:
@@ -139,13 +145,24 @@ def _read_content(context: LockContext, waiter: Waiter) -> FutexContent:
     if place is None or words is None:
         context.losses.coverage["futexes_not_read"] += 1
         return FutexContent()
-    return (
-        _thread(context, place, words)
-        or _mutex(context, place, words, waiter.key)
-        or _rwlock(context, place, words, waiter.key)
-        or _condition(context, place, waiter.key)
-        or FutexContent()
-    )
+    thread = _thread(context, place, words)
+    if thread is not None:
+        return thread
+    library = library_of(context, place.task, place.mm)
+    found = None
+    if library == "glibc":
+        found = (
+            _mutex(context, place, words, waiter.key)
+            or _rwlock(context, place, words, waiter.key)
+            or _condition(context, place, waiter.key)
+        )
+    elif library == "musl":
+        found = (
+            _musl_mutex(context, place, words, waiter.key)
+            or _musl_rwlock(place, words, waiter.key)
+            or _musl_thread(context, place, words)
+        )
+    return found or FutexContent()
 
 
 def _thread(
@@ -169,8 +186,12 @@ def _mutex(
         return None
     data = words.read(place.address, nptl.MUTEX_BYTES)
     mutex = nptl.mutex(data, key.shared) if data else None
-    if mutex is None:
-        return None
+    return _owned(context, place, key, mutex) if mutex else None
+
+
+def _owned(
+    context: LockContext, place: FutexPlace, key: FutexKey, mutex: nptl.Mutex
+) -> FutexContent | None:
     task = find_owner(context, place, mutex.owner)
     if task is None or (task in _tasks_on(context, key) and not mutex.blocks_owner):
         return None
@@ -191,7 +212,7 @@ def _rwlock(
         if lock is None:
             continue
         if lock.writer is None:
-            return FutexContent(mode=lock.mode, readers=lock.readers)
+            return _read_locked(lock.mode, lock.readers)
         task = find_owner(context, place, lock.writer)
         # glibc refuses the lock to its own writer (EDEADLK), so that does not wait.
         if task is not None and task not in _tasks_on(context, key):
@@ -229,6 +250,45 @@ def _read_condition(
         if nptl.condition(data, bool(newer), queued, shared):
             return start
     return None
+
+
+def _read_locked(mode: Mode | None, readers: int) -> FutexContent:
+    has = "reader has" if readers == 1 else "readers have"
+    what = f"{readers:,} {has} it: the C library does not record who"
+    return FutexContent(mode=mode, readers=readers, what=what)
+
+
+def _musl_mutex(
+    context: LockContext, place: FutexPlace, words: _Words, key: FutexKey
+) -> FutexContent | None:
+    start = place.address - musl.MUTEX_FUTEX
+    data = None if start % 8 else words.read(start, musl.MUTEX_BYTES)
+    if data is None:
+        return None
+    if musl.is_unrecorded(data, key.shared):
+        return FutexContent(what=musl.UNRECORDED)
+    mutex = musl.mutex(data, key.shared)
+    return _owned(context, place, key, mutex) if mutex else None
+
+
+def _musl_rwlock(
+    place: FutexPlace, words: _Words, key: FutexKey
+) -> FutexContent | None:
+    data = words.read(place.address, musl.RWLOCK_BYTES)
+    lock = musl.rwlock(data, key.shared) if data else None
+    if lock is None:
+        return None
+    return _read_locked(lock.mode, lock.readers) if lock.readers else FutexContent()
+
+
+def _musl_thread(
+    context: LockContext, place: FutexPlace, words: _Words
+) -> FutexContent | None:
+    """Return a thread whose exit is waited for."""
+    data = words.read(place.address - musl.THREAD_BYTES, musl.THREAD_BYTES + 4)
+    found = musl.threads(data, place.address) if data else []
+    tasks = {find_owner(context, place, tid) for tid in found} - {None}
+    return FutexContent(tasks.pop()) if len(tasks) == 1 else None
 
 
 def _tasks_on(context: LockContext, key: FutexKey) -> set[int]:

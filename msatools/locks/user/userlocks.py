@@ -113,8 +113,18 @@ def readers(context: LockContext, lock: Lock) -> int | None:
 
 
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Describe a futex without an owner: see :func:`parked`."""
-    return parked(context, case.address, request)
+    """Describe a futex without an owner: see :func:`recorded` and :func:`parked`."""
+    known = recorded(context, request)
+    return known or parked(context, case.address, request)
+
+
+def recorded(context: LockContext, request: Request) -> str | None:
+    """Describe a futex by the memory of the process; ``None`` if there is no need."""
+    requested = requested_futexes(context).waiters
+    waiter = requested.get((request.lock.type, request.lock.key))
+    if waiter is None or waiter.pi_state:
+        return None
+    return content_of(context, waiter).what
 
 
 def parked(context: LockContext, task: int, request: Request) -> str | None:

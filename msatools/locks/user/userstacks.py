@@ -23,7 +23,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
 from msatools.kernel.words import PAGE
-from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.model import UserFrame
 from msatools.locks.user.filepages import FilePages
 from msatools.locks.user.mappings import find_mapping
@@ -32,6 +32,7 @@ from msatools.locks.user.usermemory import user_memory
 from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch import arch_of
+from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.syscalls import read_syscalls
 
 MOST_FRAMES = 4
@@ -75,12 +76,9 @@ class CodeMapping:
 class UserStacks:
     """Finds frames of the threads of a context; reads each file once."""
 
-    def __init__(self, context: LockContext, stack_bytes: int) -> None:
-        """
-        :param stack_bytes: Bytes of a kernel stack.
-        """
+    def __init__(self, context: LockContext) -> None:
         self._context = context
-        self._stack_bytes = stack_bytes
+        self._stack_bytes = stack_bytes(context.reader.prog)
         self._files = FilePages(context.layout)
         programs: dict[_Identity, ProgramFile] = {}
         # Symbols of a program are kept from one report to the next.
@@ -194,6 +192,12 @@ class UserStacks:
             lambda start, size: pages.read_around_gaps(file, start, size),
         )
         return made
+
+
+@per_context
+def user_stacks(context: LockContext) -> UserStacks:
+    """Return what finds frames of the threads of a context."""
+    return UserStacks(context)
 
 
 class _Memory(Protocol):

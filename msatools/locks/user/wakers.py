@@ -9,22 +9,19 @@ import numpy as np
 
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import Herd
-from msatools.locks.user.userstacks import UserStacks
+from msatools.locks.user.userstacks import UserStacks, user_stacks
 
 _MOST_STACKS = 16
 """Maximum number of wakers, those of the largest herds, whose stacks are read."""
 
 
-def with_frames(
-    herds: Sequence[Herd], context: LockContext, stack_bytes: int
-) -> tuple[Herd, ...]:
+def with_frames(herds: Sequence[Herd], context: LockContext) -> tuple[Herd, ...]:
     """
     Return herds whose wakers have the first frames of their user stacks.
 
     :param context: A context of all tasks, which include the wakers.
-    :param stack_bytes: Bytes of a kernel stack.
     """
-    return tuple(_with_frames(herds, context, UserStacks(context, stack_bytes)))
+    return tuple(_with_frames(herds, context, user_stacks(context)))
 
 
 def _with_frames(

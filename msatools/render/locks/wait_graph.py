@@ -93,6 +93,7 @@ class WaitGraph:
         return (
             lock.type in _IDLE
             and not lock.owners
+            and lock.what is None
             and all(self._idles(pid) for pid in lock.waiters)
         )
 
