@@ -28,6 +28,7 @@ _TAKES: dict[LockTypeName, str] = {
     """,
     "semaphore": "down down_interruptible down_killable down_trylock down_timeout",
     "percpu_rwsem": "__percpu_down_read percpu_down_write percpu_down_read",
+    "srcu": "__srcu_read_lock __srcu_read_lock_nmisafe",
 }
 _ENTRIES = (
     "do_syscall_64",
@@ -70,6 +71,27 @@ def takes(context: LockContext, stack: Stack, type_: LockTypeName) -> bool:
     return False
 
 
+def takes_variable(
+    context: LockContext, stack: Stack, type_: LockTypeName, address: int
+) -> bool:
+    """Return whether a function on a stack takes a lock that its code names.
+
+    Only x86-64's ways to name the address of a variable are known.
+    """
+    finder = _calls(context)
+    takers = finder.addresses(_TAKES.get(type_, "").split())
+    for place in stack.instructions():
+        symbol = context.text.symbol(place)
+        if symbol is None or symbol.name.startswith(_ENTRIES):
+            continue
+        targets = finder.targets(symbol.address, symbol.size)
+        if not targets or not finder.any_near(targets, takers):
+            continue
+        if finder.names(symbol.address, symbol.size, address):
+            return True
+    return False
+
+
 class _Calls:
     """Targets of the calls of functions; each function is read once."""
 
@@ -93,6 +115,20 @@ class _Calls:
             self._targets[start] = self._read(start, min(size, _MAX_CODE))
         return self._targets[start]
 
+    def names(self, start: int, size: int, address: int) -> bool:
+        """Return whether an immediate, or a distance, may be that of a variable."""
+        try:
+            code = self._context.reader.read(start, min(size, _MAX_CODE))
+        except UNREADABLE:
+            return False
+        values = _words_at_each_byte(code)
+        after = np.arange(start + 4, start + 4 + len(values), dtype=np.uint64)
+        near = after + values.astype(np.int64).astype(np.uint64)
+        return bool(
+            np.any(values == np.uint32(address & 0xFFFF_FFFF).view(np.int32))
+            or np.any(near == np.uint64(address))
+        )
+
     def _read(self, start: int, size: int) -> tuple[int, ...] | None:
         try:
             code = self._context.reader.read(start, size)
@@ -106,11 +142,18 @@ def _of_x86(code: bytes, start: int) -> npt.NDArray[np.uint64]:
     """Return the targets of all that may be ``call rel32`` or ``jmp rel32``."""
     data = np.frombuffer(code, np.uint8)
     places = np.flatnonzero((data[:-4] == 0xE8) | (data[:-4] == 0xE9))
-    parts = [
-        data[places + 1 + byte].astype(np.uint32) << (8 * byte) for byte in range(4)
-    ]
-    distance = (parts[0] | parts[1] | parts[2] | parts[3]).astype(np.int32)
+    distance = _words_at_each_byte(code)[places + 1]
     return _moved(start + 5, places, distance.astype(np.int64))
+
+
+def _words_at_each_byte(code: bytes) -> npt.NDArray[np.int32]:
+    """Return the 32-bit words that begin at each byte but the last three."""
+    data = np.frombuffer(code, np.uint8)
+    count = max(len(data) - 3, 0)
+    parts = [
+        data[byte : byte + count].astype(np.uint32) << (8 * byte) for byte in range(4)
+    ]
+    return (parts[0] | parts[1] | parts[2] | parts[3]).astype(np.int32)
 
 
 def _of_arm(code: bytes, start: int) -> npt.NDArray[np.uint64]:

@@ -15,7 +15,7 @@ from msatools.locks.events import (
     relatives,
     waitqueues,
 )
-from msatools.locks.sleeping import percpurwsems, sleeplocks, spinlocks, vmalocks
+from msatools.locks.sleeping import percpurwsems, sleeplocks, spinlocks, srcu, vmalocks
 from msatools.locks.user import filelocks, userlocks
 
 # The first type that finds a request of a task is used.
@@ -26,6 +26,7 @@ LOCK_TYPES: tuple[LockType, ...] = (
     percpurwsems.PERCPU_RWSEM,
     sleeplocks.SLEEPING_LOCK,
     vmalocks.VMA_LOCK,
+    srcu.SRCU,
     relatives.RELATIVES,
     completions.COMPLETION,
     folios.FOLIO,

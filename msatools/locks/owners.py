@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from msatools.locks.base.lock import Lock, OwnerConfidence
 from msatools.records import dataclass
 
-BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem"})
+BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem", "srcu"})
 """Lock types that do not record all owners: stacks are searched."""
 
 MAX_BY_STACK = 32

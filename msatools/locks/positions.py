@@ -7,6 +7,9 @@ A task that handles a page fault has the ``mmap_lock`` of that memory for readin
 the lock of the mapping (mm/memory.c, handle_mm_fault()): so the kernel asserts. The
 same holds for who reads or writes the memory of another process, such as ``ps``
 (__access_remote_vm()). Their stacks have the mapping and the memory's descriptor.
+
+Who reads under a ``srcu_struct`` that is a variable is in a function whose code names
+it, and calls srcu_read_lock().
 """
 
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
 from msatools.locks.base.lock_context import LockContext
+from msatools.locks.handlers import takes_variable
 from msatools.locks.names.names import find_place
 from msatools.locks.places.places import LockPlace
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
@@ -41,6 +45,8 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
 
     :param stack_size: Bytes of a kernel stack.
     """
+    if want.lock.type == "srcu":
+        return _readers_by_code(snapshot, want)
     place = _place(snapshot, want, stack_size)
     if place is None:
         return frozenset()
@@ -51,6 +57,22 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
     return frozenset(
         case.row for case in cases if _holds(snapshot.context, case, place)
     )
+
+
+def _readers_by_code(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
+    """Return the tasks in a function that begins to read under this ``srcu_struct``.
+
+    Each may have ended it again: so they prove nothing if there are more than readers.
+    """
+    stacks, address = snapshot.now.stacks, want.lock.address or 0
+    chosen = [
+        index
+        for index, stack in enumerate(stacks.unique)
+        if want.readers and takes_variable(snapshot.context, stack, "srcu", address)
+    ]
+    found = np.flatnonzero(np.isin(stacks.index, chosen)).tolist()
+    rows = frozenset(row for row in found if row not in want.rows)
+    return rows if len(rows) <= (want.readers or 0) else frozenset()
 
 
 def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace | None:

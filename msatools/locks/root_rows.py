@@ -141,7 +141,7 @@ class RootRows:
                 f"{name}: who has it exited, or left the kernel without unlocking it: "
                 f"it names {pid} {comm}, but {' and '.join(own.against)}"
             )
-        if lock.type in ("folio", "bit_wait"):
+        if lock.type in ("folio", "bit_wait", "srcu"):
             return f"{name}, {what}" if what else name
         return what or f"{name}: nobody is known to have it"
 

@@ -22,7 +22,7 @@ from msatools.tasks.classes import TaskClass
 from msatools.tasks.task_state import AgeBound
 
 KERNEL_LOCKS: frozenset[LockTypeName] = frozenset(
-    {"mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex", "percpu_rwsem"}
+    {"mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex", "percpu_rwsem", "srcu"}
 )
 """Types of locks that are released before a task leaves the kernel."""
 

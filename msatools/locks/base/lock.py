@@ -28,6 +28,7 @@ LockTypeName = Literal[
     "child",
     "io_uring",
     "vma",
+    "srcu",
 ]
 """Names of lock types in reports. :data:`msatools.locks.lock_types.LOCK_TYPES` has the
 functions that read them."""
@@ -48,7 +49,8 @@ class Lock:
     """Address of the kernel's structure: for a folio wait the ``struct folio``, for a
     bit wait the word with the bit, for a lock on a file the conflicting
     ``struct file_lock``, for a wait for threads or processes the ``signal_struct`` of
-    the one that waits, for a per-VMA lock the mapping. For a futex the user address;
+    the one that waits, for a per-VMA lock the mapping, for a wait for readers
+    of SRCU the ``srcu_struct``. For a futex the user address;
     ``None`` if it is in a file."""
 
     key: FutexKey | int | None = None
