@@ -6,7 +6,7 @@ The log comes first: it has the kernel's own words, registers and stack. Where i
 stack, or is lost, the stack of the crashed task is unwound.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.reader import Reader
@@ -15,8 +15,15 @@ from msatools.kernel.traces import stack_trace
 from msatools.records import dataclass
 from msatools.report.causes import EXCEPTION, OOPSES, WATCHDOGS, Cause
 from msatools.report.events import PANIC, Backtrace, Event
-from msatools.report.frames import Frame, faulting, fingerprint, plain_name
-from msatools.report.model import CrashDetails
+from msatools.report.frames import (
+    Frame,
+    before_panic,
+    below_panic,
+    faulting,
+    fingerprint,
+    plain_name,
+)
+from msatools.report.model import CrashDetails, NestedFault
 from msatools.report.oom import OutOfMemory
 from msatools.selfdesc.find import ask, find_variable
 from msatools.target.model import Target
@@ -78,7 +85,10 @@ def find_crash(
         trace, frames = backtrace, list(backtrace.frames)
     if not frames:
         frames = _unwound(reader, losses)
-    cause = event.cause if event else _by_function(frames)
+    if event and not event.is_panic and before_panic(frames) != frames:
+        # A fault in panic(), of which the log has lost the reason: the stack has it.
+        event = None
+    cause = event.cause if event else _by_function(below_panic(frames))
     faulty = faulting(frames, cause)
     first = faulty[0] if faulty else None
     cpu, pid, comm = _who(event, trace, target)
@@ -97,7 +107,27 @@ def find_crash(
         frames=tuple(frame.text for frame in frames),
         fingerprint=fingerprint(cause, faulty, constraint),
         time_ns=last.time_ns if last else None,
+        nested=tuple(_nested(panic, log)),
     )
+
+
+def _nested(panic: Event | None, log: CrashLog) -> Iterator[NestedFault]:
+    """Yield the faults after the first panic: all that follows is within it."""
+    if panic is None:
+        return
+    for event in log.events[log.events.index(panic) + 1 :]:
+        if event.is_panic and EXCEPTION.match(event.message.removeprefix(PANIC)):
+            continue  # for the fault before
+        frames = before_panic(event.backtrace.frames) if event.backtrace else []
+        faulty = faulting(frames, event.cause)
+        first = faulty[0] if faulty else None
+        yield NestedFault(
+            cause=event.cause,
+            message=event.message,
+            function=plain_name(first.function) if first else None,
+            module=first.module if first else None,
+            time_ns=event.time_ns,
+        )
 
 
 def at_fault(panic: Event | None, log: CrashLog) -> Event | None:

@@ -10,6 +10,7 @@ suffixes, and without the functions that every crash of its kind goes through.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from msatools.records import dataclass
 from msatools.report.causes import WATCHDOGS, Cause
@@ -120,16 +121,24 @@ def is_entry(frame: Frame) -> bool:
     return bool(_ENTRIES.fullmatch(plain_name(frame.function)))
 
 
+def before_panic(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frames of what panic() called, the innermost first."""
+    return list(takewhile(lambda frame: frame.function not in _PANIC, frames))
+
+
+def below_panic(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frames from who called the first panic() on; without one, all."""
+    panics = [i for i, frame in enumerate(frames, 1) if frame.function in _PANIC]
+    return list(frames[panics[-1] :] if panics else frames)
+
+
 def faulting(frames: Sequence[Frame], cause: Cause) -> list[Frame]:
     """Return the frames from the faulting one on, the innermost first.
 
     Of a stall these begin with who waits or spins, and not with the watchdog or the
     lock; for want of memory, with who asked for it.
     """
-    kept = list(frames)
-    panics = [i for i, frame in enumerate(kept, 1) if frame.function in _PANIC]
-    if panics:
-        del kept[: panics[-1]]
+    kept = below_panic(frames)
     if cause in WATCHDOGS:
         entries = [_INTERRUPTED.fullmatch(frame.function) for frame in kept]
         if any(entries):

@@ -50,6 +50,20 @@ class TriageVerdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NestedFault:
+    """A fault in what panic() calls."""
+
+    cause: Cause
+    message: str
+    function: str | None
+    """The faulting function."""
+
+    module: str | None
+    time_ns: int
+    """When, by the log's clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CrashDetails:
     """How the kernel crashed."""
 
@@ -82,6 +96,9 @@ class CrashDetails:
 
     time_ns: int | None
     """When it crashed, by the log's clock."""
+
+    nested: tuple[NestedFault, ...] = field(default=(), metadata=ADDED)
+    """Faults in panic() itself, the oldest first: results of the crash, not causes."""
 
 
 @dataclass(frozen=True, kw_only=True)

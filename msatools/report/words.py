@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msatools.locks.report import Root, Wait
 from msatools.report.causes import Cause
-from msatools.report.model import CrashDetails
+from msatools.report.model import CrashDetails, NestedFault
 from msatools.reports.units import duration
 from msatools.tasks.functions import VFORK
 
@@ -55,7 +55,13 @@ def pid_text(pid: int, comm: str | None) -> str:
     return f"{pid} {comm}" if comm else str(pid)
 
 
-def function_text(crash: CrashDetails) -> str:
+def nested_text(fault: NestedFault) -> str:
+    """Return a fault in panic() in a few words."""
+    place = f" in {function_text(fault)}" if fault.function else ""
+    return f"then, in panic(): {cause_text(fault.cause)}{place}: {fault.message}"
+
+
+def function_text(crash: CrashDetails | NestedFault) -> str:
     """Return the faulting function, with its module."""
     name = crash.function or "-"
     return f"{name} [{crash.module}]" if crash.module else name

@@ -133,6 +133,9 @@ SCENARIOS: Mapping[str, Expected] = {
     "crashes-fault": _module("page-fault", "cm_fault"),
     # Who jumped there, and not what lies there.
     "crashes-jump": _module("page-fault", "cm_jump"),
+    # The first panic, and not what befell panic() itself.
+    "crashes-nested": _module("null-dereference", "cm_read_state"),
+    "crashes-nested-hang": _module("panic", "cm_panic"),
     "crashes-bug": _module("bug", "cm_bug"),
     "crashes-warn": _module("warning", "cm_warn"),
     "crashes-stack": _module("stack-overflow", "cm_recurse"),
@@ -262,7 +265,8 @@ assert {*CASES, *SAVED_CASES} == {
 }
 
 FEW = (
-    *("memory", "crash", "crashes-null", "crashes-oom-group", "lockmodule", "locks"),
+    *("memory", "crash", "crashes-null", "crashes-nested", "crashes-oom-group"),
+    *("lockmodule", "locks"),
     *("field", "fieldio"),
     *("stalls-rcu", "workqueues", "inflight"),
 )

@@ -8,17 +8,37 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab import store
+from msatools.kernel.printk import read_log
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.report.crash import CrashLog, find_crash
+from msatools.report.events import parse_events
+from msatools.report.frames import is_machinery
+from msatools.target import TargetSpec, open_target
 from tests.report.expected import FEW, NOT_JUDGED, SCENARIOS
 from tests.report.judged import judged, judged_dumps, report_of
 from tests.support.tiers import KERNEL
 
 
-def dumps() -> Iterator[object]:
-    """Yield the dumps of kernel 6.12; others with ``--all-kernels``."""
+def dumps(crashed: bool = False) -> Iterator[object]:
+    """Yield the dumps of kernel 6.12; others with ``--all-kernels``.
+
+    :param crashed: Whether only those of kernels that crashed.
+    """
     for dump in judged_dumps():
         name, _, kernel = dump.rpartition("-")
+        if crashed and not SCENARIOS[name].died:
+            continue
         is_short = name in FEW and kernel == KERNEL
         yield pytest.param(dump, marks=[] if is_short else [pytest.mark.long])
+
+
+@pytest.mark.parametrize("dump", [*dumps(crashed=True)])
+def test_fingerprint_is_of_who_is_at_fault(dump: str) -> None:
+    """And never of the functions alone that panic() and oopses go through."""
+    function = report_of(dump)["crash"]["function"]
+    assert function is not None
+    assert not is_machinery(function)
 
 
 @pytest.mark.parametrize("dump", [*dumps()])
@@ -66,3 +86,40 @@ def test_other_faults_have_others() -> None:
     crashes = [f"{name}-6.12" for name in ALIKE]
     prints = [report_of(dump)["crash"]["fingerprint"] for dump in crashes]
     assert len({*prints}) == len(prints)
+
+
+@pytest.mark.parametrize(
+    ("dump", "faults"),
+    [
+        ("crashes-nested-6.12", 1),
+        pytest.param("crashes-nested-hang-6.12", 2, marks=pytest.mark.long),
+    ],
+)
+def test_faults_in_panic_are_told_after_its_reason(dump: str, faults: int) -> None:
+    report = report_of(dump)
+    nested = [
+        (each["cause"], each["function"], each["module"])
+        for each in report["crash"]["nested"]
+    ]
+    assert nested == [("page-fault", "cm_on_panic", "crashmodule")] * faults
+    assert "oops" not in {verdict["code"] for verdict in report["verdicts"]}
+
+
+@pytest.mark.parametrize(
+    ("case", "function"),
+    [
+        ("nested", "cm_read_state"),
+        pytest.param("nested-hang", "cm_panic", marks=pytest.mark.long),
+    ],
+)
+def test_fault_in_panic_whose_reason_the_log_lost(case: str, function: str) -> None:
+    """Who called panic() first is on the stack, below what panic() called."""
+    path = str(lab.build(f"crashes-{case}-6.12").kept)
+    found = open_target(TargetSpec(path=path, types="btf"))
+    reader, losses = Reader(found.prog), LossLog()
+    events = parse_events(read_log(reader, losses))
+    first = next(index for index, event in enumerate(events) if event.is_panic)
+    log = CrashLog(events=events[first + 1 :], oom=None, end_ns=events[-1].time_ns)
+    crash = find_crash(reader, found.target, log, losses)
+    assert crash is not None
+    assert (crash.function, crash.module) == (function, "crashmodule")

@@ -19,7 +19,7 @@ from msatools.report.model import (
     TriageReport,
     TriageVerdict,
 )
-from msatools.report.words import cause_text, function_text, who_text
+from msatools.report.words import cause_text, function_text, nested_text, who_text
 from msatools.reports.units import duration, size
 from msatools.target.model import Target
 
@@ -28,6 +28,7 @@ VERDICTS = 10
 
 _FRAMES = 12
 _NOTES = 6
+_NESTED = 3
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
 _DOUBT = {"exact": "", "likely": ", likely", "evidence": ", by signs"}
 
@@ -135,6 +136,11 @@ def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
     if left := len(frames) - len(shown):
         yield text(Span(f"    … {plural(left, 'more frame')}: -v shows them", "dim"))
     yield text(Span(f"  fingerprint {crash.fingerprint}", "dim"))
+    nested = crash.nested if verbose else crash.nested[:_NESTED]
+    for fault in nested:
+        yield text(f"  {nested_text(fault)}")
+    if left := len(crash.nested) - len(nested):
+        yield text(Span(f"  … {plural(left, 'more fault')}: -v shows them", "dim"))
 
 
 def frames_text(frames: Sequence[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 """The kernel had faults that it survived."""
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from msatools.records import dataclass
 from msatools.report.causes import OOPSES
@@ -21,9 +22,11 @@ class _Oopses:
 
 def _when(parts: ReportParts) -> Iterator[_Oopses]:
     crash = parts.crash
+    # Those that follow a panic are faults of panic() itself.
+    before = list(takewhile(lambda event: not event.is_panic, parts.events))
     survived = [
         event
-        for event in parts.events
+        for event in (parts.events if crash is None else before)
         if event.cause in OOPSES
         and not event.is_panic
         and not (crash and (event.message, event.cause) == (crash.message, crash.cause))

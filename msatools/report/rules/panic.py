@@ -8,9 +8,10 @@ from msatools.report.frames import parse_frame, plain_name
 from msatools.report.model import CrashDetails
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import cause_text, function_text, who_text
+from msatools.report.words import cause_text, function_text, nested_text, who_text
 
 _FRAMES = 4
+_NESTED = 3
 
 
 def _when(parts: ReportParts) -> Iterator[CrashDetails]:
@@ -29,6 +30,7 @@ def _evidence(crash: CrashDetails) -> Iterator[str]:
     if crash.frames:
         yield f"stack: {' < '.join(_faulting(crash))}"
     yield f"fingerprint {crash.fingerprint}"
+    yield from map(nested_text, crash.nested[:_NESTED])
 
 
 def _faulting(crash: CrashDetails) -> Sequence[str]:

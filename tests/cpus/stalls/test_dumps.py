@@ -245,7 +245,7 @@ def test_hung_task_stalls_no_cpu(kernel: str) -> None:
 
 QUIET = (
     *("memory-6.1", "memory-6.12", "tasks-6.12", "crash-6.12", "zombies-6.12"),
-    *("lockmodule-6.12", "crashes-fault-6.12"),
+    *("lockmodule-6.12", "crashes-nested-6.12"),
 )
 
 

@@ -31,8 +31,8 @@ DUMPS = [DUMP, "workqueues-6.1"]
 QUIET = (
     *("memory-6.12", "crash-6.12", "locks-6.12"),
     # A panic without kdump takes the CPUs that it stops out of the online mask.
-    "crashes-fault-6.12",
-    "crashes-fault-6.1",
+    "crashes-nested-6.12",
+    "crashes-nested-6.1",
 )
 SPINNING_CPU, STARVED_CPU, OFFLINE_CPU = 1, 2, 3
 LIMIT_NS = 30 * 10**9
