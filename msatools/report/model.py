@@ -54,11 +54,17 @@ class NestedFault:
     """A fault in what panic() calls."""
 
     cause: Cause
+    """What kind of fault it was."""
+
     message: str
+    """The line of the log that names it best."""
+
     function: str | None
     """The faulting function."""
 
     module: str | None
+    """The module of that function; ``None`` for the kernel proper."""
+
     time_ns: int
     """When, by the log's clock."""
 

@@ -1041,6 +1041,15 @@ REPORT = Row(
                 "comm": WORDS,
                 "frames": [str],
                 "fingerprint": Matching("[0-9a-f]{16}"),
+                "nested": [
+                    {
+                        "cause": frozenset(get_args(Cause)),
+                        "message": WORDS,
+                        "function": WORDS,
+                        "module": WORDS,
+                        "time_ns": NS,
+                    }
+                ],
                 "time_ns": NS,
             },
             NONE,

@@ -148,21 +148,19 @@ def _read_content(context: LockContext, waiter: Waiter) -> FutexContent:
     thread = _thread(context, place, words)
     if thread is not None:
         return thread
-    library = library_of(context, place.task, place.mm)
-    found = None
-    if library == "glibc":
-        found = (
-            _mutex(context, place, words, waiter.key)
-            or _rwlock(context, place, words, waiter.key)
-            or _condition(context, place, waiter.key)
-        )
-    elif library == "musl":
-        found = (
-            _musl_mutex(context, place, words, waiter.key)
-            or _musl_rwlock(place, words, waiter.key)
-            or _musl_thread(context, place, words)
-        )
-    return found or FutexContent()
+    of_library = {
+        "glibc": _mutex(context, place, words, waiter.key)
+        or _rwlock(context, place, words, waiter.key),
+        "musl": _musl_mutex(context, place, words, waiter.key)
+        or _musl_rwlock(place, words, waiter.key)
+        or _musl_thread(context, place, words),
+    }
+    if any(of_library.values()):
+        library = library_of(context, place.task, place.mm)
+        found = of_library[library] if library else None
+        if found is not None:
+            return found
+    return _condition(context, place, waiter.key) or FutexContent()
 
 
 def _thread(

@@ -55,7 +55,7 @@ _JOINABLE = (1, 2)
 
 
 @dataclass(frozen=True)
-class Rwlock:
+class ReadWriteLock:
     """A ``pthread_rwlock_t`` that is taken."""
 
     readers: int
@@ -92,7 +92,7 @@ def is_unrecorded(data: bytes, shared: bool) -> bool:
     return lock & ~_WAITERS == _EBUSY and not (count or before or after)
 
 
-def rwlock(data: bytes, shared: bool) -> Rwlock | None:
+def rwlock(data: bytes, shared: bool) -> ReadWriteLock | None:
     """
     Decode a rwlock; ``None`` if it is not a rwlock that is taken.
 
@@ -106,8 +106,8 @@ def rwlock(data: bytes, shared: bool) -> Rwlock | None:
         return None
     readers = lock & ~_WAITERS
     if readers == _WRITER:
-        return Rwlock(0, None)
-    return Rwlock(readers, "write") if 0 < readers < PID_MAX_LIMIT else None
+        return ReadWriteLock(0, None)
+    return ReadWriteLock(readers, "write") if 0 < readers < PID_MAX_LIMIT else None
 
 
 def threads(before: bytes, address: int) -> list[int]:
