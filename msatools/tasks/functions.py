@@ -53,7 +53,13 @@ WAITS = {
         __kernfs_remove load_module put_unbound_pool memfd_fcntl vga_get
         rtnl_link_unregister genl_unregister_family default_device_exit_batch
         dev_deactivate_many hook_sb_delete sync_rcu_* __sync_rcu_* rcu_exp_wait_wake
-        __usermodehelper_disable cpuset_handle_hotplug
+        __usermodehelper_disable cpuset_handle_hotplug cpuset_hotplug_workfn
+        wait_attach_done_lock sched_cpu_wait_empty native_cpu_up irq_work_sync
+        cpufreq_freq_transition_begin wait_for_kprobe_optimizer* perf_pmu_unregister
+        rcu_nocb_rdp_* rcu_nocb_cpu_* __request_region_locked drain_descendants
+        rcu_tasks_trace_postgp __request_region
+        wake_up_and_wait_for_irq_thread_ready serial_core_unregister_port
+        memfd_add_seals sget_fc fserror_unmount
     """,
     TaskClass.FLK: """
         flock_lock_inode_wait locks_lock_inode_wait posix_lock_inode_wait
@@ -70,7 +76,8 @@ WAITS = {
         do_user_addr_fault exc_page_fault asm_exc_page_fault do_page_fault
         do_mem_abort faultin_page fixup_user_fault hugetlb_fault handle_userfault
         do_wp_page wp_page_copy do_numa_page do_anonymous_page migration_entry_wait
-        __migration_entry_wait shmem_fault
+        __migration_entry_wait migration_entry_wait_on_locked shmem_fault
+        softleaf_entry_wait softleaf_entry_wait_on_locked
         kvm_async_pf_task_wait_schedule kvm_async_pf_task_wait
         userfaultfd_event_wait_completion __fuse_dax_fault
     """,
@@ -92,7 +99,7 @@ WAITS = {
         congestion_wait wait_iff_congested
         try_charge try_charge_memcg mem_cgroup_handle_over_high
         __mem_cgroup_handle_over_high mem_cgroup_oom_synchronize
-        out_of_memory mem_cgroup_out_of_memory
+        out_of_memory mem_cgroup_out_of_memory mempool_alloc*
     """,
     TaskClass.DSK: """
         io_schedule io_schedule_timeout bit_wait_io bit_wait_io_timeout blk_io_schedule
@@ -119,7 +126,9 @@ WAITS = {
         read_events io_sync_cancel exit_aio closure_sync __closure_sync
         closure_return_sync closure_sync_timeout __closure_sync_timeout
         request_wait_answer fuse_get_req fuse_wait_on_page_writeback
-        get_unlocked_entry wait_entry_unlocked pseudo_lock_measure_trigger
+        get_unlocked_entry wait_entry_unlocked* get_next_unlocked_entry
+        dax_break_layout_final pseudo_lock_measure_trigger wait_on_new_inode
+        cgroup_writeback_umount blkcg_init_disk pm_sleep_fs_sync
         rpc_wait_bit_killable __rpc_execute rpc_execute nfs_wait_bit_killable
         ceph_mdsc_wait_request ceph_osdc_wait_request wait_for_response
         dma_fence_default_wait dma_fence_wait_timeout dma_fence_wait_any_timeout
@@ -147,7 +156,8 @@ WAITS = {
     """,
     TaskClass.WAI: """
         do_wait kernel_wait4 kernel_waitid wait_for_vfork_done kernel_clone _do_fork
-        do_coredump coredump_wait coredump_task_exit begin_new_exec flush_old_exec
+        do_coredump vfs_coredump coredump_wait coredump_task_exit begin_new_exec
+        flush_old_exec
         de_thread zap_pid_ns_processes call_usermodehelper_exec __request_module
         usermodehelper_read_lock_wait usermodehelper_read_trylock _request_firmware
         seccomp_do_user_notification fanotify_handle_event fanotify_get_response
@@ -174,6 +184,7 @@ WAITS = {
         __x64_sys_io_uring_enter __arm64_sys_io_uring_enter
         __do_sys_io_uring_register io_sqpoll_wait_sq io_uring_cancel_generic
         io_uring_del_tctx_node io_rsrc_ref_quiesce io_wq_put_and_exit io_sq_thread_stop
+        io_sqd_handle_event
     """,
     TaskClass.STP: """
         do_signal_stop __refrigerator do_freezer_trap cgroup_enter_frozen
