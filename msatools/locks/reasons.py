@@ -70,6 +70,12 @@ def reason(
     return f"exiting, {text}" if exits else text
 
 
+def wait_text(task_class: TaskClass, on: WaitTarget | None) -> str | None:
+    """Describe what tasks of a class wait for; ``None`` if the class does not say."""
+    describe = _BY_CLASS.get(task_class)
+    return describe(on) if describe else None
+
+
 def external_reason(external: External, doing: str | None) -> str:
     """
     Describe something outside of all tasks, and what its server is doing.
@@ -141,8 +147,7 @@ def _asleep(
         return "stopped by a tracer" if tracer is None else f"traced by {tracer}"
     if what is not None and task_class is TaskClass.LCK:
         return what  # the description of a futex is a whole sentence
-    describe = _BY_CLASS.get(task_class)
-    text = describe(on) if describe else None
+    text = wait_text(task_class, on)
     if what is not None and (text is None or task_class not in _OF_DATA):
         return f"waits for {what}"
     if text is not None:

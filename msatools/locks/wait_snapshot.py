@@ -15,6 +15,7 @@ from msatools.locks.blocked import Blocked, blocked_rows, find_blocked
 from msatools.locks.graph import Edge, Graph, Thing
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
 from msatools.locks.owners import Owned
+from msatools.locks.reasons import wait_text
 from msatools.locks.sleeping.spinlocks import spins
 from msatools.locks.user.futexcontent import condition_at
 from msatools.locks.user.userlocks import FUTEX
@@ -115,7 +116,10 @@ class WaitSnapshot:
             return None
         wait = self.now.waits[int(self.now.stacks.index[blocked.row])]
         where = wait.caller or wait.function
-        return Unknown(blocked.what or f"asleep in {where}") if where else None
+        if where is None:
+            return None
+        text = blocked.what or wait_text(wait.task_class, blocked.on)
+        return Unknown(text or f"asleep in {where}")
 
     def pid(self, task: int) -> int | None:
         """Return a task's thread ID; ``None`` if it cannot be read."""

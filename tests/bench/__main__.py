@@ -23,6 +23,7 @@ from tests.bench import (
     pages,
     processes,
     queries,
+    roots,
     startup,
     tasks,
     verdicts,
@@ -64,6 +65,8 @@ def main() -> int:
     tasks.compare(args.rounds)
     print()
     verdicts.compare()
+    print()
+    roots.compare()
     print()
     locks.compare(args.rounds, args.drgn_tools)
     print()
