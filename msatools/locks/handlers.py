@@ -9,8 +9,6 @@ function calls is in the dump: a ``call`` of x86-64 has the distance to its targ
 ``bl`` of arm64, too. A function may also take a lock by a helper, one call away.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -53,7 +51,7 @@ def takes(context: LockContext, stack: Stack, type_: LockTypeName) -> bool:
     True also if that cannot be told: without symbols or code.
     """
     finder = _calls(context)
-    takers = finder.addresses(_TAKES.get(type_, "").split())
+    takers = finder.entries(type_)
     if not takers:
         return True
     for address in stack.instructions():
@@ -61,12 +59,12 @@ def takes(context: LockContext, stack: Stack, type_: LockTypeName) -> bool:
         if symbol is None or symbol.name.startswith(_ENTRIES):
             continue
         targets = finder.targets(symbol.address, symbol.size)
-        if targets is None or finder.any_near(targets, takers):
+        if targets is None or not takers.isdisjoint(targets):
             return True
         for target in targets:
             helper = context.text.symbol(target + _PADDING)
             inner = helper and finder.targets(helper.address, helper.size)
-            if inner and finder.any_near(inner, takers):
+            if inner and not takers.isdisjoint(inner):
                 return True
     return False
 
@@ -79,13 +77,13 @@ def takes_variable(
     Only x86-64's ways to name the address of a variable are known.
     """
     finder = _calls(context)
-    takers = finder.addresses(_TAKES.get(type_, "").split())
+    takers = finder.entries(type_)
     for place in stack.instructions():
         symbol = context.text.symbol(place)
         if symbol is None or symbol.name.startswith(_ENTRIES):
             continue
         targets = finder.targets(symbol.address, symbol.size)
-        if not targets or not finder.any_near(targets, takers):
+        if not targets or takers.isdisjoint(targets):
             continue
         if finder.names(symbol.address, symbol.size, address):
             return True
@@ -99,15 +97,20 @@ class _Calls:
         self._context = context
         self._is_arm = arch_of(context.reader.prog).has_frame_records
         self._targets: dict[int, tuple[int, ...] | None] = {}
+        self._entries: dict[LockTypeName, frozenset[int]] = {}
 
-    def addresses(self, names: Iterable[str]) -> tuple[int, ...]:
-        """Return the addresses of the functions that this kernel has."""
-        found = (self._context.layout.symbol(name) for name in names)
-        return tuple(address for address in found if address is not None)
-
-    @staticmethod
-    def any_near(targets: Iterable[int], wanted: Iterable[int]) -> bool:
-        return any(abs(a - b) <= _PADDING for a in targets for b in wanted)
+    def entries(self, type_: LockTypeName) -> frozenset[int]:
+        """Return where calls enter the functions that take locks of a type."""
+        if type_ not in self._entries:
+            names = _TAKES.get(type_, "").split()
+            found = (self._context.layout.symbol(name) for name in names)
+            self._entries[type_] = frozenset(
+                address + distance
+                for address in found
+                if address is not None
+                for distance in range(-_PADDING, _PADDING + 1)
+            )
+        return self._entries[type_]
 
     def targets(self, start: int, size: int) -> tuple[int, ...] | None:
         """Return what a function may call or end with; ``None`` if unreadable."""

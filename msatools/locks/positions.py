@@ -47,13 +47,15 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
     """
     if want.lock.type == "srcu":
         return _readers_by_code(snapshot, want)
-    place = _place(snapshot, want, stack_size)
+    if want.lock.type not in ("rwsem", "vma"):
+        return frozenset()
+    rows = [row for row in _faulting(snapshot) if row not in want.rows]
+    place = _place(snapshot, want, stack_size) if rows else None
     if place is None:
         return frozenset()
-    rows = np.array(
-        [row for row in _faulting(snapshot) if row not in want.rows], np.intp
+    cases = read_cases(
+        snapshot.context, snapshot.now, np.array(rows, np.intp), stack_size
     )
-    cases = read_cases(snapshot.context, snapshot.now, rows, stack_size)
     return frozenset(
         case.row for case in cases if _holds(snapshot.context, case, place)
     )
@@ -79,7 +81,7 @@ def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace |
     """Return the structure of a lock that faults take; ``None`` for other locks."""
     if want.lock.type == "vma":
         return LockPlace("vm_refcnt", "vm_area_struct", want.lock.address or 0)
-    if want.lock.type != "rwsem" or not want.readers:
+    if not want.readers:
         return None
     context, first = snapshot.context, np.array(want.rows[:1], np.intp)
     cases = [*read_cases(context, snapshot.now, first, stack_size)]

@@ -94,8 +94,8 @@ class _CLibraries:
     def _read_places(self, tasks: set[int]) -> None:
         context = self._context
         self._places.update(dict.fromkeys(tasks))
-        wanted = np.fromiter(tasks, np.uint64, len(tasks))
-        chosen = context.tasks.only(np.isin(context.tasks["address"], wanted))
+        addresses = context.tasks["address"].tolist()
+        chosen = context.tasks.only(np.array([each in tasks for each in addresses]))
         prog = context.reader.prog
         calls = read_syscalls(context.reader, chosen, stack_bytes(prog), LossLog())
         known = calls.known & ~calls.compat
