@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,11 +50,18 @@ class UnbuiltCache(Cache):
         return self.root / kind / name
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """The modules beside it that a module of a guest imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            yield from [node.module] if node.module else [n.name for n in node.names]
+    nodes = ast.walk(ast.parse(path.read_text()))
+    found = [
+        node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1
+    ]
+    return frozenset(
+        name
+        for node in found
+        for name in ([node.module] if node.module else [n.name for n in node.names])
+    )
 
 
 @pytest.mark.parametrize("name", lab.scenarios())
@@ -77,7 +85,7 @@ def test_all_that_a_guest_imports_is_in_its_image(
     wanted, seen = {first}, set[str]()
     while wanted - seen:
         part = (wanted - seen).pop()
-        wanted |= {*imported(image.files[f"/lab/fixtures/lab/guest/{part}.py"])}
+        wanted |= imported(image.files[f"/lab/fixtures/lab/guest/{part}.py"])
         seen.add(part)
 
 

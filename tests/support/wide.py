@@ -10,7 +10,7 @@ runs on further dumps, formats or sizes; and a test that takes long for what it 
 
 import re
 
-ALIKE = "|".join(("prstat", "zombies", "cpus", "report"))
+ALIKE = "|".join(("prstat", "zombies", "cpus", "report", "whatis"))
 """Commands that go the path of the others where a test is about that path."""
 
 OF_ALL_COMMANDS = (
@@ -29,7 +29,7 @@ OF_ALL_COMMANDS = (
     "test_numpy_threads.py::test_commands",
     "test_options.py::test_(no_option_is_ignored|selection_that_matches_nothing)",
 )
-"""Tests that run for each command, and in ``make test`` for three or four of them."""
+"""Tests that run for each command, and in ``make test`` for two or three of them."""
 
 ON_MORE = (
     r"demo/test_cores.py::test_command_answers_as_the_whole_dump_did\[6.1-",
@@ -70,6 +70,7 @@ OF_LITTLE_YIELD = (
     "derived/test_completions.py::test_zsh",
     "cli/test_recording.py::test_arrays_that_do_not_fit",
     "lab/test_(bytecode|forked)",
+    "test_numpy_threads.py::test_(fleet|choice_of_the_user_stays_in_drgn)",
     "memory/test_(bulk|slab_free)",
     "render/test_map.py::test_size_of_files_is_bounded",
     "report/test_frames",
