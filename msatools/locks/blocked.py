@@ -35,6 +35,9 @@ _WAITS_ON = frozenset(("request_wait_answer", NAMESPACE))
 """Interruptible sleep that others have to end: for a file system in user space (at
 first, fs/fuse/dev.c), and of a process that has been killed already."""
 
+_DUMPED = ("coredump_task_exit", "do_exit")
+"""Where a thread sleeps while another dumps the core of their process."""
+
 
 @dataclass(frozen=True)
 class Blocked:
@@ -68,7 +71,7 @@ def blocked_rows(tasks: TaskTable, now: TaskState) -> Rows:
     """
     blocked = (letters(tasks) == "D") | are_any(now.classes, _IN_LOCKS)
     blocked |= _are_in(now, _WAITS_ON)[now.stacks.index]
-    blocked |= _waits_for_ring(tasks, now)
+    blocked |= _waits_for_ring(tasks, now) | _waits_for_dump(now)
     blocked &= ~are_any(now.classes, _FROZEN)
     return np.flatnonzero(blocked)
 
@@ -77,6 +80,13 @@ def _are_in(now: TaskState, functions: frozenset[str]) -> Booleans:
     """Return which different stacks have any of some functions."""
     names = (now.stacks.names(stack) for stack in now.stacks.unique)
     return np.array([not functions.isdisjoint(each) for each in names], np.bool_)
+
+
+def _waits_for_dump(now: TaskState) -> Booleans:
+    """Return which tasks wait until the core of their process is dumped."""
+    waits = [wait.function in _DUMPED for wait in now.waits]
+    found: Booleans = np.array(waits, np.bool_)[now.stacks.index]
+    return found & are_any(now.classes, (TaskClass.WAI,))
 
 
 def _waits_for_ring(tasks: TaskTable, now: TaskState) -> Booleans:

@@ -163,10 +163,19 @@ def _stopped(context: LockContext, row: int) -> str:
     tasks = TaskTable(context.tasks.records[[row]], context.tasks.columns)
     jobctl = int(tasks["jobctl"][0])
     if read_frozen(context.reader, tasks)[0]:
-        by_group = jobctl & TRAP_FREEZE
+        # The whole machine is frozen before it sleeps; version 1 has no such bit.
+        by_group = jobctl & TRAP_FREEZE or not _all_frozen(context)
         return "frozen by its control group" if by_group else "frozen"
     number = jobctl & _STOP_SIGNAL
     return f"stopped by {_signal(number)}" if number else "stopped"
+
+
+def _all_frozen(context: LockContext) -> bool:
+    """Return whether all processes are being frozen (kernel/power/process.c)."""
+    address = context.layout.symbol("pm_freezing")
+    if address is None:
+        return True
+    return context.reader.read(address, 1) != b"\0"
 
 
 def _signal(number: int) -> str:

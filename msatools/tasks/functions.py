@@ -218,7 +218,10 @@ SLEEPERS = {
     """,
     TaskClass.URG: "io_wq_worker io_wqe_worker io_sq_thread",
     TaskClass.STP: "get_signal",
-    TaskClass.ZMB: "do_task_dead do_exit",
+    TaskClass.ZMB: "do_task_dead",
+    # The wait for the core dump of one's process is inlined there; who is dead has an
+    # exit_state.
+    TaskClass.WAI: "do_exit",
     TaskClass.LAT: PREEMPTIONS,
 }
 

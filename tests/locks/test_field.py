@@ -63,6 +63,7 @@ def test_exec_waits_for_a_thread_of_a_tracer(dump: LoggedReport) -> None:
         ("stuck-exec", "exec-asks"),
         ("namespace-init", "namespace-asks"),
         ("uring", "uring-worker"),
+        ("dumper", "dump-asks"),
     ],
 )
 def test_who_waits_for_a_task_that_asks(
@@ -77,6 +78,15 @@ def test_who_waits_for_a_task_that_asks(
     assert tid(dump, end) in root.behind
 
 
+def test_thread_that_waits_for_a_core_dump(dump: LoggedReport) -> None:
+    """It waits for the one that dumps, and that for the thread that asks."""
+    wait = dump.waits[tid(dump, "dumped")]
+    assert wait.lock is not None
+    owners = [own.pid for own in dump.locks[wait.lock].owners]
+    assert owners == [tid(dump, "dumper")]
+    assert tid(dump, "dumped") in root_of(dump, "dumper").behind
+
+
 def test_thread_of_a_server_that_has_the_request(dump: LoggedReport) -> None:
     """It waits for who asks; the other thread of the server is idle in read()."""
     asker, server = tid(dump, "threaded-asker"), tid(dump, "threaded-server")
@@ -87,9 +97,10 @@ def test_thread_of_a_server_that_has_the_request(dump: LoggedReport) -> None:
     assert not [root for root in dump.report.roots if "/mnt/threaded" in root.reason]
 
 
-def test_frozen_owner(dump: LoggedReport) -> None:
-    root = root_of(dump, "frozen-waiter")
-    assert root.pid == tid(dump, "frozen-owner")
+@pytest.mark.parametrize("version", ["", "old-"])
+def test_frozen_owner(dump: LoggedReport, version: str) -> None:
+    root = root_of(dump, f"{version}frozen-waiter")
+    assert root.pid == tid(dump, f"{version}frozen-owner")
     assert root.reason == "frozen by its control group"
 
 

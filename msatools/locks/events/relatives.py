@@ -231,9 +231,9 @@ _TEXTS: dict[_Finder, str] = {
     _of_ring: "requests of its io_uring",
 }
 
-_LIKELY = (_of_ring, _of_dump, _dumper_of)
+_LIKELY = (_of_ring,)
 """Waits of which it is not certain whom they are for: which worker has the request that
-ends the wait is not known, and core dumps were not held against a guest's record."""
+ends the wait is not known."""
 
 RELATIVES = LockType(
     names=frozenset({"threads", "child", "io_uring"}),
