@@ -217,7 +217,10 @@ def _remedy(
 ) -> str:
     name = "its parent" if parent is None else _name(parent)
     if verdict == "traced":
-        return f"end the tracer, {_named(tracers)}, or let it wait or detach"
+        return (
+            f"end the tracer, {_named(tracers)}, or let it wait or detach: then their "
+            "parent can reap them"
+        )
     if parent is None:
         return "find out its parent"
     if verdict == "parent-blocked":
@@ -225,7 +228,10 @@ def _remedy(
     if verdict == "parent-stopped":
         return _go_on(parent, name)
     if verdict == "waiting-for-other":
-        return f"end what {name} waits for, or fix it to wait for any child"
+        return (
+            f"end what {name} waits for, after which it may go on to these, or fix it "
+            "to wait for any child"
+        )
     flaw = _FLAWS.get(verdict)
     if flaw is None:
         return f"look at what {name} is doing"
@@ -256,7 +262,7 @@ def _go_on(parent: ParentFacts, name: str) -> str:
         return f"thaw the control group of {name}"
     if parent.state == "t":
         return f"end the tracer of {name}, or let it go on"
-    return f"let {name} go on: kill -CONT {parent.pid}"
+    return f"let {name} go on: kill -CONT {parent.pid}, so that it can reap them"
 
 
 def _end(parent: ParentFacts, heir: Heir | None) -> str:

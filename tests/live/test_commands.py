@@ -280,6 +280,27 @@ def test_verdicts_are_those_that_were_made(guest: Guest, dead: list[Dead]) -> No
         assert of_busy == {"never-waits"}
 
 
+def test_advice_mends_what_it_says(guest: Guest) -> None:
+    """Followed in the guest: they are reaped, or what kept them is no more.
+
+    Where a parent can reap them only then, it may have another flaw.
+    """
+    advised = guest.facts["zombies"]["advised"]
+    wrong = {}
+    for group in advised:
+        if "reaps them" in group["advice"]:
+            mended = not group["left"]
+        elif "does not reap" in group["advice"]:
+            mended = bool(group["left"])
+        else:
+            assert "reap them" in group["advice"] or "may go on" in group["advice"]
+            mended = group["verdict"] not in group["then"].values()
+        if not mended:
+            wrong[group["verdict"], group["advice"]] = group["then"]
+    assert wrong == {}
+    assert len({group["verdict"] for group in advised}) > 4
+
+
 def test_what_an_interval_changes(guest: Guest, dead: list[Dead]) -> None:
     """Who has died, who was reaped, and how many more each parent has."""
     changes = []
