@@ -41,6 +41,9 @@ _ENTRIES = (
 _MAX_CODE = 1 << 16
 """Maximum number of bytes of a function to search."""
 
+_IMAGES = 0xFFFF_FFFF_8000_0000
+"""Where the kernel and its modules lie on x86-64: code has the low half of these."""
+
 _PADDING = 16
 """Some kernels call into the bytes before a function, or behind its first ones."""
 
@@ -76,6 +79,8 @@ def takes_variable(
 
     Only x86-64's ways to name the address of a variable are known.
     """
+    if address < _IMAGES or arch_of(context.reader.prog).has_frame_records:
+        return False
     finder = _calls(context)
     takers = finder.entries(type_)
     for place in stack.instructions():

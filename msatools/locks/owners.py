@@ -91,6 +91,8 @@ def owners(
     if not searched:
         # The last reader may have left, and other stacks were not searched.
         return tuple(own for own in recorded if own.seen)
+    if lock.type == "srcu" and not readers:
+        return tuple(recorded)
     known = {own.row for own in recorded}
     others = sorted(set(seen) - set(waiting) - known)
     others = [row for row in others if not against(row) and handles(row)]

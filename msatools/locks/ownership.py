@@ -6,7 +6,7 @@ Finds the owners of the locks of a snapshot: all evidence, brought together.
 :func:`msatools.locks.owners.owners` weighs it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -60,7 +60,7 @@ def find_owners(
             lock,
             named[lock],
             want.readers,
-            seen.get(lock.address or 0, ()) if lock in of_kernel else (),
+            _seen(snapshot, want, seen, search) if lock in of_kernel else (),
             queued.union(want.rows),
             searched=search,
             implied=positions.readers(snapshot, want, stack_size) if search else (),
@@ -70,6 +70,18 @@ def find_owners(
         want.refuted = tuple(own for own in found if own.against)
         want.owners = tuple(own for own in found if not own.against)
         want.owners += tuple(_servers(snapshot, want))
+
+
+def _seen(
+    snapshot: WaitSnapshot,
+    want: Wanted,
+    seen: Mapping[int, Collection[int]],
+    search: bool,
+) -> Collection[int]:
+    """Return the rows of tasks whose stacks, or code there, have a lock's address."""
+    found = seen.get(want.lock.address or 0, ())
+    by_code = positions.readers_by_code(snapshot, want) if search else frozenset()
+    return {*found, *by_code} if by_code else found
 
 
 def _takes(snapshot: WaitSnapshot, type_: LockTypeName, row: int) -> bool:

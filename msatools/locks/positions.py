@@ -9,7 +9,7 @@ same holds for who reads or writes the memory of another process, such as ``ps``
 (__access_remote_vm()). Their stacks have the mapping and the memory's descriptor.
 
 Who reads under a ``srcu_struct`` that is a variable is in a function whose code names
-it, and calls srcu_read_lock().
+it, and calls srcu_read_lock(): there is no word on its stack to find.
 """
 
 from collections.abc import Iterator
@@ -45,8 +45,6 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
 
     :param stack_size: Bytes of a kernel stack.
     """
-    if want.lock.type == "srcu":
-        return _readers_by_code(snapshot, want)
     if want.lock.type not in ("rwsem", "vma"):
         return frozenset()
     rows = [row for row in _faulting(snapshot) if row not in want.rows]
@@ -61,20 +59,21 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
     )
 
 
-def _readers_by_code(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
-    """Return the tasks in a function that begins to read under this ``srcu_struct``.
+def readers_by_code(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
+    """Return the rows of tasks in a function that begins to read under SRCU.
 
-    Each may have ended it again: so they prove nothing if there are more than readers.
+    Each may have ended it again, so that is no more than a word on a stack is.
     """
+    if want.lock.type != "srcu" or not want.readers:
+        return frozenset()
     stacks, address = snapshot.now.stacks, want.lock.address or 0
     chosen = [
         index
         for index, stack in enumerate(stacks.unique)
-        if want.readers and takes_variable(snapshot.context, stack, "srcu", address)
+        if takes_variable(snapshot.context, stack, "srcu", address)
     ]
     found = np.flatnonzero(np.isin(stacks.index, chosen)).tolist()
-    rows = frozenset(row for row in found if row not in want.rows)
-    return rows if len(rows) <= (want.readers or 0) else frozenset()
+    return frozenset(row for row in found if row not in want.rows)
 
 
 def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace | None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from msatools.errors import UNREADABLE
+from msatools.kernel.losses import Loss
 from msatools.kernel.traces import stack_trace
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock_context import LockContext
@@ -175,7 +177,11 @@ def _all_frozen(context: LockContext) -> bool:
     address = context.layout.symbol("pm_freezing")
     if address is None:
         return True
-    return context.reader.read(address, 1) != b"\0"
+    try:
+        return context.reader.read(address, 1) != b"\0"
+    except UNREADABLE as error:
+        context.losses.lose(Loss.LOCK_NAMES, f"who has frozen a task is lost: {error}")
+        return True
 
 
 def _signal(number: int) -> str:

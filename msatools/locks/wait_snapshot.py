@@ -20,6 +20,7 @@ from msatools.locks.sleeping.spinlocks import spins
 from msatools.locks.user.futexcontent import condition_at
 from msatools.locks.user.userlocks import FUTEX
 from msatools.records import dataclass
+from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskTable
@@ -118,7 +119,10 @@ class WaitSnapshot:
         where = wait.caller or wait.function
         if where is None:
             return None
-        text = blocked.what or wait_text(wait.task_class, blocked.on)
+        text = blocked.what
+        if text is None and wait.task_class is not TaskClass.LCK:
+            # The address of a futex is that of another one in another process.
+            text = wait_text(wait.task_class, blocked.on)
         return Unknown(text or f"asleep in {where}")
 
     def pid(self, task: int) -> int | None:

@@ -85,7 +85,7 @@ def find_crash(
         trace, frames = backtrace, list(backtrace.frames)
     if not frames:
         frames = _unwound(reader, losses)
-    if event and not event.is_panic and before_panic(frames) != frames:
+    if event and not event.is_panic and _is_within(event):
         # A fault in panic(), of which the log has lost the reason: the stack has it.
         event = None
     cause = event.cause if event else _by_function(below_panic(frames))
@@ -111,14 +111,21 @@ def find_crash(
     )
 
 
+def _is_within(event: Event) -> bool:
+    """Return whether a fault is one of what panic() called."""
+    frames = event.backtrace.frames if event.backtrace else []
+    return before_panic(frames) != frames
+
+
 def _nested(panic: Event | None, log: CrashLog) -> Iterator[NestedFault]:
     """Yield the faults after the first panic: all that follows is within it."""
     if panic is None:
         return
     for event in log.events[log.events.index(panic) + 1 :]:
-        if event.is_panic and EXCEPTION.match(event.message.removeprefix(PANIC)):
-            continue  # for the fault before
-        frames = before_panic(event.backtrace.frames) if event.backtrace else []
+        # Another CPU may report a fault of its own before it is stopped.
+        if event.is_panic or not event.backtrace or not _is_within(event):
+            continue
+        frames = before_panic(event.backtrace.frames)
         faulty = faulting(frames, event.cause)
         first = faulty[0] if faulty else None
         yield NestedFault(

@@ -87,6 +87,8 @@ def _request(context: LockContext, case: BlockedTask) -> Request | None:
         return None
     _awaited(context)[lock] = tasks
     _finders(context)[lock] = find
+    if find is _of_ring or (find is _of_dump and not _all_counted(context, lock)):
+        _unsure(context).add(lock)
     return Request(lock)
 
 
@@ -108,9 +110,27 @@ def _finders(context: LockContext) -> dict[Lock, _Finder]:
     return {}
 
 
+@per_context
+def _unsure(context: LockContext) -> set[Lock]:
+    """Waits of which it is not certain whom they are for.
+
+    Which worker of an io_uring has the request that ends the wait is not known. Nor
+    does a core dump wait for every kind of worker, on every version.
+    """
+    return set()
+
+
+def _all_counted(context: LockContext, lock: Lock) -> bool:
+    """Return whether a core dump waits for as many threads as have been found."""
+    layout = context.layout
+    state = layout.member(lock.address or 0, "signal_struct", "core_state")
+    count = layout.member(state, "core_state", "nr_threads.counter")
+    return count == len(_awaited(context)[lock])
+
+
 def _holders(context: LockContext, lock: Lock) -> list[Holder]:
-    is_likely = _finders(context).get(lock) in _LIKELY
-    confidence: OwnerConfidence = "likely" if is_likely else "exact"
+    unsure = lock in _unsure(context)
+    confidence: OwnerConfidence = "likely" if unsure else "exact"
     return [Holder(task, confidence) for task in _awaited(context).get(lock, ())]
 
 
@@ -230,10 +250,6 @@ _TEXTS: dict[_Finder, str] = {
     _of_namespace: "the processes of its PID namespace to be reaped",
     _of_ring: "requests of its io_uring",
 }
-
-_LIKELY = (_of_ring,)
-"""Waits of which it is not certain whom they are for: which worker has the request that
-ends the wait is not known."""
 
 RELATIVES = LockType(
     names=frozenset({"threads", "child", "io_uring"}),

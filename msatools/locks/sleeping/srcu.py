@@ -12,22 +12,19 @@ from msatools.errors import UNREADABLE
 from msatools.kernel.percpu import read_percpu
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock, Request
-from msatools.locks.base.lock_context import FEW_READS, LockContext
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.wait_queues import wait_queues
 from msatools.target.addresses import KERNEL_HALF
 
 _WAITS = ("__synchronize_srcu", "synchronize_srcu", "synchronize_srcu_expedited")
 
-# "srcu: Pull pointers to the ->srcu_lock_count[] array" (in v6.15).
-_COUNTS = (
-    ("srcu_ctrs[0].srcu_locks", "srcu_ctrs[0].srcu_unlocks"),
-    ("srcu_ctrs[1].srcu_locks", "srcu_ctrs[1].srcu_unlocks"),
-)
-_COUNTS_BEFORE = (
-    ("srcu_lock_count[0]", "srcu_unlock_count[0]"),
-    ("srcu_lock_count[1]", "srcu_unlock_count[1]"),
-)
+_COUNTS = ("srcu_locks", "srcu_unlocks"), ("srcu_lock_count", "srcu_unlock_count")
+"""Counters of both indexes: since v6.15 in a ``struct srcu_ctr``, and before."""
+
+_MAX_CALLBACKS = 4096
+"""Maximum number of callbacks of one CPU to go through."""
+
 _MAX_WORDS = 256
 """Maximum number of words of a stack to try."""
 
@@ -49,25 +46,33 @@ def request(context: LockContext, case: BlockedTask) -> Request | None:
         if word >= KERNEL_HALF and not word % 8 and word not in case.stack
     ]
     known = [each for each in words[:_MAX_WORDS] if _is_srcu(context, each)]
-    if len(known) > 1:
+    if len(known) > 1 or not context.live:
+        # Others are left over from calls before.
         known = [address for address in known if _queues(context, case, address)]
     return Request(Lock("srcu", known[0]), "write") if len(known) == 1 else None
 
 
 def readers(context: LockContext, lock: Lock) -> int | None:
     """
-    Return the number of readers; ``None`` if a CPU's part is unknown.
+    Return the number of readers that are waited for; ``None`` if that is unknown.
+
+    There are two indexes: new readers count at the one, and those of the other, who
+    began before, have to end.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    layout = context.layout
-    newer = layout.has("srcu_data", "srcu_ctrs")
-    names = [name for pair in (_COUNTS if newer else _COUNTS_BEFORE) for name in pair]
-    total = 0
-    for data in _parts(context, lock.address or 0):
-        first, left, second, left_second = layout.members(data, "srcu_data", *names)
-        total += first - left + second - left_second
-    total &= _MASK
+    layout, address = context.layout, lock.address or 0
+    parts = _parts(context, address)
+    if layout.has("srcu_data", "srcu_ctrs"):
+        first = layout.member(address, "srcu_struct", "sda")
+        first += layout.offset("srcu_data", "srcu_ctrs")
+        now = layout.member(address, "srcu_struct", "srcu_ctrp") != first
+        names = [f"srcu_ctrs[{int(not now)}].{name}" for name in _COUNTS[0]]
+    else:
+        now = bool(layout.member(address, "srcu_struct", "srcu_idx") & 1)
+        names = [f"{name}[{int(not now)}]" for name in _COUNTS[1]]
+    pairs = (layout.members(part, "srcu_data", *names) for part in parts)
+    total = sum(begun - ended for begun, ended in pairs) & _MASK
     # A running kernel changes while its parts are added up.
     return total if total < 1 << 32 else None
 
@@ -112,7 +117,7 @@ def _queues(context: LockContext, case: BlockedTask, address: int) -> bool:
     try:
         for data in _parts(context, address):
             head = layout.member(data, "srcu_data", "srcu_cblist.head")
-            for _ in range(FEW_READS):
+            for _ in range(_MAX_CALLBACKS):
                 if head == own:
                     return True
                 if head < KERNEL_HALF:

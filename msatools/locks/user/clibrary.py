@@ -9,7 +9,9 @@ those of another. So the code that made the system call decides:
 - It is in the C library that the program has loaded, but not in its ``syscall()``, by
   which other libraries call the kernel.
 - It is in a program without a dynamic linker, and the function is one of those in which
-  a C library waits; or, without its name, the thread's control block is that library's.
+  a C library waits; or, without its name, the thread's control block is that of glibc.
+
+If neither the function's name nor its code is known, that cannot be told.
 """
 
 import struct
@@ -18,11 +20,12 @@ from typing import Literal
 import numpy as np
 
 from msatools.kernel.report import LossLog
-from msatools.kernel.words import U32, U64
+from msatools.kernel.words import U32
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.user.futexes import futex_queues
 from msatools.locks.user.futexusers import FutexPlace, find_owner
 from msatools.locks.user.userstacks import user_stacks
+from msatools.target.arch import arch_of
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.syscalls import read_syscalls
 
@@ -41,18 +44,15 @@ before."""
 
 _WAITS: dict[Library, tuple[str, ...]] = {
     "glibc": ("__lll_", "__futex_", "__pthread_", "pthread_", "__new_sem_"),
-    "musl": ("__timedwait", "__wait"),
+    "musl": ("__timedwait", "__wait", "__syscall_cp", "__cp_", "sccp"),
 }
 """How names of the functions begin that call the kernel to wait."""
 
-_TCB_TID: dict[Library, int] = {"glibc": 720, "musl": 48}
-"""Offset of the thread ID in the control block, for x86-64: ``struct pthread`` of
-nptl/descr.h, and of src/internal/pthread_impl.h. Both begin with their own address;
-glibc has it again at 16."""
+_TCB_TID, _AGAIN = 720, 16
+"""Offsets in glibc's control block for x86-64 (nptl/descr.h): of the thread ID, and of
+its own address, with which it begins as well."""
 
-_TCB_BYTES = 724
-_AGAIN = 16
-
+_SELF = struct.Struct("<Q8xQ")
 _PAIR = struct.Struct("<QQ")
 _AUXV_BYTES = 320
 """Bytes of ``mm_struct.saved_auxv`` that any kernel has."""
@@ -70,6 +70,7 @@ class _CLibraries:
         self._places: dict[int, int | None] = {}
         """Maps a thread to the address in its code from which it called the kernel."""
 
+        self._is_x86 = not arch_of(context.reader.prog).has_frame_records
         self._known: dict[tuple[int, int], Library | None] = {}
         """By address space and that address."""
 
@@ -87,13 +88,13 @@ class _CLibraries:
 
     def _place(self, task: int) -> int | None:
         if task not in self._places:
-            others = () if self._context.alone else futex_queues(self._context).values()
+            alone = self._context.alone or self._places
+            others = () if alone else futex_queues(self._context).values()
             self._read_places({task, *(queue[0].task for queue in others if queue)})
         return self._places[task]
 
     def _read_places(self, tasks: set[int]) -> None:
         context = self._context
-        self._places.update(dict.fromkeys(tasks))
         addresses = context.tasks["address"].tolist()
         chosen = context.tasks.only(np.array([each in tasks for each in addresses]))
         prog = context.reader.prog
@@ -102,6 +103,7 @@ class _CLibraries:
         found = zip(
             chosen["address"][known].tolist(), calls.ip[known].tolist(), strict=True
         )
+        self._places.update(dict.fromkeys(tasks))
         self._places.update(found)
 
     def _library(self, task: int, mm: int, place: int) -> Library | None:
@@ -109,24 +111,27 @@ class _CLibraries:
         if code is None or not code.executable or not code.file:
             return None
         frame = self._stacks.frame(mm, code, place, 0, guess=False)
-        if frame.function == _CALLS_FOR_OTHERS or self._calls_for_others(mm, place):
+        if frame.function == _CALLS_FOR_OTHERS:
             return None
+        size = len(_CALLS_FOR_OTHERS_CODE)
+        instructions = self._stacks.read(mm, place - size, size)
+        if instructions == _CALLS_FOR_OTHERS_CODE:
+            return None
+        # Without symbols it may be that function.
+        is_named = frame.function is not None or self._stacks.has_symbols(code)
         path = self._context.path_of_file(code.file) or ""
         name = path.rpartition("/")[2]
         if name.startswith(_GLIBC):
-            return "glibc"
+            known_code = self._is_x86 and instructions is not None
+            return "glibc" if is_named or known_code else None
         # The file of musl is also its dynamic linker. Android's libc is not it.
         if name.startswith("ld-musl-") or (name == "libc.so" and "bionic" not in path):
-            return "musl"
+            return "musl" if is_named else None
         if not self._is_static(mm):
             return None
         if frame.function:
             return _by_function(frame.function)
-        return self._by_control_block(task, mm)
-
-    def _calls_for_others(self, mm: int, place: int) -> bool:
-        size = len(_CALLS_FOR_OTHERS_CODE)
-        return self._stacks.read(mm, place - size, size) == _CALLS_FOR_OTHERS_CODE
+        return self._by_control_block(task, mm) if instructions else None
 
     def _is_static(self, mm: int) -> bool:
         """Return whether a program was started without a dynamic linker."""
@@ -140,14 +145,14 @@ class _CLibraries:
         if not layout.has("task_struct", "thread.fsbase"):
             return None
         start = layout.member(task, "task_struct", "thread.fsbase")
-        data = self._stacks.read(mm, start, _TCB_BYTES) if start else None
-        if data is None or U64.unpack_from(data)[0] != start:
+        data = self._stacks.read(mm, start, _AGAIN + 8) if start else None
+        # Of musl's waits its syscall() could not be told, without names.
+        if data is None or {*_SELF.unpack(data)} - {start}:
             return None
-        again = U64.unpack_from(data, _AGAIN)[0] == start
-        library: Library = "glibc" if again else "musl"
-        (tid,) = U32.unpack_from(data, _TCB_TID[library])
+        tid = self._stacks.read(mm, start + _TCB_TID, 4)
         place = FutexPlace(task, mm, start, inode=0)
-        return library if find_owner(self._context, place, tid) == task else None
+        found = find_owner(self._context, place, U32.unpack(tid)[0]) if tid else None
+        return "glibc" if found == task else None
 
 
 def _by_function(name: str) -> Library | None:

@@ -43,6 +43,9 @@ class FutexContent:
     """What it is, if it records no owner."""
 
 
+_UNRECORDED = "the C library does not record who"
+
+
 class _FutexContents:
     """What was read of futexes, kept for one context."""
 
@@ -252,7 +255,7 @@ def _read_condition(
 
 def _read_locked(mode: Mode | None, readers: int) -> FutexContent:
     has = "reader has" if readers == 1 else "readers have"
-    what = f"{readers:,} {has} it: the C library does not record who"
+    what = f"{readers:,} {has} it: {_UNRECORDED}"
     return FutexContent(mode=mode, readers=readers, what=what)
 
 
@@ -276,7 +279,9 @@ def _musl_rwlock(
     lock = musl.rwlock(data, key.shared) if data else None
     if lock is None:
         return None
-    return _read_locked(lock.mode, lock.readers) if lock.readers else FutexContent()
+    if lock.readers:
+        return _read_locked(lock.mode, lock.readers)
+    return FutexContent(what=f"a writer has it: {_UNRECORDED}")
 
 
 def _musl_thread(

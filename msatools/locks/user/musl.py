@@ -44,7 +44,7 @@ _WAITERS, _TID = 1 << 31, (1 << 30) - 1
 _WRITER = 0x7FFF_FFFF
 
 _THREADS = ((56, 48), (64, 56), (40, 32))
-"""Offsets of ``detach_state`` and ``tid`` in a ``struct pthread``: since 1.2.0, before,
+"""Offsets of ``detach_state`` and ``tid`` in a ``struct pthread``: since 1.2.2, before,
 and on arm64, where other members come last."""
 
 THREAD_BYTES = 64

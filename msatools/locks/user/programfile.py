@@ -88,6 +88,11 @@ class ProgramFile:
         self._read_around_gaps = read_around_gaps
         self._tables: list[_SymbolTable] | None = None
 
+    @property
+    def has_symbols(self) -> bool:
+        """Whether a table of symbols was found, once a function was asked for."""
+        return bool(self._tables)
+
     def function(
         self, offset: int, loaded_at: int, read_memory: ReadMemory
     ) -> Function | None:

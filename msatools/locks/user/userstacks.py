@@ -155,6 +155,11 @@ class UserStacks:
             return False
         return arch.ends_with_call(code)
 
+    def has_symbols(self, mapping: CodeMapping) -> bool:
+        """Return whether a file, of which a frame was asked for, has symbols."""
+        path = self._context.path_of_file(mapping.file)
+        return self._program(mapping.file, path).has_symbols
+
     def frame(
         self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
     ) -> UserFrame:
