@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 from drgn import FaultError
+from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.errors import MissingError
 from msatools.kernel.accounting import read_accounting
@@ -80,6 +81,9 @@ def test_roots(stock: LoggedReport) -> None:
             assert root.blocked_d + root.blocked_s == blocked
 
 
+HOG_CPU = 1
+
+
 @pytest.mark.parametrize(
     ("pid_of", "reason"),
     [
@@ -97,7 +101,15 @@ def test_reasons(stock: LoggedReport, pid_of: str, reason: str) -> None:
     (root,) = [root for root in stock.report.roots if root.pid == owner["pid"]]
     assert root.kind == "task"
     hog = stock.run.workload["tasks"]["inversion-hog"]["tid"]
+    if pid_of == "inversion" and hog != runs_on(stock, HOG_CPU):
+        # The fair server (6.12) lets another task run now and then.
+        reason = reason.partition(",")[0]
     assert root.reason == reason.format(hog=hog)
+
+
+def runs_on(dump: LoggedReport, cpu: int) -> int:
+    """Return the PID of the task that a CPU runs."""
+    return int(cpu_curr(open_dump(dump.run.name, "btf"), cpu).pid)
 
 
 def test_reasons_of_external_roots(stock: LoggedReport) -> None:

@@ -17,6 +17,10 @@ MS = 1_000_000
 TICK_NS = 10 * MS
 """Unit of times in /proc: USER_HZ is 100."""
 
+LATE_NS = 100 * MS
+"""How much later a tick of a CPU of the guest may come, beside busy programs: until
+then its clock stands still. 34 ms were met beside two programs that spin."""
+
 HOGS = ("hog-pinned-0", "hog-pinned-1", "hog-pinned-2")
 FEW = 5
 """Classes with fewer threads are not compared: one stalled CPU could affect half."""
@@ -190,7 +194,8 @@ def test_times_that_schedstats_do_not_count(on: Dump) -> None:
         row = on.row(name)
         # Not a sleep.
         assert table["state"][row] & 3 == 0
-        assert parts.unexplained_ns[row] >= on.now.age_ns[row] - on.bound_ns
+        missing = on.now.age_ns[row] - parts.unexplained_ns[row]
+        assert missing <= on.bound_ns + LATE_NS
 
 
 def test_stopped(on: Dump) -> None:
