@@ -18,7 +18,8 @@ from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import FROZEN, INTERRUPTIBLE
 from msatools.tasks.task_state import TaskState
-from tests.locks.seen import Seen
+from tests.locks.seen import Seen, damaged
+from tests.support.overlay import put
 
 MAX_LENGTH = 60
 
@@ -134,19 +135,35 @@ def test_purpose_of_a_lock(tasks: Seen, name: str, what: str, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("state", "text"), [(FROZEN, "frozen"), (INTERRUPTIBLE, "stopped")]
+    ("state", "text"),
+    [(FROZEN, "frozen by its control group"), (INTERRUPTIBLE, "stopped")],
 )
 def test_frozen_tasks(tasks: Seen, state: int, text: str) -> None:
     """No task in the dump is frozen, so its state is replaced.
 
     One that its control group has frozen is in test_field.py.
     """
-    context, row = tasks.context(), tasks.row("pause")
+    assert frozen(tasks, tasks.context(), state) == text
+
+
+def test_all_tasks_are_frozen() -> None:
+    """Before the machine sleeps."""
+    dump = damaged("tasks-6.12")
+    context = dump.context()
+    address = context.layout.symbol("pm_freezing")
+    assert address is not None
+    put(dump.prog, address, b"\1")
+    assert frozen(dump, context, FROZEN) == "frozen"
+
+
+def frozen(tasks: Seen, context: LockContext, state: int) -> str:
+    """Return what a task does, with another state."""
+    row = tasks.row("pause")
     records = tasks.table.records.copy()
     records["state"][row] = state
     context.tasks = replace(tasks.table, records=records)
     now = in_class(tasks, row, TaskClass.STP)
-    assert reason(context, row, now, None, None, None) == text
+    return reason(context, row, now, None, None, None)
 
 
 def test_kernel_threads_sleep_in_a_function(tasks: Seen) -> None:
