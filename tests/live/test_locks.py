@@ -130,7 +130,9 @@ def test_one_task(session: Session) -> None:
     found, expected = lock_of(one, pid), lock_of(whole, pid)
     assert [found[key] for key in same] == [expected[key] for key in same]
     assert one["roots"][0]["pid"] == session.tid("normal-owner")
-    assert one["coverage"]["reads"] < 150
+    # Some 40 of these tell in which C library it waits: its mapping, the file and the
+    # table of symbols there.
+    assert one["coverage"]["reads"] < 200
     # Each task is read, then its counters and its stack, and once more: only so is it
     # of one moment.
     assert whole["coverage"]["reads"] < 11 * whole["coverage"]["tasks"]
