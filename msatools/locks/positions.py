@@ -45,7 +45,8 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
 
     :param stack_size: Bytes of a kernel stack.
     """
-    if want.lock.type not in ("rwsem", "vma"):
+    type_ = want.lock.type
+    if type_ != "vma" and not (type_ == "rwsem" and want.readers):
         return frozenset()
     rows = [row for row in _faulting(snapshot) if row not in want.rows]
     place = _place(snapshot, want, stack_size) if rows else None
@@ -77,11 +78,9 @@ def readers_by_code(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
 
 
 def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace | None:
-    """Return the structure of a lock that faults take; ``None`` for other locks."""
+    """Return the structure of a lock, if faults take it; otherwise ``None``."""
     if want.lock.type == "vma":
         return LockPlace("vm_refcnt", "vm_area_struct", want.lock.address or 0)
-    if not want.readers:
-        return None
     context, first = snapshot.context, np.array(want.rows[:1], np.intp)
     cases = [*read_cases(context, snapshot.now, first, stack_size)]
     try:

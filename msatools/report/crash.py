@@ -118,7 +118,7 @@ def _is_within(event: Event) -> bool:
 
 
 def _nested(panic: Event | None, log: CrashLog) -> Iterator[NestedFault]:
-    """Yield the faults after the first panic: all that follows is within it."""
+    """Yield the faults of what the first panic() called, by their stacks."""
     if panic is None:
         return
     for event in log.events[log.events.index(panic) + 1 :]:

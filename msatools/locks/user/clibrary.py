@@ -35,8 +35,8 @@ _CALLS_FOR_OTHERS = "syscall"
 _CALLS_FOR_OTHERS_CODE = bytes.fromhex(
     "4889f84889f74889d64889ca4d89c24d89c84c8b4c24080f05"
 )
-"""What it is in any glibc for x86-64 up to the instruction that enters the kernel
-(sysdeps/unix/sysv/linux/x86_64/syscall.S), where its name is not in memory."""
+"""Its code in glibc for x86-64, up to the instruction that enters the kernel
+(sysdeps/unix/sysv/linux/x86_64/syscall.S): its name need not be in memory."""
 
 _GLIBC = ("libc.so.6", "libc-2.", "libpthread.so.0", "libpthread-2.")
 """How names of its files begin: there is one file since 2.34, and a version in the name
@@ -96,7 +96,8 @@ class _CLibraries:
     def _read_places(self, tasks: set[int]) -> None:
         context = self._context
         addresses = context.tasks["address"].tolist()
-        chosen = context.tasks.only(np.array([each in tasks for each in addresses]))
+        among = np.array([each in tasks for each in addresses], np.bool_)
+        chosen = context.tasks.only(among)
         prog = context.reader.prog
         calls = read_syscalls(context.reader, chosen, stack_bytes(prog), LossLog())
         known = calls.known & ~calls.compat
