@@ -164,7 +164,9 @@ def test_in_a_renderer(
 # --- in msa-report, where the others still answer
 
 
-@pytest.mark.parametrize(("name", "error"), zip(SECTIONS, cycle(ERRORS), strict=False))
+@pytest.mark.parametrize(
+    ("name", "error"), [*zip(SECTIONS, cycle(ERRORS), strict=False)]
+)
 def test_in_a_section(
     name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from drgn import FaultError, Object, Program, sizeof
+from drgn.helpers.linux.slab import slab_object_info
 
 from fixtures import lab
 from tests.support.dumps import open_dump
@@ -53,9 +54,17 @@ class Patient:
         self._replace(address & -PAGE, None, physical)
 
     def lose_only(self, object_: Object) -> None:
-        """Make an object unreadable, but not what else is on its page."""
-        assert object_.address_ is not None
-        self._replace(object_.address_, None, False, sizeof(object_))
+        """Make an object unreadable, but not what else is on its page.
+
+        A type can have room for more than is allocated, as ``struct kmem_cache`` has
+        for the nodes that the machine lacks: other objects lie there.
+        """
+        address = object_.address_
+        assert address is not None
+        found = slab_object_info(self.prog, address)
+        assert found is not None
+        end = found.address + found.slab_cache.object_size.value_()
+        self._replace(address, None, False, min(sizeof(object_), end - address))
 
     def poke(
         self, address: int, value: int, size: int = 8, physical: bool = False
