@@ -33,6 +33,7 @@ from typing import NoReturn
 
 from msatools.cli.output import is_terminal, output
 from msatools.render.device import terminal_size
+from msatools.target import flatheaders
 from msatools.target.errors import DamagedDumpError
 
 MEMORY_BYTES = 4 << 30
@@ -114,7 +115,7 @@ def in_sandbox(name: str, path: str, work: Callable[[], int]) -> int:
     Do *work* in a sandbox, and return its exit status.
 
     :param name: The command, for messages.
-    :param path: The dump, for messages.
+    :param path: The dump.
     :param work: Prints to the standard streams; returns the exit status.
     :raises DamagedDumpError: if the child crashed, or took too much time or memory
     """
@@ -129,7 +130,7 @@ def in_sandbox(name: str, path: str, work: Callable[[], int]) -> int:
     terminals = is_terminal(sys.stdout), is_terminal(sys.stderr)
     pid = os.fork()
     if not pid:
-        _child(name, ends, terminals, seccomp, work)
+        _child(name, path, ends, terminals, seccomp, work)
     for _, write_end in ends:
         os.close(write_end)
     try:
@@ -200,6 +201,7 @@ def _result(path: str, status: int) -> int:
 
 def _child(
     name: str,
+    path: str,
     ends: tuple[tuple[int, int], tuple[int, int]],
     terminals: tuple[bool, bool],
     seccomp: ModuleType | None,
@@ -220,6 +222,7 @@ def _child(
         sys.stdout = _Pipe(1, terminals[0])
         sys.stderr = _Pipe(2, terminals[1])
         _close_files_to_write()
+        flatheaders.copy(path)
         try:
             lock_down(seccomp)
         except (OSError, ValueError) as error:

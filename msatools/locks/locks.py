@@ -250,7 +250,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         if not _asks_all(snapshot):
             return snapshot
         self._losses.reset(self._lasting)
-        tasks = self._task_reader.read_all(self._losses)
+        tasks = self._task_reader.require_all(self._losses)
         return self._snapshot_of(tasks, self._losses, alone=False)
 
     def _are_tasks(self, tasks: TaskTable) -> TaskTable:

@@ -9,6 +9,7 @@ running kernel, pages and counters change during the scan, by amounts that the k
 counts as well.
 """
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.records import dataclass
 
@@ -129,6 +130,8 @@ def explain(
     if 0 < -difference.unreasoned <= missing:
         text = f"{missing:,} struct pages could not be read"
         return difference.after_reason(text)
+    if difference.unreasoned < 0 and losses.coverage[Loss.SECTION_TABLE.value]:
+        return difference.after_reason("not all sections of memory are left")
     cpus = losses.coverage["vmstat_cpus_unreadable"]
     held = cpus * _MAX_CPU_DELTA if difference.name in _PER_CPU else 0
     if 0 < abs(difference.unreasoned) <= held:

@@ -148,7 +148,6 @@ def collect_memstat(
         slabs.
     :param progress: Called now and then with pages done and pages in all.
     :raises MissingError: if the types lack what describes physical memory
-    :raises drgn.FaultError: if the dump lacks every struct page
     :raises TargetError: if the program is not a kernel, or has no types
     :raises ValueError: if several workers are requested over QMP
     """
@@ -201,6 +200,11 @@ def collect_memstat(
     losses.lose(Loss.HEADS, count=result.heads_unreadable)
     _set_coverage(losses, reader, ranges, result)
     _note_losses(losses)
+    if not result.pages():
+        losses.note(
+            "no-struct-pages",
+            "no struct page is left: what the kernel counted itself is all there is",
+        )
     if live and losses.coverage["excluded_pages"]:
         gone = losses.coverage["excluded_pages"]
         losses.note(

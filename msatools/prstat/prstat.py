@@ -218,7 +218,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         reader = self._sampler.task_reader
         pids = self._options.selection.pids
         if pids is None:
-            return reader.read_all(losses)
+            return reader.require_all(losses)
         found = list(find_tasks(self._reader, pids, losses).values())
         if not self._options.by_thread:
             return reader.read_processes(found, losses)

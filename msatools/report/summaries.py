@@ -41,9 +41,26 @@ def _incomplete(report: Report) -> str:
     return "; incomplete" if LossLog(Counter(report.coverage)).lost else ""
 
 
+_COUNTED = {
+    "managed": "managed",
+    "free": "free.buddy",
+    "anon": "user.anon",
+    "cache": "cache",
+    "slab": "kernel.slab",
+}
+
+
 def _memstat(report: MemstatReport) -> str:
     pages = {each.name: each.pages for each in report.classes}
     managed = report.managed_pages
+    if not report.pages:
+        counted = {each.name: each.kernel_pages for each in report.checks}
+        words = [
+            f"{label} {size(amount * report.target.page_size)}"
+            for label, name in _COUNTED.items()
+            if (amount := counted.get(name)) is not None
+        ]
+        return f"no struct page is left; by the kernel's counters {', '.join(words)}"
     words = []
     for label, prefixes in _KINDS.items():
         amount = sum(n for name, n in pages.items() if name.startswith(prefixes))

@@ -4,7 +4,8 @@
 
 It maps the file and trusts the descriptors of pages, so that one page that is not in
 the file ends the process by SIGBUS. Its own walks of page tables may lead there, too.
-In QEMU's kdumps of arm64 it does not find the pages.
+In QEMU's kdumps of arm64 it does not find the pages, and a flattened one without its
+last piece it does not open at all.
 Such a dump is opened by libkdumpfile, for its headers and notes, but all its pages are
 read here, and drgn walks the page tables.
 """
@@ -18,6 +19,7 @@ from drgn import FaultError, Program
 
 from msatools.errors import DamagedDataError
 from msatools.selfdesc.find import ask
+from msatools.target import flatheaders
 from msatools.target.errors import DamagedDumpError
 from msatools.target.kdumppages import KdumpPages, LeftToDrgnError
 
@@ -40,6 +42,21 @@ def set_kdump_read_here(prog: Program, path: str, reason: str) -> None:
     :param reason: Why it must not, for the error.
     :raises DamagedDumpError: if only libkdumpfile can read its pages
     """
+    _set(prog, path, path, reason)
+
+
+def set_flat_headers(prog: Program, path: str) -> None:
+    """Set the core dump of a program to a flattened kdump without its end.
+
+    libkdumpfile gets a file with the headers and bitmaps of the kdump alone.
+
+    :raises DamagedDumpError: if only libkdumpfile can read its pages
+    """
+    # The program closes it.
+    _set(prog, path, flatheaders.take(path), "its last part is cut off")
+
+
+def _set(prog: Program, path: str, core: str | int, reason: str) -> None:
     try:
         pages = KdumpPages(path)
     except (DamagedDataError, LeftToDrgnError, EOFError) as error:
@@ -49,7 +66,7 @@ def set_kdump_read_here(prog: Program, path: str, reason: str) -> None:
             "copy the dump again, or install msatools[fast]",
         ) from error
     with _preferring_drgn():
-        ask(prog.set_core_dump, path)
+        ask(prog.set_core_dump, core)
     prog.add_memory_segment(0, _ALL_MEMORY, _PageReader(pages), True)
 
 

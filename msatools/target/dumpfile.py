@@ -4,6 +4,7 @@
 
 import os
 import stat
+from dataclasses import replace
 from typing import Literal
 
 from msatools.errors import DamagedDataError
@@ -46,6 +47,10 @@ class DumpFile:
     is_nameless_arm64: bool = False
     """Whether it is a kdump of arm64 by QEMU, which has no name for that machine;
     libkdumpfile does not find its pages."""
+
+    lacks_end: bool = False
+    """Whether it is a flattened kdump without the mark of its end, which libkdumpfile
+    does not open. It can have all pages nevertheless."""
 
     bad_descriptors: int = 0
     """Pages of a kdump that libkdumpfile must not read: see
@@ -162,12 +167,19 @@ def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
 def _parse_flattened(path: str, read: ReadAt) -> DumpFile:
     flat = flattened.FlatFile(read)
     header = kdump.parse(flat.read)
+    read, size = flat.read, flat.size
     if not flat.is_complete:
-        # libkdumpfile does not open it without all its pieces.
-        raise _cut_off(path)
-    if not flat.is_whole(header.table_offset):
+        # Between the headers are holes: what they need is checked where it is read.
+        if not flat.is_whole(header.bitmap_offset, header.table_offset):
+            raise _cut_off(path)
+        read = flat.read_filled
+    elif not flat.is_whole(header.table_offset, size):
         raise DamagedDataError("a flattened kdump with a piece missing")
-    return _of_kdump(path, header, flat.read, flat.size, ", flattened")
+    found = _of_kdump(path, header, read, size, ", flattened")
+    if flat.is_complete:
+        return found
+    is_less = flat.is_cut or found.truncated or found.bad_descriptors > 0
+    return replace(found, truncated=is_less, lacks_end=True)
 
 
 def _check_machine(path: str, headers: elf.Elf | kdump.Kdump) -> None:

@@ -48,6 +48,9 @@ class FlatFile:
         self.is_complete = self._find_pieces()
         """Whether the list of pieces ends with the mark for it."""
 
+        self.is_cut = not self.is_complete and self._is_last_cut()
+        """Whether the file ends within a piece. Whole pieces can be missing, too."""
+
     @property
     def size(self) -> int:
         """Size of the kdump in bytes."""
@@ -70,12 +73,27 @@ class FlatFile:
             index += 1
         return b"".join(parts)
 
-    def is_whole(self, start: int) -> bool:
-        """Return whether there is no hole from this offset on."""
-        index = bisect_right(self._starts, start) - 1
-        if index < 0 or self._ends[index] < start:
+    def read_filled(self, offset: int, size: int) -> bytes:
+        """Read from the kdump, with zeros where it has a hole."""
+        parts = []
+        end = min(offset + size, self.size)
+        while offset < end:
+            part = self.read(offset, end - offset)
+            if not part:
+                index = bisect_right(self._starts, offset)
+                stop = self._starts[index] if index < len(self._starts) else end
+                part = bytes(min(stop, end) - offset)
+            parts.append(part)
+            offset += len(part)
+        return b"".join(parts)
+
+    def is_whole(self, start: int, end: int) -> bool:
+        """Return whether there is no hole from one offset to another."""
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_right(self._starts, end - 1) - 1
+        if first < 0 or self._ends[first] < start or self._ends[last] < end:
             return False
-        return self._ends[index:-1] == self._starts[index + 1 :]
+        return self._ends[first:last] == self._starts[first + 1 : last + 1]
 
     def _find_pieces(self) -> bool:
         position = _HEADER_SIZE
@@ -95,6 +113,11 @@ class FlatFile:
                 raise DamagedDataError("a flattened kdump with an impossible piece")
             self._insert(offset, offset + size, position - offset)
             position += size
+
+    def _is_last_cut(self) -> bool:
+        ends = zip(self._ends, self._shifts, strict=True)
+        last = max((end + shift for end, shift in ends), default=_HEADER_SIZE)
+        return not self._read_file(last - 1, 1)
 
     def _insert(self, start: int, end: int, shift: int) -> None:
         """Add a range, which replaces what is there."""
@@ -117,10 +140,12 @@ class FlatFile:
 def unflattened(read: ReadAt, size: int) -> tuple[ReadAt, int]:
     """Return how to read a kdump, flattened or not, and its size.
 
+    What a file without its end lacks reads as zeros, which no page descriptor is.
+
     :param size: Size of the file in bytes.
     :raises DamagedDataError: if it is flattened, and a piece is impossible
     """
     if read(0, len(SIGNATURE)) != SIGNATURE:
         return read, size
     flat = FlatFile(read)
-    return flat.read, flat.size
+    return flat.read if flat.is_complete else flat.read_filled, flat.size

@@ -34,8 +34,8 @@ _MOST_PAGES = 1 << 36
 _BLOCK_SIZES = [1 << shift for shift in range(12, 19)]
 """Sizes of pages that libkdumpfile looks for; no kernel has the two largest."""
 
-_UTSNAME_FIELD = 65
-_UTSNAME_OFFSET = 12
+UTSNAME_FIELD = 65
+UTSNAME_OFFSET = 12
 
 
 @dataclass(frozen=True)
@@ -203,5 +203,5 @@ def _unpack(read: ReadAt, layout: str, offset: int) -> tuple[int, ...]:
 
 def _utsname(read: ReadAt, index: int) -> str:
     """Read a field of ``struct new_utsname``."""
-    field = read_exactly(read, _UTSNAME_OFFSET + index * _UTSNAME_FIELD, _UTSNAME_FIELD)
+    field = read_exactly(read, UTSNAME_OFFSET + index * UTSNAME_FIELD, UTSNAME_FIELD)
     return field.partition(b"\0")[0].decode("ascii", "backslashreplace")

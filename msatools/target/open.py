@@ -19,7 +19,7 @@ from msatools.selfdesc import (
 from msatools.selfdesc.find import ask
 from msatools.target import debuginfo, kcore, qmp
 from msatools.target.addresses import KERNEL_HALF
-from msatools.target.damaged import set_kdump_read_here
+from msatools.target.damaged import set_flat_headers, set_kdump_read_here
 from msatools.target.describe import describe_opened
 from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
 from msatools.target.errors import (
@@ -153,7 +153,9 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
         )
     prog = Program(platform=_platform_of(path, dump))
     try:
-        if dump.bad_descriptors:
+        if dump.lacks_end:
+            set_flat_headers(prog, path)
+        elif dump.bad_descriptors:
             set_kdump_read_here(prog, path, "descriptors of pages are damaged")
         elif dump.is_nameless_arm64:
             set_kdump_read_here(prog, path, "libkdumpfile does not find its pages")

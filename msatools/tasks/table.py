@@ -15,7 +15,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.errors import UNREADABLE, MissingMemberError
+from msatools.errors import UNREADABLE, DamagedDataError, MissingMemberError
 from msatools.kernel.cpumask import mask_bytes
 from msatools.kernel.live_lists import changing_list
 from msatools.kernel.losses import Loss
@@ -253,13 +253,27 @@ class TaskReader:
         # Readers fill in names.
         return TaskTable(table.records.copy(), table.columns)
 
+    def require_all(self, losses: LossLog) -> TaskTable:
+        """Read every thread but the idle tasks, at least one.
+
+        A dump without its tasks must not be reported as one where none waits.
+
+        :raises DamagedDataError: if no task can be read
+        """
+        tasks = self.read_all(losses)
+        if not len(tasks):
+            init = find_variable(self._reader.prog, "init_task").address_
+            raise DamagedDataError("no task can be read", init)
+        return tasks
+
     def read_named(self, pids: Iterable[int] | None, losses: LossLog) -> TaskTable:
         """Read the threads with some PIDs, looked up directly; all if ``None``.
 
         :raises NoSuchPidError: if some do not exist
+        :raises DamagedDataError: if no task can be read
         """
         if pids is None:
-            return self.read_all(losses)
+            return self.require_all(losses)
         found = find_tasks(self._reader, pids, losses)
         damaged = losses.coverage["pids_unreadable"] > 0
         require_pids(pids, found, damaged=damaged)

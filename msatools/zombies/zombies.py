@@ -10,7 +10,7 @@ from itertools import compress
 import drgn
 import numpy as np
 
-from msatools.errors import LOST, DamagedDataError
+from msatools.errors import LOST
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks, require_pids
@@ -212,11 +212,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return report
 
     def _read_all(self) -> TaskTable:
-        tasks = self._task_reader.read_all(self._losses)
-        if not len(tasks):
-            # A dump without the tasks must not be reported as one without zombies.
-            init = find_variable(self._prog, "init_task").address_
-            raise DamagedDataError("no task can be read", init)
+        tasks = self._task_reader.require_all(self._losses)
         self._require_parents(tasks)
         return tasks
 

@@ -53,6 +53,10 @@ class Patient:
         """Make the page of an address unreadable."""
         self._replace(address & -PAGE, None, physical)
 
+    def lose_range(self, address: int, size: int) -> None:
+        """Make memory of the dump unreadable."""
+        self._replace(address, None, False, size)
+
     def lose_only(self, object_: Object) -> None:
         """Make an object unreadable, but not what else is on its page.
 

@@ -7,16 +7,21 @@ from itertools import product
 from typing import Any
 
 import pytest
-from drgn import Object, Program, cast, container_of
+from drgn import Object, Program, cast, container_of, sizeof
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.fs import for_each_file
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task, for_each_task
 from msatools.commands.memstat import COMMAND
 
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.memory.pages import memmap
+from msatools.memory.pages.layout import page_layout
+from msatools.render.blocks import Table
+from msatools.render.memstat.report import blocks
 
 from .damage import Patient, struct_page, to_damage
 from .sums import check_of, pages_of
@@ -98,6 +103,24 @@ def a_pipe(prog: Program) -> Object:
     files = (file for task in tasks for _, file in for_each_file(task))
     file = next(file for file in files if file.f_op.value_() == fops)
     return cast("struct pipe_inode_info *", file.private_data)
+
+
+def test_without_any_struct_page_the_kernel_has_its_counters(damaged: Patient) -> None:
+    prog = damaged.prog
+    whole = collect_memstat(prog)
+    for part in memmap.memmap_ranges(Reader(prog), page_layout(prog), LossLog()):
+        damaged.lose_range(part.address, part.pages * sizeof(prog.type("struct page")))
+    damaged.lose(prog["mem_section"].value_())
+    found = collect_memstat(prog)
+    assert found.pages == 0
+    assert "no-struct-pages" in {note.code for note in found.notes}
+    assert COMMAND.problems(found)
+    expected = {check.name: check.kernel_pages for check in whole.checks}
+    assert {check.name: check.kernel_pages for check in found.checks} == expected
+    assert all(check.explained_by for check in found.checks if check.difference)
+    (shown,) = [block for block in blocks(found) if isinstance(block, Table)]
+    rows = {row[1]: row[2] for row in shown.rows}
+    assert rows["totalram_pages"] == f"{found.managed_pages:,}"
 
 
 ABSURD: dict[str, tuple[Callable[[Program], Object], int, str]] = {

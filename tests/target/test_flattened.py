@@ -26,7 +26,7 @@ def test_pieces_in_any_order() -> None:
     flat = opened([(600, CONTENT[600:]), (0, CONTENT[:200]), (200, CONTENT[200:600])])
     assert flat.is_complete
     assert flat.size == len(CONTENT)
-    assert flat.is_whole(0)
+    assert flat.is_whole(0, len(CONTENT))
     assert flat.read(0, len(CONTENT) + 5) == CONTENT
     assert flat.read(150, 500) == CONTENT[150:650]
 
@@ -46,16 +46,16 @@ def test_later_pieces_replace_earlier_ones() -> None:
     for _ in range(100):
         start = chance.randrange(len(CONTENT))
         assert flat.read(start, 300) == expected[start : start + 300]
-    assert flat.is_whole(0)
+    assert flat.is_whole(0, len(CONTENT))
 
 
 def test_hole() -> None:
     flat = opened([(0, CONTENT[:100]), (150, CONTENT[150:])])
     assert flat.read(50, 200) == CONTENT[50:100]
     assert flat.read(120, 10) == b""
-    assert not flat.is_whole(0)
-    assert not flat.is_whole(120)
-    assert flat.is_whole(150)
+    assert not flat.is_whole(0, len(CONTENT))
+    assert not flat.is_whole(120, len(CONTENT))
+    assert flat.is_whole(150, len(CONTENT))
 
 
 @pytest.mark.parametrize("cut", [1, 16, 17, 5000])

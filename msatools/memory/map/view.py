@@ -8,6 +8,7 @@ from dataclasses import field
 import numpy as np
 import numpy.typing as npt
 
+from msatools.errors import DamagedDataError
 from msatools.kernel.reader import distinct
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
 from msatools.memory.pages.classify import Block, where
@@ -94,8 +95,13 @@ class MapView:
         self.observer = MapObserver(cell_size(context.ranges))
 
     def result(self) -> MemoryMap:
-        """Return the map after the scan."""
+        """Return the map after the scan.
+
+        :raises DamagedDataError: if no struct page is left
+        """
         cell_pages, runs = self.observer.cell_pages, self.observer.runs
+        if not runs:
+            raise DamagedDataError("no struct page is left")
         numbers = np.concatenate(
             [run.first + np.arange(len(run.counts), dtype=np.int64) for run in runs]
         )

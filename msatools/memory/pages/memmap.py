@@ -77,10 +77,9 @@ def memmap_ranges(
     Return the ranges of all struct pages, in pfn order.
 
     The table of sections is at the end of memory, which a truncated dump lacks. Then
-    the sections are those that have a readable struct page.
+    the sections are those that have a readable struct page; none if none is left.
 
     :raises MissingError: if the kernel has no memory sections (no SPARSEMEM)
-    :raises UNREADABLE: if no struct page can be read
     """
     try:
         ranges = _listed_ranges(reader, layout, losses)
@@ -95,8 +94,6 @@ def memmap_ranges(
             if part.section not in listed
         )
         ranges.sort(key=lambda part: part.pfn)
-    if not ranges:
-        raise DamagedDataError("no struct page can be read", vmemmap_base(reader.prog))
     return ranges
 
 

@@ -32,8 +32,11 @@ def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
     # -v requests the callers of vmalloc.
     verbose = report.vmalloc is not None
     yield from header(report.target, *_facts(report), verbose=verbose)
-    yield _classes(report)
-    yield text(*_verdict(report))
+    if report.pages:
+        yield _classes(report)
+        yield text(*_verdict(report))
+    else:
+        yield _counters(report)
     if report.scan_ns is not None and (verbose or report.target.live):
         yield text(Span(_scanned(report, report.scan_ns), "dim"))
     yield from notes(report)
@@ -89,6 +92,34 @@ def _facts(report: MemstatReport) -> tuple[str, ...]:
 
 def _classes(report: MemstatReport) -> Table:
     return Table(tuple(_columns(report)), tuple(_Lines(report).lines()))
+
+
+def _counters(report: MemstatReport) -> Table:
+    """Return what the kernel counted, where no struct page is left to be counted."""
+    page_size = report.target.page_size
+    labels = {
+        **{row.name: f"{title}: {row.label}" for title, rows in GROUPS for row in rows},
+        **{row.name: row.label for row in REST},
+        "cache": "Cache",
+        "managed": "Managed",
+        "swapcache": "(in the swap cache)",
+    }
+    lines = (
+        (
+            labels.get(check.name, check.name),
+            check.counter,
+            "-" if check.kernel_pages is None else f"{check.kernel_pages:,}",
+            "" if check.kernel_pages is None else size(check.kernel_pages * page_size),
+        )
+        for check in report.checks
+    )
+    columns = (
+        Column("CLASS"),
+        free_text("KERNEL SAYS"),
+        Column("PAGES", "right"),
+        Column("SIZE", "right"),
+    )
+    return Table(columns, tuple(lines))
 
 
 def _columns(report: MemstatReport) -> Iterator[Column]:
