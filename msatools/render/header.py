@@ -27,9 +27,15 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
             yield text(Span(f"types of {source.module}: {_origin(source)}"))
         yield text(Span("types of other modules: not asked for"))
     if target.truncated:
-        yield text(Span("truncated: the file ends before the last of its pages", "bad"))
+        yield text(Span(f"truncated: {_what_is_missing(target)}", "bad"))
     if target.crash is not None:
         yield text(Span(_crash(target.crash), "bad"))
+
+
+def _what_is_missing(target: Target) -> str:
+    if target.lacks_parts:
+        return "the dump was split, and not all parts are in one directory"
+    return "the file ends before the last of its pages"
 
 
 def times(report: Report) -> Iterator[str]:

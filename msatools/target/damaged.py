@@ -11,7 +11,7 @@ read here, and drgn walks the page tables.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,7 +21,7 @@ from msatools.errors import DamagedDataError
 from msatools.selfdesc.find import ask
 from msatools.target import flatheaders
 from msatools.target.errors import DamagedDumpError
-from msatools.target.kdumppages import KdumpPages, LeftToDrgnError
+from msatools.target.kdumppages import KdumpPages, LeftToDrgnError, SplitPages
 
 _PREFER_DRGN = "DRGN_PREFER_PGTABLE_READER"
 """Environment variable by which drgn, not libkdumpfile, translates addresses."""
@@ -29,6 +29,8 @@ _PREFER_DRGN = "DRGN_PREFER_PGTABLE_READER"
 _ALL_MEMORY = (1 << 64) - 1
 
 _PAGES_KEPT = 1024
+
+_PAGES = "msatools pages of a kdump"
 
 _EXCLUDED = "Excluded page"
 """What libkdumpfile says of a page that was left out of the dump."""
@@ -56,9 +58,28 @@ def set_flat_headers(prog: Program, path: str) -> None:
     _set(prog, path, flatheaders.take(path), "its last part is cut off")
 
 
-def _set(prog: Program, path: str, core: str | int, reason: str) -> None:
+def set_parts(prog: Program, path: str, parts: Sequence[str]) -> None:
+    """Set the core dump of a program to the parts of a split dump.
+
+    libkdumpfile gets one of them, as all have the headers.
+
+    :param parts: Paths of those that have pages, by page frame.
+    :raises DamagedDumpError: if only libkdumpfile can read their pages
+    """
+    _set(prog, path, path, "it is split into several files", parts)
+
+
+def pages_read_here(prog: Program) -> KdumpPages | SplitPages | None:
+    """Return the pages of a dump that is read here; ``None`` for any other."""
+    found: KdumpPages | SplitPages | None = prog.cache.get(_PAGES)
+    return found
+
+
+def _set(
+    prog: Program, path: str, core: str | int, reason: str, parts: Sequence[str] = ()
+) -> None:
     try:
-        pages = KdumpPages(path)
+        pages = SplitPages(parts) if parts else KdumpPages(path)
     except (DamagedDataError, LeftToDrgnError, EOFError) as error:
         raise DamagedDumpError(
             path,
@@ -68,6 +89,7 @@ def _set(prog: Program, path: str, core: str | int, reason: str) -> None:
     with _preferring_drgn():
         ask(prog.set_core_dump, core)
     prog.add_memory_segment(0, _ALL_MEMORY, _PageReader(pages), True)
+    prog.cache[_PAGES] = pages
 
 
 @contextmanager
@@ -86,7 +108,7 @@ def _preferring_drgn() -> Iterator[None]:
 class _PageReader:
     """Reads physical memory for drgn."""
 
-    def __init__(self, pages: KdumpPages) -> None:
+    def __init__(self, pages: KdumpPages | SplitPages) -> None:
         self._pages = pages
         self._kept: dict[int, bytes | None] = {}
 

@@ -79,6 +79,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
     assert prog.platform is not None
     sources = tuple(_sources(prog))
     page_size: int = find_variable(prog, "PAGE_SIZE").value_()
+    lacks_parts = dump is not None and dump.missing_pfns is not None
     return Target(
         path=path,
         kind=_kind(prog, dump),
@@ -88,10 +89,11 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
         page_size=page_size,
         types=sources[0].types,
         dump_level=dump.dump_level if dump else None,
-        truncated=dump.truncated if dump else False,
+        truncated=dump.truncated or lacks_parts if dump else False,
         crash=crash_of(prog),
         format=dump.format if dump else "",
         bad_descriptors=dump.bad_descriptors if dump else 0,
+        lacks_parts=lacks_parts,
         lost_symbols=count_lost_symbols(prog),
         sources=sources,
     )

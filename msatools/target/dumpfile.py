@@ -9,8 +9,8 @@ from typing import Literal
 
 from msatools.errors import DamagedDataError
 from msatools.records import dataclass
-from msatools.target import elf, flattened, kdump
-from msatools.target.descriptors import check_descriptors
+from msatools.target import elf, flattened, foreign, kdump
+from msatools.target.descriptors import DescriptorCheck, check_descriptors
 from msatools.target.errors import (
     DamagedDumpError,
     NotADumpError,
@@ -18,14 +18,11 @@ from msatools.target.errors import (
     TargetError,
     UnsupportedMachineError,
 )
-from msatools.target.reading import ReadAt, reader_of
+from msatools.target.reading import ReadAt, opened, reader_of
+from msatools.target.splitparts import find_parts, missing
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
+_HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}
+"""Maps names of ELF notes to who writes them."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,31 @@ class DumpFile:
     """Pages of a kdump that libkdumpfile must not read: see
     :func:`.descriptors.check_descriptors`."""
 
+    parts: tuple[str, ...] = ()
+    """Paths of the parts of a split dump that are there, by page frame."""
+
+    missing_pfns: range | None = None
+    """The first page frames that are in none of these parts."""
+
     @property
     def damage(self) -> str | None:
         """What is wrong with the file; ``None`` if nothing was found."""
+        if self.missing_pfns is not None:
+            first, last = self.missing_pfns.start, self.missing_pfns.stop
+            frames = f"page frames {first:#x} to {last:#x}"
+            return f"the part of the split dump with {frames} is not beside it"
         if self.truncated:
             return "the file is cut off"
         if self.bad_descriptors:
             return f"{self.bad_descriptors:,} pages of the file are damaged"
         return None
+
+    @property
+    def remedy(self) -> str:
+        """What to do if so much is missing that it cannot be opened."""
+        if self.missing_pfns is not None:
+            return "put all parts into one directory"
+        return "copy the dump again, or name the kernel's vmlinux with -s"
 
 
 def read_dump_file(path: str) -> DumpFile:
@@ -130,9 +144,9 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         ) from error
     except DamagedDataError as error:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
-    for start, name in _COMPRESSED.items():
-        if magic.startswith(start):
-            raise NotADumpError(path, f"compressed with {name}", "decompress it first")
+    found = foreign.recognize(read(0, foreign.HEAD_BYTES))
+    if found is not None:
+        raise NotADumpError(path, *found)
     raise NotADumpError(
         path, "not a dump: neither an ELF core nor a kdump", "name a vmcore"
     )
@@ -150,6 +164,14 @@ def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
     if b"VMCOREINFO" not in names:
         if b"QEMU" in names:
             raise _guest_without_vmcoreinfo(path)
+        for note, hypervisor in _HYPERVISORS.items():
+            if note in names:
+                raise NotADumpError(
+                    path,
+                    f"{hypervisor} did not store where the guest's kernel is (no "
+                    "VMCOREINFO)",
+                    "only crash reads it, with the guest's vmlinux",
+                )
         raise NotADumpError(
             path, "a core of a program, not of a kernel", "name a vmcore"
         )
@@ -202,15 +224,10 @@ def _of_kdump(
         raise _guest_without_vmcoreinfo(path)
     if any(notes.stop > size for notes in header.notes):
         raise DamagedDataError("its notes lie beyond the end of the file")
-    try:
-        check = check_descriptors(read, header, size)
-    except EOFError as error:
-        # libkdumpfile would map beyond the end of the file, and get SIGBUS.
-        raise _cut_off(path) from error
-    split = "" if header.part is None else ", one part of several"
-    return DumpFile(
+    check = _check(path, read, header, size)
+    found = DumpFile(
         kind="kdump",
-        format=f"kdump {header.compression}{how}{split}",
+        format=f"kdump {header.compression}{how}",
         truncated=check.is_cut or header.incomplete,
         dump_level=header.dump_level,
         machine=header.machine or None,
@@ -218,6 +235,36 @@ def _of_kdump(
         is_nameless_arm64=kdump.is_nameless_arm64(read, header),
         bad_descriptors=check.bad,
     )
+    return found if header.part is None else _of_parts(path, header, found)
+
+
+def _of_parts(path: str, header: kdump.Kdump, own: DumpFile) -> DumpFile:
+    parts = find_parts(path, header)
+    bad, is_cut = own.bad_descriptors, own.truncated
+    for part in parts:
+        if part.path != path:
+            with opened(part.path) as read:
+                size = os.stat(part.path).st_size
+                check = _check(part.path, read, kdump.parse(read), size)
+            bad, is_cut = bad + check.bad, is_cut or check.is_cut
+    lacking = missing(parts, header)
+    how = "split" if lacking is None else f"{len(parts)} of several parts"
+    return replace(
+        own,
+        format=f"{own.format}, {how}",
+        truncated=is_cut,
+        bad_descriptors=bad,
+        parts=tuple(part.path for part in parts),
+        missing_pfns=lacking,
+    )
+
+
+def _check(path: str, read: ReadAt, header: kdump.Kdump, size: int) -> DescriptorCheck:
+    try:
+        return check_descriptors(read, header, size)
+    except EOFError as error:
+        # libkdumpfile would map beyond the end of the file, and get SIGBUS.
+        raise _cut_off(path) from error
 
 
 def _cut_off(path: str) -> DamagedDumpError:

@@ -7,13 +7,12 @@ and bitmaps first, so that these are there.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from msatools.errors import DamagedDataError
 from msatools.target import kdump
 from msatools.target.flattened import SIGNATURE, FlatFile
-from msatools.target.reading import ReadAt, reader_of
+from msatools.target.reading import opened
 
 _AT_ONCE = 1 << 20
 
@@ -27,7 +26,7 @@ def copy(path: str) -> None:
     That has to be done before a sandbox forbids to write. What is wrong with the file
     is told by who opens it.
     """
-    with suppress(OSError, EOFError, DamagedDataError), _opened(path) as read:
+    with suppress(OSError, EOFError, DamagedDataError), opened(path) as read:
         if read(0, len(SIGNATURE)) == SIGNATURE:
             flat = FlatFile(read)
             if not flat.is_complete:
@@ -44,14 +43,8 @@ def take(path: str) -> int:
     headers = _copied.pop(path, None)
     if headers is not None:
         return headers
-    with _opened(path) as read:
+    with opened(path) as read:
         return _copied_of(FlatFile(read))
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[ReadAt]:
-    with open(path, "rb", buffering=0) as file:
-        yield reader_of(file.fileno())
 
 
 def _copied_of(flat: FlatFile) -> int:

@@ -11,7 +11,7 @@ unusual is left to libkdumpfile.
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -101,8 +101,8 @@ class KdumpPages:
             raise DamagedDataError(
                 "a kdump whose bitmaps do not say which pages it has"
             )
-        self._pfns = range(header.max_pfn) if header.part is None else header.part
-        if not 0 <= self._pfns.start < self._pfns.stop <= half * 8:
+        self.pfns = range(header.max_pfn) if header.part is None else header.part
+        if not 0 <= self.pfns.start < self.pfns.stop <= half * 8:
             raise DamagedDataError("a kdump that is a part of none")
         self._bitmap_offset = header.bitmap_offset + half
         self._bitmap_size = half
@@ -110,7 +110,7 @@ class KdumpPages:
         self._kept_before = _count(self._read_file, self._bitmap_offset, half)
         self._pieces: dict[int, Pfns] = {}
         # A part of several has the bitmaps of the whole, but its own descriptors only.
-        self._before_part = self._kept_below(self._pfns.start)
+        self._before_part = self._kept_below(self.pfns.start)
 
     def read(self, pfns: Pfns) -> list[bytes | None]:
         """
@@ -143,7 +143,7 @@ class KdumpPages:
     def _indices(self, pfns: Pfns) -> npt.NDArray[np.int64]:
         """Find the index of each page's descriptor in the table; < 0 if not kept."""
         indices = np.full(len(pfns), -1, np.int64)
-        known = (pfns >= self._pfns.start) & (pfns < self._pfns.stop)
+        known = (pfns >= self.pfns.start) & (pfns < self.pfns.stop)
         pieces = pfns >> _PIECE_SHIFT
         for piece in sorted({*pieces[known].tolist()}):
             here = known & (pieces == piece)
@@ -254,6 +254,40 @@ class KdumpPages:
             else:
                 pages.append(page if len(page) == self.page_size else None)
         return pages
+
+
+class SplitPages:
+    """The pages of a kdump that was split into several files."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Open its parts, as :class:`KdumpPages` opens each.
+
+        :param paths: Parts that have pages, by page frame.
+        """
+        self._parts = [KdumpPages(path) for path in paths]
+        self._starts = np.array([part.pfns.start for part in self._parts], np.int64)
+        self.page_size = self._parts[0].page_size
+
+    def read(self, pfns: Pfns) -> list[bytes | None]:
+        """Read pages, as :meth:`KdumpPages.read` does."""
+        pages: list[bytes | None] = [None] * len(pfns)
+        numbers = self._numbers(pfns)
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            found = self._parts[number].read(pfns[rows])
+            for row, page in zip(rows.tolist(), found, strict=True):
+                pages[row] = page
+        return pages
+
+    def is_kept(self, pfn: int) -> bool:
+        """Return whether the dump has a page, sound or not."""
+        number = int(self._numbers(np.array([pfn], np.int64))[0])
+        return self._parts[number].is_kept(pfn)
+
+    def _numbers(self, pfns: Pfns) -> npt.NDArray[np.int64]:
+        """Return the part to ask for each page."""
+        numbers = np.searchsorted(self._starts, pfns, side="right") - 1
+        return np.maximum(numbers, 0).astype(np.int64)
 
 
 def _runs(

@@ -97,6 +97,9 @@ class Target:
     bad_descriptors: int = field(default=0, metadata=UNLISTED)
     """Number of pages of a kdump that are not in the file, or of an impossible size."""
 
+    lacks_parts: bool = field(default=False, metadata=UNLISTED)
+    """Whether it is a split dump, and not all parts are there."""
+
     lost_symbols: int = field(default=0, metadata=UNLISTED)
     """Number of the kernel's symbols that were lost with pages of their table."""
 

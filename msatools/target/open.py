@@ -19,7 +19,11 @@ from msatools.selfdesc import (
 from msatools.selfdesc.find import ask
 from msatools.target import debuginfo, kcore, qmp
 from msatools.target.addresses import KERNEL_HALF
-from msatools.target.damaged import set_flat_headers, set_kdump_read_here
+from msatools.target.damaged import (
+    set_flat_headers,
+    set_kdump_read_here,
+    set_parts,
+)
 from msatools.target.describe import describe_opened
 from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
 from msatools.target.errors import (
@@ -110,7 +114,7 @@ def _open(spec: TargetSpec, path: str) -> Opened:
                 raise DamagedDumpError(
                     path,
                     f"{dump.damage}, and {error.why}",
-                    "copy the dump again, or name the kernel's vmlinux with -s",
+                    dump.remedy,
                 ) from error
             if dump is not None:
                 map_kernel(prog)
@@ -153,7 +157,9 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
         )
     prog = Program(platform=_platform_of(path, dump))
     try:
-        if dump.lacks_end:
+        if dump.parts not in ((), (path,)):
+            set_parts(prog, path, dump.parts)
+        elif dump.lacks_end:
             set_flat_headers(prog, path)
         elif dump.bad_descriptors:
             set_kdump_read_here(prog, path, "descriptors of pages are damaged")

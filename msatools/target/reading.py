@@ -3,7 +3,8 @@
 """Reads for parsers of file formats, which take functions instead of files."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from msatools.errors import DamagedDataError
 
@@ -25,6 +26,16 @@ def reader_of(fd: int) -> ReadAt:
         return os.pread(fd, size, offset) if offset <= _MAX_OFFSET else b""
 
     return read
+
+
+@contextmanager
+def opened(path: str) -> Iterator[ReadAt]:
+    """Open a file, and give the function that reads from it.
+
+    :raises OSError: if it cannot be opened
+    """
+    with open(path, "rb", buffering=0) as file:
+        yield reader_of(file.fileno())
 
 
 def read_exactly(read: ReadAt, offset: int, size: int) -> bytes:

@@ -14,12 +14,18 @@ from drgn import Program, ProgramFlags
 
 from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.reader import Gap, Reader
-from msatools.target.kdumppages import CUT_OFF, KdumpPages, LeftToDrgnError
+from msatools.target.damaged import pages_read_here
+from msatools.target.kdumppages import (
+    CUT_OFF,
+    KdumpPages,
+    LeftToDrgnError,
+    SplitPages,
+)
 from msatools.target.vmalloc import VmallocTables, page_tables
 
 
 class _Source(NamedTuple):
-    pages: KdumpPages
+    pages: KdumpPages | SplitPages
     tables: VmallocTables
 
     @property
@@ -113,12 +119,14 @@ class BulkReader:
 
 def _find_source(prog: Program) -> _Source | None:
     path = prog.core_dump_path
-    if path is None or prog.flags & ProgramFlags.IS_LIVE:
-        return None
-    try:
-        pages = KdumpPages(path)
-    except (OSError, EOFError, DamagedDataError, LeftToDrgnError):
-        return None
+    pages = pages_read_here(prog)
+    if pages is None:
+        if path is None or prog.flags & ProgramFlags.IS_LIVE:
+            return None
+        try:
+            pages = KdumpPages(path)
+        except (OSError, EOFError, DamagedDataError, LeftToDrgnError):
+            return None
     tables = page_tables(prog)
     if tables is None or pages.page_size != tables.form.table_bytes:
         return None

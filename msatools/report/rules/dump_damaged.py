@@ -40,6 +40,8 @@ def _when(parts: ReportParts) -> Iterator[_Damage]:
 
 
 def _words(subject: _Damage) -> str:
+    if subject.parts.target.lacks_parts:
+        return "parts of the split dump are missing: put all into one directory"
     if subject.parts.target.truncated:
         return "the dump is cut off: what is missing may be what matters"
     if subject.parts.target.bad_descriptors:
