@@ -39,7 +39,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from msatools.cli.fleet_progress import FleetProgress
     from msatools.fleet.cluster import dashboard_of
-    from msatools.fleet.dumps import find_dumps
+    from msatools.fleet.dumps import Told, find_dumps
     from msatools.fleet.run import Run
     from msatools.fleet.single import report_dump
     from msatools.fleet.store import Results
@@ -49,11 +49,15 @@ def _run(args: argparse.Namespace) -> int:
     _check_textfile(args)
     results = Results(args.results)
     unread: list[OSError] = []
-    found = find_dumps(args.dumps, _listed(), unread.append)
+    left_out: list[tuple[str, str]] = []
+    told = Told(unread.append, lambda *file: left_out.append(file))
+    found = find_dumps(args.dumps, _listed(), told)
     # Workers have a current directory of their own.
     paths = [*map(os.path.abspath, found)]
     for error in unread:
         _warn(f"{error.filename}: {error.strerror}; its dumps are left out")
+    for line in _left_out_text(left_out):
+        _warn(line)
     if not paths:
         raise FleetError(f"{', '.join(args.dumps)}: no dump; name files or folders")
     results.create()
@@ -68,6 +72,16 @@ def _run(args: argparse.Namespace) -> int:
     _print_line(_run_text(progress, args.results))
     _write_textfile(args)
     return _status(args, bool(progress.failed or unread or unread_results))
+
+
+def _left_out_text(files: list[tuple[str, str]]) -> Iterator[str]:
+    """Yield a line on the files in folders that are no dumps, by what they are."""
+    kinds: dict[str, list[str]] = {}
+    for path, what in files:
+        kinds.setdefault(what, []).append(path)
+    for what, paths in sorted(kinds.items()):
+        others = f", and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+        yield f"{paths[0]}{others}: {what}; left out"
 
 
 def _listed() -> Iterable[str]:

@@ -6,8 +6,10 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
+from typing import NamedTuple
 
 from msatools.fleet.errors import FleetError
+from msatools.target.foreign import HEAD_BYTES, recognize
 
 STDIN = "-"
 """Word for a list on standard input, one path a line."""
@@ -25,11 +27,24 @@ _ET_CORE = b"\x04\0"
 Unread = Callable[[OSError], object]
 """Called for each folder that cannot be read."""
 
+LeftOut = Callable[[str, str], object]
+"""Called with the path of each file of a folder that is no dump, and what it is."""
+
+NO_DUMP = "no dump"
+"""What a file is of which no more is known."""
+
+
+class Told(NamedTuple):
+    """Who is told of what is not among the dumps."""
+
+    unread: Unread = lambda error: None
+    left_out: LeftOut = lambda path, what: None
+
 
 def find_dumps(
     words: Iterable[str],
     listed: Iterable[str] = (),
-    unread: Unread = lambda error: None,
+    told: Told = Told(),  # noqa: B008
 ) -> Iterator[str]:
     """Yield the path of each dump once, in the order of the words.
 
@@ -37,12 +52,12 @@ def find_dumps(
     folders are not followed.
 
     :param listed: Lines of the list, if one of the words is ``-``.
-    :param unread: Called for each folder that cannot be read, whose dumps are missing.
+    :param told: Who is told of what is not among them.
     :raises FleetError: if a word names nothing
     """
     seen: set[str] = set()
     for word in words:
-        for path in _paths(word, listed, unread):
+        for path in _paths(word, listed, told):
             # A link, too, may lead to it.
             file = os.path.realpath(path)
             if file not in seen:
@@ -50,12 +65,12 @@ def find_dumps(
                 yield path
 
 
-def _paths(word: str, listed: Iterable[str], unread: Unread) -> Iterator[str]:
+def _paths(word: str, listed: Iterable[str], told: Told) -> Iterator[str]:
     if word == STDIN:
         lines = (line.rstrip("\n") for line in listed)
         yield from (line for line in lines if line)
     elif os.path.isdir(word):
-        yield from _in_folder(word, unread)
+        yield from _in_folder(word, told)
     elif os.path.exists(word) or not glob.has_magic(word):
         # What is not there gets a row that says so.
         yield word
@@ -64,7 +79,7 @@ def _paths(word: str, listed: Iterable[str], unread: Unread) -> Iterator[str]:
         if not found:
             raise FleetError(f"{word}: no such file; check the pattern")
         for path in found:
-            yield from _in_folder(path, unread) if os.path.isdir(path) else (path,)
+            yield from _in_folder(path, told) if os.path.isdir(path) else (path,)
 
 
 def _matching(pattern: str) -> Iterator[str]:
@@ -84,27 +99,40 @@ def _matching(pattern: str) -> Iterator[str]:
             yield from _matching(rest if head else rest.removeprefix("./"))
 
 
-def _in_folder(folder: str, unread: Unread) -> Iterator[str]:
+def _in_folder(folder: str, told: Told) -> Iterator[str]:
     """Yield the dumps in a folder and those below it, in order."""
-    for parent, folders, files in os.walk(folder, onerror=unread):
+    for parent, folders, files in os.walk(folder, onerror=told.unread):
         folders.sort()
         for name in sorted(files):
             path = os.path.join(parent, name)
-            if os.path.isfile(path) and _looks_like_dump(name, path):
+            if not os.path.isfile(path) or _is_beside(name):
+                continue
+            what = _what_else(name, path)
+            if what is None:
                 yield path
+            else:
+                told.left_out(path, what)
 
 
-def _looks_like_dump(name: str, path: str) -> bool:
-    """Return whether a file is a dump by its name or its start, or cannot be read."""
-    if any(fnmatch(name, pattern) for pattern in _BESIDE):
-        return False
+def _is_beside(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in _BESIDE)
+
+
+def _what_else(name: str, path: str) -> str | None:
+    """Return what a file is that is no dump by its name or its start.
+
+    :return: ``None`` for a dump, and for a file that cannot be read.
+    """
     if any(fnmatch(name, pattern) for pattern in _NAMES):
-        return True
+        return None
     try:
         with open(path, "rb", buffering=0) as file:
-            start = file.read(18)
+            start = file.read(HEAD_BYTES)
     except OSError:
-        return True
+        return None
     # Programs and modules are ELF files as well.
     is_core = start.startswith(_ELF) and start[16:18] == _ET_CORE
-    return is_core or start.startswith((_KDUMP, _FLATTENED))
+    if is_core or start.startswith((_KDUMP, _FLATTENED)):
+        return None
+    found = recognize(start)
+    return NO_DUMP if found is None else found.what

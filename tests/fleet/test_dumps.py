@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from msatools.fleet.dumps import find_dumps
+from msatools.fleet.dumps import NO_DUMP, Told, find_dumps
 from msatools.fleet.errors import FleetError
 
 
@@ -91,10 +91,25 @@ def test_folders_that_cannot_be_read(
 
     monkeypatch.setattr("os.scandir", refusing)
     unread: list[OSError] = []
-    assert [*find_dumps(["b", "a"], (), unread.append)] == ["a/core.elf", "a/vmcore"]
+    assert [*find_dumps(["b", "a"], (), Told(unread.append))] == [
+        "a/core.elf",
+        "a/vmcore",
+    ]
     assert [error.filename for error in unread] == ["b/c"]
 
 
 def test_a_name_may_have_the_signs_of_a_pattern(tree: Path) -> None:
     (tree / "a[1]").write_bytes(b"KDUMP   ")
     assert [*find_dumps(["a[1]"])] == ["a[1]"]
+
+
+def test_files_that_are_no_dumps_are_told(tree: Path) -> None:
+    """But not those that tools write beside dumps."""
+    (tree / "a/state").write_bytes(b"QEVM\0\0\0\3")
+    (tree / "a/vmcore-dmesg.txt").write_bytes(b"[    0.000000] Linux")
+    told: dict[str, str] = {}
+    found = find_dumps(["a"], (), Told(left_out=told.__setitem__))
+    assert [*found] == ["a/core.elf", "a/vmcore"]
+    assert told.pop("a/state") == "a state of a QEMU guest (savevm or migration)"
+    assert {*told.values()} == {NO_DUMP}
+    assert "a/vmcore-dmesg.txt" not in told
