@@ -33,6 +33,7 @@ from msatools.memory.scan.driver import scan_and_settle, scan_finally
 from msatools.memory.scan.freelists import pcp_lists
 from msatools.memory.scan.parallel import can_share, workers_by_default
 from msatools.memory.scan.result import ScanResult
+from msatools.memory.swap import read_swap
 from msatools.selfdesc.find import ask, drgn_lookups, find_variable
 from msatools.target.describe import describe
 from msatools.target.model import Target
@@ -196,6 +197,7 @@ def collect_memstat(
             for name in by
         }
         allocations = None if unattributed_view is None else unattributed_view.groups()
+        swap = read_swap(prog)
         checks = make_checks(result, owners, counters, after, layout, losses)
     losses.lose(Loss.HEADS, count=result.heads_unreadable)
     _set_coverage(losses, reader, ranges, result)
@@ -227,6 +229,8 @@ def collect_memstat(
         physical_pages=None
         if losses.lost[Loss.NODES.value]
         else sum(zone.present_pages for zone in populated),
+        swap_pages=swap.pages,
+        swap_free_pages=swap.free_pages,
         by=groups or None,
         unattributed=allocations,
         frag=None if frag_view is None else frag_view.result(),

@@ -90,6 +90,10 @@ class MemstatReport(Report):
     physical_pages: int | None
     """Pages of RAM in the machine: the sum of the zones' present_pages."""
 
+    swap_pages: int | None = None
+    """Of all swap devices and files; ``None`` if unknown, or without CONFIG_SWAP."""
+
+    swap_free_pages: int | None = None
     by: Mapping[str, tuple[PageGroup, ...]] | None = field(
         default=None, metadata={**ADDED, "groups": _group_types}
     )

@@ -15,20 +15,19 @@ import numpy.typing as npt
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 from msatools.kernel.vmstat import vm_counters
-from msatools.kernel.walks import list_nodes
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
+from msatools.memory.by.cgrouptree import read_tree
 from msatools.memory.by.memcgs import Memcgs
+from msatools.memory.swap import read_swap
 from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_type,
-    find_variable,
     object_at,
-    offset_of,
 )
 
 MAX_GROUPS = 4096
@@ -102,6 +101,8 @@ class MemoryState:
     swap_pages: int | None
     swap_free_pages: int | None
     groups: tuple[GroupAtLimit, ...]
+    removed_groups: int | None = None
+    """Control groups that were removed and still exist."""
 
     @property
     def available_pages(self) -> int | None:
@@ -140,25 +141,15 @@ def read_memory(reader: Reader, page_size: int, losses: LossLog) -> MemoryState:
     :raises MissingError: if the types lack what describes zones
     """
     nodes = online_nodes(reader.prog, losses)
+    swap = read_swap(reader.prog)
     return MemoryState(
         zones=tuple(_zones(list(populated_zones(nodes)), losses)),
         counters=vm_counters(reader, nodes, losses),
-        swap_pages=_variable(reader.prog, "total_swap_pages"),
-        swap_free_pages=_variable(reader.prog, "nr_swap_pages"),
+        swap_pages=swap.pages,
+        swap_free_pages=swap.free_pages,
         groups=tuple(_groups_at_limit(reader, losses)),
+        removed_groups=Memcgs(reader, losses).removed(),
     )
-
-
-def _variable(prog: drgn.Program, name: str) -> int | None:
-    try:
-        with drgn_lookups:
-            found = find_variable(prog, name)
-            value = (
-                found.counter if found.type_.kind == drgn.TypeKind.TYPEDEF else found
-            )
-            return int(value.value_())
-    except LOST:
-        return None  # CONFIG_SWAP=n
 
 
 def _zones(zones: Sequence[Zone], losses: LossLog) -> Iterator[ZoneState]:
@@ -189,7 +180,8 @@ def _zones(zones: Sequence[Zone], losses: LossLog) -> Iterator[ZoneState]:
 
 def _groups_at_limit(reader: Reader, losses: LossLog) -> Iterator[GroupAtLimit]:
     try:
-        groups = _all_groups(reader, losses)
+        # The root has no limit.
+        groups = read_tree(reader, losses, MAX_GROUPS).addresses[1:]
         found = read_structs(
             reader, "struct mem_cgroup", _members(reader.prog), groups, losses
         )
@@ -219,34 +211,6 @@ def _members(prog: drgn.Program) -> Members:
         if event in events:
             members[column] = (f"memory_events[{events[event]}].counter",)
     return members
-
-
-def _all_groups(reader: Reader, losses: LossLog) -> Addresses:
-    """Return the memory control groups below the root, which has no limit.
-
-    :raises MissingError: if the kernel has none
-    """
-    prog = reader.prog
-    root = find_variable(prog, "root_mem_cgroup").value_()
-    type_ = find_type(prog, "struct cgroup_subsys_state")
-    children = offset_of(type_, "children")
-    sibling = offset_of(type_, "sibling")
-    css = offset_of(find_type(prog, "struct mem_cgroup"), "css")
-    found, level = list[int](), [int(root) + css]
-    while level and len(found) < MAX_GROUPS:
-        below = []
-        for group in level:
-            nodes = list_nodes(reader, group + children, losses, "a list of groups")
-            below += (nodes - np.uint64(sibling)).tolist()
-            if len(found) + len(below) >= MAX_GROUPS:
-                losses.note(
-                    "groups-many",
-                    f"of the control groups of memory only {MAX_GROUPS:,} were read",
-                )
-                break
-        found += below
-        level = below
-    return np.array(found[:MAX_GROUPS], np.uint64) - np.uint64(css)
 
 
 def _list_sizes(reader: Reader, group: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from msatools.report.model import CrashDetails, Machine
 from msatools.report.oom import OutOfMemory
 from msatools.target.model import Target
 from msatools.target.printk import LogRecord
+from msatools.tasks.spaces import AddressSpace
 from msatools.zombies.model import Limit, ZombiesReport
 
 
@@ -42,6 +43,9 @@ class ReportParts:
     memory: MemoryState | None = None
     reclaimable_caches: frozenset[int] = frozenset()
     """Addresses of the slab caches whose memory can be reclaimed."""
+
+    spaces: tuple[AddressSpace, ...] | None = None
+    """Address spaces of processes."""
 
     prstat: PrstatReport | None = None
     """Processes."""

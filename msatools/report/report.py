@@ -52,6 +52,7 @@ from msatools.target.errors import TargetError
 from msatools.target.kcore import MovedError
 from msatools.target.model import Target
 from msatools.target.printk import LogRecord
+from msatools.tasks.spaces import address_spaces
 from msatools.tasks.table import TaskReader, tasks_read_once
 from msatools.zombies.limits import collect_limits
 from msatools.zombies.model import Limit
@@ -220,6 +221,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             "cpus": lambda: collect_cpus(
                 prog, target=target, options=CpusOptions(irqs=True, stalls=True)
             ),
+            "spaces": lambda: tuple(address_spaces(self._reader, self._losses)),
             "memory": lambda: read_memory(self._reader, page_size, self._losses),
             "memstat": lambda: collect_memstat(
                 prog, target=target, by=("slab",), memory_map=options.memory_map

@@ -23,6 +23,14 @@ _KINDS = {
     "cache": ("cache.",),
     "kernel": ("kernel.",),
 }
+_BESIDE = {
+    "balloon": "offline",
+    "poisoned": "hwpoison",
+    "not in the dump": "excluded",
+    "unreadable": "unreadable",
+}
+"""Further parts of memory, where there are any. What is reserved was never managed."""
+
 _LOAD_GROUPS = 3
 
 
@@ -52,7 +60,6 @@ _COUNTED = {
 
 def _memstat(report: MemstatReport) -> str:
     pages = {each.name: each.pages for each in report.classes}
-    managed = report.managed_pages
     if not report.pages:
         counted = {each.name: each.kernel_pages for each in report.checks}
         words = [
@@ -62,9 +69,14 @@ def _memstat(report: MemstatReport) -> str:
         ]
         return f"no struct page is left; by the kernel's counters {', '.join(words)}"
     words = []
-    for label, prefixes in _KINDS.items():
-        amount = sum(n for name, n in pages.items() if name.startswith(prefixes))
-        share = f" ({100 * amount / managed:.0f} %)" if managed else ""
+    amounts = {
+        label: sum(n for name, n in pages.items() if name.startswith(prefixes))
+        for label, prefixes in _KINDS.items()
+    }
+    amounts |= {label: n for label, name in _BESIDE.items() if (n := pages[name])}
+    whole = sum(amounts.values())
+    for label, amount in amounts.items():
+        share = f" ({100 * amount / whole:.0f} %)" if whole else ""
         words.append(f"{size(amount * report.target.page_size)} {label}{share}")
     wrong = [
         check.name
@@ -72,8 +84,8 @@ def _memstat(report: MemstatReport) -> str:
         if check.difference and check.explained_by is None
     ]
     checks = f"; unexplained: {', '.join(wrong)}" if wrong else ""
-    total = "" if managed is None else f"{size(managed * report.target.page_size)}: "
-    return f"{total}{', '.join(words)}{checks}"
+    total = size(whole * report.target.page_size)
+    return f"{total}: {', '.join(words)}{checks}"
 
 
 def _prstat(report: PrstatReport, load: Load | None) -> str:

@@ -7,10 +7,12 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import read_structs
+from msatools.kernel.structs import Members, read_structs
 from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
+
+_MM: Members = {"pgd": ("pgd",), "tables": ("pgtables_bytes.counter",)}
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class AddressSpace:
     top: int
     """Address of its top-level page table."""
 
+    table_bytes: int | None = None
+    """Memory of its page tables: VmPTE of /proc/PID/status."""
+
 
 def address_spaces(reader: Reader, losses: LossLog) -> list[AddressSpace]:
     """Return the address spaces of all threads, each with one of its threads."""
@@ -29,15 +34,16 @@ def address_spaces(reader: Reader, losses: LossLog) -> list[AddressSpace]:
     tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))
     chosen = _first_of_each(tasks)
     mms: Addresses = tasks["mm"][chosen].astype(np.uint64)
-    structs = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, losses)
+    structs = read_structs(reader, "struct mm_struct", _MM, mms, losses)
     comms = tasks["comm"][chosen].tolist()
     pids = tasks["pid"][chosen].tolist()
     return [
-        AddressSpace(pid, comm_text(comm), top)
-        for pid, comm, top, known in zip(
+        AddressSpace(pid, comm_text(comm), top, tables)
+        for pid, comm, top, tables, known in zip(
             pids,
             comms,
             structs["pgd"].tolist(),
+            structs["tables"].tolist(),
             structs.readable.tolist(),
             strict=True,
         )

@@ -196,6 +196,14 @@ SCENARIOS: Mapping[str, Expected] = {
             "lock-herd": "20 threads",
         },
     ),
+    "fieldmemory": Expected(
+        must=_codes("swap-full", "memory-poisoned", "dying-cgroups", "page-tables"),
+        words={
+            "memory-poisoned": "3 pages",
+            "dying-cgroups": "1,012",
+            "page-tables": "tables-0",
+        },
+    ),
     "fieldio": Expected(may=LATE | _codes("hung-tasks", "io-stuck")),
     "stalls-locks": Expected(
         critical=_codes("cpu-stalled", "rcu-stalled"),

@@ -7,14 +7,16 @@ Removed groups are included: they live on while memory is charged to them, usual
 cache. The same scan finds the files of that page cache.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 
 import numpy as np
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.memory.by.cachefiles import CachedFiles
+from msatools.memory.by.cgrouptree import UNKNOWN, own_charges, read_tree
 from msatools.memory.by.compound import copy_to_tails, far_heads
 from msatools.memory.by.file import SWAP_CACHE, mappings_of
 from msatools.memory.by.groups import (
@@ -23,7 +25,6 @@ from msatools.memory.by.groups import (
     CgroupGroup,
     PageGroup,
     PinningFile,
-    largest_first,
     unique_keys,
 )
 from msatools.memory.by.memcgs import MEMCG_DATA_OBJEXTS, Memcg, Memcgs, charge_offset
@@ -33,6 +34,7 @@ from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Words, where
 from msatools.memory.scan.context import ScanContext
 from msatools.records import dataclass
+from msatools.reports.units import size
 from msatools.target.model import Address
 
 MAX_GROUPS = 100_000
@@ -119,6 +121,14 @@ class _Pins:
     files: int
 
 
+@dataclass(frozen=True)
+class _Charges:
+    """Pages by the counters of a group; ``None`` if unknown."""
+
+    memory: int | None = None
+    swap: int | None = None
+
+
 class CgroupView:
     """Control groups by the pages charged to them."""
 
@@ -128,24 +138,53 @@ class CgroupView:
         self._losses = context.losses
         self._memcgs = Memcgs(context.reader, context.losses)
         self._files = CachedFiles(context.reader, context.losses)
+        self._reader = context.reader
+        self._page_size = context.page_size
 
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self._by_group(self.observer.by_class.sums())
         ranking = rank(sums, MAX_GROUPS, (0, _PER_OBJECT))
-        owners = [owner for owner in ranking.owners if owner.word > _UNREADABLE]
-        addresses = np.array([owner.word for owner in owners], np.uint64)
-        memcgs = self._memcgs.groups(addresses)
-        dying = [memcg.address for memcg in memcgs if memcg.dying]
-        self._note_empty(len(dying))
-        pins = self._pins(dying)
-        groups = [
-            _cgroup(owner, memcg, pins.get(memcg.address))
-            for owner, memcg in zip(owners, memcgs, strict=True)
+        owners = {owner.word: owner for owner in ranking.owners}
+        charges = self._charges()
+        found = [word for word in owners if word > _UNREADABLE]
+        found += sorted(charges.keys() - owners.keys())
+        memcgs = self._memcgs.groups(np.array(found, np.uint64))
+        pins = self._pins([memcg.address for memcg in memcgs if memcg.dying])
+        found_groups = [
+            _cgroup(
+                owners.get(memcg.address, TallyOwner(memcg.address, 0, {})),
+                memcg,
+                pins.get(memcg.address),
+                charges.get(memcg.address, _Charges()),
+            )
+            for memcg in memcgs
         ]
+        self._note_removed(found_groups)
+        groups: list[PageGroup] = [*found_groups]
         groups += self._placeholder_groups(ranking.owners)
         if ranking.rest is not None:
             groups.append(_group(REST, "smaller groups", ranking.rest))
-        return largest_first(unique_keys(groups))
+        return tuple(sorted(unique_keys(groups), key=_with_swap))
+
+    def _charges(self) -> dict[int, "_Charges"]:
+        """Read what all groups of the tree are charged, by address."""
+        try:
+            tree = read_tree(self._reader, self._losses, MAX_GROUPS)
+            charges = own_charges(self._reader, tree, self._losses)
+        except MissingError:
+            return {}  # CONFIG_MEMCG=n
+        except UNREADABLE as error:
+            self._losses.lose(Loss.LISTS, f"control groups are lost: {error}")
+            return {}
+        return {
+            address: _Charges(_known(memory), _known(swap))
+            for address, memory, swap in zip(
+                tree.addresses.tolist(),
+                charges.memory.tolist(),
+                charges.swap.tolist(),
+                strict=True,
+            )
+        }
 
     def _by_group(self, sums: TallySums) -> TallySums:
         """Convert sums by charge word to sums by ``struct mem_cgroup``."""
@@ -188,14 +227,21 @@ class CgroupView:
                     pins[group].largest.append(PinningFile(file.key, file.name, pages))
         return pins
 
-    def _note_empty(self, dying: int) -> None:
-        removed = self._memcgs.removed() or 0
-        if removed > dying:
-            self._losses.note(
-                "removed-cgroups",
-                f"{removed:,} removed control groups live on, {removed - dying:,} of "
-                "them without a page of their own",
-            )
+    def _note_removed(self, groups: Iterable[CgroupGroup]) -> None:
+        dying = [group for group in groups if group.dying]
+        empty = [group for group in dying if not group.pages]
+        # Those without memory's controller are not in its tree.
+        removed = max(self._memcgs.removed() or 0, len(dying))
+        without = removed - len(dying) + len(empty)
+        if not without:
+            return
+        swapped = sum(group.swap_pages or 0 for group in empty) * self._page_size
+        on_swap = f", with {size(swapped)} on swap" if swapped else ""
+        self._losses.note(
+            "removed-cgroups",
+            f"{removed:,} removed control groups live on, {without:,} of them without "
+            f"a page of their own{on_swap}",
+        )
 
     def _placeholder_groups(
         self, owners: tuple[TallyOwner, ...]
@@ -215,13 +261,26 @@ class CgroupView:
                 )
 
 
-def _cgroup(owner: TallyOwner, memcg: Memcg, pins: _Pins | None) -> PageGroup:
+def _with_swap(group: PageGroup) -> tuple[int, str]:
+    swap = group.swap_pages if isinstance(group, CgroupGroup) else None
+    return (-group.pages - (swap or 0), group.key)
+
+
+def _known(pages: int) -> int | None:
+    return None if pages == UNKNOWN else pages
+
+
+def _cgroup(
+    owner: TallyOwner, memcg: Memcg, pins: _Pins | None, charges: _Charges
+) -> CgroupGroup:
     return CgroupGroup(
         key=str(memcg.id),
         name=memcg.path or "lost",
         pages=owner.pages,
         classes=owner.classes,
         dying=memcg.dying,
+        swap_pages=charges.swap,
+        charged_pages=charges.memory,
         pinned_by=tuple(pins.largest) if pins else None,
         files=pins.files if pins else None,
         mem_cgroup=Address(memcg.address),

@@ -8,6 +8,7 @@ from dataclasses import field
 
 import numpy as np
 
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.memory.by.cachefiles import CachedFile, CachedFiles
 from msatools.memory.by.compound import copy_to_tails
@@ -20,6 +21,7 @@ from msatools.memory.by.groups import (
     largest_first,
     unique_keys,
 )
+from msatools.memory.by.shmemswap import swapped_by_super_block
 from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, rank, regroup
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, Words, where
@@ -112,6 +114,7 @@ class FileSystemView:
         self.observer = MappingTally()
         self._files = CachedFiles(context.reader, context.losses)
         self._losses = context.losses
+        self._reader = context.reader
 
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.tally.sums()
@@ -123,16 +126,33 @@ class FileSystemView:
         systems[are_files & (systems == 0)] = _UNREADABLE
         counts = Counter(systems[are_files].tolist())
         ranking = rank(regroup(sums, systems[index]), len(systems), (0, SWAP_CACHE))
+        swapped = self._swapped()
+        owners = [owner for owner in ranking.owners if owner.word > SWAP_CACHE]
+        known = {owner.word for owner in owners}
+        # All pages of these are on swap.
+        owners += (
+            TallyOwner(system, 0, {})
+            for system, pages in swapped.items()
+            if pages and system not in known
+        )
         groups = [
-            self._group(owner, counts[owner.word])
-            for owner in ranking.owners
-            if owner.word > SWAP_CACHE
+            self._group(owner, counts[owner.word], swapped.get(owner.word))
+            for owner in owners
         ]
         return largest_first(
             unique_keys([*groups, *_other_groups(ranking, FileSystemGroup)])
         )
 
-    def _group(self, owner: TallyOwner, files: int) -> PageGroup:
+    def _swapped(self) -> dict[int, int]:
+        try:
+            return swapped_by_super_block(self._reader, self._losses)
+        except MissingError:
+            return {}
+        except UNREADABLE as error:
+            self._losses.lose(Loss.LISTS, f"file systems in memory are lost: {error}")
+            return {}
+
+    def _group(self, owner: TallyOwner, files: int, swapped: int | None) -> PageGroup:
         system = None
         if owner.word != _UNREADABLE:
             system = self._files.file_system(owner.word)
@@ -149,6 +169,7 @@ class FileSystemView:
             fstype=system.fstype,
             device=system.id,
             files=files,
+            swap_pages=swapped,
             mounts=mounts,
             super_block=Address(system.address),
         )

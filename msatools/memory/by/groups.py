@@ -73,6 +73,9 @@ class ProcessGroup(PageGroup):
     swap_pages: int | None
     """``VmSwap`` of /proc/PID/status, without shared memory."""
 
+    page_table_bytes: int | None = None
+    """``VmPTE`` of /proc/PID/status: page tables, which are no part of ``pages``."""
+
 
 @dataclass(frozen=True)
 class FileGroup(PageGroup):
@@ -112,6 +115,9 @@ class FileSystemGroup(PageGroup):
     files: int | None = None
     """Number of files that have cached pages."""
 
+    swap_pages: int | None = None
+    """Pages of files in memory (tmpfs) that are on swap, not in memory."""
+
     mounts: tuple[str, ...] | None = field(default=None, metadata=DETAIL)
     """Mount points."""
 
@@ -135,6 +141,14 @@ class CgroupGroup(PageGroup):
 
     dying: bool | None = None
     """Whether it was removed but is kept while memory is charged to it."""
+
+    swap_pages: int | None = None
+    """Pages on swap that are charged to it: ``memory.swap.current`` without the groups
+    below it."""
+
+    charged_pages: int | None = field(default=None, metadata=DETAIL)
+    """Pages that its counter has (``memory.current`` without the groups below it): also
+    objects of slabs, per-CPU memory and sockets, and what CPUs charged ahead."""
 
     pinned_by: tuple[PinningFile, ...] | None = field(default=None, metadata=DETAIL)
     """Files with the most page cache charged to a dying group."""

@@ -231,6 +231,7 @@ class ProcessView:
                 pages=sum(classes[number].values()),
                 classes=classes[number],
                 pid=space.pid,
+                page_table_bytes=space.table_bytes,
                 **self._row(number, columns),
             )
             for number, space in enumerate(self._spaces)

@@ -32,6 +32,7 @@ def groups_table(
     """
     if by in _ACROSS:
         return _across(groups)
+    groups = [group for group in groups if not _has_nothing(group)]
     shown = groups[:top]
     extra = tuple(_extra_fields(groups))
     rows = [_row(group, extra, page_size) for group in shown]
@@ -50,6 +51,15 @@ def groups_table(
         Column(by.upper(), least=24, keeps="end", is_key=True),
     )
     return Table(columns, rows)
+
+
+def _has_nothing(group: PageGroup) -> bool:
+    """Return whether it is a control group that only JSON lists."""
+    return (
+        isinstance(group, CgroupGroup)
+        and not group.dying
+        and not any((group.pages, group.swap_pages, group.charged_pages))
+    )
 
 
 def _extra_column(field: "Field[object]", worth: int) -> Column:

@@ -173,6 +173,11 @@ class _Lines:
         if swapped is not None and (swapped.walk_pages or swapped.difference):
             line = self._amount("(in the swap cache)", swapped.walk_pages)
             yield (*line, swapped.counter, _difference(swapped))
+        swap, free = self._report.swap_pages, self._report.swap_free_pages
+        if swap and free is not None:
+            page_size = self._report.target.page_size
+            line = self._amount("(on swap)", swap - free)
+            yield (*line[:-1], "", f"of {size(swap * page_size)}")
 
     def _differs(self, row: ClassRow) -> bool:
         check = self._checks.get(row.name)

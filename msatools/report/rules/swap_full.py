@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Nearly all of swap is used."""
+
+from collections.abc import Iterator
+
+from msatools.records import dataclass
+from msatools.report.memory import MemoryState
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
+from msatools.reports.units import size
+
+_FREE = 0.10
+"""Share of swap that is free, below which it is full in a moment."""
+
+
+@dataclass(frozen=True)
+class _FullSwap:
+    memory: MemoryState
+    page_size: int
+    pages: int
+    free: int
+
+
+def _when(parts: ReportParts) -> Iterator[_FullSwap]:
+    memory = parts.memory
+    if memory is None or not memory.swap_pages or memory.swap_free_pages is None:
+        return
+    if memory.swap_free_pages < _FREE * memory.swap_pages:
+        page_size = parts.target.page_size
+        yield _FullSwap(memory, page_size, memory.swap_pages, memory.swap_free_pages)
+
+
+def _words(subject: _FullSwap) -> str:
+    used, pages = subject.pages - subject.free, subject.pages
+    amounts = f"{size(used * subject.page_size)} of {size(pages * subject.page_size)}"
+    return f"swap is full to {100 * used / pages:.0f} %: {amounts}"
+
+
+def _evidence(subject: _FullSwap) -> Iterator[str]:
+    cached = subject.memory.counters.get("NR_SWAPCACHE")
+    if cached is not None:
+        yield f"{size(cached * subject.page_size)} of it is in the swap cache as well"
+
+
+RULE = VerdictRule(
+    code="swap-full",
+    needs=("memory",),
+    when=_when,
+    severity="warning",
+    confidence="exact",
+    words=_words,
+    evidence=_evidence,
+    see=lambda subject: ("memstat", "--by", "process,cgroup"),
+)

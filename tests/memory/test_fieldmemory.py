@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Memory whose owner has no page of it is found by the kernel's own lists."""
+
+import re
+
+import pytest
+from drgn import Object, Program
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn.helpers.linux.percpu import per_cpu
+
+from fixtures import lab
+from msatools.memory.by.groups import CgroupGroup, FileSystemGroup, ProcessGroup
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
+from msatools.target import TargetSpec, open_target
+
+from .sums import pages_of, view
+
+PAGE = 4096
+DELETED = " (deleted)"
+BY = ("cgroup", "fs", "process")
+KERNELS = ("6.1", "6.12", "7.x")
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def run(request: pytest.FixtureRequest) -> lab.Run:
+    return lab.build(f"fieldmemory-{request.param}")
+
+
+@pytest.fixture(scope="module")
+def report(run: lab.Run) -> MemstatReport:
+    opened = open_target(TargetSpec(path=str(run.elf), types="btf"))
+    return collect_memstat(opened.prog, target=opened.target, by=BY)
+
+
+@pytest.fixture(scope="module")
+def cgroups(report: MemstatReport) -> dict[str, CgroupGroup]:
+    groups = view(report, "cgroup")
+    return {g.name: g for g in groups if isinstance(g, CgroupGroup) and g.mem_cgroup}
+
+
+def number(run: lab.Run, file: str, pattern: str) -> int:
+    found = re.search(pattern, run.truth(file).decode(), re.MULTILINE)
+    assert found, (file, pattern)
+    return int(found[1])
+
+
+def test_removed_groups_are_those_of_the_kernel(
+    run: lab.Run, report: MemstatReport, cgroups: dict[str, CgroupGroup]
+) -> None:
+    dying = [group for group in cgroups.values() if group.dying]
+    pattern = r"^nr_dying_descendants (\d+)"
+    assert len(dying) == number(run, "sys/fs/cgroup/cgroup.stat", pattern)
+    assert len(dying) == len(run.workload["removed"]) + run.workload["many"]
+    (note,) = [note.text for note in report.notes if note.code == "removed-cgroups"]
+    assert note.startswith(f"{len(dying):,} removed control groups live on")
+    assert "on swap" in note
+
+
+def test_removed_groups_have_what_they_have_on_swap(
+    run: lab.Run, cgroups: dict[str, CgroupGroup]
+) -> None:
+    for removed in run.workload["removed"]:
+        group = cgroups[f"/{removed['path']}{DELETED}"]
+        assert group.dying
+        assert group.key == str(removed["inode"])
+        assert group.pages == 0
+        assert group.swap_pages == removed["swap"] // PAGE > 0
+
+
+def test_groups_on_swap(run: lab.Run, cgroups: dict[str, CgroupGroup]) -> None:
+    for path in run.workload["cgroups"]:
+        text = run.truth(f"sys/fs/cgroup/{path}/memory.swap.current")
+        below = [g for name, g in cgroups.items() if name.startswith(f"/{path}")]
+        assert sum(g.swap_pages or 0 for g in below) * PAGE == int(text), path
+        current = int(run.truth(f"sys/fs/cgroup/{path}/memory.current"))
+        assert sum(g.charged_pages or 0 for g in below) * PAGE == current, path
+    assert cgroups["/"].swap_pages is None
+
+
+def test_swap_as_a_whole(run: lab.Run, report: MemstatReport) -> None:
+    assert report.swap_pages is not None
+    assert report.swap_free_pages is not None
+    for pages, name in (
+        (report.swap_pages, "SwapTotal"),
+        (report.swap_free_pages, "SwapFree"),
+    ):
+        found = number(run, "proc/meminfo", rf"^{name}: +(\d+) kB")
+        assert pages * PAGE // 1024 == found
+
+
+def test_files_of_a_tmpfs_on_swap(run: lab.Run, report: MemstatReport) -> None:
+    systems = view(report, "fs")
+    (tmpfs,) = (g for g in systems if g.name == run.workload["tmpfs"])
+    assert isinstance(tmpfs, FileSystemGroup)
+    assert tmpfs.swap_pages == sum(g["swap"] for g in run.workload["removed"]) // PAGE
+    assert tmpfs.pages == run.workload["many"]
+
+
+def kept_by_cpus(prog: Program) -> int:
+    """Count the free pages of swap that CPUs keep for themselves (mm/swap_slots.c).
+
+    Until "mm, swap: remove swap slot cache" (in v6.15).
+    """
+    try:
+        slots = prog["swp_slots"]
+    except KeyError:
+        return 0
+    caches = [per_cpu(slots, cpu) for cpu in for_each_possible_cpu(prog)]
+    return sum(cache.nr.value_() + _given_back(cache) for cache in caches)
+
+
+def _given_back(cache: Object) -> int:
+    has_list = cache.type_.has_member("n_ret")
+    return int(cache.n_ret.value_()) if has_list else 0
+
+
+def test_swap_is_of_processes_and_files(run: lab.Run, report: MemstatReport) -> None:
+    """The swap cache is empty."""
+    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    groups = [*view(report, "process"), *view(report, "fs")]
+    swapped = sum(getattr(group, "swap_pages", None) or 0 for group in groups)
+    assert pages_of(report)["user.anon"]
+    assert report.swap_pages is not None
+    assert report.swap_free_pages is not None
+    used = report.swap_pages - report.swap_free_pages
+    assert swapped == used - kept_by_cpus(prog)
+
+
+def test_page_tables_of_processes(run: lab.Run, report: MemstatReport) -> None:
+    groups = [g for g in view(report, "process") if isinstance(g, ProcessGroup)]
+    tables = {group.pid: group.page_table_bytes for group in groups}
+    for process in run.workload["processes"]:
+        pid = process["pid"]
+        kib = number(run, f"proc/{pid}/status", r"^VmPTE:\s+(\d+) kB")
+        assert tables[pid] == kib * 1024, process["name"]
+    large = [tables[pid] or 0 for pid in run.workload["tables"]]
+    assert min(large) > 16 << 20
+    # Each has a top-level table besides, which the kernel counts by page alone.
+    spaces = [pid for pid in tables if pid is not None]
+    total = sum(tables[pid] or 0 for pid in spaces)
+    counted = pages_of(report)["kernel.page_tables"] * PAGE
+    assert 0 <= counted - total <= 2 * PAGE * len(spaces)
