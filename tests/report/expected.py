@@ -197,12 +197,10 @@ SCENARIOS: Mapping[str, Expected] = {
         },
     ),
     "fieldmemory": Expected(
-        must=_codes("swap-full", "memory-poisoned", "dying-cgroups", "page-tables"),
-        words={
-            "memory-poisoned": "3 pages",
-            "dying-cgroups": "1,012",
-            "page-tables": "tables-0",
-        },
+        must=_codes("swap-full", "page-tables"),
+        # Not every kernel poisons pages, or keeps removed groups for a page.
+        may=_codes("memory-poisoned", "dying-cgroups"),
+        words={"page-tables": "tables-0"},
     ),
     "fieldio": Expected(may=LATE | _codes("hung-tasks", "io-stuck")),
     "stalls-locks": Expected(
