@@ -4,10 +4,12 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
+from itertools import takewhile
 from typing import Literal
 
 from msatools.records import dataclass
+from msatools.report.oomstat import Filled, group_filled, machine_filled
 from msatools.target.printk import LogRecord
 
 Constraint = Literal["none", "cgroup", "cpuset", "memory-policy"]
@@ -33,6 +35,7 @@ _TASK = re.compile(
     r"(?P<comm>.+)",
     re.DOTALL,
 )
+_TABLE = "Tasks state (memory values"
 _KINDS: dict[str, Constraint] = {
     "NONE": "none",
     "MEMCG": "cgroup",
@@ -86,13 +89,16 @@ class OutOfMemory:
     holders: tuple[MemoryHolder, ...] = ()
     """The tasks with most memory, the largest first."""
 
+    filled: Filled = field(default_factory=dict)
+    """What the memory of the machine, or of the control group, was then."""
+
     victims: tuple[Victim, ...] = ()
     """Several, if a control group is killed as a whole (memory.oom.group)."""
 
 
-def parse_ooms(log: Iterable[LogRecord]) -> list[OutOfMemory]:
+def parse_ooms(log: Iterable[LogRecord], page_size: int) -> list[OutOfMemory]:
     """Return the lacks of memory in a log, the oldest first."""
-    return list(_parse(log))
+    return list(_parse(log, page_size))
 
 
 def victims(ooms: Sequence[OutOfMemory]) -> list[Victim]:
@@ -100,24 +106,27 @@ def victims(ooms: Sequence[OutOfMemory]) -> list[Victim]:
     return [victim for oom in ooms for victim in oom.victims]
 
 
-def _parse(log: Iterable[LogRecord]) -> Iterator[OutOfMemory]:
+def _parse(log: Iterable[LogRecord], page_size: int) -> Iterator[OutOfMemory]:
     last: OutOfMemory | None = None
     holders: list[MemoryHolder] = []
+    lines: list[str] = []
     for record in log:
         line = record.text
         if not record.is_kernel:
             continue
         if found := _INVOKED.match(line):
             if last is not None:
-                yield _with(last, holders)
-            last, holders = _begun(found, record), []
+                yield _with(last, holders, lines, page_size)
+            last, holders, lines = _begun(found, record), [], []
         elif last is None and (_KIND.match(line) or _KILLED.match(line)):
             # The table of tasks before it may be larger than the log.
             last = _detail(OutOfMemory(record.time_ns), holders, record)
         elif last is not None:
             last = _detail(last, holders, record)
+            if len(lines) < _MAX:
+                lines += line.split("\n")
     if last is not None:
-        yield _with(last, holders)
+        yield _with(last, holders, lines, page_size)
 
 
 def _begun(found: re.Match[str], record: LogRecord) -> OutOfMemory:
@@ -159,6 +168,14 @@ def _detail(
     return oom
 
 
-def _with(oom: OutOfMemory, holders: list[MemoryHolder]) -> OutOfMemory:
+def _with(
+    oom: OutOfMemory, holders: list[MemoryHolder], lines: list[str], page_size: int
+) -> OutOfMemory:
     ranked = sorted(holders, key=lambda holder: -holder.rss_pages)
-    return replace(oom, holders=tuple(ranked))
+    # What comes after the table of tasks is of something else.
+    lines = [*takewhile(lambda line: not line.startswith(_TABLE), lines)]
+    if oom.constraint == "cgroup":
+        filled = group_filled(lines)
+    else:
+        filled = machine_filled(lines, page_size)
+    return replace(oom, holders=tuple(ranked), filled=filled)

@@ -145,7 +145,9 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         errors: dict[str, str] = {}
         log = self._attempt("log", self._log, ())
         events = self._attempt("log", lambda: tuple(parse_events(log)), ())
-        ooms = self._attempt("log", lambda: tuple(parse_ooms(log)), ())
+        ooms = self._attempt(
+            "log", lambda: tuple(parse_ooms(log, target.page_size)), ()
+        )
         crash_log = CrashLog(
             events=events,
             oom=ooms[-1] if ooms else None,

@@ -145,7 +145,7 @@ def test_page_tables_of_processes(run: lab.Run, report: MemstatReport) -> None:
 def test_verdicts(run: lab.Run, report: MemstatReport) -> None:
     pattern = r"^nr_dying_descendants (\d+)"
     removed = number(run, "sys/fs/cgroup/cgroup.stat", pattern)
-    expected = {"swap-full", "page-tables"}
+    expected = {"out-of-memory", "swap-full", "page-tables"}
     if removed >= 1000:
         expected.add("dying-cgroups")
     if run.workload["poisoned"]:
@@ -154,6 +154,10 @@ def test_verdicts(run: lab.Run, report: MemstatReport) -> None:
     assert {*found} == expected
     said = {code: x["text"] + " ".join(x["evidence"]) for code, x in found.items()}
     assert f"{run.workload['tables'][0]} tables-0 16.1 MiB" in said["page-tables"]
+    assert "control group /limited ran out of memory" in said["out-of-memory"]
+    victim = f"killed {run.workload['victim']} victim"
+    assert victim in said["out-of-memory"]
+    assert "was then 30.0 MiB tmpfs and shared memory, " in said["out-of-memory"]
     if "dying-cgroups" in said:
         assert f"{removed:,} control groups" in said["dying-cgroups"]
     if "memory-poisoned" in said:

@@ -197,10 +197,13 @@ SCENARIOS: Mapping[str, Expected] = {
         },
     ),
     "fieldmemory": Expected(
-        must=_codes("swap-full", "page-tables"),
+        must=_codes("out-of-memory", "swap-full", "page-tables"),
         # Not every kernel poisons pages, or keeps removed groups for a page.
         may=_codes("memory-poisoned", "dying-cgroups"),
-        words={"page-tables": "tables-0"},
+        words={
+            "page-tables": "tables-0",
+            "out-of-memory": "30.0 MiB tmpfs and shared memory",
+        },
     ),
     "fieldio": Expected(may=LATE | _codes("hung-tasks", "io-stuck")),
     "stalls-locks": Expected(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from msatools.report.oom import parse_ooms, victims
 from tests.report.test_events import log
 
+PAGE = 4096
 CGROUP = """\
 my eater invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0
 memory: usage 65536kB, limit 65536kB, failcnt 37
@@ -34,7 +35,7 @@ Out of memory: Killed process 300 (big) total-vm:92000kB, anon-rss:76392kB
 
 
 def test_of_a_control_group() -> None:
-    (oom,) = parse_ooms(log(CGROUP))
+    (oom,) = parse_ooms(log(CGROUP), PAGE)
     assert (oom.comm, oom.order, oom.flags) == ("my eater", 0, "GFP_KERNEL")
     assert (oom.constraint, oom.cgroup) == ("cgroup", "/service/a b")
     assert [(each.pid, each.comm, each.rss_pages) for each in oom.holders] == [
@@ -48,7 +49,7 @@ def test_of_a_control_group() -> None:
 
 def test_of_the_machine() -> None:
     """The table of tasks has fewer columns up to v6.9."""
-    first, second = parse_ooms(log(CGROUP + GLOBAL_51))
+    first, second = parse_ooms(log(CGROUP + GLOBAL_51), PAGE)
     assert first.constraint == "cgroup"
     assert (second.constraint, second.cgroup, second.order) == ("none", None, -1)
     assert [(each.pid, each.comm) for each in second.holders] == [(300, "big")]
@@ -58,33 +59,66 @@ def test_of_the_machine() -> None:
 def test_whose_beginning_is_lost() -> None:
     """The table of thousands of tasks is larger than the log."""
     lines = GLOBAL_51.splitlines()
-    (oom,) = parse_ooms(log("\n".join(lines[2:])))
+    (oom,) = parse_ooms(log("\n".join(lines[2:])), PAGE)
     assert (oom.comm, oom.order, oom.constraint) == (None, None, "none")
     assert [each.pid for each in oom.victims] == [300]
 
 
 def test_of_a_group_that_is_killed_as_a_whole() -> None:
     killed = "Memory cgroup out of memory: Killed process 176 (12) total-vm:1kB\n"
-    (oom,) = parse_ooms(log(CGROUP + killed))
+    (oom,) = parse_ooms(log(CGROUP + killed), PAGE)
     assert [each.pid for each in oom.victims] == [175, 176]
 
 
 def test_of_a_program_that_writes_to_the_log() -> None:
     """A program may write any line to /dev/kmsg, but not as the kernel."""
     lines = [replace(each, facility=1) for each in log(CGROUP)]
-    assert parse_ooms(lines) == []
+    assert parse_ooms(lines, PAGE) == []
 
 
 def test_of_a_task_with_line_feeds_in_its_name() -> None:
     (first, *rest) = log(CGROUP)
     named = replace(first, text=first.text.replace("my eater", "a\nb: c"))
-    assert parse_ooms([named, *rest])[0].comm == "a\nb: c"
+    assert parse_ooms([named, *rest], PAGE)[0].comm == "a\nb: c"
 
 
 def test_absurd_numbers() -> None:
     text = "a invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=" + "9" * 5000
-    assert parse_ooms(log(text)) == []
+    assert parse_ooms(log(text), PAGE) == []
 
 
 def test_none() -> None:
-    assert parse_ooms(log("a: Out of memory: Killed process 1 (a)\nnothing\n")) == []
+    text = "a: Out of memory: Killed process 1 (a)\nnothing\n"
+    assert parse_ooms(log(text), PAGE) == []
+
+
+GROUP_STAT = """\
+a invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0
+memory: usage 65536kB, limit 65536kB, failcnt 37
+Memory cgroup stats for /service:
+anon 4194304
+file 60000000
+shmem 58720256
+slab 1048576
+slab_reclaimable 1000000
+pagetables 8192
+Tasks state (memory values in pages):
+anon 1
+"""
+
+
+def test_what_a_control_group_was_full_of() -> None:
+    (oom,) = parse_ooms(log(GROUP_STAT), PAGE)
+    assert dict(oom.filled) == {
+        "tmpfs and shared memory": 58720256,
+        "anonymous": 4194304,
+        "page cache": 60000000 - 58720256,
+        "slab": 1048576,
+        "page tables": 8192,
+    }
+    assert next(iter(oom.filled)) == "tmpfs and shared memory"
+    # As one record of several lines, as some kernels write it.
+    head, _, rest = GROUP_STAT.partition("anon")
+    whole = log(head + "anon")
+    whole[-1] = replace(whole[-1], text="anon" + rest)
+    assert parse_ooms(whole, PAGE)[0].filled == oom.filled

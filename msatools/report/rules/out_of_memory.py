@@ -14,6 +14,9 @@ from msatools.report.words import ago, count_text, pid_text, waits_text
 from msatools.reports.units import size
 
 _HOLDERS = 3
+_KINDS = 4
+_LITTLE = 0.02
+"""Share of memory below which a kind of it is not told."""
 
 _DYING_NS = 3_000_000_000
 """A process that was killed, and is not stuck, frees its memory within so long."""
@@ -97,6 +100,15 @@ def _evidence(subject: _MemoryShortage) -> Iterator[str]:
     if last.order is not None and last.order >= 0:
         asked = f"asked for {size(page << last.order)} (order {last.order})"
         yield f"{last.comm} {asked}" + (f", {last.flags}" if last.flags else "")
+    if last.filled:
+        whole = sum(last.filled.values())
+        kinds = [
+            f"{size(amount)} {kind}"
+            for kind, amount in last.filled.items()
+            if amount >= _LITTLE * whole
+        ]
+        what = "the group" if last.constraint == "cgroup" else "memory"
+        yield f"{what} was then {', '.join(kinds[:_KINDS])}"
     if last.holders:
         holders = (
             f"{pid_text(each.pid, each.comm)} {size(each.rss_pages * page)}"
@@ -121,7 +133,7 @@ RULE = VerdictRule(
     words=_words,
     evidence=_evidence,
     see=lambda subject: (
-        ("memstat", "--by", "cgroup")
+        ("memstat", "--by", "cgroup,fs")
         if subject.last.constraint == "cgroup"
         else ("memstat", "--by", "process,slab,fs")
     ),
