@@ -25,6 +25,7 @@ _WHY = {
     "memory-low": "where the memory is, and whose",
     "memory-unreclaimable": "whose it is, and what nobody owns",
     "cgroup-at-limit": "memory by control group",
+    "memory-leak": "the slab caches, and whose objects they have",
     "memory-poisoned": "how many pages there are of each kind",
     "page-tables": "whose page tables they are",
     "dying-cgroups": "what is charged to removed control groups",

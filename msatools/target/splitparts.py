@@ -25,7 +25,7 @@ start_pfn and end_pfn, of 32 bits and then of 64."""
 
 
 @dataclass(frozen=True)
-class Part:
+class DumpPart:
     """One part."""
 
     path: str
@@ -33,7 +33,7 @@ class Part:
     """Page frame numbers of its pages; some parts of a small dump have none."""
 
 
-def find_parts(path: str, header: kdump.Kdump) -> list[Part]:
+def find_parts(path: str, header: kdump.Kdump) -> list[DumpPart]:
     """Find all parts of a split dump in the directory of one of them.
 
     :param header: The headers of that one.
@@ -43,7 +43,7 @@ def find_parts(path: str, header: kdump.Kdump) -> list[Part]:
     own = _head(path, header.block_size)
     directory = os.path.dirname(path)
     names = (entry.path for entry in _files(directory or "."))
-    parts: dict[range, Part] = {}
+    parts: dict[range, DumpPart] = {}
     for name in (path, *names):
         with suppress(OSError, EOFError, DamagedDataError):
             if _head(name, header.block_size) != own:
@@ -52,11 +52,11 @@ def find_parts(path: str, header: kdump.Kdump) -> list[Part]:
                 pfns = kdump.parse(read).part
             if pfns:
                 # The same part may lie there twice.
-                parts.setdefault(pfns, Part(name, pfns))
+                parts.setdefault(pfns, DumpPart(name, pfns))
     return sorted(parts.values(), key=lambda part: part.pfns.start)
 
 
-def missing(parts: Sequence[Part], header: kdump.Kdump) -> range | None:
+def missing(parts: Sequence[DumpPart], header: kdump.Kdump) -> range | None:
     """Return the first page frames that no part has; ``None`` if all are there."""
     end = 0
     for part in parts:

@@ -10,7 +10,12 @@ from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu
 
 from fixtures import lab
-from msatools.memory.by.groups import CgroupGroup, FileSystemGroup, ProcessGroup
+from msatools.memory.by.groups import (
+    CgroupGroup,
+    FileSystemGroup,
+    ProcessGroup,
+    SlabGroup,
+)
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.target import TargetSpec, open_target
@@ -20,7 +25,8 @@ from .sums import pages_of, view
 
 PAGE = 4096
 DELETED = " (deleted)"
-BY = ("cgroup", "fs", "process")
+BY = ("cgroup", "fs", "process", "slab")
+LEAKED = 350_000
 KERNELS = ("6.1", "6.12", "7.x")
 
 
@@ -142,10 +148,25 @@ def test_page_tables_of_processes(run: lab.Run, report: MemstatReport) -> None:
     assert min(large) > 16 << 20
 
 
+def test_objects_of_a_module(run: lab.Run, report: MemstatReport) -> None:
+    """kmalloc-96, or what it was merged with, or one of its random copies."""
+    (cache,) = (g for g in view(report, "slab") if getattr(g, "module", None))
+    assert isinstance(cache, SlabGroup)
+    assert cache.module == "heapmodule"
+    assert cache.bytes_each == 96
+    assert cache.objects_in_use is not None
+    assert cache.objects_in_use >= LEAKED
+    assert cache.module_share is not None
+    # A few are of others, and of a slab that is not full some are free.
+    assert cache.module_share > 0.9
+    assert cache.words is not None
+    assert cache.words[0].name == "hm_done [heapmodule]"
+
+
 def test_verdicts(run: lab.Run, report: MemstatReport) -> None:
     pattern = r"^nr_dying_descendants (\d+)"
     removed = number(run, "sys/fs/cgroup/cgroup.stat", pattern)
-    expected = {"out-of-memory", "swap-full", "page-tables"}
+    expected = {"memory-leak", "out-of-memory", "swap-full", "page-tables"}
     if removed >= 1000:
         expected.add("dying-cgroups")
     if run.workload["poisoned"]:
@@ -154,6 +175,8 @@ def test_verdicts(run: lab.Run, report: MemstatReport) -> None:
     assert {*found} == expected
     said = {code: x["text"] + " ".join(x["evidence"]) for code, x in found.items()}
     assert f"{run.workload['tables'][0]} tables-0 16.1 MiB" in said["page-tables"]
+    assert "module heapmodule" in said["memory-leak"]
+    assert "to hm_done" in said["memory-leak"]
     assert "control group /limited ran out of memory" in said["out-of-memory"]
     victim = f"killed {run.workload['victim']} victim"
     assert victim in said["out-of-memory"]

@@ -197,11 +197,12 @@ SCENARIOS: Mapping[str, Expected] = {
         },
     ),
     "fieldmemory": Expected(
-        must=_codes("out-of-memory", "swap-full", "page-tables"),
+        must=_codes("memory-leak", "out-of-memory", "swap-full", "page-tables"),
         # Not every kernel poisons pages, or keeps removed groups for a page.
         may=_codes("memory-poisoned", "dying-cgroups"),
         words={
             "page-tables": "tables-0",
+            "memory-leak": "heapmodule",
             "out-of-memory": "30.0 MiB tmpfs and shared memory",
         },
     ),

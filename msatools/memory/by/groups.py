@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from types import MappingProxyType
 
+from msatools.memory.unattributed.model import PageWord
 from msatools.records import dataclass
 from msatools.target.model import Address
 
@@ -176,6 +177,16 @@ class SlabGroup(PageGroup):
 
     merged: tuple[str, ...] | None = None
     """Names of other caches that were merged with this one."""
+
+    module: str | None = None
+    """The module that at least half of the objects point into, of a sample of a large
+    general cache (kmalloc): those of a driver, also if it leaks them."""
+
+    module_share: float | None = field(default=None, metadata=DETAIL)
+    """Share of the objects looked at that point to one place of it."""
+
+    words: tuple[PageWord, ...] | None = field(default=None, metadata=DETAIL)
+    """The places that they point to most; ``None`` if they were not looked at."""
 
     kmem_cache: Address | None = field(default=None, metadata=DETAIL)
 

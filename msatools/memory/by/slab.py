@@ -31,6 +31,12 @@ from msatools.memory.by.groups import (
     largest_first,
     unique_keys,
 )
+from msatools.memory.by.slabusers import (
+    GENERAL,
+    SlabContents,
+    SlabSamples,
+    SlabUsers,
+)
 from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, where
@@ -41,6 +47,10 @@ from msatools.target.model import Address
 
 _OBJECTS_MASK = np.uint64((1 << 31) - 1)
 """Mask of a slab's counters without the ``frozen`` bit."""
+
+
+_LARGE = 0.01
+"""Share of all pages from which on the objects of a general cache are looked into."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,8 @@ class SlabTally:
     by_objects: Tally = field(default_factory=Tally)
     """Slabs (not pages) by cache and counters: ``inuse``, and ``objects`` at bit 16."""
 
+    samples: SlabSamples = field(default_factory=SlabSamples)
+
     def observe(self, block: Block) -> None:
         caches = np.zeros(len(block), np.uint64)
         slabs = where(block.codes == PageClass.SLAB)
@@ -79,8 +91,9 @@ class SlabTally:
         copy_to_tails(block, caches)
         caches[block.codes != PageClass.SLAB] = 0
         self.by_cache.add(caches, block.codes)
+        firsts = slabs[block.heads_of(slabs) == slabs]
+        self.samples.add(caches[firsts], (firsts + block.pfn).astype(np.uint64))
         if self.layout.counters is not None:
-            firsts = slabs[block.heads_of(slabs) == slabs]
             counters = block.column(self.layout.counters, "<u4")[firsts]
             objects = counters.astype(np.uint64) & _OBJECTS_MASK
             self.by_objects.add(caches[firsts], objects)
@@ -88,6 +101,7 @@ class SlabTally:
     def merge(self, later: "SlabTally") -> None:
         self.by_cache.merge(later.by_cache)
         self.by_objects.merge(later.by_objects)
+        self.samples.merge(later.samples)
 
 
 class SlabView:
@@ -96,6 +110,7 @@ class SlabView:
     def __init__(self, context: ScanContext) -> None:
         self.observer = SlabTally(SlabLayout.of(context.prog))
         self._context = context
+        self._contents = SlabContents(context)
 
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.by_cache.sums()
@@ -172,11 +187,15 @@ class SlabView:
             used = int((counts * (objects & 0xFFFF)).sum())
             if used >= kept[owner.word]:
                 in_use = used - kept[owner.word]
+        users = self._users(owner, cache)
         return SlabGroup(
             key=cache.name,
             name=cache.name,
             pages=owner.pages,
             classes=owner.classes,
+            module=users.module if users else None,
+            module_share=round(users.share, 3) if users and users.module else None,
+            words=users.words if users else None,
             slabs=int(counts.sum()) if counted else None,
             objects=int((counts * (objects >> 16)).sum()) if counted else None,
             objects_in_use=in_use,
@@ -184,6 +203,14 @@ class SlabView:
             merged=_other_names(cache, merged),
             kmem_cache=address,
         )
+
+    def _users(self, owner: TallyOwner, cache: SlabCache) -> SlabUsers | None:
+        """Look into the objects of a general cache, if it is large."""
+        context = self._context
+        whole = sum(part.pages for part in context.ranges)
+        if not cache.name.startswith(GENERAL) or owner.pages < _LARGE * whole:
+            return None
+        return self._contents.users(self.observer.samples.of(owner.word), cache.size)
 
 
 def _other_names(
