@@ -113,7 +113,7 @@ TRIED = {
         alike={("-n 1", "-P 0"): "one CPU is one row"},
     ),
     "locks": Tried(
-        selecting=("-p 220", "--state D", "--min-age 88"),
+        selecting=("-p 220", "--state D", "--min-age 15978ms"),
         others=(
             *("--by lock", "--by task", "--chains", "--holders", "--dot", "--stacks"),
             *("--io", "--workqueues", "-n 1", "-v", "--json"),
@@ -131,7 +131,7 @@ TRIED = {
             ("--stacks", "--holders"): "nobody holds a lock",
             ("-n 1", "--holders"): "nobody holds a lock",
             **dict.fromkeys(
-                [("-n 1", each) for each in ("--state D", "--min-age 88", "-v")],
+                [("-n 1", each) for each in ("--state D", "--min-age 15978ms", "-v")],
                 "there is no root",
             ),
             ("-n 1", "--stacks"): "there is no root",

@@ -94,6 +94,8 @@ class MemstatReport(Report):
     """Of all swap devices and files; ``None`` if unknown, or without CONFIG_SWAP."""
 
     swap_free_pages: int | None = None
+    """Those of them that are free; CPUs may have kept further ones for themselves."""
+
     by: Mapping[str, tuple[PageGroup, ...]] | None = field(
         default=None, metadata={**ADDED, "groups": _group_types}
     )

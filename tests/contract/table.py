@@ -735,6 +735,8 @@ MEMSTAT = Row(
         ],
         "managed_pages": COUNT,
         "physical_pages": COUNT,
+        "swap_pages": COUNT,
+        "swap_free_pages": COUNT,
         "scan_ns": int,
         "changes": (Map(COUNT), NONE),
     },

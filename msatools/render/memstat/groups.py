@@ -58,7 +58,7 @@ def _has_nothing(group: PageGroup) -> bool:
     return (
         isinstance(group, CgroupGroup)
         and not group.dying
-        and not any((group.pages, group.swap_pages, group.charged_pages))
+        and not any((group.pages, group.swap_pages))
     )
 
 
