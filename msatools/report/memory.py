@@ -20,7 +20,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 from msatools.kernel.vmstat import vm_counters
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
-from msatools.memory.by.cgrouptree import read_tree
+from msatools.memory.by.cgrouptree import is_unified, read_tree
 from msatools.memory.by.memcgs import Memcgs
 from msatools.memory.swap import read_swap
 from msatools.records import dataclass
@@ -148,7 +148,7 @@ def read_memory(reader: Reader, page_size: int, losses: LossLog) -> MemoryState:
         swap_pages=swap.pages,
         swap_free_pages=swap.free_pages,
         groups=tuple(_groups_at_limit(reader, losses)),
-        removed_groups=Memcgs(reader, losses).removed(),
+        removed_groups=_removed_groups(reader, losses),
     )
 
 
@@ -202,6 +202,17 @@ def _groups_at_limit(reader: Reader, losses: LossLog) -> Iterator[GroupAtLimit]:
             ooms=int(found["ooms"][row]) if found.has("ooms") else 0,
             kills=int(found["kills"][row]) if found.has("kills") else 0,
         )
+
+
+def _removed_groups(reader: Reader, losses: LossLog) -> int | None:
+    """Count removed groups; ``None`` if those of memory are not on the hierarchy that
+    counts them."""
+    try:
+        if is_unified(reader):
+            return Memcgs(reader, losses).removed()
+    except LOST:
+        pass  # CONFIG_MEMCG=n
+    return None
 
 
 def _members(prog: drgn.Program) -> Members:

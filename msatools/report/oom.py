@@ -35,7 +35,11 @@ _TASK = re.compile(
     r"(?P<comm>.+)",
     re.DOTALL,
 )
-_TABLE = "Tasks state (memory values"
+_ENDS = (
+    *("Tasks state (memory values", "oom-kill:", "Out of memory", "Kernel panic"),
+    "Memory cgroup out of memory",
+)
+"""How lines begin that come after those on the state of memory."""
 _KINDS: dict[str, Constraint] = {
     "NONE": "none",
     "MEMCG": "cgroup",
@@ -173,8 +177,11 @@ def _with(
 ) -> OutOfMemory:
     ranked = sorted(holders, key=lambda holder: -holder.rss_pages)
     # What comes after the table of tasks is of something else.
-    lines = [*takewhile(lambda line: not line.startswith(_TABLE), lines)]
-    if oom.constraint == "cgroup":
+    lines = [*takewhile(lambda line: not line.startswith(_ENDS), lines)]
+    filled: Filled = {}
+    if oom.comm is None:
+        pass  # its beginning is lost
+    elif oom.constraint == "cgroup":
         filled = group_filled(lines)
     else:
         filled = machine_filled(lines, page_size)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 ANON, SHMEM, FILE = "anonymous", "tmpfs and shared memory", "page cache"
 SLAB, TABLES, STACKS = "slab", "page tables", "kernel stacks"
 HUGETLB, FREE = "hugetlb", "free"
-OTHER = "in no counter (drivers, vmalloc, a balloon)"
+OTHER = "in no counter (drivers, vmalloc)"
 
 _KIB = 1024
 _COUNT = re.compile(r"([a-z_]+)(?:\((\w+)\))?:(\d{1,18})(kB)?(?=\s|$)")
@@ -34,6 +34,7 @@ _OF_GROUP = {
     "sock": "sockets",
     "vmalloc": "vmalloc",
 }
+_TOTAL_OF = "total_"
 _WITH_SHMEM = ("file", "cache")
 """Names of a group's page cache, which has the files of tmpfs in it."""
 
@@ -46,6 +47,13 @@ def group_filled(lines: Iterable[str]) -> Filled:
     stat = {
         found[1]: int(found[2]) for line in lines if (found := _STAT.fullmatch(line))
     }
+    # Of version 1, these are with the groups below it.
+    totals = {
+        name.removeprefix(_TOTAL_OF): value
+        for name, value in stat.items()
+        if name.startswith(_TOTAL_OF)
+    }
+    stat |= totals
     kinds = {kind: stat[name] for name, kind in _OF_GROUP.items() if name in stat}
     for name in _WITH_SHMEM:
         if name in stat:

@@ -81,6 +81,8 @@ def _set(
     try:
         pages = SplitPages(parts) if parts else KdumpPages(path)
     except (DamagedDataError, LeftToDrgnError, EOFError) as error:
+        if isinstance(core, int):
+            os.close(core)
         raise DamagedDumpError(
             path,
             f"{reason}, and {error}",

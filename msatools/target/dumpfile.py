@@ -65,7 +65,8 @@ class DumpFile:
         if self.missing_pfns is not None:
             first, last = self.missing_pfns.start, self.missing_pfns.stop
             frames = f"page frames {first:#x} to {last:#x}"
-            return f"the part of the split dump with {frames} is not beside it"
+            part = f"the part of the split dump with {frames}"
+            return f"{part} is not beside it, or cannot be read"
         if self.truncated:
             return "the file is cut off"
         if self.bad_descriptors:
@@ -239,14 +240,18 @@ def _of_kdump(
 
 
 def _of_parts(path: str, header: kdump.Kdump, own: DumpFile) -> DumpFile:
-    parts = find_parts(path, header)
+    parts = []
     bad, is_cut = own.bad_descriptors, own.truncated
-    for part in parts:
+    for part in find_parts(path, header):
         if part.path != path:
-            with opened(part.path) as read:
-                size = os.stat(part.path).st_size
-                check = _check(part.path, read, kdump.parse(read), size)
+            try:
+                with opened(part.path) as read:
+                    size = os.stat(part.path).st_size
+                    check = _check(part.path, read, kdump.parse(read), size)
+            except (DamagedDumpError, DamagedDataError, EOFError, OSError):
+                continue  # it is one of those that are missing
             bad, is_cut = bad + check.bad, is_cut or check.is_cut
+        parts.append(part)
     lacking = missing(parts, header)
     how = "split" if lacking is None else f"{len(parts)} of several parts"
     return replace(

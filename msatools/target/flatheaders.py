@@ -26,6 +26,9 @@ def copy(path: str) -> None:
     That has to be done before a sandbox forbids to write. What is wrong with the file
     is told by who opens it.
     """
+    # Opening a FIFO without a writer would block.
+    if not os.path.isfile(path):
+        return
     with suppress(OSError, EOFError, DamagedDataError), opened(path) as read:
         if read(0, len(SIGNATURE)) == SIGNATURE:
             flat = FlatFile(read)
@@ -49,10 +52,17 @@ def take(path: str) -> int:
 
 def _copied_of(flat: FlatFile) -> int:
     header = kdump.parse(flat.read_filled)
+    if not flat.is_whole(header.bitmap_offset, header.table_offset):
+        raise EOFError("the file ends before its pages can be found")
     headers = os.memfd_create("headers of a kdump", os.MFD_CLOEXEC)
     try:
+        # What is not written is a hole; of the bitmaps the file has all.
         os.ftruncate(headers, flat.size)
-        for span in (range(header.table_offset), *header.notes):
+        for span in (
+            range(2 * header.block_size),
+            *header.notes,
+            range(header.bitmap_offset, header.table_offset),
+        ):
             for start in range(span.start, min(span.stop, flat.size), _AT_ONCE):
                 size = min(_AT_ONCE, span.stop - start)
                 os.pwrite(headers, flat.read_filled(start, size), start)

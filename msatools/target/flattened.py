@@ -9,6 +9,7 @@ earlier one has at the same offsets.
 
 import struct
 from bisect import bisect_right
+from typing import NamedTuple
 
 from msatools.errors import DamagedDataError
 from msatools.target.reading import ReadAt, read_exactly
@@ -31,6 +32,10 @@ _SMALL = 4096
 block, and pages by the MiB."""
 
 
+_Piece = tuple[int, int, int]
+"""Start and end in the kdump, and what to add for the position in the file."""
+
+
 class FlatFile:
     """The kdump in a flattened file."""
 
@@ -45,11 +50,11 @@ class FlatFile:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._shifts: list[int] = []
+        self.is_cut = False
+        """Whether the file ends within a piece. Whole pieces can be missing, too."""
+
         self.is_complete = self._find_pieces()
         """Whether the list of pieces ends with the mark for it."""
-
-        self.is_cut = not self.is_complete and self._is_last_cut()
-        """Whether the file ends within a piece. Whole pieces can be missing, too."""
 
     @property
     def size(self) -> int:
@@ -98,11 +103,17 @@ class FlatFile:
     def _find_pieces(self) -> bool:
         position = _HEADER_SIZE
         odd = 0
+        # Whether the file has all of a piece is known where it goes on.
+        last: _Piece | None = None
         while True:
             try:
                 header = read_exactly(self._read_file, position, _PIECE_HEADER.size)
             except EOFError:
+                if last is not None:
+                    self._insert_rest(*last)
                 return False
+            if last is not None:
+                self._insert(*last)
             if header == _END:
                 return True
             offset, size = _PIECE_HEADER.unpack(header)
@@ -111,13 +122,21 @@ class FlatFile:
             is_sound = offset >= 0 and 0 < size < _NO_OFFSET - max(offset, position)
             if not is_sound or odd > _MAX_ODD_PIECES:
                 raise DamagedDataError("a flattened kdump with an impossible piece")
-            self._insert(offset, offset + size, position - offset)
+            last = (offset, offset + size, position - offset)
             position += size
 
-    def _is_last_cut(self) -> bool:
-        ends = zip(self._ends, self._shifts, strict=True)
-        last = max((end + shift for end, shift in ends), default=_HEADER_SIZE)
-        return not self._read_file(last - 1, 1)
+    def _insert_rest(self, start: int, end: int, shift: int) -> None:
+        """Add what the file has of its last piece."""
+        low, high = start, end
+        while low < high:
+            middle = (low + high) // 2
+            if self._read_file(middle + shift, 1):
+                low = middle + 1
+            else:
+                high = middle
+        self.is_cut = low < end
+        if low > start:
+            self._insert(start, low, shift)
 
     def _insert(self, start: int, end: int, shift: int) -> None:
         """Add a range, which replaces what is there."""
@@ -137,15 +156,27 @@ class FlatFile:
         self._shifts[first:last] = shifts
 
 
-def unflattened(read: ReadAt, size: int) -> tuple[ReadAt, int]:
-    """Return how to read a kdump, flattened or not, and its size.
+class Unflattened(NamedTuple):
+    """How to read a kdump."""
 
-    What a file without its end lacks reads as zeros, which no page descriptor is.
+    tables: ReadAt
+    """Reads headers, bitmaps and descriptors: what a file without its end lacks reads
+    as zeros, which no descriptor is."""
+
+    pages: ReadAt
+    """Reads pages; less where the kdump has a hole."""
+
+    size: int
+
+
+def unflattened(read: ReadAt, size: int) -> Unflattened:
+    """Return how to read a kdump, flattened or not.
 
     :param size: Size of the file in bytes.
     :raises DamagedDataError: if it is flattened, and a piece is impossible
     """
     if read(0, len(SIGNATURE)) != SIGNATURE:
-        return read, size
+        return Unflattened(read, read, size)
     flat = FlatFile(read)
-    return flat.read if flat.is_complete else flat.read_filled, flat.size
+    tables = flat.read if flat.is_complete else flat.read_filled
+    return Unflattened(tables, flat.read, flat.size)

@@ -53,7 +53,7 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     (b"LibvirtQemudSave", Foreign("a guest that `virsh save` stored", _VIRSH)),
     (b"LibvirtQemudPart", Foreign("a guest that `virsh save` stored in part", _VIRSH)),
     (b"QFI\xfb", Foreign("a qcow2 disk image, not memory", _VIRSH)),
-    (b"KDMV", Foreign("a VMware disk, not memory", _VMWARE)),
+    (b"KDMV", Foreign("a VMware disk, not memory", "name a dump of the guest")),
     (b"EMiL\1", Foreign("an image of memory by LiME", _MEMORY)),
     (b"EMiL\2", Foreign("an image of memory by AVML", _MEMORY)),
     *(

@@ -82,7 +82,9 @@ class KdumpPages:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
         size = os.lseek(self._fd, 0, os.SEEK_END)
-        self._read_file, self._file_size = unflattened(reader_of(self._fd), size)
+        opened = unflattened(reader_of(self._fd), size)
+        self._read_file, self._file_size = opened.tables, opened.size
+        self._read_pages = opened.pages
         header = kdump.parse(self._read_file)
         if (
             header.version not in _VERSIONS
@@ -184,7 +186,7 @@ class KdumpPages:
         for row in np.flatnonzero(cut_off).tolist():
             pages[row] = CUT_OFF
         for run, start, end in _runs(offsets, ends):
-            data = self._read(start, end - start)
+            data = self._read(start, end - start, self._read_pages)
             here = (offsets[run] - start).tolist(), (ends[run] - start).tolist()
             blocks = [data[first:last] for first, last in zip(*here, strict=True)]
             found = self._pages_of(blocks, flags[run])
@@ -217,10 +219,10 @@ class KdumpPages:
         # Offset; size and flags, of 32 bits each; page flags.
         return _Descriptors(words[:, 0], words[:, 1] & 0xFFFFFFFF, words[:, 1] >> 32)
 
-    def _read(self, start: int, size: int) -> bytes:
+    def _read(self, start: int, size: int, read: ReadAt | None = None) -> bytes:
         """Read from the file; less or nothing if the disk fails."""
         try:
-            return self._read_file(start, size)
+            return (read or self._read_file)(start, size)
         except OSError:
             return b""
 

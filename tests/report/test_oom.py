@@ -122,3 +122,39 @@ def test_what_a_control_group_was_full_of() -> None:
     whole = log(head + "anon")
     whole[-1] = replace(whole[-1], text="anon" + rest)
     assert parse_ooms(whole, PAGE)[0].filled == oom.filled
+
+
+MACHINE = """\
+a invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0
+Mem-Info:
+active_anon:1000 inactive_anon:0 isolated_anon:0
+Node 0 active_anon:4000kB inactive_anon:0kB shmem:0kB kernel_stack:40kB
+2000 pages RAM
+100 pages reserved
+"""
+FAILED = """\
+b: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL)
+Mem-Info:
+active_anon:5 inactive_anon:0 isolated_anon:0 active_file:7000
+"""
+
+
+def test_what_the_machine_was_full_of() -> None:
+    """Not what a later line says, of memory that could not be had at once."""
+    killed = "Out of memory: Killed process 300 (big) total-vm:1kB\n"
+    (oom,) = parse_ooms(log(MACHINE + killed + FAILED), PAGE)
+    assert dict(oom.filled) == {
+        "anonymous": 1000 * PAGE,
+        "in no counter (drivers, vmalloc)": 900 * PAGE - 40 * 1024,
+        "kernel stacks": 40 * 1024,
+    }
+    (headless,) = parse_ooms(log(killed + FAILED), PAGE)
+    assert not headless.filled
+
+
+def test_groups_of_version_1() -> None:
+    """Those below are in the totals alone."""
+    stat = "rss 4096\ncache 0\nshmem 0\ntotal_rss 8192\ntotal_cache 4096\n"
+    text = GROUP_STAT.partition("anon")[0] + stat
+    (oom,) = parse_ooms(log(text), PAGE)
+    assert dict(oom.filled) == {"anonymous": 8192, "page cache": 4096}

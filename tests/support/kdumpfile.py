@@ -22,7 +22,7 @@ class Layout:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             size = path.stat().st_size
-            read, _ = unflattened(reader_of(file.fileno()), size)
+            read = unflattened(reader_of(file.fileno()), size).tables
             header = kdump.parse(read)
             half = header.bitmap_size // 2
             bits = np.frombuffer(read(header.bitmap_offset + half, half), np.uint8)

@@ -67,6 +67,17 @@ def test_cut_file_is_incomplete(cut: int) -> None:
     assert flat.read(len(CONTENT) - 100, 100) == CONTENT[-100:][: max(0, 116 - cut)]
 
 
+def test_last_piece_is_as_long_as_the_file_has_it() -> None:
+    """What is missing of it is a hole, and no zeros that a page could have."""
+    data = flatten([(0, CONTENT), (len(CONTENT), CONTENT)], end=False)
+    flat = FlatFile(reader(data[:-3000]))
+    assert flat.is_cut
+    assert flat.size == 2 * len(CONTENT) - 3000
+    assert flat.read(flat.size - 10, 100) == CONTENT[-3010:-3000]
+    opened = unflattened(reader(data[:-3000]), len(data))
+    assert opened.pages(flat.size, 100) == b""
+
+
 @pytest.mark.parametrize("header", [(-5, 1), (0, 0), (0, -1)])
 def test_impossible_piece(header: tuple[int, int]) -> None:
     data = flatten([], end=False) + struct.pack(">qq", *header) + b"x"
@@ -99,4 +110,4 @@ def test_pieces_backwards() -> None:
 
 def test_file_that_is_not_flattened() -> None:
     read = reader(CONTENT)
-    assert unflattened(read, 7) == (read, 7)
+    assert unflattened(read, 7) == (read, read, 7)

@@ -147,7 +147,8 @@ class CgroupView:
         owners = {owner.word: owner for owner in ranking.owners}
         charges = self._charges()
         found = [word for word in owners if word > _UNREADABLE]
-        found += sorted(charges.keys() - owners.keys())
+        if ranking.rest is None:
+            found += sorted(charges.keys() - owners.keys())
         memcgs = self._memcgs.groups(np.array(found, np.uint64))
         pins = self._pins([memcg.address for memcg in memcgs if memcg.dying])
         found_groups = [

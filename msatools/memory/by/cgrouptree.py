@@ -20,7 +20,7 @@ Numbers = npt.NDArray[np.int64]
 
 UNKNOWN = -1
 
-_USED: Members = {"used": ("memory.usage.counter",)}
+_USED: Members = {"used": ("memory.usage.counter",), "subsystem": ("css.ss",)}
 _SWAP: Members = {"swap": ("swap.usage.counter",)}
 _BOTH: Members = {"both": ("memsw.usage.counter",)}
 """Version 1 counts memory and swap together, in the same place as ``swap``."""
@@ -83,17 +83,22 @@ def own_charges(reader: Reader, tree: GroupTree, losses: LossLog) -> OwnCharges:
     structs = find_type(reader.prog, "struct mem_cgroup")
     has_swap = structs.has_member("swap") or structs.has_member("memsw")
     if has_swap:
-        members |= _SWAP if _is_unified(reader) else _BOTH
+        members |= _SWAP if is_unified(reader) else _BOTH
     found = read_structs(reader, "struct mem_cgroup", members, tree.addresses, losses)
     used = found["used"].astype(np.int64)
-    memory = _own(used, found.readable, tree.parents)
+    # On a running kernel a group may have gone since the lists were read.
+    subsystem = find_variable(reader.prog, "memory_cgrp_subsys").address_
+    known = found.readable & (found["subsystem"] == np.uint64(subsystem))
+    memory = _own(used, known, tree.parents)
     if not has_swap:
         return OwnCharges(memory, np.full(len(used), UNKNOWN, np.int64))
     if found.has("swap"):
         swap = found["swap"].astype(np.int64)
     else:
         swap = found["both"].astype(np.int64) - used
-    return OwnCharges(memory, _own(swap, found.readable, tree.parents))
+        # Without swap accounting the counter of both is not used.
+        known &= swap >= 0
+    return OwnCharges(memory, _own(swap, known, tree.parents))
 
 
 def _own(totals: Numbers, readable: npt.NDArray[np.bool_], parents: Numbers) -> Numbers:
@@ -104,12 +109,14 @@ def _own(totals: Numbers, readable: npt.NDArray[np.bool_], parents: Numbers) -> 
     # The counters of a running kernel change one after the other.
     own = np.maximum(own, 0)
     own[~readable] = UNKNOWN
+    # What is known of a parent has that of the group in it.
+    own[parents[below[~readable[below]]]] = UNKNOWN
     # The root is not charged for what is its own.
     own[0] = UNKNOWN
     return own
 
 
-def _is_unified(reader: Reader) -> bool:
+def is_unified(reader: Reader) -> bool:
     """Return whether memory is controlled by version 2 of control groups."""
     with drgn_lookups:
         controller = find_variable(reader.prog, "memory_cgrp_subsys")

@@ -26,6 +26,7 @@ from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, rank, r
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, Words, where
 from msatools.memory.scan.context import ScanContext
+from msatools.memory.swap import read_swap
 from msatools.records import dataclass
 from msatools.target.model import Address
 
@@ -143,7 +144,10 @@ class FileSystemView:
             unique_keys([*groups, *_other_groups(ranking, FileSystemGroup)])
         )
 
-    def _swapped(self) -> dict[int, int]:
+    def _swapped(self) -> dict[int, int | None]:
+        swap = read_swap(self._reader.prog)
+        if swap.pages == swap.free_pages:
+            return {}  # nothing is on swap
         try:
             return swapped_by_super_block(self._reader, self._losses)
         except MissingError:

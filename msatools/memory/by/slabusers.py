@@ -6,8 +6,8 @@ All callers of kmalloc() share these caches. An object that a driver allocated m
 has a pointer to a function or variable of it.
 """
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ _MOST = 0.5
 """Share of the objects from which on a module is said to have most."""
 
 _KINDS = ("module", "symbol")
+_WORDS = 5
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class SlabUsers:
     """Share of the objects that point to the most frequent place in it."""
 
     words: tuple[PageWord, ...]
-    """The most frequent places."""
+    """The most frequent places, each with the number of objects that point there."""
 
 
 class SlabSamples:
@@ -88,19 +89,17 @@ class SlabContents:
         """
         if self._contents is None:
             self._contents = Contents(self._context)
-        pages = self._contents.look_into(pfns)
-        objects = len(pages) * max(self._context.page_size // bytes_each, 1)
-        words = [word for word in self._contents.words(pages) if word.kind in _KINDS]
+        objects, counts = self._contents.in_objects(pfns, bytes_each)
+        ranked = sorted(
+            ((word, count) for word, count in counts.items() if word.kind in _KINDS),
+            key=lambda item: (-item[1], item[0].name),
+        )
+        words = [replace(word, count=count) for word, count in ranked[:_WORDS]]
         return _users(words, objects)
 
 
 def _users(words: Sequence[PageWord], objects: int) -> SlabUsers:
-    modules: Counter[str] = Counter()
     for word in words:
-        if word.kind == "module" and word.owner is not None:
-            # An object may point to several places of a module.
-            modules[word.owner] = max(modules[word.owner], word.count)
-    for module, count in modules.most_common(1):
-        if count >= _MOST * objects:
-            return SlabUsers(module, min(count / objects, 1.0), tuple(words))
+        if word.kind == "module" and word.count >= _MOST * objects:
+            return SlabUsers(word.owner, word.count / objects, tuple(words))
     return SlabUsers(None, 0.0, tuple(words))

@@ -101,6 +101,30 @@ class Contents:
             pages += self._look_into_some(pfns[first : first + _AT_ONCE].tolist())
         return pages
 
+    def in_objects(self, pfns: Numbers, size: int) -> tuple[int, Counter[PageWord]]:
+        """Count the objects that have a pointer to each place.
+
+        :param pfns: First pages of slabs.
+        :param size: Bytes of an object; of larger ones the first page is examined.
+        :return: Number of objects examined, and of those that point to each place.
+        """
+        size = min(size, self._page_size) // 8 * 8
+        each = self._page_size // size
+        counts: Counter[PageWord] = Counter()
+        objects = 0
+        for pfn in pfns.tolist():
+            try:
+                data = self._reader.read(
+                    pfn * self._page_size, each * size, physical=True
+                )
+            except UNREADABLE:
+                continue
+            objects += each
+            rows = np.frombuffer(data, "<u8").reshape(each, -1)
+            for numbers in self._pointers.count(rows):
+                counts.update(self._pointers.words[number] for number in numbers)
+        return objects, counts
+
     def words(self, pages: Iterable[PageContents]) -> tuple[PageWord, ...]:
         """Return the most frequent words of some pages."""
         counts: Counter[PageWord] = Counter()

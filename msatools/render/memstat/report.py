@@ -176,8 +176,10 @@ class _Lines:
         swap, free = self._report.swap_pages, self._report.swap_free_pages
         if swap and free is not None:
             page_size = self._report.target.page_size
-            line = self._amount("(on swap)", swap - free)
-            yield (*line[:-1], "", f"of {size(swap * page_size)}")
+            used = size((swap - free) * page_size)
+            change = () if self._report.interval_ns is None else ("",)
+            whole = f"of {size(swap * page_size)}"
+            yield ("(on swap)", f"{swap - free:,}", *change, used, "", whole)
 
     def _differs(self, row: ClassRow) -> bool:
         check = self._checks.get(row.name)

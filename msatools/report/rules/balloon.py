@@ -20,30 +20,32 @@ class _Balloon:
     parts: ReportParts
     pages: int
     total: int
-    is_low: bool
+    last_ns: int | None
+    """When memory ran out; ``None`` if it is low now."""
 
 
 def _when(parts: ReportParts) -> Iterator[_Balloon]:
     assert parts.memstat is not None
     pages = {each.name: each.pages for each in parts.memstat.classes}["offline"]
     is_low = any(LOW.when(parts))
-    global_oom = any(oom.constraint != "cgroup" for oom in parts.ooms)
-    if pages >= _MUCH * parts.memstat.pages > 0 and (is_low or global_oom):
-        yield _Balloon(parts, pages, parts.memstat.pages, is_low)
+    # A user can have the kernel kill at any time (order -1).
+    ooms = [x for x in parts.ooms if x.constraint != "cgroup" and (x.order or 0) >= 0]
+    if pages >= _MUCH * parts.memstat.pages > 0 and (is_low or ooms):
+        last_ns = None if is_low else ooms[-1].time_ns
+        yield _Balloon(parts, pages, parts.memstat.pages, last_ns)
 
 
 def _words(subject: _Balloon) -> str:
     amount = size(subject.pages * subject.parts.target.page_size)
     share = f"{100 * subject.pages / subject.total:.0f} %"
-    why = "memory is low" if subject.is_low else "memory ran out"
-    return f"{why}, and a balloon has {amount} ({share}) of the guest"
+    why = "memory is low" if subject.last_ns is None else "memory ran out"
+    return f"{why}, and the hypervisor has {amount} ({share}) of the guest"
 
 
 def _evidence(subject: _Balloon) -> Iterator[str]:
-    yield "pages that are marked offline: a balloon's, which the hypervisor has back"
-    if not subject.is_low:
-        last = subject.parts.ooms[-1]
-        yield f"the last lack of memory was {ago(subject.parts, last.time_ns)}"
+    yield "pages that are marked offline: a balloon's, or memory that is unplugged"
+    if subject.last_ns is not None:
+        yield f"the last lack of memory was {ago(subject.parts, subject.last_ns)}"
 
 
 RULE = VerdictRule(

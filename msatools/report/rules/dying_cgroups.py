@@ -22,11 +22,12 @@ RULE = VerdictRule(
     code="dying-cgroups",
     needs=("memory",),
     when=_when,
-    severity="warning",
+    severity="info",
     confidence="exact",
     words=lambda count: f"{count:,} control groups were removed and live on",
     evidence=lambda count: (
-        "they are kept by page cache, files of tmpfs and swap that are charged to them",
+        "page cache, files of tmpfs and swap that are charged to them keep them, also "
+        "sockets and objects of the kernel",
     ),
     see=lambda count: ("memstat", "--by", "cgroup"),
 )

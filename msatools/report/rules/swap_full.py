@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 from msatools.records import dataclass
 from msatools.report.memory import MemoryState
+from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.reports.units import size
 
 _FREE = 0.10
 """Share of swap that is free, below which it is full in a moment."""
+
+
+_ENOUGH = 0.20
+"""Share of memory that can be had without swapping."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,20 @@ def _evidence(subject: _FullSwap) -> Iterator[str]:
         yield f"{size(cached * subject.page_size)} of it is in the swap cache as well"
 
 
+def _severity(subject: _FullSwap) -> Severity:
+    """Swap may be full of what nobody needs, as long as memory can be had."""
+    memory = subject.memory
+    managed = sum(zone.managed for zone in memory.zones)
+    available = memory.available_pages
+    has_enough = available is not None and available >= _ENOUGH * managed
+    return "info" if has_enough else "warning"
+
+
 RULE = VerdictRule(
     code="swap-full",
     needs=("memory",),
     when=_when,
-    severity="warning",
+    severity=_severity,
     confidence="exact",
     words=_words,
     evidence=_evidence,
