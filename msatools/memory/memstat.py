@@ -17,6 +17,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog, log_of, noting_refusals, ns_between
 from msatools.kernel.session import Progress
+from msatools.kernel.swap import read_swap
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by.groups import PageGroup
 from msatools.memory.by.views import VIEWS, make_view
@@ -33,7 +34,6 @@ from msatools.memory.scan.driver import scan_and_settle, scan_finally
 from msatools.memory.scan.freelists import pcp_lists
 from msatools.memory.scan.parallel import can_share, workers_by_default
 from msatools.memory.scan.result import ScanResult
-from msatools.memory.swap import read_swap
 from msatools.selfdesc.find import ask, drgn_lookups, find_variable
 from msatools.target.describe import describe
 from msatools.target.model import Target

@@ -18,11 +18,11 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
+from msatools.kernel.swap import read_swap
 from msatools.kernel.vmstat import vm_counters
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by.cgrouptree import is_unified, read_tree
 from msatools.memory.by.memcgs import Memcgs
-from msatools.memory.swap import read_swap
 from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,

@@ -10,6 +10,7 @@ import numpy as np
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
+from msatools.kernel.swap import read_swap
 from msatools.memory.by.cachefiles import CachedFile, CachedFiles
 from msatools.memory.by.compound import copy_to_tails
 from msatools.memory.by.groups import (
@@ -26,7 +27,6 @@ from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, rank, r
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, Words, where
 from msatools.memory.scan.context import ScanContext
-from msatools.memory.swap import read_swap
 from msatools.records import dataclass
 from msatools.target.model import Address
 
