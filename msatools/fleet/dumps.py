@@ -31,20 +31,23 @@ LeftOut = Callable[[str, str], object]
 """Called with the path of each file of a folder that is no dump, and what it is."""
 
 NO_DUMP = "no dump"
-"""What a file is of which no more is known."""
+"""The kind of a file that is no dump and of no known format."""
 
 
 class Told(NamedTuple):
-    """Who is told of what is not among the dumps."""
+    """The callbacks for folders and files that give no dump."""
 
     unread: Unread = lambda error: None
     left_out: LeftOut = lambda path, what: None
 
 
+_NOBODY = Told()
+
+
 def find_dumps(
     words: Iterable[str],
     listed: Iterable[str] = (),
-    told: Told = Told(),  # noqa: B008
+    told: Told = _NOBODY,
 ) -> Iterator[str]:
     """Yield the path of each dump once, in the order of the words.
 
@@ -52,7 +55,7 @@ def find_dumps(
     folders are not followed.
 
     :param listed: Lines of the list, if one of the words is ``-``.
-    :param told: Who is told of what is not among them.
+    :param told: Called for each folder that cannot be read, and each file left out.
     :raises FleetError: if a word names nothing
     """
     seen: set[str] = set()

@@ -21,7 +21,7 @@ from msatools.errors import DamagedDataError
 from msatools.selfdesc.find import ask
 from msatools.target import flatheaders
 from msatools.target.errors import DamagedDumpError
-from msatools.target.kdumppages import KdumpPages, LeftToDrgnError, SplitPages
+from msatools.target.kdumppages import AnyPages, KdumpPages, LeftToDrgnError, SplitPages
 
 _PREFER_DRGN = "DRGN_PREFER_PGTABLE_READER"
 """Environment variable by which drgn, not libkdumpfile, translates addresses."""
@@ -69,9 +69,9 @@ def set_parts(prog: Program, path: str, parts: Sequence[str]) -> None:
     _set(prog, path, path, "it is split into several files", parts)
 
 
-def pages_read_here(prog: Program) -> KdumpPages | SplitPages | None:
+def pages_read_here(prog: Program) -> AnyPages | None:
     """Return the pages of a dump that is read here; ``None`` for any other."""
-    found: KdumpPages | SplitPages | None = prog.cache.get(_PAGES)
+    found: AnyPages | None = prog.cache.get(_PAGES)
     return found
 
 
@@ -110,7 +110,7 @@ def _preferring_drgn() -> Iterator[None]:
 class _PageReader:
     """Reads physical memory for drgn."""
 
-    def __init__(self, pages: KdumpPages | SplitPages) -> None:
+    def __init__(self, pages: AnyPages) -> None:
         self._pages = pages
         self._kept: dict[int, bytes | None] = {}
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from msatools.errors import DamagedDataError
 from msatools.target import kdump
-from msatools.target.flattened import SIGNATURE, FlatFile
+from msatools.target.flattened import END, SIGNATURE, FlatFile
 from msatools.target.reading import opened
 
 _AT_ONCE = 1 << 20
@@ -30,7 +30,8 @@ def copy(path: str) -> None:
     if not os.path.isfile(path):
         return
     with suppress(OSError, EOFError, DamagedDataError), opened(path) as read:
-        if read(0, len(SIGNATURE)) == SIGNATURE:
+        ends_well = read(os.path.getsize(path) - len(END), len(END)) == END
+        if read(0, len(SIGNATURE)) == SIGNATURE and not ends_well:
             flat = FlatFile(read)
             if not flat.is_complete:
                 _copied[path] = _copied_of(flat)

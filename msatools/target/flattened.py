@@ -18,7 +18,7 @@ SIGNATURE = b"makedumpfile\0\0\0\0"
 
 _HEADER_SIZE = 4096
 _PIECE_HEADER = struct.Struct(">qq")
-_END = b"\xff" * _PIECE_HEADER.size
+END = b"\xff" * _PIECE_HEADER.size
 
 _NO_OFFSET = 1 << 63
 """No file has a byte there."""
@@ -114,7 +114,7 @@ class FlatFile:
                 return False
             if last is not None:
                 self._insert(*last)
-            if header == _END:
+            if header == END:
                 return True
             offset, size = _PIECE_HEADER.unpack(header)
             odd += size < _SMALL or offset < self.size

@@ -292,6 +292,9 @@ class SplitPages:
         return np.maximum(numbers, 0).astype(np.int64)
 
 
+AnyPages = KdumpPages | SplitPages
+
+
 def _runs(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterator[tuple[slice, int, int]]:

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab import sparse
-from fixtures.lab.formats import move_program_headers
+from fixtures.lab.formats import MAKEDUMPFILE_SECONDS, move_program_headers
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.target import TargetSpec, open_target
@@ -30,7 +30,9 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (out / "moved").open("r+b") as file:
         move_program_headers(file)
     command = ["makedumpfile", "--split", "-l", "-d", "1", "moved", *NAMES]
-    subprocess.run(command, cwd=out, check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        command, cwd=out, check=True, capture_output=True, timeout=MAKEDUMPFILE_SECONDS
+    )
     (out / "moved").unlink()
     return out
 

@@ -31,7 +31,7 @@ class GroupTree:
     """The control groups of memory, each after its parent."""
 
     addresses: Addresses
-    """Of each ``struct mem_cgroup``; the root is the first."""
+    """Address of each ``struct mem_cgroup``, the root first."""
 
     parents: Numbers
     """Row of the parent; :data:`UNKNOWN` for the root."""
@@ -42,8 +42,8 @@ class OwnCharges:
     """Pages charged to each group itself; :data:`UNKNOWN` for the root."""
 
     memory: Numbers
-    """Of memory, also for objects of slabs, per-CPU memory and sockets; what CPUs have
-    charged ahead is included."""
+    """Pages in memory: also objects of slabs, per-CPU memory, sockets, and what CPUs
+    have charged ahead."""
 
     swap: Numbers
     """On swap; :data:`UNKNOWN` also without CONFIG_SWAP."""
@@ -109,7 +109,7 @@ def _own(totals: Numbers, readable: npt.NDArray[np.bool_], parents: Numbers) -> 
     # The counters of a running kernel change one after the other.
     own = np.maximum(own, 0)
     own[~readable] = UNKNOWN
-    # What is known of a parent has that of the group in it.
+    # A parent's counter includes that of a group that cannot be read.
     own[parents[below[~readable[below]]]] = UNKNOWN
     # The root is not charged for what is its own.
     own[0] = UNKNOWN

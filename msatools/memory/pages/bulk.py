@@ -17,15 +17,15 @@ from msatools.kernel.reader import Gap, Reader
 from msatools.target.damaged import pages_read_here
 from msatools.target.kdumppages import (
     CUT_OFF,
+    AnyPages,
     KdumpPages,
     LeftToDrgnError,
-    SplitPages,
 )
 from msatools.target.vmalloc import VmallocTables, page_tables
 
 
 class _Source(NamedTuple):
-    pages: KdumpPages | SplitPages
+    pages: AnyPages
     tables: VmallocTables
 
     @property

@@ -108,7 +108,8 @@ class Contents:
         :param size: Bytes of an object; of larger ones the first page is examined.
         :return: Number of objects examined, and of those that point to each place.
         """
-        size = min(size, self._page_size) // 8 * 8
+        # A damaged cache may have objects smaller than a pointer.
+        size = max(min(size, self._page_size) // 8 * 8, 8)
         each = self._page_size // size
         counts: Counter[PageWord] = Counter()
         objects = 0
