@@ -2,7 +2,6 @@
 
 """Damaged dumps, chosen at random, end in an answer or in one line."""
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from drgn.helpers.linux.mm import for_each_vma
 from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.slab import find_containing_slab_cache
 
-from tests.fuzz.__main__ import results
+from tests.fuzz.__main__ import run_seed
 from tests.fuzz.cases import LAYERS, Case
 from tests.fuzz.dumps import dump, program
 from tests.fuzz.judge import GOOD
@@ -23,12 +22,15 @@ from tests.fuzz.tables import changed_pages
 
 CORE = "6.12"
 CASES = 12
-SEED = "a"
+SEED = "d"
 
 
 def test_damaged_dumps(tmp_path: Path) -> None:
-    seeds = [f"{SEED}:{number}" for number in range(CASES)]
-    ran = list(results(seeds, tuple(LAYERS), tmp_path, os.cpu_count() or 1))
+    # For so few it does not pay to prepare all formats of all cores.
+    ran = [
+        run_seed(f"{SEED}:{number}", tuple(LAYERS), tmp_path, (CORE,))
+        for number in range(CASES)
+    ]
     assert [result.text for result in ran if result.outcome not in GOOD] == []
     outcomes = {(result.layer, result.outcome) for result in ran}
     assert {layer for layer, outcome in outcomes if outcome != "same"} == {*LAYERS}

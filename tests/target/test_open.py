@@ -107,7 +107,7 @@ def test_user_addresses_are_not_readable(run_612: lab.Run, format: str) -> None:
 
 @pytest.mark.parametrize(
     ("format", "kept"),
-    [("elf", 0.9), ("kdump-lzo", 0.9), ("kdump-lzo", 0.5), ("flattened", 0.9)],
+    [("elf", 0.9), ("kdump-zlib", 0.9), ("kdump-zlib", 0.5), ("flattened", 0.9)],
 )
 def test_truncated_dump_is_marked_as_such(
     run_612: lab.Run, tmp_path: Path, format: str, kept: float

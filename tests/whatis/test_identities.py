@@ -28,7 +28,7 @@ from tests.whatis import identities
 from tests.whatis.identities import PAGE
 
 SEED = 7
-COUNT = 200
+COUNT = 100
 
 pytestmark = pytest.mark.kernels
 
