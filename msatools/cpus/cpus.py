@@ -24,7 +24,15 @@ from msatools.cpus.irqs import (
 )
 from msatools.cpus.irqs import delta as irqs_delta
 from msatools.cpus.masks import CpuMasks, read_masks
-from msatools.cpus.model import Cpu, CpuPlan, CpuSet, CpusReport, Processor, RunQueue
+from msatools.cpus.model import (
+    Cpu,
+    CpuPlan,
+    CpuSet,
+    CpusReport,
+    Processor,
+    RunQueue,
+    Storm,
+)
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.placement import place
 from msatools.cpus.plan import make_plan, tasks_on
@@ -35,6 +43,7 @@ from msatools.cpus.sets import read_sets, set_of_cpus, with_reason
 from msatools.cpus.stalls.cpureader import CpuState
 from msatools.cpus.stalls.model import Stalls
 from msatools.cpus.stalls.stalls import read_stalls
+from msatools.cpus.storms import Storms
 from msatools.cpus.ticksched import read_tick_sched
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.clocks import read_clocks
@@ -218,9 +227,23 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             nodes=nodes,
             stalls=sample.stalls,
         )
+        storms = self._storms(report, sample)
+        report = replace(report, storms=storms)
         if self._options.plan is not None:
             report = replace(report, plan=self._plan(report, sample))
         return report if self._options.whole else choose(report, self._options)
+
+    def _storms(self, report: CpusReport, sample: _CpuSample) -> tuple[Storm, ...]:
+        now_ns = sample.counters.taken_ns
+        if now_ns is None:
+            return ()
+        return Storms(self._reader, self._losses).find(
+            report.run_queues,
+            report.softirqs,
+            report.vectors,
+            report.interval_ns or now_ns,
+            now_ns,
+        )
 
     def _plan(self, report: CpusReport, sample: _CpuSample) -> CpuPlan:
         wanted, tasks = self._options.plan, sample.tasks

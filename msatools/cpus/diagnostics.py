@@ -4,7 +4,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from msatools.cpus.model import Cpu, CpuSet, Diagnostic, Irq, RunnableTask, RunQueue
+from msatools.cpus.model import (
+    Cpu,
+    CpuSet,
+    Diagnostic,
+    Irq,
+    RunnableTask,
+    RunQueue,
+    Storm,
+)
 from msatools.cpus.sets import DEFAULT, PARTITIONS
 from msatools.cpus.stalls.model import Stall
 from msatools.kernel.ranges import ranges
@@ -32,6 +40,13 @@ _FIRST = ("stop", "deadline", "realtime")
 _MANY = 100
 """Minimum number of interrupts for a report of where they go."""
 
+_TIMERS = ("timer", "arch_timer")
+"""Interrupts of clocks, which one CPU may take, or each its own: of no device. The PIT
+ticks for the whole machine in the first second of a boot."""
+
+_NO_TURN_NS = 5_000_000_000
+"""Minimum wait of a fair task that is reported: many turns of as many others."""
+
 _NAMED = 3
 _LINES = 5
 """Maximum number of findings of one kind; for further CPUs only numbers are shown."""
@@ -54,6 +69,9 @@ class Known:
     stalls: Sequence[Stall] = ()
     """What stands still; only what is over its limit is reported."""
 
+    storms: Sequence[Storm] = ()
+    """What makes much work for some CPUs."""
+
     def is_stalled(self, cpu: int) -> bool:
         """Return whether it is reported that a CPU itself stands still."""
         return any(
@@ -69,6 +87,9 @@ def findings(known: Known) -> tuple[Diagnostic, ...]:
         *_few(_dead_clocks(known)),
         *_few(_held_up(known)),
         *_few(_starving(known)),
+        *_few(_without_turn(known)),
+        *_few(_disabled(known)),
+        *_few(_storms(known)),
         *_invalid(known),
         *_few(_disturbed(known)),
         *_idle(known),
@@ -158,6 +179,46 @@ def _starving(known: Known) -> Iterator[Diagnostic]:
             )
 
 
+def _without_turn(known: Known) -> Iterator[Diagnostic]:
+    """Find fair tasks that others of their class keep from a turn by their weights."""
+    for queue in known.queues:
+        current = queue.current
+        if current is None or current.sched_class != "fair" or _is_held_up(queue):
+            continue
+        if known.is_stalled(queue.cpu):
+            continue
+        late = [
+            task
+            for task in _runnable(queue)
+            if task.wait_bound == "exact" and (task.wait_ns or 0) >= _NO_TURN_NS
+        ]
+        if not late:
+            continue
+        named = ", ".join(f"{_task(each)}{_weight(each)}" for each in late[:_NAMED])
+        more = f", and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
+        had = "has" if len(late) == 1 else "have"
+        idle = _idle_cpus(known)
+        beside = f"; cpu{ranges(idle)} idle, where they may not run" if idle else ""
+        yield Diagnostic(
+            code="no-turn",
+            text=f"on cpu{queue.cpu} {named}{more} {had} had no turn for "
+            f"{_longest(late)}: {_task(current)}{_weight(current)} runs{beside}",
+            cpus=(queue.cpu,),
+            advice=None,
+        )
+
+
+def _idle_cpus(known: Known) -> list[int]:
+    return [cpu.cpu for cpu in known.cpus if cpu.online and "idle" in cpu.state]
+
+
+def _weight(task: RunnableTask) -> str:
+    """Return what decides on a fair task's share: its policy and nice value."""
+    if task.policy == "IDLE":
+        return " (IDLE)"
+    return f" (nice {task.nice})" if task.nice else ""
+
+
 def _is_held_up(queue: RunQueue) -> bool:
     """Return whether a CPU has run one task for long while another waited."""
     current, since = queue.current, queue.switched_ns
@@ -182,6 +243,29 @@ def _longest(tasks: Iterable[RunnableTask]) -> str:
 def _runnable(queue: RunQueue) -> list[RunnableTask]:
     """Return the waiting tasks that are not throttled."""
     return [each for each in queue.waiting if not each.throttled]
+
+
+_SOURCES = {
+    "tasklet": "serves {rate} tasklets a second: {function} is queued again and again",
+    "timer": "has {rate} timer interrupts a second: {function} is the next timer",
+    "work": "executes works most of the time ({share}): {function} runs now",
+}
+
+
+def _storms(known: Known) -> Iterator[Diagnostic]:
+    for storm in known.storms:
+        words = _SOURCES[storm.kind].format(
+            rate=f"{storm.per_second or 0:,.0f}",
+            share=f"{100 * (storm.share or 0):.0f} % of its worker's life",
+            function=storm.function,
+        )
+        since = "" if known.in_interval or storm.share else " (since boot)"
+        yield Diagnostic(
+            code="storm",
+            text=f"cpu{storm.cpu} {words}{since}",
+            cpus=(storm.cpu,),
+            advice=None,
+        )
 
 
 # --- sets
@@ -318,6 +402,19 @@ def _straying(known: Known) -> Iterator[Diagnostic]:
 # --- interrupts
 
 
+def _disabled(known: Known) -> Iterator[Diagnostic]:
+    """Find interrupts that have come, and cannot any more."""
+    for irq in known.irqs:
+        if irq.disabled and irq.total:
+            yield Diagnostic(
+                code="irq-disabled",
+                text=f"irq {irq.irq} {irq.name} is disabled, after it came "
+                f"{_count(irq.total, 'time')}: what it completes is not completed",
+                cpus=irq.effective,
+                advice=None,
+            )
+
+
 @dataclass(frozen=True)
 class BusiestCpu:
     """The CPU that takes most interrupts of devices."""
@@ -347,6 +444,7 @@ def busiest_cpu(irqs: Sequence[Irq], online: int) -> BusiestCpu | None:
 
     :param online: Number of online CPUs.
     """
+    irqs = [irq for irq in irqs if irq.name not in _TIMERS]
     by_cpu: dict[int, int] = {}
     for irq in irqs:
         for cpu, count in irq.counts.items():

@@ -45,6 +45,7 @@ _DESC = {
     "chip": ("irq_data.chip",),
     "state": ("irq_common_data.state_use_accessors",),
     "settings": ("status_use_accessors",),
+    "depth": ("depth",),
     "kstat": ("kstat_irqs",),
     "action": ("action",),
     "flow": ("name",),
@@ -113,6 +114,10 @@ class IrqTable:
     """Whether it is started; a managed one is shut down while no CPU of its affinity is
     online."""
 
+    disabled: Booleans
+    """Whether it is started, and was disabled since (disable_irq(), or as nobody cared
+    for it)."""
+
     hidden: Booleans
     """Whether /proc/interrupts leaves it out."""
 
@@ -158,6 +163,7 @@ def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
     handled = desc["action"] != 0
     chained = handled & (desc["action"] == _chained(prog))
     managed = state.have("IRQD_AFFINITY_MANAGED")
+    started = state.have("IRQD_IRQ_STARTED")
     table = IrqTable(
         cpus=percpu.cpus,
         irq=desc["irq"].astype(np.int64),
@@ -178,7 +184,8 @@ def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
         movable=(
             chips.can_move & ~managed & ~state.have("IRQD_PER_CPU", "IRQD_NO_BALANCING")
         ),
-        started=state.have("IRQD_IRQ_STARTED"),
+        started=started,
+        disabled=started & handled & (desc["depth"] != 0),
         hidden=settings.have("_IRQ_HIDDEN"),
         complete=complete,
     )
@@ -310,6 +317,7 @@ def _irq(table: IrqTable, row: int, all_of_devices: int) -> Irq:
         affinity=cpus_of(table.affinity[row]),
         effective=cpus_of(table.effective[row]),
         managed=bool(table.managed[row]),
+        disabled=bool(table.disabled[row]),
         counts=_by_cpu(table, row),
         total=total,
         share=None if total is None else _share(total, all_of_devices),

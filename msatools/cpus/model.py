@@ -195,6 +195,9 @@ class RunnableTask:
     throttled: bool
     """Whether its group (or class) has used up its quota."""
 
+    throttle: str | None = field(default=None, metadata=ADDED)
+    """Why it is throttled, as in ``throttled by the quota of /batch (1ms each 1s)``."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunQueue:
@@ -344,6 +347,9 @@ class Irq:
     time_ns: None = None
     """Time in handlers, which Linux does not keep."""
 
+    disabled: bool = field(default=False, metadata=ADDED)
+    """Whether it was disabled after it had been started, and cannot come."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vector:
@@ -358,6 +364,24 @@ class Vector:
     """Sum over all CPUs; ``None`` if a part is unreadable."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storm:
+    """Much work for a CPU, and the function that makes it."""
+
+    kind: str
+    """``tasklet``, ``timer`` or ``work``."""
+
+    cpu: int
+    function: str
+    """With its module: ``poll_again [driver]``."""
+
+    per_second: float | None = None
+    """Tasklets or timer interrupts of that CPU, of all functions."""
+
+    share: float | None = None
+    """Of a work item: the share of its life that its worker has run."""
+
+
 # --- the report
 
 
@@ -367,9 +391,10 @@ class Diagnostic:
 
     code: str
     """``isolated-takes-interrupts``, ``idle-while-waiting``, ``not-ticked``,
-    ``not-switched``, ``starving-tasks``, ``most-interrupts``, ``partition-invalid``,
-    ``straying-tasks``; and, over the limits of the kernel's own detectors,
-    ``cpu-stalled``, ``cpu-starved``, ``rcu-stalled``."""
+    ``not-switched``, ``starving-tasks``, ``no-turn``, ``most-interrupts``,
+    ``partition-invalid``, ``straying-tasks``, ``irq-disabled``, ``storm``; and, over
+    the limits of the kernel's own detectors, ``cpu-stalled``, ``cpu-starved``,
+    ``rcu-stalled``."""
 
     text: str
     cpus: tuple[int, ...]
@@ -454,6 +479,9 @@ class CpusReport(Report):
 
     stalls: Stalls | None = field(default=None, metadata=ADDED)
     """What stands still, and the evidence; on request (``--stalls``)."""
+
+    storms: tuple[Storm, ...] = field(default=(), metadata=ADDED)
+    """Work of which CPUs have far more than others."""
 
     plan: CpuPlan | None = field(default=None, metadata=ADDED)
     """The plan to set some CPUs apart, if asked for."""

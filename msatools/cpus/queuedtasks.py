@@ -14,29 +14,19 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 from msatools.selfdesc.find import find_symbol, find_type
 from msatools.tasks.identity import comm_text
+from msatools.tasks.standing import (
+    DEADLINE,
+    MAX_RT_PRIO,
+    NICE_0,
+    POLICIES,
+    REALTIME,
+    Throttles,
+)
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
 
-POLICIES = {
-    0: "OTHER",
-    1: "FIFO",
-    2: "RR",
-    3: "BATCH",
-    5: "IDLE",
-    6: "DEADLINE",
-    7: "EXT",
-}
-"""SCHED_… of include/uapi/linux/sched.h by their names in chrt; 0 is SCHED_NORMAL."""
-
-_REALTIME = (1, 2)
-DEADLINE = 6
-
 _QUEUED = 1
 """TASK_ON_RQ_QUEUED (kernel/sched/sched.h), not TASK_ON_RQ_MIGRATING."""
-
-# include/linux/sched/prio.h
-_MAX_RT_PRIO = 100
-_NICE_0 = 120
 
 _CLASSES: dict[str, SchedClass] = {
     "stop_sched_class": "stop",
@@ -74,6 +64,7 @@ class QueuedTasks:
         )
         self._classes = reader.once(_classes, lambda: _classes(reader.prog))
         self._cgroups = read_cgroups(reader, self._table, losses)
+        self._throttles = Throttles(reader, self._table, losses)
 
     def is_queued(self, address: int, cpu: int) -> bool:
         """Return whether a task is on a CPU's run queue; ``False`` if unreadable."""
@@ -120,18 +111,30 @@ class QueuedTasks:
             comm=comm_text(table["comm"][row]),
             sched_class=sched_class,
             policy=POLICIES.get(policy, str(policy)),
-            priority=int(table["prio"][row]) - _MAX_RT_PRIO,
-            rt_priority=int(table["rt_priority"][row]) if policy in _REALTIME else None,
+            priority=int(table["prio"][row]) - MAX_RT_PRIO,
+            rt_priority=int(table["rt_priority"][row]) if policy in REALTIME else None,
             nice=None
-            if policy in (*_REALTIME, DEADLINE)
-            else int(table["static_prio"][row]) - _NICE_0,
+            if policy in (*REALTIME, DEADLINE)
+            else int(table["static_prio"][row]) - NICE_0,
             deadline_ns=deadline - self._now if sched_class == "deadline" else None,
             wait_ns=wait,
-            # last_queued of a delayed sleeper may be from before its sleep.
-            wait_bound="upper" if delays(table) and not runs else "exact",
+            wait_bound="upper" if not runs and self._may_have_slept(row) else "exact",
             cgroup=self._cgroups.path(row),
             throttled=throttled,
+            throttle=self._throttle(row) if throttled else None,
         )
+
+    def _may_have_slept(self, row: int) -> bool:
+        """Return whether its time on the queue may include sleep.
+
+        A delayed sleeper that moves to another CPU is queued there while it sleeps
+        (v6.12), and loses its exec_start until it runs (migrate_task_rq_fair()).
+        """
+        return delays(self._table) and not self._table["exec_start_ns"][row]
+
+    def _throttle(self, row: int) -> str | None:
+        found = self._throttles.of(row, self._now)
+        return None if found is None else found.text
 
     def _since(self, column: str, row: int) -> int | None:
         """Return the time since a stamp; ``None`` without CONFIG_SCHED_INFO."""
@@ -150,7 +153,7 @@ def idle_task(cpu: int, since: int | None) -> RunnableTask:
         comm=f"swapper/{cpu}",
         sched_class="idle",
         policy=POLICIES[0],
-        priority=_NICE_0 - _MAX_RT_PRIO,
+        priority=NICE_0 - MAX_RT_PRIO,
         rt_priority=None,
         nice=0,
         deadline_ns=None,

@@ -16,7 +16,7 @@ from msatools.cpus.fairqueue import FairTask, read_fair
 from msatools.cpus.limbo import limbo_tasks
 from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
 from msatools.cpus.queued import QueuedTask, RunQueueLists, read_queues
-from msatools.cpus.queuedtasks import DEADLINE, QueuedTasks, idle_task
+from msatools.cpus.queuedtasks import QueuedTasks, idle_task
 from msatools.cpus.ticksched import TickSched
 from msatools.errors import UNREADABLE
 from msatools.kernel.clocks import Clocks
@@ -27,6 +27,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import MAX_PLAUSIBLE
 from msatools.selfdesc.find import object_at
+from msatools.tasks.standing import DEADLINE
 from msatools.tasks.table import TaskTable
 
 LATE_NS = 1_000_000_000

@@ -8,6 +8,9 @@ the lock of the mapping (mm/memory.c, handle_mm_fault()): so the kernel asserts.
 same holds for who reads or writes the memory of another process, such as ``ps``
 (__access_remote_vm()). Their stacks have the mapping and the memory's descriptor.
 
+Who takes a CPU on- or offline has ``cpu_hotplug_lock`` for writing (kernel/cpu.c),
+which does not record it.
+
 Who reads under a ``srcu_struct`` that is a variable is in a function whose code names
 it, and calls srcu_read_lock(): there is no word on its stack to find.
 """
@@ -40,12 +43,18 @@ _LOCKS = {
 """Maps locks that such tasks have to the structures that contain them."""
 
 
+_HOTPLUG = frozenset({"_cpu_down", "_cpu_up"})
+"""Functions that have ``cpu_hotplug_lock`` wherever they sleep."""
+
+
 def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[int]:
-    """Return the rows of tasks that have a lock for reading where they are.
+    """Return the rows of tasks that have a lock where they are, mostly for reading.
 
     :param stack_size: Bytes of a kernel stack.
     """
     type_ = want.lock.type
+    if type_ == "percpu_rwsem":
+        return _hotplugging(snapshot, want)
     if type_ != "vma" and not (type_ == "rwsem" and want.readers):
         return frozenset()
     rows = [row for row in _faulting(snapshot) if row not in want.rows]
@@ -58,6 +67,14 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
     return frozenset(
         case.row for case in cases if _holds(snapshot.context, case, place)
     )
+
+
+def _hotplugging(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
+    """Return who takes a CPU on- or offline, if that is what a lock is for."""
+    if want.lock.address != snapshot.context.layout.symbol("cpu_hotplug_lock"):
+        return frozenset()
+    rows = _within(snapshot, _HOTPLUG)
+    return frozenset(row for row in rows if row not in want.rows)
 
 
 def readers_by_code(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
@@ -94,14 +111,19 @@ def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace |
 
 def _faulting(snapshot: WaitSnapshot) -> Iterator[int]:
     """Yield the rows of sleeping tasks that are in a fault, or in another's memory."""
+    yield from _within(snapshot, _FAULTS | _REMOTE)
+
+
+def _within(snapshot: WaitSnapshot, wanted: frozenset[str]) -> list[int]:
+    """Return the rows of tasks with any of some functions on their stacks."""
     stacks = snapshot.now.stacks
-    wanted = _FAULTS | _REMOTE
     chosen = [
         index
         for index, stack in enumerate(stacks.unique)
         if not wanted.isdisjoint(name.partition(".")[0] for name in stacks.names(stack))
     ]
-    yield from np.flatnonzero(np.isin(stacks.index, chosen)).tolist()
+    rows: list[int] = np.flatnonzero(np.isin(stacks.index, chosen)).tolist()
+    return rows
 
 
 def _holds(context: LockContext, case: BlockedTask, place: LockPlace) -> bool:

@@ -18,6 +18,7 @@ from msatools.locks.externals import External
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
+from msatools.tasks.standing import MAX_RT_PRIO, policy_text
 from msatools.tasks.states import TRAP_FREEZE, read_frozen
 from msatools.tasks.table import PF_EXITING, TaskTable
 from msatools.tasks.task_state import TaskState
@@ -30,9 +31,6 @@ _STOP_SIGNAL = 0xFFFF
 
 _BELOW_WORK = "process_one_work"
 """The function that calls those of work items."""
-
-_MAX_RT_PRIO = 100
-"""``task_struct.prio`` of real-time and deadline tasks is below."""
 
 _OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
 """Classes for which the owner of the data is described rather than the lock."""
@@ -103,7 +101,10 @@ _AWAKE = frozenset(
 def _awake(context: LockContext, row: int, task_class: TaskClass) -> str:
     cpu = int(context.tasks["cpu"][row])
     if task_class is TaskClass.LAT:
-        return f"waits for CPU {cpu}{_urgent(context, row)}"
+        throttle = context.throttles.of(row, context.local_ns)
+        if throttle is not None:
+            return throttle.text
+        return f"waits for CPU {cpu}{_policy(context, row)}{_urgent(context, row)}"
     where = {
         TaskClass.USR: " in user mode",
         TaskClass.INT: " in an interrupt",
@@ -112,14 +113,25 @@ def _awake(context: LockContext, row: int, task_class: TaskClass) -> str:
     return f"runs on CPU {cpu}{where.get(task_class, '')}"
 
 
+def _policy(context: LockContext, row: int) -> str:
+    """Return the policy of a task that has fewer turns than others by it."""
+    tasks = context.tasks
+    if tasks["prio"][row] < MAX_RT_PRIO:
+        return ""
+    words = policy_text(
+        *(int(tasks[name][row]) for name in ("policy", "rt_priority", "static_prio"))
+    )
+    return f" ({words})" if words else ""
+
+
 def _urgent(context: LockContext, row: int) -> str:
     """Return the real-time task that keeps an ordinary one from its CPU."""
     tasks = context.tasks
     prio = tasks["prio"]
-    if prio[row] < _MAX_RT_PRIO:
+    if prio[row] < MAX_RT_PRIO:
         return ""
     runs = (tasks["on_cpu"] != 0) & (tasks["cpu"] == tasks["cpu"][row])
-    for found in np.flatnonzero(runs & (prio < _MAX_RT_PRIO)).tolist():
+    for found in np.flatnonzero(runs & (prio < MAX_RT_PRIO)).tolist():
         comm = comm_text(tasks["comm"][found])
         return f", which real-time task {int(tasks['pid'][found])} {comm} has"
     return ""

@@ -217,6 +217,9 @@ class Inversion:
     owner_policy: str | None = field(default=None, metadata=ADDED)
     """``IDLE`` if the owner is less urgent only because it is of SCHED_IDLE."""
 
+    owner_ready_ns: int | None = field(default=None, metadata=ADDED)
+    """Time that the owner has waited for a CPU since its last turn, or its wake-up."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LockChanges:

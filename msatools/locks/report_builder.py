@@ -34,6 +34,7 @@ from msatools.locks.workqueues.listing import list_workqueues, stalled_pools
 from msatools.locks.workqueues.model import Workqueues
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.standing import IDLE, MAX_RT_PRIO
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import AgeBound
 
@@ -43,12 +44,6 @@ _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 _EVENTS = frozenset(
     ("completion", "wait_queue", "threads", "child", "io_uring", "futex")
 )
-
-_MAX_RT_PRIO = 100
-"""Priorities below are those of real-time and deadline tasks. /proc shows priorities
-less this."""
-
-_SCHED_IDLE = 5
 
 
 def urgency(tasks: TaskTable) -> npt.NDArray[np.int64]:
@@ -60,8 +55,8 @@ def urgency(tasks: TaskTable) -> npt.NDArray[np.int64]:
     check_preempt_wakeup_fair()).
     """
     prio = tasks["prio"].astype(np.int64)
-    idle = (tasks["policy"] == _SCHED_IDLE).astype(np.int64)
-    return np.where(prio < _MAX_RT_PRIO, prio, _MAX_RT_PRIO + idle)
+    idle = (tasks["policy"] == IDLE).astype(np.int64)
+    return np.where(prio < MAX_RT_PRIO, prio, MAX_RT_PRIO + idle)
 
 
 class ReportRows(TypedDict):
@@ -270,7 +265,8 @@ class ReportBuilder:
 
     def _inversions(self, locks: Iterable[Wanted]) -> Iterator[Inversion]:
         """Find runnable owners that are off the CPU and less urgent than a waiter."""
-        tasks, pids = self._snapshot.tasks, self._snapshot.pids
+        snapshot = self._snapshot
+        tasks, pids = snapshot.tasks, snapshot.pids
         prio: list[int] = tasks["prio"].tolist()
         ranks: list[int] = urgency(tasks).tolist()
         for want in locks:
@@ -279,14 +275,15 @@ class ReportBuilder:
             waiter = min(want.rows, key=lambda row: (ranks[row], prio[row]))
             for own in want.owners:
                 runnable = tasks["state"][own.row] == 0 and not tasks["on_cpu"][own.row]
-                if runnable and ranks[own.row] > ranks[waiter]:
+                if not runnable or ranks[own.row] <= ranks[waiter]:
+                    continue
+                if not snapshot.context.throttles.rows[own.row]:
                     yield Inversion(
                         lock=self._ids[want.lock],
                         owner=pids[own.row],
                         waiter=pids[waiter],
-                        owner_pri=prio[own.row] - _MAX_RT_PRIO,
-                        waiter_pri=prio[waiter] - _MAX_RT_PRIO,
-                        owner_policy=(
-                            "IDLE" if ranks[waiter] == _MAX_RT_PRIO else None
-                        ),
+                        owner_pri=prio[own.row] - MAX_RT_PRIO,
+                        waiter_pri=prio[waiter] - MAX_RT_PRIO,
+                        owner_policy=("IDLE" if ranks[waiter] == MAX_RT_PRIO else None),
+                        owner_ready_ns=int(snapshot.now.age_ns[own.row]),
                     )

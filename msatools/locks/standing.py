@@ -5,13 +5,15 @@ What speaks against a task that is named as the owner of a kernel lock.
 
 A lock's own word can be wrong: a task that exits, or goes back to user mode, with a
 mutex held leaves its ``task_struct`` in the word, which the next task may have by now.
-Two things refute it:
+Three things refute it:
 
 - The task began after the first waiter of the lock fell asleep. An unlock wakes the
   first waiter (kernel/locking: __mutex_unlock_slowpath(), rwsem_wake()), so that the
   lock has had one owner since then.
 - The task rests where no kernel lock is held: in user mode, on its way there (stopped
   or frozen), or in a system call that waits for the user's sake alone, such as pause().
+- The lock is in the data of a module, and none of the functions that the task is in is
+  of any module: who takes such a lock is in one until it unlocks it.
 
 docs/how-it-works.md has the whole order of evidence.
 """
@@ -66,7 +68,11 @@ def against(snapshot: WaitSnapshot, want: Wanted, row: int) -> tuple[str, ...]:
     """
     if want.lock.type not in KERNEL_LOCKS:
         return ()
-    found = (_began_later(snapshot, want, row), _rests(snapshot, want, row))
+    found = (
+        _began_later(snapshot, want, row),
+        _rests(snapshot, want, row),
+        _is_elsewhere(snapshot, want, row),
+    )
     return tuple(text for text in found if text is not None)
 
 
@@ -105,6 +111,22 @@ def _rests(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
     if where == "a read of a terminal" and _is_of_tty(snapshot, want):
         return None
     return f"it sleeps in {where}"
+
+
+def _is_elsewhere(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
+    """Return that a task is in no function of a module, if a module's lock is wanted.
+
+    A lock of one module may be taken by the functions of another that it works with.
+    """
+    text, stack = snapshot.context.text, snapshot.now.stacks[row]
+    address = want.lock.address or 0
+    module = None if text.in_kernel(address) else text.module(address)
+    if module is None or not stack.addresses:
+        return None
+    code = stack.instructions()
+    if any(not text.in_kernel(each) and text.module(each) for each in code):
+        return None
+    return f"none of its functions is of {module.name}, whose lock that is"
 
 
 def _leaves(names: list[str]) -> bool:

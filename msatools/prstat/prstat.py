@@ -60,7 +60,9 @@ from msatools.tasks.microstates import Microstates, bound_of, without_sleep
 from msatools.tasks.names import KernelNames
 from msatools.tasks.namespaces import read_namespaces
 from msatools.tasks.processes import Processes, read_processes, read_reaped
+from msatools.tasks.runningstacks import StackReader
 from msatools.tasks.sampler import Sampler
+from msatools.tasks.standing import Throttles
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
 from msatools.tasks.task_samples import TaskSample
@@ -334,7 +336,9 @@ class Prstat(KernelSession[PrstatReport, Options]):
             report = replace(report, states=times)
         if options.stacks:
             asked = {"functions": options.functions, "modules": options.modules}
-            report = replace(report, stacks=stack_groups(tasks, now, wanted, **asked))
+            running = StackReader(self._reader, now.stacks.text, self._losses)
+            groups = stack_groups(tasks, now, wanted, running, **asked)
+            report = replace(report, stacks=groups)
         return report
 
     def _waits(
@@ -344,8 +348,15 @@ class Prstat(KernelSession[PrstatReport, Options]):
         tasks, now = sample.tasks, sample.now
         runs = are_any(now.classes, RUNNABLE)
         ons: list[WaitTarget | None] = [None] * len(tasks)
+        throttles = Throttles(self._reader, tasks, self._losses)
         for row in np.flatnonzero(wanted & runs).tolist():
-            ons[row] = WaitTarget(kind="cpu", cpu=int(tasks["cpu"][row]))
+            cpu = int(tasks["cpu"][row])
+            throttle = throttles.of(row, sample.clocks.local_ns)
+            ons[row] = (
+                WaitTarget(kind="cpu", cpu=cpu)
+                if throttle is None
+                else WaitTarget(kind="quota", cpu=cpu, path=throttle.cgroup)
+            )
         places = np.flatnonzero(wanted & ~runs & (now.classes != TaskClass.ZMB))
         found = self._explainer.explain(
             tasks, now, sample.clocks, self._losses, rows=places

@@ -195,7 +195,11 @@ def collect_load(
     # OTH and R is a thread on a CPU of which a dump has no registers.
     running = are_any(classes, RUNNABLE)
     running |= (classes == TaskClass.OTH) & (columns["state"] == "R")
-    runs = running & wanted
+    # The kernel counts no throttled task as running (account_entity_dequeue()).
+    throttled = np.array(
+        [on is not None and on.kind == "quota" for on in ons], np.bool_
+    )
+    runs = running & wanted & ~throttled
     blocked = columns["loads"] & ~runs & ~columns["is_dead"] & wanted
     groups: dict[tuple[str, int, str, str | None, WaitTarget | None], list[int]] = (
         defaultdict(list)

@@ -3,7 +3,7 @@
 """Groups sleeping threads by their kernel stacks, as mdb's ``::stacks``."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -11,21 +11,25 @@ import numpy.typing as npt
 from msatools.prstat.model import StackGroup
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
+from msatools.tasks.runningstacks import USER_MODE, CpuStack, StackReader
 from msatools.tasks.stacks import Stack, Stacks
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_state import TaskState
+from msatools.tasks.task_state import TaskState, runs
+from msatools.tasks.text import KernelText
 
 
 def stack_groups(
     tasks: TaskTable,
     now: TaskState,
     wanted: npt.NDArray[np.bool_],
+    running: StackReader,
     *,
     functions: Iterable[str] = (),
     modules: Iterable[str] = (),
 ) -> tuple[StackGroup, ...]:
     """Group the wanted threads that have a stack, the largest group first.
 
+    :param running: Reads the stacks of threads that run, in a dump.
     :param functions: If not empty, only stacks with one of these functions.
     :param modules: If not empty, only stacks with a function of one of these modules.
     """
@@ -40,6 +44,12 @@ def stack_groups(
             frames[index] = tuple(map(_frame, named)) if keep else ()
         if frames[index]:
             groups[frames[index], int(now.classes[row])].append(row)
+    for row in np.flatnonzero(wanted & runs(tasks)).tolist():
+        stack = running.read(int(tasks["address"][row]))
+        named = [] if stack is None else list(_running_frames(now.stacks, stack))
+        if named and _has(named, functions, modules):
+            key = tuple(map(_frame, named)), int(now.classes[row])
+            groups[key].append(row)
     made = [
         StackGroup(
             frames=stack_frames,
@@ -58,11 +68,27 @@ def stack_groups(
 def _frames(stacks: Stacks, stack: Stack) -> list[tuple[str, str | None]]:
     """Return the functions of a stack, with their modules if they are in one."""
     text = stacks.text
-    named = []
-    for name, address in zip(stacks.names(stack), stack.instructions(), strict=True):
-        module = None if text.in_kernel(address) else text.module(address)
-        named.append((name, module.name if module else None))
-    return named
+    return [
+        (name, _module(text, address))
+        for name, address in zip(stacks.names(stack), stack.instructions(), strict=True)
+    ]
+
+
+def _running_frames(
+    stacks: Stacks, stack: CpuStack
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the functions of a running thread, with their modules."""
+    pcs = iter(stack.pcs)
+    for name in stack.names:
+        if name == USER_MODE:
+            yield "(user mode)", None
+        else:
+            yield name, _module(stacks.text, next(pcs))
+
+
+def _module(text: KernelText, address: int) -> str | None:
+    module = None if text.in_kernel(address) else text.module(address)
+    return module.name if module else None
 
 
 def _has(

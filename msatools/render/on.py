@@ -65,6 +65,10 @@ def _cpu(on: WaitTarget) -> str:
     return "cpu" if on.cpu is None else f"cpu{on.cpu}"
 
 
+def _quota(on: WaitTarget) -> str:
+    return _joined("quota of", on.path) if on.path else "quota"
+
+
 def _futex(on: WaitTarget) -> str:
     if on.count is not None:
         return f"{on.count} futexes"
@@ -161,6 +165,7 @@ def _other(on: WaitTarget) -> str:
 
 _WRITERS: dict[str, Callable[[WaitTarget], str]] = {
     "cpu": _cpu,
+    "quota": _quota,
     "futex": _futex,
     "lock": _lock,
     "disk": _data,

@@ -18,7 +18,7 @@ _NOISE = re.compile(
     r" ?: ?|"
     r"(RSP|RIP): 00|Code: |</?[A-Z #\w]+>$|Call [Tt]race:|Modules linked in:|"
     r"Hardware name: |Kernel Offset:|Tainted: \[|\[ *\d+\] +\d+ +\d+ |#PF: |PGD |"
-    r"---\[ |CPU: \d+ |NMI backtrace for|Sending NMI|"
+    r"---\[ |-+\[ cut here|CPU: \d+ |NMI backtrace for|Sending NMI|"
     r"Node \d+ |lowmem_reserve|\d+ (total )?(pages|pagecache) |(Free|Total) swap|"
     r"active_anon:|"
     r"[a-z_]+:\d+ [a-z_]+:\d+|kernel_misc_reclaimable|Tasks state |Mem-Info:|"
@@ -34,16 +34,29 @@ _BOOT_NS = 30_000_000_000
 
 
 def last_lines(log: Sequence[LogRecord]) -> tuple[str, ...]:
-    """Return the last :data:`LINES` lines that matter, as dmesg prints them."""
+    """Return the last :data:`LINES` lines that matter, as dmesg prints them.
+
+    Of lines that are repeated only the last is kept, with how often there were such.
+    """
     last_ns = log[-1].time_ns if log else 0
-    lines: list[str] = []
+    times: dict[str, int] = {}
+    lines: list[tuple[str, str]] = []
     for record in reversed(log):
         if record.level > _WARNING:
             continue
         if record.time_ns < min(_BOOT_NS, last_ns // 2) or len(lines) >= LINES:
             break
-        lines += (line for line in reversed(_lines(record)) if not _is_noise(line))
-    return tuple(reversed([*lines[:LINES]]))
+        for line in reversed(_lines(record)):
+            if _is_noise(line):
+                continue
+            text = line.partition("] ")[2]
+            if text not in times:
+                lines.append((line, text))
+            times[text] = times.get(text, 0) + 1
+    return tuple(
+        line if times[text] == 1 else f"{line} ({times[text]} times)"
+        for line, text in reversed(lines[:LINES])
+    )
 
 
 def all_lines(log: Iterable[LogRecord]) -> Iterator[str]:

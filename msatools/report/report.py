@@ -47,6 +47,7 @@ from msatools.report.rule import judge, worst_first
 from msatools.report.rules import RULES
 from msatools.report.summaries import section
 from msatools.report.unreclaimable import slab_groups
+from msatools.reports.units import duration
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError
 from msatools.target.kcore import MovedError
@@ -65,6 +66,9 @@ _COVERAGE = ("parts", "parts_lost", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
 
 _STEPS = 8
+
+_FIRST_NS = 500_000_000
+"""A log that begins later has lost what was before: its first line is of time 0."""
 
 _UNKNOWN = Machine(
     host=None,
@@ -204,7 +208,14 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
 
     def _log(self) -> tuple[LogRecord, ...]:
         try:
-            return tuple(read_log(self._reader, self._losses))
+            log = tuple(read_log(self._reader, self._losses))
+            if log and log[0].time_ns >= _FIRST_NS:
+                self._losses.note(
+                    "log-begins",
+                    f"the kernel's log begins at {duration(log[0].time_ns)}: what was "
+                    "before is overwritten",
+                )
+            return log
         except MissingError as error:
             self._losses.note("log-unknown", f"the kernel's log is not read: {error}")
             return ()

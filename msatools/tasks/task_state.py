@@ -94,16 +94,17 @@ def collect_now(
     classes[(tasks["state"] & (STOPPED | FROZEN)) != 0] = TaskClass.STP.value
     classes[tasks["state"] == 0] = TaskClass.LAT.value
     classes[(tasks["state"] & WAKING) != 0] = TaskClass.WAK.value
-    for row in np.flatnonzero(_runs(tasks)).tolist():
+    for row in np.flatnonzero(runs(tasks)).tolist():
         classes[row] = running_class(prog, int(tasks["address"][row]))
     classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
     age, bound = ages(tasks, clocks, classes)
     return TaskState(classes, age, bound, stacks, waits)
 
 
-def _runs(tasks: TaskTable) -> Booleans:
-    runs: Booleans = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
-    return runs
+def runs(tasks: TaskTable) -> Booleans:
+    """Return which threads are on a CPU."""
+    found: Booleans = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
+    return found
 
 
 def running_class(prog: drgn.Program, task: int) -> TaskClass:
@@ -158,8 +159,8 @@ def ages(
     lost = since == 0
     age[lost] = (clocks.local_ns - arrival)[lost]
     bound[lost] = AgeBound.UPPER.value
-    runs = _runs(tasks)
-    age[runs] = (clocks.local_ns - arrival)[runs]
+    on_cpu = runs(tasks)
+    age[on_cpu] = (clocks.local_ns - arrival)[on_cpu]
     queued = tasks["last_queued_ns"].astype(np.int64)
     waits = (classes == TaskClass.LAT.value) & (queued != 0)
     age[waits] = (clocks.local_ns - queued)[waits]

@@ -7,6 +7,7 @@ import re
 import drgn
 
 from msatools.errors import MissingError
+from msatools.kernel.bpf_symbols import BpfSymbols
 from msatools.kernel.modules import CodeModules
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -28,6 +29,7 @@ class KernelText:
         self._reader = reader
         self._kernel = _bounds(reader.prog)
         self._modules = CodeModules(reader, losses)
+        self._bpf = BpfSymbols(reader, losses)
         self._functions: SortedSymbols | None = None
         self._found: dict[int, drgn.Symbol | None] = {}
 
@@ -42,7 +44,12 @@ class KernelText:
     def name(self, address: int) -> str | None:
         """Return the name of the function at an address; ``None`` if not found."""
         symbol = self.symbol(address)
-        return None if symbol is None else symbol.name
+        if symbol is not None:
+            return str(symbol.name)
+        if self.in_kernel(address) or self.module(address) is not None:
+            return None
+        program = self._bpf.find(address)
+        return None if program is None else program[1]
 
     def symbol(self, address: int) -> drgn.Symbol | None:
         """Return the symbol of the function at an address; ``None`` if not found."""

@@ -4,13 +4,15 @@
 
 from collections.abc import Sequence
 
-import drgn
 import numpy as np
 
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stacks import StackCollector
+from msatools.tasks.standing import Throttles
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState, collect_now
@@ -36,10 +38,11 @@ _PLAIN = {
 
 def read_doing(
     collector: StackCollector,
-    prog: drgn.Program,
+    reader: Reader,
     tasks: TaskTable,
     parents: Parents,
     clocks: Clocks,
+    losses: LossLog,
 ) -> tuple[tuple[ParentThread, ...], ...]:
     """Return what the threads of each parent are doing, in the order of ``facts``.
 
@@ -50,8 +53,9 @@ def read_doing(
     chosen = [_choose(tasks, parent, creators) for parent in parents.facts]
     rows = np.array([row for each in chosen for row in each], np.intp)
     part = TaskTable(tasks.records[rows], tasks.columns)
-    now = collect_now(collector, prog, part, clocks)
+    now = collect_now(collector, reader.prog, part, clocks)
     states = letters(part)
+    throttles = Throttles(reader, part, losses)
     indices = iter(range(len(rows)))
     activities = []
     for parent, each in zip(parents.facts, chosen, strict=True):
@@ -59,6 +63,7 @@ def read_doing(
         threads = []
         for row, index in zip(each, indices, strict=False):
             wait = waits.get(int(part["address"][index]))
+            throttle = throttles.of(index, clocks.local_ns)
             threads.append(
                 ParentThread(
                     pid=int(part["pid"][index]),
@@ -66,7 +71,11 @@ def read_doing(
                     state=str(states[index]),
                     task_class=TaskClass(int(now.classes[index])).name,
                     age_ns=int(now.age_ns[index]),
-                    doing=_doing(now, index, row in parent.frozen, wait, part),
+                    doing=(
+                        _doing(now, index, row in parent.frozen, wait, part)
+                        if throttle is None
+                        else throttle.text
+                    ),
                     waiting=None if wait is None else _waiting(wait),
                     blocks_sigchld=row in parent.blocking,
                 )

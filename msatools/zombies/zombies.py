@@ -168,7 +168,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             found, dead = sample.found, sample.found.dead
             progress(2, _STEPS)
             doing = read_doing(
-                self._collector, self._prog, tasks, found.parents, clocks
+                self._collector, reader, tasks, found.parents, clocks, losses
             )
             heirs = () if alone else self._heirs(tasks, dead.row)
             by_parent = {heir.ppid: heir for heir in heirs}

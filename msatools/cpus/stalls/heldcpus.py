@@ -5,13 +5,14 @@
 from collections.abc import Mapping, Sequence
 
 from msatools.cpus.model import RunnableTask
-from msatools.cpus.stalls.contexts import Context, CpuStack, StackReader, interpret
+from msatools.cpus.stalls.contexts import Context, interpret
 from msatools.cpus.stalls.cpureader import CpuReader
 from msatools.cpus.stalls.evidence import LATE_NS
 from msatools.cpus.stalls.model import CrossCall, HeldCpu, WantedLock
 from msatools.cpus.stalls.preemptcounts import preemption_count, softirq_count
 from msatools.cpus.stalls.spinlocks import WantedLocks
 from msatools.cpus.stalls.watchdogs import Watchdogs
+from msatools.tasks.runningstacks import CpuStack, StackReader
 from msatools.tasks.table import PF_KTHREAD
 
 _MAX_STACKS = 64

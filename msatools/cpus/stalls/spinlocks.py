@@ -5,12 +5,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from msatools.cpus.stalls.contexts import Context, CpuStack
+from msatools.cpus.stalls.contexts import Context
 from msatools.cpus.stalls.cpureader import CpuReader
 from msatools.cpus.stalls.lock_code import refers_to
 from msatools.cpus.stalls.model import SpinlockOwner, WantedLock
 from msatools.target.model import Address
 from msatools.tasks.identity import comm_text
+from msatools.tasks.runningstacks import CpuStack
 from msatools.tasks.stackmemory import stack_bytes
 
 Contexts = Mapping[int, tuple[Context, CpuStack]]

@@ -16,6 +16,7 @@ from msatools.locks.base.sockets import Endpoints
 from msatools.locks.base.storage import Inode, Storage
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.standing import Throttles
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import KernelText
 
@@ -65,6 +66,9 @@ class LockContext:
         self.endpoints: dict[int, Endpoints | None] = {}
         """Maps the address of a ``struct socket`` to its endpoints."""
 
+        self.local_ns = clocks.local_ns
+        """The local clock at the snapshot (:class:`.Clocks`)."""
+
         self.monotonic_ns = clocks.monotonic_ns
         """CLOCK_MONOTONIC at the snapshot; ``None`` if unknown."""
 
@@ -77,6 +81,11 @@ class LockContext:
     def text(self) -> KernelText:
         """Maps addresses to names of functions."""
         return KernelText(self.reader, self.losses)
+
+    @cached_property
+    def throttles(self) -> Throttles:
+        """Which tasks may not run for now, and why."""
+        return Throttles(self.reader, self.tasks, self.losses)
 
     @cached_property
     def _rows(self) -> dict[int, int]:

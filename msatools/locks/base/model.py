@@ -20,7 +20,8 @@ class WaitTarget:
     """The thing that a task waits on. ``None`` marks unknown or inapplicable fields."""
 
     kind: str
-    """``cpu`` (for a running or runnable task), ``futex``, ``lock`` (of the kernel),
+    """``cpu`` (for a running or runnable task), ``quota`` (runnable, but its time or
+    that of its control group is used up), ``futex``, ``lock`` (of the kernel),
     ``file``, ``disk`` (data of a file or device), ``page`` (the same, on a page fault
     or from swap), ``device``, ``journal``, ``socket``, ``pipe``, ``eventfd``,
     ``timerfd``, ``inotify`` and the like,

@@ -9,8 +9,9 @@ vforked child points, or a work item that is queued after the one that is waited
 
 from collections.abc import Callable
 
-from msatools.errors import UNREADABLE, MissingError
+from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
+from msatools.kernel.percpu import read_percpu
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import unsigned
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -30,6 +31,10 @@ from msatools.locks.workqueues.beside import work_beside
 from msatools.locks.workqueues.delays import Delay
 from msatools.locks.workqueues.pools import work_pools
 from msatools.records import dataclass
+from msatools.target.addresses import KERNEL_HALF
+
+_HOTPLUG_BYTES = 1024
+"""More than a ``struct cpuhp_cpu_state`` has."""
 
 _MAX_CHILDREN = 4096
 _UNNAMED = "of unknown name"
@@ -99,7 +104,7 @@ def _purpose(context: LockContext, lock: Lock) -> _Purpose | None:
 
 def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
     address = lock.address or 0
-    purpose = _thread(context, address)
+    purpose = _thread(context, address) or _hotplug(context, address)
     if purpose is not None:
         return purpose
     stack = None
@@ -143,6 +148,32 @@ def _beside(
         return _not_begun(name, work.delay)
     what = f"work {name} of thread {context.pid(work.worker)}"
     return _Purpose(what, (Holder(work.worker, work.confidence),))
+
+
+def _hotplug(context: LockContext, address: int) -> _Purpose | None:
+    """Return the thread that takes its CPU on- or offline (kernel/cpu.c)."""
+    for cpu, state in _hotplug_states(context).items():
+        if state <= address < state + _HOTPLUG_BYTES:
+            try:
+                size = context.layout.size("cpuhp_cpu_state")
+                task = context.layout.member(state, "cpuhp_cpu_state", "thread")
+            except (MissingError, *UNREADABLE):
+                return None
+            if address >= state + size or task < KERNEL_HALF:
+                return None
+            return _Purpose(f"hotplug of CPU {cpu}", (Holder(task, "exact"),))
+    return None
+
+
+@per_context
+def _hotplug_states(context: LockContext) -> dict[int, int]:
+    """Maps each CPU to the address of its ``struct cpuhp_cpu_state``."""
+    try:
+        percpu = read_percpu(context.reader, context.losses)
+        states = percpu.addresses("cpuhp_state").tolist()
+    except LOST:
+        return {}
+    return dict(zip(percpu.cpus.tolist(), states, strict=True))
 
 
 def _thread(context: LockContext, address: int) -> _Purpose | None:

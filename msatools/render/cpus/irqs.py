@@ -86,11 +86,16 @@ def _device(irq: Irq, interval_ns: int | None, verbose: bool) -> Sequence[Cell]:
         str(irq.irq),
         _name(irq, verbose),
         *((irq.chip or NOT_KEPT,) if verbose else ()),
-        f"{affinity} (managed)" if irq.managed else affinity,
+        affinity + _remarks(irq),
         numbers_text(irq.effective, verbose),
         amount(irq.total, interval_ns),
         percent(irq.share),
     )
+
+
+def _remarks(irq: Irq) -> str:
+    words = ["managed"] * irq.managed + ["disabled"] * irq.disabled
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _name(irq: Irq, verbose: bool) -> str:

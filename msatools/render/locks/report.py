@@ -199,9 +199,14 @@ def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
     policy = f", SCHED_{inversion.owner_policy}" if inversion.owner_policy else ""
     return (
         f"INVERSION  {mark}{owner} (priority {inversion.owner_pri}{policy}) has "
-        f"{name}, waits "
-        f"for a CPU, and keeps {waiter} (priority {inversion.waiter_pri}) waiting"
+        f"{name}, waits for a CPU{_ready(inversion)}, and keeps {waiter} (priority "
+        f"{inversion.waiter_pri}) waiting"
     )
+
+
+def _ready(inversion: Inversion) -> str:
+    ready_ns = inversion.owner_ready_ns
+    return "" if ready_ns is None else f" (without a turn for {duration(ready_ns)})"
 
 
 def _changes(changes: LockChanges, verbose: bool) -> Iterator[Text]:

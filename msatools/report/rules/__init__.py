@@ -11,8 +11,10 @@ from msatools.report.rule import VerdictRule
 from msatools.report.rules import (
     balloon,
     cgroup_at_limit,
+    cpu_findings,
     cpu_stalled,
     cpu_starved,
+    cpu_throttled,
     deadlock,
     dump_damaged,
     dying_cgroups,
@@ -20,6 +22,7 @@ from msatools.report.rules import (
     hung_tasks,
     io_stuck,
     irq_imbalance,
+    kernel_warnings,
     lock_herd,
     memory_leak,
     memory_low,
@@ -40,8 +43,12 @@ from msatools.report.rules import (
 
 RULES: tuple[VerdictRule[Any], ...] = (
     panic.RULE,
+    # What follows may be its consequence.
+    oops.RULE,
     *cpu_stalled.RULES,
     cpu_starved.RULE,
+    cpu_throttled.RULE,
+    *cpu_findings.RULES,
     *rcu_stalled.RULES,
     *workqueue_stalled.RULES,
     out_of_memory.RULE,
@@ -56,7 +63,6 @@ RULES: tuple[VerdictRule[Any], ...] = (
     hung_tasks.RULE,
     frozen_filesystem.RULE,
     possible_deadlock.RULE,
-    oops.RULE,
     cgroup_at_limit.RULE,
     pids_limit.RULE,
     priority_inversion.RULE,
@@ -66,4 +72,5 @@ RULES: tuple[VerdictRule[Any], ...] = (
     page_tables.RULE,
     dump_damaged.RULE,
     *lock_herd.RULES,
+    kernel_warnings.RULE,
 )

@@ -4,11 +4,13 @@
 
 from collections.abc import Iterator
 
+from msatools.cpus.diagnostics import LONG_NS
 from msatools.locks.report import Inversion, LocksReport
 from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import pid_text
+from msatools.reports.units import duration
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ def _when(parts: ReportParts) -> Iterator[_NamedInversion]:
     assert parts.locks is not None
     names = _names(parts.locks)
     for inversion in parts.locks.inversions:
-        yield _NamedInversion(inversion, names)
+        # Who has a turn now and then gets on, if slowly: its lock is a root of locks.
+        if (inversion.owner_ready_ns or 0) >= LONG_NS:
+            yield _NamedInversion(inversion, names)
 
 
 def _words(subject: _NamedInversion) -> str:
@@ -36,7 +40,8 @@ def _words(subject: _NamedInversion) -> str:
     return (
         f"{pid_text(each.waiter, names.get(each.waiter))} (priority {each.waiter_pri}) "
         f"waits for {pid_text(each.owner, names.get(each.owner))} (priority "
-        f"{each.owner_pri}), which is runnable and gets no CPU"
+        f"{each.owner_pri}), which is runnable and has had no turn on a CPU for "
+        f"{duration(each.owner_ready_ns or 0)}"
     )
 
 
