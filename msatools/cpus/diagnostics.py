@@ -37,7 +37,7 @@ _OF_ONE_CPU = ("no-tick", "no-switch", "starved")
 _FIRST = ("stop", "deadline", "realtime")
 """Classes whose tasks may keep the CPU from others as long as they run."""
 
-_MANY = 100
+_MANY = 1_000
 """Minimum number of interrupts for a report of where they go."""
 
 _TIMERS = ("timer", "arch_timer")

@@ -215,6 +215,7 @@ QUEUED = {
     "wait_bound": BOUND,
     "cgroup": WORDS,
     "throttled": bool,
+    "throttle?": str,
 }
 BOUND_TASK = {
     "pid": int,
@@ -329,6 +330,15 @@ CPUS = Row(
         ],
         "findings": [{"code": str, "text": str, "cpus": [int], "advice": WORDS}],
         "nodes": [int],
+        "storms?": [
+            {
+                "kind": frozenset({"tasklet", "timer", "work"}),
+                "cpu": int,
+                "function": str,
+                "per_second": (float, NONE),
+                "share": (float, NONE),
+            }
+        ],
     },
     payload_of={
         "-i": {
@@ -344,6 +354,7 @@ CPUS = Row(
                     "total": COUNT,
                     "share": (float, NONE),
                     "time_ns": NONE,
+                    "disabled?": bool,
                 }
             ],
             "vectors": VECTORS,
@@ -645,7 +656,7 @@ LOCKS = Row(
         "inversions": [
             {"lock": LOCK_ID, "owner": int, "waiter": int}
             | {"owner_pri": int, "waiter_pri": int}
-            | {"owner_policy?": frozenset({"IDLE"})}
+            | {"owner_policy?": frozenset({"IDLE"}), "owner_ready_ns?": int}
         ],
     },
     payload_of={

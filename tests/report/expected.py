@@ -206,6 +206,20 @@ SCENARIOS: Mapping[str, Expected] = {
             "out-of-memory": "30.0 MiB tmpfs and shared memory",
         },
     ),
+    "fieldcpus": Expected(
+        critical=_codes("oops"),
+        must=_codes(
+            *("cpu-throttled", "cpu-starved", "cpu-storm", "irq-disabled"),
+            "kernel-warnings",
+        ),
+        may=LATE,
+        words={
+            "oops": "bm_oops [busymodule]",
+            "cpu-starved": "starved-idle (IDLE)",
+            "irq-disabled": "nvme",
+            "kernel-warnings": "20 times in bm_warn [busymodule]",
+        },
+    ),
     "fieldio": Expected(may=LATE | _codes("hung-tasks", "io-stuck")),
     "stalls-locks": Expected(
         critical=_codes("cpu-stalled", "rcu-stalled"),
@@ -277,7 +291,7 @@ assert {*CASES, *SAVED_CASES} == {
 FEW = (
     *("memory", "crash", "crashes-null", "crashes-nested", "crashes-oom-group"),
     *("lockmodule", "locks"),
-    *("field", "fieldio"),
+    *("field", "fieldcpus", "fieldio"),
     *("stalls-rcu", "workqueues", "inflight"),
 )
 """Scenarios of `make test`; the others are in `make test-long`."""

@@ -2,15 +2,22 @@
 
 """What is said of real dumps, and what is not."""
 
+import io
+import re
+import shlex
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 
 import pytest
+from drgn.helpers.linux.pid import for_each_task
 
 from fixtures import lab
 from fixtures.lab import store
+from msatools.cli.in_drgn import run_in_drgn
 from msatools.kernel.printk import read_log
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.registry import load
 from msatools.report.crash import CrashLog, find_crash
 from msatools.report.events import parse_events
 from msatools.report.frames import is_machinery
@@ -18,6 +25,9 @@ from msatools.target import TargetSpec, open_target
 from tests.report.expected import FEW, NOT_JUDGED, SCENARIOS
 from tests.report.judged import judged, judged_dumps, report_of
 from tests.support.tiers import KERNEL
+from tests.truth import tables
+
+_TASK = re.compile(r"(?<![\w.,/-])(\d{1,7}) ([^\s,;:()]+)")
 
 
 def dumps(crashed: bool = False) -> Iterator[object]:
@@ -49,6 +59,28 @@ def test_verdicts(dump: str) -> None:
     assert found.said - found.right == frozenset()
     assert found.critical_missed == frozenset()
     assert found.critical_said - found.critical_right == frozenset()
+
+
+@pytest.mark.parametrize("dump", [*dumps()])
+def test_what_a_verdict_names_is_where_it_says(dump: str) -> None:
+    """Its command shows each task that the verdict names."""
+    prog = tables.open_dump(dump, "btf")
+    tasks = {
+        (task.pid.value_(), task.comm.string_().decode(errors="replace"))
+        for task in for_each_task(prog)
+    }
+    directory = str(lab.build(dump).directory)
+    for verdict in report_of(dump)["verdicts"]:
+        named = {(int(pid), comm) for pid, comm in _TASK.findall(verdict["text"])}
+        if not named & tasks:
+            continue
+        name, *words = shlex.split(verdict["see"])
+        words = [word for word in words if not word.startswith(directory)]
+        out = io.StringIO()
+        with redirect_stdout(out):
+            run_in_drgn(load(name.removeprefix("msa-")), prog, words)
+        for pid, comm in named & tasks:
+            assert re.search(rf"\b{pid}\b", out.getvalue()), (verdict, pid, comm)
 
 
 def test_each_dump_has_expectations() -> None:

@@ -54,6 +54,8 @@ ON_MORE = (
     r"prstat/test_command.py::test_(selection|splits_sum_to_100)\[.*(tasks-on|-u 1000)",
     r"query/test_query.py::.*\[(dwarf|tasks-on-)",
     r"query/test_life.py::test_as_by_arrays\[(tasks|locks)-",
+    r"report/test_expected.py::test_what_a_verdict_names.*\[(memory|crash|lockm|stalls)",
+    r"report/test_expected.py::test_what_a_verdict_names.*\[(workq|inflight|fieldio)",
     r"report/test_report.py::test_what_is_damaged_or_missing_ends_one_part\[error[13]",
     r"selfcheck/test_checks.py::test_all_hold\[(cpu|crash|tasks|memory|owners|zombies)",
     r"selfcheck/test_checks.py::test_all_hold\[workqueues",

@@ -78,7 +78,7 @@ def compare(path: Path, pfns: Pfns) -> int:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format(format: str) -> None:
-    path = lab.build("memory-6.12").dump(format)
+    path = lab.build("barepages-6.12").dump(format)
     layout = Layout(path)
     chance = np.random.default_rng(0)
     # Runs of pages, single pages, excluded pages, and pages past the end of memory.
@@ -170,7 +170,7 @@ def test_headers_that_are_left_to_libkdumpfile(
 
 def test_elf_is_no_kdump() -> None:
     with pytest.raises(DamagedDataError, match="not a kdump"):
-        KdumpPages(str(lab.build("memory-6.12").dump("elf")))
+        KdumpPages(str(lab.build("barepages-6.12").dump("elf")))
 
 
 def test_part_of_a_split_dump(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_bitmaps_that_are_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS[:5])
 def test_pages_past_the_end_are_cut_off(format: str, tmp_path: Path) -> None:
     """Pages before the end are read. libkdumpfile returns zeros past it, or crashes."""
-    path = lab.build("memory-6.12").dump(format)
+    path = lab.build("barepages-6.12").dump(format)
     layout = Layout(path)
     offset, size, *_ = layout.descriptors[len(layout.kept) // 2]
     end = offset + size // 2
@@ -262,7 +262,7 @@ def test_invalid_descriptor(
 @pytest.mark.parametrize("format", [*FORMATS[:5], "demo"])
 def test_damage(format: str, tmp_path: Path) -> None:
     """With random bytes changed, a page is None, cut off, or as by libkdumpfile."""
-    path = DEMO if format == "demo" else lab.build("memory-6.12").dump(format)
+    path = DEMO if format == "demo" else lab.build("barepages-6.12").dump(format)
     layout = Layout(path)
     chance = random.Random(format)
     first = len(layout.kept) // 3
@@ -311,7 +311,7 @@ def test_damage(format: str, tmp_path: Path) -> None:
 def test_disk_that_fails(
     format: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = lab.build("memory-6.12").dump(format)
+    path = lab.build("barepages-6.12").dump(format)
     layout = Layout(path)
     pages = KdumpPages(str(path))
     row = len(layout.kept) // 2
@@ -363,7 +363,7 @@ def test_unknown_compression() -> None:
 def test_block_that_asks_for_much_memory(
     format: str, block: bytes, tmp_path: Path
 ) -> None:
-    path = lab.build("memory-6.12").dump(format)
+    path = lab.build("barepages-6.12").dump(format)
     layout = Layout(path)
     row = next(i for i, (_, size, *_) in enumerate(layout.descriptors) if size < PAGE)
     offset, *_ = layout.descriptors[row]

@@ -12,7 +12,7 @@ from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text, pid_text
 
-_MANY = 4
+_MANY = 3
 """Minimum number of throttled tasks that is told though nobody waits for them: a group
 with a quota has some now and then."""
 

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""CPUs and their time as people reported them, by what the guest did."""
+
+import io
+import json
+import re
+from contextlib import redirect_stdout
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fixtures import lab
+from msatools.cli.in_drgn import run_in_drgn
+from msatools.locks.report import Root
+from tests.locks.reports import logged_report
+from tests.truth import tables
+
+
+@cache
+def workload(name: str) -> dict[str, Any]:
+    return lab.build(name).workload
+
+
+@cache
+def json_of(command: str, dump: str, *words: str) -> dict[str, Any]:
+    """Return the JSON that a command prints for a dump."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        prog = tables.open_dump(dump, "btf")
+        run_in_drgn(tables.TABLES[command].command, prog, ("--json", *words))
+    return dict(json.loads(out.getvalue()))
+
+
+@cache
+def spinning(name: str) -> dict[str, int]:
+    """Who waits for the CPU that goes offline, by the guest's console."""
+    console = lab.build(name).console
+    found = re.search(r"^LAB-SPINNING (\{.*\})", console, re.MULTILINE)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+@pytest.fixture(params=["fieldcpus-6.1", "fieldcpus-6.12", "fieldcpus-7.x"])
+def dump(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def pid(dump: str, name: str) -> int:
+    return int(workload(dump)["tasks"][name]["pid"])
+
+
+def verdicts(dump: str, code: str) -> list[dict[str, Any]]:
+    found = json_of("report", dump)["verdicts"]
+    return [each for each in found if each["code"] == code]
+
+
+def root_of(dump: str, waiter: int) -> Root:
+    roots = logged_report(dump).report.roots
+    (root,) = (each for each in roots if waiter in each.behind)
+    return root
+
+
+# --- who may not run
+
+
+def throttles_in_kernel(dump: str) -> bool:
+    """Since v6.18 only who goes back to user mode is throttled."""
+    return not dump.endswith("7.x")
+
+
+def test_owner_of_a_mutex_is_throttled(dump: str) -> None:
+    root = root_of(dump, pid(dump, "limited-waiter"))
+    assert root.pid == pid(dump, "limited-owner")
+    is_throttled = "throttled by the quota of /limited (1ms each 1.0s)" in root.reason
+    assert is_throttled == throttles_in_kernel(dump)
+
+
+def test_throttled_tasks_are_a_verdict(dump: str) -> None:
+    (found,) = verdicts(dump, "cpu-throttled")
+    assert "throttled by the quota of /limited (1ms each 1.0s)" in found["text"]
+    if throttles_in_kernel(dump):
+        assert found["severity"] == "warning"
+        assert f"{pid(dump, 'limited-owner')} limited-owner" in found["text"]
+
+
+def test_load_is_what_the_kernel_counts(dump: str) -> None:
+    """Without those that are throttled."""
+    load = json_of("prstat", dump, "--load")["load"]
+    runs = {
+        each
+        for group in load["groups"]
+        if group["state"] == "R"
+        for each in group["pids"]
+    }
+    throttled = {
+        task["pid"]
+        for task in workload(dump)["tasks"].values()
+        if task["is"] in ("throttled", "deadline")
+    }
+    if not throttles_in_kernel(dump):
+        throttled.discard(pid(dump, "limited-owner"))
+    assert not runs & throttled
+    assert {pid(dump, "starving-hog"), pid(dump, "starved-idle")} <= runs
+
+
+def test_owner_with_few_turns(dump: str) -> None:
+    root = root_of(dump, pid(dump, "slow-waiter"))
+    assert root.pid == pid(dump, "slow-owner")
+    # It runs now and then.
+    assert re.match(r"waits for CPU 5 \(IDLE\)|runs on CPU 5", root.reason)
+    named = [each["text"] for each in verdicts(dump, "priority-inversion")]
+    assert not [text for text in named if "slow-owner" in text]
+
+
+def test_tasks_without_a_turn(dump: str) -> None:
+    (found,) = (
+        each for each in verdicts(dump, "cpu-starved") if "on cpu2 " in each["text"]
+    )
+    assert f"{pid(dump, 'starved-idle')} starved-idle (IDLE)" in found["text"]
+    assert f"{pid(dump, 'starving-hog')} starving-hog (nice -20) runs" in found["text"]
+
+
+# --- a CPU on its way offline
+
+
+def test_hotplug_is_one_chain(dump: str) -> None:
+    waits = spinning(dump)
+    for waiter in ("offliner", "reader"):
+        root = root_of(dump, waits[waiter])
+        assert root.pid == waits["keeper"]
+
+
+# --- owners that died
+
+
+def test_lock_of_who_died(dump: str) -> None:
+    waiter = pid(dump, "dead-waiter")
+    locks = json_of("locks", dump)["locks"]
+    (lock,) = (each for each in locks if waiter in each["waiters"])
+    assert lock["owners"] == []
+    (found,) = verdicts(dump, "oops")
+    assert found["severity"] == "critical"
+    assert f"{workload(dump)['dead']} dying" in found["evidence"][0]
+    assert found["text"].endswith("1 task waits for a lock left locked")
+    assert f"waiting: {waiter}" in found["evidence"][1]
+
+
+def test_warnings_are_counted_by_place(dump: str) -> None:
+    (found,) = verdicts(dump, "kernel-warnings")
+    assert "warned 20 times in bm_warn [busymodule]" in found["text"]
+
+
+# --- who makes work
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "function"),
+    [
+        ("tasklet", "tasklets", "bm_tasklet_again [busymodule]"),
+        ("timer", "free", "bm_timer_again [busymodule]"),
+        ("work", "works", "bm_work_again [busymodule]"),
+    ],
+)
+def test_storms(dump: str, kind: str, role: str, function: str) -> None:
+    storms = json_of("cpus", dump)["storms"]
+    (found,) = (each for each in storms if each["kind"] == kind)
+    assert found["cpu"] == workload(dump)["cpus"][role]
+    assert found["function"] == function
+    said = [each["text"] for each in verdicts(dump, "cpu-storm")]
+    assert len([text for text in said if function in text]) == 1
+
+
+def test_disabled_interrupt(dump: str) -> None:
+    masked = workload(dump)["masked"]
+    irqs = json_of("cpus", dump, "-i")["irqs"]
+    assert [each["irq"] for each in irqs if each["disabled"]] == [masked["irq"]]
+    (found,) = verdicts(dump, "irq-disabled")
+    assert f"irq {masked['irq']} {masked['name']} is disabled" in found["text"]
+
+
+# --- names and stacks
+
+
+def test_bpf_program_has_its_name(dump: str) -> None:
+    bpf = workload(dump)["bpf"]
+    (answer,) = json_of("whatis", dump, bpf["address"])["answers"]
+    assert answer["symbol"]["name"] == bpf["name"]
+    assert answer["symbol"]["module"] == "bpf"
+
+
+def test_stack_of_a_task_that_runs(dump: str) -> None:
+    hog = pid(dump, "starving-hog")
+    stacks = json_of("prstat", dump, "--stacks", "-p", str(hog))["stacks"]
+    (found,) = stacks
+    assert found["pids"] == [hog]
+    assert found["frames"][-1] == "(user mode)"
