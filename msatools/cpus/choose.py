@@ -38,7 +38,7 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
         in_interval=report.interval_ns is not None,
         asks_irqs=options.irqs,
         stalls=() if report.stalls is None else report.stalls.found,
-        storms=report.storms,
+        storms=report.storms or (),
     )
     return replace(
         report,

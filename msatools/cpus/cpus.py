@@ -228,7 +228,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             stalls=sample.stalls,
         )
         storms = self._storms(report, sample)
-        report = replace(report, storms=storms)
+        report = replace(report, storms=storms or None)
         if self._options.plan is not None:
             report = replace(report, plan=self._plan(report, sample))
         return report if self._options.whole else choose(report, self._options)

@@ -37,12 +37,12 @@ _OF_ONE_CPU = ("no-tick", "no-switch", "starved")
 _FIRST = ("stop", "deadline", "realtime")
 """Classes whose tasks may keep the CPU from others as long as they run."""
 
-_MANY = 1_000
+_MANY = 100
 """Minimum number of interrupts for a report of where they go."""
 
 _TIMERS = ("timer", "arch_timer")
-"""Interrupts of clocks, which one CPU may take, or each its own: of no device. The PIT
-ticks for the whole machine in the first second of a boot."""
+"""Interrupts of clocks: the PIT ticks for the whole machine in the first second of a
+boot, which says nothing of devices."""
 
 _NO_TURN_NS = 5_000_000_000
 """Minimum wait of a fair task that is reported: many turns of as many others."""
@@ -205,6 +205,10 @@ def _without_turn(known: Known) -> Iterator[Diagnostic]:
             f"{_longest(late)}: {_task(current)}{_weight(current)} runs{beside}",
             cpus=(queue.cpu,),
             advice=None,
+            evidence=tuple(
+                f"{_task(each)} without a turn for {_seconds(each.wait_ns)}"
+                for each in late[:_NAMED]
+            ),
         )
 
 
@@ -265,6 +269,7 @@ def _storms(known: Known) -> Iterator[Diagnostic]:
             text=f"cpu{storm.cpu} {words}{since}",
             cpus=(storm.cpu,),
             advice=None,
+            evidence=(f"{storm.kind}: {storm.function}",),
         )
 
 
@@ -412,6 +417,7 @@ def _disabled(known: Known) -> Iterator[Diagnostic]:
                 f"{_count(irq.total, 'time')}: what it completes is not completed",
                 cpus=irq.effective,
                 advice=None,
+                evidence=(f"its affinity is cpu{ranges(irq.affinity)}",),
             )
 
 
@@ -440,11 +446,11 @@ class BusiestCpu:
 
 
 def busiest_cpu(irqs: Sequence[Irq], online: int) -> BusiestCpu | None:
-    """Return the CPU that takes most interrupts; ``None`` if there are none.
+    """Return the CPU that takes most interrupts; ``None`` if there are none, or if most
+    are of a clock.
 
     :param online: Number of online CPUs.
     """
-    irqs = [irq for irq in irqs if irq.name not in _TIMERS]
     by_cpu: dict[int, int] = {}
     for irq in irqs:
         for cpu, count in irq.counts.items():
@@ -454,10 +460,13 @@ def busiest_cpu(irqs: Sequence[Irq], online: int) -> BusiestCpu | None:
         return None
     cpu = max(by_cpu, key=lambda each: by_cpu[each])
     share = by_cpu[cpu] / total
+    most = max(irqs, key=lambda each: each.counts.get(cpu, 0))
+    if most.name in _TIMERS:
+        return None
     return BusiestCpu(
         cpu=cpu,
         share=share,
-        irq=max(irqs, key=lambda each: each.counts.get(cpu, 0)),
+        irq=most,
         is_uneven=share >= max(MOST, _UNEVEN / online) and total >= _MANY,
     )
 

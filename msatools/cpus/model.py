@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from msatools.cpus.stalls.model import Stalls
 from msatools.kernel.report import ADDED, Report
 from msatools.records import dataclass
-from msatools.target.model import Address
+from msatools.target.model import UNLISTED, Address
 
 SchedClass = Literal["stop", "deadline", "realtime", "fair", "ext", "idle"]
 """The scheduler's classes (kernel/sched/sched.h)."""
@@ -401,6 +401,9 @@ class Diagnostic:
     advice: str | None
     """The command that fixes it, if there is one."""
 
+    evidence: tuple[str, ...] = field(default=(), metadata=UNLISTED)
+    """Facts that it stands on."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanStep:
@@ -480,8 +483,8 @@ class CpusReport(Report):
     stalls: Stalls | None = field(default=None, metadata=ADDED)
     """What stands still, and the evidence; on request (``--stalls``)."""
 
-    storms: tuple[Storm, ...] = field(default=(), metadata=ADDED)
-    """Work of which CPUs have far more than others."""
+    storms: tuple[Storm, ...] | None = field(default=None, metadata=ADDED)
+    """Work of which some CPUs have far more than others need, if there is such."""
 
     plan: CpuPlan | None = field(default=None, metadata=ADDED)
     """The plan to set some CPUs apart, if asked for."""

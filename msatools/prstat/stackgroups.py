@@ -22,14 +22,15 @@ def stack_groups(
     tasks: TaskTable,
     now: TaskState,
     wanted: npt.NDArray[np.bool_],
-    running: StackReader,
+    running: StackReader | None = None,
     *,
     functions: Iterable[str] = (),
     modules: Iterable[str] = (),
 ) -> tuple[StackGroup, ...]:
     """Group the wanted threads that have a stack, the largest group first.
 
-    :param running: Reads the stacks of threads that run, in a dump.
+    :param running: Reads the stacks of threads that run, in a dump; without it these
+        have none.
     :param functions: If not empty, only stacks with one of these functions.
     :param modules: If not empty, only stacks with a function of one of these modules.
     """
@@ -44,7 +45,9 @@ def stack_groups(
             frames[index] = tuple(map(_frame, named)) if keep else ()
         if frames[index]:
             groups[frames[index], int(now.classes[row])].append(row)
-    for row in np.flatnonzero(wanted & runs(tasks)).tolist():
+    on_cpu = np.flatnonzero(wanted & runs(tasks)).tolist() if running else []
+    for row in on_cpu:
+        assert running is not None
         stack = running.read(int(tasks["address"][row]))
         named = [] if stack is None else list(_running_frames(now.stacks, stack))
         if named and _has(named, functions, modules):

@@ -277,7 +277,7 @@ def made(**columns: Any) -> IrqTable:
         "effective": np.eye(2, dtype=np.bool_),
         "counts": np.array([[30, 0], [0, 10]]),
         **dict.fromkeys(("handled", "device", "movable", "started", "counted"), both),
-        **dict.fromkeys(("chained", "nested", "managed", "hidden"), ~both),
+        **dict.fromkeys(("chained", "nested", "managed", "hidden", "disabled"), ~both),
         "complete": True,
     }
     return IrqTable(**(values | columns))

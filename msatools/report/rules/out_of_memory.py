@@ -124,6 +124,15 @@ def _evidence(subject: _MemoryShortage) -> Iterator[str]:
         yield from kinds_text(parts)
 
 
+def _see(subject: _MemoryShortage) -> tuple[str, ...]:
+    if subject.alive:
+        # Until it dies nobody gets its memory.
+        pids = ",".join(str(each.pid) for each in subject.alive[:_HOLDERS])
+        return ("locks", "--chains", "-p", pids)
+    by_cgroup = subject.last.constraint == "cgroup"
+    return ("memstat", "--by", "cgroup,fs" if by_cgroup else "process,slab,fs")
+
+
 RULE = VerdictRule(
     code="out-of-memory",
     needs=(),
@@ -132,9 +141,5 @@ RULE = VerdictRule(
     confidence="exact",
     words=_words,
     evidence=_evidence,
-    see=lambda subject: (
-        ("memstat", "--by", "cgroup,fs")
-        if subject.last.constraint == "cgroup"
-        else ("memstat", "--by", "process,slab,fs")
-    ),
+    see=_see,
 )
