@@ -3,6 +3,7 @@
 """The positional arguments: target, interval and count."""
 
 import argparse
+import os
 import re
 from collections.abc import Iterable
 
@@ -38,6 +39,8 @@ def parse_words(words: Iterable[str]) -> Words:
         elif target is None:
             target = word
         else:
+            if os.path.exists(word) and not os.path.exists(target):
+                raise UsageError(f"{word}: name the dump first, then {target}")
             raise UsageError(f"{word}: a second target, after {target}")
     if len(numbers) > 2:
         raise UsageError(f"{numbers[2]}: a third number, after INTERVAL and COUNT")

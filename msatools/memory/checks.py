@@ -168,7 +168,9 @@ def make_checks(
         counted = after.get(*_SLAB)
         guessed = _wrong_guesses(pages(C.SLAB), pages(C.LARGE_KMALLOC), counted)
     vmalloc = pages(C.VMALLOC) + (0 if owners.direct_stacks else pages(C.STACKS))
-    stacks, percpu = _cached_stacks(owners), _uncounted_percpu(owners)
+    counted_stacks = after.get("NR_KERNEL_STACK_KB")
+    stacks = _other_stacks(owners, pages(C.STACKS) - (counted_stacks or 0))
+    percpu = _uncounted_percpu(owners)
     # zsmalloc pages have no page type before v6.11.
     zsmalloc = ("NR_ZSPAGES",) if layout.types.has("zsmalloc") else ()
     return (
@@ -254,10 +256,16 @@ class _Counted:
         )
 
 
-def _cached_stacks(owners: Owners) -> Reason:
-    """Return how many pages are stacks that await new tasks."""
+def _other_stacks(owners: Owners, surplus: int) -> Reason:
+    """Return how many pages are stacks that await new tasks, or are freed soon.
+
+    :param surplus: Pages of stacks that the kernel does not count.
+    """
     count = owners.cached_stacks
     text = f"{count} cached stack{'s' * (count != 1)}"
+    if surplus > count * owners.stack_pages and (freed := owners.freed_stacks()):
+        count += freed
+        text += f", {freed} to be freed after a grace period of RCU"
     return Reason(count * owners.stack_pages, text)
 
 

@@ -174,6 +174,11 @@ class Kernel:
         checked.
         """
         is_live = self.reader.is_live
+        if not isinstance(pid, int):
+            raise TypeError(
+                f"a task is asked for by its ID, an int, not {type(pid).__name__} "
+                f"{pid!r}; of drgn's objects that is task.pid.value_()"
+            )
         if is_live and self._is_local:
             self._own_file(pid)
         if self._is_local or not is_live:

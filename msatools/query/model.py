@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from msatools.prstat.pasts import Time
 from msatools.records import dataclass
+from msatools.reports.units import duration
 
 
 class Timers(NamedTuple):
@@ -76,6 +77,26 @@ class _Answer:
     states: States
     notes: tuple[str, ...]
     """Messages about data that could not be read."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # A dataclass would get one that prints every time, on some forty lines.
+        cls.__repr__ = _Answer.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return one line: who it is, and where most of the time went."""
+        number = getattr(self, "tid", getattr(self, "pid", None))
+        name = f" {comm!r}" if (comm := getattr(self, "comm", None)) else ""
+        spent = sorted(
+            ((time.ns, state) for state, time in self.states._asdict().items() if time),
+            key=lambda pair: -(pair[0] or 0),
+        )
+        words = [f"{state} {duration(ns)}" for ns, state in spent[:_SHOWN] if ns]
+        return f"<{type(self).__name__} {number}{name}: {', '.join(words)}>"
+
+
+_SHOWN = 3
+"""States of a line."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ def find_crash(
         # A fault in panic(), of which the log has lost the reason: the stack has it.
         event = None
     cause = event.cause if event else _by_function(below_panic(frames))
-    faulty = faulting(frames, cause)
+    # What an NMI from outside has interrupted is at no fault.
+    faulty = [] if cause == "nmi" else faulting(frames, cause)
     first = faulty[0] if faulty else None
     cpu, pid, comm = _who(event, trace, target)
     constraint = log.oom.constraint if log.oom is not None else None

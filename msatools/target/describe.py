@@ -49,9 +49,15 @@ def describe(prog: Program) -> Target:
 
     If its types are not loaded, load its own BTF.
 
+    :raises TypeError: if it is no program
     :raises NotADumpError: if it is not a kernel
     :raises NoTypesError: if it has neither types loaded nor BTF
     """
+    if not isinstance(prog, Program):
+        raise TypeError(
+            f"prog must be a drgn.Program, such as prog at drgn's prompt or "
+            f"msatools.open(FILE).prog, not {type(prog).__name__}"
+        )
     if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
         raise NotADumpError("prog", "not a Linux kernel", "open a kernel or its dump")
     path = prog.core_dump_path or "qmp"

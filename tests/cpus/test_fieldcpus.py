@@ -114,6 +114,14 @@ def test_owner_with_few_turns(dump: str) -> None:
     assert not [text for text in named if "slow-owner" in text]
 
 
+def test_task_that_cannot_leave_its_cpu(dump: str) -> None:
+    setter, pinned = workload(dump)["setter"], pid(dump, "pinned")
+    locks = json_of("locks", dump)["locks"]
+    (lock,) = (each for each in locks if setter in each["waiters"])
+    assert [own["pid"] for own in lock["owners"]] == [pinned]
+    assert lock["what"].endswith(", which has migration disabled")
+
+
 def test_tasks_without_a_turn(dump: str) -> None:
     (found,) = (
         each for each in verdicts(dump, "cpu-starved") if "on cpu2 " in each["text"]

@@ -115,6 +115,7 @@ SCENARIOS: Mapping[str, Expected] = {
     "demo": Expected(),
     # One task reads a disk that is suspended.
     "contained": Expected(may=LATE),
+    "nmi": Expected(died=Died(cause="nmi"), may=LATE),
     # Its tasks spin for spinlocks or run for as long as the dump takes.
     "lockspin": Expected(may=_codes("cpu-stalled"), critical_may=_codes("cpu-stalled")),
     "cpulock": Expected(may=_codes("cpu-stalled"), critical_may=_codes("cpu-stalled")),

@@ -9,9 +9,12 @@ vforked child points, or a work item that is queued after the one that is waited
 
 from collections.abc import Callable
 
+import numpy as np
+
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
+from msatools.kernel.structs import Members, read_structs
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import unsigned
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -113,7 +116,7 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
             continue
         base = context.layout.member(queued.task, "task_struct", "stack")
         stack = base, base + wait_queues(context).stack_bytes
-        for find in (_child, _work, _workqueue, _thread_work, _creation):
+        for find in (_child, _work, _workqueue, _thread_work, _creation, _move):
             try:
                 purpose = find(context, queued.task, address)
             except MissingError:
@@ -148,6 +151,37 @@ def _beside(
         return _not_begun(name, work.delay)
     what = f"work {name} of thread {context.pid(work.worker)}"
     return _Purpose(what, (Holder(work.worker, work.confidence),))
+
+
+def _move(context: LockContext, task: int, address: int) -> _Purpose | None:
+    """Return the task that is to leave its CPU, for whom else set its affinity.
+
+    kernel/sched/core.c, affine_move_task(): it cannot leave while it has migration
+    disabled.
+    """
+    done = context.layout.offset("set_affinity_pending", "done")
+    mover = _migrations(context).get(address - done)
+    if mover is None:
+        return None
+    pid = context.pid(mover)
+    text = f"a move of {pid} to another CPU"
+    if context.layout.member(mover, "task_struct", "migration_disabled"):
+        text += ", which has migration disabled"
+    return _Purpose(text, (Holder(mover, "exact"),))
+
+
+@per_context
+def _migrations(context: LockContext) -> dict[int, int]:
+    """Maps each ``struct set_affinity_pending`` to the task that is to move."""
+    addresses = context.tasks["address"].astype(np.uint64)
+    members: Members = {"pending": ("migration_pending",)}
+    found = read_structs(
+        context.reader, "struct task_struct", members, addresses, context.losses
+    )
+    if not found.has("pending"):
+        return {}
+    rows = np.flatnonzero(found["pending"]).tolist()
+    return {int(found["pending"][row]): int(addresses[row]) for row in rows}
 
 
 def _hotplug(context: LockContext, address: int) -> _Purpose | None:

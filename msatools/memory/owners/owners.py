@@ -2,8 +2,9 @@
 
 """Finds the owners of pages whose struct page does not record an owner."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
+from functools import partial
 
 import drgn
 import numpy as np
@@ -23,6 +24,7 @@ from msatools.memory.owners.vmalloc import (
     NO_AREAS,
     VmallocAreas,
     cached_stacks,
+    freed_stacks,
     kernel_stacks,
     vmalloc_areas,
 )
@@ -63,6 +65,10 @@ class Owners:
 
     cached_stacks: int = 0
     """Number of stacks of exited tasks that CPUs cache for the next fork."""
+
+    freed_stacks: Callable[[], int] = lambda: 0
+    """Counts the stacks of exited tasks that are freed after an RCU grace period: to
+    look for them takes a read of each stack."""
 
     direct_stacks: bool = False
     """Whether kernel stacks are not areas of vmalloc."""
@@ -202,6 +208,7 @@ def _claim_vmalloc(
     stacks = kernel_stacks(reader, areas)
     owners.stack_pages = int(areas.lengths()[stacks].max(initial=0))
     owners.cached_stacks = cached_stacks(reader.prog, losses)
+    owners.freed_stacks = partial(freed_stacks, reader, areas.start[stacks])
     pfns = pfns_of(areas.pages, reader.prog, layout)
     is_stack = stacks[areas.rows]
     owners.claim(PageClass.STACKS, pfns[is_stack])

@@ -18,6 +18,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words
 from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_type, find_variable, member_of
+from msatools.tasks.text import kernel_symbol
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,24 @@ def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
     except UNREADABLE as error:
         losses.note("no-cached-stacks", f"stacks that CPUs keep are lost: {error}")
         return 0
+
+
+def freed_stacks(reader: Reader, starts: Addresses) -> int:
+    """Count the stacks that are freed after an RCU grace period.
+
+    They are counted no more, but still there. Each has the callback at its low end,
+    which is cleared when it runs (kernel/fork.c, struct vm_stack; since "fork: Only
+    cache the VMAP stack in finish_task_switch", in v5.18).
+
+    :param starts: Addresses of the areas of stacks.
+    """
+    try:
+        free = kernel_symbol(reader.prog, "thread_stack_free_rcu")
+    except MissingError:
+        return 0
+    heads, readable = reader.read_records(starts, 16)
+    functions = heads.view("<u8")[:, 1]
+    return int(np.count_nonzero(readable & (functions == np.uint64(free))))
 
 
 def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:

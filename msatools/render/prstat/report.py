@@ -74,6 +74,14 @@ _BOUNDS = {
 }
 
 
+def _no_stack(report: PrstatReport) -> str:
+    running = report.totals.classes.get("CPU", 0)
+    if report.target.live and running == report.totals.threads:
+        who = "It runs" if running == 1 else "They run"
+        return f"{who}: the stack of a task that runs on a live kernel moves."
+    return "No stack matches the selection."
+
+
 def blocks(
     report: PrstatReport,
     *,
@@ -101,7 +109,7 @@ def blocks(
         yield _states(report.states, rows)
     elif report.stacks is not None:
         if not report.stacks:
-            yield text("No stack matches the selection.")
+            yield text(_no_stack(report))
         stacks = [tuple(_stack(g, verbose)) for g in report.stacks[:rows]]
         more = _left(report.stacks, rows)
         yield Items(stacks, replace(more, is_chosen=more.is_chosen or verbose))

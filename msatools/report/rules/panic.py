@@ -20,6 +20,11 @@ def _when(parts: ReportParts) -> Iterator[CrashDetails]:
 
 
 def _words(crash: CrashDetails) -> str:
+    if crash.cause == "nmi":
+        return (
+            "the kernel crashed: an NMI stopped it, an operator's or of the hardware; "
+            "what it interrupted is at no fault"
+        )
     place = f" in {function_text(crash)}" if crash.function else ""
     return f"the kernel crashed: {cause_text(crash.cause)}{place}, {who_text(crash)}"
 
@@ -27,7 +32,7 @@ def _words(crash: CrashDetails) -> str:
 def _evidence(crash: CrashDetails) -> Iterator[str]:
     if crash.message is not None:
         yield crash.message
-    if crash.frames:
+    if crash.frames and crash.cause != "nmi":
         yield f"stack: {' < '.join(_faulting(crash))}"
     yield f"fingerprint {crash.fingerprint}"
     yield from map(nested_text, crash.nested[:_NESTED])

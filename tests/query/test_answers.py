@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What an answer prints of itself, and what a wrong question is told."""
+
+import pytest
+
+import msatools
+from fixtures.demo import DEMOS
+from msatools.cpus.cpus import collect_cpus
+from msatools.query.kernel import Kernel
+
+DEMO = DEMOS["6.12"].core
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Kernel:
+    return msatools.open(str(DEMO))
+
+
+@pytest.mark.parametrize("ask", ["thread", "process", "children"])
+def test_an_answer_is_one_line(kernel: Kernel, ask: str) -> None:
+    text = repr(getattr(kernel, ask)(1))
+    assert "\n" not in text
+    assert len(text) <= 120
+    assert " 1" in text
+    assert "user" in text
+
+
+def test_a_task_is_asked_for_by_a_number(kernel: Kernel) -> None:
+    with pytest.raises(TypeError, match="by its ID, an int, not str '1'"):
+        kernel.thread("1")  # type: ignore[arg-type]
+
+
+def test_a_report_is_of_a_program() -> None:
+    with pytest.raises(TypeError, match=r"must be a drgn.Program.* not int"):
+        collect_cpus(5)  # type: ignore[arg-type]
