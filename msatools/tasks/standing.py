@@ -83,6 +83,10 @@ class Throttles:
         self._tasks = tasks
         self._losses = losses
         self._rows: Booleans | None = None
+        self._queues: dict[int, int] = {}
+        """Maps the row of a fair task to the address of its queue."""
+
+        self._by_queue: dict[int, Throttle] = {}
 
     @property
     def rows(self) -> Booleans:
@@ -102,11 +106,16 @@ class Throttles:
         if policy in REALTIME:
             return Throttle(text="throttled by sched_rt_runtime_us")
         address = int(self._tasks["address"][row])
-        task = object_at(self._reader.prog, "struct task_struct", address)
+        queue = self._queues.get(row, 0)
         try:
             if policy == DEADLINE:
+                task = object_at(self._reader.prog, "struct task_struct", address)
                 return _by_deadline(task.dl)
-            return _by_group(self._reader, task, now_ns, self._losses)
+            if queue not in self._by_queue:
+                cpu = int(self._tasks["cpu"][row])
+                found = _by_group(self._reader, queue, cpu, now_ns, self._losses)
+                self._by_queue[queue] = found
+            return self._by_queue[queue]
         except UNREADABLE as error:
             self._losses.lose(Loss.QUEUED, f"by what a task is throttled: {error}")
             return Throttle(text="throttled")
@@ -136,23 +145,28 @@ class Throttles:
 
     def _realtime(self, rows: Rows) -> Booleans:
         percpu = read_percpu(self._reader, self._losses)
+        wanted = np.isin(percpu.cpus, self._tasks["cpu"][rows])
         queues = read_structs(
             self._reader,
             "struct rq",
             {"throttled": ("rt.rt_throttled",)},
-            percpu.addresses("runqueues"),
+            percpu.addresses("runqueues")[wanted],
             self._losses,
         )
         if not queues.has("throttled"):
             return np.zeros(len(rows), np.bool_)
-        cpus = percpu.cpus[queues.readable & (queues["throttled"] != 0)]
-        return np.isin(self._tasks["cpu"][rows], cpus)
+        out = queues.readable & (queues["throttled"] != 0)
+        return np.isin(self._tasks["cpu"][rows], percpu.cpus[wanted][out])
 
     def _fair(self, rows: Rows) -> Booleans:
         reader, losses = self._reader, self._losses
         addresses = self._tasks["address"][rows].astype(np.uint64)
         members: Members = {"out": ("throttled",), "queue": ("se.cfs_rq",)}
         tasks = read_structs(reader, "struct task_struct", members, addresses, losses)
+        if tasks.has("queue"):
+            self._queues = dict(
+                zip(rows.tolist(), tasks["queue"].tolist(), strict=True)
+            )
         if tasks.has("out"):
             out: Booleans = (tasks["out"] != 0) & tasks.readable
             return out
@@ -173,14 +187,18 @@ def _by_deadline(entity: drgn.Object) -> Throttle:
 
 
 def _by_group(
-    reader: Reader, task: drgn.Object, now_ns: int, losses: LossLog
+    reader: Reader, address: int, cpu: int, now_ns: int, losses: LossLog
 ) -> Throttle:
-    """Find the group whose quota is used up: the task's own, or one above it."""
-    for group, queue in _groups(task):
+    """Find the group whose quota is used up: that of a queue, or one above it.
+
+    :param address: Of the ``struct cfs_rq`` of a task on a CPU.
+    """
+    own = object_at(reader.prog, "struct cfs_rq", address)
+    for group, queue in _groups(own, cpu):
         if not queue.throttled:
             continue
-        address = np.array([int(group.css.cgroup)], np.uint64)
-        (path,) = cgroup_paths(reader, address, losses)
+        cgroup = np.array([int(group.css.cgroup)], np.uint64)
+        (path,) = cgroup_paths(reader, cgroup, losses)
         limit = group.cfs_bandwidth
         quota, period = int(limit.quota), int(limit.period)
         of = "" if quota == _UNLIMITED else f" ({_limit(quota, period)})"
@@ -193,10 +211,8 @@ def _by_group(
     return Throttle(text="throttled by the quota of its control group")
 
 
-def _groups(task: drgn.Object) -> Iterator[tuple[drgn.Object, drgn.Object]]:
-    """Yield a task's group and those above it, each with its queue on the CPU."""
-    queue = task.se.cfs_rq
-    cpu = int(task.thread_info.cpu)
+def _groups(queue: drgn.Object, cpu: int) -> Iterator[tuple[drgn.Object, drgn.Object]]:
+    """Yield the group of a queue and those above it, each with its queue on the CPU."""
     for _ in range(_MAX_DEPTH):
         group = queue.tg
         if not group:

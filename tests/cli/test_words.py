@@ -13,7 +13,7 @@ from msatools.cli.words import parse_words
 def test_dump_goes_first(tmp_path: Path) -> None:
     dump = tmp_path / "vmcore"
     dump.touch()
-    with pytest.raises(UsageError, match="name the dump first, then jiffies$"):
+    with pytest.raises(UsageError, match=r"name the dump first, then jiffies$"):
         parse_words(["jiffies", str(dump)])
 
 

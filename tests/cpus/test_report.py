@@ -214,6 +214,10 @@ def test_findings(sets: ReportedGuest) -> None:
     ]
     kinds = ("not-switched", "starving-tasks", "cpu-starved")
     assert sum(codes.pop(kind, 0) for kind in kinds) == len(first) > 0
+    # Who of the hogs of little weight has had no turn for long depends on the host.
+    for each in sets.findings("no-turn"):
+        assert "(IDLE)" in each.text or "(nice " in each.text
+    codes.pop("no-turn", 0)
     assert codes.total() == 0
 
 
@@ -289,7 +293,6 @@ def test_cpus_that_do_not_switch(locked: ReportedGuest) -> None:
     # No set is idle or invalid, and no thread strays.
     assert {each.code for each in locked.report.findings} == {
         *("not-ticked", "not-switched", "isolated-takes-interrupts"),
-        "most-interrupts",
     }
 
 

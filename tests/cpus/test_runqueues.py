@@ -95,7 +95,8 @@ def test_starved_tasks_wait_since_they_were_woken(dump: Seen) -> None:
     waits = {task.comm: task.wait_ns for task in dump.queue("realtime").waiting}
     bounds = {task.wait_bound for task in dump.queue("realtime").waiting}
     delays = has(dump.prog, "struct sched_entity", "sched_delayed")
-    assert bounds == {"upper" if delays else "exact"}
+    # A task that has moved and not run since may have slept on the way.
+    assert bounds <= ({"exact", "upper"} if delays else {"exact"})
     starved = [task for task in dump.made.items() if task[1]["is"] == "starved"]
     assert len(starved) == 6
     for name, made in starved:
@@ -675,7 +676,8 @@ def test_reads_per_cpu_and_task(kernel: str) -> None:
     # Per CPU: the queue and its stop thread. Per task: its link, the task in two parts,
     # its entity and its group's queue. Also lists that are not empty, and the names of
     # a few groups.
-    assert run_queues <= 2 * cpus + 5 * tasks + 20
+    # As some are throttled, the queue of each fair task once more.
+    assert run_queues <= 2 * cpus + 6 * tasks + 20
     # Per CPU: five structures. Also names of some hotplug steps.
     assert processors <= 5 * cpus + 10
 

@@ -100,7 +100,7 @@ def test_running_tasks_have_their_function(tasks: Seen) -> None:
         int(TaskClass.USR): r"runs on CPU \d+ in user mode",
         int(TaskClass.SYS): r"runs on CPU \d+ in \w+(\.\w+)*",
         int(TaskClass.INT): r"runs on CPU \d+ in an interrupt",
-        int(TaskClass.LAT): r"waits for CPU \d+",
+        int(TaskClass.LAT): r"waits for CPU \d+( \([\w -]+\))?|throttled by .*",
     }
     for row, task_class in enumerate(tasks.now.classes.tolist()):
         if task_class in classes:

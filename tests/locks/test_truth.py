@@ -93,7 +93,10 @@ HOG_CPU = 1
         ("vfork-stopped", "stopped by SIGSTOP"),
         ("normal", "asleep in clock_nanosleep"),
         ("posix", "asleep in pause"),
-        ("inversion", "waits for CPU 1, which real-time task {hog} inversion-hog has"),
+        (
+            "inversion",
+            "waits for CPU 1 (nice 19), which real-time task {hog} inversion-hog has",
+        ),
     ],
 )
 def test_reasons(stock: LoggedReport, pid_of: str, reason: str) -> None:

@@ -274,7 +274,7 @@ def with_interrupts(share: float) -> ReportParts:
     first, second = parts.cpus.cpus
     busy = replace(second, irq_ns=int(share * 100), sys_ns=int(100 * (1 - share)))
     quiet = {"usr_ns": 0, "wt_ns": 0, "st_ns": 0, "gst_ns": 0, "idl_ns": 0}
-    (irq, *_) = parts.cpus.irqs or ()
+    irq = next(each for each in parts.cpus.irqs or () if each.name != "timer")
     cpus = replace(
         parts.cpus,
         cpus=(first, replace(busy, **quiet)),

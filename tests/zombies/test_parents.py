@@ -233,7 +233,9 @@ def doing(dump: Dump) -> dict[str, tuple[ParentThread, ...]]:
 
 def threads_of(dump: Dump, parents: Parents) -> Sequence[tuple[ParentThread, ...]]:
     collector = StackCollector(dump.reader, LossLog())
-    return read_doing(collector, dump.prog, dump.table, parents, dump.clocks)
+    return read_doing(
+        collector, dump.reader, dump.table, parents, dump.clocks, LossLog()
+    )
 
 
 def test_threads_of_a_parent(dump: Dump) -> None:

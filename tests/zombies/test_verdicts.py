@@ -376,7 +376,10 @@ def test_golden_advice(golden: Golden) -> None:
 def test_evidence_of_a_guest(dump: Dump) -> None:
     """Evidence of each parent at fault shows what it is doing."""
     collector = StackCollector(dump.reader, LossLog())
-    doing = read_doing(collector, dump.prog, dump.table, dump.parents, dump.clocks)
+    doing = read_doing(
+        *(collector, dump.reader, dump.table, dump.parents, dump.clocks),
+        LossLog(),
+    )
     found: dict[str, Evidence] = {}
     for row, pid in enumerate(dump.pids):
         index = dump.parents.index[row]
