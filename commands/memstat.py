@@ -81,6 +81,7 @@ def _start(
             by=tuple(dict.fromkeys(args.by)),
             sections=args.sections,
             unattributed=args.unattributed,
+            leaks=args.leaks,
             frag=args.frag,
             memory_map=args.map is not None,
             workers=args.workers,
@@ -123,7 +124,10 @@ _EXCLUDED = (
     Excluded("--json", ("-n",), "has all rows"),
     Excluded(
         "--diff",
-        ("--by", "--sections", "--unattributed", "--frag", "--map", "--textfile", "-j"),
+        (
+            *("--by", "--sections", "--unattributed", "--leaks", "--frag", "--map"),
+            *("--textfile", "-j"),
+        ),
         "compares what was scanned before",
     ),
 )
@@ -134,10 +138,11 @@ _ACROSS = frozenset(("node", "zone"))
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     lists = {*args.by} - _ACROSS or args.sections or args.unattributed or args.verbose
+    lists = lists or args.leaks
     if args.rows != _ROWS and not (lists or args.diff):
         return (
             "-n: rows of lists, and there is none without --by, --sections, "
-            "--unattributed or -v"
+            "--unattributed, --leaks or -v"
         )
     from msatools.cli.metrics import textfile_complaint
 
@@ -210,7 +215,7 @@ def _choose(report: MemstatReport, args: argparse.Namespace) -> MemstatReport:
 
     if isinstance(report, RecordedMemstat):
         report = whole(report)
-    names = ("sections", "unattributed", "frag")
+    names = ("sections", "unattributed", "leaks", "frag")
     asked = {name: f"--{name}" for name in names if getattr(args, name)}
     if args.verbose:
         asked["vmalloc"] = "-v"
@@ -251,6 +256,11 @@ COMMAND = Command(
             help="show the pages that no owner explains, and what they point to",
         ),
         argument(
+            "--leaks",
+            action="store_true",
+            help="show what modules have: slab objects, areas and pages, too",
+        ),
+        argument(
             "--frag",
             action="store_true",
             help="show what keeps blocks of memory from being free",
@@ -275,6 +285,7 @@ COMMAND = Command(
     examples=(
         ("--by process,file", "whose it is, too: the 20 largest of each"),
         ("--unattributed", "what no owner explains, too"),
+        ("--leaks", "which module has how much of what, too"),
         ("--json", "for programs, and for --diff"),
         ("--diff a b", "what changed from one --json to another"),
     ),

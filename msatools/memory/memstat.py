@@ -22,9 +22,10 @@ from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by.groups import PageGroup
 from msatools.memory.by.views import VIEWS, make_view
 from msatools.memory.checks import make_checks, read_counters
+from msatools.memory.leaks import find_leaks
 from msatools.memory.model import ClassCount, MemstatReport, VmallocCaller
 from msatools.memory.owners.owners import Owners, collect_owners
-from msatools.memory.owners.vmalloc import caller_names
+from msatools.memory.owners.vmalloc import caller_modules, caller_names
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.layout import PageLayout, page_layout
 from msatools.memory.pages.memmap import MemmapRange, memmap_ranges, pages_per_section
@@ -34,6 +35,7 @@ from msatools.memory.scan.driver import scan_and_settle, scan_finally
 from msatools.memory.scan.freelists import pcp_lists
 from msatools.memory.scan.parallel import can_share, workers_by_default
 from msatools.memory.scan.result import ScanResult
+from msatools.memory.swapuse import read_swap_use
 from msatools.selfdesc.find import ask, drgn_lookups, find_variable
 from msatools.target.describe import describe
 from msatools.target.model import Target
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from msatools.memory.by.section import SectionZones
     from msatools.memory.frag.view import FragView
     from msatools.memory.map.view import MapView
-    from msatools.memory.unattributed.view import UnattributedView
+from msatools.memory.unattributed.view import UnattributedView
 
 _COVERAGE = (
     "sections",
@@ -119,6 +121,7 @@ def collect_memstat(
     sections: bool = False,
     workers: int | None = None,
     unattributed: bool = False,
+    leaks: bool = False,
     frag: bool = False,
     memory_map: bool = False,
     verbose: bool = False,
@@ -143,6 +146,7 @@ def collect_memstat(
         for each CPU on a dump, or fewer where more would not be faster, and one on a
         running kernel. QMP allows only one.
     :param unattributed: Whether to list the pages that no owner explains.
+    :param leaks: Whether to list what modules have.
     :param frag: Whether to report what keeps blocks of memory from being free.
     :param memory_map: Whether to make a map of memory.
     :param verbose: Whether to list the callers of vmalloc, and slab caches without
@@ -176,8 +180,10 @@ def collect_memstat(
             page_size=find_variable(prog, "PAGE_SIZE").value_(),
             verbose=verbose,
         )
-        views = {name: make_view(name, context) for name in by if name in VIEWS}
-        unattributed_view = _unattributed_view(context) if unattributed else None
+        needed = dict.fromkeys((*by, *(("slab", "vmalloc") if leaks else ())))
+        views = {name: make_view(name, context) for name in needed if name in VIEWS}
+        explains = unattributed or leaks
+        unattributed_view = _unattributed_view(context) if explains else None
         frag_view = _frag_view(context) if frag else None
         map_view = _map_view(context) if memory_map else None
         sections_seen = _sections_seen(prog) if sections else None
@@ -194,11 +200,17 @@ def collect_memstat(
             name: views[name].groups()
             if name in views
             else _group(result, layout, name, zones)
-            for name in by
+            for name in needed
         }
         allocations = None if unattributed_view is None else unattributed_view.groups()
-        swap = read_swap(prog)
+        found_leaks = None
+        if leaks:
+            kinds = groups["slab"], groups["vmalloc"], allocations or ()
+            found_leaks = find_leaks(*kinds, context.page_size)
         checks = make_checks(result, owners, counters, after, layout, losses)
+        swap = read_swap(prog)
+        cached = result.anon_swapcache + result.shmem_swapcache
+        swap_use = read_swap_use(reader, swap, cached, losses)
     losses.lose(Loss.HEADS, count=result.heads_unreadable)
     _set_coverage(losses, reader, ranges, result)
     _note_losses(losses)
@@ -231,14 +243,16 @@ def collect_memstat(
         else sum(zone.present_pages for zone in populated),
         swap_pages=swap.pages,
         swap_free_pages=swap.free_pages,
-        by=groups or None,
-        unattributed=allocations,
+        swap=swap_use,
+        by={name: groups[name] for name in dict.fromkeys(by)} or None,
+        unattributed=allocations if unattributed else None,
+        leaks=found_leaks,
         frag=None if frag_view is None else frag_view.result(),
         map=None if map_view is None else map_view.result(),
         sections=None
         if sections_seen is None
         else _sections(context, ranges, sections_seen),
-        vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
+        vmalloc=_vmalloc_callers(reader, owners, losses) if verbose else None,
         scan_ns=result.scan_ns,
         changes=result.changes,
     )
@@ -369,12 +383,18 @@ def _label(key: int, layout: PageLayout, by: str, zones: _Zones) -> tuple[str, s
     return f"{node}:{name}", f"Node {node}, zone {name}"
 
 
-def _vmalloc_callers(prog: drgn.Program, owners: Owners) -> tuple[VmallocCaller, ...]:
+def _vmalloc_callers(
+    reader: Reader, owners: Owners, losses: LossLog
+) -> tuple[VmallocCaller, ...]:
     areas: dict[str, int] = defaultdict(int)
     pages: dict[str, int] = defaultdict(int)
-    names = caller_names(prog, owners.areas)
+    names = caller_names(reader.prog, owners.areas)
+    modules = caller_modules(reader, owners.areas, losses)
     for caller, length in zip(names, owners.areas.lengths().tolist(), strict=True):
         areas[caller] += 1
         pages[caller] += length
-    callers = (VmallocCaller(name, areas[name], pages[name]) for name in areas)
+    callers = (
+        VmallocCaller(name, areas[name], pages[name], modules.get(name))
+        for name in areas
+    )
     return tuple(sorted(callers, key=lambda caller: (-caller.pages, caller.caller)))

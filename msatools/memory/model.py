@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
 from msatools.memory.by.groups import PageGroup, Section
@@ -59,6 +59,8 @@ class VmallocCaller:
     caller: str
     areas: int
     pages: int
+    module: str | None = None
+    """The module of that function; ``None`` for the kernel's own."""
 
 
 def _outline(memory: "MemoryMap") -> "Outline":
@@ -70,6 +72,93 @@ def _group_types() -> Mapping[str, type[PageGroup]]:
     from msatools.memory.recorded import GROUPS
 
     return GROUPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """Memory of one kind that one module has: leaked, or in use."""
+
+    cache: str | None = field(default=None, metadata=ADDED)
+    """The slab cache of the objects; else :attr:`area` or :attr:`order` says what they
+    are, or they are pages that are no block."""
+
+    area: str | None = field(default=None, metadata=ADDED)
+    """The function that allocated the areas of vmalloc."""
+
+    order: int | None = field(default=None, metadata=ADDED)
+    """The order of blocks of pages."""
+
+    objects: int | None
+    """Objects in use, areas or blocks; ``None`` if unknown."""
+
+    bytes: int
+    """Memory that they take, with what is free beside them."""
+
+    holds: tuple[str, ...] = ()
+    """What most of them point to, by a sample."""
+
+    module: str
+    """Name of the module."""
+
+    confidence: Literal["exact", "likely", "evidence"]
+    """How it is known: by the area's own record; by pointers in nine of ten objects of
+    a sample; by pointers in most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapDevice:
+    """A device or file of swap, as in /proc/swaps."""
+
+    name: str
+    """Its path; empty if unreadable."""
+
+    pages: int
+    """Pages that it has for swap."""
+
+    used: int
+    """Pages of it that are in use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zswap:
+    """Pages on swap whose contents are kept in memory, compressed (mm/zswap.c)."""
+
+    stored_pages: int
+    """Pages that it has."""
+
+    pool_bytes: int | None
+    """Memory of its pools; ``None`` with an allocator that is not zsmalloc (until
+    v6.17), or in the pool of a module."""
+
+    ratio: float | None
+    """Size of what is stored by that of the pools."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapUse:
+    """Swap as a whole, in pages."""
+
+    devices: tuple[SwapDevice, ...]
+    total_pages: int
+    """SwapTotal of /proc/meminfo."""
+
+    free_pages: int
+    """SwapFree of /proc/meminfo."""
+
+    cached_pages: int | None
+    """Pages in the swap cache: in memory as well."""
+
+    anon_pages: int | None
+    """Pages on swap of anonymous memory: all but those of files."""
+
+    shmem_pages: int | None
+    """Pages on swap of tmpfs and shared memory."""
+
+    zswap: Zswap | None
+    """``None`` without zswap."""
+
+    zram: None = None
+    """What is behind zram devices: not read, as its types are a module's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +185,9 @@ class MemstatReport(Report):
     swap_free_pages: int | None = None
     """Those of them that are free; CPUs may have kept further ones for themselves."""
 
+    swap: SwapUse | None = field(default=None, metadata=ADDED)
+    """Swap as a whole, if there is any."""
+
     by: Mapping[str, tuple[PageGroup, ...]] | None = field(
         default=None, metadata={**ADDED, "groups": _group_types}
     )
@@ -106,6 +198,8 @@ class MemstatReport(Report):
     map: "MemoryMap | None" = field(default=None, metadata={**ADDED, "form": _outline})
     sections: tuple[Section, ...] | None = field(default=None, metadata=ADDED)
     vmalloc: tuple[VmallocCaller, ...] | None = field(default=None, metadata=ADDED)
+    leaks: tuple[Leak, ...] | None = field(default=None, metadata=ADDED)
+    """What modules have, the most first; on request (``--leaks``)."""
 
     scan_ns: int | None = field(default=None, compare=False)
     """Time to read and classify the struct pages, on the clock of this process."""

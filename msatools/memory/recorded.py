@@ -101,6 +101,7 @@ def choose(
         unattributed=report.unattributed if "unattributed" in asked else None,
         frag=report.frag if "frag" in asked else None,
         vmalloc=report.vmalloc if "vmalloc" in asked else None,
+        leaks=report.leaks if "leaks" in asked else None,
     )
 
 

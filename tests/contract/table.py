@@ -695,7 +695,7 @@ MEMSTAT = Row(
     options=frozenset(
         {
             *("--by", "-n", "-j", "--sections", "--unattributed", "--frag", "--map"),
-            "--textfile",
+            *("--leaks", "--textfile"),
         }
     ),
     asked=(
@@ -707,6 +707,7 @@ MEMSTAT = Row(
         "--sections",
         "--map",
         "--unattributed",
+        "--leaks",
     ),
     naming=("--by process",),
     wrong={
@@ -748,6 +749,16 @@ MEMSTAT = Row(
         "physical_pages": COUNT,
         "swap_pages": COUNT,
         "swap_free_pages": COUNT,
+        "swap?": {
+            "devices": [{"name": str, "pages": int, "used": int}],
+            **dict.fromkeys(("total_pages", "free_pages"), int),
+            **dict.fromkeys(("cached_pages", "anon_pages", "shmem_pages"), COUNT),
+            "zswap": (
+                {"stored_pages": int, "pool_bytes": COUNT, "ratio": (float, NONE)},
+                NONE,
+            ),
+            "zram": NONE,
+        },
         "scan_ns": int,
         "changes": (Map(COUNT), NONE),
     },
@@ -772,7 +783,22 @@ MEMSTAT = Row(
         "--frag": {"frag": ANY},
         "--map": {"map": ANY},
         "--unattributed": {"unattributed": [ANY]},
-        "-v": {"vmalloc": [{"caller": str, "areas": int, "pages": int}]},
+        "--leaks": {
+            "leaks": [
+                {
+                    **dict.fromkeys(("cache?", "area?"), str),
+                    "order?": int,
+                    "objects": COUNT,
+                    "bytes": int,
+                    "holds": [str],
+                    "module": str,
+                    "confidence": frozenset({"exact", "likely", "evidence"}),
+                }
+            ]
+        },
+        "-v": {
+            "vmalloc": [{"caller": str, "areas": int, "pages": int, "module": WORDS}]
+        },
     },
     payload_of_interval={},
     damage=_lose_sections,

@@ -99,6 +99,38 @@ def test_swap_as_a_whole(run: lab.Run, report: MemstatReport) -> None:
         assert pages * PAGE // 1024 == found
 
 
+def test_swap_by_device_and_kind(run: lab.Run, report: MemstatReport) -> None:
+    """As in /proc/swaps and meminfo; files by what their file systems say."""
+    swap = report.swap
+    assert swap is not None
+    (device,) = swap.devices
+    name, _, size, used, _ = run.truth("proc/swaps").decode().splitlines()[1].split()
+    assert device.name == name
+    assert (device.pages * 4, device.used * 4) == (int(size), int(used))
+    assert swap.total_pages == report.swap_pages
+    assert swap.free_pages == report.swap_free_pages
+    cached = number(run, "proc/meminfo", r"^SwapCached: +(\d+) kB")
+    assert swap.cached_pages == cached // 4
+    files = sum(getattr(g, "swap_pages", None) or 0 for g in view(report, "fs"))
+    assert swap.shmem_pages == files
+    assert swap.anon_pages == device.used - files
+
+
+def test_what_a_module_leaks(run: lab.Run) -> None:
+    opened = open_target(TargetSpec(path=str(run.elf), types="btf"))
+    report = collect_memstat(opened.prog, target=opened.target, leaks=True)
+    assert report.leaks is not None
+    assert (report.by, report.unattributed) == (None, None)
+    leak = report.leaks[0]
+    assert (leak.module, leak.confidence) == ("heapmodule", "likely")
+    assert leak.cache is not None
+    assert leak.objects is not None
+    assert leak.objects >= LEAKED
+    assert leak.holds[0].endswith("[heapmodule]")
+    sizes = [each.bytes for each in report.leaks]
+    assert sizes == sorted(sizes, reverse=True)
+
+
 def test_files_of_a_tmpfs_on_swap(run: lab.Run, report: MemstatReport) -> None:
     systems = view(report, "fs")
     (tmpfs,) = (g for g in systems if g.name == run.workload["tmpfs"])

@@ -196,6 +196,8 @@ class VmallocGroup(PageGroup):
     """The pages of the vmalloc areas that one kernel function allocated."""
 
     areas: int | None = None
+    module: str | None = None
+    """The module of that function; ``None`` for the kernel's own."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from msatools.memory.by.groups import NO_OWNER, PageGroup, VmallocGroup, largest_first
 from msatools.memory.by.tally import Tally, rank
 from msatools.memory.owners.owners import pfns_of
-from msatools.memory.owners.vmalloc import VmallocAreas, caller_names
+from msatools.memory.owners.vmalloc import VmallocAreas, caller_modules, caller_names
 from msatools.memory.pages.classify import Block, Words
 from msatools.memory.scan.context import ScanContext
 from msatools.records import dataclass
@@ -45,6 +45,7 @@ class VmallocView:
     def __init__(self, context: ScanContext) -> None:
         areas = context.owners.areas
         self._names, numbers = _numbered(context, areas)
+        self._modules = caller_modules(context.reader, areas, context.losses)
         self._areas = Counter(numbers)
         pfns = pfns_of(areas.pages, context.prog, context.layout)
         callers = np.array(numbers, np.uint64)[areas.rows]
@@ -61,7 +62,9 @@ class VmallocView:
                 continue
             name = self._names[owner.word - 1]
             areas = self._areas[owner.word]
-            groups.append(VmallocGroup(name, name, pages, classes, areas))
+            module = self._modules.get(name)
+            shown = name if module is None else f"{name} [{module}]"
+            groups.append(VmallocGroup(name, shown, pages, classes, areas, module))
         return largest_first(groups)
 
 

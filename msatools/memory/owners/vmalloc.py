@@ -18,7 +18,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words
 from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_type, find_variable, member_of
-from msatools.tasks.text import kernel_symbol
+from msatools.tasks.text import KernelText, kernel_symbol
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,19 @@ def freed_stacks(reader: Reader, starts: Addresses) -> int:
     heads, readable = reader.read_records(starts, 16)
     functions = heads.view("<u8")[:, 1]
     return int(np.count_nonzero(readable & (functions == np.uint64(free))))
+
+
+def caller_modules(
+    reader: Reader, areas: VmallocAreas, losses: LossLog
+) -> dict[str, str]:
+    """Map the names of functions of modules that allocated areas to their modules."""
+    text = KernelText(reader, losses)
+    found = {}
+    for caller in set(areas.caller.tolist()):
+        module = None if text.in_kernel(caller) else text.module(caller)
+        if module is not None:
+            found[function_name(reader.prog, caller)] = module.name
+    return found
 
 
 def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:

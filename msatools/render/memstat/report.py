@@ -17,7 +17,7 @@ from msatools.render.blocks import (
     text,
 )
 from msatools.render.header import header, notes
-from msatools.render.memstat import frag, unattributed
+from msatools.render.memstat import frag, leaks, unattributed
 from msatools.render.memstat.groups import groups_table, pins_table
 from msatools.render.memstat.rows import GROUPS, REST, ClassRow
 from msatools.reports.units import duration, size
@@ -48,6 +48,8 @@ def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
     if report.unattributed is not None:
         page_size = report.target.page_size
         yield from unattributed.blocks(report.unattributed, page_size, top)
+    if report.leaks is not None:
+        yield from leaks.blocks(report.leaks, top)
     if report.frag is not None:
         yield from frag.blocks(report.frag, report.target.page_size)
     if report.vmalloc is not None:
@@ -239,11 +241,17 @@ def _verdict(report: MemstatReport) -> Iterator[Cell]:
         yield Span(f", {unexplained} UNEXPLAINED", "bad")
 
 
+def _caller(caller: VmallocCaller) -> str:
+    if caller.module is None:
+        return caller.caller
+    return f"{caller.caller} [{caller.module}]"
+
+
 def _vmalloc(
     callers: Sequence[VmallocCaller], page_size: int, top: int | None
 ) -> Table:
     rows = [
-        (c.caller, f"{c.areas:,}", f"{c.pages:,}", size(c.pages * page_size))
+        (_caller(c), f"{c.areas:,}", f"{c.pages:,}", size(c.pages * page_size))
         for c in callers[:top]
     ]
     rest = callers[len(rows) :]

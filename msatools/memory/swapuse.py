@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is on swap, on which devices, and what lies behind it.
+
+Sources: mm/swapfile.c (swap_info), mm/shmem.c (shmem_swaplist), mm/zswap.c. What one
+kernel lacks, or a dump has lost, is ``None``.
+"""
+
+from collections.abc import Iterator
+
+import drgn
+import numpy as np
+
+from msatools.errors import LOST, UNREADABLE, MissingError
+from msatools.kernel.losses import Loss
+from msatools.kernel.paths import Paths
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.structs import read_structs
+from msatools.kernel.swap import Swap
+from msatools.kernel.walks import list_nodes
+from msatools.memory.model import SwapDevice, SwapUse, Zswap
+from msatools.selfdesc.find import find_symbol, find_type, find_variable, offset_of
+
+_MOST_DEVICES = 32
+"""MAX_SWAPFILES is less on any kernel."""
+
+_USED = 1
+"""SWP_USED (include/linux/swap.h)."""
+
+_MOST_POOLS = 64
+"""Pools of zswap: one for each compressor that was chosen and still has pages."""
+
+
+def read_swap_use(
+    reader: Reader, swap: Swap, cached_pages: int | None, losses: LossLog
+) -> SwapUse | None:
+    """Read what is on swap; ``None`` if there is no swap, or its size is unknown."""
+    if not swap.pages or swap.free_pages is None:
+        return None
+    devices = tuple(_devices(reader, losses))
+    used = sum(device.used for device in devices) or swap.pages - swap.free_pages
+    shmem_pages = _shmem(reader, losses)
+    return SwapUse(
+        devices=devices,
+        total_pages=swap.pages,
+        free_pages=swap.free_pages,
+        cached_pages=cached_pages,
+        anon_pages=None if shmem_pages is None else max(used - shmem_pages, 0),
+        shmem_pages=shmem_pages,
+        zswap=_zswap(reader, losses),
+    )
+
+
+def _devices(reader: Reader, losses: LossLog) -> Iterator[SwapDevice]:
+    paths = Paths(reader, losses)
+    try:
+        infos = find_variable(reader.prog, "swap_info")
+        count = min(int(find_variable(reader.prog, "nr_swapfiles")), _MOST_DEVICES)
+    except LOST:
+        return
+    for number in range(count):
+        try:
+            info = infos[number]
+            if not info or not int(info.flags) & _USED:
+                continue
+            file = info.swap_file
+            place = int(file.f_path.mnt), int(file.f_path.dentry)
+            yield SwapDevice(
+                name=(paths.tell([place])[0] or "") if file else "",
+                pages=int(info.pages),
+                used=_count(info.inuse_pages),
+            )
+        except UNREADABLE as error:
+            losses.lose(Loss.DEVICES, f"a device of swap is lost: {error}")
+        except MissingError:
+            return
+
+
+def _count(value: drgn.Object) -> int:
+    """Return a count, which is an ``atomic_long_t`` on some kernels."""
+    # "mm, swap: use percpu cluster ... make inuse_pages atomic" (in v6.14)
+    kind = value.type_
+    while kind.kind == drgn.TypeKind.TYPEDEF:
+        kind = kind.type
+    is_atomic = kind.kind == drgn.TypeKind.STRUCT
+    return int(value.counter if is_atomic else value) & ((1 << 62) - 1)
+
+
+def _shmem(reader: Reader, losses: LossLog) -> int | None:
+    """Sum up the pages of the files that have any on swap."""
+    try:
+        head = int(find_symbol(reader.prog, "shmem_swaplist").address)
+        node = offset_of(find_type(reader.prog, "struct shmem_inode_info"), "swaplist")
+        aside = LossLog()
+        nodes = list_nodes(reader, head, aside, "the list of files on swap")
+        members = {"swapped": ("swapped",)}
+        infos = nodes - np.uint64(node)
+        found = read_structs(reader, "struct shmem_inode_info", members, infos, aside)
+    except LOST:
+        return None
+    losses.add(aside)
+    if aside.lost:
+        return None
+    return int(found["swapped"].astype(np.int64).sum()) if len(infos) else 0
+
+
+def _zswap(reader: Reader, losses: LossLog) -> Zswap | None:
+    prog = reader.prog
+    try:
+        # Of 32 or 64 bits, of which the low half has all that there can be.
+        stored = _number(reader, "zswap_stored_pages", 4)
+        pool_bytes = _pool_bytes(reader, losses)
+    except LOST:
+        return None
+    page_size = int(find_variable(prog, "PAGE_SIZE"))
+    ratio = stored * page_size / pool_bytes if pool_bytes else None
+    return Zswap(stored_pages=stored, pool_bytes=pool_bytes, ratio=ratio)
+
+
+def _number(reader: Reader, name: str, size: int) -> int:
+    """Read a variable whose type is in no BTF."""
+    data = reader.read(int(find_symbol(reader.prog, name).address), size)
+    return int.from_bytes(data, "little")
+
+
+def _pool_bytes(reader: Reader, losses: LossLog) -> int | None:
+    prog = reader.prog
+    try:
+        # Until v6.8; since then it is counted by pool.
+        return _number(reader, "zswap_pool_total_size", 8)
+    except MissingError:
+        pass
+    try:
+        head = int(find_symbol(prog, "zswap_pools").address)
+        kind = find_type(prog, "struct zswap_pool")
+        node = offset_of(kind, "list")
+        page_size = int(find_variable(prog, "PAGE_SIZE"))
+        total = 0
+        nodes = list_nodes(reader, head, losses, "the pools of zswap")
+        for address in nodes[:_MOST_POOLS].tolist():
+            pool = drgn.Object(prog, kind, address=address - node)
+            # "mm/zpool: remove zpool, zswap uses zsmalloc directly" (in v6.18)
+            if kind.has_member("zs_pool"):
+                allocator = pool.zs_pool
+            elif bytes(pool.zpool.driver.type.string_()) == b"zsmalloc":
+                allocator = drgn.cast("struct zs_pool *", pool.zpool.pool)
+            else:
+                return None
+            total += _count(allocator.pages_allocated) * page_size
+    except (MissingError, LookupError):
+        return None
+    return total
