@@ -186,7 +186,7 @@ class MemstatReport(Report):
     """Those of them that are free; CPUs may have kept further ones for themselves."""
 
     swap: SwapUse | None = field(default=None, metadata=ADDED)
-    """Swap as a whole, if there is any."""
+    """Swap as a whole; ``None`` if unknown, or without CONFIG_SWAP."""
 
     by: Mapping[str, tuple[PageGroup, ...]] | None = field(
         default=None, metadata={**ADDED, "groups": _group_types}

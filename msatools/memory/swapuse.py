@@ -35,9 +35,19 @@ _MOST_POOLS = 64
 def read_swap_use(
     reader: Reader, swap: Swap, cached_pages: int | None, losses: LossLog
 ) -> SwapUse | None:
-    """Read what is on swap; ``None`` if there is no swap, or its size is unknown."""
-    if not swap.pages or swap.free_pages is None:
+    """Read what is on swap; ``None`` if its size is unknown, or without CONFIG_SWAP."""
+    if swap.pages is None or swap.free_pages is None:
         return None
+    if not swap.pages:
+        return SwapUse(
+            devices=(),
+            total_pages=0,
+            free_pages=0,
+            cached_pages=cached_pages,
+            anon_pages=0,
+            shmem_pages=0,
+            zswap=None,
+        )
     devices = tuple(_devices(reader, losses))
     used = sum(device.used for device in devices) or swap.pages - swap.free_pages
     shmem_pages = _shmem(reader, losses)
