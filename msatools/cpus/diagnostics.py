@@ -183,7 +183,10 @@ def _without_turn(known: Known) -> Iterator[Diagnostic]:
     """Find fair tasks that others of their class keep from a turn by their weights."""
     for queue in known.queues:
         current = queue.current
-        if current is None or current.sched_class != "fair" or _is_held_up(queue):
+        if current is None or current.sched_class != "fair":
+            continue
+        # Whoever does not leave the CPU at all is another finding.
+        if (queue.switched_ns or 0) >= _NO_TURN_NS:
             continue
         if known.is_stalled(queue.cpu):
             continue

@@ -40,6 +40,9 @@ SHARE = 0.2
 LEAST_NS = 1_000_000_000
 """Minimum time that this is of."""
 
+UNKNOWN = "an unknown one"
+"""Stands for the function of a tasklet that is neither queued nor running now."""
+
 _SOON_NS = 10_000_000
 _PF_WQ_WORKER = 0x20
 _WORKERS = "kworker/"
@@ -103,11 +106,11 @@ class Storms:
             except UNREADABLE as error:
                 self._losses.lose(Loss.CPUS, f"what CPU {cpu} serves is lost: {error}")
                 continue
-            if function:
+            if function or kind == "tasklet":
                 yield Storm(
                     kind=kind,
                     cpu=cpu,
-                    function=self._name(function),
+                    function=self._name(function) if function else UNKNOWN,
                     per_second=per_second,
                 )
 
@@ -130,7 +133,9 @@ class Storms:
         names = [name.partition(".")[0] for name in stack.names]
         for caller in ("tasklet_action_common", "tasklet_action"):
             if caller in names and (place := names.index(caller)):
-                return stack.pcs[place - 1]
+                # Between two tasklets it is in a function of softirq.c itself.
+                is_own = names[place - 1].startswith("tasklet_")
+                return None if is_own else stack.pcs[place - 1]
         return None
 
     def _timer(self, cpu: int) -> int | None:

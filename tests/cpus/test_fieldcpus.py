@@ -13,6 +13,7 @@ import pytest
 
 from fixtures import lab
 from msatools.cli.in_drgn import run_in_drgn
+from msatools.cpus.storms import UNKNOWN
 from msatools.locks.report import Root
 from tests.locks.reports import logged_report
 from tests.truth import tables
@@ -175,7 +176,9 @@ def test_storms(dump: str, kind: str, role: str, function: str) -> None:
     storms = json_of("cpus", dump)["storms"]
     (found,) = (each for each in storms if each["kind"] == kind)
     assert found["cpu"] == workload(dump)["cpus"][role]
-    assert found["function"] == function
+    # A CPU may have been stopped between two tasklets.
+    assert found["function"] in (function, *([UNKNOWN] if kind == "tasklet" else []))
+    function = found["function"]
     said = [each["text"] for each in verdicts(dump, "cpu-storm")]
     assert len([text for text in said if function in text]) == 1
 
