@@ -201,7 +201,7 @@ def _without_turn(known: Known) -> Iterator[Diagnostic]:
         more = f", and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
         had = "has" if len(late) == 1 else "have"
         idle = _idle_cpus(known)
-        beside = f"; cpu{ranges(idle)} idle, where they may not run" if idle else ""
+        beside = f"; cpu{ranges(idle)} idle" if idle else ""
         yield Diagnostic(
             code="no-turn",
             text=f"on cpu{queue.cpu} {named}{more} {had} had no turn for "
@@ -417,7 +417,7 @@ def _disabled(known: Known) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 code="irq-disabled",
                 text=f"irq {irq.irq} {irq.name} is disabled, after it came "
-                f"{_count(irq.total, 'time')}: what it completes is not completed",
+                f"{_count(irq.total, 'time')}: until it is enabled nothing comes of it",
                 cpus=irq.effective,
                 advice=None,
                 evidence=(f"its affinity is cpu{ranges(irq.affinity)}",),

@@ -46,7 +46,6 @@ UNKNOWN = "an unknown one"
 _SOON_NS = 10_000_000
 _PF_WQ_WORKER = 0x20
 _WORKERS = "kworker/"
-_TICK = ("tick_sched_timer", "tick_nohz_handler")
 
 
 class Storms:
@@ -139,7 +138,10 @@ class Storms:
         return None
 
     def _timer(self, cpu: int) -> int | None:
-        """Return the function of the first timer to expire beside the tick."""
+        """Return the function of the first timer to expire, if it is a module's.
+
+        The kernel's own serve many: who sleeps for a while is at no fault.
+        """
         bases = per_cpu(find_variable(self._prog, "hrtimer_bases"), cpu)
         soonest: tuple[int, int] | None = None
         for base in bases.clock_base:
@@ -148,9 +150,10 @@ class Storms:
                 continue
             timer = _container(self._prog, int(node))
             expires = int(timer.node.expires) - int(base.offset)
-            name = self._text.name(int(timer.function)) or ""
-            if not name.startswith(_TICK) and (not soonest or expires < soonest[0]):
-                soonest = expires, int(timer.function)
+            function = int(timer.function)
+            is_own = self._text.in_kernel(function)
+            if not is_own and (not soonest or expires < soonest[0]):
+                soonest = expires, function
         if soonest is None or soonest[0] > int(bases.expires_next) + _SOON_NS:
             return None
         return soonest[1]

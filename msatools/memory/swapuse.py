@@ -49,7 +49,7 @@ def read_swap_use(
             zswap=None,
         )
     devices = tuple(_devices(reader, losses))
-    used = sum(device.used for device in devices) or swap.pages - swap.free_pages
+    used = swap.pages - swap.free_pages
     shmem_pages = _shmem(reader, losses)
     return SwapUse(
         devices=devices,

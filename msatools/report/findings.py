@@ -5,11 +5,18 @@
 from collections.abc import Iterator
 
 from msatools.cpus.model import Diagnostic
+from msatools.report.model import Severity, VerdictConfidence
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 
 
-def present_finding(finding: str, code: str, *see: str) -> VerdictRule[Diagnostic]:
+def present_finding(
+    finding: str,
+    code: str,
+    *see: str,
+    severity: Severity = "warning",
+    confidence: VerdictConfidence = "exact",
+) -> VerdictRule[Diagnostic]:
     """Return the rule that tells one kind of findings.
 
     :param finding: Its code in msa-cpus.
@@ -20,8 +27,8 @@ def present_finding(finding: str, code: str, *see: str) -> VerdictRule[Diagnosti
         code=code,
         needs=("cpus",),
         when=lambda parts: _found(parts, finding),
-        severity="warning",
-        confidence="exact",
+        severity=severity,
+        confidence=confidence,
         words=lambda found: found.text,
         evidence=lambda found: found.evidence,
         see=lambda found: ("cpus", *see),
