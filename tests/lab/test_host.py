@@ -88,7 +88,7 @@ def test_locks_of_apt_are_waited_for(
     apt: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     lock = tmp_path / "lists/lock"
     with held(lock) as holder:
@@ -105,7 +105,7 @@ def test_locks_of_apt_are_waited_for(
         monkeypatch.setattr(host, "time", clock)
         host.run_apt(["apt-get", "update"], timeout=60, env=apt)
     assert waits == [host.LOCK_POLL_SECONDS] * 2
-    said = capsys.readouterr().err.splitlines()
+    said = capfd.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("lab: waiting up to 300 s for apt: Could not get lock")
     assert str(lock) in said[0]

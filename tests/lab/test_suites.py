@@ -184,12 +184,12 @@ def update(root: Path, there: str) -> None:
 
 
 def test_suite_without_index_is_skipped_with_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     update(tmp_path, "bullseye bullseye-updates")
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
     update(tmp_path, "bullseye")
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "going on without bullseye-updates" in said
     assert "no Release file" in said
 

@@ -216,7 +216,7 @@ SCENARIOS: Mapping[str, Expected] = {
         may=LATE,
         words={
             "oops": "bm_oops [busymodule]",
-            "cpu-starved": "starved-idle (IDLE)",
+            "cpu-starved": "starving-hog (nice -20) runs",
             "irq-disabled": "nvme",
             "kernel-warnings": "20 times in bm_warn [busymodule]",
         },
