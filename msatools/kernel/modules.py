@@ -14,7 +14,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import unsigned
-from msatools.selfdesc.find import find_type, find_variable, offset_of
+from msatools.selfdesc.find import drgn_lookups, find_type, find_variable, offset_of
 from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
 
 _MAX_DEPTH = 128
@@ -145,3 +145,17 @@ class _Tree:
             child = self._left if address < base else self._right
             node = unsigned(data, self._nodes[copy] + child, 8)
         raise DamagedDataError("the tree of modules has no end", node)
+
+
+def module_area(prog: drgn.Program) -> tuple[int, int]:
+    """Return the first and the last address that any module has had so far; 0 if lost.
+
+    ``mod_tree`` has the lowest and the highest (kernel/module/main.c).
+    """
+    try:
+        with drgn_lookups:
+            tree = find_variable(prog, "mod_tree")
+            # addr_max is inclusive; damage may make it the highest address: no + 1.
+            return tree.addr_min.value_(), tree.addr_max.value_()
+    except LOST:
+        return 0, 0

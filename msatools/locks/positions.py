@@ -8,6 +8,9 @@ the lock of the mapping (mm/memory.c, handle_mm_fault()): so the kernel asserts.
 same holds for who reads or writes the memory of another process, such as ``ps``
 (__access_remote_vm()). Their stacks have the mapping and the memory's descriptor.
 
+Who commits a transaction of btrfs wakes those that wait for that: it has it
+on its stack (fs/btrfs/transaction.c, btrfs_commit_transaction()).
+
 Who takes a CPU on- or offline has ``cpu_hotplug_lock`` for writing (kernel/cpu.c),
 which does not record it.
 
@@ -43,6 +46,8 @@ _LOCKS = {
 """Maps locks that such tasks have to the structures that contain them."""
 
 
+_COMMITS = frozenset({"btrfs_commit_transaction"})
+
 _HOTPLUG = frozenset({"_cpu_down", "_cpu_up"})
 """Functions that have ``cpu_hotplug_lock`` wherever they sleep."""
 
@@ -55,6 +60,8 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
     type_ = want.lock.type
     if type_ == "percpu_rwsem":
         return _hotplugging(snapshot, want)
+    if type_ == "wait_queue":
+        return _committing(snapshot, want, stack_size)
     if type_ != "vma" and not (type_ == "rwsem" and want.readers):
         return frozenset()
     rows = [row for row in _faulting(snapshot) if row not in want.rows]
@@ -75,6 +82,22 @@ def _hotplugging(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
         return frozenset()
     rows = _within(snapshot, _HOTPLUG)
     return frozenset(row for row in rows if row not in want.rows)
+
+
+def _committing(
+    snapshot: WaitSnapshot, want: Wanted, stack_size: int
+) -> frozenset[int]:
+    """Return who commits the transaction of btrfs whose end is waited for."""
+    layout = snapshot.context.layout
+    if not layout.has("btrfs_transaction", "commit_wait"):
+        return frozenset()
+    offset = layout.offset("btrfs_transaction", "commit_wait")
+    transaction = (want.lock.address or 0) - offset
+    rows = [row for row in _within(snapshot, _COMMITS) if row not in want.rows]
+    cases = read_cases(
+        snapshot.context, snapshot.now, np.array(rows, np.intp), stack_size
+    )
+    return frozenset(case.row for case in cases if transaction in case.stack.pointers)
 
 
 def readers_by_code(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:

@@ -6,6 +6,7 @@ The log comes first: it has the kernel's own words, registers and stack. Where i
 stack, or is lost, the stack of the crashed task is unwound.
 """
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 
 from msatools.errors import LOST, UNREADABLE, MissingError
@@ -23,7 +24,7 @@ from msatools.report.frames import (
     fingerprint,
     plain_name,
 )
-from msatools.report.model import CrashDetails, NestedFault
+from msatools.report.model import CrashDetails, NestedFault, Unloaded
 from msatools.report.oom import OutOfMemory
 from msatools.selfdesc.find import ask, find_variable
 from msatools.target.model import Target
@@ -34,6 +35,9 @@ _BATCH_NS = 5_000_000_000
 
 _OOPS_NS = 60_000_000_000
 """An oops takes so long at most, on a slow console."""
+
+_ADDRESS = re.compile(r"\baddress:? ([0-9a-f]{8,16})\b")
+"""The bad address in the first line of an oops."""
 
 _BY_FUNCTION: dict[str, Cause] = {
     "sysrq_handle_crash": "sysrq",
@@ -83,8 +87,9 @@ def find_crash(
     frames = list(trace.frames) if trace else []
     if not frames and panic and (backtrace := panic.backtrace):
         trace, frames = backtrace, list(backtrace.frames)
+    text = KernelText(reader, losses)
     if not frames:
-        frames = _unwound(reader, losses)
+        frames = _unwound(reader, text)
     if event and not event.is_panic and _is_within(event):
         # A fault in panic(), of which the log has lost the reason: the stack has it.
         event = None
@@ -96,6 +101,9 @@ def find_crash(
     constraint = log.oom.constraint if log.oom is not None else None
     message = target.crash.message if target.crash and event is None else None
     last = panic or event
+    is_jump = trace is not None and trace.is_jump
+    unloaded = _unloaded(event, text)
+    gone = unloaded.last if is_jump and unloaded else None
     return CrashDetails(
         cause=cause,
         message=event.message if event else message,
@@ -106,8 +114,10 @@ def find_crash(
         pid=pid,
         comm=comm,
         frames=tuple(frame.text for frame in frames),
-        fingerprint=fingerprint(cause, faulty, constraint),
+        fingerprint=fingerprint(cause, faulty, constraint, gone),
         time_ns=last.time_ns if last else None,
+        is_jump=is_jump,
+        unloaded=unloaded,
         nested=tuple(_nested(panic, log)),
     )
 
@@ -186,7 +196,16 @@ def _by_function(frames: Sequence[Frame]) -> Cause:
     return next(causes, "panic")
 
 
-def _unwound(reader: Reader, losses: LossLog) -> list[Frame]:
+def _unloaded(event: Event | None, text: KernelText) -> Unloaded | None:
+    """Return what is known of the bad address, if it is where a module was."""
+    found = _ADDRESS.search(event.message) if event else None
+    if found is None:
+        return None
+    last = text.unloaded(int(found[1], 16))
+    return None if last is None else Unloaded(address=found[1], last=last)
+
+
+def _unwound(reader: Reader, text: KernelText) -> list[Frame]:
     """Unwind the stack of the crashed task, by its registers in the dump."""
     prog = reader.prog
     try:
@@ -194,7 +213,6 @@ def _unwound(reader: Reader, losses: LossLog) -> list[Frame]:
         trace = stack_trace(prog, task) or ()
     except LOST:
         return []
-    text = KernelText(reader, losses)
     frames = []
     for frame in trace:
         if frame.is_inline:

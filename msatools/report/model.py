@@ -70,6 +70,17 @@ class NestedFault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unloaded:
+    """A bad address where a module was, or may have been."""
+
+    address: str
+    """In hexadecimal, as in the kernel's log."""
+
+    last: str
+    """The module that was unloaded last."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CrashDetails:
     """How the kernel crashed."""
 
@@ -102,6 +113,12 @@ class CrashDetails:
 
     time_ns: int | None
     """When it crashed, by the log's clock."""
+
+    is_jump: bool = field(default=False, metadata=ADDED)
+    """Whether that function jumped to what is no code."""
+
+    unloaded: Unloaded | None = field(default=None, metadata=ADDED)
+    """What is known of the address, if modules were there and none is."""
 
     nested: tuple[NestedFault, ...] = field(default=(), metadata=ADDED)
     """Faults in panic() itself, the oldest first: results of the crash, not causes."""

@@ -38,11 +38,36 @@ CAUSES: dict[Cause, str] = {
     "machine-check": "machine check",
     "panic": "panic",
 }
+JUMPS: dict[Cause, str] = {
+    "null-dereference": "jump to NULL",
+    "page-fault": "jump to a bad address",
+}
 
 
 def cause_text(cause: Cause) -> str:
     """Return a cause in words."""
     return CAUSES[cause]
+
+
+def fault_text(crash: CrashDetails) -> str:
+    """Return what kind of fault it was, and where."""
+    cause = cause_text(crash.cause)
+    if not crash.function:
+        return cause
+    if crash.is_jump and crash.cause in JUMPS:
+        return f"{JUMPS[crash.cause]} by {function_text(crash)}"
+    return f"{cause} in {function_text(crash)}"
+
+
+def unloaded_text(crash: CrashDetails) -> str:
+    """Return what is known of a bad address where a module was; empty if nothing."""
+    if crash.unloaded is None:
+        return ""
+    what = "code" if crash.is_jump else "data"
+    return (
+        f"no module is at {crash.unloaded.address} any more: {what} of one that was "
+        f"unloaded (the last: {crash.unloaded.last}), or of its initialization"
+    )
 
 
 def count_text(count: int, one: str, ending: str = "s") -> str:

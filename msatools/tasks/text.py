@@ -6,9 +6,9 @@ import re
 
 import drgn
 
-from msatools.errors import MissingError
+from msatools.errors import LOST, MissingError
 from msatools.kernel.bpf_symbols import BpfSymbols
-from msatools.kernel.modules import CodeModules
+from msatools.kernel.modules import CodeModules, module_area
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
@@ -16,6 +16,9 @@ from msatools.selfdesc.find import find_symbol
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf, main_module
 from msatools.selfdesc.module_records import LoadedModule
+
+_MODULE_NAME_BYTES = 56
+"""MODULE_NAME_LEN of 64-bit kernels."""
 
 _BOUNDS = (("_stext", "_etext"), ("_sinittext", "_einittext"))
 _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
@@ -50,6 +53,22 @@ class KernelText:
             return None
         program = self._bpf.find(address)
         return None if program is None else program[1]
+
+    def unloaded(self, address: int) -> str | None:
+        """Return which module was unloaded last, if none is where one may have been.
+
+        ``last_unloaded_module`` begins with its name (kernel/module/main.c).
+        """
+        prog = self._reader.prog
+        first, last = module_area(prog)
+        if not first <= address <= last or self.name(address) or self.module(address):
+            return None
+        try:
+            place = kernel_symbol(prog, "last_unloaded_module")
+            name = self._reader.read(place, _MODULE_NAME_BYTES).partition(b"\0")[0]
+        except LOST:
+            return None
+        return name.decode("ascii", "replace") or None
 
     def symbol(self, address: int) -> drgn.Symbol | None:
         """Return the symbol of the function at an address; ``None`` if not found."""

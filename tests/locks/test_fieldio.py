@@ -35,6 +35,15 @@ def test_disk(dump: LoggedReport, disk: str) -> None:
     assert reads > 0
 
 
+def test_commit_of_a_file_system(dump: LoggedReport) -> None:
+    """Who waits for a commit of btrfs waits for the task that commits."""
+    tasks = dump.run.workload["tasks"]
+    commits, waits = (tasks[name]["tid"] for name in ("btrfs-sync", "btrfs-sync-after"))
+    (lock,) = (each for each in dump.report.locks if waits in each.waiters)
+    assert [(own.pid, own.confidence) for own in lock.owners] == [(commits, "likely")]
+    assert lock.what == "commit of btrfs"
+
+
 def test_server(dump: LoggedReport) -> None:
     """Two mounts of NFS are one root, with the age of the oldest request."""
     tids = dump.run.workload["ends"]["nfs"]

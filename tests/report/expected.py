@@ -78,6 +78,12 @@ def _module(cause: Cause, function: str) -> Expected:
     return Expected(died=died)
 
 
+def _unloaded(function: str) -> Expected:
+    """Return what is to be said of what leads back to a module that is gone."""
+    died = Died(cause="page-fault", function=function)
+    return Expected(died=died, words={"panic": "unloaded (the last: crashmodule)"})
+
+
 _BEHIND = _codes("cpu-stalled", "cpu-starved", "rcu-stalled", "workqueue-stalled")
 """What else stands still behind a CPU that does, or a lock, if that lasts."""
 
@@ -134,6 +140,10 @@ SCENARIOS: Mapping[str, Expected] = {
     "crashes-fault": _module("page-fault", "cm_fault"),
     # Who jumped there, and not what lies there.
     "crashes-jump": _module("page-fault", "cm_jump"),
+    "crashes-jump-work": _module("page-fault", "cm_jump"),
+    # Where the module was is none: what led there, and which module that may be.
+    "crashes-left-timer": _unloaded("__run_timers"),
+    "crashes-left-work": _unloaded("process_one_work"),
     # The first panic, and not what befell panic() itself.
     "crashes-nested": _module("null-dereference", "cm_read_state"),
     "crashes-nested-hang": _module("panic", "cm_panic"),

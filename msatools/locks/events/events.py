@@ -59,6 +59,12 @@ _BY_CALLER = {
         "user-mode helper": "call_usermodehelper_exec call_usermodehelper",
         "block I/O": "submit_bio_wait blk_execute_rq bio_await bio_await_chain",
         "look-up of a name": "d_alloc_parallel d_wait_lookup",
+        "log of XFS": """
+            xlog_wait_on_iclog xlog_wait_on_iclog_lsn xlog_state_get_iclog_space
+            xlog_cil_force_seq xlog_cil_push_work xlog_grant_head_wait
+        """,
+        "commit of btrfs": "wait_for_commit wait_current_trans",
+        "log of btrfs": "btrfs_sync_log wait_log_commit wait_for_writer",
         "core dump": "coredump_wait do_coredump vfs_coredump coredump_task_exit",
     }.items()
     for name in names.split()

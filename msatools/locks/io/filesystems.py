@@ -2,20 +2,32 @@
 
 """The disks of file systems that wait for them in ways of their own: XFS and btrfs.
 
-XFS waits for the I/O of a ``struct xfs_buf`` by a completion in it (fs/xfs/xfs_buf.c).
-Super blocks of btrfs have no block device: a file system may have several, in the list
-of its ``struct btrfs_fs_devices`` (fs/btrfs/volumes.h). It waits for a block of its
-trees by a bit of its ``struct extent_buffer``, or for the folio of that.
+XFS waits for the I/O of a ``struct xfs_buf`` by a completion in it (fs/xfs/xfs_buf.c),
+and for its log by queues of that (fs/xfs/xfs_log_priv.h). Super blocks of btrfs have no
+block device: a file system may have several, in the list of its
+``struct btrfs_fs_devices`` (fs/btrfs/volumes.h). It waits for a block of its trees by a
+bit of its ``struct extent_buffer``, or for the folio of that, and for the log of files
+by a queue of their tree (fs/btrfs/tree-log.c).
 """
 
 from collections.abc import Iterator
 
-from msatools.errors import LOST
+from msatools.errors import LOST, UNREADABLE
 from msatools.locks.base.lock import Lock
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.io.disks import Disk, all_disks
 from msatools.locks.io.inflight import in_flight
 from msatools.target.addresses import KERNEL_HALF
+
+_XFS_LOG = (
+    ("xlog_in_core", ("ic_force_wait", "ic_write_wait"), "ic_log"),
+    ("xfs_cil", ("xc_push_wait", "xc_start_wait", "xc_commit_wait"), "xc_log"),
+    ("xlog", ("l_flush_wait",), ""),
+)
+"""Wait queues of an XFS log, and the way to its ``struct xlog``."""
+
+_BTRFS_LOG = ("log_writer_wait", "log_commit_wait[0]", "log_commit_wait[1]")
+"""Wait queues of a ``struct btrfs_root``."""
 
 _MAX_DEVICES = 64
 """Maximum number of devices of one btrfs."""
@@ -34,6 +46,10 @@ def disk_of_lock(context: LockContext, lock: Lock) -> Disk | None:
             return _of_xfs(context, lock.address)
         if lock.type == "bit_wait":
             return _of_btrfs(context, lock.address)
+        if lock.type == "wait_queue":
+            disks = (_of_xfs_log, _of_btrfs_log)
+            found = (disk(context, lock.address) for disk in disks)
+            return next((disk for disk in found if disk), None)
     except LOST:
         # Most are in no such structure, and what lies there leads nowhere.
         pass
@@ -59,6 +75,53 @@ def _of_xfs(context: LockContext, completion: int) -> Disk | None:
     buffer = completion - layout.offset("xfs_buf", "b_iowait")
     target = layout.member(buffer, "xfs_buf", "b_target")
     return _of_device(context, layout.member(target, "xfs_buftarg", "bt_bdev"))
+
+
+def _of_xfs_log(context: LockContext, queue: int) -> Disk | None:
+    """Return the disk of the log that a queue is of, if I/O is in flight there."""
+    layout = context.layout
+    for name, members, way in _XFS_LOG:
+        for member in members:
+            if not layout.has(name, member):
+                continue
+            log = queue - layout.offset(name, member)
+            if way:
+                log = layout.member(log, name, way)
+            disk = _of_log(context, log)
+            if disk is not None:
+                return disk
+    return None
+
+
+def _of_log(context: LockContext, log: int) -> Disk | None:
+    layout = context.layout
+    try:
+        cil, target = layout.members(log, "xlog", "l_cilp", "l_targ")
+        if layout.member(cil, "xfs_cil", "xc_log") != log:
+            return None
+        device = layout.member(target, "xfs_buftarg", "bt_bdev")
+    except UNREADABLE:  # it is no log
+        return None
+    disk = _of_device(context, device)
+    return disk if disk and in_flight(context).has_io(disk) else None
+
+
+def _of_btrfs_log(context: LockContext, queue: int) -> Disk | None:
+    """Return the disk of the btrfs whose log of files a queue is of, if it has I/O."""
+    layout = context.layout
+    for member in _BTRFS_LOG:
+        if not layout.has("btrfs_root", member.partition("[")[0]):
+            continue
+        root = queue - layout.offset("btrfs_root", member)
+        try:
+            info = layout.member(root, "btrfs_root", "fs_info")
+            disks = list(_disks_of_btrfs(context, info))
+        except UNREADABLE:  # it is no root of a tree
+            continue
+        return _busy(
+            context, [disk for disk in disks if in_flight(context).has_io(disk)]
+        )
+    return None
 
 
 def _of_btrfs(context: LockContext, word: int) -> Disk | None:

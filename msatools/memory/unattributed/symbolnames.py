@@ -19,14 +19,13 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.errors import LOST, MissingError
+from msatools.errors import MissingError
 from msatools.kernel.bpf_symbols import BpfSymbols
-from msatools.kernel.modules import CodeModules
+from msatools.kernel.modules import CodeModules, module_area
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
 from msatools.records import dataclass
-from msatools.selfdesc.find import drgn_lookups, find_variable
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf
@@ -71,7 +70,7 @@ class SymbolNames:
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
         self._image = _bounds(reader.prog, "_stext", "_end")
-        self._area = _module_area(reader.prog)
+        self._area = module_area(reader.prog)
         self._modules = CodeModules(reader, losses)
         self._bpf = BpfSymbols(reader, losses)
         self._of_kernel: _KernelSymbols | None = None
@@ -188,15 +187,4 @@ def _bounds(prog: drgn.Program, first: str, end: str) -> tuple[int, int]:
     try:
         return kernel_symbol(prog, first), kernel_symbol(prog, end)
     except MissingError:
-        return 0, 0
-
-
-def _module_area(prog: drgn.Program) -> tuple[int, int]:
-    """Return the address range of all modules (kernel/module/main.c)."""
-    try:
-        with drgn_lookups:
-            tree = find_variable(prog, "mod_tree")
-            # addr_max is inclusive; damage may make it the highest address: no + 1.
-            return tree.addr_min.value_(), tree.addr_max.value_()
-    except LOST:
         return 0, 0

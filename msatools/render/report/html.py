@@ -28,7 +28,7 @@ from msatools.render.report.report import (
 from msatools.render.report.wait_picture import wait_picture
 from msatools.report.log_lines import all_lines
 from msatools.report.model import TriageReport
-from msatools.report.words import cause_text, function_text, who_text
+from msatools.report.words import cause_text, fault_text, unloaded_text, who_text
 
 MAX_LOG = 2000
 """Lines of the log on the page, the last ones."""
@@ -87,7 +87,8 @@ def page(report: TriageReport) -> str:
         not_crashed="" if report.target.live else not_crashed_text(report),
         verdicts=shown_verdicts(report),
         cause=cause_text(crash.cause) if crash else "",
-        function=function_text(crash) if crash else "",
+        fault=fault_text(crash) if crash else "",
+        unloaded=unloaded_text(crash) if crash else "",
         who=who_text(crash) if crash else "",
         sections=[*_sections(report)],
         log=_log(report),

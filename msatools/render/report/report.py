@@ -19,7 +19,7 @@ from msatools.report.model import (
     TriageReport,
     TriageVerdict,
 )
-from msatools.report.words import cause_text, function_text, nested_text, who_text
+from msatools.report.words import fault_text, nested_text, unloaded_text, who_text
 from msatools.reports.units import duration, size
 from msatools.target.model import Target
 
@@ -124,11 +124,11 @@ def _time_of_day(time_ns: int) -> str:
 
 
 def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
-    place = f" in {function_text(crash)}" if crash.function else ""
-    words = f"CRASHED: {cause_text(crash.cause)}{place}"
-    yield text(Span(words, "bad"), f"  {who_text(crash)}")
+    yield text(Span(f"CRASHED: {fault_text(crash)}", "bad"), f"  {who_text(crash)}")
     if crash.message is not None:
         yield text(f"  {crash.message}")
+    if gone := unloaded_text(crash):
+        yield text(f"  {gone}")
     frames = [*frames_text(crash.frames)]
     shown = frames if verbose else frames[:_FRAMES]
     for frame in shown:

@@ -8,7 +8,7 @@ from msatools.report.frames import parse_frame, plain_name
 from msatools.report.model import CrashDetails
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import cause_text, function_text, nested_text, who_text
+from msatools.report.words import fault_text, nested_text, unloaded_text, who_text
 
 _FRAMES = 4
 _NESTED = 3
@@ -25,13 +25,14 @@ def _words(crash: CrashDetails) -> str:
             "the kernel crashed: an NMI stopped it, an operator's or of the hardware; "
             "what it interrupted is at no fault"
         )
-    place = f" in {function_text(crash)}" if crash.function else ""
-    return f"the kernel crashed: {cause_text(crash.cause)}{place}, {who_text(crash)}"
+    return f"the kernel crashed: {fault_text(crash)}, {who_text(crash)}"
 
 
 def _evidence(crash: CrashDetails) -> Iterator[str]:
     if crash.message is not None:
         yield crash.message
+    if gone := unloaded_text(crash):
+        yield gone
     if crash.frames and crash.cause != "nmi":
         yield f"stack: {' < '.join(_faulting(crash))}"
     yield f"fingerprint {crash.fingerprint}"
