@@ -15,6 +15,7 @@ from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.events.relatives import NAMESPACE, PF_IO_WORKER, URING
 from msatools.locks.externals import External, external
+from msatools.locks.io.asynchronous import AIO, CANCEL, asynchronous_io
 from msatools.locks.lock_types import requests_of, what_of
 from msatools.locks.user.userlocks import futex_requests, recorded
 from msatools.locks.wait_targets.explain import wait_target
@@ -31,6 +32,7 @@ _IN_LOCKS = (*_LOCKS, TaskClass.FLT, TaskClass.SWP)
 
 _FROZEN = (TaskClass.STP, TaskClass.TRC, TaskClass.ZMB)
 _RINGS = frozenset(URING)
+_AIO = frozenset(AIO)
 _WAITS_ON = frozenset(("request_wait_answer", NAMESPACE))
 """Interruptible sleep that others have to end: for a file system in user space (at
 first, fs/fuse/dev.c), and of a process that has been killed already."""
@@ -64,14 +66,20 @@ class Blocked:
     """The calling function, for a task that spins."""
 
 
-def blocked_rows(tasks: TaskTable, now: TaskState) -> Rows:
+def blocked_rows(context: LockContext, now: TaskState) -> Rows:
     """Return the rows of blocked tasks: in uninterruptible sleep, or on a lock.
 
-    Tasks that wait for work, and stopped or frozen ones, are not blocked.
+    Tasks that wait for work, and stopped or frozen ones, are not blocked; those that
+    wait for I/O by a ring are if it takes long.
     """
+    tasks = context.tasks
     blocked = (letters(tasks) == "D") | are_any(now.classes, _IN_LOCKS)
     blocked |= _are_in(now, _WAITS_ON)[now.stacks.index]
-    blocked |= _waits_for_ring(tasks, now) | _waits_for_dump(now)
+    in_ring = _are_in(now, _RINGS)[now.stacks.index] & ~_are_workers(tasks)
+    blocked |= _waits_for_worker(tasks, now, in_ring) | _waits_for_dump(now)
+    if in_ring.any() or _are_in(now, _AIO).any():
+        cancels = _are_in(now, frozenset({CANCEL}))[now.stacks.index]
+        blocked |= asynchronous_io(context).slow(cancels)
     blocked &= ~are_any(now.classes, _FROZEN)
     return np.flatnonzero(blocked)
 
@@ -89,14 +97,18 @@ def _waits_for_dump(now: TaskState) -> Booleans:
     return found & are_any(now.classes, (TaskClass.WAI,))
 
 
-def _waits_for_ring(tasks: TaskTable, now: TaskState) -> Booleans:
+def _are_workers(tasks: TaskTable) -> Booleans:
+    """Return which tasks are workers of io_uring."""
+    workers: Booleans = (tasks["flags"] & PF_IO_WORKER) != 0
+    return workers
+
+
+def _waits_for_worker(tasks: TaskTable, now: TaskState, in_ring: Booleans) -> Booleans:
     """Return which tasks wait for an io_uring whose workers are stuck in requests."""
-    workers = (tasks["flags"] & PF_IO_WORKER) != 0
-    stuck: Booleans = workers & (now.classes != TaskClass.URG) & asleep(tasks)
-    if not stuck.any():
-        return stuck
-    waits: Booleans = _are_in(now, _RINGS)[now.stacks.index] & ~workers
-    waits &= np.isin(tasks["signal"], tasks["signal"][stuck])
+    stuck: Booleans = (
+        _are_workers(tasks) & (now.classes != TaskClass.URG) & asleep(tasks)
+    )
+    waits: Booleans = in_ring & np.isin(tasks["signal"], tasks["signal"][stuck])
     return waits
 
 

@@ -12,6 +12,7 @@ from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
 from msatools.locks.external_waits.network import asked_protocol, file_server
+from msatools.locks.io.asynchronous import AIO, asynchronous_io
 from msatools.locks.io.disks import all_disks
 from msatools.locks.io.filesystems import (
     disk_of_lock,
@@ -90,6 +91,8 @@ def external(
     if mount is not None:
         return _served(context, mount)
     disk = disk_of_wait(context, case, lock)
+    if disk is None and (case.task_class is TaskClass.URG or case.is_in(*AIO)):
+        disk = asynchronous_io(context).disk(case)
     if disk is None and lock is not None:
         disk = disk_of_lock(context, lock)
     if disk is None and super_block:

@@ -236,7 +236,7 @@ def read_snapshot(
 ) -> WaitSnapshot:
     """Read the blocked tasks, the locks they wait for, and their holders."""
     tasks = context.tasks
-    rows = blocked_rows(tasks, now)
+    rows = blocked_rows(context, now)
     blocked = {each.row: each for each in find_blocked(context, now, rows, stack_size)}
     spinning = {spin.row: spin for spin in spins(context, stack_size)}
     for row, spin in spinning.items():
