@@ -55,6 +55,7 @@ def _options(args: argparse.Namespace) -> CpusOptions:
         or bool({*_TASK_COLUMNS} & {*(args.columns or ())}),
         doing=args.verbose,
         stalls=args.view == "stalls",
+        stacks=args.view == "stacks",
         plan=args.plan,
         whole=args.record is not None,
     )
@@ -95,6 +96,8 @@ def _choose(report: CpusReport, args: argparse.Namespace) -> CpusReport:
         raise UsageError("-v, --sets, -o icsw,migr: tasks were not recorded")
     if options.stalls and report.stalls is None:
         raise UsageError("--stalls: what stands still was not recorded")
+    if options.stacks and report.stacks is None:
+        raise UsageError("--stacks: the stacks of CPUs were not recorded")
     return choose(report, options)
 
 
@@ -115,12 +118,14 @@ _EXCLUDED = (
     Excluded("--json", ("-n", "-o", "--info"), "has all rows and columns"),
     *(
         Excluded(view, ("-o",), "has columns of its own")
-        for view in ("-i", "--sets", "--info", "--stalls")
+        for view in ("-i", "--sets", "--info", "--stalls", "--stacks")
     ),
     Excluded(
-        "--diff", ("-i", "-o", "--info", "--stalls", "--plan"), "has tables of its own"
+        "--diff",
+        ("-i", "-o", "--info", "--stalls", "--stacks", "--plan"),
+        "has tables of its own",
     ),
-    Excluded("--stalls", ("-n",), "has all rows"),
+    *(Excluded(view, ("-n",), "has all rows") for view in ("--stalls", "--stacks")),
     Excluded("--plan", ("-P", "--set", "-o", "-n"), "is of the CPUs that it names"),
 )
 
@@ -167,6 +172,7 @@ COMMAND = Command(
             view("sets", "show sets in full, with their tasks and interrupts"),
             view("info", "show what each CPU is: its place, state, capacity"),
             view("stalls", "show what stands still, who holds it up, and why"),
+            view("stacks", "show the stack of each CPU in a dump, down to user mode"),
             argument(
                 "--plan",
                 type=cpu_list,
@@ -182,6 +188,7 @@ COMMAND = Command(
         ("-v", "run queues too: who waits, and for how long"),
         ("-i -P 4-7", "which interrupts these CPUs take"),
         ("--sets", "who is bound to which CPUs, and who strays"),
+        ("--stacks", "what each CPU of a dump was doing"),
         ("--stalls", "why the machine stands still, down to the culprit"),
         ("-o cpu,set,csw,icsw,migr 5", "switches and moves, each 5 s"),
         ("--plan 4-7", "how to keep these CPUs for something alone"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from msatools.cpus.diagnostics import Known, findings
-from msatools.cpus.model import CpuSet, CpusReport
+from msatools.cpus.model import CpuSet, CpusReport, StackOfCpu
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.sets import set_of_cpus
 from msatools.cpus.stalls.model import Stalls
@@ -58,6 +58,7 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
         vectors=report.vectors if options.irqs else None,
         softirqs=report.softirqs if options.irqs else None,
         stalls=_stalls_of(report.stalls, wanted, is_all) if options.stalls else None,
+        stacks=_stacks_of(report.stacks, wanted) if options.stacks else None,
     )
 
 
@@ -76,6 +77,14 @@ def _stalls_of(
         calls=tuple(call for call in stalls.calls if wanted & {call.cpu, call.caller}),
         timers=tuple(timer for timer in stalls.timers if timer.cpu in wanted),
     )
+
+
+def _stacks_of(
+    stacks: Sequence[StackOfCpu] | None, wanted: frozenset[int]
+) -> tuple[StackOfCpu, ...] | None:
+    if stacks is None:
+        return None
+    return tuple(stack for stack in stacks if stack.cpu in wanted)
 
 
 def has_tasks(report: CpusReport) -> bool:

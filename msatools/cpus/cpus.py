@@ -2,7 +2,7 @@
 
 """Collect reports of processor sets and per-CPU work of one kernel."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import drgn
@@ -31,6 +31,7 @@ from msatools.cpus.model import (
     CpusReport,
     Processor,
     RunQueue,
+    StackOfCpu,
     Storm,
 )
 from msatools.cpus.options import CpusOptions
@@ -53,11 +54,13 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.report import LossLog
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.records import dataclass
-from msatools.selfdesc.find import ask, ask_each, find_variable
+from msatools.selfdesc.find import ask, ask_each, drgn_lookups, find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.describe import describe
 from msatools.target.model import Target
+from msatools.tasks.identity import comm_text
 from msatools.tasks.names import KernelNames
+from msatools.tasks.runningstacks import StackReader, frame_texts
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
 from msatools.tasks.task_state import INTERRUPTS, running_frames
@@ -226,6 +229,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             softirqs=counters.softirq_rows(),
             nodes=nodes,
             stalls=sample.stalls,
+            stacks=self._stacks(sorted(sample.masks.online), wanted),
         )
         storms = self._storms(report, sample)
         report = replace(report, storms=storms or None)
@@ -297,6 +301,37 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             for queue in queues
         )
 
+    def _stacks(
+        self, online: Iterable[int], wanted: frozenset[int]
+    ) -> tuple[StackOfCpu, ...] | None:
+        """Return the stacks of the wanted CPUs, if requested."""
+        if not (self._options.stacks or self._options.whole):
+            return None
+        if self._target.live:
+            self._losses.note(
+                "stacks-move",
+                "a running kernel's CPUs have stacks that move: none here",
+            )
+            return None
+        text = KernelText(self._reader, self._losses)
+        stacks = StackReader(self._reader, text, self._losses)
+        return tuple(self._stack(cpu, stacks, text) for cpu in online if cpu in wanted)
+
+    def _stack(self, cpu: int, stacks: StackReader, text: KernelText) -> StackOfCpu:
+        pid = comm = found = None
+        try:
+            task = current_task(self._prog, cpu)
+            pid, comm = task.pid.value_(), task.comm.string_()
+            found = stacks.read(task.value_())
+        except LOST as error:
+            self._losses.lose(Loss.CPUS, f"the stack of a CPU is lost: {error}")
+        return StackOfCpu(
+            cpu=cpu,
+            pid=pid,
+            comm=None if comm is None else comm_text(comm),
+            frames=frame_texts(found, text) if found else None,
+        )
+
     def _load(self) -> tuple[float, ...] | None:
         load = load_averages(self._prog, self._losses)
         if load is None:
@@ -311,6 +346,12 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             return ()
 
 
+def current_task(prog: drgn.Program, cpu: int) -> drgn.Object:
+    """Return the ``struct task_struct *`` that a CPU runs."""
+    with drgn_lookups:
+        return ask(per_cpu, find_variable(prog, "runqueues"), cpu).curr
+
+
 def doing(
     prog: drgn.Program, text: KernelText, cpu: int, losses: LossLog
 ) -> str | None:
@@ -321,7 +362,7 @@ def doing(
         ``None`` without registers, as on a live kernel, or for an offline CPU.
     """
     try:
-        task = ask(per_cpu, find_variable(prog, "runqueues"), cpu).curr.value_()
+        task = current_task(prog, cpu).value_()
     except UNREADABLE as error:
         losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
         return None

@@ -233,6 +233,20 @@ class RunQueue:
     """In a dump: ``user mode``, or ``kernel`` or ``interrupt`` and the function."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackOfCpu:
+    """What a CPU was doing when a dump was made, down to user mode."""
+
+    cpu: int
+    pid: int | None
+    """ID of its task; 0 for the idle task."""
+
+    comm: str | None
+    frames: tuple[str, ...] | None
+    """Functions, the innermost first, with their modules; ``(user mode)`` at the end if
+    it was there. ``None`` if its registers are not in the dump, or it was offline."""
+
+
 # --- sets
 
 
@@ -485,6 +499,9 @@ class CpusReport(Report):
 
     storms: tuple[Storm, ...] | None = field(default=None, metadata=ADDED)
     """Work of which some CPUs have far more than others need, if there is such."""
+
+    stacks: tuple[StackOfCpu, ...] | None = field(default=None, metadata=ADDED)
+    """The stack of each CPU in a dump; on request (``--stacks``)."""
 
     plan: CpuPlan | None = field(default=None, metadata=ADDED)
     """The plan to set some CPUs apart, if asked for."""

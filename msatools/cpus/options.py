@@ -28,6 +28,9 @@ class CpusOptions:
     stalls: bool = False
     """Report what stands still, with the evidence."""
 
+    stacks: bool = False
+    """Report the stack of each CPU, in a dump."""
+
     plan: frozenset[int] | None = None
     """The CPUs to plan to set apart."""
 

@@ -3,7 +3,7 @@
 """Groups sleeping threads by their kernel stacks, as mdb's ``::stacks``."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,15 @@ import numpy.typing as npt
 from msatools.prstat.model import StackGroup
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
-from msatools.tasks.runningstacks import USER_MODE, CpuStack, StackReader
+from msatools.tasks.runningstacks import (
+    StackReader,
+    frame_text,
+    module_name,
+    named_frames,
+)
 from msatools.tasks.stacks import Stack, Stacks
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState, runs
-from msatools.tasks.text import KernelText
 
 
 def stack_groups(
@@ -42,16 +46,16 @@ def stack_groups(
         if index not in frames:
             named = _frames(now.stacks, now.stacks.unique[index])
             keep = _has(named, functions, modules)
-            frames[index] = tuple(map(_frame, named)) if keep else ()
+            frames[index] = tuple(map(frame_text, named)) if keep else ()
         if frames[index]:
             groups[frames[index], int(now.classes[row])].append(row)
     on_cpu = np.flatnonzero(wanted & runs(tasks)).tolist() if running else []
     for row in on_cpu:
         assert running is not None
         stack = running.read(int(tasks["address"][row]))
-        named = [] if stack is None else list(_running_frames(now.stacks, stack))
+        named = [] if stack is None else list(named_frames(stack, now.stacks.text))
         if named and _has(named, functions, modules):
-            key = tuple(map(_frame, named)), int(now.classes[row])
+            key = tuple(map(frame_text, named)), int(now.classes[row])
             groups[key].append(row)
     made = [
         StackGroup(
@@ -72,26 +76,9 @@ def _frames(stacks: Stacks, stack: Stack) -> list[tuple[str, str | None]]:
     """Return the functions of a stack, with their modules if they are in one."""
     text = stacks.text
     return [
-        (name, _module(text, address))
+        (name, module_name(text, address))
         for name, address in zip(stacks.names(stack), stack.instructions(), strict=True)
     ]
-
-
-def _running_frames(
-    stacks: Stacks, stack: CpuStack
-) -> Iterator[tuple[str, str | None]]:
-    """Yield the functions of a running thread, with their modules."""
-    pcs = iter(stack.pcs)
-    for name in stack.names:
-        if name == USER_MODE:
-            yield "(user mode)", None
-        else:
-            yield name, _module(stacks.text, next(pcs))
-
-
-def _module(text: KernelText, address: int) -> str | None:
-    module = None if text.in_kernel(address) else text.module(address)
-    return module.name if module else None
 
 
 def _has(
@@ -105,8 +92,3 @@ def _has(
     return (not functions or bool(functions & names)) and (
         not modules or any(module in modules for _, module in frames)
     )
-
-
-def _frame(frame: tuple[str, str | None]) -> str:
-    name, module = frame
-    return name if module is None else f"{name} [{module}]"

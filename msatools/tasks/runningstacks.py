@@ -2,7 +2,7 @@
 
 """The stacks of tasks that run, in a dump: by their registers, through interrupts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from itertools import zip_longest
 from typing import Literal
@@ -16,6 +16,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
 from msatools.records import dataclass
 from msatools.selfdesc.find import object_at
+from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.framerules import End
 from msatools.tasks.stacks import StackCollector
@@ -41,6 +42,9 @@ _SEARCHED = 512
 _LEAST = 4
 """Minimum number of frames that are no chance."""
 
+_CALL = 0xE8
+"""The ``call rel32`` of x86-64."""
+
 USER_MODE = ""
 """Stands for user mode among the functions of a stack."""
 
@@ -57,6 +61,33 @@ class CpuStack:
 
     flags: Mapping[int, Literal["on", "off"]] = field(default_factory=dict)
     """Whether interrupts are on, by the number of each frame whose registers say so."""
+
+
+def frame_texts(stack: CpuStack, text: KernelText) -> tuple[str, ...]:
+    """Return the functions of a stack in words, with their modules."""
+    return tuple(map(frame_text, named_frames(stack, text)))
+
+
+def named_frames(stack: CpuStack, text: KernelText) -> Iterator[tuple[str, str | None]]:
+    """Yield the functions of a stack, with their modules."""
+    pcs = iter(stack.pcs)
+    for name in stack.names:
+        if name == USER_MODE:
+            yield "(user mode)", None
+        else:
+            yield name, module_name(text, next(pcs))
+
+
+def module_name(text: KernelText, address: int) -> str | None:
+    """Return the name of the module that an address of code is in, if any."""
+    module = None if text.in_kernel(address) else text.module(address)
+    return module.name if module else None
+
+
+def frame_text(frame: tuple[str, str | None]) -> str:
+    """Return a function as the kernel's log has it: with its module in brackets."""
+    name, module = frame
+    return name if module is None else f"{name} [{module}]"
 
 
 class StackReader:
@@ -91,6 +122,9 @@ class StackReader:
             if frame.pc < KERNEL_HALF:
                 stack.names.append(USER_MODE)
                 break
+            if not stack.names and self._caller_is_guessed(frame.pc):
+                self._go_on(stack, frame, registers, task)
+                break
             has_more = following is not None and (
                 following.pc >= KERNEL_HALF or following.interrupted
             )
@@ -110,21 +144,19 @@ class StackReader:
     ) -> None:
         """Add a frame, and its callers by ORC tables."""
         sp, found = registers.get("rsp"), None
-        collector = self._reader.once(
-            StackCollector, lambda: StackCollector(self._reader, self._losses)
-        )
+        collector = self._collector
+        bp = registers.get("rbp", 0)
         if sp is not None:
-            bp = registers.get("rbp", 0)
             found = collector.callers(OneState(frame.pc, sp, bp, frame.interrupted))
         if sp is None or found is None:
             stack.add(frame.pc, is_exact=frame.interrupted)
             return
-        if found.guessed and len(found.pcs) == 1:
+        if not collector.knows(frame.pc):
             stack.add(frame.pc, is_exact=frame.interrupted)
-            found = self._first_caller(collector, sp)
-        if found is not None:
-            stack.extend(found)
-        if found is not None and found.end is End.UNSUPPORTED:
+            known = self._first_caller(collector, OneState(frame.pc, sp, bp, True))
+            found = known or _callers_of(found)
+        stack.extend(found)
+        if found.end is End.UNSUPPORTED:
             found = self._interrupted(collector, sp, task)
             if found is not None:
                 stack.extend(found)
@@ -162,20 +194,45 @@ class StackReader:
         words: list[int] = np.frombuffer(data, "<u8", readable).tolist()
         return words
 
-    def _first_caller(self, collector: StackCollector, sp: int) -> OneStack | None:
+    @property
+    def _collector(self) -> StackCollector:
+        return self._reader.once(
+            StackCollector, lambda: StackCollector(self._reader, self._losses)
+        )
+
+    def _caller_is_guessed(self, pc: int) -> bool:
+        """Return whether drgn guesses the caller of a function of the kernel."""
+        is_guess = is_served_by_btf(self._prog) and self._text.in_kernel(pc)
+        return is_guess and not self._collector.knows(pc)
+
+    def _first_caller(self, collector: StackCollector, at: OneState) -> OneStack | None:
         """Find the caller of a function that ORC does not describe.
 
-        Such as __crash_kexec() of 7.3, in which the CPU is that crashed. It is at the
-        first return address on the stack from which there is a way to its end.
+        Such as __crash_kexec(), in which the CPU is that crashed: objtool is told to
+        leave it out. It is at the first return address on the stack behind a call of
+        the function, from which there is a way to its end.
         """
-        for number, word in enumerate(self._words(sp, _SEARCHED)):
+        symbol = self._text.symbol(at.pc)
+        for number, word in enumerate(self._words(at.sp, _SEARCHED)):
             if word < KERNEL_HALF or not self._text.in_kernel(word):
                 continue
-            state = OneState(word, sp + 8 * (number + 1), 0, interrupted=False)
+            if symbol is None or self._called(word) != symbol.address:
+                continue
+            sp = at.sp + 8 * (number + 1)
+            state = OneState(word, sp, at.bp, interrupted=False)
             found = collector.callers(state)
             if found is not None and not found.guessed and len(found.pcs) >= _LEAST:
                 return found
         return None
+
+    def _called(self, address: int) -> int | None:
+        """Return the target of the ``call rel32`` that a return address is behind."""
+        try:
+            code = self._reader.read(address - 5, 5)
+        except UNREADABLE:
+            return None
+        distance = int.from_bytes(code[1:], "little", signed=True)
+        return address + distance if code[0] == _CALL else None
 
 
 @dataclass
@@ -201,6 +258,12 @@ class _CpuStack:
         """
         self.pcs.append(pc)
         self.names.append(self.text.name(pc if is_exact else pc - 1) or hex(pc))
+
+
+def _callers_of(found: OneStack) -> OneStack:
+    """Return a stack without its innermost frame."""
+    pcs, interrupted = found.pcs[1:], found.interrupted[1:]
+    return OneStack(pcs, interrupted, found.end, found.guessed)
 
 
 def _interrupts(registers: Mapping[str, int]) -> Literal["on", "off"] | None:

@@ -20,7 +20,7 @@ from msatools.tasks.framerules import (
     FrameRule,
     worked_out,
 )
-from msatools.tasks.orc import Orc
+from msatools.tasks.orc import BY_FRAME_POINTER, Orc
 from msatools.tasks.stackmemory import Rows, StackMemory
 from msatools.tasks.text import kernel_symbol
 from msatools.tasks.unwindone import (
@@ -97,6 +97,11 @@ class Unwinder:
         self._known: dict[int, int] = {}
         self._rules: list[FrameRule] = []
         self._table = np.empty(0, RULES)
+
+    def knows(self, pc: int) -> bool:
+        """Return whether an ORC table says how to unwind from an instruction."""
+        rule = self._orc.rule(pc)
+        return rule is not None and rule is not BY_FRAME_POINTER
 
     def unwind(self, memory: StackMemory) -> Frames:
         """Unwind each stack until it ends."""

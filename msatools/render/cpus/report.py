@@ -15,6 +15,7 @@ from msatools.render.blocks import (
     Table,
     Text,
     free_text,
+    one_line,
 )
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, number_text, plural, share
@@ -45,7 +46,7 @@ from msatools.render.header import header, notes
 
 __all__ = ["COLUMNS", "View", "blocks"]
 
-View = Literal["cpus", "irqs", "info", "sets", "stalls"]
+View = Literal["cpus", "irqs", "info", "sets", "stalls", "stacks"]
 
 _MANY = 128
 """Number of CPUs above which idle ones are summed up in a line."""
@@ -77,6 +78,10 @@ def blocks(
     if view == "stalls" and (report.cpus or not some):
         if report.stalls is not None:
             yield from stall_lines(report.stalls, verbose=verbose)
+        yield from _foot(report, verbose)
+        return
+    if view == "stacks" and (report.cpus or not some):
+        yield from _stacks(report)
         yield from _foot(report, verbose)
         return
     yield from sets_table(report, limits=view == "sets", verbose=verbose)
@@ -157,6 +162,19 @@ def _does_nothing(cpu: Cpu) -> bool:
         return False
     idle, total = cpu.idl_ns, total_ns(cpu)
     return idle is not None and total is not None and share(idle, total) == "100"
+
+
+# --- stacks
+
+
+def _stacks(report: CpusReport) -> Iterator[Block]:
+    for stack in report.stacks or ():
+        who = "" if stack.pid is None else f"  pid {stack.pid} {stack.comm}"
+        yield line(f"CPU {stack.cpu}{who}")
+        if stack.frames is None:
+            yield line(Span("    - its registers are not in the dump", "dim"))
+        for frame in stack.frames or ():
+            yield one_line(f"    {frame}")
 
 
 # --- psrinfo
