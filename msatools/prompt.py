@@ -8,7 +8,7 @@ The plugin calls it for each kernel that drgn opens.
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drgn import NoDefaultProgramError, Program, get_default_prog
 from drgn.commands import (
@@ -20,6 +20,9 @@ from drgn.commands import (
 )
 
 from msatools.registry import NAMES, load
+
+if TYPE_CHECKING:
+    from msatools.derived.options import Option
 
 _MARK = "_msatools_has_commands"
 """Attribute of drgn's completer once it completes commands."""
@@ -94,13 +97,14 @@ def matches(prog: Program, line: str, text: str) -> list[str]:
     :param text: The end of it that is replaced, without what separates words.
     """
     typed = line[1:].split(" ")
-    choices = _names(prog) if len(typed) == 1 else _options(typed[0])
-    word = typed[-1]
-    # readline takes a dash for the end of a word.
+    name, word = typed[0], typed[-1]
+    if len(typed) == 1:
+        choices = [*_names(prog)] if word else []
+    elif not (choices := _values(name, typed[-2], word)) and word:
+        choices = _options(name)
+    # readline takes a dash, a comma and an equals sign for the end of a word.
     kept = len(word) - len(text)
-    return sorted(
-        f"{choice[kept:]} " for choice in choices if word and choice.startswith(word)
-    )
+    return sorted(f"{each[kept:]} " for each in choices if each.startswith(word))
 
 
 def _names(prog: Program) -> Iterator[str]:
@@ -108,10 +112,33 @@ def _names(prog: Program) -> Iterator[str]:
         yield name
 
 
-def _options(name: str) -> Iterator[str]:
-    """Yield the options of one of our commands."""
-    from msatools.cli.arguments import make_parser
+def _options(name: str) -> list[str]:
+    """Return the options of one of our commands."""
+    return [flag for option in _options_of(name) for flag in option.flags]
 
-    if name in NAMES:
-        parser = make_parser(load(name), in_drgn=True)
-        yield from parser._option_string_actions
+
+def _values(name: str, before: str, word: str) -> list[str]:
+    """Return what a value may become: one name, or the last of a list with commas.
+
+    :param before: The word before, which may be its option; or it is in *word*, before
+        an equals sign.
+    """
+    start = ""
+    if word.startswith("--") and "=" in word:
+        before, _, word = word.partition("=")
+        start = f"{before}="
+    found = (option for option in _options_of(name) if before in option.flags)
+    option = next(found, None)
+    if option is None or option.value not in ("choice", "names"):
+        return []
+    first, comma, _ = word.rpartition(",")
+    if option.value == "names" and comma:
+        start += first + comma
+    return [start + value for value in option.names]
+
+
+def _options_of(name: str) -> "tuple[Option, ...]":
+    """Return the options of one of our commands; none of another."""
+    from msatools.derived.options import options_of
+
+    return options_of(load(name)) if name in NAMES else ()

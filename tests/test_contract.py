@@ -256,7 +256,7 @@ def check_wrong(row: Row, words: str, message: str) -> None:
 
 INTERVALS_IN_DRGN = {
     "vmcore": "vmcore: the target is drgn's own",
-    "5": "prog: a dump does not change in an interval",
+    "5": "5: the dump does not change in an interval",
     "0": "0: not a positive interval",
 }
 REFUSED_IN_DRGN = {

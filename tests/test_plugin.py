@@ -139,7 +139,7 @@ def test_prompt(prompt: Prompt, tmp_path: Path) -> None:
     assert prompt.ask("%memstat | grep -c CLASS").splitlines()[1] == "1"
     prompt.ask(f"%memstat --json > {tmp_path}/out")
     assert json.loads((tmp_path / "out").read_text())
-    assert "drgn: %memstat: prog: a dump does not" in prompt.ask("%memstat 5")
+    assert "drgn: %memstat: 5: the dump does not" in prompt.ask("%memstat 5")
     assert "USAGE: %memstat" in prompt.ask("%memstat --help")
     assert "Traceback" not in prompt.ask("%memstat --nonsense")
 
@@ -190,6 +190,10 @@ def _programs() -> int:
         ("%nothing --tr", "tr", []),
         ("%zombies ", "", []),
         ("%py --he", "he", []),
+        ("%memstat --by pro", "pro", ["process "]),
+        ("%memstat --by slab,pro", "pro", ["process "]),
+        ("%memstat --by=slab,pro", "pro", ["process "]),
+        ("%prstat --class LCK,KL", "KL", ["KLK "]),
     ],
 )
 def test_completion(

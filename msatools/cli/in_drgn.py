@@ -62,7 +62,8 @@ def _run(
         if words.target is not None:
             raise UsageError(f"{words.target}: the target is drgn's own")
         if words.interval_s is not None and not prog.flags & ProgramFlags.IS_LIVE:
-            raise UsageError("prog: a dump does not change in an interval")
+            text = f"{words.interval_s:g}: the dump does not change in an interval"
+            raise UsageError(text)
         check(command, args, words)
     except Asked as asked:
         sys.stdout.write(str(asked))

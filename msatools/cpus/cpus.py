@@ -194,7 +194,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             masks=masks,
             sets=sets,
             processors=read_processors(reader, percpu, ticks, found),
-            queues=queues,
+            queues=tuple(with_host(queue, stalls) for queue in queues),
             stalls=stalls,
         )
 
@@ -344,6 +344,14 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         except LOST as error:
             self._losses.lose(Loss.NODES, f"which nodes are online is lost: {error}")
             return ()
+
+
+def with_host(queue: RunQueue, stalls: Stalls) -> RunQueue:
+    """Correct why a clock lags: by its registers a CPU may take interrupts."""
+    is_host = any(each.cpu == queue.cpu and each.why == "host" for each in stalls.cpus)
+    if queue.lag_why != "interrupts off" or not is_host:
+        return queue
+    return replace(queue, lag_why="not run by its host")
 
 
 def current_task(prog: drgn.Program, cpu: int) -> drgn.Object:

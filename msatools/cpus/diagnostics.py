@@ -126,15 +126,21 @@ def _stalls(known: Known) -> Iterator[Diagnostic]:
             )
 
 
+_NO_TICK = {
+    "interrupts off": "they are off, or a hypervisor does not run it",
+    "not run by its host": "they are on, so its host does not run it",
+}
+
+
 def _dead_clocks(known: Known) -> Iterator[Diagnostic]:
     for queue in known.queues:
-        if queue.lag_why == "interrupts off" and not known.is_stalled(queue.cpu):
+        why = _NO_TICK.get(queue.lag_why or "")
+        if why is not None and not known.is_stalled(queue.cpu):
             runs = f"; runs {_task(queue.current)}" if queue.current else ""
             yield Diagnostic(
                 code="not-ticked",
                 text=f"cpu{queue.cpu} takes no interrupts, and has had no tick for "
-                f"{_seconds(queue.ticked_ns)}: they are off, or a hypervisor does not "
-                f"run it{runs}",
+                f"{_seconds(queue.ticked_ns)}: {why}{runs}",
                 cpus=(queue.cpu,),
                 advice=None,
             )

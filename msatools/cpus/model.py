@@ -223,8 +223,8 @@ class RunQueue:
     """Time that it has run the same task."""
 
     lag_why: str | None
-    """Why its clock lags: ``idle``, ``tick stopped``, ``interrupts off`` or
-    ``offline``; ``None`` if it does not."""
+    """Why its clock lags: ``idle``, ``tick stopped``, ``interrupts off``, ``not run by
+    its host`` or ``offline``; ``None`` if it does not."""
 
     panicked: bool
     """Whether the kernel panicked on this CPU."""

@@ -68,4 +68,57 @@ def owners(reports: ReportSet) -> Iterator[Comparison]:
     )
 
 
-CHECKS = (waits, owners)
+def standings(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare what the commands say of tasks that run, wait for a CPU, or may not.
+
+    All ask :mod:`msatools.tasks.standing`, each from what it has read itself.
+    """
+    by_cpus = _by_cpus(reports)
+    throttled = {
+        task.pid
+        for task in reports.prstat.tasks
+        if task.on is not None and task.on.kind == "quota"
+    }
+    same = throttled & by_cpus["throttled"]
+    yield Comparison(
+        name="standing.throttled",
+        left="tasks throttled by msa-prstat or msa-cpus",
+        right="those that are by both",
+        left_value=len(throttled | by_cpus["throttled"]),
+        right_value=len(same),
+    )
+    said = {
+        (root.pid, what)
+        for root in reports.locks.roots
+        for start, what in _STANDINGS.items()
+        if root.kind == "task" and root.reason.startswith(start)
+    }
+    yield Comparison(
+        name="standing.roots",
+        left="roots of msa-locks that run, wait for a CPU, or may not run",
+        right="those that msa-cpus says the same of",
+        left_value=len(said),
+        right_value=sum(pid in by_cpus[what] for pid, what in said),
+    )
+
+
+_STANDINGS = {
+    "runs on CPU": "running",
+    "waits for CPU": "waiting",
+    "throttled": "throttled",
+}
+"""Maps how the reason of a root begins to the standing of its task."""
+
+
+def _by_cpus(reports: ReportSet) -> dict[str, set[int]]:
+    """Return the IDs of tasks by their standing, as msa-cpus has it."""
+    found: dict[str, set[int]] = {name: set() for name in _STANDINGS.values()}
+    for queue in reports.cpus.run_queues:
+        if queue.current is not None:
+            found["running"].add(queue.current.pid)
+        for task in queue.waiting:
+            found["throttled" if task.throttled else "waiting"].add(task.pid)
+    return found
+
+
+CHECKS = (waits, owners, standings)

@@ -86,6 +86,7 @@ STANDING: Mapping[str, Case] = {
         "irqs": [irq(24, {0: 40, 1: 30, 2: 30})],
     },
     "interrupts off": on_hog(**OFF),
+    "not run by its host": on_hog(**OFF | {"lag_why": "not run by its host"}),
     "off, nobody knows since when": on_hog(
         **OFF | {"ticked_ns": None, "current": None}
     ),

@@ -85,7 +85,7 @@ def _clock(queue: RunQueue) -> Iterator[Text]:
     if queue.ticked_ns is not None:
         words.append(f"last tick {duration(queue.ticked_ns)} ago")
     cells: list[Cell] = [", ".join(words)] if words else []
-    if queue.lag_why == "interrupts off":
+    if queue.lag_why in ("interrupts off", "not run by its host"):
         cells = [Span(", ".join(words), "bad")]
     if queue.panicked:
         cells += ["; "] if words else []
