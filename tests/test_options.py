@@ -107,7 +107,16 @@ TRIED = {
     "cpus": Tried(
         selecting=("-P 0",),
         others=(
-            *("-i", "--sets", "--info", "--stalls", "--plan 1", "-o cpu,usr", "-n 1"),
+            *(
+                "-i",
+                "--sets",
+                "--info",
+                "--stalls",
+                "--stacks",
+                "--plan 1",
+                "-o cpu,usr",
+                "-n 1",
+            ),
             *("-v", "--json"),
         ),
         untried={"--set": "all CPUs of the demo are in one set"},

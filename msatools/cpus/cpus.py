@@ -130,6 +130,9 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             self._text = None
             if options.doing and not target.live:
                 self._text = KernelText(self._reader, self._losses)
+            self._irq_text = None
+            if options.irqs or options.whole:
+                self._irq_text = KernelText(self._reader, self._losses)
         self._before: _CpuSample | None = None
 
     def report(self, progress: Progress) -> CpusReport:
@@ -224,7 +227,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             sets=sample.sets,
             run_queues=queues,
             findings=(),
-            irqs=irqs(interrupts),
+            irqs=irqs(interrupts, self._irq_text),
             vectors=(*counters.vector_rows(), *percpu_interrupts(interrupts)),
             softirqs=counters.softirq_rows(),
             nodes=nodes,

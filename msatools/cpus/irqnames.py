@@ -2,6 +2,8 @@
 
 """Names of interrupts' handlers and controllers."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from msatools.errors import UNREADABLE
@@ -20,6 +22,8 @@ _MAX_NAME = 256
 _ACTION = {
     "next": ("next",),
     "name": ("name",),
+    "handler": ("handler",),
+    "thread": ("thread_fn",),
 }
 _CHIP = {
     "name": ("name",),
@@ -34,6 +38,14 @@ class Chips:
     names: tuple[str | None, ...]
     can_move: Booleans
     """Whether it can move the interrupt to another CPU; true if unreadable."""
+
+
+class Handler(NamedTuple):
+    """A handler of an interrupt."""
+
+    name: str
+    function: int
+    """Its address; of a handler that only wakes its thread, the thread's function."""
 
 
 class IrqNames:
@@ -63,20 +75,30 @@ class IrqNames:
 
 
 def handlers(
-    reader: Reader, actions: Addresses, names: IrqNames, losses: LossLog
-) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each interrupt's handlers, in their order.
+    reader: Reader,
+    actions: Addresses,
+    primary: int,
+    names: IrqNames,
+    losses: LossLog,
+) -> tuple[tuple[Handler, ...], ...]:
+    """Return each interrupt's handlers, in their order.
 
+    :param primary: Address of irq_default_primary_handler(), which only wakes a thread.
     :param actions: Address of each interrupt's first ``struct irqaction``, or NULL.
     """
-    found: list[list[str]] = [[] for _ in actions]
+    found: list[list[Handler]] = [[] for _ in actions]
     rows = np.flatnonzero(actions)
     actions = actions[rows]
     for _ in range(MAX_HANDLERS):
         read = read_structs(reader, "struct irqaction", _ACTION, actions, losses)
-        for row, name in zip(rows.tolist(), names.all_at(read["name"]), strict=True):
+        function = np.where(
+            read["handler"] == np.uint64(primary), read["thread"], read["handler"]
+        )
+        for row, name, address in zip(
+            rows.tolist(), names.all_at(read["name"]), function.tolist(), strict=True
+        ):
             if name:
-                found[row].append(name)
+                found[row].append(Handler(name, address))
         more = read["next"] != 0
         rows, actions = rows[more], read["next"][more]
         if not len(rows):

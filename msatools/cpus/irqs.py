@@ -27,6 +27,7 @@ from msatools.kernel.structs import Booleans, Structs, find_offset, read_structs
 from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
 from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable
+from msatools.tasks.text import KernelText, kernel_symbol
 
 Counts = npt.NDArray[np.int64]
 
@@ -124,6 +125,9 @@ class IrqTable:
     complete: bool
     """Whether all interrupts were found."""
 
+    functions: tuple[tuple[int, ...], ...] = ()
+    """Addresses of the handlers, as :attr:`.Handler.function`; empty if not read."""
+
     since_boot: bool = True
     """Whether counts are since boot, not within an interval."""
 
@@ -164,11 +168,14 @@ def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
     chained = handled & (desc["action"] == _chained(prog))
     managed = state.have("IRQD_AFFINITY_MANAGED")
     started = state.have("IRQD_IRQ_STARTED")
+    actions = np.where(chained, 0, desc["action"])
+    found = handlers(reader, actions, _primary(prog), names, losses)
     table = IrqTable(
         cpus=percpu.cpus,
         irq=desc["irq"].astype(np.int64),
         address=addresses,
-        names=handlers(reader, np.where(chained, 0, desc["action"]), names, losses),
+        names=tuple(tuple(each.name for each in some) for some in found),
+        functions=tuple(tuple(each.function for each in some) for some in found),
         chip=chips.names,
         hwirq=desc["hwirq"],
         flow=names.all_at(desc["flow"]),
@@ -220,11 +227,14 @@ def _keys(table: IrqTable) -> list[tuple[int, int]]:
     return list(zip(table.irq.tolist(), table.address.tolist(), strict=True))
 
 
-def irqs(table: IrqTable) -> tuple[Irq, ...]:
-    """Return the rows of the interrupts of devices, by number."""
+def irqs(table: IrqTable, text: KernelText | None = None) -> tuple[Irq, ...]:
+    """Return the rows of the interrupts of devices, by number.
+
+    :param text: Names their handlers' functions, if given.
+    """
     total = int(table.counts[table.device].sum())
     rows = np.flatnonzero(table.device & table.listed).tolist()
-    return tuple(_irq(table, row, total) for row in rows)
+    return tuple(_irq(table, row, total, text) for row in rows)
 
 
 def percpu_interrupts(table: IrqTable) -> tuple[Vector, ...]:
@@ -308,7 +318,9 @@ def _routed(
     )
 
 
-def _irq(table: IrqTable, row: int, all_of_devices: int) -> Irq:
+def _irq(
+    table: IrqTable, row: int, all_of_devices: int, text: KernelText | None
+) -> Irq:
     total = int(table.counts[row].sum()) if table.counted[row] else None
     return Irq(
         irq=int(table.irq[row]),
@@ -321,6 +333,7 @@ def _irq(table: IrqTable, row: int, all_of_devices: int) -> Irq:
         counts=_by_cpu(table, row),
         total=total,
         share=None if total is None else _share(total, all_of_devices),
+        functions=tuple(map(text.named, table.functions[row])) if text else (),
     )
 
 
@@ -398,6 +411,14 @@ def _chained(prog: drgn.Program) -> int:
     except MissingError:
         return 0
     return address
+
+
+def _primary(prog: drgn.Program) -> int:
+    """Find the handler that only wakes its thread; 0 if not found."""
+    try:
+        return kernel_symbol(prog, "irq_default_primary_handler")
+    except MissingError:
+        return 0
 
 
 def _affinities(

@@ -364,6 +364,10 @@ class Irq:
     disabled: bool = field(default=False, metadata=ADDED)
     """Whether it was disabled after it had been started, and cannot come."""
 
+    functions: tuple[str, ...] = field(default=(), metadata=ADDED)
+    """Functions of its handlers, in the order of their names, with their modules:
+    ``nvme_irq [nvme]``. Of a threaded one it is the thread's."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vector:

@@ -109,14 +109,9 @@ class Storms:
                 yield Storm(
                     kind=kind,
                     cpu=cpu,
-                    function=self._name(function) if function else UNKNOWN,
+                    function=self._text.named(function) if function else UNKNOWN,
                     per_second=per_second,
                 )
-
-    def _name(self, function: int) -> str:
-        name = self._text.name(function) or f"{function:#x}"
-        module = self._text.module(function)
-        return f"{name} [{module.name}]" if module else name
 
     def _tasklet(self, cpu: int) -> int | None:
         """Return the function of the tasklet that is queued, or that runs."""
@@ -176,7 +171,7 @@ class Storms:
                 yield Storm(
                     kind="work",
                     cpu=queue.cpu,
-                    function=self._name(function),
+                    function=self._text.named(function),
                     share=min(ran_ns / life_ns, 1.0),
                 )
 

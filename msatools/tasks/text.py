@@ -54,6 +54,12 @@ class KernelText:
         program = self._bpf.find(address)
         return None if program is None else program[1]
 
+    def named(self, address: int) -> str:
+        """Return a function's name with its module; else its address."""
+        name, module = self.name(address), self.module(address)
+        text = name or f"{address:#x}"
+        return f"{text} [{module.name}]" if module else text
+
     def unloaded(self, address: int) -> str | None:
         """Return which module was unloaded last, if none is where one may have been.
 

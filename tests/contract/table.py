@@ -236,11 +236,14 @@ COUNTS = (
 CPUS = Row(
     command=cpus.COMMAND,
     options=frozenset(
-        {"-P", "--set", "-i", "--sets", "--info", "--stalls", "--plan", "-o", "-n"}
+        {
+            *("-P", "--set", "-i", "--sets", "--info", "--stalls", "--stacks"),
+            *("--plan", "-o", "-n"),
+        }
     ),
     asked=(
         *("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
-        *("--stalls", "--stalls -v -P 0", "--plan 1"),
+        *("--stalls", "--stalls -v -P 0", "--stacks -P 1", "--plan 1"),
     ),
     naming=("--sets",),
     wrong={
@@ -355,10 +358,16 @@ CPUS = Row(
                     "share": (float, NONE),
                     "time_ns": NONE,
                     "disabled?": bool,
+                    "functions?": [str],
                 }
             ],
             "vectors": VECTORS,
             "softirqs": VECTORS,
+        },
+        "--stacks": {
+            "stacks": [
+                {"cpu": int, "pid": COUNT, "comm": WORDS, "frames": ([str], NONE)}
+            ]
         },
         "--stalls": {
             "stalls": {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drgn import Program
+from drgn import Object, Program
 from drgn.helpers.linux.cpumask import for_each_cpu, for_each_possible_cpu
 from drgn.helpers.linux.irq import (
     for_each_irq_desc,
@@ -38,6 +38,7 @@ from tests.cpus.damaged import lose, put
 from tests.cpus.guests import KERNELS, Guest
 from tests.cpus.setdumps import set_of
 from tests.support.dumps import TYPES, open_dump
+from tests.truth import tables
 
 
 @dataclass
@@ -100,6 +101,23 @@ def test_movable_interrupts(dump: Seen) -> None:
     table = dump.table
     assert not table.movable[dump.row("timer")]  # IRQF_NOBALANCING
     assert all(table.movable[dump.row(name)] for name in ("ttyS0", "virtio0-input.0"))
+
+
+def test_handlers_are_those_of_drgn(dump: Seen) -> None:
+    """By debug info, on the same dump."""
+    prog = tables.open_dump(dump.run.name, "dwarf")
+    checked = 0
+    for row, functions in enumerate(dump.table.functions):
+        address = int(dump.table.address[row])
+        action = Object(prog, "struct irq_desc", address=address).action
+        for function in functions:
+            handler = action.handler
+            if prog.symbol(handler.value_()).name == "irq_default_primary_handler":
+                handler = action.thread_fn
+            assert function == handler.value_()
+            checked += 1
+            action = action.next
+    assert checked > 8
 
 
 def test_interrupts_are_as_in_proc(dump: Seen) -> None:

@@ -67,6 +67,7 @@ def _device_table(irqs: Sequence[Irq], report: CpusReport, verbose: bool) -> Tab
     columns = [Column("IRQ", "right"), free_text("NAME", least=12)]
     if verbose:
         columns.append(free_text("CHIP", worth=0, least=8))
+        columns.append(free_text("HANDLER", worth=1, least=8))
     columns += [
         free_text("AFFINITY", worth=3, least=12),
         free_text("GOES-TO", worth=4, least=7),
@@ -85,12 +86,17 @@ def _device(irq: Irq, interval_ns: int | None, verbose: bool) -> Sequence[Cell]:
     return (
         str(irq.irq),
         _name(irq, verbose),
-        *((irq.chip or NOT_KEPT,) if verbose else ()),
+        *((irq.chip or NOT_KEPT, _handlers(irq)) if verbose else ()),
         affinity + _remarks(irq),
         numbers_text(irq.effective, verbose),
         amount(irq.total, interval_ns),
         percent(irq.share),
     )
+
+
+def _handlers(irq: Irq) -> str:
+    """Return the functions of an interrupt's handlers, each once."""
+    return ", ".join(dict.fromkeys(irq.functions)) or NOT_KEPT
 
 
 def _remarks(irq: Irq) -> str:
