@@ -177,6 +177,10 @@ class Page:
     cgroup: str | None
     """Control group that it is charged to; null if to none."""
 
+    is_guess: bool = field(default=False, metadata=ADDED)
+    """Whether its class follows from its looks alone, and it may be another: before
+    v6.14 compound pages of a driver look like a large kmalloc."""
+
     file: PageFile | None = field(default=None, metadata=ADDED)
     """Part of a file that it caches."""
 

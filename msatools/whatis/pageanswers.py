@@ -62,6 +62,7 @@ class PageAnswers:
         page = Page(
             pfn=found.pfn,
             page_class=found.class_name,
+            is_guess=found.is_guess,
             owner=None,
             flags=found.flags,
             order=found.order,

@@ -67,6 +67,10 @@ class PageFound:
     index: int
     """Index of the page in its file or anonymous mapping, in pages."""
 
+    is_guess: bool = False
+    """Whether its class follows from its looks alone: before kernels mark large kmalloc
+    (since v6.14), compound pages of a driver look like it."""
+
     @property
     def class_name(self) -> str:
         return CLASSES[self.code]
@@ -114,7 +118,9 @@ class Pages:
         head = self._head(block, index)
         found = self._words(block, index, head)
         code = self._settled(block, index, found)
-        return PageFound(**{**vars(found), "code": code})
+        marked = self._layout.types.has("large_kmalloc")
+        is_guess = code == PageClass.LARGE_KMALLOC and not marked
+        return PageFound(**{**vars(found), "code": code, "is_guess": is_guess})
 
     def file(self, page: PageFound) -> CachedFile | None:
         """Return the file that a page caches a part of; ``None`` if of none."""

@@ -236,6 +236,8 @@ def user_text(place: UserPlace, page: Page | None) -> str:
 def page_text(page: Page) -> str:
     """Return what a page is, and what it belongs to."""
     what = _CLASSES.get(page.page_class, page.page_class)
+    if page.is_guess:
+        what += ", or pages of a driver: this kernel does not tell them apart"
     if page.order and page.page_class.startswith("free"):
         what += f" in a block of {1 << page.order:,}"
     return f"{what}, {page.owner}" if page.owner else what

@@ -1345,6 +1345,7 @@ WHATIS = Row(
                     "flags": [str],
                     **dict.fromkeys(("order", "node", "references"), COUNT),
                     "cgroup": WORDS,
+                    "is_guess?": bool,
                     "file?": {
                         "name": str,
                         "inode": int,

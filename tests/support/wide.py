@@ -114,7 +114,7 @@ OF_LITTLE_YIELD = (
     "test_(bounds|paused|records|twice|unavailable)",
     "test_names.py::test_no_class_name_twice",
     "test_package.py::test_(installs_without_a_compiler|sdist|wheel_contains)",
-    "whatis/test_identities.py::test_(classes_are_those|frames)",
+    "whatis/test_identities.py::test_frames",
     "zombies/test_cost",
     "zombies/test_leaks.py::test_nothing_else_leaks",
     "whatis/test_tableowners.py::test_whose_page_tables_they_are",
