@@ -16,11 +16,15 @@ import struct
 from msatools.errors import DamagedDataError
 from msatools.records import dataclass
 from msatools.target import kdump
+from msatools.target.splitparts import SUB_HEADER_BYTES, common
 
 HEAD_BYTES = 256 << 10
 """Read of each file: headers, VMCOREINFO, and the registers of some 500 CPUs."""
 
 _OSRELEASE = re.compile(rb"\nOSRELEASE=([^\n\0]{1,64})\n", re.ASCII)
+_NOTES = re.compile(rb"\n(?:OSRELEASE|BUILD-ID|KERNELOFFSET|CRASHTIME)=[^\n]{1,99}")
+"""Lines of VMCOREINFO: which kernel, where it lay, and when it crashed."""
+
 _CRASHTIME = re.compile(rb"\nCRASHTIME=(\d{1,12})\n")
 _NODENAME, _RELEASE = slice(12 + 65, 12 + 2 * 65), slice(12 + 2 * 65, 12 + 3 * 65)
 """Members of ``utsname`` in ``struct disk_dump_header``."""
@@ -74,9 +78,9 @@ def identify(path: str) -> Identity:
     release = _found(_OSRELEASE, head) or kdump_release
     crash_time = _found(_CRASHTIME, head)
     time_ns = _time_ns(int(crash_time or 0)) or written_ns
-    digest = hashlib.sha256(b"%d\n" % size)
-    digest.update(head)
-    if time_ns is None:
+    common_part = _common_part(head)
+    digest = hashlib.sha256(common_part or b"%d\n" % size + head)
+    if time_ns is None and not common_part:
         # QEMU's dumps of an idle guest may differ in nothing else.
         digest.update(b"%d\n" % status.st_mtime_ns)
     if not release:
@@ -91,6 +95,26 @@ def identify(path: str) -> Identity:
         time_ns=time_ns,
         error=None,
     )
+
+
+def _common_part(head: bytes) -> bytes:
+    """Return what the parts of a split dump have the same; empty for another file.
+
+    ``makedumpfile --split`` wrote them, and they are read together from any of them.
+    """
+    header = _header(head)
+    if header is None or header.part is None:
+        return b""
+    start = header.block_size
+    rest = start + SUB_HEADER_BYTES
+    return head[:start] + common(head[start:rest]) + b"".join(_NOTES.findall(head))
+
+
+def _header(head: bytes) -> kdump.Kdump | None:
+    try:
+        return kdump.parse(lambda offset, size: head[offset : offset + size])
+    except (DamagedDataError, EOFError):
+        return None
 
 
 def unknown(path: str, error: str) -> Identity:
@@ -121,10 +145,7 @@ def _kdump_header(head: bytes) -> tuple[str | None, str | None, int | None]:
         return None, None, None
     host = _name(head[_NODENAME])
     written_ns = None
-    try:
-        header = kdump.parse(lambda offset, size: head[offset : offset + size])
-    except (DamagedDataError, EOFError):
-        header = None
+    header = _header(head)
     if header is not None and header.is_64:
         layout = header.byteorder + "qq"
         written_ns = _time_ns(*struct.unpack_from(layout, head, _TIMESTAMP))

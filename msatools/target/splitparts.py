@@ -18,8 +18,8 @@ from msatools.target.reading import opened
 _MOST_FILES = 4096
 """Files of a directory that are looked at."""
 
-_SUB_HEADER_BYTES = 104
-_COMMON = ((0, 16), (32, 80), (96, _SUB_HEADER_BYTES))
+SUB_HEADER_BYTES = 104
+_COMMON = ((0, 16), (32, 80), (96, SUB_HEADER_BYTES))
 """Ranges of ``struct kdump_sub_header`` that all parts have the same: between them lie
 start_pfn and end_pfn, of 32 bits and then of 64."""
 
@@ -77,6 +77,9 @@ def _files(directory: str) -> Iterator[os.DirEntry[str]]:
 def _head(path: str, block_size: int) -> bytes:
     """Return a dump's headers without what differs between its parts."""
     with opened(path) as read:
-        sub_header = read(block_size, _SUB_HEADER_BYTES)
-        kept = [sub_header[first:last] for first, last in _COMMON]
-        return b"".join([read(0, block_size), *kept])
+        return read(0, block_size) + common(read(block_size, SUB_HEADER_BYTES))
+
+
+def common(sub_header: bytes) -> bytes:
+    """Return what a ``struct kdump_sub_header`` has that all parts have the same."""
+    return b"".join(sub_header[first:last] for first, last in _COMMON)

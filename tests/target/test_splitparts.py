@@ -11,6 +11,7 @@ import pytest
 from fixtures import lab
 from fixtures.lab import sparse
 from fixtures.lab.formats import MAKEDUMPFILE_SECONDS, move_program_headers
+from msatools.fleet.identity import identify
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.target import TargetSpec, open_target
@@ -55,6 +56,14 @@ def test_from_any_part(split: Path, whole: MemstatReport, name: str) -> None:
     assert not found.target.truncated
     # Many pages at once, as from one file.
     assert found.coverage["memmap_reads"] == whole.coverage["memmap_reads"]
+
+
+def test_a_fleet_counts_it_once(split: Path) -> None:
+    """By any part; another dump of the same kernel is another."""
+    digests = {identify(str(split / name)).digest for name in NAMES}
+    assert len(digests) == 1
+    other = lab.build(DUMP).dump("kdump-lzo")
+    assert identify(str(other)).digest not in digests
 
 
 def test_other_dumps_in_the_directory_are_none_of_its_parts(
