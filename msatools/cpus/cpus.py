@@ -308,13 +308,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         self, online: Iterable[int], wanted: frozenset[int]
     ) -> tuple[StackOfCpu, ...] | None:
         """Return the stacks of the wanted CPUs, if requested."""
-        if not (self._options.stacks or self._options.whole):
-            return None
-        if self._target.live:
-            self._losses.note(
-                "stacks-move",
-                "a running kernel's CPUs have stacks that move: none here",
-            )
+        if not (self._options.stacks or self._options.whole) or self._target.live:
             return None
         text = KernelText(self._reader, self._losses)
         stacks = StackReader(self._reader, text, self._losses)

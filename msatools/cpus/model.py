@@ -505,7 +505,8 @@ class CpusReport(Report):
     """Work of which some CPUs have far more than others need, if there is such."""
 
     stacks: tuple[StackOfCpu, ...] | None = field(default=None, metadata=ADDED)
-    """The stack of each CPU in a dump; on request (``--stacks``)."""
+    """The stack of each CPU; on request (``--stacks``), and only of a dump: those of a
+    running kernel move."""
 
     plan: CpuPlan | None = field(default=None, metadata=ADDED)
     """The plan to set some CPUs apart, if asked for."""

@@ -13,6 +13,10 @@ from fixtures.lab.crashes import CASES, SAVED_CASES
 from fixtures.lab.machines import MACHINES
 from msatools.report.causes import Cause
 
+WARNED = "kernel-warnings"
+"""The kernel may warn when a fair server is turned off (kernel/sched/deadline.c,
+task_non_contending())."""
+
 ENVIRONMENT = frozenset({"rcu-stalled", "cpu-stalled"})
 """What the kernel reported of a guest whose CPUs a busy host did not run, and what is
 over: right as a warning, where the log has it."""
@@ -129,7 +133,9 @@ SCENARIOS: Mapping[str, Expected] = {
     # khugepaged, and on some kernels the thread of RCU. Interrupts are bound to one
     # CPU, which is busy with them on the slow arm64.
     "cpus": Expected(
-        may=_codes("hung-tasks", "cpu-starved", "rcu-stalled", "irq-imbalance"),
+        may=_codes(
+            *("hung-tasks", "cpu-starved", "rcu-stalled", "irq-imbalance", WARNED)
+        ),
         critical_may=_codes("cpu-starved", "rcu-stalled"),
     ),
     "crash": Expected(
@@ -241,13 +247,13 @@ SCENARIOS: Mapping[str, Expected] = {
     "stalls-rcu": Expected(
         critical=_codes("cpu-stalled", "rcu-stalled"),
         # The reader of RCU has had no turn, if the kernel has fair servers not at all.
-        may=LATE | _codes("cpu-starved"),
+        may=LATE | _codes("cpu-starved", WARNED),
         critical_may=_codes("cpu-starved"),
         words={"cpu-stalled": "sm_spin_on", "rcu-stalled": "sm-read-rcu"},
     ),
     "stalls-starve": Expected(
         critical=_codes("cpu-starved", "rcu-stalled"),
-        may=LATE,
+        may=LATE | _codes(WARNED),
         words={"cpu-starved": "rt-hog", "rcu-stalled": "rcu_preempt"},
     ),
     "stalls-stop": Expected(

@@ -168,6 +168,8 @@ def _does_nothing(cpu: Cpu) -> bool:
 
 
 def _stacks(report: CpusReport) -> Iterator[Block]:
+    if report.stacks is None:
+        yield line("The stacks of CPUs are known of a dump alone.")
     for stack in report.stacks or ():
         who = "" if stack.pid is None else f"  pid {stack.pid} {stack.comm}"
         yield line(f"CPU {stack.cpu}{who}")
