@@ -30,6 +30,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.render.json import dumps as as_json
 from msatools.target import describe
+from msatools.tasks.text import KernelText
 from tests.cpus import queuedumps, setdumps
 from tests.cpus.guests import CPU, GROUPS, KERNELS, SECOND, TICK_NS, Guest, numbers
 from tests.support.dumps import TYPES, open_dump
@@ -141,7 +142,8 @@ def test_report_is_made_of_its_parts(dump: ReportedGuest) -> None:
     table = read_irqs(Reader(prog), percpu, aside)
     counters = read_counters(Reader(prog), percpu, queues.clocks, aside)
     assert report.taken_at_ns == counters.taken_ns
-    assert report.irqs == irqs(table)
+    text = KernelText(Reader(prog), aside)
+    assert report.irqs == irqs(table, text)
     assert report.softirqs == counters.softirq_rows()
     assert report.vectors == (*counters.vector_rows(), *percpu_interrupts(table))
     routed = route(groups.sets, table, online)
