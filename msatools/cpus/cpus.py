@@ -2,7 +2,7 @@
 
 """Collect reports of processor sets and per-CPU work of one kernel."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import drgn
@@ -46,7 +46,7 @@ from msatools.cpus.stalls.model import Stalls
 from msatools.cpus.stalls.stalls import read_stalls
 from msatools.cpus.storms import Storms
 from msatools.cpus.ticksched import read_tick_sched
-from msatools.errors import LOST, UNREADABLE
+from msatools.errors import LOST
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
@@ -232,7 +232,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             softirqs=counters.softirq_rows(),
             nodes=nodes,
             stalls=sample.stalls,
-            stacks=self._stacks(sorted(sample.masks.online), wanted),
+            stacks=self._stacks({*sample.masks.online}, wanted),
         )
         storms = self._storms(report, sample)
         report = replace(report, storms=storms or None)
@@ -305,14 +305,19 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         )
 
     def _stacks(
-        self, online: Iterable[int], wanted: frozenset[int]
+        self, online: set[int], wanted: frozenset[int]
     ) -> tuple[StackOfCpu, ...] | None:
         """Return the stacks of the wanted CPUs, if requested."""
         if not (self._options.stacks or self._options.whole) or self._target.live:
             return None
         text = KernelText(self._reader, self._losses)
         stacks = StackReader(self._reader, text, self._losses)
-        return tuple(self._stack(cpu, stacks, text) for cpu in online if cpu in wanted)
+        return tuple(
+            self._stack(cpu, stacks, text)
+            if cpu in online
+            else StackOfCpu(cpu=cpu, pid=None, comm=None, frames=None)
+            for cpu in sorted(wanted)
+        )
 
     def _stack(self, cpu: int, stacks: StackReader, text: KernelText) -> StackOfCpu:
         pid = comm = found = None
@@ -368,7 +373,7 @@ def doing(
     """
     try:
         task = current_task(prog, cpu).value_()
-    except UNREADABLE as error:
+    except LOST as error:
         losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
         return None
     frames = running_frames(prog, task, losses)

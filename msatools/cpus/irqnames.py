@@ -2,6 +2,7 @@
 
 """Names of interrupts' handlers and controllers."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ class Handler(NamedTuple):
 
     name: str
     function: int
-    """Its address; of a handler that only wakes its thread, the thread's function."""
+    """Its address; of one that only stands for its thread's, that."""
 
 
 class IrqNames:
@@ -77,13 +78,13 @@ class IrqNames:
 def handlers(
     reader: Reader,
     actions: Addresses,
-    primary: int,
+    primaries: Sequence[int],
     names: IrqNames,
     losses: LossLog,
 ) -> tuple[tuple[Handler, ...], ...]:
     """Return each interrupt's handlers, in their order.
 
-    :param primary: Address of irq_default_primary_handler(), which only wakes a thread.
+    :param primaries: Addresses of handlers that only stand for the thread's.
     :param actions: Address of each interrupt's first ``struct irqaction``, or NULL.
     """
     found: list[list[Handler]] = [[] for _ in actions]
@@ -91,9 +92,8 @@ def handlers(
     actions = actions[rows]
     for _ in range(MAX_HANDLERS):
         read = read_structs(reader, "struct irqaction", _ACTION, actions, losses)
-        function = np.where(
-            read["handler"] == np.uint64(primary), read["thread"], read["handler"]
-        )
+        stands_for = np.isin(read["handler"], np.array(primaries, np.uint64))
+        function = np.where(stands_for, read["thread"], read["handler"])
         for row, name, address in zip(
             rows.tolist(), names.all_at(read["name"]), function.tolist(), strict=True
         ):

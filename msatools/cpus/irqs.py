@@ -7,6 +7,7 @@ effective affinity, usually one on x86-64 and arm64. It *may go* to those of its
 affinity, after a write to smp_affinity or when a CPU goes offline.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -169,7 +170,7 @@ def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
     managed = state.have("IRQD_AFFINITY_MANAGED")
     started = state.have("IRQD_IRQ_STARTED")
     actions = np.where(chained, 0, desc["action"])
-    found = handlers(reader, actions, _primary(prog), names, losses)
+    found = handlers(reader, actions, _primaries(prog), names, losses)
     table = IrqTable(
         cpus=percpu.cpus,
         irq=desc["irq"].astype(np.int64),
@@ -413,12 +414,13 @@ def _chained(prog: drgn.Program) -> int:
     return address
 
 
-def _primary(prog: drgn.Program) -> int:
-    """Find the handler that only wakes its thread; 0 if not found."""
-    try:
-        return kernel_symbol(prog, "irq_default_primary_handler")
-    except MissingError:
-        return 0
+def _primaries(prog: drgn.Program) -> list[int]:
+    """Find the handlers that stand for those of threads (kernel/irq/manage.c)."""
+    found = []
+    for name in ("irq_default_primary_handler", "irq_nested_primary_handler"):
+        with suppress(MissingError):
+            found.append(kernel_symbol(prog, name))
+    return found
 
 
 def _affinities(

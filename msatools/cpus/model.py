@@ -244,7 +244,7 @@ class StackOfCpu:
     comm: str | None
     frames: tuple[str, ...] | None
     """Functions, the innermost first, with their modules; ``(user mode)`` at the end if
-    it was there. ``None`` if its registers are not in the dump, or it was offline."""
+    it was there. ``None`` if it was offline, or its stack is lost."""
 
 
 # --- sets
@@ -366,7 +366,7 @@ class Irq:
 
     functions: tuple[str, ...] = field(default=(), metadata=ADDED)
     """Functions of its handlers, in the order of their names, with their modules:
-    ``nvme_irq [nvme]``. Of a threaded one it is the thread's."""
+    ``nvme_irq [nvme]``. Of one that only wakes its thread it is the thread's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

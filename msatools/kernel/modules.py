@@ -32,6 +32,8 @@ class CodeModules:
         self._layout: ModuleLayout | None = None
         self._tree: _Tree | None = None
         self._is_ready = False
+        self.is_complete = True
+        """Whether each look-up so far could be answered."""
 
     def find(self, address: int) -> LoadedModule | None:
         """Find the module that contains an address; ``None`` if not found."""
@@ -51,6 +53,7 @@ class CodeModules:
             module = self._layout.parse(start, record)
         except UNREADABLE as error:
             self._losses.lose(Loss.MODULES, f"a module is lost: {error}")
+            self.is_complete = False
             return None
         if not module.contains(address):
             return None
@@ -76,11 +79,13 @@ class CodeModules:
             layout = self._layout = ModuleLayout(prog)
             head = find_variable(prog, "modules").address_
         except MissingError:  # a kernel without loadable modules
+            self.is_complete = False
             return
         try:
             # With CONFIG_MODULES_TREE_LOOKUP, copy tracing and perf need.
             self._tree = _Tree(self._reader)
         except MissingError:
+            self.is_complete = False
             records = list_records(
                 self._reader,
                 head,

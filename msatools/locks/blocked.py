@@ -77,9 +77,10 @@ def blocked_rows(context: LockContext, now: TaskState) -> Rows:
     blocked |= _are_in(now, _WAITS_ON)[now.stacks.index]
     in_ring = _are_in(now, _RINGS)[now.stacks.index] & ~_are_workers(tasks)
     blocked |= _waits_for_worker(tasks, now, in_ring) | _waits_for_dump(now)
-    if in_ring.any() or _are_in(now, _AIO).any():
+    in_ring |= _are_in(now, _AIO)[now.stacks.index]
+    if in_ring.any():
         cancels = _are_in(now, frozenset({CANCEL}))[now.stacks.index]
-        blocked |= asynchronous_io(context).slow(cancels)
+        blocked |= asynchronous_io(context).waits(in_ring, cancels) & asleep(tasks)
     blocked &= ~are_any(now.classes, _FROZEN)
     return np.flatnonzero(blocked)
 

@@ -47,6 +47,10 @@ _LOCKS = {
 
 
 _COMMITS = frozenset({"btrfs_commit_transaction"})
+_COMMIT_WAITS = _COMMITS | {
+    *("wait_for_commit", "wait_current_trans", "btrfs_wait_for_commit"),
+}
+"""Functions of those that wait for the end of a commit."""
 
 _HOTPLUG = frozenset({"_cpu_down", "_cpu_up"})
 """Functions that have ``cpu_hotplug_lock`` wherever they sleep."""
@@ -89,7 +93,11 @@ def _committing(
 ) -> frozenset[int]:
     """Return who commits the transaction of btrfs whose end is waited for."""
     layout = snapshot.context.layout
-    if not layout.has("btrfs_transaction", "commit_wait"):
+    stacks = snapshot.now.stacks
+    names = {name.partition(".")[0] for name in stacks.names(stacks[want.rows[0]])}
+    if names.isdisjoint(_COMMIT_WAITS) or not layout.has(
+        "btrfs_transaction", "commit_wait"
+    ):
         return frozenset()
     offset = layout.offset("btrfs_transaction", "commit_wait")
     transaction = (want.lock.address or 0) - offset

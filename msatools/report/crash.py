@@ -103,7 +103,6 @@ def find_crash(
     last = panic or event
     is_jump = trace is not None and trace.is_jump
     unloaded = _unloaded(event, text)
-    gone = unloaded.last if is_jump and unloaded else None
     return CrashDetails(
         cause=cause,
         message=event.message if event else message,
@@ -114,7 +113,7 @@ def find_crash(
         pid=pid,
         comm=comm,
         frames=tuple(frame.text for frame in frames),
-        fingerprint=fingerprint(cause, faulty, constraint, gone),
+        fingerprint=fingerprint(cause, faulty, constraint),
         time_ns=last.time_ns if last else None,
         is_jump=is_jump,
         unloaded=unloaded,

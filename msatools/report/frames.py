@@ -153,29 +153,22 @@ def faulting(frames: Sequence[Frame], cause: Cause) -> list[Frame]:
     return kept
 
 
-def fingerprint(
-    cause: Cause,
-    frames: Sequence[Frame],
-    constraint: str | None,
-    gone: str | None = None,
-) -> str:
+def fingerprint(cause: Cause, frames: Sequence[Frame], constraint: str | None) -> str:
     """
     Return the fingerprint of a crash.
 
     It is the start of the SHA-256 of these lines: the cause, the faulting function,
     and up to :data:`CALLERS` of its callers, each function once if it calls itself.
     For want of memory the stack is that of whoever asked next: in its place comes what
-    had none, the machine or a control group. Of a jump to where no module is any more,
-    the module that was unloaded last comes first: its function has no name.
+    had none, the machine or a control group.
 
     :param frames: The frames of :func:`faulting`.
     :param constraint: What had no memory; ``None`` for other causes.
-    :param gone: The module that was unloaded last, for such a jump.
     """
     if cause == "out-of-memory":
         lines = [cause, constraint or "none"]
     else:
-        lines = [cause, *([f"[{gone}]"] if gone else ()), *_functions(frames)]
+        lines = [cause, *_functions(frames)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGITS]
 
 

@@ -64,9 +64,10 @@ def unloaded_text(crash: CrashDetails) -> str:
     if crash.unloaded is None:
         return ""
     what = "code" if crash.is_jump else "data"
+    where, last = crash.unloaded.address, crash.unloaded.last
     return (
-        f"no module is at {crash.unloaded.address} any more: {what} of one that was "
-        f"unloaded (the last: {crash.unloaded.last}), or of its initialization"
+        f"no module is at {where} now: it may be {what} of one that was unloaded "
+        f"(the last: {last}), or that a loaded one had while it was initialized"
     )
 
 

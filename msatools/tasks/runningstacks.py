@@ -122,7 +122,7 @@ class StackReader:
             if frame.pc < KERNEL_HALF:
                 stack.names.append(USER_MODE)
                 break
-            if not stack.names and self._caller_is_guessed(frame.pc):
+            if not stack.names and self._caller_is_guessed(_place(frame)):
                 self._go_on(stack, frame, registers, task)
                 break
             has_more = following is not None and (
@@ -151,9 +151,10 @@ class StackReader:
         if sp is None or found is None:
             stack.add(frame.pc, is_exact=frame.interrupted)
             return
-        if not collector.knows(frame.pc):
+        if collector.guesses(_place(frame)):
             stack.add(frame.pc, is_exact=frame.interrupted)
-            known = self._first_caller(collector, OneState(frame.pc, sp, bp, True))
+            at = OneState(_place(frame), sp, bp, interrupted=True)
+            known = self._first_caller(collector, at)
             found = known or _callers_of(found)
         stack.extend(found)
         if found.end is End.UNSUPPORTED:
@@ -203,7 +204,7 @@ class StackReader:
     def _caller_is_guessed(self, pc: int) -> bool:
         """Return whether drgn guesses the caller of a function of the kernel."""
         is_guess = is_served_by_btf(self._prog) and self._text.in_kernel(pc)
-        return is_guess and not self._collector.knows(pc)
+        return is_guess and self._collector.guesses(pc)
 
     def _first_caller(self, collector: StackCollector, at: OneState) -> OneStack | None:
         """Find the caller of a function that ORC does not describe.
@@ -258,6 +259,11 @@ class _CpuStack:
         """
         self.pcs.append(pc)
         self.names.append(self.text.name(pc if is_exact else pc - 1) or hex(pc))
+
+
+def _place(frame: drgn.StackFrame) -> int:
+    """Return an address within the instruction that a frame is at, or has called by."""
+    return int(frame.pc if frame.interrupted else frame.pc - 1)
 
 
 def _callers_of(found: OneStack) -> OneStack:

@@ -175,9 +175,12 @@ class StackCollector:
         interrupted = tuple(np.flatnonzero(one.interrupted).tolist())
         return Stack(tuple(one.pcs), interrupted, one.end, one.guessed)
 
-    def knows(self, pc: int) -> bool:
-        """Return whether it is known, and no guess, how to unwind a frame by ORC."""
-        return isinstance(self._unwinder, Unwinder) and self._unwinder.knows(pc)
+    def guesses(self, pc: int) -> bool:
+        """Return whether ORC leaves out an instruction, so that its caller is a guess.
+
+        False without ORC: then others unwind.
+        """
+        return isinstance(self._unwinder, Unwinder) and not self._unwinder.knows(pc)
 
     def callers(self, frame: OneState) -> OneStack | None:
         """Unwind from a frame of a task that runs, whose registers are known.

@@ -20,6 +20,9 @@ from msatools.selfdesc.module_records import LoadedModule
 _MODULE_NAME_BYTES = 56
 """MODULE_NAME_LEN of 64-bit kernels."""
 
+_GUARD_BYTES = 4096
+"""Of a page that is not mapped, behind each area of vmalloc on x86-64."""
+
 _BOUNDS = (("_stext", "_etext"), ("_sinittext", "_einittext"))
 _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
 """Section symbols of the linker: the first function of a section shares its address."""
@@ -63,11 +66,16 @@ class KernelText:
     def unloaded(self, address: int) -> str | None:
         """Return which module was unloaded last, if none is where one may have been.
 
-        ``last_unloaded_module`` begins with its name (kernel/module/main.c).
+        ``last_unloaded_module`` begins with its name (kernel/module/main.c). Behind
+        each module that is loaded lies a page that never was of any.
         """
         prog = self._reader.prog
         first, last = module_area(prog)
-        if not first <= address <= last or self.name(address) or self.module(address):
+        if not first <= address <= last or self.name(address):
+            return None
+        if self.module(address) or self.module(address - _GUARD_BYTES):
+            return None
+        if not self._modules.is_complete:
             return None
         try:
             place = kernel_symbol(prog, "last_unloaded_module")

@@ -6,9 +6,12 @@ Such a task sleeps like one that has nothing to do. The I/O leads back to it: th
 of a request have the ``struct kiocb`` of a direct read or write (fs/iomap/direct-io.c,
 block/fops.c). It is the beginning of io_uring's request (``struct io_kiocb``) or of
 AIO's (``struct aio_kiocb``), which have the ring or context on whose queue the task is.
+I/O of a disk that is stacked on others, as of the device mapper, is not followed: the
+bios below are copies.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
@@ -21,7 +24,6 @@ from msatools.locks.events.waitqueues import queue
 from msatools.locks.io.disks import Disk, all_disks
 from msatools.locks.io.inflight import in_flight
 from msatools.locks.io.model import InFlight
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 SLOW_NS = 1_000_000_000
@@ -49,21 +51,15 @@ _OF_AIO = ("aio_complete_rw",)
 _MAX_BIOS = 1 << 8
 """Maximum number of bios of a request to look at."""
 
+OF_BIOS = ("deferred", "delayed")
+"""Stages of bios that a stacked disk holds."""
+
 _DEFER_TASKRUN = 1 << 13
 """``IORING_SETUP_DEFER_TASKRUN``: only the task that submits waits, and on no queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waited:
-    """I/O that a task waits for."""
-
-    disk: Disk
-    age_ns: int
-    """Age of the oldest."""
-
-
 class AsynchronousIo:
-    """I/O in flight by the tasks that wait for it; only direct I/O is found."""
+    """Slow I/O in flight by the tasks that wait for it; only direct I/O is found."""
 
     def __init__(self, context: LockContext) -> None:
         self._context = context
@@ -72,48 +68,60 @@ class AsynchronousIo:
             name: context.layout.symbol(name)
             for name in (*(end for end, _, _ in _ENDS), *_OF_RING, *_OF_AIO)
         }
-        self._several: set[int] = set()
-        self._of_tasks: dict[int, Waited] = {}
-        """By the address of a task that waits."""
+        self._of_tasks: dict[int, set[Disk]] = {}
+        """The disks by the address of a task that waits."""
 
-        self._of_processes: dict[int, Waited] = {}
+        self._of_processes: dict[int, set[Disk]] = {}
         """By the ``struct signal_struct`` of a process that has rings."""
 
         for disk in all_disks(context).all:
             for request in in_flight(context).of_disk(disk).requests:
-                self._follow(request, Waited(disk, request.age_ns or 0))
+                is_slow = (request.age_ns or 0) >= SLOW_NS
+                if is_slow and request.stage not in OF_BIOS:
+                    self._follow(request, disk)
 
     def disk(self, case: BlockedTask) -> Disk | None:
         """Return the disk that a task waits for; ``None`` if unknown, or several."""
-        waited = self._of_tasks.get(case.address)
-        if waited is None and case.is_in(CANCEL):
+        found = self._of_tasks.get(case.address, set())
+        if case.is_in(CANCEL):
             signal = int(self._context.tasks["signal"][case.row])
-            waited = self._of_processes.get(signal)
-        return waited.disk if waited else None
+            found = self._of_processes.get(signal, set())
+        return next(iter(found)) if len(found) == 1 else None
 
-    def slow(self, cancels: Booleans) -> Booleans:
-        """Return which tasks wait for I/O that takes long.
+    def waits(self, in_ring: Booleans, cancels: Booleans) -> Booleans:
+        """Return which tasks wait for I/O.
 
+        :param in_ring: Which tasks are in a wait for a ring or an AIO context.
         :param cancels: Which tasks are in :data:`CANCEL`.
         """
         tasks = self._context.tasks
-        found: Booleans = cancels & np.isin(tasks["signal"], _slow(self._of_processes))
-        found |= np.isin(tasks["address"], _slow(self._of_tasks))
+        processes = np.array([*self._of_processes], np.uint64)
+        waiters = np.array([*self._of_tasks], np.uint64)
+        found: Booleans = cancels & np.isin(tasks["signal"], processes)
+        found |= in_ring & np.isin(tasks["address"], waiters)
         return found
 
-    def _follow(self, request: InFlight, waited: Waited) -> None:
-        """Add a request to those who wait for it."""
+    def _follow(self, request: InFlight, disk: Disk) -> None:
+        """Add a disk to those who wait for one of its requests."""
         try:
-            for block in self._blocks(request):
-                self._add_block(block, waited)
+            bio = self._first_bio(request)
+            blocks = [*self._blocks(bio)]
+            if self._first_bio(request) != bio:
+                return
         except LOST:
-            # It was done, and is used anew, while it was read; or is no direct I/O.
+            # It was done, and is used anew, while it was read.
             return
+        for block in blocks:
+            # What is no direct I/O leads nowhere.
+            with suppress(*LOST):
+                self._add_block(block, disk)
 
-    def _blocks(self, request: InFlight) -> Iterator[int]:
-        """Yield the ``struct kiocb`` of a request's bios."""
+    def _first_bio(self, request: InFlight) -> int:
+        return self._layout.member(request.address, "request", "bio")
+
+    def _blocks(self, bio: int) -> Iterator[int]:
+        """Yield the ``struct kiocb`` of a bio and of those that follow it."""
         layout = self._layout
-        bio = layout.member(request.address, "request", "bio")
         for _ in range(_MAX_BIOS):
             if bio < KERNEL_HALF:
                 return
@@ -126,28 +134,31 @@ class AsynchronousIo:
                     yield layout.member(start, kind, "iocb")
             bio = following
 
-    def _add_block(self, block: int, waited: Waited) -> None:
+    def _add_block(self, block: int, disk: Disk) -> None:
         layout = self._layout
         if block < KERNEL_HALF:
             return
         complete = layout.member(block, "kiocb", "ki_complete")
         if complete and complete in map(self._symbols.get, _OF_AIO):
             aio = layout.member(block, "aio_kiocb", "ki_ctx")
-            self._add_waiters(aio + layout.offset("kioctx", "wait"), waited)
+            self._add_waiters(aio + layout.offset("kioctx", "wait"), disk)
         elif complete and complete in map(self._symbols.get, _OF_RING):
-            self._add_ring(block, waited)
+            self._add_ring(block, disk)
 
-    def _add_ring(self, request: int, waited: Waited) -> None:
+    def _add_ring(self, request: int, disk: Disk) -> None:
         layout, name = self._layout, "io_ring_ctx"
         ring = layout.member(request, "io_kiocb", "ctx")
-        self._add_waiters(ring + layout.offset(name, "cq_wait"), waited)
+        # Kernels that have both have those who wait on the first (5.10), and those who
+        # poll on the other.
+        queue_of_ring = layout.offset(name, "wait", "cq_wait")
+        self._add_waiters(ring + queue_of_ring, disk)
         # "io_uring: add IORING_SETUP_DEFER_TASKRUN" (in v6.1)
         if layout.has(name, "submitter_task"):
             flags, task = layout.members(ring, name, "flags", "submitter_task")
             if flags & _DEFER_TASKRUN and task:
-                self._add(self._of_tasks, task, waited)
+                self._add(self._of_tasks, task, disk)
         signal = layout.member(self._task_of(request), "task_struct", "signal")
-        self._add(self._of_processes, signal, waited)
+        self._add(self._of_processes, signal, disk)
 
     def _task_of(self, request: int) -> int:
         """Return the task that gave a request to its ring."""
@@ -158,22 +169,14 @@ class AsynchronousIo:
         own = layout.member(request, "io_kiocb", "tctx")
         return layout.member(own, "io_uring_task", "task")
 
-    def _add_waiters(self, head: int, waited: Waited) -> None:
+    def _add_waiters(self, head: int, disk: Disk) -> None:
         for each in queue(self._context, Lock("wait_queue", head)) or ():
-            self._add(self._of_tasks, each.task, waited)
+            self._add(self._of_tasks, each.task, disk)
 
-    def _add(self, owners: dict[int, Waited], owner: int, waited: Waited) -> None:
-        """Add I/O to who waits for it; of several disks none is said to be at fault."""
-        known = owners.get(owner)
-        if owner in self._several or (known and known.disk is not waited.disk):
-            self._several.add(owner)
-            owners.pop(owner, None)
-        elif known is None or known.age_ns < waited.age_ns:
-            owners[owner] = waited
-
-
-def _slow(owners: dict[int, Waited]) -> list[int]:
-    return [owner for owner, each in owners.items() if each.age_ns >= SLOW_NS]
+    @staticmethod
+    def _add(owners: dict[int, set[Disk]], owner: int, disk: Disk) -> None:
+        if owner >= KERNEL_HALF:
+            owners.setdefault(owner, set()).add(disk)
 
 
 @per_context

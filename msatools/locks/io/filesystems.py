@@ -84,9 +84,11 @@ def _of_xfs_log(context: LockContext, queue: int) -> Disk | None:
         for member in members:
             if not layout.has(name, member):
                 continue
-            log = queue - layout.offset(name, member)
-            if way:
-                log = layout.member(log, name, way)
+            start = queue - layout.offset(name, member)
+            try:
+                log = layout.member(start, name, way) if way else start
+            except UNREADABLE:  # it is not in that structure
+                continue
             disk = _of_log(context, log)
             if disk is not None:
                 return disk
@@ -118,9 +120,9 @@ def _of_btrfs_log(context: LockContext, queue: int) -> Disk | None:
             disks = list(_disks_of_btrfs(context, info))
         except UNREADABLE:  # it is no root of a tree
             continue
-        return _busy(
-            context, [disk for disk in disks if in_flight(context).has_io(disk)]
-        )
+        busy = [disk for disk in disks if in_flight(context).has_io(disk)]
+        if busy:
+            return _busy(context, busy)
     return None
 
 

@@ -170,11 +170,13 @@ def _does_nothing(cpu: Cpu) -> bool:
 def _stacks(report: CpusReport) -> Iterator[Block]:
     if report.stacks is None:
         yield line("The stacks of CPUs are known of a dump alone.")
+    online = {cpu.cpu for cpu in report.cpus if cpu.online}
     for stack in report.stacks or ():
         who = "" if stack.pid is None else f"  pid {stack.pid} {stack.comm}"
         yield line(f"CPU {stack.cpu}{who}")
         if stack.frames is None:
-            yield line(Span("    - its registers are not in the dump", "dim"))
+            why = "its stack is not known" if stack.cpu in online else "offline"
+            yield line(Span(f"    {why}", "dim"))
         for frame in stack.frames or ():
             yield one_line(f"    {frame}")
 
