@@ -258,7 +258,7 @@ COMMAND = Command(
         argument(
             "--leaks",
             action="store_true",
-            help="show what modules have: slab objects, areas and pages, too",
+            help="show the slab objects, vmalloc areas and pages of each module",
         ),
         argument(
             "--frag",
@@ -285,7 +285,7 @@ COMMAND = Command(
     examples=(
         ("--by process,file", "whose it is, too: the 20 largest of each"),
         ("--unattributed", "what no owner explains, too"),
-        ("--leaks", "which module has how much of what, too"),
+        ("--leaks", "how much memory each module has"),
         ("--json", "for programs, and for --diff"),
         ("--diff a b", "what changed from one --json to another"),
     ),

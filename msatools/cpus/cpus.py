@@ -127,12 +127,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             self._percpu = read_percpu(self._reader, self._losses)
             self._kernel_names = KernelNames(self._reader)
             self._task_reader = TaskReader(self._reader) if options.tasks else None
-            self._text = None
-            if options.doing and not target.live:
-                self._text = KernelText(self._reader, self._losses)
-            self._irq_text = None
-            if options.irqs or options.whole:
-                self._irq_text = KernelText(self._reader, self._losses)
+            self._text = KernelText(self._reader, self._losses)
         self._before: _CpuSample | None = None
 
     def report(self, progress: Progress) -> CpusReport:
@@ -213,6 +208,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         wanted = wanted_cpus(self._options, sample.sets, numbers)
         queues = self._with_doing(sample.queues, wanted)
         load, nodes = self._load(), self._nodes()
+        names_irqs = self._options.irqs or self._options.whole
         counted = self._losses.coverage
         counted["cpus"] = len(numbers)
         counted["tasks"] = 0 if sample.tasks is None else len(sample.tasks)
@@ -227,7 +223,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             sets=sample.sets,
             run_queues=queues,
             findings=(),
-            irqs=irqs(interrupts, self._irq_text),
+            irqs=irqs(interrupts, self._text if names_irqs else None),
             vectors=(*counters.vector_rows(), *percpu_interrupts(interrupts)),
             softirqs=counters.softirq_rows(),
             nodes=nodes,
@@ -244,7 +240,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         now_ns = sample.counters.taken_ns
         if now_ns is None:
             return ()
-        return Storms(self._reader, self._losses).find(
+        return Storms(self._reader, self._text, self._losses).find(
             report.run_queues,
             report.softirqs,
             report.vectors,
@@ -294,9 +290,9 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         self, queues: tuple[RunQueue, ...], wanted: frozenset[int]
     ) -> tuple[RunQueue, ...]:
         """Add what the wanted CPUs were doing in a dump, if requested."""
-        text = self._text
-        if text is None:
+        if not self._options.doing or self._target.live:
             return queues
+        text = self._text
         return tuple(
             replace(queue, doing=doing(self._prog, text, queue.cpu, self._losses))
             if queue.cpu in wanted
@@ -310,16 +306,15 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         """Return the stacks of the wanted CPUs, if requested."""
         if not (self._options.stacks or self._options.whole) or self._target.live:
             return None
-        text = KernelText(self._reader, self._losses)
-        stacks = StackReader(self._reader, text, self._losses)
+        stacks = StackReader(self._reader, self._text, self._losses)
         return tuple(
-            self._stack(cpu, stacks, text)
+            self._stack(cpu, stacks)
             if cpu in online
             else StackOfCpu(cpu=cpu, pid=None, comm=None, frames=None)
             for cpu in sorted(wanted)
         )
 
-    def _stack(self, cpu: int, stacks: StackReader, text: KernelText) -> StackOfCpu:
+    def _stack(self, cpu: int, stacks: StackReader) -> StackOfCpu:
         pid = comm = found = None
         try:
             task = current_task(self._prog, cpu)
@@ -331,7 +326,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             cpu=cpu,
             pid=pid,
             comm=None if comm is None else comm_text(comm),
-            frames=frame_texts(found, text) if found else None,
+            frames=frame_texts(found, self._text) if found else None,
         )
 
     def _load(self) -> tuple[float, ...] | None:

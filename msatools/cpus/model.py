@@ -235,7 +235,7 @@ class RunQueue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackOfCpu:
-    """What a CPU was doing when a dump was made, down to user mode."""
+    """The stack of a CPU in a dump, down to user mode."""
 
     cpu: int
     pid: int | None

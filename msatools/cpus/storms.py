@@ -51,11 +51,11 @@ _WORKERS = "kworker/"
 class Storms:
     """Finds what makes much work for some CPUs. Reads nothing of the other CPUs."""
 
-    def __init__(self, reader: Reader, losses: LossLog) -> None:
+    def __init__(self, reader: Reader, text: KernelText, losses: LossLog) -> None:
         self._reader = reader
         self._prog = reader.prog
         self._losses = losses
-        self._text = KernelText(reader, losses)
+        self._text = text
         self._stacks = StackReader(reader, self._text, losses)
 
     def find(

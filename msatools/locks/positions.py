@@ -8,8 +8,9 @@ the lock of the mapping (mm/memory.c, handle_mm_fault()): so the kernel asserts.
 same holds for who reads or writes the memory of another process, such as ``ps``
 (__access_remote_vm()). Their stacks have the mapping and the memory's descriptor.
 
-Who commits a transaction of btrfs wakes those that wait for that: it has it
-on its stack (fs/btrfs/transaction.c, btrfs_commit_transaction()).
+The task that commits a transaction of btrfs wakes those that wait for the end of the
+commit. Its stack has the transaction (fs/btrfs/transaction.c,
+btrfs_commit_transaction()).
 
 Who takes a CPU on- or offline has ``cpu_hotplug_lock`` for writing (kernel/cpu.c),
 which does not record it.

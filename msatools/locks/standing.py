@@ -120,13 +120,13 @@ def _is_elsewhere(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
     """
     text, stack = snapshot.context.text, snapshot.now.stacks[row]
     address = want.lock.address or 0
-    module = None if text.in_kernel(address) else text.module(address)
+    module = text.module_name(address)
     if module is None or not stack.addresses:
         return None
     code = stack.instructions()
     if any(not text.in_kernel(each) and text.module(each) for each in code):
         return None
-    return f"none of its functions is of {module.name}, whose lock that is"
+    return f"none of its functions is of {module}, whose lock that is"
 
 
 def _leaves(names: list[str]) -> bool:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from msatools.memory.by.section import SectionZones
     from msatools.memory.frag.view import FragView
     from msatools.memory.map.view import MapView
-from msatools.memory.unattributed.view import UnattributedView
+    from msatools.memory.unattributed.view import UnattributedView
 
 _COVERAGE = (
     "sections",

@@ -14,7 +14,6 @@ from msatools.tasks.identity import comm_text
 from msatools.tasks.runningstacks import (
     StackReader,
     frame_text,
-    module_name,
     named_frames,
 )
 from msatools.tasks.stacks import Stack, Stacks
@@ -76,7 +75,7 @@ def _frames(stacks: Stacks, stack: Stack) -> list[tuple[str, str | None]]:
     """Return the functions of a stack, with their modules if they are in one."""
     text = stacks.text
     return [
-        (name, module_name(text, address))
+        (name, text.module_name(address))
         for name, address in zip(stacks.names(stack), stack.instructions(), strict=True)
     ]
 

@@ -225,9 +225,8 @@ def _unwound(reader: Reader, text: KernelText) -> list[Frame]:
             symbol = text.symbol(address)
         if symbol is None:
             continue
-        module = None if text.in_kernel(address) else text.module(address)
+        name = text.module_name(address)
         place = f"{symbol.name}+{pc - symbol.address:#x}"
-        name = None if module is None else module.name
         where = place if name is None else f"{place} [{name}]"
         frames.append(Frame(symbol.name, where, name))
     return frames

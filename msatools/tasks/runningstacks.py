@@ -75,13 +75,7 @@ def named_frames(stack: CpuStack, text: KernelText) -> Iterator[tuple[str, str |
         if name == USER_MODE:
             yield "(user mode)", None
         else:
-            yield name, module_name(text, next(pcs))
-
-
-def module_name(text: KernelText, address: int) -> str | None:
-    """Return the name of the module that an address of code is in, if any."""
-    module = None if text.in_kernel(address) else text.module(address)
-    return module.name if module else None
+            yield name, text.module_name(next(pcs))
 
 
 def frame_text(frame: tuple[str, str | None]) -> str:

@@ -11,6 +11,7 @@ from msatools.kernel.bpf_symbols import BpfSymbols
 from msatools.kernel.modules import CodeModules, module_area
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.strings import read_string
 from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.find import find_symbol
 from msatools.selfdesc.finders import finders_of
@@ -47,6 +48,11 @@ class KernelText:
         """Find the module at an address; ``None`` if not found."""
         return self._modules.find(address)
 
+    def module_name(self, address: int) -> str | None:
+        """Return the name of the module at an address; ``None`` if in none."""
+        module = None if self.in_kernel(address) else self.module(address)
+        return None if module is None else module.name
+
     def name(self, address: int) -> str | None:
         """Return the name of the function at an address; ``None`` if not found."""
         symbol = self.symbol(address)
@@ -59,9 +65,9 @@ class KernelText:
 
     def named(self, address: int) -> str:
         """Return a function's name with its module; else its address."""
-        name, module = self.name(address), self.module(address)
+        name, module = self.name(address), self.module_name(address)
         text = name or f"{address:#x}"
-        return f"{text} [{module.name}]" if module else text
+        return text if module is None else f"{text} [{module}]"
 
     def unloaded(self, address: int) -> str | None:
         """Return which module was unloaded last, if none is where one may have been.
@@ -79,10 +85,9 @@ class KernelText:
             return None
         try:
             place = kernel_symbol(prog, "last_unloaded_module")
-            name = self._reader.read(place, _MODULE_NAME_BYTES).partition(b"\0")[0]
+            return read_string(self._reader, place, _MODULE_NAME_BYTES) or None
         except LOST:
             return None
-        return name.decode("ascii", "replace") or None
 
     def symbol(self, address: int) -> drgn.Symbol | None:
         """Return the symbol of the function at an address; ``None`` if not found."""

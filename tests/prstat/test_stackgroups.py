@@ -3,7 +3,6 @@
 """Threads are grouped by stack, with stacks made by hand."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,8 @@ LCK, DSK = TaskClass.LCK, TaskClass.DSK
 
 
 class Text:
-    def in_kernel(self, address: int) -> bool:
-        return address not in MODULES
-
-    def module(self, address: int) -> Any:
-        name = MODULES.get(address)
-        return SimpleNamespace(name=name) if name else None
+    def module_name(self, address: int) -> str | None:
+        return MODULES.get(address)
 
     def name(self, address: int) -> str | None:
         return NAMES.get(address)

@@ -208,9 +208,9 @@ def caller_modules(
     text = KernelText(reader, losses)
     found = {}
     for caller in set(areas.caller.tolist()):
-        module = None if text.in_kernel(caller) else text.module(caller)
+        module = text.module_name(caller)
         if module is not None:
-            found[function_name(reader.prog, caller)] = module.name
+            found[function_name(reader.prog, caller)] = module
     return found
 
 
