@@ -4,7 +4,6 @@
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import Literal
 
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
@@ -21,12 +20,11 @@ from msatools.locks.io.filesystems import (
 from msatools.locks.io.inflight import in_flight
 from msatools.locks.io.waits import disk_of_wait
 from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
+from msatools.locks.report import ExternalKind
 from msatools.locks.wait_targets import data
 from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
-
-ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
 
 _OF_NOBODY: frozenset[LockTypeName] = frozenset(
     {"folio", "bit_wait", "wait_queue", "completion"}

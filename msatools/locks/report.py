@@ -18,6 +18,7 @@ from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Address
 
 RootKind = Literal["task", "external", "cycle"]
+ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
 DeadlockConfidence = Literal["exact", "possible"]
 
 
@@ -182,6 +183,10 @@ class Root:
 
     stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """Functions on the task's stack, innermost first, if asked for."""
+
+    external: ExternalKind | None = field(default=None, metadata=ADDED)
+    """What is waited for outside of all tasks, by the only task that waits for it or by
+    several: a disk, swap, a FUSE or network server, a frozen file system."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

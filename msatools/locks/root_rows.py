@@ -106,6 +106,7 @@ class RootRows:
         return replace(
             root,
             disks=external.way or None if external else None,
+            external=external.kind if external else None,
             pid=snapshot.pids[row],
             reason=self._reason(row),
             comm=snapshot.comm(row),
@@ -129,7 +130,13 @@ class RootRows:
         ways = (self._snapshot.blocked[row].external for row in sink.direct)
         way = max((each.way for each in ways if each), key=len)
         pid = first.external.pid
-        return replace(root, reason=text, pid=pid, disks=way or None)
+        return replace(
+            root,
+            reason=text,
+            pid=pid,
+            disks=way or None,
+            external=first.external.kind,
+        )
 
     def _without_owner(self, lock: Lock, what: str | None) -> str:
         """Describe the wait for a lock that has no known owner."""

@@ -26,6 +26,7 @@ from msatools.memory.by.memcgs import Memcgs
 from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
+    find_constant,
     find_type,
     object_at,
 )
@@ -104,6 +105,9 @@ class MemoryState:
     removed_groups: int | None = None
     """Control groups that were removed and still exist."""
 
+    removed_pages: int | None = None
+    """Pages in memory that are charged to them."""
+
     @property
     def available_pages(self) -> int | None:
         """
@@ -149,6 +153,7 @@ def read_memory(reader: Reader, page_size: int, losses: LossLog) -> MemoryState:
         swap_free_pages=swap.free_pages,
         groups=tuple(_groups_at_limit(reader, losses)),
         removed_groups=_removed_groups(reader, losses),
+        removed_pages=_removed_pages(reader, losses),
     )
 
 
@@ -213,6 +218,30 @@ def _removed_groups(reader: Reader, losses: LossLog) -> int | None:
     except LOST:
         pass  # CONFIG_MEMCG=n
     return None
+
+
+def _removed_pages(reader: Reader, losses: LossLog) -> int | None:
+    """Sum the pages charged to removed groups; ``None`` if that is unknown.
+
+    A group is removed once CSS_ONLINE is cleared, and counts what is below it, too.
+    """
+    members = {
+        "used": ("memory.usage.counter",),
+        "flags": ("css.flags",),
+        "parent": ("css.parent",),
+    }
+    try:
+        groups = read_tree(reader, losses, MAX_GROUPS).addresses
+        found = read_structs(reader, "struct mem_cgroup", members, groups, losses)
+        online = int(find_constant(reader.prog, "CSS_ONLINE").value_())
+    except MissingError:
+        return None  # CONFIG_MEMCG=n
+    if len(groups) >= MAX_GROUPS or not found.readable.all():
+        return None
+    removed = found["flags"].astype(np.int64) & online == 0
+    # A css is the first member of its group.
+    below = np.isin(found["parent"].astype(np.uint64), groups[removed])
+    return int(found["used"].astype(np.int64)[removed & ~below].sum())
 
 
 def _members(prog: drgn.Program) -> Members:

@@ -19,7 +19,7 @@ Severity = Literal["critical", "warning", "info"]
 
 VerdictConfidence = Literal["exact", "likely", "evidence"]
 """``exact``: the kernel records it; ``likely``: by a hint that may be old;
-``evidence``: by signs."""
+``evidence``: circumstantial."""
 
 SECTIONS = ("memstat", "prstat", "locks", "zombies", "cpus")
 """The commands whose reports are read."""
@@ -37,7 +37,7 @@ class TriageVerdict:
 
     confidence: VerdictConfidence
     """``exact``: the kernel records it; ``likely``: by a hint that may be old;
-    ``evidence``: by signs."""
+    ``evidence``: circumstantial."""
 
     text: str
     """One sentence."""
@@ -184,6 +184,12 @@ class TriageReport(Report):
     machine: Machine
     verdicts: tuple[TriageVerdict, ...]
     """The worst first."""
+
+    checked: int = field(default=0, metadata=ADDED)
+    """Number of codes whose conditions were tested."""
+
+    unchecked: tuple[str, ...] = field(default=(), metadata=ADDED)
+    """Codes that could not be tested, as parts of the kernel are missing."""
 
     crash: CrashDetails | None
     """How the kernel crashed; ``None`` if it did not."""

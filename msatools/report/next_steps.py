@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Command lines to go on with. Pure."""
+"""Command lines to go on with: of what was found, then of what is odd. Pure."""
 
 from collections.abc import Iterator, Sequence
 
 from msatools.report.command_lines import command_line
 from msatools.report.model import NextStep, TriageVerdict
-from msatools.target.model import Target
+from msatools.report.parts import ReportParts
+from msatools.report.waits import uninterruptible
+from msatools.report.words import count_text
+from msatools.reports.units import size
 
-MOST, LEAST = 5, 2
+MOST, LEAST = 5, 3
+
+Hint = tuple[str, tuple[str, ...], str]
+"""A command's name, its arguments after the target, and what it shows."""
 
 _USUAL = (
     ("memstat", ("--by", "process"), "where the memory is, and whose"),
@@ -17,6 +23,14 @@ _USUAL = (
     ("cpus", ("-v",), "what each CPU does, and who waits for it"),
 )
 """What is worth a look anyway."""
+
+_MUCH = 0.10
+"""Share of managed memory that makes a kind of memory worth a view of its own."""
+
+_SOME = 0.05
+"""The same for what processes hold without having it mapped."""
+
+_MOSTLY = 0.50
 
 _WHY = {
     "panic": "what ran, and what the crashed task did",
@@ -46,29 +60,108 @@ _WHY = {
     "zombies": "why the parent does not reap",
     "pids-limit": "which limits are near, and who uses them up",
     "dump-damaged": "how much of memory is in the dump",
+    "stopped-owner": "who waits for it, and for which lock",
+    "blocked-tasks": "each task's way to what it waits for in the end",
+    "kernel-memory": "whose it is",
+    "memory-unattributed": "what these pages point to",
+    "counter-unexplained": "all counters beside what the scan found",
+    "cpu-throttled": "who is throttled, by which group",
+    "cpu-storm": "what each CPU does",
+    "irq-disabled": "interrupts, and which are disabled",
+    "kernel-warnings": "the report with all notes",
 }
 
 
 def next_steps(
-    target: Target, verdicts: Sequence[TriageVerdict]
+    parts: ReportParts, verdicts: Sequence[TriageVerdict]
 ) -> tuple[NextStep, ...]:
-    """Return the command lines of verdicts, the most useful first.
+    """Return the command lines of verdicts, then of hints, the most telling first.
 
     There are up to :data:`MOST`, and the usual ones if fewer than :data:`LEAST`.
     """
-    return tuple(_steps(target, verdicts))[:MOST]
+    steps = {verdict.see: _WHY.get(verdict.code, verdict.code) for verdict in verdicts}
+    tools = {command.split(" ", 1)[0] for command in steps}
+    for name, arguments, why in _hints(parts):
+        # A view of memory adds to another one; of the others one page is enough.
+        if name == "memstat" or f"msa-{name}" not in tools:
+            tools.add(f"msa-{name}")
+            steps.setdefault(command_line(parts.target, name, arguments), why)
+    steps = {
+        command: why
+        for command, why in steps.items()
+        if not any(_covers(other, command) for other in steps)
+    }
+    for name, arguments, why in _USUAL:
+        if len(steps) < LEAST and f"msa-{name}" not in tools:
+            steps.setdefault(command_line(parts.target, name, arguments), why)
+    found = [NextStep(command=command, why=why) for command, why in steps.items()]
+    return tuple(found[:MOST])
 
 
-def _steps(target: Target, verdicts: Sequence[TriageVerdict]) -> Iterator[NextStep]:
-    seen = set()
-    for verdict in verdicts:
-        if verdict.see not in seen:
-            seen.add(verdict.see)
-            yield NextStep(
-                command=verdict.see, why=_WHY.get(verdict.code, verdict.code)
-            )
-    if len(seen) < LEAST:
-        for name, arguments, why in _USUAL:
-            command = command_line(target, name, arguments)
-            if command not in seen:
-                yield NextStep(command=command, why=why)
+def _covers(one: str, other: str) -> bool:
+    """Return whether a command shows all that another one does, and more."""
+    words, others = _words(one), _words(other)
+    return words[0] == others[0] and words[1] > others[1]
+
+
+def _words(command: str) -> tuple[str, set[str]]:
+    """Return the tool, and the other words: views that are joined by commas singly."""
+    tool, *words = command.replace(",", " ").split(" ")
+    return tool, {*words}
+
+
+def _hints(parts: ReportParts) -> Iterator[Hint]:
+    """Yield what the commands' summaries show and no verdict judges."""
+    yield from _waits(parts)
+    yield from _memory(parts)
+    if parts.zombies is not None and (dead := len(parts.zombies.zombies)):
+        yield "zombies", (), f"{count_text(dead, 'zombie')}: why they are not reaped"
+
+
+def _waits(parts: ReportParts) -> Iterator[Hint]:
+    if parts.locks is not None:
+        blocked = len(uninterruptible(parts.locks))
+        if blocked:
+            arguments = ("--chains", "--state", "D")
+            count = f"{count_text(blocked, 'task')} in state D"
+            yield "locks", arguments, f"{count}: what each waits for in the end"
+        elif roots := len(parts.locks.roots):
+            yield "locks", (), f"{count_text(roots, 'root')}: who keeps others waiting"
+    load, cpus = parts.load, parts.machine.cpus
+    if load is not None and cpus and load.runnable > 2 * cpus:
+        text = f"{load.runnable:,} tasks are runnable on {count_text(cpus, 'CPU')}"
+        yield "cpus", ("-v",), f"{text}: who runs, and who waits"
+
+
+def _memory(parts: ReportParts) -> Iterator[Hint]:
+    """Yield the views of the kinds of memory that are large."""
+    memstat, page = parts.memstat, parts.target.page_size
+    if memstat is None or not memstat.managed_pages:
+        return
+    pages = {each.name: each.pages for each in memstat.classes}
+    managed = memstat.managed_pages
+
+    def hint(amount: int, share: float, what: str, *view: str) -> Iterator[Hint]:
+        if amount >= share * managed:
+            portion = f"{size(amount * page)} ({100 * amount / managed:.0f} %)"
+            yield "memstat", view, f"{portion} {what}"
+
+    held = sum(pages[name] for name in ("kernel.sockets", "kernel.pipes"))
+    yield from hint(held, _SOME, "in sockets and pipes: whose", "--by", "file")
+    shmem = pages["cache.shmem"]
+    yield from hint(
+        shmem, _MUCH, "tmpfs and shared memory: of which mounts", "--by", "fs,file"
+    )
+    unattributed = pages["kernel.unattributed"]
+    yield from hint(unattributed, _SOME / 2, "without an owner", "--unattributed")
+    slab = pages["kernel.slab"]
+    yield from hint(slab, _MUCH, "slab: which caches", "--by", "slab")
+    vmalloc = pages["kernel.vmalloc"]
+    yield from hint(vmalloc, _SOME, "vmalloc: whose", "--by", "vmalloc")
+    tables = pages["kernel.page_tables"]
+    yield from hint(tables, _SOME / 2, "page tables: whose", "--by", "process")
+    if parts.memory is not None and (groups := parts.memory.removed_groups or 0) > 1:
+        what = f"{groups:,} removed control groups still exist: what keeps them"
+        yield "memstat", ("--by", "cgroup"), what
+    user = sum(n for name, n in pages.items() if name.startswith("user."))
+    yield from hint(user, _MOSTLY, "of processes: whose", "--by", "process")

@@ -3,10 +3,10 @@
 """Collect the front page: read all parts of a kernel once, and judge them."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import drgn
 import numpy as np
@@ -43,7 +43,7 @@ from msatools.report.next_steps import next_steps
 from msatools.report.oom import parse_ooms
 from msatools.report.options import ReportOptions
 from msatools.report.parts import ReportParts
-from msatools.report.rule import judge, worst_first
+from msatools.report.rule import VerdictRule, judge, untested, worst_first
 from msatools.report.rules import RULES
 from msatools.report.summaries import section
 from msatools.report.unreclaimable import slab_groups
@@ -126,15 +126,19 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             self._losses.coverage["parts"] = len(SECTIONS) - len(
                 {*SECTIONS} & {*parts.errors}
             )
-            found = [] if self._options.crash_only else self._verdicts(parts)
+            rules = () if self._options.crash_only else RULES
+            found = self._verdicts(parts, rules)
+            unchecked = untested(rules, parts)
             log = self._attempt("log", lambda: last_lines(parts.log), ())
             sections = {name: self._section(name, parts) for name in SECTIONS}
-            steps = self._attempt("next", lambda: next_steps(self._target, found), ())
+            steps = self._attempt("next", lambda: next_steps(parts, found), ())
         progress(_STEPS, _STEPS)
         return TriageReport(
             **self._head(parts.taken_at_ns, _COVERAGE),
             machine=parts.machine,
             verdicts=tuple(found),
+            checked=len({rule.code for rule in rules}) - len(unchecked),
+            unchecked=unchecked,
             crash=parts.crash,
             log=log,
             sections=sections,
@@ -178,10 +182,12 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             **found,  # type: ignore[arg-type]
         )
 
-    def _verdicts(self, parts: ReportParts) -> list[TriageVerdict]:
+    def _verdicts(
+        self, parts: ReportParts, rules: Sequence[VerdictRule[Any]]
+    ) -> list[TriageVerdict]:
         """Return the verdicts; a rule with a fault costs its own alone."""
         found: list[TriageVerdict] = []
-        for rule in RULES:
+        for rule in rules:
             each = partial(list[TriageVerdict], judge(rule, parts))
             found += self._attempt(f"rule {rule.code}", each, [])
         return worst_first(found)

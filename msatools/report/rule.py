@@ -58,6 +58,15 @@ def worst_first(found: Iterable[TriageVerdict]) -> list[TriageVerdict]:
     return sorted(found, key=lambda verdict: ORDER[verdict.severity])
 
 
+def untested(rules: Iterable[VerdictRule[Any]], parts: ReportParts) -> tuple[str, ...]:
+    """Return the codes of which no rule can be tested, as parts have failed."""
+    tested: dict[str, bool] = {}
+    for rule in rules:
+        is_whole = all(getattr(parts, name) is not None for name in rule.needs)
+        tested[rule.code] = is_whole or tested.get(rule.code, False)
+    return tuple(code for code, is_tested in tested.items() if not is_tested)
+
+
 def judge(rule: VerdictRule[Any], parts: ReportParts) -> Iterator[TriageVerdict]:
     """Yield the verdicts of one rule."""
     if any(getattr(parts, name) is None for name in rule.needs):

@@ -76,6 +76,13 @@ def count_text(count: int, one: str, ending: str = "s") -> str:
     return f"{count:,} {one if count == 1 else one + ending}"
 
 
+def waited_text(count: int, age_ns: int) -> str:
+    """Return how many tasks have waited for something, and for how long."""
+    if count == 1:
+        return f"1 task has waited for it for {duration(age_ns)}"
+    return f"{count:,} tasks have waited for it, the longest {duration(age_ns)}"
+
+
 def pid_text(pid: int, comm: str | None) -> str:
     """Return a task's ID and name."""
     return f"{pid} {comm}" if comm else str(pid)

@@ -16,6 +16,7 @@ from msatools.cpus import model as cpus_model
 from msatools.cpus.stalls import model as stalls_model
 from msatools.locks.base.lock import LockTypeName
 from msatools.locks.io.model import Stage
+from msatools.locks.report import ExternalKind
 from msatools.memory.pages.classes import CLASSES
 from msatools.report.causes import Cause
 from msatools.report.model import SECTIONS
@@ -651,6 +652,7 @@ LOCKS = Row(
                 "disks?": [str],
                 "pool?": int,
                 "stack?": [str],
+                "external?": frozenset(get_args(ExternalKind)),
             }
         ],
         "io?": [DISK_IO],
@@ -1102,6 +1104,8 @@ REPORT = Row(
             },
             NONE,
         ),
+        "checked?": int,
+        "unchecked?": [Matching("[a-z-]+")],
         "log": [str],
         "sections": Map({"summary?": str, "error?": str}, frozenset({*SECTIONS})),
         "next": [{"command": str, "why": str}],

@@ -21,8 +21,12 @@ ENVIRONMENT = frozenset({"rcu-stalled", "cpu-stalled"})
 """What the kernel reported of a guest whose CPUs a busy host did not run, and what is
 over: right as a warning, where the log has it."""
 
-LATE = frozenset({"io-stuck", "hung-tasks"})
-"""What depends on how long the guest was busy otherwise: test_rules.py has both."""
+LATE = frozenset({"io-stuck", "hung-tasks", "stopped-owner"})
+"""What depends on how long the guest was busy otherwise: test_rules.py has each."""
+
+OBSERVED = frozenset({"blocked-tasks", "kernel-memory", "memory-unattributed"})
+"""Facts that are out of the ordinary: right beside any trouble, by their own measure,
+and wrong of a guest that has none. A counter that nothing explains is never right."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,13 @@ from functools import cache
 from typing import Any
 
 from fixtures import lab
-from tests.report.expected import ENVIRONMENT, LATE, SCENARIOS
+from tests.report.expected import (
+    ENVIRONMENT,
+    LATE,
+    OBSERVED,
+    SCENARIOS,
+    Expected,
+)
 from tests.truth import tables
 
 SAID_ALWAYS = frozenset({"panic"})
@@ -52,7 +58,9 @@ def judged(dump: str) -> Judged:
     said = frozenset(each["code"] for each in verdicts)
     critical = frozenset(v["code"] for v in verdicts if v["severity"] == "critical")
     died = SAID_ALWAYS if expected.died else frozenset[str]()
-    may = expected.must | expected.may | expected.critical | died
+    is_quiet = expected == Expected()
+    facts = frozenset[str]() if is_quiet else OBSERVED
+    may = expected.must | expected.may | expected.critical | died | facts
     said_by_log = _said_by_log(verdicts)
     must_critical = expected.critical | died
     return Judged(

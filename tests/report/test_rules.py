@@ -12,18 +12,21 @@ import pytest
 
 from fixtures import lab
 from msatools.locks.report import LocksReport, Root, Wait
+from msatools.memory.by.groups import CgroupGroup
+from msatools.memory.memstat import collect_memstat
 from msatools.report import rules
 from msatools.report.events import parse_events
 from msatools.report.memory import GroupAtLimit, MemoryState, ZoneState
 from msatools.report.model import SECTIONS, TriageVerdict
+from msatools.report.next_steps import next_steps
 from msatools.report.oom import OutOfMemory, Victim
 from msatools.report.options import ReportOptions
 from msatools.report.parts import ReportParts
 from msatools.report.report import collect_report
-from msatools.report.rule import VerdictRule, verdicts
+from msatools.report.rule import VerdictRule, untested, verdicts
 from msatools.report.rules import RULES
-from msatools.report.rules.hung_tasks import HUNG_NS, LONG_NS
 from msatools.report.unreclaimable import slab_groups, unreclaimable
+from msatools.report.waits import HUNG_NS, LONG_NS, explained, stopped_roots
 from msatools.report.words import waits_text
 from msatools.target import TargetSpec, open_target
 from msatools.target.printk import LogRecord
@@ -85,8 +88,32 @@ def test_long_waits() -> None:
         }
         parents = {pid for pid, comm in blocked.items() if comm.startswith("vfork-")}
         assert len(parents) == 2
-        assert tasks.text.startswith(f"{len(blocked) - 2} tasks")
-        assert not any(f": {blocked[pid]}" in tasks.text for pid in parents)
+        # Those behind a disk, a server or a frozen file system have their verdict.
+        named = explained(parts) | parents
+        (hung,) = {*blocked} - named
+        assert blocked[hung] == "fuse-locked"
+        assert tasks.text.startswith(f"{hung} fuse-locked has been in state D for")
+
+
+def test_tasks_that_wait_for_stopped_ones() -> None:
+    parts = parts_of("locks-6.12")
+    assert parts.locks is not None
+    stopped = {root.comm for root in stopped_roots(aged(parts, LONG_NS).locks)}  # type: ignore[arg-type]
+    # Names of tasks have 15 letters.
+    assert stopped >= {"stopped-pi-owne", "stopped-posix-o", "vfork-stopped-c"}
+    assert all(comm and "stopped" in comm for comm in stopped)
+    assert not [*stopped_roots(aged(parts, LONG_NS // 2).locks)]  # type: ignore[arg-type]
+    found = said(aged(parts, LONG_NS))["stopped-owner"]
+    assert len(found) == len(stopped)
+    assert all("stopped by SIGSTOP: " in each.text for each in found)
+
+
+def test_tasks_that_wait_for_sleeping_ones() -> None:
+    parts = parts_of("tasks-6.12")
+    (found,) = said(aged(parts, LONG_NS))["blocked-tasks"]
+    assert found.severity == "info"
+    assert any("flock-owner: asleep in pause" in line for line in found.evidence)
+    assert "blocked-tasks" not in said(aged(parts, LONG_NS // 2))
 
 
 @pytest.mark.parametrize("dump", ["locks-6.12", "locks-6.1", "locks-7.x"])
@@ -103,11 +130,16 @@ def test_parents_in_vfork_are_not_hung(dump: str) -> None:
     assert len(child) == 2
     (found,) = said(aged(parts, HUNG_NS))["hung-tasks"]
     (line,) = (line for line in found.evidence if "vfork" in line)
-    pid = next(wait.pid for wait in locks.waits if wait.pid in child)
-    assert line.startswith("not counted: 2 parents in vfork() for up to 2m00s: ")
+    # One child is stopped, which is a verdict of its own.
+    (stopped,) = (
+        each.text
+        for each in said(aged(parts, HUNG_NS))["stopped-owner"]
+        if "vfork-" in each.text
+    )
+    (pid,) = (pid for pid in child if f"{child[pid]} vfork-" not in stopped)
+    assert line.startswith(f"not counted: 1 parent in vfork() for up to 2m00s: {pid} ")
     assert line.endswith(f" until child {child[pid]} calls exec or exits")
-    assert str(pid) in line
-    # Alone they are said, and alarm nobody.
+    # Alone it is said, and alarms nobody.
     alone = replace(
         parts,
         locks=replace(
@@ -116,10 +148,15 @@ def test_parents_in_vfork_are_not_hung(dump: str) -> None:
     )
     (found,) = said(aged(alone, HUNG_NS))["hung-tasks"]
     assert found.severity == "info"
-    assert found.text.startswith("2 parents in vfork() for up to 2m00s: ")
+    assert found.text.startswith("1 parent in vfork() for up to 2m00s: ")
     assert found.text.endswith("; a parent in vfork() can be killed")
-    roots = [f"{child[pid]} vfork-" for pid in child]
-    assert sum(any(root in line for root in roots) for line in found.evidence) == 2
+    (line,) = found.evidence
+    assert f"{child[pid]} vfork-" in line
+    assert {"warning"} == {
+        each.severity
+        for each in said(aged(alone, HUNG_NS))["stopped-owner"]
+        if "vfork-" in each.text
+    }
     killed = replace(alone, locks=replace(locks, waits=()))
     assert "hung-tasks" not in said(killed)
 
@@ -225,6 +262,110 @@ def test_nothing_is_said_of_a_quiet_machine() -> None:
     assert said(parts_of("memory-6.12")) == {}
 
 
+def with_pages(**pages: int) -> ReportParts:
+    """Return a quiet machine with other numbers of pages in some classes."""
+    parts = parts_of("memory-6.12")
+    assert parts.memstat is not None
+    classes = tuple(
+        replace(each, pages=pages.get(each.name.replace(".", "_"), each.pages))
+        for each in parts.memstat.classes
+    )
+    return replace(parts, memstat=replace(parts.memstat, classes=classes))
+
+
+def test_a_counter_that_nothing_explains() -> None:
+    parts = parts_of("memory-6.12")
+    assert parts.memstat is not None
+    (first, *others) = parts.memstat.checks
+    wrong = replace(first, difference=2048, explained_by=None)
+    known = replace(first, difference=2048, explained_by="a reason")
+    for check, is_said in ((wrong, True), (known, False)):
+        memstat = replace(parts.memstat, checks=(check, *others))
+        found = said(replace(parts, memstat=memstat))
+        assert {*found} == ({"counter-unexplained"} if is_said else set())
+
+
+def test_much_memory_without_an_owner() -> None:
+    managed = parts_of("memory-6.12").memstat.managed_pages or 0  # type: ignore[union-attr]
+    few, many = managed // 100, managed // 30
+    assert "memory-unattributed" not in said(with_pages(kernel_unattributed=few))
+    (found,) = said(with_pages(kernel_unattributed=many))["memory-unattributed"]
+    assert "3.3 % of memory" in found.text
+    assert found.see.endswith(" --unattributed")
+
+
+def test_much_memory_of_the_kernel() -> None:
+    managed = parts_of("memory-6.12").memstat.managed_pages or 0  # type: ignore[union-attr]
+    found = said(with_pages(kernel_page_tables=managed // 5))
+    assert {*found} == {"kernel-memory", "page-tables"}
+    assert found["kernel-memory"][0].see.endswith(" --by process")
+    # More than that is a warning of its own.
+    found = said(with_pages(kernel_page_tables=managed // 2))
+    assert {*found} == {"memory-unreclaimable", "page-tables"}
+
+
+def test_removed_groups_are_summed() -> None:
+    parts = parts_of("fieldmemory-6.12")
+    assert parts.memory is not None
+    opened = open_target(TargetSpec(path=parts.target.path, types="btf"))
+    report = collect_memstat(opened.prog, target=opened.target, by=("cgroup",))
+    groups = (report.by or {})["cgroup"]
+    dying = [each for each in groups if isinstance(each, CgroupGroup) and each.dying]
+    assert len(dying) == parts.memory.removed_groups
+    charged = sum(each.charged_pages or 0 for each in dying)
+    assert charged == parts.memory.removed_pages
+    (found,) = said(parts)["dying-cgroups"]
+    assert found.text.startswith(f"{len(dying):,} removed control groups still exist")
+
+
+# --- what to go on with
+
+
+def steps_of(parts: ReportParts) -> list[str]:
+    """Return the command lines of the next steps, without the dump's path."""
+    found = next_steps(parts, verdicts(RULES, parts))
+    assert len(found) <= 5
+    return [
+        " ".join(step.command.replace(parts.target.path, "").split()) for step in found
+    ]
+
+
+def test_usual_steps_of_a_quiet_machine() -> None:
+    expected = ["msa-memstat --by process", "msa-prstat -m", "msa-locks"]
+    assert steps_of(parts_of("memory-6.12")) == expected
+
+
+def test_steps_follow_from_the_summaries() -> None:
+    managed = parts_of("memory-6.12").memstat.managed_pages or 0  # type: ignore[union-attr]
+    much = managed // 8
+    assert steps_of(with_pages(cache_shmem=much))[0] == "msa-memstat --by fs,file"
+    assert steps_of(with_pages(kernel_sockets=much))[0] == "msa-memstat --by file"
+    assert steps_of(with_pages(kernel_vmalloc=much))[0] == "msa-memstat --by vmalloc"
+    waiting = steps_of(aged(parts_of("lockmodule-6.12"), 1_000_000_000))
+    assert not any(step == "msa-prstat -m" for step in waiting)
+    state = replace(memory(1000 * MIB), removed_groups=30)
+    groups = replace(parts_of("memory-6.12"), memory=state)
+    assert steps_of(groups)[0] == "msa-memstat --by cgroup"
+
+
+def test_a_step_that_shows_more_takes_the_place_of_another() -> None:
+    steps = steps_of(parts_of("crashes-oom-6.12"))
+    assert "msa-memstat --by process,slab,fs --unattributed" in steps
+    assert "msa-memstat --by process,slab,fs" not in steps
+
+
+# --- what could not be tested
+
+
+def test_codes_that_cannot_be_tested() -> None:
+    parts = parts_of("memory-6.12")
+    assert untested(RULES, parts) == ()
+    lost = untested(RULES, replace(parts, memstat=None))
+    assert {"page-tables", "counter-unexplained"} <= {*lost}
+    # The log still has reports of the watchdogs.
+    assert "cpu-stalled" not in untested(RULES, replace(parts, cpus=None))
+
+
 def test_rules_are_sorted_by_severity() -> None:
     def rule(code: str, severity: str) -> "VerdictRule[int]":
         return VerdictRule(
@@ -255,10 +396,13 @@ CONTRACT = (
 """Codes that programs know."""
 
 
-def test_each_code_has_a_file_of_rules() -> None:
+def test_each_code_is_in_one_file_of_rules() -> None:
     assert {*CONTRACT} <= {rule.code for rule in RULES}
-    names = {path.stem.replace("_", "-") for path in Path(rules.__path__[0]).iterdir()}
-    assert {rule.code for rule in RULES} <= names
+    (folder,) = rules.__path__
+    texts = [path.read_text() for path in Path(folder).glob("*.py")]
+    for code in {rule.code for rule in RULES}:
+        named = (f'code="{code}"', f'_stalls("{code}"', f', "{code}"')
+        assert sum(any(name in text for name in named) for text in texts) == 1, code
 
 
 # --- interrupts

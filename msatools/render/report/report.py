@@ -30,7 +30,7 @@ _FRAMES = 12
 _NOTES = 6
 _NESTED = 3
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
-_DOUBT = {"exact": "", "likely": ", likely", "evidence": ", by signs"}
+_DOUBT = {"exact": "", "likely": " (likely)", "evidence": " (circumstantial)"}
 
 
 def blocks(
@@ -92,7 +92,7 @@ def crash_text(report: TriageReport) -> str:
 def not_crashed_text(report: TriageReport) -> str:
     """Return a line on a dump that no crash is known of."""
     if report.coverage.get(Loss.LOG.value):
-        return "No crash is known of: the kernel's log cannot be read in whole."
+        return "Cannot tell whether it crashed: parts of the kernel log are unreadable."
     return "It had not crashed: the dump was taken of a running kernel."
 
 
@@ -154,13 +154,26 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     yield text()
     found = shown_verdicts(report)
     if not found:
-        else_ = " else" if report.crash is not None else ""
-        yield text(f"Nothing{else_} is wrong by the rules that could be tested.")
+        yield text(no_problem_text(report))
         return
     shown = found[: rows or VERDICTS]
     left = len(found) - len(shown)
     more = More("verdict", left, is_chosen=rows is not None)
     yield Items([[*_verdict(verdict)] for verdict in shown], more)
+
+
+def no_problem_text(report: TriageReport) -> str:
+    """Return what it means that there is no verdict."""
+    other = "other " if report.crash is not None else ""
+    checks = plural(report.checked, "automatic check")
+    lost = ""
+    if report.unchecked:
+        codes = ", ".join(report.unchecked)
+        lost = f" Not tested, as parts of the kernel are missing: {codes}."
+    return (
+        f"No {other}problem found by the {checks}. They do not cover everything: if "
+        f"you came with a symptom, go on below.{lost}"
+    )
 
 
 def shown_verdicts(report: TriageReport) -> list[TriageVerdict]:

@@ -1,21 +1,48 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Very many control groups were removed and still exist."""
+"""Many control groups were removed and still exist, or much is charged to them."""
 
 from collections.abc import Iterator
 
+from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
+from msatools.report.words import count_text
+from msatools.reports.units import size
 
-_MANY = 1000
+_MANY = 100
 """Each holds some 10 KiB and more per CPU, and each reading of a memory.stat above it
 and each round of reclaim visits all."""
 
+_MUCH = 0.05
+"""Share of managed memory."""
 
-def _when(parts: ReportParts) -> Iterator[int]:
+
+@dataclass(frozen=True)
+class _RemovedGroups:
+    count: int
+    pages: int | None
+    """Pages charged to them; ``None`` if unknown."""
+
+    page_size: int
+
+
+def _when(parts: ReportParts) -> Iterator[_RemovedGroups]:
     memory = parts.memory
-    if memory is not None and (memory.removed_groups or 0) >= _MANY:
-        yield memory.removed_groups or 0
+    if memory is None or not memory.removed_groups:
+        return
+    count, pages = memory.removed_groups, memory.removed_pages
+    managed = sum(zone.managed for zone in memory.zones)
+    if count >= _MANY or (pages or 0) >= _MUCH * managed > 0:
+        yield _RemovedGroups(count, pages, parts.target.page_size)
+
+
+def _words(subject: _RemovedGroups) -> str:
+    verb = "exists" if subject.count == 1 else "exist"
+    text = f"{count_text(subject.count, 'removed control group')} still {verb}"
+    if subject.pages is None:
+        return text
+    return f"{text}: {size(subject.pages * subject.page_size)} are charged to them"
 
 
 RULE = VerdictRule(
@@ -24,10 +51,10 @@ RULE = VerdictRule(
     when=_when,
     severity="info",
     confidence="exact",
-    words=lambda count: f"{count:,} control groups were removed and live on",
-    evidence=lambda count: (
-        "page cache, files of tmpfs and swap that are charged to them keep them, also "
-        "sockets and objects of the kernel",
+    words=_words,
+    evidence=lambda subject: (
+        "page cache, files on tmpfs, swap, sockets or kernel objects that are charged "
+        "to a removed group keep it until they are freed",
     ),
-    see=lambda count: ("memstat", "--by", "cgroup"),
+    see=lambda subject: ("memstat", "--by", "cgroup"),
 )

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from msatools.locks.report import LocksReport, Root
 from msatools.records import dataclass
+from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import count_text, pid_text
-from msatools.reports.units import duration
+from msatools.report.waits import HUNG_NS, frozen_roots
+from msatools.report.words import pid_text, waited_text
 
 _REASON = "frozen file system "
 """How the reasons of such roots begin (:mod:`msatools.locks.reasons`)."""
@@ -27,19 +28,26 @@ class _FrozenRoot:
 
 def _when(parts: ReportParts) -> Iterator[_FrozenRoot]:
     assert parts.locks is not None
-    for root in parts.locks.roots:
-        # The only task that waits for it is the root itself.
-        if root.reason.removeprefix("a ").startswith(_REASON.strip()):
-            yield _FrozenRoot(root, parts.locks, parts.target.live)
+    for root in frozen_roots(parts.locks):
+        yield _FrozenRoot(root, parts.locks, parts.target.live)
+
+
+def _age_ns(root: Root) -> int:
+    # A root may be the only task that waits for it.
+    return max(root.max_age_ns, root.age_ns or 0)
+
+
+def _severity(subject: _FrozenRoot) -> Severity:
+    is_hung = subject.root.blocked_d and _age_ns(subject.root) >= HUNG_NS
+    return "critical" if is_hung else "warning"
 
 
 def _words(subject: _FrozenRoot) -> str:
     root = subject.root
-    own = root.kind == "task"
-    tasks = count_text(root.blocked_d + root.blocked_s + own, "task")
-    age_ns = max(root.max_age_ns, root.age_ns or 0)
-    what = root.reason.removeprefix("a ")
-    return f"{tasks} behind the {what} for up to {duration(age_ns)}"
+    count = root.blocked_d + root.blocked_s + (root.kind == "task")
+    place = root.reason.removeprefix("a ").removeprefix(_REASON.strip()).strip()
+    waited = waited_text(count, _age_ns(root))
+    return f"{place or 'a file system'} is frozen (fsfreeze): {waited}"
 
 
 def _evidence(subject: _FrozenRoot) -> Iterator[str]:
@@ -56,7 +64,7 @@ RULE = VerdictRule(
     code="frozen-filesystem",
     needs=("locks",),
     when=_when,
-    severity="warning",
+    severity=_severity,
     confidence="exact",
     words=_words,
     evidence=_evidence,

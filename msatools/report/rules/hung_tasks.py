@@ -2,11 +2,15 @@
 
 """Tasks have been in uninterruptible sleep for long.
 
+Tasks that another verdict names with the cause, such as a dead disk, are not repeated:
+they count only if the kernel crashed because of them.
+
 A parent in vfork() is in state D until its child calls exec or exits
 (wait_for_vfork_done() in kernel/fork.c). It can be killed, khungtaskd does not count it
 (kernel/hung_task.c), and the child is what hangs, if anything does.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from msatools.locks.report import LocksReport, Wait
@@ -14,14 +18,9 @@ from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
+from msatools.report.waits import HUNG_NS, LONG_NS, explained
 from msatools.report.words import count_text, is_vfork, pid_text, root_text
 from msatools.reports.units import duration
-
-LONG_NS = 20_000_000_000
-"""Disks and servers answer within seconds."""
-
-HUNG_NS = 120_000_000_000
-"""The kernel's own measure (CONFIG_DEFAULT_HUNG_TASK_TIMEOUT)."""
 
 _ROOTS = 3
 
@@ -44,15 +43,18 @@ def _when(parts: ReportParts) -> Iterator[_LongWaits]:
     assert parts.locks is not None
     crash = parts.crash
     is_fatal = crash is not None and crash.cause == "hung-task"
-    limit_ns = LONG_NS
+    limit_ns, named = LONG_NS, explained(parts)
     if crash is not None and is_fatal:
         # The kernel's limit may be lower (hung_task_timeout_secs).
         ages = [wait.age_ns for wait in parts.locks.waits if wait.pid == crash.pid]
-        limit_ns = min([LONG_NS, *ages])
+        limit_ns, named = min([LONG_NS, *ages]), set()
     found = [
         wait
         for wait in parts.locks.waits
-        if wait.state == "D" and wait.age_ns >= limit_ns and wait.age_bound != "upper"
+        if wait.state == "D"
+        and wait.age_ns >= limit_ns
+        and wait.age_bound != "upper"
+        and wait.pid not in named
     ]
     if found:
         found.sort(key=lambda wait: -wait.age_ns)
@@ -74,11 +76,10 @@ def _words(subject: _LongWaits) -> str:
     count, oldest = len(subject.waits), subject.waits[0]
     who = pid_text(oldest.pid, oldest.comm)
     if count == 1:
-        return f"{who} in uninterruptible sleep for {duration(oldest.age_ns)}"
+        return f"{who} has been in state D for {duration(oldest.age_ns)}"
     return (
-        f"{count_text(count, 'task')} in uninterruptible sleep for "
-        f"{duration(subject.limit_ns)} and more, the longest for "
-        f"{duration(oldest.age_ns)}: {who}"
+        f"{count_text(count, 'task')} in state D for {duration(subject.limit_ns)} or "
+        f"longer; the longest is {who}, {duration(oldest.age_ns)}"
     )
 
 
@@ -102,11 +103,14 @@ def _evidence(subject: _LongWaits) -> list[str]:
 
 def _roots(subject: _LongWaits) -> Iterator[str]:
     pids = {wait.pid for wait in subject.waits or subject.parents}
+    behind: Counter[str] = Counter()
     for root in subject.locks.roots:
-        behind = len(pids & {*root.behind})
-        if behind:
-            yield f"{count_text(behind, 'task')} behind: {root_text(root)}"
-            pids -= {*root.behind}
+        found = pids & {*root.behind}
+        behind[root_text(root)] += len(found)
+        pids -= found
+    for reason, count in behind.items():
+        if count:
+            yield f"{count_text(count, 'task')} behind: {reason}"
 
 
 RULE = VerdictRule(

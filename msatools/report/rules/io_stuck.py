@@ -11,16 +11,8 @@ from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.rules.hung_tasks import HUNG_NS
-from msatools.report.words import count_text, pid_text
-from msatools.reports.units import duration
-
-LONG_NS = 10_000_000_000
-"""Requests that take longer are stuck: disks answer in milliseconds."""
-
-_IO = "I/O on "
-_REASONS = (_IO, "swap on ", "FUSE server")
-"""How the reasons of such roots begin (:mod:`msatools.locks.reasons`)."""
+from msatools.report.waits import HUNG_NS, stuck_roots, uninterruptible
+from msatools.report.words import count_text, pid_text, waited_text
 
 
 @dataclass
@@ -33,7 +25,9 @@ class _StuckDevice:
 
     @property
     def tasks(self) -> set[int]:
-        return {pid for root in self.roots for pid in root.behind}
+        """IDs of the tasks in state D that wait for it."""
+        behind = {pid for root in self.roots for pid in root.behind}
+        return behind & uninterruptible(self.locks)
 
     @property
     def max_age_ns(self) -> int:
@@ -43,21 +37,10 @@ class _StuckDevice:
 def _when(parts: ReportParts) -> Iterator[_StuckDevice]:
     assert parts.locks is not None
     by_reason: dict[str, _StuckDevice] = {}
-    for root in parts.locks.roots:
-        if root.reason.startswith(_REASONS):
-            subject = _StuckDevice(root.reason, parts.locks)
-            by_reason.setdefault(root.reason, subject).roots.append(root)
-    blocked = _blocked(parts.locks)
-    stuck = [
-        each
-        for each in by_reason.values()
-        if each.max_age_ns >= LONG_NS and each.tasks & blocked
-    ]
-    yield from sorted(stuck, key=lambda each: -len(each.tasks))
-
-
-def _blocked(locks: LocksReport) -> set[int]:
-    return {wait.pid for wait in locks.waits if wait.state == "D"}
+    for root in stuck_roots(parts.locks):
+        subject = _StuckDevice(root.reason, parts.locks)
+        by_reason.setdefault(root.reason, subject).roots.append(root)
+    yield from sorted(by_reason.values(), key=lambda each: -len(each.tasks))
 
 
 def _severity(subject: _StuckDevice) -> Severity:
@@ -65,17 +48,14 @@ def _severity(subject: _StuckDevice) -> Severity:
 
 
 def _words(subject: _StuckDevice) -> str:
-    tasks = count_text(len(subject.tasks & _blocked(subject.locks)), "task")
-    return (
-        f"{subject.reason}: {tasks} in uninterruptible sleep for it, for up to "
-        f"{duration(subject.max_age_ns)}"
-    )
+    waited = waited_text(len(subject.tasks), subject.max_age_ns)
+    return f"{subject.reason}: {waited}"
 
 
 def _evidence(subject: _StuckDevice) -> Iterator[str]:
-    waits = defaultdict(list)
+    waits, tasks = defaultdict(list), subject.tasks
     for wait in subject.locks.waits:
-        if wait.pid in subject.tasks and wait.state == "D":
+        if wait.pid in tasks:
             waits[wait.caller or wait.task_class].append(wait)
     for caller, alike in sorted(waits.items(), key=lambda item: -len(item[1]))[:3]:
         named = ", ".join(pid_text(wait.pid, wait.comm) for wait in alike[:3])
@@ -83,7 +63,7 @@ def _evidence(subject: _StuckDevice) -> Iterator[str]:
 
 
 def _see(subject: _StuckDevice) -> tuple[str, ...]:
-    if subject.reason.startswith(_IO):
+    if subject.roots[0].external in ("device", "swap"):
         return ("locks", "--io")
     return ("locks", "--chains", "--state", "D")
 

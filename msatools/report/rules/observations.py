@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is out of the ordinary and need not be wrong: none of it is a false all-clear.
+
+A page that found nothing would send its reader away, although what the commands
+summarize on it is odd.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from msatools.locks.report import LocksReport, Root
+from msatools.memory.model import Check
+from msatools.records import dataclass
+from msatools.report.parts import ReportParts
+from msatools.report.rule import VerdictRule
+from msatools.report.rules.memory_unreclaimable import RULE as UNRECLAIMABLE
+from msatools.report.unreclaimable import Kind, kinds_text, unreclaimable
+from msatools.report.waits import LONG_NS, explained
+from msatools.report.words import count_text, root_text
+from msatools.reports.units import duration, size
+
+_MUCH_KERNEL = 0.15
+"""Share of managed memory that the kernel itself has and reclaim cannot free."""
+
+_MUCH_UNATTRIBUTED = 0.02
+"""Share of managed memory that no owner explains: it is below 0.01 on kernels without
+a leak."""
+
+_UNATTRIBUTED_PAGES = 4096
+"""Fewer are a driver's in any small machine."""
+
+_SHOWN = 3
+
+
+# --- tasks that wait for others
+
+
+@dataclass(frozen=True)
+class _HeldUp:
+    locks: LocksReport
+    roots: list[Root]
+    pids: set[int]
+
+
+def _held_up(parts: ReportParts) -> Iterator[_HeldUp]:
+    """Yield the tasks that have long waited for others, and that no verdict names."""
+    locks = parts.locks
+    assert locks is not None
+    named = explained(parts)
+    waits = {
+        wait.pid
+        for wait in locks.waits
+        # Those in state D are hung tasks.
+        if wait.age_ns >= LONG_NS and wait.state != "D" and wait.pid not in named
+    }
+    roots = [
+        root
+        for root in locks.roots
+        if root.kind == "task" and root.external is None and waits & {*root.behind}
+    ]
+    pids = {pid for root in roots for pid in root.behind if pid in waits}
+    pids -= {root.pid for root in roots if root.pid is not None}
+    if pids:
+        yield _HeldUp(locks, roots, pids)
+
+
+def _held_up_text(subject: _HeldUp) -> str:
+    ages = [wait.age_ns for wait in subject.locks.waits if wait.pid in subject.pids]
+    count = len(subject.pids)
+    have = "has" if count == 1 else "have"
+    return (
+        f"{count_text(count, 'task')} {have} waited for "
+        f"{count_text(len(subject.roots), 'other task')} for {duration(LONG_NS)} or "
+        f"longer; the longest for {duration(max(ages))}"
+    )
+
+
+def _held_up_evidence(subject: _HeldUp) -> Iterator[str]:
+    for root in subject.roots[:_SHOWN]:
+        count = len(subject.pids & {*root.behind})
+        yield f"{count_text(count, 'task')} behind: {root_text(root)}"
+    left = len(subject.roots) - _SHOWN
+    if left > 0:
+        yield f"… {count_text(left, 'more task')} that others wait for"
+
+
+# --- memory
+
+
+@dataclass(frozen=True)
+class _KernelMemory:
+    parts: ReportParts
+    largest: Kind
+    pages: int
+    managed: int
+
+
+def _kernel_memory(parts: ReportParts) -> Iterator[_KernelMemory]:
+    assert parts.memory is not None
+    managed = sum(zone.managed for zone in parts.memory.zones)
+    kinds = [kind for kind in unreclaimable(parts) if kind.is_kernel]
+    pages = sum(kind.pages for kind in kinds)
+    # What cannot be reclaimed where memory is low is a verdict of its own.
+    if managed and pages >= _MUCH_KERNEL * managed and not any(_worse(parts)):
+        yield _KernelMemory(parts, kinds[0], pages, managed)
+
+
+def _worse(parts: ReportParts) -> Iterable[object]:
+    return UNRECLAIMABLE.when(parts)
+
+
+def _kernel_text(subject: _KernelMemory) -> str:
+    page = subject.parts.target.page_size
+    return (
+        f"the kernel itself holds {size(subject.pages * page)} "
+        f"({100 * subject.pages / subject.managed:.0f} % of memory), which cannot be "
+        f"reclaimed; most of it is {subject.largest.name}, "
+        f"{size(subject.largest.pages * page)}"
+    )
+
+
+def _kernel_see(subject: _KernelMemory) -> tuple[str, ...]:
+    return ("memstat", *view_of(subject.largest))
+
+
+def view_of(kind: Kind) -> tuple[str, ...]:
+    """Return the options of msa-memstat that show whose memory of a kind is."""
+    if kind.name.startswith("unreclaimable slab"):
+        return ("--by", "slab")
+    if kind.name.startswith("pages that no owner"):
+        return ("--unattributed",)
+    if kind.name == "page tables":
+        return ("--by", "process")
+    return ("-v",)
+
+
+@dataclass(frozen=True)
+class _Unattributed:
+    pages: int
+    managed: int
+    page_size: int
+
+
+def _unattributed(parts: ReportParts) -> Iterator[_Unattributed]:
+    assert parts.memstat is not None
+    pages = {each.name: each.pages for each in parts.memstat.classes}
+    managed, found = parts.memstat.managed_pages, pages["kernel.unattributed"]
+    limit = max(_MUCH_UNATTRIBUTED * (managed or 0), _UNATTRIBUTED_PAGES)
+    if managed and found >= limit:
+        yield _Unattributed(found, managed, parts.target.page_size)
+
+
+def _unattributed_text(subject: _Unattributed) -> str:
+    share = 100 * subject.pages / subject.managed
+    return (
+        f"{size(subject.pages * subject.page_size)} of kernel memory ({share:.1f} % of "
+        "memory) have no known owner"
+    )
+
+
+def _unexplained(parts: ReportParts) -> Iterator[Check]:
+    assert parts.memstat is not None
+    for check in parts.memstat.checks:
+        if check.difference and check.explained_by is None:
+            yield check
+
+
+def _unexplained_text(check: Check) -> str:
+    return (
+        f"{check.name}: the scan found {check.walk_pages:,} pages, the kernel's "
+        f"counter {check.counter} says {check.kernel_pages or 0:,} "
+        f"({check.difference or 0:+,}), and no known reason explains it"
+    )
+
+
+RULES: tuple[VerdictRule[Any], ...] = (
+    VerdictRule(
+        code="blocked-tasks",
+        needs=("locks",),
+        when=_held_up,
+        severity="info",
+        confidence="likely",
+        words=_held_up_text,
+        evidence=_held_up_evidence,
+        see=lambda subject: ("locks", "--chains"),
+    ),
+    VerdictRule(
+        code="kernel-memory",
+        needs=("memory", "memstat"),
+        when=_kernel_memory,
+        severity="info",
+        confidence="exact",
+        words=_kernel_text,
+        evidence=lambda subject: kinds_text(subject.parts),
+        see=_kernel_see,
+    ),
+    VerdictRule(
+        code="memory-unattributed",
+        needs=("memstat",),
+        when=_unattributed,
+        severity="info",
+        confidence="exact",
+        words=_unattributed_text,
+        evidence=lambda subject: (
+            "a driver's own pages, or pages that a module leaked",
+        ),
+        see=lambda subject: ("memstat", "--unattributed"),
+    ),
+    VerdictRule(
+        code="counter-unexplained",
+        needs=("memstat",),
+        when=_unexplained,
+        severity="info",
+        confidence="exact",
+        words=_unexplained_text,
+        evidence=lambda check: (
+            "damage, a race with a running kernel, or a fault of msatools",
+        ),
+        see=lambda check: ("memstat", "-v"),
+    ),
+)

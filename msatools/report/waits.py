@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Waits that several verdicts judge: how long is long, and what explains which. Pure.
+
+A wait has one cause, and one verdict names it: a task behind a dead disk or a frozen
+file system is not reported again as a hung task.
+"""
+
+from collections.abc import Iterator
+
+from msatools.locks.report import LocksReport, Root
+from msatools.report.parts import ReportParts
+
+LONG_NS = 10_000_000_000
+"""Disks and servers answer within seconds, mostly within milliseconds."""
+
+HUNG_NS = 120_000_000_000
+"""The kernel's own measure (CONFIG_DEFAULT_HUNG_TASK_TIMEOUT)."""
+
+_RCU = "RCU grace period"
+_SERVED = ("device", "swap", "fuse", "network")
+
+
+def stuck_roots(locks: LocksReport) -> Iterator[Root]:
+    """Yield the devices and servers that tasks in state D have long waited for."""
+    blocked = uninterruptible(locks)
+    for root in locks.roots:
+        is_long = root.external in _SERVED and root.max_age_ns >= LONG_NS
+        if is_long and not blocked.isdisjoint(root.behind):
+            yield root
+
+
+def frozen_roots(locks: LocksReport) -> Iterator[Root]:
+    """Yield the frozen file systems that tasks wait for."""
+    yield from (root for root in locks.roots if root.external == "frozen")
+
+
+def stopped_roots(locks: LocksReport) -> Iterator[Root]:
+    """Yield the stopped, traced or frozen tasks that others have long waited for."""
+    for root in locks.roots:
+        is_stopped = root.state in ("T", "t") or root.reason.startswith("frozen by")
+        waiting = root.blocked_d + root.blocked_s
+        is_task = root.kind == "task" and root.external is None
+        if is_task and is_stopped and waiting and root.max_age_ns >= LONG_NS:
+            yield root
+
+
+def explained(parts: ReportParts) -> set[int]:
+    """Return the IDs of the tasks whose waits verdicts with a cause name."""
+    locks = parts.locks
+    if locks is None:
+        return set()
+    roots = [*stuck_roots(locks), *frozen_roots(locks), *stopped_roots(locks)]
+    exact = [{*each.pids} for each in locks.deadlocks if each.confidence == "exact"]
+    roots += (
+        root
+        for root in locks.roots
+        if root.kind == "cycle" and {*root.waiters} in exact
+    )
+    roots += _stalled_roots(parts, locks)
+    return {pid for root in roots for pid in root.behind}
+
+
+def _stalled_roots(parts: ReportParts, locks: LocksReport) -> Iterator[Root]:
+    """Yield the roots that a verdict on a stall names: RCU, and who holds up CPUs."""
+    stalls = parts.cpus.stalls if parts.cpus is not None else None
+    found = [each for each in stalls.found if each.over_limit] if stalls else []
+    culprits = {each.culprit_pid for each in found if each.culprit_pid}
+    is_rcu = any(each.code == "rcu-stalled" for each in found)
+    for root in locks.roots:
+        waits_for_rcu = root.kind == "external" and root.reason.startswith(_RCU)
+        if root.pid in culprits or (is_rcu and waits_for_rcu):
+            yield root
+
+
+def uninterruptible(locks: LocksReport) -> set[int]:
+    """Return the IDs of the blocked tasks in state D."""
+    return {wait.pid for wait in locks.waits if wait.state == "D"}
