@@ -160,7 +160,7 @@ COMMAND = Command(
         argument(
             "--html",
             metavar="FILE",
-            help="write all of it to a page to attach to a ticket, too",
+            help="also write the whole report to FILE, as one HTML page for a ticket",
         ),
         argument(
             "--fingerprint",

@@ -238,7 +238,7 @@ def test_wrong_options(row: Row, words: str) -> None:
 @pytest.mark.parametrize("row", [PRSTAT, ZOMBIES], ids=["prstat", "zombies"])
 def test_users_that_have_no_names(row: Row, words: str) -> None:
     """User names are accepted only for the running kernel."""
-    message = "-u root: only of the running kernel are the names of users known"
+    message = "-u root: a dump has no user names"
     check_wrong(row, f"-u 0,root {words}", message)
     with pytest.raises(CommandArgumentError, match=message):
         run_in_drgn(row.command, demo().prog, ["-u", "0,root"])

@@ -66,7 +66,8 @@ _OPTIONS: tuple[argument, ...] = (
         "--budget",
         type=_share,
         metavar="PCT",
-        help="with INTERVAL: take at most so much of one CPU, and samples later",
+        help="with INTERVAL: use at most PCT %% of one CPU; samples are delayed if "
+        "need be",
     ),
     argument(
         "--no-redraw",
@@ -122,7 +123,7 @@ _EXAMPLES: tuple[tuple[str, str], ...] = (
 
 _TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("vmcore", "a kernel that died"),
-    ("-s vmlinux vmcore", "the same, its debug info not being installed"),
+    ("-s vmlinux vmcore", "a dump whose debug info is not installed"),
     ("", "this machine, now"),
 )
 

@@ -122,8 +122,8 @@ def in_sandbox(name: str, path: str, work: Callable[[], int]) -> int:
     seccomp = binding()
     if seccomp is None and sys.stderr is not None:
         print(
-            f"{name}: --sandbox: there is no seccomp, so that only the limits of "
-            "memory, time and written files hold; install python3-seccomp or pyseccomp",
+            f"{name}: --sandbox: seccomp is unavailable: only the limits of memory, "
+            "CPU time and written files apply; install python3-seccomp or pyseccomp",
             file=sys.stderr,
         )
     ends = os.pipe(), os.pipe()

@@ -54,8 +54,7 @@ def check_users(args: argparse.Namespace, *, is_own: bool) -> None:
     for user in getattr(args, "users", None) or ():
         if isinstance(user, str) and not is_own:
             raise UsageError(
-                f"-u {user}: only of the running kernel are the names of users known; "
-                "name the user by number"
+                f"-u {user}: a dump has no user names; use the number (such as -u 0)"
             )
 
 

@@ -50,7 +50,9 @@ class UnknownName(argparse.ArgumentTypeError):
         self.known = tuple(known)
         """All names, which completion offers."""
 
-        super().__init__(f"no {kind} {name!r}; there are {', '.join(self.known)}")
+        super().__init__(
+            f"unknown {kind} {name!r}; choose from {', '.join(self.known)}"
+        )
 
 
 def known_names(names: Iterable[str], known: Collection[str], kind: str) -> list[str]:

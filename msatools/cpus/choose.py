@@ -114,7 +114,7 @@ def wanted_cpus(
             raise NoSuchSetError(
                 f"set {', '.join(unknown)}",
                 "there is none of that name",
-                f"there are {', '.join(by_name)}",
+                f"choose from {', '.join(by_name)}",
             )
         chosen = {cpu for cpu, name in names.items() if name in options.sets}
         for name in options.sets:

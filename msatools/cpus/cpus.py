@@ -321,7 +321,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             pid, comm = task.pid.value_(), task.comm.string_()
             found = stacks.read(task.value_())
         except LOST as error:
-            self._losses.lose(Loss.CPUS, f"the stack of a CPU is lost: {error}")
+            self._losses.lose(Loss.CPUS, f"cannot read the stack of a CPU: {error}")
         return StackOfCpu(
             cpu=cpu,
             pid=pid,
@@ -339,7 +339,9 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         try:
             return tuple(ask_each(for_each_online_node, self._prog))
         except LOST as error:
-            self._losses.lose(Loss.NODES, f"which nodes are online is lost: {error}")
+            self._losses.lose(
+                Loss.NODES, f"cannot tell which nodes are online: {error}"
+            )
             return ()
 
 
@@ -369,7 +371,7 @@ def doing(
     try:
         task = current_task(prog, cpu).value_()
     except LOST as error:
-        losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
+        losses.lose(Loss.CPUS, f"cannot tell what a CPU was doing: {error}")
         return None
     frames = running_frames(prog, task, losses)
     if not frames:

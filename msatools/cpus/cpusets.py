@@ -289,7 +289,7 @@ def _reason(reader: Reader, found: Structs, row: int, losses: LossLog) -> str | 
         text = int(reader.words(texts + 8 * number, 1)[0])
         return read_string(reader, text, _MAX_REASON) if text else None
     except LOST as error:
-        losses.lose(Loss.PARTITIONS, f"why a partition is invalid is lost: {error}")
+        losses.lose(Loss.PARTITIONS, f"cannot tell why a partition is invalid: {error}")
         return f"error {number}"
 
 

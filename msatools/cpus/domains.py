@@ -73,7 +73,7 @@ def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDo
         losses.note("no-root-domains", f"root domains are unknown: {error}")
         return RootDomains(MappingProxyType({}), None)
     except UNREADABLE as error:
-        losses.lose(Loss.DOMAINS, f"root domains are lost: {error}")
+        losses.lose(Loss.DOMAINS, f"cannot read root domains: {error}")
         return RootDomains(MappingProxyType({}), None)
     known = found.readable & (found["domain"] != 0)
     pairs = zip(

@@ -229,7 +229,7 @@ def stops_ticks(prog: drgn.Program, losses: LossLog) -> bool:
     except MissingError:
         return False
     except UNREADABLE as error:
-        losses.lose(Loss.TICKS, f"whether idle CPUs have ticks is lost: {error}")
+        losses.lose(Loss.TICKS, f"cannot tell whether idle CPUs have ticks: {error}")
         return True
 
 

@@ -443,7 +443,7 @@ def _affinities(
     # An unknown mask must not count as keeping an interrupt away from a CPU.
     masks[~readable] = True
     lost = int(np.count_nonzero(~readable))
-    text = "where some interrupts may go is lost"
+    text = "cannot tell where some interrupts may go"
     losses.lose(Loss.IRQ_AFFINITY, text, count=lost)
     return masks[: len(addresses)], masks[len(addresses) :]
 
@@ -483,7 +483,7 @@ def _counts(
     )
     records, readable = reader.read_records(addresses, 4)
     lost = ~readable & (addresses != 0)
-    text = "how often some interrupts came is lost"
+    text = "cannot tell how often some interrupts came"
     losses.lose(Loss.IRQ_COUNTS, text, count=int(np.count_nonzero(lost)))
     counts = np.where(addresses != 0, column(records, 0, 4), 0)
     shape = len(pointers), len(percpu.cpus)

@@ -99,5 +99,5 @@ def _elements(reader: Reader, array: int, percpu: PerCpu, losses: LossLog) -> Ad
     try:
         return reader.words(array, int(percpu.cpus.max()) + 1)[percpu.cpus]
     except UNREADABLE as error:
-        losses.lose(Loss.QUEUED, f"the throttled tasks of a group are lost: {error}")
+        losses.lose(Loss.QUEUED, f"cannot read the throttled tasks of a group: {error}")
         return np.zeros(len(percpu.cpus), np.uint64)

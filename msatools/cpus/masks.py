@@ -136,7 +136,7 @@ class _Housekeeping:
         except MissingError:
             return None
         except UNREADABLE as error:
-            self._losses.lose(Loss.MASKS, f"isolated CPUs are lost: {error}")
+            self._losses.lose(Loss.MASKS, f"cannot read isolated CPUs: {error}")
             return None
         return tuple(sorted(set(self._possible) - set(allowed)))
 
@@ -183,7 +183,9 @@ def _command_line(reader: Reader, losses: LossLog) -> str:
         address = find_variable(reader.prog, "saved_command_line").value_()
         return read_string(reader, address, _MAX_COMMAND_LINE)
     except LOST as error:
-        losses.lose(Loss.COMMAND_LINE, f"the kernel's command line is lost: {error}")
+        losses.lose(
+            Loss.COMMAND_LINE, f"cannot read the kernel's command line: {error}"
+        )
         return ""
 
 

@@ -84,7 +84,7 @@ def _hotplug(
         addresses = percpu.addresses("cpuhp_state")
     except MissingError as error:
         # All kernels with SMP have it, also without CONFIG_HOTPLUG_CPU.
-        losses.lose(Loss.HOTPLUG, f"steps of hot-plug are lost: {error}")
+        losses.lose(Loss.HOTPLUG, f"cannot read steps of hot-plug: {error}")
         return [(None, None)] * len(percpu.cpus)
     found = read_structs(reader, "struct cpuhp_cpu_state", _HOTPLUG, addresses, losses)
     states, targets = found["state"].tolist(), found["target"].tolist()
@@ -120,7 +120,7 @@ def _step_names(
             if 0 <= state <= last and (name := described[state].name):
                 known[state] = read_string(reader, name.value_(), _MAX_NAME)
     except LOST as error:
-        losses.lose(Loss.HOTPLUG, f"names of steps of hot-plug are lost: {error}")
+        losses.lose(Loss.HOTPLUG, f"cannot read names of steps of hot-plug: {error}")
     return known
 
 
@@ -137,7 +137,7 @@ def _idle_states(
         try:
             name = decode_string(state.name.string_())
         except UNREADABLE as error:
-            losses.lose(Loss.IDLE_STATES, f"an idle state's name is lost: {error}")
+            losses.lose(Loss.IDLE_STATES, f"cannot read an idle state's name: {error}")
             found[address] = None, None
         else:
             found[address] = name, _idle_depth(reader.prog, state)

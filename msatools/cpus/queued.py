@@ -223,14 +223,14 @@ class _Walk:
         try:
             return int(self._reader.words(entity + self._rt_group, 1)[0])
         except UNREADABLE as error:
-            self._losses.lose(Loss.QUEUED, f"a realtime task is lost: {error}")
+            self._losses.lose(Loss.QUEUED, f"cannot read a realtime task: {error}")
             return 0
 
     def _heads(self, lists: int) -> Addresses:
         try:
             words = self._reader.words(lists, 2 * _PRIORITIES)
         except UNREADABLE as error:
-            self._losses.lose(Loss.QUEUED, f"realtime tasks are lost: {error}")
+            self._losses.lose(Loss.QUEUED, f"cannot read realtime tasks: {error}")
             words = np.zeros(2 * _PRIORITIES, np.uint64)
         return words.reshape(_PRIORITIES, 2)
 

@@ -207,7 +207,7 @@ def _throttled_deadline(
             if task.dl.dl_throttled:
                 yield cpu, QueuedTask(address, "deadline", throttled=True)
         except UNREADABLE as error:
-            losses.lose(Loss.QUEUED, f"a throttled task is lost: {error}")
+            losses.lose(Loss.QUEUED, f"cannot read a throttled task: {error}")
 
 
 def _read_tasks(

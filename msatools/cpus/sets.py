@@ -210,5 +210,5 @@ def _all_nodes(reader: Reader, cpusets: Cpusets, losses: LossLog) -> Nodes:
     try:
         return tuple(ask_each(for_each_online_node, reader.prog))
     except LOST as error:
-        losses.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
+        losses.lose(Loss.NODES, f"cannot read the list of memory nodes: {error}")
         return ()

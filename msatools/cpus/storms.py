@@ -103,7 +103,9 @@ class Storms:
             except MissingError:
                 continue
             except UNREADABLE as error:
-                self._losses.lose(Loss.CPUS, f"what CPU {cpu} serves is lost: {error}")
+                self._losses.lose(
+                    Loss.CPUS, f"cannot tell what CPU {cpu} serves: {error}"
+                )
                 continue
             if function or kind == "tasklet":
                 yield Storm(

@@ -61,7 +61,7 @@ def read_places(
         else:
             places = [CpuPlace()] * len(percpu.cpus)
     except MissingError as error:
-        losses.lose(Loss.TOPOLOGY, f"packages, cores and threads are lost: {error}")
+        losses.lose(Loss.TOPOLOGY, f"cannot read packages, cores and threads: {error}")
         places = [CpuPlace()] * len(percpu.cpus)
     return tuple(
         replace(place, node=node)

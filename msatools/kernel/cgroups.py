@@ -56,7 +56,7 @@ def cgroup_paths(
     ):
         path = _path(nodes, start) if readable else None
         if readable and path is None:
-            losses.lose(Loss.CGROUP_PATHS, "the path of a control group is lost")
+            losses.lose(Loss.CGROUP_PATHS, "cannot read the path of a control group")
         if path is not None and not flags & online:
             path += DELETED
         paths.append(path)
@@ -100,5 +100,5 @@ def _name(reader: Reader, address: int, losses: LossLog) -> str | None:
     try:
         return read_string(reader, address, _NAME_MAX)
     except UNREADABLE as error:
-        losses.lose(Loss.CGROUP_NAMES, f"a control group's name is lost: {error}")
+        losses.lose(Loss.CGROUP_NAMES, f"cannot read a control group's name: {error}")
         return None

@@ -144,7 +144,7 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
         # The variable is unsigned, but holds a signed difference.
         (difference,) = _S64.unpack(reader.read(address, _S64.size))
     except UNREADABLE as error:
-        losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} is lost: {error}")
+        losses.lose(Loss.CLOCKS, f"cannot read {_DIFFERENCE}: {error}")
         return None
     if abs(difference) > MAX_PLAUSIBLE:
         losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} cannot be {difference}")

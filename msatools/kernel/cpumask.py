@@ -60,7 +60,7 @@ def possible_cpus(prog: drgn.Program, losses: LossLog) -> Cpus:
         try:
             known = mask_at(Reader(prog), _kept_address(prog, "possible"))
         except UNREADABLE as error:
-            losses.lose(Loss.CPUS, f"the list of CPUs is lost: {error}")
+            losses.lose(Loss.CPUS, f"cannot read the list of CPUs: {error}")
             return ()
         prog.cache[_POSSIBLE] = known
     return known
@@ -112,7 +112,7 @@ def try_mask(
         address = place()
         return mask_at(reader, address) if address else ()
     except UNREADABLE as error:
-        losses.lose(Loss.MASKS, f"{what} is lost: {error}", about=what)
+        losses.lose(Loss.MASKS, f"cannot read {what}: {error}", about=what)
         return None
 
 

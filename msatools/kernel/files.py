@@ -128,7 +128,7 @@ class Descriptors:
             return self._reader.words(int(tables.files[row]), count)
         except UNREADABLE as error:
             self._losses.lose(
-                Loss.DESCRIPTORS, f"a table of open files is lost: {error}"
+                Loss.DESCRIPTORS, f"cannot read a table of open files: {error}"
             )
             return np.empty(0, np.uint64)
 

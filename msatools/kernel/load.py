@@ -16,5 +16,5 @@ def load_averages(prog: drgn.Program, losses: LossLog) -> tuple[float, ...] | No
     try:
         return ask(loadavg, prog)
     except LOST as error:
-        losses.lose(Loss.LOAD, f"the load averages are lost: {error}")
+        losses.lose(Loss.LOAD, f"cannot read the load averages: {error}")
         return None

@@ -52,7 +52,7 @@ class CodeModules:
             record = self._reader.read(start, self._layout.size)
             module = self._layout.parse(start, record)
         except UNREADABLE as error:
-            self._losses.lose(Loss.MODULES, f"a module is lost: {error}")
+            self._losses.lose(Loss.MODULES, f"cannot read a module: {error}")
             self.is_complete = False
             return None
         if not module.contains(address):
@@ -67,7 +67,7 @@ class CodeModules:
                 symbols = ModuleSymbols(self._reader.prog, module, self._reader.read)
                 index = symbols.index()
             except LOST as error:
-                text = f"the symbols of module {module.name} are lost: {error}"
+                text = f"cannot read the symbols of module {module.name}: {error}"
                 self._losses.lose(Loss.SYMBOLS, text, about=module.name)
                 index = drgn.SymbolIndex([])
             self._symbols[module.address] = index

@@ -147,7 +147,7 @@ class Paths:
                 found = read_struct(self.reader, "struct mount", _ROOT, mount)
                 places.append((mount + self._vfsmount_offset, found["root"]))
             except UNREADABLE as error:
-                self.losses.lose(Loss.PATHS, f"a mount is lost: {error}")
+                self.losses.lose(Loss.PATHS, f"cannot read a mount: {error}")
         return [path for path in self.tell(places) if path is not None]
 
     def _find_mount(self, super_block: int) -> int:
@@ -239,7 +239,7 @@ class Paths:
                 try:
                     name = self.reader.read(start, length)
                 except UNREADABLE as error:
-                    self.losses.lose(Loss.PATHS, f"a file's name is lost: {error}")
+                    self.losses.lose(Loss.PATHS, f"cannot read a file's name: {error}")
                     self._entries[address] = None
                     continue
             self._entries[address] = _Entry(

@@ -89,7 +89,7 @@ def _read(prog: drgn.Program, losses: LossLog) -> PerCpu:
         try:
             (offsets[cpu],) = reader.words(array + _OFFSET_BYTES * cpu, 1).tolist()
         except UNREADABLE as error:
-            losses.lose(Loss.CPUS, f"the variables of CPU {cpu} are lost: {error}")
+            losses.lose(Loss.CPUS, f"cannot read the variables of CPU {cpu}: {error}")
     return _percpu(prog, offsets)
 
 

@@ -114,7 +114,7 @@ def reserved_taken(
     try:
         return PidTree(reader, namespace.address).count_below(RESERVED_PIDS)
     except UNREADABLE as error:
-        losses.lose(Loss.PIDS, f"numbers that are taken are lost: {error}")
+        losses.lose(Loss.PIDS, f"cannot read numbers that are taken: {error}")
         return None
 
 

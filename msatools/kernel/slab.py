@@ -120,7 +120,7 @@ def read_caches(
             try:
                 cache = _cache(reader, address, values)
             except UNREADABLE as error:
-                text = f"a slab cache's name is lost: {error}"
+                text = f"cannot read a slab cache's name: {error}"
                 losses.lose(Loss.NAMES, text)
         caches.append(cache)
     return caches
@@ -188,7 +188,7 @@ def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
     except MissingError:
         return names  # CONFIG_SLAB, or CONFIG_SYSFS=n
     except UNREADABLE as error:
-        losses.lose(Loss.NAMES, f"names of merged slab caches are lost: {error}")
+        losses.lose(Loss.NAMES, f"cannot read names of merged slab caches: {error}")
         return names
     if layout is None:
         return names
@@ -201,12 +201,12 @@ def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
         try:
             text = read_string(reader, link["name"], _MAX_NAME)
         except UNREADABLE as error:
-            losses.lose(Loss.NAMES, f"a slab cache's name is lost: {error}")
+            losses.lose(Loss.NAMES, f"cannot read a slab cache's name: {error}")
             continue
         try:
             target = read_struct(reader, _NODE_TYPE, _OBJECT, link["target"])
         except UNREADABLE as error:
-            losses.lose(Loss.NAMES, f"a merged slab cache's name is lost: {error}")
+            losses.lose(Loss.NAMES, f"cannot read a merged slab cache's name: {error}")
             continue
         names[target["object"] - kobject].append(text)
     return names

@@ -69,7 +69,7 @@ def free_in_use(
             parts.append(_in_sheaves(reader, known, losses))
             parts.append(_in_barns(reader, caches, known, losses))
     except LOST as error:
-        losses.lose(Loss.SLABS, f"free objects of slab caches are lost: {error}")
+        losses.lose(Loss.SLABS, f"cannot read free objects of slab caches: {error}")
         return {}
     counts = zip(caches.tolist(), _add(*parts).tolist(), strict=True)
     return {cache: count for cache, count in counts if count != _LOST}

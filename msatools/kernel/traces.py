@@ -35,7 +35,7 @@ def stack_trace(
         return None
     except drgn.FaultError as error:
         if losses is not None:
-            losses.lose(Loss.STACKS, f"the stack of a task is lost: {error}")
+            losses.lose(Loss.STACKS, f"cannot read the stack of a task: {error}")
         return None
     except MissingError:
         return None

@@ -118,7 +118,7 @@ def _global(
     try:
         words = reader.words(find_variable(reader.prog, variable).address_, len(names))
     except UNREADABLE as error:
-        losses.lose(Loss.COUNTERS, f"the kernel's counters are lost: {error}")
+        losses.lose(Loss.COUNTERS, f"cannot read the kernel's counters: {error}")
         return dict.fromkeys(names)
     return dict(zip(names, words.view(np.int64).tolist(), strict=True))
 

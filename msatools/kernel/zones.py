@@ -46,9 +46,9 @@ def online_nodes(prog: drgn.Program, losses: LossLog) -> list[drgn.Object]:
             try:
                 nodes.append(pgdat[0].read_())
             except UNREADABLE as error:
-                losses.lose(Loss.NODES, f"a memory node is lost: {error}")
+                losses.lose(Loss.NODES, f"cannot read a memory node: {error}")
     except UNREADABLE as error:
-        losses.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
+        losses.lose(Loss.NODES, f"cannot read the list of memory nodes: {error}")
     return nodes
 
 

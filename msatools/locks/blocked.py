@@ -152,7 +152,7 @@ def _blocked(
     try:
         requests = tuple(requests_of(context, case))
     except UNREADABLE as error:
-        context.losses.lose(Loss.LOCKS, f"what a task waits for is lost: {error}")
+        context.losses.lose(Loss.LOCKS, f"cannot tell what a task waits for: {error}")
         why = "it cannot be read"
     except MissingError as error:
         context.losses.note(
@@ -169,7 +169,7 @@ def _blocked(
     try:
         outside = external(context, case, requests)
     except LOST as error:
-        context.losses.lose(Loss.SERVERS, f"who serves a wait is lost: {error}")
+        context.losses.lose(Loss.SERVERS, f"cannot tell who serves a wait: {error}")
     what = stands_for(context, case, requests)
     return Blocked(case.row, requests, outside, what, alike.setdefault(on, on), why)
 
@@ -181,5 +181,7 @@ def stands_for(
     try:
         return what_of(context, case, requests)
     except LOST as error:
-        context.losses.lose(Loss.LOCK_NAMES, f"what a lock stands for is lost: {error}")
+        context.losses.lose(
+            Loss.LOCK_NAMES, f"cannot tell what a lock stands for: {error}"
+        )
     return None

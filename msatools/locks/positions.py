@@ -135,7 +135,9 @@ def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace |
     try:
         place = find_place(context, want.lock.type, want.lock.address or 0, cases)
     except LOST as error:
-        context.losses.lose(Loss.LOCK_NAMES, f"what a lock lies in is lost: {error}")
+        context.losses.lose(
+            Loss.LOCK_NAMES, f"cannot tell what a lock lies in: {error}"
+        )
         return None
     known = place is not None and _LOCKS.get(place.name) == place.type_name
     return place if known else None
@@ -172,7 +174,7 @@ def _holds(context: LockContext, case: BlockedTask, place: LockPlace) -> bool:
                 return not fault.by_vma
         return place.type_name == "mm_struct" and _is_remote(case, place.address)
     except LOST as error:
-        context.losses.lose(Loss.LOCKS, f"who has a lock is lost: {error}")
+        context.losses.lose(Loss.LOCKS, f"cannot tell who has a lock: {error}")
         return False
 
 

@@ -192,7 +192,9 @@ def _all_frozen(context: LockContext) -> bool:
     try:
         return context.reader.read(address, 1) != b"\0"
     except UNREADABLE as error:
-        context.losses.lose(Loss.LOCK_NAMES, f"who has frozen a task is lost: {error}")
+        context.losses.lose(
+            Loss.LOCK_NAMES, f"cannot tell who has frozen a task: {error}"
+        )
         return True
 
 

@@ -144,7 +144,7 @@ class ReportBuilder:
         except MissingError as error:
             context.losses.note("workqueues-unknown", f"workqueues: {error}")
         except UNREADABLE as error:
-            context.losses.lose(Loss.WORKQUEUES, f"workqueues are lost: {error}")
+            context.losses.lose(Loss.WORKQUEUES, f"cannot read workqueues: {error}")
         return None
 
     def _wait(self, row: int) -> Wait:

@@ -130,9 +130,7 @@ class WaitSnapshot:
         try:
             return self.context.pid(task)
         except UNREADABLE:
-            self.context.losses.lose(
-                Loss.WAITERS, "who waits for a lock is lost in part"
-            )
+            self.context.losses.lose(Loss.WAITERS, "cannot read all waiters for a lock")
             return None
 
     @cached_property

@@ -86,7 +86,7 @@ def read_counters(
                 values[name] = source()
         except UNREADABLE as error:
             values[name] = None
-            text = f"the kernel's {name} is lost: {error}"
+            text = f"cannot read the kernel's {name}: {error}"
             losses.lose(Loss.COUNTERS, text, about=name)
         except MissingError:
             continue  # not configured, or not in this version

@@ -82,7 +82,7 @@ def _devices(reader: Reader, losses: LossLog) -> Iterator[SwapDevice]:
                 used=_count(info.inuse_pages),
             )
         except UNREADABLE as error:
-            losses.lose(Loss.DEVICES, f"a device of swap is lost: {error}")
+            losses.lose(Loss.DEVICES, f"cannot read a device of swap: {error}")
         except MissingError:
             return
 

@@ -79,9 +79,9 @@ _FIELDS: Mapping[str, _ColumnDoc] = {
     ),
     "FOR": _ColumnDoc(
         "exact",
-        "Since when NOW is so: the time it last left the CPU (se.exec_start), or came "
-        "to the run queue. < where that stamp is lost, and the last time that it came "
-        "to the CPU serves; ~ of zombies, by a clock that may have lagged.",
+        "How long it has been in NOW: since it left the CPU (se.exec_start) or joined "
+        "the run queue. <: that time is lost, and this one, since it last came to a "
+        "CPU, is an upper bound; ~ of zombies, by a clock that may have lagged.",
     ),
     "ON": _ColumnDoc(
         "exact",

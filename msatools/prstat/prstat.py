@@ -396,8 +396,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
         if impossible:
             losses.note(
                 "latency-impossible",
-                f"{impossible} threads have more latency counted than there was time "
-                f"for ({_why_impossible(spent.lives)}): it is cut",
+                f"{impossible} threads have a run_delay longer than their lifetime "
+                f"({_why_impossible(spent.lives)}): LAT is capped",
             )
         count = int(np.count_nonzero(split_impossible))
         losses.coverage["breakdown_impossible"] = count

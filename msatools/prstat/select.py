@@ -76,7 +76,7 @@ def parse_sort(word: str) -> SortKey:
     """
     name = word.lstrip("+-").upper()
     if name not in KEYS or len(word) - len(name) > 1:
-        raise ValueError(f"cannot sort by {word!r}; there are {', '.join(KEYS)}")
+        raise ValueError(f"cannot sort by {word!r}; choose from {', '.join(KEYS)}")
     sign = word[: len(word) - len(name)]
     largest_first = sign == "-" or (not sign and name not in _LEAST_FIRST)
     return SortKey(name, largest_first)

@@ -177,7 +177,7 @@ def _zones(zones: Sequence[Zone], losses: LossLog) -> Iterator[ZoneState]:
                 reserve=int(pages.lowmem_reserve[highest].value_()),
             )
         except UNREADABLE as error:
-            losses.lose(Loss.NODES, f"a zone of memory is lost: {error}")
+            losses.lose(Loss.NODES, f"cannot read a zone of memory: {error}")
 
 
 # --- control groups

@@ -221,7 +221,7 @@ class Orc:
                 arch.num_orcs.value_(),
             )
         except LOST as error:
-            text = f"how to unwind module {module.name} is lost: {error}"
+            text = f"cannot tell how to unwind module {module.name}: {error}"
             self._losses.lose(Loss.UNWINDING, text, about=module.name)
             return None
 

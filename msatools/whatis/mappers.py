@@ -67,7 +67,7 @@ class Mappers:
                 if len(found) == MAX_MAPPERS:
                     break
         except LOST as error:
-            text = f"mappings of a page are lost: {error}"
+            text = f"cannot read mappings of a page: {error}"
             self._lookup.losses.lose(Loss.MAPPINGS, text)
         return tuple(found)
 

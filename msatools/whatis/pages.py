@@ -245,7 +245,7 @@ class Pages:
         try:
             data = self._reader.read(address or 0, layout.size)
         except UNREADABLE as error:
-            self._losses.lose(Loss.HEADS, f"the head of a page is lost: {error}")
+            self._losses.lose(Loss.HEADS, f"cannot read the head of a page: {error}")
             return 0, None, 0, 0
 
         def word(offset: int, size: int = 8) -> int:

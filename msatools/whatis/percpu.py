@@ -115,6 +115,6 @@ class PerCpuPlaces:
         except MissingError:
             return None
         except UNREADABLE as error:
-            text = f"the memory of CPUs is lost: {error}"
+            text = f"cannot read the memory of CPUs: {error}"
             self._lookup.losses.lose(Loss.VARIABLES, text)
             return None

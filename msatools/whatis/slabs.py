@@ -86,7 +86,7 @@ class SlabObjects:
         except NotSupportedError:
             return None
         except LOST as error:
-            text = f"an object of a slab cache is lost: {error}"
+            text = f"cannot read an object of a slab cache: {error}"
             self._lookup.losses.lose(Loss.SLABS, text)
             return None
         if not in_slab:

@@ -78,7 +78,7 @@ class UserPlaces:
             )
             name = self._name(vma, file)
         except UNREADABLE as error:
-            self._lookup.losses.lose(Loss.MAPPINGS, f"a mapping is lost: {error}")
+            self._lookup.losses.lose(Loss.MAPPINGS, f"cannot read a mapping: {error}")
             return _nowhere(task, "unknown")
         offset = address - start
         if file >= KERNEL_HALF:

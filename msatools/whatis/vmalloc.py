@@ -42,7 +42,7 @@ def find_area(lookup: Lookup, address: int) -> VmallocArea | None:
     except MissingError:
         return None
     except UNREADABLE as error:
-        lookup.losses.lose(Loss.VMALLOC, f"an area of vmalloc is lost: {error}")
+        lookup.losses.lose(Loss.VMALLOC, f"cannot read an area of vmalloc: {error}")
         return None
     use = next((use for bit, use in _USES.items() if flags & bit), "reserved")
     name = function_name(lookup.prog, caller) if caller else None

@@ -69,7 +69,7 @@ class WaitedLocks:
         except (*LOST, TargetError) as error:
             # Such as a task that has ended since.
             self._lookup.losses.lose(
-                Loss.LOCKS, f"the waiters of a lock are lost: {error}"
+                Loss.LOCKS, f"cannot read the waiters of a lock: {error}"
             )
             return ()
 

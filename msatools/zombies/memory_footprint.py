@@ -97,7 +97,7 @@ class _Sizes:
         try:
             found = self._slabs.find(int(addresses[0]))
         except LOST as error:
-            self._losses.lose(Loss.SIZES, f"a size is lost: {error}", about=name)
+            self._losses.lose(Loss.SIZES, f"cannot read a size: {error}", about=name)
             return 0
         return 0 if found is None else found.size
 
@@ -108,7 +108,7 @@ class _Sizes:
         try:
             pointer = self._layout.member(int(owners[0]), type_, member)
         except UNREADABLE as error:
-            self._losses.lose(Loss.SIZES, f"a size is lost: {error}", about=member)
+            self._losses.lose(Loss.SIZES, f"cannot read a size: {error}", about=member)
             return 0
         return self.of(member, np.array([pointer], np.uint64))
 

@@ -281,7 +281,7 @@ def _reads_waits(reader: Reader, losses: LossLog) -> WaitOptsReader | None:
     try:
         return reader.once(WaitOptsReader, lambda: WaitOptsReader(reader))
     except MissingError as error:
-        losses.lose(Loss.WAITS, f"what is waited for by wait() is lost: {error}")
+        losses.lose(Loss.WAITS, f"cannot tell what is waited for by wait(): {error}")
         return None
 
 

@@ -58,7 +58,7 @@ def find_heirs(
             heirs.append(family.heir(row))
         except LOST as error:
             losses.lose(
-                Loss.HEIRS, f"who inherits the dead of a parent is lost: {error}"
+                Loss.HEIRS, f"cannot tell who inherits the dead of a parent: {error}"
             )
     return tuple(sorted(heirs, key=lambda heir: heir.ppid))
 
@@ -207,7 +207,7 @@ class _Family:
             self.read_spaces([row])
         address = self._innermost[row]
         if address not in self._spaces:
-            raise DamagedDataError("a task's PID namespace is lost")
+            raise DamagedDataError("cannot read a task's PID namespace")
         return self._spaces[address]
 
     @cached_property

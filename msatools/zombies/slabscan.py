@@ -71,7 +71,7 @@ class SlabScan:
         self._losses = losses
         self.caches = {cache.address: cache for cache in slab_caches(reader, losses)}
         if not self.caches:
-            raise DamagedDataError("the list of caches is lost")
+            raise DamagedDataError("cannot read the list of caches")
         self._slabs = self._find(self.caches)
 
     def objects(self, cache: int) -> Addresses:

@@ -396,7 +396,9 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             options = LocksOptions(pids=pids)
             report = collect_locks(self._prog, target=self._target, options=options)
         except (*LOST, TargetError) as error:
-            self._losses.lose(Loss.LOCKS, f"what a parent waits for is lost: {error}")
+            self._losses.lose(
+                Loss.LOCKS, f"cannot tell what a parent waits for: {error}"
+            )
             return group
         for key in ("reads", "bytes_read"):
             self._losses.coverage[key] += report.coverage[key]

@@ -227,7 +227,7 @@ def test_without_seccomp_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "binding", lambda: None)
     ran = sandboxed(lambda: 0)
     assert (ran.status, ran.err.count("\n")) == (0, 1)
-    assert ran.err.startswith("msa-test: --sandbox: there is no seccomp")
+    assert ran.err.startswith("msa-test: --sandbox: seccomp is unavailable")
 
 
 def test_a_sandbox_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:

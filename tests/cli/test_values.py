@@ -70,7 +70,7 @@ def test_known_names() -> None:
     assert known_names(iter(("uid", "pid")), known, "column") == ["uid", "pid"]
     with pytest.raises(ArgumentTypeError) as caught:
         known_names(("pid", "gid", "x"), known, "column")
-    assert str(caught.value) == "no column 'gid'; there are pid, comm, uid"
+    assert str(caught.value) == "unknown column 'gid'; choose from pid, comm, uid"
 
 
 @pytest.mark.parametrize(

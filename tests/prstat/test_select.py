@@ -55,7 +55,7 @@ def test_sort(word: str, key: SortKey) -> None:
 
 @pytest.mark.parametrize("word", ["", "+", "--CPU", "+-CPU", "CPU-", "ON", "C PU"])
 def test_no_sort(word: str) -> None:
-    with pytest.raises(ValueError, match=r"cannot sort by .*; there are PID, "):
+    with pytest.raises(ValueError, match=r"cannot sort by .*; choose from PID, "):
         parse_sort(word)
 
 

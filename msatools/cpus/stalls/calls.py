@@ -171,7 +171,7 @@ def _queued(
             yield queued, call
             call = read["next"]
     except LOST as error:
-        losses.lose(Loss.LISTS, f"what CPU {cpu} is asked to run is lost: {error}")
+        losses.lose(Loss.LISTS, f"cannot tell what CPU {cpu} is asked to run: {error}")
 
 
 def _function(

@@ -102,7 +102,7 @@ def read_grace_period(
     except MissingError:
         return None
     except UNREADABLE as error:
-        losses.lose(Loss.VARIABLES, f"the state of RCU is lost: {error}")
+        losses.lose(Loss.VARIABLES, f"cannot read the state of RCU: {error}")
         return None
     is_active = bool(state["sequence"] & _UNDER_WAY)
     is_asked = bool(state.get("flags", 0) & _INIT)
@@ -197,7 +197,7 @@ def _list_from(reader: Reader, first: int, head: int, losses: LossLog) -> Iterat
             yield node
             node, _previous = LIST_HEAD.unpack(reader.read(node, LIST_HEAD.size))
     except UNREADABLE as error:
-        losses.lose(Loss.LISTS, f"tasks that hold up RCU are lost: {error}")
+        losses.lose(Loss.LISTS, f"cannot read tasks that hold up RCU: {error}")
 
 
 class _Tasks:

@@ -173,7 +173,9 @@ class _StallReader:
         try:
             return read_jiffies(self._cpus.reader.prog)
         except LOST as error:
-            self._cpus.losses.lose(Loss.TICKS, f"the time in ticks is lost: {error}")
+            self._cpus.losses.lose(
+                Loss.TICKS, f"cannot read the time in ticks: {error}"
+            )
             return None
 
     def _with_time(self, stop: StopMachine | None) -> StopMachine | None:

@@ -94,7 +94,7 @@ def _hrtimers(
                 members = read_struct(reader, "struct hrtimer", _HRTIMER, timer)
                 function = name(members["function"])
             except UNREADABLE as error:
-                losses.lose(Loss.VARIABLES, f"a timer is lost: {error}")
+                losses.lose(Loss.VARIABLES, f"cannot read a timer: {error}")
         yield OverdueTimer(cpu=cpu, kind="hrtimer", function=function, late_ns=delay)
 
 

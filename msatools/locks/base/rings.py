@@ -144,7 +144,7 @@ class Rings:
                 entry = found
                 entries.append(entry)
         except UNREADABLE as error:
-            self._lose(f"a list of waiters is lost: {error}")
+            self._lose(f"cannot read a list of waiters: {error}")
             return None
         if last != entry.node:
             self._lose("a list of waiters changed, or is damaged")
@@ -187,7 +187,7 @@ class Rings:
         except UNREADABLE as error:
             # A node without readable neighbours may never have been on a ring.
             if first is None or len(ahead) > 1:
-                self._lose(f"a ring of waiters is lost: {error}")
+                self._lose(f"cannot read a ring of waiters: {error}")
             return Ring(ahead + behind)
         return Ring(ahead + behind, cut=True)
 

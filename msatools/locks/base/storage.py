@@ -139,7 +139,9 @@ class Storage:
             try:
                 name = self._name_file_system(super_block)
             except UNREADABLE as error:
-                self._losses.lose(Loss.FILE_SYSTEMS, f"a file system is lost: {error}")
+                self._losses.lose(
+                    Loss.FILE_SYSTEMS, f"cannot read a file system: {error}"
+                )
                 name = None
             self._file_systems[super_block] = name
         return self._file_systems[super_block]
@@ -168,7 +170,7 @@ class Storage:
             try:
                 self._devices[address] = self._name_device(address)
             except UNREADABLE as error:
-                self._losses.lose(Loss.DEVICES, f"a block device is lost: {error}")
+                self._losses.lose(Loss.DEVICES, f"cannot read a block device: {error}")
                 self._devices[address] = None
         return self._devices[address]
 

@@ -230,7 +230,7 @@ class WaitQueues:
             if ring.whole or ring.cut:
                 break
         else:
-            self._losses.lose(Loss.WAITERS, "a queue of waiters is lost")
+            self._losses.lose(Loss.WAITERS, "cannot read a queue of waiters")
             return None, ring.nodes if len(ring.entries) > _MANY else {node}
         heads = [entry.node for entry in ring.entries if not is_waiter(entry)]
         if ring.whole and len(heads) == 1:

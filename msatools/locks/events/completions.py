@@ -124,7 +124,7 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
                 continue
             except UNREADABLE as error:
                 context.losses.lose(
-                    Loss.COMPLETIONS, f"who is to complete one is lost: {error}"
+                    Loss.COMPLETIONS, f"cannot tell who is to complete one: {error}"
                 )
                 continue
             if purpose is not None:
@@ -142,7 +142,9 @@ def _beside(
     except MissingError:
         return None
     except UNREADABLE as error:
-        context.losses.lose(Loss.COMPLETIONS, f"what completes one is lost: {error}")
+        context.losses.lose(
+            Loss.COMPLETIONS, f"cannot tell what completes one: {error}"
+        )
         return None
     if work is None:
         return None

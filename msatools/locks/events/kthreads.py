@@ -32,7 +32,7 @@ class KernelThreads:
         try:
             task = self._layout.word(variable) if variable else 0
         except UNREADABLE as error:
-            self._losses.lose(Loss.KERNEL_THREADS, f"kthreadd is lost: {error}")
+            self._losses.lose(Loss.KERNEL_THREADS, f"cannot read kthreadd: {error}")
             return None
         return task if task >= KERNEL_HALF else None
 

@@ -103,7 +103,7 @@ class Fuse:
                     mounts[super_block] = mount
         except LOST as error:
             self._losses.lose(
-                Loss.FILE_SYSTEMS, f"file systems are lost in part: {error}"
+                Loss.FILE_SYSTEMS, f"cannot read all file systems: {error}"
             )
         return mounts
 
@@ -238,7 +238,7 @@ class Fuse:
 
     def _lose(self, error: drgn.FaultError) -> None:
         self._losses.lose(
-            Loss.SERVERS, f"who serves a FUSE file system is lost in part: {error}"
+            Loss.SERVERS, f"cannot read all servers of a FUSE file system: {error}"
         )
 
     def _woken(self, head: int) -> list[Holder]:

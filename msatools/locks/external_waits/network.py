@@ -174,9 +174,7 @@ def _mounts(context: LockContext) -> dict[int, list[str]]:
                 points = context.paths.mount_points(super_block)
                 found.setdefault(client.transport, []).extend(points)
     except LOST as error:
-        context.losses.lose(
-            Loss.FILE_SYSTEMS, f"file systems are lost in part: {error}"
-        )
+        context.losses.lose(Loss.FILE_SYSTEMS, f"cannot read all file systems: {error}")
     return found
 
 

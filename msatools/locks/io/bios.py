@@ -64,7 +64,7 @@ class Bios:
             if self._layout.has("delay_c", "delayed_bios"):
                 found += self._delayed(disk)
         except LOST as error:
-            self._losses.lose(Loss.DISKS, f"bios of {disk.name} are lost: {error}")
+            self._losses.lose(Loss.DISKS, f"cannot read bios of {disk.name}: {error}")
         return tuple(sorted(found, key=lambda each: -(each.age_ns or 0)))
 
     def _deferred(self, disk: Disk) -> Iterator[InFlight]:

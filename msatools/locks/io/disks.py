@@ -108,7 +108,7 @@ class Disks:
                 if disk not in disks:
                     self._add(disks, disk)
         except LOST as error:
-            self._losses.lose(Loss.DISKS, f"the list of disks is lost: {error}")
+            self._losses.lose(Loss.DISKS, f"cannot read the list of disks: {error}")
         return disks, parts
 
     def _add(self, disks: dict[int, Disk], address: int) -> None:
@@ -127,7 +127,7 @@ class Disks:
                 private=private,
             )
         except UNREADABLE as error:
-            self._losses.lose(Loss.DISKS, f"a disk is lost: {error}")
+            self._losses.lose(Loss.DISKS, f"cannot read a disk: {error}")
 
     def below(self, disk: Disk) -> tuple[Disk, ...]:
         """Return the disks that a stacked disk is on; empty for hardware."""
@@ -136,7 +136,7 @@ class Disks:
                 found = self._find_below(disk)
             except LOST as error:
                 self._losses.lose(
-                    Loss.DISKS, f"what {disk.name} is stacked on is lost: {error}"
+                    Loss.DISKS, f"cannot tell what {disk.name} is stacked on: {error}"
                 )
                 found = ()
             self._below[disk.address] = found
@@ -199,7 +199,7 @@ class Disks:
         try:
             return is_suspended(self._layout, disk.private, disk.queue)
         except UNREADABLE as error:
-            self._losses.lose(Loss.DISKS, f"a disk is lost: {error}")
+            self._losses.lose(Loss.DISKS, f"cannot read a disk: {error}")
             return False
 
 

@@ -71,7 +71,7 @@ class InFlightIo:
             else:
                 reads, writes = self._counted(disk)
         except LOST as error:
-            context.losses.lose(Loss.DISKS, f"I/O of {disk.name} is lost: {error}")
+            context.losses.lose(Loss.DISKS, f"cannot read I/O of {disk.name}: {error}")
         held = all_bios(context).of_disk(disk)
         return DiskIo(
             name=disk.name,

@@ -340,7 +340,7 @@ class Requests:
         try:
             return read_jiffies(self._layout.reader.prog)
         except LOST as error:
-            self._losses.lose(Loss.CLOCKS, f"jiffies are lost: {error}")
+            self._losses.lose(Loss.CLOCKS, f"cannot read jiffies: {error}")
             return None
 
     def operation(self, number: int) -> str:

@@ -63,7 +63,7 @@ class LockNames:
                 self._names[lock] = self._lookup(lock, cases[:FEW_READS])
             except LOST as error:
                 self._context.losses.lose(
-                    Loss.LOCK_NAMES, f"what a lock lies in is lost: {error}"
+                    Loss.LOCK_NAMES, f"cannot tell what a lock lies in: {error}"
                 )
                 self._names[lock] = Name()
         return self._names[lock]
@@ -119,7 +119,7 @@ class LockNames:
             return describe(self._context, place)
         except LOST as error:
             self._context.losses.lose(
-                Loss.LOCK_NAMES, f"what a lock lies in is lost in part: {error}"
+                Loss.LOCK_NAMES, f"cannot read all that a lock lies in: {error}"
             )
             return Name(name=place.name)
 

@@ -320,7 +320,7 @@ class KernelLocks:
         try:
             first = self._layout.member(lock, struct, FIRST)
         except UNREADABLE as error:
-            self._losses.lose(Loss.WAITERS, f"a lock is lost: {error}")
+            self._losses.lose(Loss.WAITERS, f"cannot read a lock: {error}")
             return None
         if not first:
             return []

@@ -64,7 +64,7 @@ class RtMutexes:
             waiters: tuple[int, ...] | None = tuple(self._in_order(lock, root))
         except UNREADABLE as error:
             self._losses.lose(
-                Loss.WAITERS, f"waiters for an rt_mutex are lost: {error}"
+                Loss.WAITERS, f"cannot read waiters for an rt_mutex: {error}"
             )
             waiters = None
         # Bit 0 is RT_MUTEX_HAS_WAITERS.

@@ -157,7 +157,7 @@ def _cpus(context: LockContext) -> Iterator[_Cpu]:
         try:
             task = ask(cpu_curr, prog, number)
         except LOST as error:
-            context.losses.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
+            context.losses.lose(Loss.CPUS, f"cannot tell what a CPU was doing: {error}")
             continue
         trace = stack_trace(prog, task)
         if trace is None:

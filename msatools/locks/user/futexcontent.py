@@ -83,7 +83,9 @@ def condition_at(context: LockContext, mm: int, address: int) -> int | None:
         try:
             start = _read_condition(context, mm, address, (0, 0), None)
         except LOST as error:
-            context.losses.lose(Loss.WAITERS, f"a condition variable is lost: {error}")
+            context.losses.lose(
+                Loss.WAITERS, f"cannot read a condition variable: {error}"
+            )
         cache.add_condition(mm, address, start)
     return cache.conditions[key]
 
@@ -106,7 +108,9 @@ def content_of(context: LockContext, waiter: Waiter) -> FutexContent:
         try:
             contents[key] = _read_content(context, waiter)
         except LOST as error:
-            context.losses.lose(Loss.FUTEX_OWNERS, f"who has a futex is lost: {error}")
+            context.losses.lose(
+                Loss.FUTEX_OWNERS, f"cannot tell who has a futex: {error}"
+            )
             contents[key] = FutexContent()
     return contents[key]
 

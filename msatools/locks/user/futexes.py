@@ -182,7 +182,7 @@ class Futexes:
         except MissingError as error:
             self._broken(f"the hash table of waiters is not to be found: {error}")
         except UNREADABLE as error:
-            self._broken(f"the hash tables of waiters are lost: {error}")
+            self._broken(f"cannot read the hash tables of waiters: {error}")
         for start, count in tables:
             yield from self._table(start, count)
 
@@ -195,7 +195,7 @@ class Futexes:
         granule = PAGE // self._bucket_size * self._bucket_size or self._bucket_size
         data, gaps = self._reader.read_around_gaps(start, size, granule)
         if gaps:
-            self._broken("a part of a hash table of waiters is lost")
+            self._broken("cannot read a part of a hash table of waiters")
         buckets = np.frombuffer(data, np.uint8).reshape(count, self._bucket_size)
         firsts = column(buckets, self._chain)
         starts = start + self._bucket_size * np.arange(count, dtype=np.uint64)
@@ -295,7 +295,7 @@ class Futexes:
                     count = int.from_bytes(data, "little") + 1
                     found.append((table + queues, count))
             except UNREADABLE as error:
-                self._broken(f"a process's hash table of waiters is lost: {error}")
+                self._broken(f"cannot read a process's hash table of waiters: {error}")
         return found
 
     def _broken(self, text: str) -> None:

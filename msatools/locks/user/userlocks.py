@@ -199,7 +199,7 @@ def _by_urgency(context: LockContext, pi_state: int, tasks: list[int]) -> list[i
         mutex = pi_state + context.layout.offset("futex_pi_state", "pi_mutex")
         order = kernel_locks(context).rt_mutex(mutex).waiters or ()
     except UNREADABLE as error:
-        context.losses.lose(Loss.WAITERS, f"the queue of a futex is lost: {error}")
+        context.losses.lose(Loss.WAITERS, f"cannot read the queue of a futex: {error}")
         order = ()
     queued = set(tasks)
     first = [task for task in order if task in queued]

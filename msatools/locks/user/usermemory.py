@@ -120,7 +120,7 @@ class UserMemory:
                     if file is not None:
                         files.append(file)
             except UNREADABLE as error:
-                self._losses.lose(Loss.MAPPINGS, f"mappings are lost: {error}")
+                self._losses.lose(Loss.MAPPINGS, f"cannot read mappings: {error}")
         return files
 
     def shared_file(self, mm: int, address: int) -> SharedFile | None:

@@ -100,7 +100,7 @@ class UserStacks:
             frames = tuple(islice(frames_of_stack(self, mm, registers), MOST_FRAMES))
         except LOST as error:
             self._context.losses.lose(
-                Loss.USER_STACKS, f"a user stack is lost: {error}"
+                Loss.USER_STACKS, f"cannot read a user stack: {error}"
             )
             return None
         if self._context.live and self._registers(row) != registers:

@@ -121,7 +121,7 @@ class WorkBeside:
         try:
             return read_offline_work(self._layout, self._losses)
         except LOST as error:
-            self._losses.lose(Loss.WORKQUEUES, f"delayed work is lost: {error}")
+            self._losses.lose(Loss.WORKQUEUES, f"cannot read delayed work: {error}")
             return []
 
 

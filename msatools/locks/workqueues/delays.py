@@ -100,7 +100,7 @@ class WorkDelays:
         try:
             return self._pools.worker(address)
         except UNREADABLE as error:
-            self._losses.lose(Loss.WORKQUEUES, f"a rescuer is lost: {error}")
+            self._losses.lose(Loss.WORKQUEUES, f"cannot read a rescuer: {error}")
             return None
 
     def of_pool(self, pool: Pool) -> Delay:
@@ -142,7 +142,7 @@ class WorkDelays:
         try:
             return self._layout.member(worker.task, "task_struct", *names) == 0
         except UNREADABLE as error:
-            self._losses.lose(Loss.WORKQUEUES, f"a worker is lost: {error}")
+            self._losses.lose(Loss.WORKQUEUES, f"cannot read a worker: {error}")
             return False
 
 

@@ -105,7 +105,7 @@ def stalled_pools(
     except MissingError:
         return ()
     except UNREADABLE as error:
-        context.losses.lose(Loss.WORKQUEUES, f"pools of workers are lost: {error}")
+        context.losses.lose(Loss.WORKQUEUES, f"cannot read pools of workers: {error}")
         return ()
     return tuple(sorted(found, key=_weight))
 
@@ -135,7 +135,7 @@ class _Lister:
         try:
             return read_jiffies(self._context.reader.prog)
         except LOST as error:
-            self._context.losses.lose(Loss.CLOCKS, f"jiffies are lost: {error}")
+            self._context.losses.lose(Loss.CLOCKS, f"cannot read jiffies: {error}")
             return None
 
     def _limit_s(self) -> int:
@@ -190,7 +190,7 @@ class _Lister:
         try:
             return self._delays.of_pool(pool)
         except UNREADABLE as error:
-            self._lose(f"why work is pending is lost: {error}")
+            self._lose(f"cannot tell why work is pending: {error}")
             return None
 
     def _lose(self, text: str) -> None:
@@ -211,7 +211,7 @@ class _Lister:
         try:
             nice = int(attrs.nice)
         except UNREADABLE as error:
-            self._lose(f"attributes of a pool are lost: {error}")
+            self._lose(f"cannot read attributes of a pool: {error}")
             return None, None
         if pool.cpu is not None:
             return nice, None
@@ -237,7 +237,7 @@ class _Lister:
                 continue
             row = self._rows.get(worker.task)
             if row is None:
-                self._lose("the task of a worker is lost")
+                self._lose("cannot read the task of a worker")
             else:
                 yield self._worker(worker, row)
 
@@ -280,7 +280,7 @@ class _Lister:
             try:
                 row = self._queue(queue)
             except UNREADABLE as error:
-                self._lose(f"a workqueue is lost: {error}")
+                self._lose(f"cannot read a workqueue: {error}")
                 continue
             if row.inactive or row.maydays:
                 yield row
@@ -321,7 +321,7 @@ class _Lister:
         try:
             found = read_offline_work(self._context.layout, self._context.losses)
         except LOST as error:
-            self._lose(f"delayed work is lost: {error}")
+            self._lose(f"cannot read delayed work: {error}")
             return
         for work in found:
             yield self._offline(work)

@@ -63,7 +63,9 @@ def read_offline_work(layout: Layout, losses: LossLog) -> list[DelayedWork]:
             try:
                 found += _of_base(layout, cpu, base)
             except UNREADABLE as error:
-                losses.lose(Loss.WORKQUEUES, f"timers of CPU {cpu} are lost: {error}")
+                losses.lose(
+                    Loss.WORKQUEUES, f"cannot read timers of CPU {cpu}: {error}"
+                )
     return found
 
 

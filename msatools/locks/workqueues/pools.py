@@ -341,7 +341,7 @@ class WorkPools:
             try:
                 found.append(self.part(address))
             except UNREADABLE as error:
-                self._losses.lose(Loss.WORKQUEUES, f"{name} are lost: {error}")
+                self._losses.lose(Loss.WORKQUEUES, f"cannot read {name}: {error}")
         return found
 
     def maydays(self, queue: WorkqueueRecord) -> int:

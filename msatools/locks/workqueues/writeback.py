@@ -79,7 +79,7 @@ def _find(context: LockContext, head: int) -> Writeback | None:
         except MissingError:
             known[head] = None
         except UNREADABLE as error:
-            context.losses.lose(Loss.WORKQUEUES, f"writeback is lost: {error}")
+            context.losses.lose(Loss.WORKQUEUES, f"cannot read writeback: {error}")
             known[head] = None
     return known[head]
 

@@ -168,7 +168,7 @@ class CachedFiles:
             return read_string(self._reader, address, _NAME_MAX)
         except UNREADABLE as error:
             self._losses.lose(
-                Loss.FILE_SYSTEMS, f"a file system's type is lost: {error}"
+                Loss.FILE_SYSTEMS, f"cannot read a file system's type: {error}"
             )
             return None
 
@@ -282,7 +282,7 @@ class CachedFiles:
                 named = device.bd_part if hasattr(device, "bd_part") else device
                 name = ask(part_name, named)
         except LOST as error:
-            self._losses.lose(Loss.DEVICES, f"a block device is lost: {error}")
+            self._losses.lose(Loss.DEVICES, f"cannot read a block device: {error}")
             return "block device"
         return decode_string(name)
 

@@ -175,7 +175,7 @@ class CgroupView:
         except MissingError:
             return {}  # CONFIG_MEMCG=n
         except UNREADABLE as error:
-            self._losses.lose(Loss.LISTS, f"control groups are lost: {error}")
+            self._losses.lose(Loss.LISTS, f"cannot read control groups: {error}")
             return {}
         return {
             address: _Charges(_known(memory), _known(swap))

@@ -153,7 +153,9 @@ class FileSystemView:
         except MissingError:
             return {}
         except UNREADABLE as error:
-            self._losses.lose(Loss.LISTS, f"file systems in memory are lost: {error}")
+            self._losses.lose(
+                Loss.LISTS, f"cannot read file systems in memory: {error}"
+            )
             return {}
 
     def _group(self, owner: TallyOwner, files: int, swapped: int | None) -> PageGroup:

@@ -164,7 +164,7 @@ class SlabView:
                     kmem_cache=Address(cache.address),
                 )
         except LOST as error:
-            losses.lose(Loss.SLABS, f"the list of slab caches is lost: {error}")
+            losses.lose(Loss.SLABS, f"cannot read the list of slab caches: {error}")
 
     def _group(
         self,

@@ -97,7 +97,9 @@ def _bitmaps(reader: Reader, losses: LossLog) -> dict[int, int]:
             find_type(reader.prog, "struct mem_section_usage"), "pageblock_flags"
         )
     except LOST as error:
-        losses.lose(Loss.PAGE_BLOCKS, f"migrate types of page blocks are lost: {error}")
+        losses.lose(
+            Loss.PAGE_BLOCKS, f"cannot read migrate types of page blocks: {error}"
+        )
         return {}
     # A damaged address wraps round: it is unreadable either way.
     return {nr: (usage + member.offset) % (1 << 64) for nr, usage in usages.items()}

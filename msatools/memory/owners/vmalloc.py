@@ -179,7 +179,7 @@ def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
     except MissingError:
         return 0  # CONFIG_VMAP_STACK=n
     except UNREADABLE as error:
-        losses.note("no-cached-stacks", f"stacks that CPUs keep are lost: {error}")
+        losses.note("no-cached-stacks", f"cannot read stacks that CPUs keep: {error}")
         return 0
 
 

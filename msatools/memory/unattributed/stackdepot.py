@@ -57,7 +57,9 @@ class StackDepot:
             with drgn_lookups:
                 return tuple(map(self._name, self._addresses(handle)))
         except LOST as error:
-            self._losses.lose(Loss.STACKS, f"a stack of page_owner is lost: {error}")
+            self._losses.lose(
+                Loss.STACKS, f"cannot read a stack of page_owner: {error}"
+            )
             return None
 
     def _addresses(self, handle: int) -> list[int]:

@@ -214,7 +214,7 @@ def _outliers(report: FleetReport) -> Iterator[Block]:
     if not found:
         return
     yield text()
-    yield text(Span("OUTLIERS, dumps like no other", "title"))
+    yield text(Span("OUTLIERS, bugs seen in one dump only", "title"))
     for bucket in found[:LOST]:
         yield one_line(f"  {bucket.representative}  {bucket_text(bucket)}")
     if len(found) > LOST:

@@ -60,8 +60,8 @@ _TOGETHER = {
     "confirmed": "all slept again in the interval",
 }
 _LEGEND = (
-    "R, W: to read, to write.  Has the lock: = exact  ~ likely, by a hint that may be "
-    "old  ? its address is on the stack"
+    "R/W: waits to read/write.  Owner: = certain  ~ likely (may be out of date)  "
+    "? a guess"
 )
 
 
@@ -164,7 +164,7 @@ def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Te
         if herd not in left:
             yield line(Span(_herd(herd, report, graph, verbose), "warn"))
     if left:
-        yield line(f"… {len(left):,} more crowds on one lock each: -v shows them")
+        yield line(f"… {len(left):,} more locks with many waiters: -v shows them")
     for inversion in report.inversions:
         yield line(Span(_inversion(inversion, graph), "warn"))
 
@@ -296,8 +296,8 @@ def _cut(root: Root, tree: WaitTree) -> Iterator[Text]:
     own = frozenset(root.waiters if root.kind == "cycle" else (root.pid,))
     left = graph.reached([root]) & graph.waits.keys() - tree.shown_pids - own
     if left:
-        verb, them = ("is", "it") if len(left) == 1 else ("are", "them")
-        words = f"… {len(left):,} of those behind it {verb} not shown: -v shows {them}"
+        them = "it" if len(left) == 1 else "them"
+        words = f"… {plural(len(left), 'more waiter')}: -v shows {them}"
         yield line("  ", Span(words, "dim"))
 
 
@@ -365,10 +365,9 @@ def _unowned(waits: Sequence[Wait], graph: WaitGraph) -> Iterator[Text]:
     kinds = ", ".join(f"{number:,} {name}" for name, number in types)
     verb = "waits" if len(waits) == 1 else "wait"
     yield line(
-        Span("UNOWNED  ", "title"),
-        f"{plural(len(waits), 'task')} {verb} for {plural(count, 'lock')} that nobody "
-        f"is known to hold, such as idle threads for work: {kinds}; "
-        "--by lock lists them",
+        Span("NO KNOWN OWNER  ", "title"),
+        f"{plural(len(waits), 'task')} {verb} for {plural(count, 'lock')} whose holder "
+        f"could not be found (usually idle threads): {kinds}; --by lock lists them",
     )
 
 

@@ -53,7 +53,7 @@ GROUPS: tuple[tuple[str, tuple[ClassRow, ...]], ...] = (
             ClassRow("kernel.slab", "slab", "NR_SLAB_*, with large kmalloc"),
             ClassRow("kernel.large_kmalloc", "large kmalloc"),
             ClassRow("kernel.page_tables", "page tables"),
-            ClassRow("kernel.page_tables_own", "page tables, own"),
+            ClassRow("kernel.page_tables_own", "kernel's tables"),
             ClassRow("kernel.stacks", "stacks"),
             ClassRow("kernel.vmalloc", "vmalloc", "nr_vmalloc_pages, with stacks"),
             ClassRow("kernel.percpu", "percpu", "pcpu_nr_populated"),

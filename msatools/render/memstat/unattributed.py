@@ -11,8 +11,8 @@ from msatools.reports.units import size
 _WORDS = 3
 _TITLES = {
     "kernel.unattributed": "Pages that no owner explains",
-    "kernel.large_kmalloc": "Compound pages taken for large kmalloc, which a driver's "
-    "own look like",
+    "kernel.large_kmalloc": "Counted as large kmalloc; a driver's own compound pages "
+    "look the same",
 }
 
 

@@ -365,7 +365,7 @@ def _load(report: PrstatReport, load: Load, limit: int | None) -> Iterator[Block
     shown = " ".join(f"{v:.2f}" for v in averages) if averages else NOT_KEPT
     yield text(
         f"Load averages {shown}; now {load.runnable + load.uninterruptible}: "
-        f"{load.runnable} run or could, {load.uninterruptible} sleep uninterruptibly; "
+        f"{load.runnable} running or runnable, {load.uninterruptible} in state D; "
         f"{plural(report.totals.cpus, 'CPU')} online"
     )
     rows = [

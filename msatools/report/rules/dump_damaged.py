@@ -13,7 +13,7 @@ _LISTS = (Loss.LISTS, Loss.TREES, Loss.TASKS, Loss.NODES, Loss.SECTION_TABLE)
 """Losses that no dump level explains: the kernel's own structures are broken."""
 
 _ZERO_PAGES = 1
-"""makedumpfile's level that leaves out pages of zeros alone."""
+"""``makedumpfile -d 1``: only zero pages are excluded."""
 
 
 @dataclass(frozen=True)

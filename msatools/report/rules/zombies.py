@@ -27,7 +27,7 @@ def _when(parts: ReportParts) -> Iterator[ZombieGroup]:
 def _words(group: ZombieGroup) -> str:
     parent = pid_text(group.ppid, group.parent_comm)
     return (
-        f"{count_text(group.count, 'zombie')} that {parent} does not reap, for up to "
+        f"{parent} has left {count_text(group.count, 'zombie')}, the oldest for "
         f"{duration(group.max_age_ns)}: {group.verdict}"
     )
 
