@@ -22,6 +22,9 @@ Thing = Hashable
 """Something that tasks wait for: no task, or a lock with no known owner."""
 
 
+_ORDER: tuple[OwnerConfidence, ...] = ("exact", "likely", "evidence")
+
+
 @dataclass(frozen=True)
 class Edge:
     """One task waits for another."""
@@ -182,17 +185,28 @@ class Graph:
     def way(self, task: int) -> list[Edge]:
         """Return the edges from a task to its root: the surest of each one, unless that
         leads back to where it has been."""
-        order = ("exact", "likely", "evidence")
         seen = {task}
         edges: list[Edge] = []
         while True:
             onward = [edge for edge in self.edges_of(task) if edge.owner not in seen]
             if not onward:
                 return edges
-            edge = min(onward, key=lambda edge: order.index(edge.confidence))
+            edge = min(onward, key=lambda edge: _ORDER.index(edge.confidence))
             edges.append(edge)
             task = edge.owner
             seen.add(task)
+
+    def confidence_in(
+        self, owner: int, waiters: Iterable[int]
+    ) -> OwnerConfidence | None:
+        """Return that of the surest edge from some tasks to an owner."""
+        found = {
+            edge.confidence
+            for waiter in waiters
+            for edge in self.edges_of(waiter)
+            if edge.owner == owner
+        }
+        return min(found, key=_ORDER.index, default=None)
 
     def _root(self, component: frozenset[int]) -> GraphRoot:
         direct = dict.fromkeys(

@@ -49,7 +49,7 @@ def owners(
     Return the owners of a lock, by the evidence in falling order.
 
     1. The lock's own word, unless something refutes it: see
-       :mod:`msatools.locks.standing`. Then nobody is known to have the lock.
+       :mod:`msatools.locks.standing`. Then the lock has no known owner.
     2. Where a reader is, if that implies that it has the lock; and the kernel's hint,
        the last reader of a lock or the last owner of a semaphore, unless refuted: it
        may have released the lock since.

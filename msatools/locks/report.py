@@ -128,7 +128,7 @@ class LockRow:
 
     what: str | None = field(default=None, metadata=ADDED)
     """Description of what its waiters wait for, such as a work item, if it is a
-    completion or a wait queue; or of what a futex is, if nobody is known to have it."""
+    completion or a wait queue; or of what a futex is, if it has no known owner."""
 
     delta_waiters: int | None = field(default=None, metadata=ADDED)
     """Change of the number of waiters within the interval."""
@@ -183,6 +183,10 @@ class Root:
 
     stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """Functions on the task's stack, innermost first, if asked for."""
+
+    confidence: OwnerConfidence | None = field(default=None, metadata=ADDED)
+    """How well the task is known to have what others wait for, by the surest of them;
+    ``None`` if it is no task, or nobody waits for it directly."""
 
     external: ExternalKind | None = field(default=None, metadata=ADDED)
     """What is waited for outside of all tasks, by the only task that waits for it or by

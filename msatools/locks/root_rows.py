@@ -108,6 +108,7 @@ class RootRows:
             disks=external.way or None if external else None,
             external=external.kind if external else None,
             pid=snapshot.pids[row],
+            confidence=self._graph.confidence_in(row, sink.direct),
             reason=self._reason(row),
             comm=snapshot.comm(row),
             state=snapshot.letters[row],
@@ -150,7 +151,7 @@ class RootRows:
             )
         if lock.type in ("folio", "bit_wait", "srcu"):
             return f"{name}, {what}" if what else name
-        return what or f"{name}: nobody is known to have it"
+        return what or f"{name}: no known owner"
 
     def _root(self, sink: GraphRoot) -> Root:
         """Return the part of a root that is the same for tasks and things."""
@@ -225,9 +226,13 @@ def _is_futex(thing: Thing) -> bool:
     return isinstance(thing, Lock) and thing.type in FUTEX.names
 
 
-def _weight(root: Root) -> tuple[int, int, int]:
-    """Return the sort key of roots: most blocked tasks first, then the longest wait."""
+def _weight(root: Root) -> tuple[bool, int, int, int]:
+    """Return the sort key of roots: most blocked tasks first, then the longest wait.
+
+    A root by a word on its stack alone is a guess, and comes after all others.
+    """
     return (
+        root.confidence == "evidence",
         -(_D_WEIGHT * root.blocked_d + root.blocked_s),
         -root.max_age_ns,
         root.pid or 0,

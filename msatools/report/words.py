@@ -118,7 +118,8 @@ def ago(parts: "ReportParts", time_ns: int) -> str:
 def root_text(root: Root) -> str:
     """Return what a root of waits is."""
     if root.pid is not None and root.kind == "task":
-        return f"{pid_text(root.pid, root.comm)}: {root.reason}"
+        guess = "perhaps " if root.confidence == "evidence" else ""
+        return f"{guess}{pid_text(root.pid, root.comm)}: {root.reason}"
     if root.kind == "cycle":
         return f"{', '.join(map(str, root.waiters[:4]))}: {root.reason}"
     return root.reason

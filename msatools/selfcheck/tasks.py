@@ -207,8 +207,8 @@ def run_queues(reports: ReportSet) -> Iterator[Comparison]:
         least=-_about_to_sleep(reports, running),
         # TASK_WAKING: another CPU is to put it on a queue (kernel/sched/core.c).
         most=classes.get("WAK", 0),
-        reason="a task that is about to sleep still runs, but is not runnable; one that "
-        "is being woken up is runnable, and on no queue yet",
+        reason="a task that is about to sleep still runs, but is not runnable; one "
+        "that is being woken up is runnable, and on no queue yet",
     )
     yield Comparison(
         name="queues.latency",

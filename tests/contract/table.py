@@ -14,7 +14,7 @@ from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zomb
 from msatools.cli.command import Command
 from msatools.cpus import model as cpus_model
 from msatools.cpus.stalls import model as stalls_model
-from msatools.locks.base.lock import LockTypeName
+from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.io.model import Stage
 from msatools.locks.report import ExternalKind
 from msatools.memory.pages.classes import CLASSES
@@ -265,7 +265,7 @@ CPUS = Row(
         "--plan 1 -P 1": "-P: no effect with --plan, which is of the CPUs",
         "--plan 1 5": "--plan: it is of one moment, and an interval is named",
         "-o cpu,ithr": "unknown column 'ithr'; choose from cpu, set, state, minf, mjf,",
-        "-o ,": "argument -o: no column ''",
+        "-o ,": "argument -o: unknown column ''",
         "--set ,": "argument --set: not a list of sets: ','",
         "-i -o cpu": "-o: no effect with -i, which has columns of its own",
         "--sets -o all": "-o: no effect with --sets",
@@ -563,7 +563,7 @@ LOCKS = Row(
         "-p x": "not a number: 'x'",
         **WRONG_MEMBERSHIPS,
         "--type spin": "unknown type 'spin'; choose from mutex, ww_mutex, rwsem",
-        "--type ,": "no type ''",
+        "--type ,": "unknown type ''",
         "--state Q": "states are some of R, S, D",
         "--state": "expected one argument",
         "--min-age=-1": "not a duration such as 30 or 5m: '-1'",
@@ -652,6 +652,7 @@ LOCKS = Row(
                 "disks?": [str],
                 "pool?": int,
                 "stack?": [str],
+                "confidence?": frozenset(get_args(OwnerConfidence)),
                 "external?": frozenset(get_args(ExternalKind)),
             }
         ],
@@ -723,7 +724,7 @@ MEMSTAT = Row(
     naming=("--by process",),
     wrong={
         "--by cpu": "unknown grouping 'cpu'; choose from node, zone, section, cgroup,",
-        "--by node,": "no grouping ''",
+        "--by node,": "unknown grouping ''",
         "--by": "expected one argument",
         "-n 0": "not a positive number: '0'",
         "-n x": "not a number: 'x'",
@@ -1147,7 +1148,7 @@ ZOMBIES = Row(
         **WRONG_MEMBERSHIPS,
         "-u root,": "not a user's number or name: ''",
         "--verdict dead": "unknown verdict 'dead'; choose from leader-exited",
-        "--verdict ,": "no verdict ''",
+        "--verdict ,": "unknown verdict ''",
         "--by zone": "invalid choice",
         "--by cgroup --tree": "not allowed with",
         "--tree --leaks": "not allowed with",

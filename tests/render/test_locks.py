@@ -490,7 +490,7 @@ def test_roots_share_a_screen() -> None:
     lines = printed(
         blocks(report(waits, locks, [root(n, (16, 0)) for n in range(1, 10)]))
     )
-    heads = [n for n, line in enumerate(lines) if line.startswith(("ROOT", "R, W"))]
+    heads = [n for n, line in enumerate(lines) if line.startswith(("ROOT", "R/W"))]
     # Of each root, one line is its own and one counts the waiters left out.
     sizes = [end - start for start, end in pairwise(heads)]
     assert sizes == [14, 14, 6, *(5,) * 6]
@@ -518,7 +518,7 @@ def test_rows(view: View, what: str) -> None:
 
     def rows(of: LocksReport, **options: Any) -> tuple[int, str]:
         _, *lines, _ = printed(blocks(of, view=view, **options))
-        lines = [line for line in lines if not line.startswith("R, W")]
+        lines = [line for line in lines if not line.startswith("R/W")]
         return len(lines) - (view != "chains"), lines[-1]
 
     assert rows(made)[0] == 30

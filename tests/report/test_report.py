@@ -182,7 +182,7 @@ def test_page_is_in_order() -> None:
     ran = call(COMMAND, CORE, opening=lambda _: found)
     titles = (
         "CRASHED: ",
-        "Nothing else is wrong",
+        "No other problem found by",
         "memstat: ",
         "cpus: ",
         "NEXT",

@@ -177,7 +177,7 @@ def _herd(herd: Herd, report: LocksReport, graph: WaitGraph, verbose: bool) -> s
     what = next(filter(None, [*contended, herd.name]), None)
     if lock is None and what:
         name += f" ({what})"
-    owner = f"{NOT_KEPT} (nobody is known to hold it)"
+    owner = f"{NOT_KEPT} (no known owner)"
     if lock is not None and lock.owners:
         owner = owners_text(lock.owners, verbose)
     ages = duration_range(herd.min_age_ns, herd.max_age_ns)
@@ -309,7 +309,8 @@ def _about(root: Root, graph: WaitGraph, verbose: bool) -> Sequence[Cell]:
         names += f" +{left:,}" if left > 0 else ""
         return (f"cycle of {len(root.waiters):,}: {names}  {root.reason}",)
     if root.kind == "task" and root.pid is not None:
-        return (*_head(graph, root, root.pid), f"  {root.reason}")
+        guess = "perhaps " if root.confidence == "evidence" else ""
+        return (guess, *_head(graph, root, root.pid), f"  {root.reason}")
     if (pid := _only_one(root)) is None:
         return (root.reason,)
     what, lock = root.reason, graph.locks.get(root.lock or "")

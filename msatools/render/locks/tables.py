@@ -258,7 +258,7 @@ def _chain(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
         yield f" -> {lock_text(step.lock)}"
         if step.owner is None:
             root = graph.end(pid)
-            yield f": {'nobody is known to hold it' if root is None else root.reason}"
+            yield f": {'no known owner' if root is None else root.reason}"
             return
         pid = step.owner.pid
         others = f" (+{step.others:,})" if step.others else ""
