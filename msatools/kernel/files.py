@@ -5,7 +5,7 @@
 fs/file.c: ``task_struct.files``, which threads may share.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -131,6 +131,20 @@ class Descriptors:
                 Loss.DESCRIPTORS, f"cannot read a table of open files: {error}"
             )
             return np.empty(0, np.uint64)
+
+    def by_table(self, tasks: Addresses) -> Iterator[tuple[list[int], Addresses]]:
+        """Read the tables of tasks, each once.
+
+        :return: The rows of the tasks that share it, and the ``struct file`` by
+            descriptor, 0 if not open.
+        """
+        tables = self.tables(tasks)
+        sharers: dict[int, list[int]] = {}
+        for row, table in enumerate(tables.files.tolist()):
+            if table:
+                sharers.setdefault(table, []).append(row)
+        for rows in sharers.values():
+            yield rows, self.all_files(tables, rows[0])
 
     def read_files(self, files: Addresses, columns: Iterable[str] = _OPEN) -> Structs:
         """Read some ``struct file``, by default all columns of an open file.

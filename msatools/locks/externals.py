@@ -10,6 +10,7 @@ from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
+from msatools.locks.external_waits.nbd import nbd_servers
 from msatools.locks.external_waits.network import asked_protocol, file_server
 from msatools.locks.io.asynchronous import AIO, asynchronous_io
 from msatools.locks.io.disks import all_disks
@@ -221,6 +222,7 @@ def _on_disk(context: LockContext, device: str, numbers: str, what: str) -> Exte
     """Return the disk that holds the I/O of a device, which may be stacked on it."""
     disk = all_disks(context).by_numbers.get(numbers)
     way: tuple[str, ...] = ()
+    servers: tuple[Holder, ...] = ()
     suspended = ""
     if disk is not None:
         disks = in_flight(context).way(disk).disks
@@ -229,10 +231,19 @@ def _on_disk(context: LockContext, device: str, numbers: str, what: str) -> Exte
             numbers = disks[-1].numbers
             device = f"{disks[-1].name} {numbers}"
         suspended = " (suspended)" if all_disks(context).is_suspended(disks[-1]) else ""
+        # For a single task, the open files of others are not read.
+        servers = () if context.alone else nbd_servers(context).of_disk(disks[-1])
+    task = _one(context, servers)
+    text = f"{what} on {device}{suspended}"
+    if task is not None:
+        comm = context.layout.text(task, "task_struct", "comm")
+        text += f", served by {context.pid(task)} {comm}"
     return External(
         kind="swap" if what == "swap" else "device",
         identity=("device", numbers),
-        text=f"{what} on {device}{suspended}",
+        text=text,
+        pid=context.pid(task) if task else None,
+        servers=servers,
         device=device,
         way=way,
     )

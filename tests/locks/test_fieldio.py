@@ -35,6 +35,23 @@ def test_disk(dump: LoggedReport, disk: str) -> None:
     assert reads > 0
 
 
+def test_server_of_a_disk(dump: LoggedReport) -> None:
+    """The guest stops the servers of its network block devices, and nothing else."""
+    stats = [
+        dump.run.truth(name).decode()
+        for name in dump.run.truth_names()
+        if re.fullmatch(r"proc/\d+/stat", name)
+    ]
+    found = [re.match(r"(\d+) \((.*)\) T ", stat) for stat in stats]
+    stopped = {int(each[1]): each[2] for each in found if each}
+    assert len(stopped) == 2
+    served = [root_of(dump, disk) for disk in ("nbd0", "nbd1")]
+    assert {root.pid for root in served} == {*stopped}
+    for root in served:
+        name = f"served by {root.pid} {stopped[root.pid or 0]}, stopped by SIGSTOP"
+        assert root.reason.endswith(name)
+
+
 def test_commit_of_a_file_system(dump: LoggedReport) -> None:
     """Who waits for a commit of btrfs waits for the task that commits."""
     tasks = dump.run.workload["tasks"]

@@ -286,14 +286,8 @@ class Fuse:
     def _openers(self) -> dict[int, list[int]]:
         """Maps a connection to the tasks that have its device open."""
         addresses = self._tasks["address"]
-        tables = self._descriptors.tables(addresses)
-        sharers: dict[int, list[int]] = {}
-        for row, table in enumerate(tables.files.tolist()):
-            if table:
-                sharers.setdefault(table, []).append(row)
         found: dict[int, list[int]] = {}
-        for rows in sharers.values():
-            files = self._descriptors.all_files(tables, rows[0])
+        for rows, files in self._descriptors.by_table(addresses):
             for connection in self._connections(distinct(files[files != 0])):
                 tasks = found.setdefault(connection, [])
                 tasks += addresses[rows[: _MAX_LIKELY - len(tasks)]].tolist()

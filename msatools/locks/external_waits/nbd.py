@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Finds the server of a network block device, if it is a process of this machine.
+
+drivers/block/nbd.c: the device sends its requests through sockets that a program gave
+it. The other end of a socket of AF_UNIX is known; what has it open serves the device. A
+server behind TCP is not looked for, as it is on another machine mostly.
+"""
+
+from msatools.errors import LOST
+from msatools.kernel.losses import Loss
+from msatools.locks.base.lock import Holder
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.io.disks import Disk
+from msatools.target.addresses import KERNEL_HALF
+
+_AF_UNIX = 1
+_MAX_CONNECTIONS = 64
+_MAX_SERVERS = 16
+
+
+class NbdServers:
+    """The servers of network block devices, each found once per context."""
+
+    def __init__(self, context: LockContext) -> None:
+        self._context = context
+        self._found: dict[int, tuple[Holder, ...]] = {}
+
+    def of_disk(self, disk: Disk) -> tuple[Holder, ...]:
+        """Return the tasks that have the other end of a device's sockets open."""
+        if not disk.name.startswith("nbd"):
+            return ()
+        if disk.address not in self._found:
+            try:
+                files = {*self._peers(disk)}
+                self._found[disk.address] = self._openers(files) if files else ()
+            except LOST as error:
+                text = f"cannot read the server of {disk.name}: {error}"
+                self._context.losses.lose(Loss.SERVERS, text)
+                self._found[disk.address] = ()
+        return self._found[disk.address]
+
+    def _peers(self, disk: Disk) -> list[int]:
+        """Return the ``struct file`` of the other end of each socket of AF_UNIX."""
+        layout = self._context.layout
+        config = layout.member(disk.private, "nbd_device", "config")
+        if config < KERNEL_HALF:
+            return []
+        sockets, count = layout.members(
+            config, "nbd_config", "socks", "num_connections"
+        )
+        files = []
+        for number in range(min(count, _MAX_CONNECTIONS)):
+            connection = layout.word(sockets + 8 * number)
+            socket = layout.member(connection, "nbd_sock", "sock")
+            own = layout.member(socket, "socket", "sk")
+            if layout.member(own, "sock", "__sk_common.skc_family") != _AF_UNIX:
+                continue
+            peer = layout.member(own, "unix_sock", "peer")
+            end = layout.member(peer, "sock", "sk_socket") if peer else 0
+            file = layout.member(end, "socket", "file") if end else 0
+            if file:
+                files.append(file)
+        return files
+
+    def _openers(self, files: set[int]) -> tuple[Holder, ...]:
+        """Return the processes that have any of some files open."""
+        context = self._context
+        found = [
+            int(context.tasks["address"][rows[0]])
+            for rows, opened in context.descriptors.by_table(context.tasks["address"])
+            if not files.isdisjoint(opened.tolist())
+        ]
+        return tuple(Holder(task, "likely") for task in found[:_MAX_SERVERS])
+
+
+@per_context
+def nbd_servers(context: LockContext) -> NbdServers:
+    """Return the reader of the servers of a context."""
+    return NbdServers(context)
