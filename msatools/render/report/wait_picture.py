@@ -5,7 +5,7 @@
 A root is at the left; to its right are the locks that it holds, and who waits for them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 
 from msatools.locks.report import Deadlock, LocksReport, Root
@@ -35,7 +35,17 @@ _COLOURS = {
     "task": "#d7e3f4",
     "more": "#eeeeee",
 }
+_KEY = {
+    "root": "what all to its right wait for",
+    "lock": "a lock, or another thing waited for",
+    "task": "a task that waits, its state, and for how long",
+    "more": "not drawn, or drawn already",
+}
+"""What the colours mean."""
+
 _LINE = "#888888"
+_THICK = 2
+"""Width of a line: thinner ones vanish where the picture is scaled down."""
 
 
 @dataclass
@@ -51,9 +61,14 @@ def wait_picture(report: LocksReport) -> Picture | None:
     if not trees:
         return None
     drawing = _WaitDrawing()
+    drawing.add_key(kind for kind in _KEY if any(_has(tree, kind) for tree in trees))
     for tree in trees:
         drawing.add(tree)
     return drawing.picture()
+
+
+def _has(tree: _Node, kind: str) -> bool:
+    return tree.kind == kind or any(_has(child, kind) for child in tree.children)
 
 
 def _trees(report: LocksReport) -> Iterator[_Node]:
@@ -143,6 +158,16 @@ class _WaitDrawing:
         self._y = _MARGIN
         self._right = 0
 
+    def add_key(self, kinds: Iterable[str]) -> None:
+        """Draw what the colours mean, a line each."""
+        for kind in kinds:
+            box = Box(_MARGIN, self._y, _HEIGHT, _HEIGHT - _GAP_Y)
+            self._boxes.setdefault(_COLOURS[kind], []).append(box)
+            x, y = _MARGIN + _HEIGHT + _GAP_Y, self._y + box.height // 2
+            self._labels.append(Label(x, y, _KEY[kind], 12))
+            self._y += _HEIGHT
+        self._y += _HEIGHT
+
     def add(self, tree: _Node) -> None:
         self._place(tree, 0)
         self._y += _HEIGHT
@@ -154,10 +179,10 @@ class _WaitDrawing:
         if middles:
             middle = middles[0]
             joint = x + _WIDTH + _GAP_X // 2
-            self._line(x + _WIDTH, middle, _GAP_X // 2, 1)
-            self._line(joint, middle, 1, middles[-1] - middle + 1)
+            self._line(x + _WIDTH, middle, _GAP_X // 2, _THICK)
+            self._line(joint, middle, _THICK, middles[-1] - middle + _THICK)
             for each in middles:
-                self._line(joint, each, _GAP_X - _GAP_X // 2, 1)
+                self._line(joint, each, _GAP_X - _GAP_X // 2, _THICK)
         else:
             middle = self._y + _HEIGHT // 2
             self._y += _HEIGHT + _GAP_Y
