@@ -110,6 +110,7 @@ def page(report: TriageReport, made: datetime | None = None) -> str:
     text: str = environment.from_string(source).render(
         report=report,
         headline=headline(report),
+        host=_host(report),
         made=(made or datetime.now(timezone.utc)).strftime("%Y-%m-%d %H:%M:%S UTC"),
         version=__version__,
         taken_from=taken_from(report.target),
@@ -148,6 +149,13 @@ def headline(report: TriageReport) -> _Headline:
     worst = verdicts[0]
     style = _STYLES.get(worst.severity, "dim")
     return _Headline(f"{severity_text(worst)}: {worst.code}", style, worst.text)
+
+
+def _host(report: TriageReport) -> str:
+    """Return the host's name; empty if it has none."""
+    host = report.machine.host or ""
+    # The kernel's own, until one is set (UTS_NODENAME in include/linux/uts.h).
+    return "" if host == "(none)" else host
 
 
 def _log(report: TriageReport) -> tuple[list[str], int]:

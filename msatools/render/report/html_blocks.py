@@ -24,7 +24,7 @@ MAX_LINES = 600
 LONG = 48
 """Characters from which on a cell of words may be wrapped."""
 
-MAX_CHARACTERS = 2000
+MAX_CHARACTERS = 1000
 """Characters of a line or cell on the page."""
 
 _ADVICE = re.compile(

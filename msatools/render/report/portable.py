@@ -39,7 +39,7 @@ def portable(report: TriageReport) -> TriageReport:
             text = _replaced(text, path, name)
             # What lies beside the dump, such as another part of a split one.
             folder = str(PurePath(path).parent)
-            if PurePath(folder).is_absolute() and folder != "/":
+            if folder not in ("/", "."):
                 text = re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", text)
         return text
 

@@ -23,6 +23,9 @@ _CHILDREN = 6
 """Waiters of a lock, and locks of an owner, that are drawn; the rest is a number."""
 
 _DEPTH = 6
+_NODES = 500
+"""Nodes that are drawn of all trees, those nearest to the roots first."""
+
 _WIDTH, _HEIGHT = 230, 22
 _GAP_X, _GAP_Y = 34, 6
 _MARGIN = 12
@@ -60,11 +63,28 @@ def wait_picture(report: LocksReport) -> Picture | None:
     trees = [*_trees(report)]
     if not trees:
         return None
+    _prune(trees)
     drawing = _WaitDrawing()
     drawing.add_key(kind for kind in _KEY if any(_has(tree, kind) for tree in trees))
     for tree in trees:
         drawing.add(tree)
+    found = sum(root.kind != "cycle" for root in report.roots) + len(report.deadlocks)
+    if left := found - len(trees):
+        drawing.add_text(f"… {left:,} more roots, which block less")
     return drawing.picture()
+
+
+def _prune(trees: Sequence[_Node]) -> None:
+    """Take what is beyond the bound of nodes out of trees."""
+    level, room = [*trees], _NODES - len(trees)
+    while level:
+        below = []
+        for node in level:
+            kept = node.children[: max(room, 0)]
+            room -= len(node.children)
+            node.children = [*kept, *_rest(len(node.children) - len(kept))]
+            below += kept
+        level = below
 
 
 def _has(tree: _Node, kind: str) -> bool:
@@ -166,6 +186,10 @@ class _WaitDrawing:
             x, y = _MARGIN + _HEIGHT + _GAP_Y, self._y + box.height // 2
             self._labels.append(Label(x, y, _KEY[kind], 12))
             self._y += _HEIGHT
+        self._y += _HEIGHT
+
+    def add_text(self, words: str) -> None:
+        self._labels.append(Label(_MARGIN, self._y + _HEIGHT // 2, words, 12))
         self._y += _HEIGHT
 
     def add(self, tree: _Node) -> None:
