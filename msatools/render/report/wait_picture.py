@@ -7,6 +7,7 @@ A root is at the left; to its right are the locks that it holds, and who waits f
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
+from itertools import accumulate
 
 from msatools.locks.report import Deadlock, LocksReport, Root
 from msatools.records import dataclass
@@ -26,9 +27,15 @@ _DEPTH = 6
 _NODES = 500
 """Nodes that are drawn of all trees, those nearest to the roots first."""
 
-_WIDTH, _HEIGHT = 230, 22
+_LETTER_WIDTH, _HEIGHT = 7, 22
 _GAP_X, _GAP_Y = 34, 6
 _MARGIN = 12
+_INSIDE = 6
+"""Distance of a text from the border of its box."""
+
+_LEAST_WIDTH = 360
+"""Room for what the colours mean."""
+
 _LETTERS = 32
 """Characters that a node has room for; the whole text shows on the pointer."""
 
@@ -64,7 +71,7 @@ def wait_picture(report: LocksReport) -> Picture | None:
     if not trees:
         return None
     _prune(trees)
-    drawing = _WaitDrawing()
+    drawing = _WaitDrawing([*_widths(trees)])
     drawing.add_key(kind for kind in _KEY if any(_has(tree, kind) for tree in trees))
     for tree in trees:
         drawing.add(tree)
@@ -85,6 +92,15 @@ def _prune(trees: Sequence[_Node]) -> None:
             node.children = [*kept, *_rest(len(node.children) - len(kept))]
             below += kept
         level = below
+
+
+def _widths(trees: Sequence[_Node]) -> Iterator[int]:
+    """Yield the width of the boxes of each column."""
+    level = [*trees]
+    while level:
+        letters = max(len(_short(node.text)) for node in level)
+        yield letters * _LETTER_WIDTH + 2 * _INSIDE
+        level = [child for node in level for child in node.children]
 
 
 def _has(tree: _Node, kind: str) -> bool:
@@ -172,11 +188,15 @@ def _task(graph: WaitGraph, pid: int) -> str:
 class _WaitDrawing:
     """Places nodes: columns by depth, a row for each leaf."""
 
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
+        self._widths = widths
+        self._lefts = [
+            *accumulate((width + _GAP_X for width in widths), initial=_MARGIN)
+        ]
         self._boxes: dict[str, list[Box]] = {_LINE: []}
         self._labels: list[Label] = []
         self._y = _MARGIN
-        self._right = 0
+        self._right = _LEAST_WIDTH
 
     def add_key(self, kinds: Iterable[str]) -> None:
         """Draw what the colours mean, a line each."""
@@ -198,24 +218,24 @@ class _WaitDrawing:
 
     def _place(self, node: _Node, depth: int) -> int:
         """Place a node beside its children; return the y of its middle."""
-        x = _MARGIN + depth * (_WIDTH + _GAP_X)
+        x, width = self._lefts[depth], self._widths[depth]
         middles = [self._place(child, depth + 1) for child in node.children]
         if middles:
             middle = middles[0]
-            joint = x + _WIDTH + _GAP_X // 2
-            self._line(x + _WIDTH, middle, _GAP_X // 2, _THICK)
+            joint = x + width + _GAP_X // 2
+            self._line(x + width, middle, _GAP_X // 2, _THICK)
             self._line(joint, middle, _THICK, middles[-1] - middle + _THICK)
             for each in middles:
                 self._line(joint, each, _GAP_X - _GAP_X // 2, _THICK)
         else:
             middle = self._y + _HEIGHT // 2
             self._y += _HEIGHT + _GAP_Y
-        box = Box(x, middle - _HEIGHT // 2, _WIDTH, _HEIGHT)
+        box = Box(x, middle - _HEIGHT // 2, width, _HEIGHT)
         self._boxes.setdefault(_COLOURS[node.kind], []).append(box)
         self._labels.append(
-            Label(x + 6, middle, _short(node.text), 12, title=node.text)
+            Label(x + _INSIDE, middle, _short(node.text), 12, title=node.text)
         )
-        self._right = max(self._right, x + _WIDTH)
+        self._right = max(self._right, x + width)
         return middle
 
     def _line(self, x: int, y: int, width: int, height: int) -> None:
