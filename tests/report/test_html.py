@@ -402,7 +402,9 @@ def test_stacks_of_hung_tasks() -> None:
         r'<details id="stacks">.*?(?=<details id="memstat")', html, re.DOTALL
     )
     assert found is not None
-    heads = re.findall(r'<details class="stack"><summary>(.*?)</summary>', found[0])
+    heads = re.findall(
+        r'<details class="stack find"><summary>(.*?)</summary>', found[0]
+    )
     named = {int(pid) for head in heads for pid in re.findall(r"\b(\d+) [a-z]", head)}
     assert hung <= named
     # Tasks that are alike stand together.
@@ -410,6 +412,7 @@ def test_stacks_of_hung_tasks() -> None:
     together = [head for head in heads if "mkdir-make" in head]
     assert len(together) == 1
     assert "look-make" in together[0]
+    assert " in <code>filename_create</code>: " in together[0]
     assert "rwsem_down_write_slowpath" in found[0]
     # Threads that are merely asleep have none here.
     idle = {wait.pid for wait in parts.locks.waits if wait.comm.startswith("cond")}

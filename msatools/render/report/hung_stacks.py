@@ -5,6 +5,8 @@
 Pure: they are chosen from the stacks that :mod:`msatools.report.report` has read.
 """
 
+from collections.abc import Mapping
+
 from msatools.prstat.model import StackGroup
 from msatools.records import dataclass
 from msatools.render.cells import plural
@@ -27,6 +29,9 @@ class HungStack:
     """What they do now."""
 
     ages: str
+    place: str
+    """The function that waits; empty if not known."""
+
     tasks: str
     """PIDs and names."""
 
@@ -53,7 +58,8 @@ def hung_stacks(parts: ReportParts | None) -> tuple[list[HungStack], int]:
     found = [(group, _only(group, hung)) for group in parts.stacks]
     found = [(group, tasks) for group, tasks in found if tasks]
     found.sort(key=lambda each: (-len(each[1]), -each[1][0][2]))
-    shown = [_stack(group, tasks) for group, tasks in found[:MAX_STACKS]]
+    callers = {wait.pid: wait.caller for wait in parts.locks.waits}
+    shown = [_stack(group, tasks, callers) for group, tasks in found[:MAX_STACKS]]
     return shown, len(found) - len(shown)
 
 
@@ -67,7 +73,9 @@ def _only(group: StackGroup, hung: set[int]) -> list[_Task]:
     return sorted((each for each in tasks if each[0] in hung), key=lambda t: -t[2])
 
 
-def _stack(group: StackGroup, wanted: list[_Task]) -> HungStack:
+def _stack(
+    group: StackGroup, wanted: list[_Task], callers: Mapping[int, str | None]
+) -> HungStack:
     names = ", ".join(f"{pid} {comm}" for pid, comm, _ in wanted[:MAX_PIDS])
     left = len(wanted) - MAX_PIDS
     frames = len(group.frames) - MAX_FRAMES
@@ -75,6 +83,8 @@ def _stack(group: StackGroup, wanted: list[_Task]) -> HungStack:
         count=plural(len(wanted), "task"),
         task_class=group.task_class,
         ages=duration_range(wanted[-1][2], wanted[0][2]),
+        # The stack is the same, and so is the place.
+        place=callers.get(wanted[0][0]) or "",
         tasks=names + (f" and {left:,} more" if left > 0 else ""),
         frames=group.frames[:MAX_FRAMES],
         left_out=f"… {plural(frames, 'more frame')}" if frames > 0 else "",
