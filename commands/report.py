@@ -33,6 +33,7 @@ def _start(
         crash_only=args.fingerprint,
         keep_parts=keep,
         memory_map=args.html is not None,
+        stacks=args.html is not None,
         unconfined=getattr(args, "unconfined", False),
     )
     if args.html is not None:

@@ -19,7 +19,7 @@ Severity = Literal["critical", "warning", "info"]
 
 VerdictConfidence = Literal["exact", "likely", "evidence"]
 """``exact``: the kernel records it; ``likely``: by a hint that may be old;
-``evidence``: circumstantial."""
+``evidence``: circumstantial, by what tasks do."""
 
 SECTIONS = ("memstat", "prstat", "locks", "zombies", "cpus")
 """The commands whose reports are read."""
@@ -37,7 +37,7 @@ class TriageVerdict:
 
     confidence: VerdictConfidence
     """``exact``: the kernel records it; ``likely``: by a hint that may be old;
-    ``evidence``: circumstantial."""
+    ``evidence``: circumstantial, by what tasks do."""
 
     text: str
     """One sentence."""

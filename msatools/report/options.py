@@ -18,5 +18,8 @@ class ReportOptions:
     memory_map: bool = False
     """Make a map of memory."""
 
+    stacks: bool = False
+    """Keep the stacks of all threads, too."""
+
     unconfined: bool = False
     """Whether the dump is read outside of the sandbox for want of seccomp."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msatools.cpus.model import CpusReport
 from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
-from msatools.prstat.model import Load, PrstatReport
+from msatools.prstat.model import Load, PrstatReport, StackGroup
 from msatools.records import dataclass
 from msatools.report.events import Event
 from msatools.report.memory import MemoryState
@@ -52,6 +52,9 @@ class ReportParts:
 
     load: Load | None = None
     """The threads that make up the load."""
+
+    stacks: tuple[StackGroup, ...] | None = None
+    """Threads by their stacks, the most first; ``None`` if not asked for."""
 
     locks: LocksReport | None = None
     zombies: ZombiesReport | None = None

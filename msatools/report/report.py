@@ -24,6 +24,7 @@ from msatools.kernel.slab import reclaimable_caches
 from msatools.locks.locks import collect_locks
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
+from msatools.prstat.model import StackGroup
 from msatools.prstat.options import Options
 from msatools.prstat.prstat import collect_prstat
 from msatools.prstat.recorded import RecordedPrstat, choose
@@ -65,7 +66,7 @@ U = TypeVar("U")
 _COVERAGE = ("parts", "parts_lost", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
 
-_STEPS = 8
+_STEPS = 9
 
 _FIRST_NS = 500_000_000
 """A log that begins later has lost what was before: its first line is of time 0."""
@@ -234,6 +235,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             "prstat": lambda: collect_prstat(
                 prog, target=target, options=Options(whole=True)
             ),
+            "stacks": self._stacks,
             "locks": lambda: collect_locks(prog, target=target),
             "zombies": lambda: collect_zombies(prog, target=target),
             "limits": self._limits,
@@ -265,6 +267,15 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             found["prstat"] = choose(whole, Options())
             found["load"] = choose(whole, Options(load=True, rows=0)).load
         return found
+
+    def _stacks(self) -> tuple[StackGroup, ...] | None:
+        if not self._options.stacks:
+            return None
+        report = collect_prstat(
+            self._prog, target=self._target, options=Options(stacks=True, rows=0)
+        )
+        self._add(report)
+        return report.stacks
 
     def _limits(self) -> tuple[Limit, ...]:
         """Read the limits that any tasks count against, and not the dead alone."""

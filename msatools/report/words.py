@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msatools.locks.report import Root, Wait
 from msatools.report.causes import Cause
-from msatools.report.model import CrashDetails, NestedFault
+from msatools.report.model import CrashDetails, NestedFault, VerdictConfidence
 from msatools.reports.units import duration
 from msatools.tasks.functions import VFORK
 
@@ -42,6 +42,13 @@ JUMPS: dict[Cause, str] = {
     "null-dereference": "jump to NULL",
     "page-fault": "jump to a bad address",
 }
+
+DOUBTS: dict[VerdictConfidence, str] = {
+    "exact": "",
+    "likely": "likely",
+    "evidence": "circumstantial",
+}
+"""How sure a verdict is, in a word; empty if the kernel records what it says."""
 
 
 def cause_text(cause: Cause) -> str:

@@ -4,62 +4,80 @@
 
 Text from the dump is escaped twice: what is not printable as in a terminal, and by the
 template engine, which escapes by default. Only pictures that are made here are marked
-as HTML.
+as HTML. The page's size is bounded, however much there is to say.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from functools import partial
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
+from msatools import __version__
 from msatools.records import dataclass
-from msatools.render import plain
-from msatools.render.blocks import Block, Column, Table, escape
+from msatools.render.blocks import Block, Column, Table, Text, escape, free_text
+from msatools.render.header import header, taken_from
+from msatools.render.legend import TASK_CLASSES
 from msatools.render.memstat.picture import Picture, svg
+from msatools.render.report.html_blocks import (
+    PageBlock,
+    PageTable,
+    page_blocks,
+    page_table,
+)
+from msatools.render.report.hung_stacks import HungStack, hung_stacks
+from msatools.render.report.page_legend import (
+    PageLegend,
+    section_legend,
+    verdict_legend,
+)
+from msatools.render.report.portable import portable
 from msatools.render.report.report import (
     frames_text,
     machine_text,
+    no_verdict_text,
     not_crashed_text,
     pages,
+    severity_text,
     shown_verdicts,
 )
 from msatools.render.report.wait_picture import wait_picture
+from msatools.report.command_lines import command_line
 from msatools.report.log_lines import all_lines
 from msatools.report.model import TriageReport
-from msatools.report.words import cause_text, fault_text, unloaded_text, who_text
+from msatools.report.words import fault_text, nested_text, unloaded_text, who_text
 
 MAX_LOG = 2000
 """Lines of the log on the page, the last ones."""
 
-MAX_ROWS = 400
-"""Rows of a table on the page."""
+MAX_LOG_CHARACTERS = 400_000
+
+MAX_FACTS = 40
+"""Facts that one verdict stands on, and verdicts, and notes."""
 
 _TEMPLATE = "page.html.j2"
 
+_TITLES = {
+    "memstat": "Memory",
+    "prstat": "Tasks",
+    "locks": "Who waits for whom",
+    "zombies": "Zombies",
+    "cpus": "CPUs",
+}
+_STYLES = {"critical": "bad", "warning": "warn"}
+
 
 @dataclass(frozen=True)
-class _Cell:
-    text: str
+class _Headline:
+    """What happened, in a line."""
+
+    label: str
+    """How bad it is, and its code; empty if nothing was found."""
+
     style: str
-    align: str
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A table for the template."""
-
-    columns: list[Column]
-    rows: list[list[_Cell]]
-    more: int
-
-
-@dataclass(frozen=True)
-class _Preformatted:
-    """Lines of preformatted text for the template, as pieces with a style."""
-
-    lines: list[list[_Cell]]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -69,58 +87,130 @@ class _Section:
     name: str
     title: str
     summary: str
-    blocks: list[_Table | _Preformatted]
-    pictures: list[Markup]
+    is_open: bool
+    blocks: Sequence[PageBlock]
+    pictures: Sequence[Markup]
+    legend: Sequence[PageLegend]
+    command: str
+    """The command line that shows all of it."""
 
 
-def page(report: TriageReport) -> str:
-    """Return the page of a report that has its parts."""
+def page(report: TriageReport, made: datetime | None = None) -> str:
+    """Return the page of a report that has its parts.
+
+    :param made: When it is made; now, if not given.
+    """
+    report = portable(report)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["printable"] = escape
     source = files(__package__).joinpath(_TEMPLATE).read_text("utf-8")
-    crash = report.crash
+    crash, verdicts = report.crash, shown_verdicts(report)
+    stacks, more_stacks = hung_stacks(report.parts)
+    log, more_log = _log(report)
     text: str = environment.from_string(source).render(
         report=report,
+        headline=headline(report),
+        host=_host(report),
+        made=(made or datetime.now(timezone.utc)).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        version=__version__,
+        taken_from=taken_from(report.target),
         machine=machine_text(report.machine, report.target),
         crash=crash,
         frames=[*frames_text(crash.frames)] if crash else [],
-        not_crashed="" if report.target.live else not_crashed_text(report),
-        verdicts=shown_verdicts(report),
-        cause=cause_text(crash.cause) if crash else "",
-        fault=fault_text(crash) if crash else "",
+        nested=[nested_text(fault) for fault in crash.nested] if crash else [],
+        not_crashed="" if report.target.live or crash else not_crashed_text(report),
+        verdicts=verdicts[:MAX_FACTS],
+        no_verdict="" if verdicts else no_verdict_text(report),
+        severity=severity_text,
+        styles=_STYLES,
+        most=MAX_FACTS,
+        legend=verdict_legend(verdicts),
         unloaded=unloaded_text(crash) if crash else "",
         who=who_text(crash) if crash else "",
+        stacks=stacks,
+        more_stacks=more_stacks,
+        stack_legend=_stack_legend(stacks),
         sections=[*_sections(report)],
-        log=_log(report),
+        log=log,
+        more_log=more_log,
     )
     return text
 
 
-def _log(report: TriageReport) -> list[str]:
+def headline(report: TriageReport) -> _Headline:
+    """Return what happened: the crash, or else the worst verdict, if there is one."""
+    if report.crash is not None:
+        return _Headline("crashed", "bad", fault_text(report.crash))
+    verdicts = shown_verdicts(report)
+    if not verdicts:
+        lost = any(section.error is not None for section in report.sections.values())
+        among = " in what could be read" if lost else ""
+        return _Headline("", "", f"No problem found{among}")
+    worst = verdicts[0]
+    style = _STYLES.get(worst.severity, "dim")
+    return _Headline(f"{severity_text(worst)}: {worst.code}", style, worst.text)
+
+
+def _host(report: TriageReport) -> str:
+    """Return the host's name; empty if it has none."""
+    host = report.machine.host or ""
+    # The kernel's own, until one is set (UTS_NODENAME in include/linux/uts.h).
+    return "" if host == "(none)" else host
+
+
+def _log(report: TriageReport) -> tuple[list[str], int]:
+    """Return the last lines of the log, and how many are left out before them."""
     records = report.parts.log if report.parts is not None else ()
-    return [*all_lines(records)][-MAX_LOG:]
+    lines = [*all_lines(records)]
+    shown: list[str] = []
+    room = MAX_LOG_CHARACTERS
+    for line in reversed(lines[-MAX_LOG:]):
+        room -= len(line) + 1
+        if room < 0:
+            break
+        shown.append(line)
+    return shown[::-1], len(lines) - len(shown)
 
 
-_TITLES = {
-    "memstat": "Memory",
-    "prstat": "Tasks",
-    "locks": "Who waits for whom",
-    "zombies": "Zombies",
-    "cpus": "CPUs",
-}
+def _stack_legend(stacks: Sequence[HungStack]) -> list[PageLegend]:
+    used = {stack.task_class for stack in stacks}
+    entries = [(name, words) for name, words in TASK_CLASSES.items() if name in used]
+    return [PageLegend("What the tasks do", entries)] if entries else []
+
+
+# --- a section for each command
 
 
 def _sections(report: TriageReport) -> Iterator[_Section]:
-    found = dict(pages(report))
+    brief, full = dict(pages(report)), dict(pages(report, verbose=True))
+    sources = frozenset([*header(report.target, verbose=True)][1:])
+    blamed = {
+        verdict.see.split()[0].removeprefix("msa-")
+        for verdict in shown_verdicts(report)
+        if verdict.severity != "info"
+    }
+
+    def blocks(name: str, verbose: bool) -> Iterator[Block]:
+        # Where the types are from, and what the dump lacks, is said once on the page.
+        found = (full if verbose else brief).get(name, ())
+        return (
+            block
+            for block in found
+            if not (isinstance(block, Text) and block in sources)
+        )
+
     for name, section in report.sections.items():
-        blocks = found.get(name, ())
-        extra = _tasks_by_class(report) if name == "prstat" else ()
+        made = page_blocks(partial(blocks, name))
+        extra = [*_tasks_by_class(report)] if name == "prstat" else []
         yield _Section(
             name=name,
             title=_TITLES[name],
             summary=section.summary or f"no report: {section.error}",
-            blocks=[*extra, *_blocks(blocks)],
+            is_open=name in blamed,
+            blocks=[*extra, *made],
             pictures=[_marked(picture) for picture in _pictures(report, name)],
+            legend=section_legend(name, made, report.parts),
+            command=command_line(report.target, name, ("-v",)),
         )
 
 
@@ -148,45 +238,16 @@ def _marked(picture: Picture) -> Markup:
     return Markup(svg(picture).decode())
 
 
-def _tasks_by_class(report: TriageReport) -> Iterator[_Table]:
+def _tasks_by_class(report: TriageReport) -> Iterator[PageTable]:
+    """Yield how many threads do what: it is the legend of the classes, too."""
     parts = report.parts
     if parts is None or parts.prstat is None:
         return
     rows = sorted(parts.prstat.totals.classes.items(), key=lambda item: -item[1])
-    columns = (Column("CLASS"), Column("THREADS", "right"))
-    table = Table(columns, [(name, f"{count:,}") for name, count in rows])
-    yield _table(table)
-
-
-def _blocks(blocks: Iterable[Block]) -> Iterator[_Table | _Preformatted]:
-    """Yield tables as tables, and all between them as preformatted lines."""
-    lines: list[list[_Cell]] = []
-    for block in blocks:
-        if isinstance(block, Table):
-            if lines:
-                yield _Preformatted(lines)
-                lines = []
-            yield _table(block)
-        else:
-            lines += (_pieces(line) for line in plain.lines(block))
-    if lines:
-        yield _Preformatted(lines)
-
-
-def _pieces(line: plain.Line) -> list[_Cell]:
-    return [_Cell(span.text, span.style or "", "") for span in line]
-
-
-def _table(table: Table) -> _Table:
-    columns = [*table.columns]
-    rows = []
-    for row in table.rows[:MAX_ROWS]:
-        cells = zip(columns, row, strict=False)
-        rows.append([_cell(cell, column.align) for column, cell in cells])
-    return _Table(columns, rows, len(table.rows) - len(rows))
-
-
-def _cell(cell: Any, align: str) -> _Cell:
-    if isinstance(cell, str):
-        return _Cell(escape(cell), "", align)
-    return _Cell(escape(cell.text), cell.style or "", align)
+    columns = (Column("NOW"), Column("THREADS", "right"), free_text("WHAT THEY DO"))
+    yield page_table(
+        Table(
+            columns,
+            [(name, f"{count:,}", TASK_CLASSES.get(name, "-")) for name, count in rows],
+        )
+    )

@@ -19,7 +19,13 @@ from msatools.report.model import (
     TriageReport,
     TriageVerdict,
 )
-from msatools.report.words import fault_text, nested_text, unloaded_text, who_text
+from msatools.report.words import (
+    DOUBTS,
+    fault_text,
+    nested_text,
+    unloaded_text,
+    who_text,
+)
 from msatools.reports.units import duration, size
 from msatools.target.model import Target
 
@@ -30,7 +36,6 @@ _FRAMES = 12
 _NOTES = 6
 _NESTED = 3
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
-_DOUBT = {"exact": "", "likely": " (likely)", "evidence": " (circumstantial)"}
 
 
 def blocks(
@@ -154,7 +159,7 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     yield text()
     found = shown_verdicts(report)
     if not found:
-        yield text(no_problem_text(report))
+        yield text(no_verdict_text(report))
         return
     shown = found[: rows or VERDICTS]
     left = len(found) - len(shown)
@@ -162,8 +167,8 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     yield Items([[*_verdict(verdict)] for verdict in shown], more)
 
 
-def no_problem_text(report: TriageReport) -> str:
-    """Return what it means that there is no verdict."""
+def no_verdict_text(report: TriageReport) -> str:
+    """Return the line of a report that has no verdicts, but for that of the crash."""
     other = "other " if report.crash is not None else ""
     checks = plural(report.checked, "automatic check")
     lost = ""
@@ -181,8 +186,14 @@ def shown_verdicts(report: TriageReport) -> list[TriageVerdict]:
     return [verdict for verdict in report.verdicts if verdict.code != "panic"]
 
 
+def severity_text(verdict: TriageVerdict) -> str:
+    """Return how bad a verdict is, and how sure, if that is in doubt."""
+    doubt = DOUBTS[verdict.confidence]
+    return f"{verdict.severity} ({doubt})" if doubt else verdict.severity
+
+
 def _verdict(verdict: TriageVerdict) -> Iterator[Text]:
-    label = f"{verdict.severity}{_DOUBT[verdict.confidence]}: {verdict.code}"
+    label = f"{severity_text(verdict)}: {verdict.code}"
     yield text(Span(label, _STYLES[verdict.severity]), f"  {verdict.text}")
     for fact in verdict.evidence:
         yield text(f"    {fact}")
@@ -205,8 +216,13 @@ def _full(report: TriageReport) -> Iterator[Block]:
         yield from page
 
 
-def pages(report: TriageReport) -> Iterator[tuple[str, Iterator[Block]]]:
-    """Yield the name and the first page of each command that has a report."""
+def pages(
+    report: TriageReport, *, verbose: bool = False
+) -> Iterator[tuple[str, Iterator[Block]]]:
+    """Yield the name and the first page of each command that has a report.
+
+    :param verbose: Whether the pages have all details.
+    """
     # What follows is in few reports, and slow to import.
     from msatools.render.cpus.report import blocks as cpus
     from msatools.render.locks.report import blocks as locks
@@ -220,13 +236,13 @@ def pages(report: TriageReport) -> Iterator[tuple[str, Iterator[Block]]]:
     if parts.memstat is not None:
         yield "memstat", memstat(replace(parts.memstat, by=None))
     if parts.prstat is not None:
-        yield "prstat", prstat(parts.prstat, rows=_PAGE)
+        yield "prstat", prstat(parts.prstat, rows=_PAGE, verbose=verbose)
     if parts.locks is not None:
-        yield "locks", locks(parts.locks)
+        yield "locks", locks(parts.locks, verbose=verbose)
     if parts.zombies is not None:
-        yield "zombies", zombies(parts.zombies)
+        yield "zombies", zombies(parts.zombies, verbose=verbose)
     if parts.cpus is not None:
-        yield "cpus", cpus(parts.cpus)
+        yield "cpus", cpus(parts.cpus, verbose=verbose)
 
 
 _PAGE = 20

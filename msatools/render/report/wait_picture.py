@@ -5,8 +5,9 @@
 A root is at the left; to its right are the locks that it holds, and who waits for them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
+from itertools import accumulate
 
 from msatools.locks.report import Deadlock, LocksReport, Root
 from msatools.records import dataclass
@@ -23,9 +24,18 @@ _CHILDREN = 6
 """Waiters of a lock, and locks of an owner, that are drawn; the rest is a number."""
 
 _DEPTH = 6
-_WIDTH, _HEIGHT = 230, 22
+_NODES = 500
+"""Nodes that are drawn of all trees, those nearest to the roots first."""
+
+_LETTER_WIDTH, _HEIGHT = 7, 22
 _GAP_X, _GAP_Y = 34, 6
 _MARGIN = 12
+_INSIDE = 6
+"""Distance of a text from the border of its box."""
+
+_LEAST_WIDTH = 360
+"""Room for what the colours mean."""
+
 _LETTERS = 32
 """Characters that a node has room for; the whole text shows on the pointer."""
 
@@ -35,7 +45,17 @@ _COLOURS = {
     "task": "#d7e3f4",
     "more": "#eeeeee",
 }
+_KEY = {
+    "root": "what all to its right wait for",
+    "lock": "a lock, or another thing waited for",
+    "task": "a task that waits, its state, and for how long",
+    "more": "not drawn, or drawn already",
+}
+"""What the colours mean."""
+
 _LINE = "#888888"
+_THICK = 2
+"""Width of a line: thinner ones vanish where the picture is scaled down."""
 
 
 @dataclass
@@ -50,10 +70,41 @@ def wait_picture(report: LocksReport) -> Picture | None:
     trees = [*_trees(report)]
     if not trees:
         return None
-    drawing = _WaitDrawing()
+    _prune(trees)
+    drawing = _WaitDrawing([*_widths(trees)])
+    drawing.add_key(kind for kind in _KEY if any(_has(tree, kind) for tree in trees))
     for tree in trees:
         drawing.add(tree)
+    found = sum(root.kind != "cycle" for root in report.roots) + len(report.deadlocks)
+    if left := found - len(trees):
+        drawing.add_text(f"… {left:,} more roots, which block less")
     return drawing.picture()
+
+
+def _prune(trees: Sequence[_Node]) -> None:
+    """Take what is beyond the bound of nodes out of trees."""
+    level, room = [*trees], _NODES - len(trees)
+    while level:
+        below = []
+        for node in level:
+            kept = node.children[: max(room, 0)]
+            room -= len(node.children)
+            node.children = [*kept, *_rest(len(node.children) - len(kept))]
+            below += kept
+        level = below
+
+
+def _widths(trees: Sequence[_Node]) -> Iterator[int]:
+    """Yield the width of the boxes of each column."""
+    level = [*trees]
+    while level:
+        letters = max(len(_short(node.text)) for node in level)
+        yield letters * _LETTER_WIDTH + 2 * _INSIDE
+        level = [child for node in level for child in node.children]
+
+
+def _has(tree: _Node, kind: str) -> bool:
+    return tree.kind == kind or any(_has(child, kind) for child in tree.children)
 
 
 def _trees(report: LocksReport) -> Iterator[_Node]:
@@ -137,11 +188,29 @@ def _task(graph: WaitGraph, pid: int) -> str:
 class _WaitDrawing:
     """Places nodes: columns by depth, a row for each leaf."""
 
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
+        self._widths = widths
+        self._lefts = [
+            *accumulate((width + _GAP_X for width in widths), initial=_MARGIN)
+        ]
         self._boxes: dict[str, list[Box]] = {_LINE: []}
         self._labels: list[Label] = []
         self._y = _MARGIN
-        self._right = 0
+        self._right = _LEAST_WIDTH
+
+    def add_key(self, kinds: Iterable[str]) -> None:
+        """Draw what the colours mean, a line each."""
+        for kind in kinds:
+            box = Box(_MARGIN, self._y, _HEIGHT, _HEIGHT - _GAP_Y)
+            self._boxes.setdefault(_COLOURS[kind], []).append(box)
+            x, y = _MARGIN + _HEIGHT + _GAP_Y, self._y + box.height // 2
+            self._labels.append(Label(x, y, _KEY[kind], 12))
+            self._y += _HEIGHT
+        self._y += _HEIGHT
+
+    def add_text(self, words: str) -> None:
+        self._labels.append(Label(_MARGIN, self._y + _HEIGHT // 2, words, 12))
+        self._y += _HEIGHT
 
     def add(self, tree: _Node) -> None:
         self._place(tree, 0)
@@ -149,24 +218,24 @@ class _WaitDrawing:
 
     def _place(self, node: _Node, depth: int) -> int:
         """Place a node beside its children; return the y of its middle."""
-        x = _MARGIN + depth * (_WIDTH + _GAP_X)
+        x, width = self._lefts[depth], self._widths[depth]
         middles = [self._place(child, depth + 1) for child in node.children]
         if middles:
             middle = middles[0]
-            joint = x + _WIDTH + _GAP_X // 2
-            self._line(x + _WIDTH, middle, _GAP_X // 2, 1)
-            self._line(joint, middle, 1, middles[-1] - middle + 1)
+            joint = x + width + _GAP_X // 2
+            self._line(x + width, middle, _GAP_X // 2, _THICK)
+            self._line(joint, middle, _THICK, middles[-1] - middle + _THICK)
             for each in middles:
-                self._line(joint, each, _GAP_X - _GAP_X // 2, 1)
+                self._line(joint, each, _GAP_X - _GAP_X // 2, _THICK)
         else:
             middle = self._y + _HEIGHT // 2
             self._y += _HEIGHT + _GAP_Y
-        box = Box(x, middle - _HEIGHT // 2, _WIDTH, _HEIGHT)
+        box = Box(x, middle - _HEIGHT // 2, width, _HEIGHT)
         self._boxes.setdefault(_COLOURS[node.kind], []).append(box)
         self._labels.append(
-            Label(x + 6, middle, _short(node.text), 12, title=node.text)
+            Label(x + _INSIDE, middle, _short(node.text), 12, title=node.text)
         )
-        self._right = max(self._right, x + _WIDTH)
+        self._right = max(self._right, x + width)
         return middle
 
     def _line(self, x: int, y: int, width: int, height: int) -> None:

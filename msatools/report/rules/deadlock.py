@@ -4,11 +4,11 @@
 
 from collections.abc import Callable, Iterator
 
-from msatools.locks.report import Deadlock, DeadlockConfidence, LocksReport
+from msatools.locks.report import Deadlock, DeadlockConfidence, LocksReport, Owner
 from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import count_text, pid_text
+from msatools.report.words import DOUBTS, count_text, pid_text
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,12 @@ def evidence(subject: DeadlockSubject) -> Iterator[str]:
     ):
         lock = locks.get(lock_id)
         name = f" ({lock.name})" if lock is not None and lock.name else ""
-        owners = (
-            ", ".join(f"{o.pid} {o.confidence}" for o in lock.owners) if lock else ""
-        )
+        owners = ", ".join(map(_owner, lock.owners)) if lock else ""
         yield f"{pid} waits for {lock_id}{name}, owner {owners or '-'}"
+
+
+def _owner(owner: Owner) -> str:
+    return f"{owner.pid} {DOUBTS[owner.confidence] or 'exact'}"
 
 
 def see(subject: DeadlockSubject) -> tuple[str, ...]:

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Legends of the page of a report: what the marks and codes that a section uses mean.
+
+A section has the entries of :mod:`msatools.render.legend` that it shows, and no others.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msatools.prstat.column_docs import FIELDS, why
+from msatools.prstat.model import PrstatReport
+from msatools.records import dataclass
+from msatools.render import legend
+from msatools.render.memstat.rows import GROUPS, REST
+from msatools.render.report.html_blocks import PageBlock, PageTable, texts
+from msatools.report.model import TriageVerdict
+from msatools.report.parts import ReportParts
+from msatools.report.words import DOUBTS
+
+
+@dataclass(frozen=True)
+class PageLegend:
+    """Entries under a title: a mark, code or header, and what it means."""
+
+    title: str
+    entries: Sequence[tuple[str, str]]
+
+
+def verdict_legend(verdicts: Sequence[TriageVerdict]) -> list[PageLegend]:
+    """Return the legend of how bad, and how sure, verdicts are."""
+    severities = {verdict.severity for verdict in verdicts}
+    doubts = {DOUBTS[verdict.confidence] for verdict in verdicts}
+    return _legends(
+        ("Severity", _chosen(legend.SEVERITIES, severities)),
+        (
+            "How sure it is, if the kernel itself does not record it",
+            _chosen(legend.DOUBTS, doubts),
+        ),
+    )
+
+
+def section_legend(
+    name: str, blocks: Sequence[PageBlock], parts: ReportParts | None
+) -> list[PageLegend]:
+    """Return the legend of a section, by the name of its command."""
+    headers = {
+        column.header
+        for block in blocks
+        if isinstance(block, PageTable)
+        for column in block.columns
+    }
+    shown = [*texts(blocks)]
+    if parts is None:
+        return []
+    if name == "memstat" and parts.memstat is not None:
+        used = {count.name for count in parts.memstat.classes if count.pages}
+        odd = {word for word in ("UNEXPLAINED",) if any(word in text for text in shown)}
+        return _legends(
+            ("Columns", _chosen(legend.MEMORY_COLUMNS, headers | odd)),
+            ("Classes", [*_memory_classes(used)]),
+        )
+    if name == "prstat" and parts.prstat is not None:
+        return _legends(
+            ("Columns", [*_prstat_columns(parts.prstat, headers)]),
+            ("Marks before a value", _marks(legend.VALUE_MARKS, shown)),
+            ("States", _chosen(legend.TASK_STATES, parts.prstat.totals.states)),
+        )
+    if name == "locks" and parts.locks is not None:
+        waits, roots = parts.locks.waits, parts.locks.roots
+        states = {wait.state for wait in waits} | {root.state or "" for root in roots}
+        modes = {wait.mode[0].upper() for wait in waits if wait.mode}
+        words = {word for word in legend.LOCK_WORDS if len(word) > 1}
+        used = {word for word in words if any(_has(word, text) for text in shown)}
+        return _legends(
+            (
+                "Words, and letters before a task",
+                _chosen(legend.LOCK_WORDS, used | modes),
+            ),
+            ("Marks before a lock or its owner", _marks(legend.OWNER_MARKS, shown)),
+            ("States, after a task", _chosen(legend.TASK_STATES, states)),
+        )
+    if name == "zombies":
+        return _legends(
+            ("Columns", _chosen(legend.ZOMBIE_COLUMNS, headers)),
+            (
+                "Marks before a value",
+                _marks(legend.VALUE_MARKS, shown) if headers else [],
+            ),
+        )
+    if name == "cpus" and parts.cpus is not None:
+        states = {state for cpu in parts.cpus.cpus for state in cpu.state}
+        seen = {
+            state for state in legend.CPU_STATES if any(_has(state, t) for t in shown)
+        }
+        return _legends(
+            ("Columns", _chosen(legend.CPU_COLUMNS, headers)),
+            ("States", _chosen(legend.CPU_STATES, states & seen | seen & {"panicked"})),
+        )
+    return []
+
+
+def _legends(*found: tuple[str, Sequence[tuple[str, str]]]) -> list[PageLegend]:
+    return [PageLegend(title, entries) for title, entries in found if entries]
+
+
+def _chosen(known: Mapping[str, str], used: Iterable[str]) -> Sequence[tuple[str, str]]:
+    """Return the entries that are used, in the order of what is known."""
+    wanted = frozenset(used)
+    return [(code, words) for code, words in known.items() if code in wanted]
+
+
+def _memory_classes(used: set[str]) -> Iterator[tuple[str, str]]:
+    for row in (*(row for _, rows in GROUPS for row in rows), *REST):
+        if row.name in used and row.name in legend.MEMORY_CLASSES:
+            yield row.label, legend.MEMORY_CLASSES[row.name]
+
+
+def _prstat_columns(
+    report: PrstatReport, headers: set[str]
+) -> Iterator[tuple[str, str]]:
+    for name in FIELDS:
+        if name in headers:
+            # No column of the page has a bound that depends on the kernel's latency.
+            yield name, why(name, report.accounting, latency_is_bound=False).text
+
+
+def _marks(known: Mapping[str, str], shown: Sequence[str]) -> list[tuple[str, str]]:
+    return [
+        (mark, words)
+        for mark, words in known.items()
+        if any(_has_mark(mark, text) for text in shown)
+    ]
+
+
+def _has_mark(mark: str, text: str) -> bool:
+    """Return whether a mark stands before a word, or alone."""
+    if mark == "-":
+        return text.strip() == "-" or bool(re.search(r"\bowner -(?!\S)|^\s*- ", text))
+    return bool(re.search(rf"(?<![^\s(,]){re.escape(mark)}(?=[\w/\s])", text))
+
+
+def _has(word: str, text: str) -> bool:
+    return bool(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text))
