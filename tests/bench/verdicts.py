@@ -3,13 +3,16 @@
 """How right msa-report's verdicts are, over all dumps of the lab that are cached.
 
 Precision: of the codes said, the share that is right. Recall: of the codes that had to
-be said, the share that was said.
+be said, the share that was said. Led: of the dumps in which something is wrong, the
+share whose first page has all of it, with the words that name the cause.
 """
 
 from collections import Counter
 
 from fixtures import lab
-from tests.report.judged import judged, judged_dumps
+from msatools.render.report.report import VERDICTS
+from tests.report.expected import SCENARIOS
+from tests.report.judged import judged, judged_dumps, report_of
 
 
 def compare() -> None:
@@ -17,6 +20,7 @@ def compare() -> None:
     names = judged_dumps()
     dumps = [name for name in names if lab.cached(name)]
     sums: Counter[str] = Counter()
+    led, troubled = 0, 0
     for dump in dumps:
         found = judged(dump)
         sums["said"] += len(found.said)
@@ -25,6 +29,12 @@ def compare() -> None:
         sums["critical said"] += len(found.critical_said)
         sums["critical right"] += len(found.critical_right)
         sums["critical missed"] += len(found.critical_missed)
+        expected = SCENARIOS[dump.rpartition("-")[0]]
+        if expected.died or expected.critical or expected.must:
+            troubled += 1
+            codes = [each["code"] for each in report_of(dump)["verdicts"][:VERDICTS]]
+            is_shown = expected.must | expected.critical <= {*codes}
+            led += is_shown and not found.missed and not found.failed
         wrong = [
             *(f"not so: {code}" for code in sorted(found.said - found.right)),
             *(f"not said: {code}" for code in sorted(found.missed)),
@@ -37,6 +47,7 @@ def compare() -> None:
         for line in wrong:
             print(f"  {dump}: {line}")
     print(f"verdicts of {len(dumps)} dumps of {len(names)}")
+    print(f"  led      {_share(led, troubled)} ({led} of {troubled} dumps in trouble)")
     for label, prefix in (("all", ""), ("critical", "critical ")):
         said, right = sums[f"{prefix}said"], sums[f"{prefix}right"]
         missed = sums[f"{prefix}missed"]

@@ -1,55 +1,88 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks wait for one that is stopped, traced or frozen."""
+"""Tasks wait for others that are stopped, traced or frozen."""
 
-import shlex
 from collections.abc import Iterator
 
 from msatools.locks.report import LocksReport, Root
 from msatools.records import dataclass
-from msatools.report.model import Severity
+from msatools.report.model import Severity, VerdictConfidence
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.waits import HUNG_NS, stopped_roots
-from msatools.report.words import is_vfork, root_text, waited_text
+from msatools.report.words import (
+    count_text,
+    is_vfork,
+    pid_text,
+    root_text,
+    waited_text,
+)
 from msatools.reports.units import duration
+
+_NAMED = 3
+_SHOWN = 6
 
 
 @dataclass(frozen=True)
-class _StoppedRoot:
-    root: Root
+class _StoppedRoots:
+    roots: list[Root]
     locks: LocksReport
     is_live: bool
 
+    @property
+    def behind(self) -> set[int]:
+        """IDs of the tasks that wait for them."""
+        own = {root.pid for root in self.roots}
+        return {pid for root in self.roots for pid in root.behind if pid not in own}
 
-def _when(parts: ReportParts) -> Iterator[_StoppedRoot]:
+
+def _when(parts: ReportParts) -> Iterator[_StoppedRoots]:
     assert parts.locks is not None
-    for root in stopped_roots(parts.locks):
-        yield _StoppedRoot(root, parts.locks, parts.target.live)
+    roots = [*stopped_roots(parts.locks)]
+    if roots:
+        yield _StoppedRoots(roots, parts.locks, parts.target.live)
 
 
-def _severity(subject: _StoppedRoot) -> Severity:
-    behind = {*subject.root.behind}
+def _severity(subject: _StoppedRoots) -> Severity:
     is_hung = any(
         wait.state == "D" and wait.age_ns >= HUNG_NS and not is_vfork(wait)
         for wait in subject.locks.waits
-        if wait.pid in behind
+        if wait.pid in subject.behind
     )
     return "critical" if is_hung else "warning"
 
 
-def _words(subject: _StoppedRoot) -> str:
-    root = subject.root
-    count = root.blocked_d + root.blocked_s
-    return f"{root_text(root)}: {waited_text(count, root.max_age_ns)}"
+def _confidence(subject: _StoppedRoots) -> VerdictConfidence:
+    """Return that of the least sure of them."""
+    known = {root.confidence or "likely" for root in subject.roots}
+    order: tuple[VerdictConfidence, ...] = ("exact", "likely", "evidence")
+    return max(known, key=order.index)
 
 
-def _evidence(subject: _StoppedRoot) -> Iterator[str]:
-    root = subject.root
-    if root.age_ns is not None:
-        yield f"it has been so for {duration(root.age_ns)}"
-    if subject.is_live and root.reason.startswith("stopped"):
-        yield f"let it go on with: kill -CONT {shlex.quote(str(root.pid))}"
+def _words(subject: _StoppedRoots) -> str:
+    first, *others = subject.roots
+    count, age_ns = len(subject.behind), max(r.max_age_ns for r in subject.roots)
+    if not others:
+        return f"{root_text(first)}: {waited_text(count, age_ns)}"
+    named = ", ".join(
+        pid_text(root.pid or 0, root.comm) for root in subject.roots[:_NAMED]
+    )
+    more = ", …" if len(others) >= _NAMED else ""
+    return (
+        f"{len(others) + 1} stopped or frozen tasks ({named}{more}) keep "
+        f"{count_text(count, 'other')} waiting, the longest for {duration(age_ns)}"
+    )
+
+
+def _evidence(subject: _StoppedRoots) -> Iterator[str]:
+    for root in subject.roots[:_SHOWN]:
+        since = f" for {duration(root.age_ns)}" if root.age_ns is not None else ""
+        count = root.blocked_d + root.blocked_s
+        waited = waited_text(count, root.max_age_ns)
+        yield f"{root_text(root)}{since}; {waited}"
+    can_go_on = any(root.reason.startswith("stopped") for root in subject.roots)
+    if subject.is_live and can_go_on:
+        yield "a stopped task goes on with: kill -CONT PID"
 
 
 RULE = VerdictRule(
@@ -57,7 +90,7 @@ RULE = VerdictRule(
     needs=("locks",),
     when=_when,
     severity=_severity,
-    confidence=lambda subject: subject.root.confidence or "likely",
+    confidence=_confidence,
     words=_words,
     evidence=_evidence,
     see=lambda subject: ("locks", "--chains"),
