@@ -33,6 +33,9 @@ VERDICTS = 10
 """Verdicts that are shown by default."""
 
 _FRAMES = 12
+_NO_NAME = "(none)"
+"""The kernel's name of a host that nobody has named (UTS_NODENAME)."""
+
 _NOTES = 6
 _NESTED = 3
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
@@ -103,7 +106,7 @@ def not_crashed_text(report: TriageReport) -> str:
 
 def machine_text(machine: Machine, target: Target) -> str:
     """Return a line on the machine: its name, and how long it ran."""
-    words = [machine.host or "-"]
+    words = [machine.host] if machine.host not in (None, _NO_NAME) else []
     if machine.uptime_ns is not None:
         words.append(f"up {duration(machine.uptime_ns)}")
     if machine.cpus is not None:
@@ -117,7 +120,7 @@ def machine_text(machine: Machine, target: Target) -> str:
         words.append(f"now {when}" if target.live else f"stopped {when}")
     if machine.taints:
         words.append(f"tainted {machine.taints}")
-    return ", ".join(words)
+    return ", ".join(words) or "-"
 
 
 def _time_of_day(time_ns: int) -> str:
