@@ -302,7 +302,10 @@ def _disturbed(known: Known) -> Iterator[Diagnostic]:
     isolated = [
         cpu
         for cpu in known.cpus
-        if cpu.online and {"isolated", "nohz_full"} & {*cpu.state}
+        # One on its way offline is in no root domain, either.
+        if cpu.online
+        and {"isolated", "nohz_full"} & {*cpu.state}
+        and "inactive" not in cpu.state
     ]
     others = {cpu.cpu for cpu in known.cpus if cpu.online and cpu.set == DEFAULT} - {
         cpu.cpu for cpu in isolated

@@ -39,6 +39,9 @@ _TYPE_MASK = 0xF0
 _CALL_TYPES = (0x00, 0x10)
 """CSD_TYPE_ASYNC, CSD_TYPE_SYNC: others are of irq_work and of wake-ups."""
 
+_TRIES = 64
+"""Maximum number of times that a queue of a running kernel is looked at."""
+
 _CALLERS = (
     *("__flush_smp_call_function_queue", "flush_smp_call_function_queue"),
     "csd_do_func",
@@ -106,16 +109,22 @@ class WorkSources:
         """Return the function that another CPU has this one call."""
         row = self._percpu.cpus.tolist().index(cpu)
         head = int(self._percpu.addresses("call_single_queue")[row])
-        call = int(self._reader.words(head, 1)[0])
-        if call >= KERNEL_HALF:
-            queued = object_at(self._prog, "struct __call_single_data", call)
-            # "smp, irq_work: Continue smp_call_function*() and irq_work*()
-            # integration" (in v5.9)
-            has_node = queued.type_.has_member("node")
-            flags = int(queued.node.u_flags if has_node else queued.flags)
-            if flags & _TYPE_MASK in _CALL_TYPES:
-                return int(queued.func)
+        # On a running kernel the queue is empty most of the time.
+        for _ in range(_TRIES if self._reader.is_live else 1):
+            call = int(self._reader.words(head, 1)[0])
+            function = self._function(call) if call >= KERNEL_HALF else 0
+            if function and self._text.name(function):
+                return function
         return self._called_by(cpu, _CALLERS, "flush_smp_")
+
+    def _function(self, call: int) -> int:
+        """Return the function of a ``call_single_data_t``; 0 of other entries."""
+        queued = object_at(self._prog, "struct __call_single_data", call)
+        # "smp, irq_work: Continue smp_call_function*() and irq_work*() integration"
+        # (in v5.9)
+        has_node = queued.type_.has_member("node")
+        flags = int(queued.node.u_flags if has_node else queued.flags)
+        return int(queued.func) if flags & _TYPE_MASK in _CALL_TYPES else 0
 
     def work(self, cpu: int) -> tuple[int, int, int]:
         """Return when a CPU's worker began and how long it ran, in ns, and the function

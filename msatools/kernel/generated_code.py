@@ -35,10 +35,14 @@ MAX_BYTES = 1 << 21
 _NAME_BYTES = 128
 """Bytes of a name that are read, as a program's has at most 16 beside its tag."""
 
+_SAVE_REGS = 1 << 2
+"""FTRACE_OPS_FL_SAVE_REGS (include/linux/ftrace.h)."""
+
 _TRAMPOLINE = "ftrace_trampoline", "__builtin__ftrace"
+OPTIMISED_PROBES = "kprobe_optinsn_page"
 _SLOTS = {
     "kprobe_insn_slots": ("kprobe_insn_page", "__builtin__kprobes"),
-    "kprobe_optinsn_slots": ("kprobe_optinsn_page", "__builtin__kprobes"),
+    "kprobe_optinsn_slots": (OPTIMISED_PROBES, "__builtin__kprobes"),
 }
 """Lists of pages of kprobes, and what /proc/kallsyms calls such a page."""
 
@@ -51,6 +55,9 @@ class GeneratedSymbol(NamedTuple):
     name: str
     module: str
     """What /proc/kallsyms has in place of a module: ``bpf``, ``__builtin__ftrace``."""
+
+    template: int = 0
+    """Address of the code that it is a copy of, at least at its start; 0 if of none."""
 
 
 class GeneratedCode:
@@ -69,7 +76,7 @@ class GeneratedCode:
                 for read in (self._programs, self._trampolines, self._probes)
                 for found in read()
             )
-        place = bisect_right(self._found, (address, 1 << 64, "", ""))
+        place = bisect_right(self._found, (address, 1 << 64))
         found = self._found[place - 1] if place else None
         return found if found is not None and address < found.end else None
 
@@ -92,19 +99,23 @@ class GeneratedCode:
         prog = self._reader.prog
         try:
             kind = find_type(prog, "struct ftrace_ops")
-            node, start, length = (
+            node, start, length, flags = (
                 offset_of(kind, member)
-                for member in ("list", "trampoline", "trampoline_size")
+                for member in ("list", "trampoline", "trampoline_size", "flags")
             )
         except MissingError:
             return  # without ftrace
-        size = max(node + 16, start + 8, length + 8)
+        size = max(node + 16, start + 8, length + 8, flags + 8)
         for data in self._list(
             "ftrace_ops_trampoline_list", node, size, "the list of trampolines"
         ):
             (first,) = U64.unpack_from(data, start)
             (count,) = U64.unpack_from(data, length)
-            yield from _sound(first, first + count, *_TRAMPOLINE)
+            (flag,) = U64.unpack_from(data, flags)
+            # arch/x86/kernel/ftrace.c, create_trampoline()
+            copied = "ftrace_regs_caller" if flag & _SAVE_REGS else "ftrace_caller"
+            template = self._address(copied)
+            yield from _sound(first, first + count, *_TRAMPOLINE, template)
 
     def _probes(self) -> Iterator[GeneratedSymbol]:
         prog = self._reader.prog
@@ -122,6 +133,12 @@ class GeneratedCode:
             ):
                 (first,) = U64.unpack_from(data, start)
                 yield from _sound(first, first + PAGE, *words)
+
+    def _address(self, name: str) -> int:
+        try:
+            return int(find_symbol(self._reader.prog, name).address)
+        except MissingError:
+            return 0
 
     def _list(
         self, variable: str, node: int, size: int, name: str, offset: int = 0
@@ -149,6 +166,8 @@ def _page_members(reader: Reader) -> tuple[int, int]:
         return 0, 16
 
 
-def _sound(first: int, last: int, name: str, module: str) -> Iterator[GeneratedSymbol]:
+def _sound(
+    first: int, last: int, name: str, module: str, template: int = 0
+) -> Iterator[GeneratedSymbol]:
     if KERNEL_HALF <= first < last <= first + MAX_BYTES:
-        yield GeneratedSymbol(first, last, name, module)
+        yield GeneratedSymbol(first, last, name, module, template)

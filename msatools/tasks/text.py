@@ -7,7 +7,7 @@ import re
 import drgn
 
 from msatools.errors import LOST, MissingError
-from msatools.kernel.generated_code import GeneratedCode
+from msatools.kernel.generated_code import GeneratedCode, GeneratedSymbol
 from msatools.kernel.modules import CodeModules, module_area
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -62,6 +62,10 @@ class KernelText:
             return None
         found = self._generated.find(address)
         return None if found is None else found.name
+
+    def generated(self, address: int) -> GeneratedSymbol | None:
+        """Return the piece of generated code at an address; ``None`` if none."""
+        return self._generated.find(address)
 
     def named(self, address: int) -> str:
         """Return a function's name with its module; else its address."""

@@ -110,9 +110,8 @@ class SymbolNames:
         found = self._generated.find(address)
         if found is None:
             return None
-        start, _, symbol, module = found
-        name = f"{symbol}+{address - start:#x} [{module}]"
-        return SymbolName(name, symbol, module, start)
+        name = f"{found.name}+{address - found.start:#x} [{found.module}]"
+        return SymbolName(name, found.name, found.module, found.start)
 
 
 class _KernelSymbols:
