@@ -14,8 +14,11 @@ MOST = 0.5
 _UNEVEN = 4 / 3
 """Minimum ratio to an even share, as one of two CPUs always has half or more."""
 
-_MANY = 100
-"""Minimum number of interrupts for a report of where they go."""
+MANY = 100
+"""Minimum number of interrupts, in an interval, for a report of where they go."""
+
+MANY_SINCE_BOOT = 2_000
+"""The same since boot: to boot alone takes some hundred, of the disk on few CPUs."""
 
 _TIMERS = ("timer", "arch_timer")
 """Interrupts of clocks: the PIT ticks for the whole machine in the first second of a
@@ -46,11 +49,14 @@ class BusiestCpu:
         )
 
 
-def busiest_cpu(irqs: Sequence[Irq], online: int) -> BusiestCpu | None:
+def busiest_cpu(
+    irqs: Sequence[Irq], online: int, least: int = MANY_SINCE_BOOT
+) -> BusiestCpu | None:
     """Return the CPU that takes most interrupts, without those of clocks; ``None`` if
     there are none.
 
     :param online: Number of online CPUs.
+    :param least: Minimum number of interrupts to be called uneven.
     """
     by_cpu: dict[int, int] = {}
     of_devices = [irq for irq in irqs if irq.name not in _TIMERS]
@@ -67,5 +73,5 @@ def busiest_cpu(irqs: Sequence[Irq], online: int) -> BusiestCpu | None:
         cpu=cpu,
         share=share,
         irq=most,
-        is_uneven=share >= max(MOST, _UNEVEN / online) and total >= _MANY,
+        is_uneven=share >= max(MOST, _UNEVEN / online) and total >= least,
     )

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from msatools.cpus.busiest import busiest_cpu
+from msatools.cpus.busiest import MANY, MANY_SINCE_BOOT, busiest_cpu
 from msatools.cpus.model import (
     Cpu,
     CpuSet,
@@ -433,7 +433,9 @@ def _disabled(known: Known) -> Iterator[Diagnostic]:
 
 
 def _most_interrupts(known: Known) -> Iterator[Diagnostic]:
-    busiest = busiest_cpu(known.irqs, sum(cpu.online for cpu in known.cpus))
+    online = sum(cpu.online for cpu in known.cpus)
+    least = MANY if known.in_interval else MANY_SINCE_BOOT
+    busiest = busiest_cpu(known.irqs, online, least)
     if busiest is not None and (busiest.is_uneven or known.asks_irqs):
         yield Diagnostic(
             code="most-interrupts",
