@@ -169,9 +169,10 @@ def test_stacks_go_on_below_trampolines(
     cpu = workload(dump)["cpus"][role]
     stacks = json_of("cpus", dump, "--stacks")["stacks"]
     frames = next(each["frames"] for each in stacks if each["cpu"] == cpu)
-    assert frames[-3:] == ["kthread", "ret_from_fork", "ret_from_fork_asm"]
+    assert frames[-1] in ("ret_from_fork", "ret_from_fork_asm")  # since v6.6
+    start = frames.index("kthread")
     # The CPU may have been between two of them.
     if f"{inner} [callmodule]" in frames:
         place = frames.index(trampoline)
         modules = [f"{name} [callmodule]" for name in outer.split()]
-        assert frames[place + 1 : -3] == modules
+        assert frames[place + 1 : start] == modules
