@@ -9,6 +9,7 @@ queued or runs there now. Callbacks of RCU are not counted as they are made, but
 wait (kernel/rcu/rcu_segcblist.c).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -59,6 +60,10 @@ _MOST_SHARE = 0.5
 
 _WORKERS = "kworker/"
 
+_Row = tuple[str, Mapping[int, int], float, Callable[[int], int | None]]
+"""A kind of storms: its name, counts by CPU, how many a second are one, and what finds
+the function on a CPU."""
+
 
 class Storms:
     """Finds what makes much work for some CPUs. Reads nothing of the other CPUs."""
@@ -90,24 +95,19 @@ class Storms:
         self, report: CpusReport, interrupts: IrqTable, span_ns: int
     ) -> Iterator[Storm]:
         """Yield the storms by what CPUs count."""
-        sources = self._sources
+        sources, softirqs = self._sources, report.softirqs
+        tasklets = _counts(softirqs, "TASKLET", "HI")
+        ticks = _counts(report.vectors, "LOC")
+        polls = _counts(softirqs, "NET_RX")
         calls = {cpu.cpu: cpu.xcal or 0 for cpu in report.cpus if cpu.online}
-        for kind, counts, limit, function_at in (
-            (
-                *("tasklet", _counts(report.softirqs, "TASKLET"), TASKLETS_A_SECOND),
-                sources.tasklet,
-            ),
-            (
-                *("timer", _counts(report.vectors, "LOC"), self._timers_a_second()),
-                sources.timer,
-            ),
-            (
-                *("softirq", _counts(report.softirqs, "NET_RX"), POLLS_A_SECOND),
-                sources.poll,
-            ),
-            (*("call", calls, CALLS_A_SECOND), sources.call),
-        ):
-            yield from self._of_rates(kind, counts, limit, span_ns, function_at)
+        rows: tuple[_Row, ...] = (
+            ("tasklet", tasklets, TASKLETS_A_SECOND, sources.tasklet),
+            ("timer", ticks, self._timers_a_second(), sources.timer),
+            ("softirq", polls, POLLS_A_SECOND, sources.poll),
+            ("call", calls, CALLS_A_SECOND, sources.call),
+        )
+        for row in rows:
+            yield from self._of_rates(*row, span_ns)
         yield from self._interrupts(interrupts, span_ns)
 
     def _timers_a_second(self) -> float:
@@ -121,8 +121,8 @@ class Storms:
         kind: str,
         counts: Mapping[int, int],
         limit: float,
-        span_ns: int,
         function_at: Callable[[int], int | None],
+        span_ns: int,
     ) -> Iterator[Storm]:
         for cpu, count in counts.items():
             per_second = count * 1e9 / span_ns
@@ -214,5 +214,10 @@ class Storms:
                 )
 
 
-def _counts(rows: tuple[Vector, ...] | None, name: str) -> Mapping[int, int]:
-    return next((row.counts for row in rows or () if row.name == name), {})
+def _counts(rows: tuple[Vector, ...] | None, *names: str) -> Mapping[int, int]:
+    """Return how often some vectors were served, by CPU."""
+    found: Counter[int] = Counter()
+    for row in rows or ():
+        if row.name in names:
+            found.update(row.counts)
+    return found
