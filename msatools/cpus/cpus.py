@@ -26,7 +26,6 @@ from msatools.cpus.irqs import delta as irqs_delta
 from msatools.cpus.masks import CpuMasks, read_masks
 from msatools.cpus.model import (
     Cpu,
-    CpuPlan,
     CpuSet,
     CpusReport,
     Processor,
@@ -37,6 +36,7 @@ from msatools.cpus.model import (
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.placement import place
 from msatools.cpus.plan import make_plan, tasks_on
+from msatools.cpus.plan_model import CpuPlan
 from msatools.cpus.processors import read_processors
 from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
 from msatools.cpus.runqueues import read_run_queues
@@ -230,23 +230,20 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             stalls=sample.stalls,
             stacks=self._stacks({*sample.masks.online}, wanted),
         )
-        storms = self._storms(report, sample)
+        storms = self._storms(report, sample.counters.taken_ns, interrupts)
         report = replace(report, storms=storms or None)
         if self._options.plan is not None:
             report = replace(report, plan=self._plan(report, sample))
         return report if self._options.whole else choose(report, self._options)
 
-    def _storms(self, report: CpusReport, sample: _CpuSample) -> tuple[Storm, ...]:
-        now_ns = sample.counters.taken_ns
+    def _storms(
+        self, report: CpusReport, now_ns: int | None, interrupts: IrqTable
+    ) -> tuple[Storm, ...]:
         if now_ns is None:
             return ()
-        return Storms(self._reader, self._text, self._losses).find(
-            report.run_queues,
-            report.softirqs,
-            report.vectors,
-            report.interval_ns or now_ns,
-            now_ns,
-        )
+        finder = Storms(self._reader, self._percpu, self._text, self._losses)
+        span_ns = report.interval_ns or now_ns
+        return finder.find(report, interrupts, span_ns, now_ns)
 
     def _plan(self, report: CpusReport, sample: _CpuSample) -> CpuPlan:
         wanted, tasks = self._options.plan, sample.tasks

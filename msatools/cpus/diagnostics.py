@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msatools.cpus.busiest import MANY, MANY_SINCE_BOOT, busiest_cpu
 from msatools.cpus.model import (
     Cpu,
     CpuSet,
@@ -18,12 +19,6 @@ from msatools.cpus.stalls.model import Stall
 from msatools.kernel.ranges import ranges
 from msatools.records import dataclass
 
-MOST = 0.5
-"""Minimum share of all interrupts on one CPU that is reported."""
-
-_UNEVEN = 4 / 3
-"""Minimum ratio to an even share, as one of two CPUs always has half or more."""
-
 LONG_NS = 1_000_000_000
 """Minimum wait for a CPU that is longer than a turn of other tasks."""
 
@@ -36,13 +31,6 @@ _OF_ONE_CPU = ("no-tick", "no-switch", "starved")
 
 _FIRST = ("stop", "deadline", "realtime")
 """Classes whose tasks may keep the CPU from others as long as they run."""
-
-_MANY = 100
-"""Minimum number of interrupts for a report of where they go."""
-
-_TIMERS = ("timer", "arch_timer")
-"""Interrupts of clocks: the PIT ticks for the whole machine in the first second of a
-boot, which says nothing of devices."""
 
 _NO_TURN_NS = 5_000_000_000
 """Minimum wait of a fair task that is reported: many turns of as many others."""
@@ -261,18 +249,29 @@ def _runnable(queue: RunQueue) -> list[RunnableTask]:
 _SOURCES = {
     "tasklet": "serves {rate} tasklets a second: {function} is queued again and again",
     "timer": "has {rate} timer interrupts a second: {function} is the next timer",
-    "work": "executes works most of the time ({share}): {function} runs now",
+    "work": "executes works most of the time ({share} of its worker's life): "
+    "{function} runs now",
+    "interrupt": "takes {rate} interrupts a second of irq {irq}: {function} handles it",
+    "softirq": "polls network cards {rate} times a second: {function} is the next",
+    "call": "is called by other CPUs {rate} times a second: {function} is queued or "
+    "runs now",
+    "callback": "has {waiting} callbacks of RCU that wait: {function} is {share} of "
+    "those looked at",
 }
+_OF_NOW = ("work", "callback")
+"""Kinds that no counter has, of an interval or since boot."""
 
 
 def _storms(known: Known) -> Iterator[Diagnostic]:
     for storm in known.storms:
         words = _SOURCES[storm.kind].format(
             rate=f"{storm.per_second or 0:,.0f}",
-            share=f"{100 * (storm.share or 0):.0f} % of its worker's life",
+            share=f"{100 * (storm.share or 0):.0f} %",
             function=storm.function,
+            waiting=f"{storm.waiting or 0:,}",
+            irq=storm.irq,
         )
-        since = "" if known.in_interval or storm.share else " (since boot)"
+        since = "" if known.in_interval or storm.kind in _OF_NOW else " (since boot)"
         yield Diagnostic(
             code="storm",
             text=f"cpu{storm.cpu} {words}{since}",
@@ -303,7 +302,10 @@ def _disturbed(known: Known) -> Iterator[Diagnostic]:
     isolated = [
         cpu
         for cpu in known.cpus
-        if cpu.online and {"isolated", "nohz_full"} & {*cpu.state}
+        # One on its way offline is in no root domain, either.
+        if cpu.online
+        and {"isolated", "nohz_full"} & {*cpu.state}
+        and "inactive" not in cpu.state
     ]
     others = {cpu.cpu for cpu in known.cpus if cpu.online and cpu.set == DEFAULT} - {
         cpu.cpu for cpu in isolated
@@ -430,58 +432,10 @@ def _disabled(known: Known) -> Iterator[Diagnostic]:
             )
 
 
-@dataclass(frozen=True)
-class BusiestCpu:
-    """The CPU that takes most interrupts of devices."""
-
-    cpu: int
-    share: float
-    """Share of all interrupts of devices."""
-
-    irq: Irq
-    """Its most frequent interrupt."""
-
-    is_uneven: bool
-    """Whether the share is much more than an even one."""
-
-    @property
-    def text(self) -> str:
-        """The finding, as one sentence."""
-        irq = self.irq
-        return (
-            f"cpu{self.cpu} takes {100 * self.share:.0f} % of device interrupts (most "
-            f"of irq {irq.irq} {irq.name}, affinity {ranges(irq.affinity)})"
-        )
-
-
-def busiest_cpu(irqs: Sequence[Irq], online: int) -> BusiestCpu | None:
-    """Return the CPU that takes most interrupts; ``None`` if there are none, or if most
-    are of a clock.
-
-    :param online: Number of online CPUs.
-    """
-    by_cpu: dict[int, int] = {}
-    for irq in irqs:
-        for cpu, count in irq.counts.items():
-            by_cpu[cpu] = by_cpu.get(cpu, 0) + count
-    total = sum(by_cpu.values())
-    if not total or online < 2:
-        return None
-    cpu = max(by_cpu, key=lambda each: by_cpu[each])
-    share = by_cpu[cpu] / total
-    most = max(irqs, key=lambda each: each.counts.get(cpu, 0))
-    if most.name in _TIMERS:
-        return None
-    return BusiestCpu(
-        cpu=cpu,
-        share=share,
-        irq=most,
-        is_uneven=share >= max(MOST, _UNEVEN / online) and total >= _MANY,
-    )
-
-
 def _most_interrupts(known: Known) -> Iterator[Diagnostic]:
-    busiest = busiest_cpu(known.irqs, sum(cpu.online for cpu in known.cpus))
+    online = sum(cpu.online for cpu in known.cpus)
+    least = MANY if known.in_interval else MANY_SINCE_BOOT
+    busiest = busiest_cpu(known.irqs, online, least)
     if busiest is not None and (busiest.is_uneven or known.asks_irqs):
         yield Diagnostic(
             code="most-interrupts",

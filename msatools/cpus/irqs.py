@@ -334,8 +334,13 @@ def _irq(
         counts=_by_cpu(table, row),
         total=total,
         share=None if total is None else _share(total, all_of_devices),
-        functions=tuple(map(text.named, table.functions[row])) if text else (),
+        functions=handler_names(table, row, text) if text else (),
     )
+
+
+def handler_names(table: IrqTable, row: int, text: KernelText) -> tuple[str, ...]:
+    """Return the functions of the handlers of an interrupt, with their modules."""
+    return tuple(map(text.named, table.functions[row])) if table.functions else ()
 
 
 def _share(part: int, whole: int) -> float | None:

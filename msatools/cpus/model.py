@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import ClassVar, Literal
 
+from msatools.cpus.plan_model import CpuPlan
 from msatools.cpus.stalls.model import Stalls
 from msatools.kernel.report import ADDED, Report
 from msatools.records import dataclass
@@ -387,17 +388,25 @@ class Storm:
     """Much work for a CPU, and the function that makes it."""
 
     kind: str
-    """``tasklet``, ``timer`` or ``work``."""
+    """``tasklet``, ``timer``, ``work``, ``interrupt`` (of a device), ``softirq`` (one
+    that polls network cards), ``call`` (by other CPUs) or ``callback`` (of RCU)."""
 
     cpu: int
     function: str
     """With its module: ``poll_again [driver]``."""
 
     per_second: float | None = None
-    """Tasklets or timer interrupts of that CPU, of all functions."""
+    """Tasklets, interrupts, softirqs or calls of that CPU, of all functions."""
 
     share: float | None = None
-    """Of a work item: the share of its life that its worker has run."""
+    """Of a work item: the share of its life that its worker has run. Of callbacks: the
+    share of those looked at that are of this function."""
+
+    waiting: int | None = field(default=None, metadata=ADDED)
+    """Number of callbacks of RCU that wait on that CPU, of all functions."""
+
+    irq: int | None = field(default=None, metadata=ADDED)
+    """Number of the interrupt, if it is one."""
 
 
 # --- the report
@@ -421,62 +430,6 @@ class Diagnostic:
 
     evidence: tuple[str, ...] = field(default=(), metadata=UNLISTED)
     """Facts that it stands on."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanStep:
-    """One part of a plan to set CPUs apart."""
-
-    name: Literal["partition", "interrupts", "workqueues", "boot"]
-    """What is set apart; ``boot`` stands for all of these, at the next boot."""
-
-    text: str
-    """What it does, in one line."""
-
-    commands: tuple[str, ...]
-    """Lines for a shell; of ``boot`` words for the kernel's command line."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanRest:
-    """What stays on the CPUs of a plan all the same."""
-
-    name: Literal[
-        "managed-interrupts",
-        "fixed-interrupts",
-        "bound-threads",
-        "own-affinity",
-        "cpusets",
-        "unbound-work",
-        "timers",
-    ]
-    """The kind."""
-
-    text: str
-    """What it is, in one line."""
-
-    irqs: tuple[int, ...]
-    """Numbers of the interrupts, if it is some."""
-
-    pids: tuple[int, ...]
-    """IDs of the tasks, if it is some."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CpuPlan:
-    """A plan to set CPUs apart, which is printed and never run."""
-
-    cpus: tuple[int, ...]
-    """The CPUs to set apart."""
-
-    others: tuple[int, ...]
-    """The online CPUs that are left for all else."""
-
-    steps: tuple[PlanStep, ...]
-    """What is to be done."""
-
-    stays: tuple[PlanRest, ...]
-    """What stays on them all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,11 @@ from msatools.cpus.cpusets import PartitionKind
 from msatools.cpus.model import (
     BoundTask,
     Cpu,
-    CpuPlan,
     CpuSet,
     Irq,
-    PlanRest,
-    PlanStep,
 )
 from msatools.cpus.placement import PF_NO_SETAFFINITY, affinities
+from msatools.cpus.plan_model import CpuPlan, PlanRest, PlanStep
 from msatools.cpus.sets import BOOT, DEFAULT, PARTITIONS
 from msatools.kernel.cpumask import Cpus, NoSuchCpuError
 from msatools.kernel.ranges import ranges

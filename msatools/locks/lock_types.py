@@ -12,6 +12,7 @@ from msatools.locks.events import (
     bitwaits,
     completions,
     folios,
+    hotplugwaits,
     relatives,
     waitqueues,
 )
@@ -28,6 +29,7 @@ LOCK_TYPES: tuple[LockType, ...] = (
     vmalocks.VMA_LOCK,
     srcu.SRCU,
     relatives.RELATIVES,
+    hotplugwaits.HOTPLUG_WAIT,
     completions.COMPLETION,
     folios.FOLIO,
     bitwaits.BIT_WAIT,

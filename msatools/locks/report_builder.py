@@ -42,7 +42,7 @@ _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners inherit the priority of waiters."""
 
 _EVENTS = frozenset(
-    ("completion", "wait_queue", "threads", "child", "io_uring", "futex")
+    ("completion", "wait_queue", "threads", "child", "io_uring", "futex", "rcuwait")
 )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.errors import LOST, DamagedDataError, MissingError
+from msatools.kernel.generated_code import OPTIMISED_PROBES
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -98,6 +99,13 @@ Rule for code without an entry: as if the function had set up a frame pointer.
 
 Trampolines and compiled BPF programs do, so the kernel has the same fallback.
 """
+
+
+_BY_REGISTERS = Rule(OrcKind.REGS, Base.SP, 0, Base.NONE, 0, True)
+"""Rule for code that has all registers at the top of the stack."""
+
+_CALL = 0xE8
+"""The ``call rel32`` of x86-64."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +205,37 @@ class Orc:
     def rule(self, pc: int) -> Rule | None:
         """Find the rule of the instruction at *pc*; ``None`` if not found."""
         table = self._table(pc)
-        found = table.find(pc) if table else None
+        if table is None:
+            return self._generated(pc)
+        found = table.find(pc)
         return self._format.rule(*found) if found else None
+
+    def _generated(self, pc: int) -> Rule | None:
+        """Find the rule of an instruction that the kernel has generated."""
+        code = self._text.generated(pc)
+        if code is None:
+            return None
+        if code.template:
+            # As arch/x86/kernel/unwind_orc.c, orc_ftrace_find()
+            found = self._kernel.find(code.template + pc - code.start)
+            return self._format.rule(*found) if found else None
+        if code.name == OPTIMISED_PROBES and self._calls_probe(pc):
+            return _BY_REGISTERS
+        return None
+
+    def _calls_probe(self, pc: int) -> bool:
+        """Return whether the last byte of a call of a probe's handler is at *pc*.
+
+        Whoever returns there has the probed code's registers at the top of the stack
+        (arch/x86/kernel/kprobes/opt.c, optprobe_template_call).
+        """
+        try:
+            target = kernel_symbol(self._reader.prog, "optimized_callback")
+            code = self._reader.read(pc - 4, 5)
+        except LOST:
+            return False
+        distance = int.from_bytes(code[1:], "little", signed=True)
+        return code[0] == _CALL and (pc + 1 + distance) % (1 << 64) == target
 
     def _table(self, pc: int) -> _OrcTable | None:
         if self._text.in_kernel(pc):

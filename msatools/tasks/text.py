@@ -7,7 +7,7 @@ import re
 import drgn
 
 from msatools.errors import LOST, MissingError
-from msatools.kernel.bpf_symbols import BpfSymbols
+from msatools.kernel.generated_code import GeneratedCode, GeneratedSymbol
 from msatools.kernel.modules import CodeModules, module_area
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -36,7 +36,7 @@ class KernelText:
         self._reader = reader
         self._kernel = _bounds(reader.prog)
         self._modules = CodeModules(reader, losses)
-        self._bpf = BpfSymbols(reader, losses)
+        self._generated = GeneratedCode(reader, losses)
         self._functions: SortedSymbols | None = None
         self._found: dict[int, drgn.Symbol | None] = {}
 
@@ -60,8 +60,12 @@ class KernelText:
             return str(symbol.name)
         if self.in_kernel(address) or self.module(address) is not None:
             return None
-        program = self._bpf.find(address)
-        return None if program is None else program[1]
+        found = self._generated.find(address)
+        return None if found is None else found.name
+
+    def generated(self, address: int) -> GeneratedSymbol | None:
+        """Return the piece of generated code at an address; ``None`` if none."""
+        return self._generated.find(address)
 
     def named(self, address: int) -> str:
         """Return a function's name with its module; else its address."""

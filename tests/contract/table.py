@@ -336,11 +336,18 @@ CPUS = Row(
         "nodes": [int],
         "storms?": [
             {
-                "kind": frozenset({"tasklet", "timer", "work"}),
+                "kind": frozenset(
+                    {
+                        *("tasklet", "timer", "work", "interrupt", "softirq", "call"),
+                        "callback",
+                    }
+                ),
                 "cpu": int,
                 "function": str,
                 "per_second": (float, NONE),
                 "share": (float, NONE),
+                "waiting?": int,
+                "irq?": int,
             }
         ],
     },

@@ -29,7 +29,7 @@ LABELS = {
 
 DUMPS = (
     *("stalls-rcu-6.12", "cpulock-6.12", "fieldcpus-6.12", "crash-6.12"),
-    *("crashes-null-6.12", "crashes-nested-6.12"),
+    *("crashes-null-6.12", "crashes-nested-6.12", "fieldcalls-6.12"),
     *(
         pytest.param(name, marks=pytest.mark.long)
         for name in ("nmi-6.12", "cpulock-6.1", "fieldcpus-6.1", "stalls-locks-6.12")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from msatools.cpus.diagnostics import LONG_NS, MOST, WAITS_NS, Known, findings
+from msatools.cpus.busiest import MOST
+from msatools.cpus.diagnostics import LONG_NS, WAITS_NS, Known, findings
 from msatools.cpus.model import Cpu, Diagnostic, Irq, RunnableTask, RunQueue
 from msatools.kernel.ranges import ranges
 from tests.cpus.madecpus import (
@@ -246,9 +247,9 @@ CAME = [
     irq(26, {1: 20}, effective=(2,)),
 ]
 UNEVEN = [
-    irq(24, {0: 300, 1: 20}, affinity=(0, 1, 4)),
-    irq(25, {0: 400, 1: 80}, affinity=(0, 2)),
-    irq(26, {1: 200}),
+    irq(24, {0: 900, 1: 60}, affinity=(0, 1, 4)),
+    irq(25, {0: 1200, 1: 240}, affinity=(0, 2)),
+    irq(26, {1: 600}),
 ]
 EVEN = [irq(24, {0: 30}), irq(25, {1: 29}), irq(26, {2: 28})]
 THREE = [busy(0), busy(1), busy(2)]
@@ -288,15 +289,17 @@ INTERRUPTS: Mapping[str, Case] = {
     "most in an interval": disturbed(*UNEVEN, cpus=TWO, in_interval=True),
     "even": disturbed(*EVEN, cpus=THREE),
     "even, and asked for": disturbed(*EVEN, cpus=THREE, asks_irqs=True),
-    "too few to tell": disturbed(irq(24, {0: 99}), cpus=THREE),
+    "too few to tell": disturbed(irq(24, {0: 1999}), cpus=THREE),
+    "too few in an interval": disturbed(irq(24, {0: 99}), cpus=THREE, in_interval=True),
+    "most of a clock": disturbed(irq(0, {0: 9000}, name="timer"), cpus=THREE),
     "none": disturbed(cpus=TWO),
     # Of two CPUs, one always takes half or more.
-    "half": disturbed(irq(24, {0: 50, 1: 50}), cpus=TWO),
-    "not much more than half": disturbed(irq(24, {0: 66, 1: 34}), cpus=TWO),
-    "half of three": disturbed(irq(24, {0: 49, 1: 49, 2: 2}), cpus=THREE),
+    "half": disturbed(irq(24, {0: 1000, 1: 1000}), cpus=TWO),
+    "not much more than half": disturbed(irq(24, {0: 1320, 1: 680}), cpus=TWO),
+    "half of three": disturbed(irq(24, {0: 980, 1: 980, 2: 40}), cpus=THREE),
     # There is no other CPU.
-    "one CPU alone": disturbed(irq(24, {0: 100}), cpus=[busy(0)]),
-    "one CPU that is online": disturbed(irq(24, {0: 100}), cpus=[busy(0), offline(1)]),
+    "one CPU alone": disturbed(irq(24, {0: 2000}), cpus=[busy(0)]),
+    "one CPU that is online": disturbed(irq(24, {0: 2000}), cpus=[busy(0), offline(1)]),
 }
 
 # --- all cases
@@ -312,7 +315,7 @@ ALL_AT_ONCE: Case = {
         hog(0, queued(4)),
         hog(3, lag_why="interrupts off", ticked_ns=SECOND),
     ],
-    "irqs": [irq(24, {2: 500}, effective=(2,))],
+    "irqs": [irq(24, {2: 5000}, effective=(2,))],
 }
 CASES = {**STANDING, **SETS, **IDLING, **INTERRUPTS, "worst first": ALL_AT_ONCE}
 
@@ -341,5 +344,6 @@ def test_least_share_of_a_finding(others: int, least: int) -> None:
         if others > 1:
             rest = 100 - count
             counts = {0: count, 1: rest // 2, 2: rest - rest // 2}
+        counts = {cpu: 20 * number for cpu, number in counts.items()}
         diagnostics = found(cpus=cpus, irqs=[irq(24, counts)])
         assert [row.cpus for row in diagnostics] == ([(0,)] if count == least else [])

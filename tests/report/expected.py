@@ -229,6 +229,12 @@ SCENARIOS: Mapping[str, Expected] = {
             "out-of-memory": "30.0 MiB tmpfs and shared memory",
         },
     ),
+    "fieldcalls": Expected(
+        critical=_codes("cpu-starved"),
+        must=_codes("cpu-storm"),
+        may=LATE | _codes(WARNED),
+        words={"cpu-starved": "hog (FIFO 50)", "cpu-storm": "cm_freed [callmodule]"},
+    ),
     "fieldcpus": Expected(
         critical=_codes("oops"),
         must=_codes(
@@ -315,7 +321,7 @@ assert {*CASES, *SAVED_CASES} == {
 FEW = (
     *("memory", "crash", "crashes-null", "crashes-nested", "crashes-oom-group"),
     *("lockmodule", "locks"),
-    *("field", "fieldcpus", "fieldio"),
+    *("field", "fieldcalls", "fieldcpus", "fieldio"),
     *("stalls-rcu", "workqueues", "inflight"),
 )
 """Scenarios of `make test`; the others are in `make test-long`."""

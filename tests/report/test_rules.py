@@ -417,7 +417,7 @@ def with_interrupts(share: float) -> ReportParts:
     cpus = replace(
         parts.cpus,
         cpus=(first, replace(busy, **quiet)),
-        irqs=(replace(irq, counts={0: 100, 1: 900}),),
+        irqs=(replace(irq, counts={0: 1000, 1: 9000}),),
     )
     return replace(parts, cpus=cpus)
 

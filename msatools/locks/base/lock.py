@@ -29,6 +29,7 @@ LockTypeName = Literal[
     "io_uring",
     "vma",
     "srcu",
+    "rcuwait",
 ]
 """Names of lock types in reports. :data:`msatools.locks.lock_types.LOCK_TYPES` has the
 functions that read them."""
@@ -50,11 +51,12 @@ class Lock:
     bit wait the word with the bit, for a lock on a file the conflicting
     ``struct file_lock``, for a wait for threads or processes the ``signal_struct`` of
     the one that waits, for a per-VMA lock the mapping, for a wait for readers
-    of SRCU the ``srcu_struct``. For a futex the user address;
-    ``None`` if it is in a file."""
+    of SRCU the ``srcu_struct``, for a CPU that goes offline its
+    ``rq.hotplug_wait``. For a futex the user address; ``None`` if it is in a file."""
 
     key: FutexKey | int | None = None
-    """Second part of the identity: the key of a futex, or the number of a bit."""
+    """Second part of the identity: the key of a futex, the number of a bit, or of
+    the CPU that goes offline."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from msatools.locks.base.lock_context import (
 )
 from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.wait_queues import wait_queues
+from msatools.locks.events.callbacks import awaited_callbacks
 from msatools.locks.events.events import by_caller, is_completion, is_event
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.events.work import Work, workqueues
@@ -107,7 +108,11 @@ def _purpose(context: LockContext, lock: Lock) -> _Purpose | None:
 
 def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
     address = lock.address or 0
-    purpose = _thread(context, address) or _hotplug(context, address)
+    purpose = (
+        _thread(context, address)
+        or _hotplug(context, address)
+        or _callbacks(context, address)
+    )
     if purpose is not None:
         return purpose
     stack = None
@@ -199,6 +204,18 @@ def _hotplug(context: LockContext, address: int) -> _Purpose | None:
                 return None
             return _Purpose(f"hotplug of CPU {cpu}", (Holder(task, "exact"),))
     return None
+
+
+def _callbacks(context: LockContext, address: int) -> _Purpose | None:
+    """Return the threads that are to make the callbacks rcu_barrier() waits for."""
+    try:
+        found = awaited_callbacks(context, address)
+    except MissingError:
+        return None
+    except UNREADABLE as error:
+        context.losses.lose(Loss.COMPLETIONS, f"cannot read RCU's callbacks: {error}")
+        return None
+    return None if found is None else _Purpose(*found)
 
 
 @per_context

@@ -18,6 +18,9 @@ from msatools.selfdesc.symbol_table import Symbols, SymbolTable
 from msatools.target.addresses import code_start
 from msatools.target.arch import arch_of
 
+_LARGE = "rcu_state"
+"""Name of a variable, and of its type, of 359 KiB."""
+
 
 class Variables:
     """Finds names of variables; reads modules when first needed."""
@@ -36,7 +39,7 @@ class Variables:
         """
         start, end = self._image
         if start <= address < end:
-            return _name(self._in_kernel(address), address)
+            return _name(self._in_kernel(address), address) or self._large(address)
         if (per_cpu := self.of_cpu(address)) is not None:
             cpu, linked = per_cpu
             name = _name(self._static(linked), linked)
@@ -45,6 +48,21 @@ class Variables:
         if address < self._code_start:
             return None
         return _name(self._in_module(address), address)
+
+    def _large(self, address: int) -> str | None:
+        """Return the name of the one large variable with locks; else ``None``.
+
+        Without sizes of symbols, one is not thought to go on for that long.
+        """
+        start = self._layout.symbol(_LARGE)
+        if start is None or not self._layout.has(_LARGE, "barrier_mutex"):
+            return None
+        offset = address - start
+        return f"{_LARGE}+{offset:#x}" if 0 <= offset < self._size else None
+
+    @cached_property
+    def _size(self) -> int:
+        return self._layout.size(_LARGE)
 
     @cached_property
     def _image(self) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.errors import MissingError
-from msatools.kernel.bpf_symbols import BpfSymbols
+from msatools.kernel.generated_code import GeneratedCode
 from msatools.kernel.modules import CodeModules, module_area
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -72,7 +72,7 @@ class SymbolNames:
         self._image = _bounds(reader.prog, "_stext", "_end")
         self._area = module_area(reader.prog)
         self._modules = CodeModules(reader, losses)
-        self._bpf = BpfSymbols(reader, losses)
+        self._generated = GeneratedCode(reader, losses)
         self._of_kernel: _KernelSymbols | None = None
 
     def may_name(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
@@ -97,7 +97,7 @@ class SymbolNames:
             return SymbolName(name, symbol.name, None, symbol.address)
         module = self._modules.find(address)
         if module is None:
-            return self._of_bpf(address)
+            return self._generated_at(address)
         symbols = self._modules.symbols(module)(self._reader.prog, None, address, True)
         if not symbols:
             return SymbolName(f"[{module.name}]", None, module.name)
@@ -105,13 +105,13 @@ class SymbolNames:
         name = f"{_with_offset(symbol, address)} [{module.name}]"
         return SymbolName(name, symbol.name, module.name, symbol.address)
 
-    def _of_bpf(self, address: int) -> SymbolName | None:
-        """Return the name of a BPF program, which the kernel lists as of ``[bpf]``."""
-        found = self._bpf.find(address)
+    def _generated_at(self, address: int) -> SymbolName | None:
+        """Return the name of generated code, with what stands for its module."""
+        found = self._generated.find(address)
         if found is None:
             return None
-        start, symbol = found
-        return SymbolName(f"{symbol}+{address - start:#x} [bpf]", symbol, "bpf", start)
+        name = f"{found.name}+{address - found.start:#x} [{found.module}]"
+        return SymbolName(name, found.name, found.module, found.start)
 
 
 class _KernelSymbols:

@@ -5,7 +5,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
-from msatools.cpus.model import CpuPlan, PlanRest
+from msatools.cpus.plan_model import CpuPlan, PlanRest
 from msatools.kernel.ranges import ranges
 from msatools.render.blocks import Block, Cell, Span, Text, text, verbatim
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.cpus.diagnostics import BusiestCpu, busiest_cpu
+from msatools.cpus.busiest import BusiestCpu, busiest_cpu
 from msatools.cpus.model import Cpu
 from msatools.records import dataclass
 from msatools.report.parts import ReportParts
