@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from msatools.cpus.irqs import IrqTable, handler_names
-from msatools.cpus.model import CpusReport, RunQueue, Storm, Vector
+from msatools.cpus.model import Cpu, CpusReport, RunQueue, Storm, Vector
 from msatools.cpus.work_sources import WorkSources
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.jiffies import read_jiffies
@@ -42,9 +42,6 @@ INTERRUPTS_A_SECOND = 20_000
 CALLBACKS = 10_000
 """Callbacks of RCU that wait on a CPU: from so many on RCU hurries (rcutree.qhimark).
 """
-
-TICKS = 2
-"""Minimum ratio of timer interrupts to ticks: a busy CPU has one of each."""
 
 SHARE = 0.2
 """Minimum share of its life that a worker has run."""
@@ -97,12 +94,12 @@ class Storms:
         """Yield the storms by what CPUs count."""
         sources, softirqs = self._sources, report.softirqs
         tasklets = _counts(softirqs, "TASKLET", "HI")
-        ticks = _counts(report.vectors, "LOC")
+        timers = self._unusual_timers(report, span_ns)
         polls = _counts(softirqs, "NET_RX")
         calls = {cpu.cpu: cpu.xcal or 0 for cpu in report.cpus if cpu.online}
         rows: tuple[_Row, ...] = (
             ("tasklet", tasklets, TASKLETS_A_SECOND, sources.tasklet),
-            ("timer", ticks, self._timers_a_second(), sources.timer),
+            ("timer", timers, 0, sources.timer),
             ("softirq", polls, POLLS_A_SECOND, sources.poll),
             ("call", calls, CALLS_A_SECOND, sources.call),
         )
@@ -110,11 +107,22 @@ class Storms:
             yield from self._of_rates(*row, span_ns)
         yield from self._interrupts(interrupts, span_ns)
 
-    def _timers_a_second(self) -> float:
+    def _unusual_timers(self, report: CpusReport, span_ns: int) -> Mapping[int, int]:
+        """Return the timer interrupts of CPUs that have more than they need.
+
+        A busy CPU has one a tick, an idle one hardly any; as many again as there are
+        ticks are usual of either.
+        """
         try:
-            return TICKS * 1e9 / read_jiffies(self._reader.prog).tick_ns
+            tick_ns = read_jiffies(self._reader.prog).tick_ns
         except (MissingError, *UNREADABLE):
-            return float("inf")
+            return {}
+        counts = _counts(report.vectors, "LOC")
+        return {
+            cpu.cpu: counts[cpu.cpu]
+            for cpu in report.cpus
+            if counts.get(cpu.cpu, 0) * tick_ns >= (1 + _busy_share(cpu)) * span_ns
+        }
 
     def _of_rates(
         self,
@@ -214,6 +222,13 @@ class Storms:
                     function=self._text.named(function),
                     share=min(ran_ns / life_ns, 1.0),
                 )
+
+
+def _busy_share(cpu: Cpu) -> float:
+    """Return the share of its time in which a CPU had something to do; 1 if unknown."""
+    times = (cpu.usr_ns, cpu.sys_ns, cpu.irq_ns, cpu.st_ns, cpu.wt_ns, cpu.idl_ns)
+    total = sum(each or 0 for each in times)
+    return 1 - ((cpu.wt_ns or 0) + (cpu.idl_ns or 0)) / total if total else 1
 
 
 def _counts(rows: tuple[Vector, ...] | None, *names: str) -> Mapping[int, int]:

@@ -361,7 +361,7 @@ def test_cpus_and_sets_are_combined(kernel: str) -> None:
     [
         ({"cpus": frozenset({0, 77, 12})}, "CPU 12,77", "none of that number"),
         ({"sets": ("/db", "/nowhere")}, "set /nowhere", "none of that name"),
-        ({"sets": ("/nowhere",)}, "set /nowhere", "there are default, /db, /quiet"),
+        ({"sets": ("/nowhere",)}, "set /nowhere", "choose from default, /db, /quiet"),
     ],
 )
 def test_unknown_cpus_and_sets(
