@@ -8,7 +8,7 @@ from typing import Literal
 
 from msatools.records import dataclass
 
-Kind = Literal["elf", "kdump", "kcore", "qmp"]
+Kind = Literal["elf", "kdump", "raw", "kcore", "qmp"]
 Types = Literal["dwarf", "btf"]
 
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A guest's memory as hypervisors and forensic tools write it, from its ELF dump.
+
+The layouts are written down here once more, from the formats' own descriptions: nothing
+is taken from the code that reads them.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from fixtures.lab import sparse
+from msatools.target import elf
+from msatools.target.reading import opened, reader_of
+
+_BLOCK = 1 << 16
+_FIRMWARE = range(0xF0000000, 1 << 32)
+"""Where QEMU has its firmware, which is no RAM."""
+
+
+class Ram(NamedTuple):
+    """A range of a guest's RAM, and where it lies in its ELF dump."""
+
+    start: int
+    size: int
+    offset: int
+
+
+def ram_of(dump: Path) -> list[Ram]:
+    """Return the ranges of RAM in an ELF dump by QEMU, one for each that touch."""
+    with opened(str(dump)) as read:
+        loads = list(elf.parse(read).loads)
+    merged: list[Ram] = []
+    for each in sorted(loads, key=lambda load: load.address):
+        if each.address in _FIRMWARE:
+            continue
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.start + last.size == each.address
+            and last.offset + last.size == each.offset
+        ):
+            merged[-1] = last._replace(size=last.size + each.size)
+        else:
+            merged.append(Ram(each.address, each.size, each.offset))
+    return merged
+
+
+def blocks(dump: Path, ram: Ram) -> Iterator[tuple[int, bytes]]:
+    """Yield the blocks of a range that are not zeros, by offset in it."""
+    with dump.open("rb", buffering=0) as file:
+        read = reader_of(file.fileno())
+        for offset in range(0, ram.size, _BLOCK):
+            data = read(ram.offset + offset, min(_BLOCK, ram.size - offset))
+            if data.count(0) != len(data):
+                yield offset, data
+
+
+def _write(dump: Path, ram: Ram, out: BinaryIO, position: int) -> None:
+    for offset, data in blocks(dump, ram):
+        out.seek(position + offset)
+        out.write(data)
+
+
+def packed(dump: Path, out: Path) -> Path:
+    """Write what a memory-backend-file, Firecracker, Cloud Hypervisor and VMware have.
+
+    All RAM follows each other, without the hole.
+    """
+    position = 0
+    with out.open("wb") as file:
+        for ram in ram_of(dump):
+            _write(dump, ram, file, position)
+            position += ram.size
+        file.truncate(position)
+    return out
+
+
+def identical(dump: Path, out: Path) -> Path:
+    """Write what QEMU's ``pmemsave 0 SIZE`` has: addresses are offsets."""
+    all_ram = ram_of(dump)
+    with out.open("wb") as file:
+        for ram in all_ram:
+            _write(dump, ram, file, ram.start)
+        file.truncate(all_ram[-1].start + all_ram[-1].size)
+    return out
+
+
+def without(dump: Path, out: Path, *names: bytes) -> Path:
+    """Copy an ELF dump; notes of these names get another."""
+    sparse.copy_file(dump, out)
+    with opened(str(dump)) as read:
+        (notes,) = (each for each in elf.parse(read).segments if each.kind == 4)
+        head = read(0, notes.offset + notes.size)
+    for name in names:
+        # The name of a note follows its header.
+        sized = struct.pack("<I", len(name) + 1)
+        assert head.count(name + b"\0") >= 1
+        assert sized in head
+        head = head.replace(name + b"\0", b"x" * len(name) + b"\0")
+    with out.open("r+b") as file:
+        file.write(head)
+    return out
