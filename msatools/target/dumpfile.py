@@ -3,6 +3,7 @@
 """Headers of a dump file, read before drgn opens it."""
 
 import os
+import shlex
 import stat
 from collections.abc import Collection
 from dataclasses import replace
@@ -30,6 +31,9 @@ _HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}
 
 _OPENED = "msatools dump file"
 """Key of a program's cache."""
+
+_MEMORY_MAGICS = (b"EMiL\1", b"EMiL\2", b"QEVM", b"LibvirtQemudSave")
+"""How files with memory begin that have headers: see :mod:`msatools.target.raw`."""
 
 _LEAST_MEMORY = 1 << 20
 """Minimum size of a file without a header that is searched for a kernel, in bytes."""
@@ -172,8 +176,10 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
     found = foreign.recognize(read(0, foreign.HEAD_BYTES))
     if found is not None:
-        raise NotADumpError(path, *found)
-    if size < _LEAST_MEMORY:
+        raise NotADumpError(
+            path, found.what, found.what_to_do.replace("{path}", shlex.quote(path))
+        )
+    if size < _LEAST_MEMORY and not magic.startswith(_MEMORY_MAGICS):
         raise NotADumpError(
             path, "not a dump: neither an ELF core nor a kdump", "name a vmcore"
         )

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import cramjam
+
 from fixtures.lab import sparse
 from msatools.target import elf
 from msatools.target.reading import opened, reader_of
 
 _BLOCK = 1 << 16
+_AVML_BYTES = 16 << 20
 _FIRMWARE = range(0xF0000000, 1 << 32)
 """Where QEMU has its firmware, which is no RAM."""
 
@@ -85,6 +88,78 @@ def identical(dump: Path, out: Path) -> Path:
         for ram in all_ram:
             _write(dump, ram, file, ram.start)
         file.truncate(all_ram[-1].start + all_ram[-1].size)
+    return out
+
+
+def lime(dump: Path, out: Path) -> Path:
+    """Write what LiME has: a header, and then each range of RAM."""
+    position = 0
+    with out.open("wb") as file:
+        for ram in ram_of(dump):
+            file.seek(position)
+            last = ram.start + ram.size - 1
+            file.write(struct.pack("<IIQQQ", 0x4C694D45, 1, ram.start, last, 0))
+            _write(dump, ram, file, position + 32)
+            position += 32 + ram.size
+        file.truncate(position)
+    return out
+
+
+def avml(dump: Path, out: Path) -> Path:
+    """Write what AVML has: ranges of some MiB, each a stream of snappy's frames."""
+    with out.open("wb") as file, dump.open("rb") as source:
+        for ram in ram_of(dump):
+            for start in range(0, ram.size, _AVML_BYTES):
+                size = min(_AVML_BYTES, ram.size - start)
+                source.seek(ram.offset + start)
+                stream = bytes(cramjam.snappy.compress(source.read(size)))
+                first = ram.start + start
+                last = first + size - 1
+                file.write(struct.pack("<IIQQQ", 0x4C694D45, 2, first, last, 0))
+                file.write(stream + struct.pack("<Q", len(stream)))
+    return out
+
+
+def migration(dump: Path, out: Path, *, save: bool = False) -> Path:
+    """Write what ``migrate`` to a file has, up to the first device.
+
+    :param save: Whether libvirt's header of ``virsh save`` goes first.
+    """
+    all_ram = ram_of(dump)
+    total = sum(ram.size for ram in all_ram)
+    page = 4096
+    with out.open("wb") as file:
+        if save:
+            xml = b"<domain/>\0"
+            head = (b"LibvirtQemudSave", 2, len(xml), 1, 0, 0, *[0] * 14)
+            file.write(struct.pack("<16s19I", *head) + xml)
+        file.write(b"QEVM" + struct.pack(">I", 3))
+        machine = b"pc-q35-7.2"
+        file.write(struct.pack(">BI", 7, len(machine)) + machine)
+        file.write(struct.pack(">BI", 1, 2) + b"\3ram" + struct.pack(">II", 0, 4))
+        video = 16 << 20
+        file.write(struct.pack(">Q", total + video | 4))
+        file.write(b"\6pc.ram" + struct.pack(">Q", total))
+        file.write(b"\x08vga.vram" + struct.pack(">Q", video))
+        file.write(struct.pack(">QBI", 0x10, 0x7E, 2))
+        file.write(struct.pack(">BI", 3, 2))
+        file.write(struct.pack(">QB", 0 | 2, 8) + b"vga.vram" + b"\0")
+        position, name = 0, b"\6pc.ram"
+        with dump.open("rb") as source:
+            for ram in all_ram:
+                source.seek(ram.offset)
+                for _ in range(0, ram.size, page):
+                    data = source.read(page)
+                    flag = 0 if name else 0x20
+                    if data.count(0) == page:
+                        file.write(struct.pack(">Q", position | 2 | flag) + name)
+                        file.write(b"\0")
+                    else:
+                        file.write(struct.pack(">Q", position | 8 | flag) + name)
+                        file.write(data)
+                    position, name = position + page, b""
+        file.write(struct.pack(">QBI", 0x10, 0x7E, 2))
+        file.write(struct.pack(">BI", 4, 5) + b"\5timer" + struct.pack(">II", 0, 2))
     return out
 
 
