@@ -32,9 +32,6 @@ _HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}
 _OPENED = "msatools dump file"
 """Key of a program's cache."""
 
-_MEMORY_MAGICS = (b"EMiL\1", b"EMiL\2", b"QEVM", b"LibvirtQemudSave")
-"""How files with memory begin that have headers: see :mod:`msatools.target.raw`."""
-
 _LEAST_MEMORY = 1 << 20
 """Minimum size of a file without a header that is searched for a kernel, in bytes."""
 
@@ -179,7 +176,7 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         raise NotADumpError(
             path, found.what, found.what_to_do.replace("{path}", shlex.quote(path))
         )
-    if size < _LEAST_MEMORY and not magic.startswith(_MEMORY_MAGICS):
+    if size < _LEAST_MEMORY and not magic.startswith(foreign.MEMORY_MAGICS):
         raise NotADumpError(
             path, "not a dump: neither an ELF core nor a kdump", "name a vmcore"
         )

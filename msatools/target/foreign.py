@@ -14,6 +14,10 @@ HEAD_BYTES = 0x10080
 """How much of a file :func:`recognize` needs."""
 
 
+MEMORY_MAGICS = (b"EMiL\1", b"EMiL\2", b"QEVM", b"LibvirtQemudSave")
+"""How files with memory begin that have headers: see :mod:`msatools.target.raw`."""
+
+
 class Foreign(NamedTuple):
     """A kind of file."""
 

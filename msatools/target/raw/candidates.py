@@ -33,6 +33,7 @@ _MOST_BYTES = PAGE_BYTES
 """VMCOREINFO_BYTES (include/linux/crash_core.h, linux/vmcore_info.h) is a page."""
 
 _MOST_KERNELS = 64
+_MOST_COPIES = 1024
 
 _SYSNAME = b"Linux".ljust(65, b"\0")
 _UTS_FIELD = 65
@@ -46,8 +47,10 @@ _NAMES = ((0, _TEXT), (12, _NOTE))
 class FoundKernel(NamedTuple):
     """What a copy of VMCOREINFO says of its kernel."""
 
-    position: int
-    """Address of the page with it, in the memory that was searched."""
+    copies: tuple[int, ...]
+    """Addresses of pages that begin with it, in the memory that was searched: the
+    kernel's own, and the one that it keeps for a crash. Empty if only the note that is
+    made of it was found."""
 
     text: bytes
     """VMCOREINFO itself."""
@@ -110,26 +113,29 @@ class FoundKernel(NamedTuple):
 
 
 def find_kernels(memory: Memory) -> list[FoundKernel]:
-    """Search memory for copies of VMCOREINFO; those that differ, in order."""
+    """Search memory for VMCOREINFO; return those that differ, as they were found."""
     wanted = [Words(offset, text) for offset, text in _NAMES]
     found: dict[bytes, FoundKernel] = {}
+    copies = 0
     for page, number in find_words(memory, wanted):
         start = page + (_NOTE_BYTES if number else 0)
         try:
             # The note of the text may cross into the next page.
             text = _text(memory.read(start, page + _MOST_BYTES - start))
-            kernel = parse_kernel(text, page)
+            kernel = parse_kernel(text)
         except UNREADABLE:
             continue
-        # The page itself goes before the note made of it, and before older copies.
-        if number == 0 or text not in found:
-            found.setdefault(_identity(kernel), kernel)
-        if len(found) >= _MOST_KERNELS:
+        known = found.setdefault(_identity(kernel), kernel)
+        if number == 0:
+            pages = (*known.copies, page)
+            found[_identity(kernel)] = known._replace(copies=pages)
+        copies += 1
+        if len(found) >= _MOST_KERNELS or copies >= _MOST_COPIES:
             break
-    return sorted(found.values(), key=lambda each: each.position)
+    return list(found.values())
 
 
-def parse_kernel(text: bytes, position: int) -> FoundKernel:
+def parse_kernel(text: bytes) -> FoundKernel:
     """Return what VMCOREINFO says of a kernel.
 
     :raises DamagedDataError: if it does not say enough
@@ -139,7 +145,7 @@ def parse_kernel(text: bytes, position: int) -> FoundKernel:
     if not lines.get("OSRELEASE"):
         raise DamagedDataError("VMCOREINFO without a release")
     arch, offset = _placed(lines)
-    kernel = FoundKernel(position, text, lines, arch, offset)
+    kernel = FoundKernel((), text, lines, arch, offset)
     for name in ("init_uts_ns", "swapper_pg_dir", "_stext"):
         kernel.symbol(name)
     return kernel

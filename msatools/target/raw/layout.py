@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from drgn import Architecture, Platform, Program
 
-from msatools.errors import LOST
+from msatools.errors import LOST, UNREADABLE
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.target.raw.candidates import FoundKernel, find_names
 from msatools.target.raw.memory import MemoryRange, PhysicalMemory
@@ -35,9 +35,12 @@ _PAGE_SHIFT = 12
 _POINTER_BYTES = 8
 _BANNER_BYTES = 512
 _MOST_NAMES = 16
-_MOST_FIRMWARE_BYTES = 256 << 20
-"""Memory at the end of the lower part that the kernel does not have: ACPI's tables,
-and what firmware keeps."""
+_LOW_STEP = 1 << 20
+_SAME_BYTES = 1024
+"""What a crash adds to VMCOREINFO comes later."""
+
+_NODE = ("node_start_pfn", "node_spanned_pages", "node_id")
+_MOST_NODES = 1024
 
 
 class KernelFacts(NamedTuple):
@@ -46,22 +49,26 @@ class KernelFacts(NamedTuple):
     pages_end: int | None
     """The physical address behind its last page (``max_pfn``)."""
 
-    low_end: int | None
-    """The physical address behind its last page below 4 GiB (``max_low_pfn``)."""
-
     text_at: int | None
     """The physical address of VMCOREINFO (``vmcoreinfo_data``)."""
+
+    nodes: tuple[tuple[int, int], ...]
+    """The number of each node of memory, and where its ``struct pglist_data`` is."""
 
     banner: str | None
     """``linux_banner``."""
 
 
-def place_kernel(physical: PhysicalMemory, kernel: FoundKernel) -> bool:
+def place_kernel(
+    physical: PhysicalMemory, kernel: FoundKernel, *, search: bool
+) -> bool:
     """Find a placing of memory at which a kernel is where VMCOREINFO says.
 
+    :param search: Whether to search memory for it once more, if it lies at none of the
+        usual places.
     :return: Whether there is one; *physical* then has it.
     """
-    for pieces in _placings(physical, kernel):
+    for pieces in _searched(physical, kernel) if search else _usual(physical, kernel):
         physical.place(pieces)
         if kernel.is_at(physical.read) and _is_reachable(physical, kernel):
             return True
@@ -73,7 +80,7 @@ def _is_reachable(physical: PhysicalMemory, kernel: FoundKernel) -> bool:
     return kernel.arch == Architecture.RISCV64 or kernel.is_mapped(physical.read)
 
 
-def _placings(
+def _usual(
     physical: PhysicalMemory, kernel: FoundKernel
 ) -> Iterator[Sequence[MemoryRange]]:
     memory = physical.memory
@@ -84,6 +91,15 @@ def _placings(
     if is_x86 and kernel.uts_name >= HOLE_END:
         for end in _KNOWN_ENDS:
             yield with_hole(memory.size, end)
+
+
+def _searched(
+    physical: PhysicalMemory, kernel: FoundKernel
+) -> Iterator[Sequence[MemoryRange]]:
+    memory = physical.memory
+    if not memory.is_packed:
+        return
+    is_x86 = kernel.arch == Architecture.X86_64
     for count, position in enumerate(find_names(memory, kernel)):
         shift = kernel.uts_name - position
         if is_x86 and 0 < shift < HOLE_END <= kernel.uts_name:
@@ -114,32 +130,66 @@ def settle_hole(
     end = facts.pages_end
     if not memory.is_packed or end is None:
         return True
-    last = max(each.end for each in physical.pieces)
-    if kernel.arch != Architecture.X86_64 or len(physical.pieces) > 1:
-        return last >= end
-    if end <= HOLE_END or memory.size >= end:
-        # Nothing lies above the hole, or it is in the file.
-        return last >= end
-    low_end = _low_end(memory.size, kernel, facts)
-    if low_end is not None:
-        physical.place(with_hole(memory.size, low_end))
-    return low_end is not None and HOLE_END + memory.size - low_end >= end
+    is_settled = len(physical.pieces) > 1 or kernel.arch != Architecture.X86_64
+    if not is_settled and end > HOLE_END and memory.size < end:
+        before = physical.pieces
+        for low_end in _low_ends(memory.size, kernel, facts, end):
+            physical.place(with_hole(memory.size, low_end))
+            if _agrees(physical, kernel, facts):
+                break
+        else:
+            physical.place(before)
+    return max(each.end for each in physical.pieces) >= end
 
 
-def _low_end(size: int, kernel: FoundKernel, facts: KernelFacts) -> int | None:
-    """Return where the lower part of packed memory ends; ``None`` if unknown."""
-    assert facts.pages_end is not None
-    least = facts.low_end or 0
-    if facts.text_at is not None and facts.text_at >= HOLE_END:
-        # The page was found where it lies in the file.
-        low_end = HOLE_END - (facts.text_at - kernel.position)
-        return low_end if least <= low_end <= HOLE_END else None
+def _low_ends(
+    size: int, kernel: FoundKernel, facts: KernelFacts, end: int
+) -> Iterator[int]:
+    """Yield where the lower part of packed memory may end, the likeliest first."""
     # The upper part ends where the file does, unless it was cut off.
-    low_end = size - (facts.pages_end - HOLE_END)
-    if least <= low_end <= min(HOLE_END, least + _MOST_FIRMWARE_BYTES):
-        return low_end
-    known = sorted(each for each in _KNOWN_ENDS if each >= least)
-    return known[0] if known else None
+    found = [size - (end - HOLE_END)]
+    if facts.text_at is not None:
+        found += [HOLE_END - facts.text_at + each for each in kernel.copies]
+    for low_end in (*found, *_KNOWN_ENDS):
+        if 0 < low_end <= HOLE_END and low_end < size and not low_end % _LOW_STEP:
+            yield low_end
+
+
+def _agrees(physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts) -> bool:
+    """Return whether what the kernel points to lies where it says."""
+    try:
+        if facts.text_at is not None:
+            text = physical.read(facts.text_at, len(kernel.text))
+            if not text.startswith(kernel.text[:_SAME_BYTES]):
+                return False
+        return all(
+            _is_node(physical, kernel, facts, number, address)
+            for number, address in facts.nodes
+        )
+    except UNREADABLE:
+        return False
+
+
+def _is_node(
+    physical: PhysicalMemory,
+    kernel: FoundKernel,
+    facts: KernelFacts,
+    number: int,
+    address: int,
+) -> bool:
+    """Return whether a ``struct pglist_data`` can be at an address."""
+    places = [kernel.lines.get(f"OFFSET(pglist_data.{name})") for name in _NODE]
+    if facts.pages_end is None or None in places:
+        return True
+    try:
+        start, pages, own = (
+            int.from_bytes(physical.read(address + int(place or 0), size), "little")
+            for place, size in zip(places, (8, 8, 4), strict=True)
+        )
+    except UNREADABLE:
+        # A file that was cut off does not have it.
+        return True
+    return own == number and start + pages <= facts.pages_end >> _PAGE_SHIFT
 
 
 def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts | None:
@@ -153,10 +203,10 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
     prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
     prog.set_linux_kernel_custom(kernel.text, False)
     start = kernel.symbol("_stext") & -(1 << 21)
-    base = start - kernel.image_offset
+    image = start - kernel.image_offset
 
     def read_image(address: int, count: int, offset: int, _: bool) -> bytes:
-        return physical.read(base + offset, count)
+        return physical.read(image + offset, count)
 
     prog.add_memory_segment(start, min(_IMAGE_BYTES, (1 << 64) - 1 - start), read_image)
     try:
@@ -181,11 +231,35 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
             return None
         return data.partition(b"\0")[0].decode("ascii", "backslashreplace") or None
 
-    pages, low = word("max_pfn"), word("max_low_pfn")
-    pointer, offset = word("vmcoreinfo_data"), word("page_offset_base")
+    pages, pointer = word("max_pfn"), word("vmcoreinfo_data")
+    base = word("page_offset_base") or 0
+
+    def physical_of(address: int) -> int | None:
+        # The direct map is at the start of the kernel's half.
+        return address - base if 0 < base <= address < base + (1 << 52) else None
+
     return KernelFacts(
         pages_end=pages << _PAGE_SHIFT if pages else None,
-        low_end=low << _PAGE_SHIFT if low else None,
-        text_at=pointer - offset if pointer and offset and pointer > offset else None,
+        text_at=physical_of(pointer) if pointer else None,
+        nodes=tuple(
+            (number, found)
+            for number, address in _node_addresses(prog, kernel)
+            if (found := physical_of(address)) is not None
+        ),
         banner=text("linux_banner"),
     )
+
+
+def _node_addresses(prog: Program, kernel: FoundKernel) -> Iterator[tuple[int, int]]:
+    """Yield number and address of each node, of a kernel with CONFIG_NUMA."""
+    try:
+        count = min(int(kernel.lines["LENGTH(node_data)"]), _MOST_NODES)
+        start = kernel.symbol("node_data")
+        data = prog.read(start, count * _POINTER_BYTES)
+    except (KeyError, ValueError, *UNREADABLE):
+        return
+    for number in range(count):
+        place = number * _POINTER_BYTES
+        address = int.from_bytes(data[place : place + _POINTER_BYTES], "little")
+        if address:
+            yield number, address

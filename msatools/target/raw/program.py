@@ -2,7 +2,7 @@
 
 """drgn programs of memory without the note that says where the kernel is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -24,6 +24,9 @@ from msatools.target.raw.memory import Memory, PhysicalMemory
 from msatools.target.raw.noise import what_it_holds
 
 _ALL_MEMORY = (1 << 64) - 1
+
+_MOST_SEARCHED = 4
+"""Kernels for which all memory is searched once more."""
 
 _MOST_TEXT = 1 << 16
 """Maximum size of VMCOREINFO in a file of its own, in bytes."""
@@ -57,14 +60,14 @@ def open_memory(
         proven = [_named(path, memory, vmcoreinfo)]
     else:
         found = find_kernels(memory)
-        proven = [each for each in map(_prove(memory), found) if each is not None]
+        proven = _proven(memory, found)
         if not proven:
             raise _no_kernel(path, memory, found)
     chosen = _chosen(path, proven, number)
     kernel = proven[chosen].kernel
     dump = replace(
         dump,
-        format=describe_memory(proven, chosen),
+        format=describe_memory(proven, chosen, has_registers=dump.kind == "elf"),
         truncated=memory.is_truncated or not proven[chosen].is_whole,
         release=kernel.release,
     )
@@ -83,7 +86,9 @@ def open_memory(
     return prog, dump
 
 
-def describe_memory(proven: Sequence[ProvenKernel], chosen: int) -> str:
+def describe_memory(
+    proven: Sequence[ProvenKernel], chosen: int, *, has_registers: bool
+) -> str:
     """Return one line on what was opened."""
     kernel, physical = proven[chosen].kernel, proven[chosen].physical
     memory = physical.memory
@@ -96,31 +101,57 @@ def describe_memory(proven: Sequence[ProvenKernel], chosen: int) -> str:
     ]
     where = kernel.symbol("_stext") - kernel.image_offset
     words.append(f"kernel found at {where:#x}")
+    if not has_registers:
+        words.append("no registers")
     if len(proven) > 1:
         others = ", ".join(
-            f"{index + 1}: {each.kernel.release}" for index, each in enumerate(proven)
+            f"{index + 1}: {_with_memory(each)}" for index, each in enumerate(proven)
         )
-        words.append(f"kernel {chosen + 1} of {len(proven)} ({others}; see --kernel)")
+        most = " with the most memory" if chosen == _first(proven) else ""
+        words.append(f"number {chosen + 1}{most} of {len(proven)} ({others})")
     return ", ".join(words)
 
 
-def _prove(memory: Memory) -> Callable[[FoundKernel], ProvenKernel | None]:
-    def prove(kernel: FoundKernel) -> ProvenKernel | None:
-        physical = PhysicalMemory(memory)
-        if not place_kernel(physical, kernel):
-            return None
-        facts = kernel_facts(physical, kernel)
-        if facts is None:
-            return ProvenKernel(kernel, physical, None, True)
-        if facts.banner is not None and not facts.banner.startswith(
-            f"Linux version {kernel.release} "
-        ):
-            return None
-        return ProvenKernel(
-            kernel, physical, facts, settle_hole(physical, kernel, facts)
-        )
+def _with_memory(proven: ProvenKernel) -> str:
+    end = proven.facts.pages_end if proven.facts else None
+    most = f" up to {end / (1 << 30):.1f} GiB" if end else ""
+    return f"{proven.kernel.release}{most}"
 
-    return prove
+
+def _first(proven: Sequence[ProvenKernel]) -> int:
+    """Return the index of the kernel with the most memory.
+
+    A crash kernel has a reserved part of another's.
+    """
+    ends = [each.facts.pages_end or 0 if each.facts else 0 for each in proven]
+    return ends.index(max(ends))
+
+
+def _proven(memory: Memory, found: Sequence[FoundKernel]) -> list[ProvenKernel]:
+    """Return those of some kernels that are in memory."""
+    for search, kernels in ((False, found), (True, found[:_MOST_SEARCHED])):
+        proven = [
+            each
+            for kernel in kernels
+            if (each := _prove(memory, kernel, search=search)) is not None
+        ]
+        if proven:
+            return proven
+    return []
+
+
+def _prove(memory: Memory, kernel: FoundKernel, *, search: bool) -> ProvenKernel | None:
+    physical = PhysicalMemory(memory)
+    if not place_kernel(physical, kernel, search=search):
+        return None
+    facts = kernel_facts(physical, kernel)
+    if facts is None:
+        return ProvenKernel(kernel, physical, None, True)
+    if facts.banner is not None and not facts.banner.startswith(
+        f"Linux version {kernel.release} "
+    ):
+        return None
+    return ProvenKernel(kernel, physical, facts, settle_hole(physical, kernel, facts))
 
 
 def _named(path: str, memory: Memory, vmcoreinfo: str) -> ProvenKernel:
@@ -131,32 +162,30 @@ def _named(path: str, memory: Memory, vmcoreinfo: str) -> ProvenKernel:
     except OSError as error:
         raise os_error(vmcoreinfo, error) from error
     try:
-        kernel = parse_kernel(text, 0)
+        kernel = parse_kernel(text)
     except DamagedDataError as error:
         raise TargetError(
             vmcoreinfo, str(error), "name the text that begins with OSRELEASE="
         ) from error
-    proven = _prove(memory)(kernel)
-    if proven is None:
+    proven = _proven(memory, [kernel])
+    if not proven:
         raise TargetError(
             path,
             f"the kernel that {vmcoreinfo} describes is not in it",
             "leave out --vmcoreinfo, to search for one",
         )
-    return proven
+    return proven[0]
 
 
 def _chosen(path: str, proven: Sequence[ProvenKernel], number: int | None) -> int:
     """Return the index of a kernel: that with the most memory unless one is named."""
     if number is None:
-        # A crash kernel has a reserved part of another's memory.
-        ends = [each.facts.pages_end or 0 if each.facts else 0 for each in proven]
-        return ends.index(max(ends))
+        return _first(proven)
     if not 1 <= number <= len(proven):
-        releases = ", ".join(each.kernel.release for each in proven)
+        releases = ", ".join(map(_with_memory, proven))
         raise TargetError(
             path,
-            f"it has {len(proven)} kernels ({releases}), and no number {number}",
+            f"there is no kernel number {number} in it ({releases})",
             f"name one from 1 to {len(proven)} with --kernel",
         )
     return number - 1

@@ -3,8 +3,9 @@
 """Images by forensic tools and streams of QEMU hold what the guest's dump holds."""
 
 import os
+import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -37,8 +38,11 @@ def dump() -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("formats")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("formats")
+    yield made
+    # Some gigabytes.
+    shutil.rmtree(made)
 
 
 @pytest.fixture(scope="module")

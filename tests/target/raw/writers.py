@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import cramjam
+import numpy as np
 
 from fixtures.lab import sparse
 from msatools.target import elf
+from msatools.target.kdumppages import KdumpPages
 from msatools.target.reading import opened, reader_of
 
 _BLOCK = 1 << 16
+_AT_ONCE = 4096
 _AVML_BYTES = 16 << 20
 _FIRMWARE = range(0xF0000000, 1 << 32)
 """Where QEMU has its firmware, which is no RAM."""
@@ -177,4 +180,24 @@ def without(dump: Path, out: Path, *names: bytes) -> Path:
         head = head.replace(name + b"\0", b"x" * len(name) + b"\0")
     with out.open("r+b") as file:
         file.write(head)
+    return out
+
+
+def from_kdump(dump: Path, out: Path) -> Path:
+    """Write packed RAM from a kdump by QEMU, which has every page of RAM."""
+    pages = KdumpPages(str(dump))
+    size = pages.page_size
+    position = 0
+    with out.open("wb") as file:
+        for first in range(0, pages.pfns.stop, _AT_ONCE):
+            pfns = range(first, min(first + _AT_ONCE, pages.pfns.stop))
+            found = pages.read(np.array(pfns, np.int64))
+            for pfn, page in zip(pfns, found, strict=True):
+                if page is None or pfn * size in _FIRMWARE:
+                    continue
+                if page.count(0) != len(page):
+                    file.seek(position)
+                    file.write(page)
+                position += size
+        file.truncate(position)
     return out
