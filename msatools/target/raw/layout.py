@@ -14,6 +14,7 @@ from typing import NamedTuple
 from drgn import Architecture, Platform, Program
 
 from msatools.errors import LOST, UNREADABLE
+from msatools.selfdesc.find import ask
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.target.raw.candidates import FoundKernel, find_names
 from msatools.target.raw.memory import MemoryRange, PhysicalMemory
@@ -192,16 +193,25 @@ def _is_node(
     return own == number and start + pages <= facts.pages_end >> _PAGE_SHIFT
 
 
+def program_of(kernel: FoundKernel) -> Program:
+    """Return a program of a kernel, without memory.
+
+    :raises DamagedDataError: if drgn does not take its VMCOREINFO
+    """
+    return ask(Program, Platform(kernel.arch), vmcoreinfo=kernel.text)
+
+
 def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts | None:
     """Read what a kernel says of its memory, from its image alone.
 
     Page tables, which may lie behind the hole, are not needed.
 
     :return: ``None`` if its symbols cannot be read.
+    :raises DamagedDataError: if drgn does not take its VMCOREINFO
     """
-    prog = Program(Platform(kernel.arch), vmcoreinfo=kernel.text)
+    prog = program_of(kernel)
     prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
-    prog.set_linux_kernel_custom(kernel.text, False)
+    ask(prog.set_linux_kernel_custom, kernel.text, False)
     start = kernel.symbol("_stext") & -(1 << 21)
     image = start - kernel.image_offset
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from drgn import Platform, Program
+from drgn import Program
 
-from msatools.errors import DamagedDataError
+from msatools.errors import LOST, DamagedDataError
 from msatools.records import dataclass
 from msatools.selfdesc.find import ask
 from msatools.target.dumpfile import DumpFile, os_error, remember_dump
@@ -18,6 +18,7 @@ from msatools.target.raw.layout import (
     KernelFacts,
     kernel_facts,
     place_kernel,
+    program_of,
     settle_hole,
 )
 from msatools.target.raw.memory import Memory, PhysicalMemory
@@ -71,7 +72,7 @@ def open_memory(
         truncated=memory.is_truncated or not proven[chosen].is_whole,
         release=kernel.release,
     )
-    prog = Program(Platform(kernel.arch), vmcoreinfo=kernel.text)
+    prog = program_of(kernel)
     try:
         if dump.kind == "elf":
             # drgn reads its memory, and has its registers.
@@ -83,6 +84,10 @@ def open_memory(
             remember_dump(prog, path, dump)
     except OSError as error:
         raise os_error(path, error) from error
+    except LOST as error:
+        raise DamagedDumpError(
+            path, f"drgn cannot open it: {error}", "copy or take it again"
+        ) from error
     return prog, dump
 
 
@@ -144,7 +149,10 @@ def _prove(memory: Memory, kernel: FoundKernel, *, search: bool) -> ProvenKernel
     physical = PhysicalMemory(memory)
     if not place_kernel(physical, kernel, search=search):
         return None
-    facts = kernel_facts(physical, kernel)
+    try:
+        facts = kernel_facts(physical, kernel)
+    except DamagedDataError:
+        return None
     if facts is None:
         return ProvenKernel(kernel, physical, None, True)
     if facts.banner is not None and not facts.banner.startswith(
