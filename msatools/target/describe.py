@@ -103,6 +103,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
         bad_descriptors=dump.bad_descriptors if dump else 0,
         lacks_parts=lacks_parts,
         lost_symbols=count_lost_symbols(prog),
+        options=dump.options if dump else (),
         sources=sources,
     )
 

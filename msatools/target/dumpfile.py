@@ -60,6 +60,9 @@ class DumpFile:
     """The refusal if its memory has no kernel either; ``None`` if its headers say where
     the kernel is."""
 
+    options: tuple[str, ...] = ()
+    """Options by which its kernel was named."""
+
     lacks_end: bool = False
     """Whether it is a flattened kdump without the mark of its end, which libkdumpfile
     does not open. It can have all pages nevertheless."""

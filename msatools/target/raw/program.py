@@ -71,6 +71,10 @@ def open_memory(
         format=describe_memory(proven, chosen, has_registers=dump.kind == "elf"),
         truncated=memory.is_truncated or not proven[chosen].is_whole,
         release=kernel.release,
+        options=(
+            *(() if number is None else ("--kernel", str(number))),
+            *(() if vmcoreinfo is None else ("--vmcoreinfo", vmcoreinfo)),
+        ),
     )
     prog = program_of(kernel)
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fixtures import lab
+from msatools.report.command_lines import command_line
 from msatools.target import TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import DamagedDumpError, NotADumpError
 from msatools.target.raw.memory import FileMemory
@@ -176,7 +177,10 @@ def test_several_kernels(run_612: lab.Run, folder: Path) -> None:
     assert words is not None
     assert "up to 5.0 GiB" in words[2]
     assert f"up to {ram.size / GIB:.1f} GiB" in words[2]
-    found = open_target(replace(spec, kernel=3 - int(words[1])))
+    number = 3 - int(words[1])
+    found = open_target(replace(spec, kernel=number))
+    line = command_line(found.target, "locks")
+    assert line == f"msa-locks {memory} --kernel {number}"
     whole = open_target(TargetSpec(path=str(other), types="btf"))
     assert found.target.crash is not None
     assert found.target.crash.message == whole.target.crash.message  # type: ignore[union-attr]
