@@ -153,6 +153,10 @@ class _Index:
         self._at = position
         self._size = size
         self._blocks: dict[bytes, _Block] = {}
+        self._last: _Block | None = None
+        """The block of the last page; a page of the same one does not name it, in the
+        next section either."""
+
         self._ram: int | None = None
         """Number of the section ``ram``."""
 
@@ -221,7 +225,6 @@ class _Index:
 
     def _records(self) -> None:
         """Read records of a section up to its end."""
-        block: _Block | None = None
         while True:
             word = self._number(8)
             flags, address = word & _FLAGS, word & ~_FLAGS
@@ -237,7 +240,8 @@ class _Index:
                 raise NotSupportedError("pages by multifd")
             if not flags & _CONTINUE:
                 name = self._take(self._number(1))
-                block = self._blocks.get(name)
+                self._last = self._blocks.get(name)
+            block = self._last
             if block is None or not flags & (_ZERO | _PAGE):
                 raise DamagedDataError("a page of no block", self._at)
             page = address // PAGE_BYTES
