@@ -222,10 +222,3 @@ class PhysicalMemory:
     def __call__(self, address: int, count: int, offset: int, physical: bool) -> bytes:
         """Read as :meth:`drgn.Program.add_memory_segment` describes it."""
         return self.read(address, count)
-
-    def address_of(self, position: int) -> int | None:
-        """Return the physical address of an address of the memory."""
-        for each in self.pieces:
-            if each.offset <= position < each.offset + each.size:
-                return each.start + position - each.offset
-        return None
