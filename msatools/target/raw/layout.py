@@ -37,6 +37,9 @@ _POINTER_BYTES = 8
 _BANNER_BYTES = 512
 _MOST_NAMES = 16
 _LOW_STEP = 1 << 20
+_NO_HOLE_BYTES = 2 << 30
+"""Memory that fits below the hole, wherever a hypervisor begins that by itself."""
+
 _SAME_BYTES = 1024
 """What a crash adds to VMCOREINFO comes later."""
 
@@ -121,17 +124,21 @@ def with_hole(size: int, low_end: int) -> list[MemoryRange]:
 
 
 def settle_hole(
-    physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts
-) -> bool:
+    physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts | None
+) -> bool | None:
     """Place packed memory behind the hole, where the kernel says how much there is.
 
-    :return: Whether the file has all memory of the kernel.
+    :param facts: ``None`` if they are lost.
+    :return: Whether the file has all memory of the kernel; ``None`` if it is not known
+        what lies behind the hole, so that what is read there would be wrong.
     """
     memory = physical.memory
-    end = facts.pages_end
-    if not memory.is_packed or end is None:
+    if not memory.is_packed:
         return True
     is_settled = len(physical.pieces) > 1 or kernel.arch != Architecture.X86_64
+    end = facts.pages_end if facts else None
+    if facts is None or end is None:
+        return True if is_settled or memory.size <= _NO_HOLE_BYTES else None
     if not is_settled and end > HOLE_END and memory.size < end:
         before = physical.pieces
         for low_end in _low_ends(memory.size, kernel, facts, end):
@@ -140,6 +147,7 @@ def settle_hole(
                 break
         else:
             physical.place(before)
+            return None
     return max(each.end for each in physical.pieces) >= end
 
 

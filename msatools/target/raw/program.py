@@ -40,8 +40,9 @@ class ProvenKernel:
     kernel: FoundKernel
     physical: PhysicalMemory
     facts: KernelFacts | None
-    is_whole: bool
-    """Whether the file has all memory that the kernel has."""
+    is_whole: bool | None
+    """Whether the file has all memory that the kernel has; ``None`` if it is not known
+    where the hole ends."""
 
 
 def open_memory(
@@ -66,6 +67,13 @@ def open_memory(
             raise _no_kernel(path, memory, found)
     chosen = _chosen(path, proven, number)
     kernel = proven[chosen].kernel
+    if proven[chosen].is_whole is None:
+        raise DamagedDumpError(
+            path,
+            "its kernel does not say where the hole below 4 GiB begins: the end of the "
+            "file, or the kernel's symbols, are lost",
+            "copy the file again, or take a dump with headers",
+        )
     dump = replace(
         dump,
         format=describe_memory(proven, chosen, has_registers=dump.kind == "elf"),
@@ -157,11 +165,8 @@ def _prove(memory: Memory, kernel: FoundKernel, *, search: bool) -> ProvenKernel
         facts = kernel_facts(physical, kernel)
     except DamagedDataError:
         return None
-    if facts is None:
-        return ProvenKernel(kernel, physical, None, True)
-    if facts.banner is not None and not facts.banner.startswith(
-        f"Linux version {kernel.release} "
-    ):
+    banner = facts.banner if facts else None
+    if banner is not None and not banner.startswith(f"Linux version {kernel.release} "):
         return None
     return ProvenKernel(kernel, physical, facts, settle_hole(physical, kernel, facts))
 

@@ -15,7 +15,9 @@ from fixtures import lab
 from msatools.report.command_lines import command_line
 from msatools.target import TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import DamagedDumpError, NotADumpError
-from msatools.target.raw.memory import FileMemory
+from msatools.target.raw.candidates import find_kernels
+from msatools.target.raw.layout import settle_hole
+from msatools.target.raw.memory import FileMemory, MemoryRange, PhysicalMemory
 from tests.target.raw import writers
 from tests.target.raw.answers import answers
 
@@ -73,6 +75,27 @@ def test_elf_without_the_note(guest: Path, folder: Path) -> None:
     target = open_target(TargetSpec(path=str(memory), types="btf")).target
     assert target.kind == "elf"
     assert target.format.startswith("ELF without a note, 2.0 GiB, kernel found at ")
+
+
+@pytest.mark.kernels
+def test_half_of_it(guest: Path, folder: Path) -> None:
+    """Nothing is read at addresses of which it is not certain what lies there."""
+    memory = writers.packed(guest, folder / "half")
+    os.truncate(memory, GIB + (16 << 20))
+    with pytest.raises(TargetError):
+        open_target(TargetSpec(path=str(memory), types="btf"))
+
+
+def test_symbols_that_are_lost(run_612: lab.Run, folder: Path) -> None:
+    """Without them it is not known where the hole is, but for small guests."""
+    memory = writers.packed(run_612.dump("elf"), folder / "symbols")
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    (kernel,) = find_kernels(physical.memory)
+    physical.place([MemoryRange(0, 2 * GIB, 0)])
+    assert settle_hole(physical, kernel, None) is True
+    os.truncate(memory, 3 * GIB)
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    assert settle_hole(physical, kernel, None) is None
 
 
 @pytest.mark.kernels
