@@ -86,6 +86,14 @@ def test_made(tmp_path: Path, name: str) -> None:
     assert raised.value.what_to_do
 
 
+def test_compressed_with_the_command_to_type(tmp_path: Path) -> None:
+    path = tmp_path / "a dump"
+    path.write_bytes(gzip.compress(DUMP))
+    with pytest.raises(NotADumpError) as raised:
+        open_target(TargetSpec(path=str(path)))
+    assert f"`gzip -dc '{path}' > memory`" in raised.value.what_to_do
+
+
 @pytest.mark.parametrize("head", KNOWN)
 def test_known_by_its_signature(head: bytes) -> None:
     found = recognize(head)
