@@ -205,6 +205,9 @@ CALLED_WRONG = {
     "--types c": "invalid choice: 'c'",
     "-s x --types btf": "-s: asks for debug info, and --types btf for none",
     "--debuginfod --types btf": "--debuginfod: asks for debug info",
+    "--kernel 2": "--kernel: it is for dumps, and no dump is named",
+    "--kernel 0 a": "not a number of a kernel, from 1: '0'",
+    "--vmcoreinfo a --qemu b": "--vmcoreinfo: it is for dumps, and no dump is named",
     "-s": "expected one argument",
     "--nonsense": "unrecognized arguments: --nonsense",
     "-x": "unrecognized arguments: -x",
@@ -266,6 +269,8 @@ REFUSED_IN_DRGN = {
     "--qemu x": "--qemu: the target is drgn's own; name it where",
     "--types dwarf": "--types: the target is drgn's own; name it where",
     "--debuginfod": "--debuginfod: the target is drgn's own; name it where",
+    "--kernel 1": "--kernel: the target is drgn's own; name it where",
+    "--vmcoreinfo x": "--vmcoreinfo: the target is drgn's own; name it where",
     "--sandbox": "--sandbox: the target is drgn's own; name it where",
     "--types=dwarf": "--types: the target is drgn's own; name it where",
     "--nonsense\x1b": r"unrecognized arguments: --nonsense\x1b",
@@ -306,6 +311,8 @@ OPENED = {
     "dump --types dwarf --debuginfod": TargetSpec(
         path="dump", types="dwarf", debuginfod=True
     ),
+    "dump --kernel=2": TargetSpec(path="dump", kernel=2),
+    "dump --vmcoreinfo note": TargetSpec(path="dump", vmcoreinfo="note"),
 }
 
 

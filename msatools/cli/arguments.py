@@ -27,6 +27,14 @@ def _share(word: str) -> float:
     raise argparse.ArgumentTypeError(f"not a share of one CPU, 0 to 100 %: {word!r}")
 
 
+def _counted(word: str) -> int:
+    if word.isascii() and word.isdecimal() and 0 < int(word) <= _MOST_KERNELS:
+        return int(word)
+    raise argparse.ArgumentTypeError(f"not a number of a kernel, from 1: {word!r}")
+
+
+_MOST_KERNELS = 1000
+
 _DIFF = argument(
     "--diff",
     nargs=2,
@@ -95,6 +103,19 @@ _TARGET_OPTIONS = (
         help="where types come from (auto: debug info if named or found, else BTF)",
     ),
     argument(
+        "--kernel",
+        dest="kernel_number",
+        type=_counted,
+        metavar="N",
+        help="which kernel, from 1, of several in a file with a guest's memory and no "
+        "VMCOREINFO note (default: the one with the most memory)",
+    ),
+    argument(
+        "--vmcoreinfo",
+        metavar="FILE",
+        help="the text of VMCOREINFO, for such a file (default: found in memory)",
+    ),
+    argument(
         "--debuginfod",
         action="store_true",
         help="let debug info be fetched from DEBUGINFOD_URLS",
@@ -124,6 +145,7 @@ _EXAMPLES: tuple[tuple[str, str], ...] = (
 _TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("vmcore", "a kernel that died"),
     ("-s vmlinux vmcore", "a dump whose debug info is not installed"),
+    ("guest.mem", "a guest, by a hypervisor's file of its memory"),
     ("", "this machine, now"),
 )
 

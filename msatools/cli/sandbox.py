@@ -49,7 +49,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 """<linux/prctl.h>."""
 
 _READS = (
-    *("read", "pread64", "readv", "preadv", "lseek", "close", "fadvise64"),
+    *("read", "pread64", "readv", "preadv", "preadv2", "lseek", "close", "fadvise64"),
     *("stat", "fstat", "lstat", "newfstatat", "statx", "statfs", "fstatfs"),
     *("access", "faccessat", "faccessat2", "readlink", "readlinkat", "getcwd"),
     *("getdents64", "dup", "pipe2", "poll", "ppoll", "select", "pselect6"),

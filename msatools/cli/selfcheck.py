@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _WITH = frozenset(
     {"self_check", "verbose", "color", "json", "strict", "debug"}
     | {"kernel", "core", "qemu", "vmlinux", "types", "debuginfod"}
+    | {"kernel_number", "vmcoreinfo"}
 )
 """Names of the arguments that have an effect together with ``--self-check``."""
 

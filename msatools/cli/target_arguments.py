@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from msatools.target import TargetSpec
 
 
+_OF_MEMORY = (("kernel_number", "--kernel"), ("vmcoreinfo", "--vmcoreinfo"))
+"""Arguments about a file with memory and no note, and their options."""
+
+
 def target_path(args: argparse.Namespace, words: Words) -> str | None:
     """Return the file that is the only target; ``None`` if there is no such file."""
     path = words.target if words.target is not None else args.core
@@ -38,7 +42,12 @@ def target_spec(args: argparse.Namespace, words: Words) -> "TargetSpec":
         vmlinux=args.vmlinux,
         types=args.types,
         debuginfod=args.debuginfod,
+        kernel=args.kernel_number,
+        vmcoreinfo=args.vmcoreinfo,
     )
+    for name, option in _OF_MEMORY:
+        if getattr(args, name) is not None and (spec.is_live or spec.qemu is not None):
+            raise UsageError(f"{option}: it is for dumps, and no dump is named")
     if words.interval_s is not None and not spec.is_live:
         raise UsageError(f"{spec.path}: a dump does not change in an interval")
     check_users(args, is_own=spec.is_live and spec.qemu is None)
@@ -94,6 +103,7 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
         named.append(args.vmlinux)
     if getattr(args, "types", "auto") != "auto":
         named.append("--types")
+    named += [option for name, option in _OF_MEMORY if getattr(args, name, None)]
     for name in ("debuginfod", "sandbox"):
         if getattr(args, name, False):
             named.append(f"--{name}")
@@ -112,6 +122,7 @@ def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
         raise UsageError(f"{path}: a recording has intervals of its own")
     for name, option in (
         ("vmlinux", "-s"),
+        *_OF_MEMORY,
         ("debuginfod", "--debuginfod"),
         ("sandbox", "--sandbox"),
         ("record", "--record"),

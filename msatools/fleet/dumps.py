@@ -9,13 +9,16 @@ from fnmatch import fnmatch
 from typing import NamedTuple
 
 from msatools.fleet.errors import FleetError
-from msatools.target.foreign import HEAD_BYTES, recognize
+from msatools.target.foreign import HEAD_BYTES, MEMORY_MAGICS, recognize
 
 STDIN = "-"
 """Word for a list on standard input, one path a line."""
 
-_NAMES = ("*vmcore*", "*.kdump", "*.core", "*.dump")
-"""Names that dumps have, whatever is in the file."""
+_NAMES = (
+    *("*vmcore*", "*.kdump", "*.core", "*.dump"),
+    *("*.mem", "*.vmem", "*.lime", "memory-ranges"),
+)
+"""Names that dumps and files with memory have, whatever is in the file."""
 
 _BESIDE = ("*dmesg*", "*.txt", "*.log", "*.json", "*.lock", ".*")
 """Names of files that tools write beside dumps."""
@@ -135,7 +138,7 @@ def _what_else(name: str, path: str) -> str | None:
         return None
     # Programs and modules are ELF files as well.
     is_core = start.startswith(_ELF) and start[16:18] == _ET_CORE
-    if is_core or start.startswith((_KDUMP, _FLATTENED)):
+    if is_core or start.startswith((_KDUMP, _FLATTENED, *MEMORY_MAGICS)):
         return None
     found = recognize(start)
     return NO_DUMP if found is None else found.what

@@ -8,7 +8,12 @@ from msatools.kernel.report import Report
 from msatools.render.blocks import Span, Text, text
 from msatools.target.model import Crash, Source, Target
 
-_KINDS = {"elf": "vmcore", "kdump": "vmcore", "kcore": "live", "qmp": "live guest"}
+_KINDS = {
+    **dict.fromkeys(("elf", "kdump"), "vmcore"),
+    "raw": "memory",
+    "kcore": "live",
+    "qmp": "live guest",
+}
 _LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended")
 
 

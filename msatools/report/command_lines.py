@@ -26,4 +26,4 @@ def _target_words(target: Target) -> list[str]:
     is_number = target.path.replace(".", "", 1).isdecimal()
     words = [f"./{target.path}" if is_number else target.path]
     vmlinux = next((s.path for s in target.sources if s.module == "kernel"), None)
-    return [*words, *(["-s", vmlinux] if vmlinux else [])]
+    return [*words, *target.options, *(["-s", vmlinux] if vmlinux else [])]

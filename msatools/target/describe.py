@@ -19,7 +19,7 @@ from msatools.selfdesc import (
 )
 from msatools.selfdesc.find import ask, find_type, find_variable
 from msatools.target.debuginfo import release_of
-from msatools.target.dumpfile import DumpFile, read_dump_file
+from msatools.target.dumpfile import DumpFile, read_dump_file, remembered_dump
 from msatools.target.errors import (
     NotADumpError,
     NoTypesError,
@@ -62,7 +62,9 @@ def describe(prog: Program) -> Target:
         raise NotADumpError("prog", "not a Linux kernel", "open a kernel or its dump")
     path = prog.core_dump_path or "qmp"
     dump = None
-    if not prog.flags & ProgramFlags.IS_LIVE:
+    if (remembered := remembered_dump(prog)) is not None:
+        path, dump = remembered
+    elif not prog.flags & ProgramFlags.IS_LIVE:
         try:
             dump = read_dump_file(path)
         except TargetError:
@@ -101,6 +103,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
         bad_descriptors=dump.bad_descriptors if dump else 0,
         lacks_parts=lacks_parts,
         lost_symbols=count_lost_symbols(prog),
+        options=dump.options if dump else (),
         sources=sources,
     )
 

@@ -3,9 +3,13 @@
 """Headers of a dump file, read before drgn opens it."""
 
 import os
+import shlex
 import stat
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
+
+from drgn import Program
 
 from msatools.errors import DamagedDataError
 from msatools.records import dataclass
@@ -25,11 +29,18 @@ _HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}
 """Maps names of ELF notes to who writes them."""
 
 
+_OPENED = "msatools dump file"
+"""Key of a program's cache."""
+
+_LEAST_MEMORY = 1 << 20
+"""Minimum size of a file without a header that is searched for a kernel, in bytes."""
+
+
 @dataclass(frozen=True)
 class DumpFile:
     """Facts from the headers of a dump."""
 
-    kind: Literal["elf", "kdump"]
+    kind: Literal["elf", "kdump", "raw"]
     format: str
     """Name of the format, such as ``kdump zlib, flattened`` or ``ELF``."""
 
@@ -44,6 +55,13 @@ class DumpFile:
     is_nameless_arm64: bool = False
     """Whether it is a kdump of arm64 by QEMU, which has no name for that machine;
     libkdumpfile does not find its pages."""
+
+    lacks_note: NotADumpError | None = None
+    """The refusal if its memory has no kernel either; ``None`` if its headers say where
+    the kernel is."""
+
+    options: tuple[str, ...] = ()
+    """Options by which its kernel was named."""
 
     lacks_end: bool = False
     """Whether it is a flattened kdump without the mark of its end, which libkdumpfile
@@ -79,6 +97,17 @@ class DumpFile:
         if self.missing_pfns is not None:
             return "put all parts into one directory"
         return "copy the dump again, or name the kernel's vmlinux with -s"
+
+
+def remember_dump(prog: Program, path: str, dump: DumpFile) -> None:
+    """Keep the dump of a program that drgn does not have a path of."""
+    prog.cache[_OPENED] = path, dump
+
+
+def remembered_dump(prog: Program) -> tuple[str, DumpFile] | None:
+    """Return the path and the headers that :func:`remember_dump` has kept."""
+    found: tuple[str, DumpFile] | None = prog.cache.get(_OPENED)
+    return found
 
 
 def read_dump_file(path: str) -> DumpFile:
@@ -147,9 +176,20 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
     found = foreign.recognize(read(0, foreign.HEAD_BYTES))
     if found is not None:
-        raise NotADumpError(path, *found)
-    raise NotADumpError(
-        path, "not a dump: neither an ELF core nor a kdump", "name a vmcore"
+        raise NotADumpError(
+            path, found.what, found.what_to_do.replace("{path}", shlex.quote(path))
+        )
+    if size < _LEAST_MEMORY and not magic.startswith(foreign.MEMORY_MAGICS):
+        raise NotADumpError(
+            path, "not a dump: neither an ELF core nor a kdump", "name a vmcore"
+        )
+    return DumpFile(
+        kind="raw",
+        format="raw memory",
+        truncated=False,
+        dump_level=None,
+        machine=None,
+        release=None,
     )
 
 
@@ -162,20 +202,11 @@ def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
             "name the dump, and this file with -s if it is the dump's vmlinux",
         )
     names = {note.name for note in elf.notes(read, headers)}
+    lacks_note = None
     if b"VMCOREINFO" not in names:
-        if b"QEMU" in names:
-            raise _guest_without_vmcoreinfo(path)
-        for note, hypervisor in _HYPERVISORS.items():
-            if note in names:
-                raise NotADumpError(
-                    path,
-                    f"{hypervisor} did not store where the guest's kernel is (no "
-                    "VMCOREINFO)",
-                    "only crash reads it, with the guest's vmlinux",
-                )
-        raise NotADumpError(
-            path, "a core of a program, not of a kernel", "name a vmcore"
-        )
+        lacks_note = _without_vmcoreinfo(path, names)
+        if not headers.has_physical or not headers.is_64:
+            raise lacks_note
     _check_machine(path, headers)
     return DumpFile(
         kind="elf",
@@ -184,7 +215,26 @@ def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
         dump_level=None,
         machine=None,
         release=None,
+        lacks_note=lacks_note,
     )
+
+
+def _without_vmcoreinfo(path: str, names: Collection[bytes]) -> NotADumpError:
+    """Return the refusal of a core without the note.
+
+    :param names: Names of the notes that it has.
+    """
+    if b"QEMU" in names:
+        return _guest_without_vmcoreinfo(path)
+    for note, hypervisor in _HYPERVISORS.items():
+        if note in names:
+            return NotADumpError(
+                path,
+                f"{hypervisor} did not store where the guest's kernel is (no "
+                "VMCOREINFO)",
+                "only crash reads it, with the guest's vmlinux",
+            )
+    return NotADumpError(path, "a core of a program, not of a kernel", "name a vmcore")
 
 
 def _parse_flattened(path: str, read: ReadAt) -> DumpFile:

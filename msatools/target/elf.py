@@ -13,6 +13,7 @@ MAGIC = b"\x7fELF"
 
 _ET_CORE = 4
 _PN_XNUM = 0xFFFF
+_PT_LOAD = 1
 _PT_NOTE = 4
 _SHT_NOTE = 7
 _SHT_NOBITS = 8
@@ -39,6 +40,9 @@ class Extent:
     size: int
     """Size of its contents in the file, in bytes."""
 
+    address: int = 0
+    """``p_paddr``, or ``sh_addr``."""
+
 
 @dataclass(frozen=True)
 class Elf:
@@ -51,6 +55,16 @@ class Elf:
 
     segments: tuple[Extent, ...]
     sections: tuple[Extent, ...]
+
+    @property
+    def loads(self) -> Iterator[Extent]:
+        """The segments that have memory."""
+        return (each for each in self.segments if each.kind == _PT_LOAD and each.size)
+
+    @property
+    def has_physical(self) -> bool:
+        """Whether a segment has a physical address: programs have none."""
+        return any(each.address for each in self.loads)
 
     @property
     def end(self) -> int:
@@ -92,14 +106,24 @@ def parse(read: ReadAt) -> Elf:
         shnum = shnum or many_sections
         phnum = many_segments if phnum == _PN_XNUM else phnum
 
-    segment = struct.Struct(byteorder + ("I4xQ16xQ" if is_64 else "II8xI"))
-    section = struct.Struct(byteorder + ("4xI16xQQ" if is_64 else "4xI8xII"))
+    segment = struct.Struct(byteorder + ("I4xQ8xQQ" if is_64 else "II4xII"))
+    section = struct.Struct(byteorder + ("4xI8xQQQ" if is_64 else "4xI4xIII"))
     return Elf(
         is_core=e_type == _ET_CORE,
         is_64=is_64,
         byteorder=byteorder,
-        segments=tuple(_table(read, phoff, phentsize, phnum, segment)),
-        sections=tuple(_table(read, shoff, shentsize, shnum, section)),
+        segments=tuple(
+            Extent(kind, offset, size, address)
+            for kind, offset, address, size in _table(
+                read, phoff, phentsize, phnum, segment
+            )
+        ),
+        sections=tuple(
+            Extent(kind, offset, 0 if kind == _SHT_NOBITS else size, address)
+            for kind, address, offset, size in _table(
+                read, shoff, shentsize, shnum, section
+            )
+        ),
     )
 
 
@@ -145,7 +169,7 @@ def build_id(read: ReadAt, elf: Elf) -> bytes | None:
 
 def _table(
     read: ReadAt, offset: int, entry_size: int, count: int, layout: struct.Struct
-) -> Iterator[Extent]:
+) -> Iterator[tuple[int, int, int, int]]:
     if not count:
         return
     if entry_size < layout.size:
@@ -154,8 +178,8 @@ def _table(
         raise DamagedDataError(f"an ELF file with a table of {count:,} entries")
     data = read_exactly(read, offset, entry_size * count)
     for index in range(count):
-        kind, start, size = layout.unpack_from(data, index * entry_size)
-        yield Extent(kind, start, 0 if kind == _SHT_NOBITS else size)
+        first, second, third, fourth = layout.unpack_from(data, index * entry_size)
+        yield first, second, third, fourth
 
 
 def _parse_notes(data: bytes, byteorder: str) -> Iterator[ElfNote]:

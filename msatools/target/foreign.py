@@ -10,8 +10,12 @@ Documentation/arch/x86/boot.rst, and file(1).
 
 from typing import NamedTuple
 
-HEAD_BYTES = 1024
+HEAD_BYTES = 0x10080
 """How much of a file :func:`recognize` needs."""
+
+
+MEMORY_MAGICS = (b"EMiL\1", b"EMiL\2", b"QEVM", b"LibvirtQemudSave")
+"""How files with memory begin that have headers: see :mod:`msatools.target.raw`."""
 
 
 class Foreign(NamedTuple):
@@ -19,16 +23,22 @@ class Foreign(NamedTuple):
 
     what: str
     what_to_do: str
+    """``{path}`` in it is the file's."""
 
 
 _VIRSH = "have it dumped with `virsh dump --memory-only`, or QEMU's dump-guest-memory"
-_UNPACK = "decompress it first"
-_MEMORY = "only crash and volatility read it: convert it, or dump with makedumpfile"
-_VMWARE = "convert it with `vmss2core -N6`, which writes vmss.core"
+_VMWARE = "name the .vmem beside it; without one, convert it with `vmss2core -N6`"
+_DISK = "name a dump, or a file with the guest's memory"
 
 _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     *(
-        (signature, Foreign(f"compressed with {name}", _UNPACK))
+        (
+            signature,
+            Foreign(
+                f"compressed with {name}",
+                f"decompress it first: `{name} -dc {{path}} > memory`",
+            ),
+        )
         for signature, name in (
             (b"\x1f\x8b", "gzip"),
             (b"BZh", "bzip2"),
@@ -49,13 +59,13 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
             (b"\xed\xab\xee\xdb", "an rpm"),
         )
     ),
-    (b"QEVM", Foreign("a state of a QEMU guest (savevm or migration)", _VIRSH)),
-    (b"LibvirtQemudSave", Foreign("a guest that `virsh save` stored", _VIRSH)),
     (b"LibvirtQemudPart", Foreign("a guest that `virsh save` stored in part", _VIRSH)),
     (b"QFI\xfb", Foreign("a qcow2 disk image, not memory", _VIRSH)),
-    (b"KDMV", Foreign("a VMware disk, not memory", "name a dump of the guest")),
-    (b"EMiL\1", Foreign("an image of memory by LiME", _MEMORY)),
-    (b"EMiL\2", Foreign("an image of memory by AVML", _MEMORY)),
+    (b"KDMV", Foreign("a VMware disk, not memory", _DISK)),
+    (b"vhdxfile", Foreign("a Hyper-V disk, not memory", _DISK)),
+    (b"LUKS\xba\xbe", Foreign("an encrypted disk (LUKS), not memory", _DISK)),
+    (b"XFSB", Foreign("a file system (XFS), not memory", _DISK)),
+    (b"hsqs", Foreign("a file system (squashfs), not memory", _DISK)),
     *(
         (
             magic.to_bytes(4, "little"),
@@ -116,7 +126,20 @@ _FURTHER: tuple[tuple[int, bytes, Foreign], ...] = (
         b"HdrS",
         Foreign("a kernel's boot image, not a dump", "name a vmcore"),
     ),
+    (0x200, b"EFI PART", Foreign("a disk image (GPT), not memory", _DISK)),
+    (0x1000, b"EFI PART", Foreign("a disk image (GPT), not memory", _DISK)),
+    (0x218, b"LVM2 001", Foreign("a disk of LVM, not memory", _DISK)),
+    (3, b"NTFS    ", Foreign("a file system (NTFS), not memory", _DISK)),
+    (0x8001, b"CD001", Foreign("a file system (ISO 9660), not memory", _DISK)),
+    (0x10040, b"_BHRfS_M", Foreign("a file system (Btrfs), not memory", _DISK)),
 )
+
+_EXT4_MAGIC = 0x438, b"\x53\xef"
+_EXT4_STATES, _EXT4_STATE = (1, 2, 3, 4, 5), 0x43A
+"""``s_state`` (fs/ext4/ext4.h): the magic number alone has two bytes."""
+
+_MBR_MAGIC = 0x1FE, b"\x55\xaa"
+_MBR_ENTRIES = range(0x1BE, 0x1FE, 16)
 
 
 def recognize(head: bytes) -> Foreign | None:
@@ -131,10 +154,20 @@ def recognize(head: bytes) -> Foreign | None:
     for start, found in _TEXTS:
         if text.startswith(start):
             return found
-    if len(head) == HEAD_BYTES and not any(head):
-        return Foreign(
-            "zeros where a header should be",
-            "it was never written to its end, or is memory without a header: take it "
-            "anew",
-        )
-    return None
+    return _disk(head)
+
+
+def _disk(head: bytes) -> Foreign | None:
+    """Return what disk a file is whose signature is too short to be one."""
+    offset, magic = _EXT4_MAGIC
+    state = int.from_bytes(head[_EXT4_STATE : _EXT4_STATE + 2], "little")
+    if head.startswith(magic, offset) and state in _EXT4_STATES:
+        return Foreign("a file system (ext2, 3 or 4), not memory", _DISK)
+    offset, magic = _MBR_MAGIC
+    # Each entry begins with whether its partition is booted from; one has a type.
+    flags = {head[at] for at in _MBR_ENTRIES if at < len(head)}
+    if not head.startswith(magic, offset) or not flags <= {0, 0x80}:
+        return None
+    if not any(head[at + 4] for at in _MBR_ENTRIES):
+        return None
+    return Foreign("a disk image (MBR), not memory", _DISK)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msatools.records import dataclass
 
-Kind = Literal["elf", "kdump", "kcore", "qmp"]
+Kind = Literal["elf", "kdump", "raw", "kcore", "qmp"]
 Types = Literal["dwarf", "btf"]
 
 
@@ -102,6 +102,9 @@ class Target:
 
     lost_symbols: int = field(default=0, metadata=UNLISTED)
     """Number of the kernel's symbols that were lost with pages of their table."""
+
+    options: tuple[str, ...] = field(default=(), metadata=UNLISTED)
+    """Options that say which of several kernels in the file this is."""
 
     sources: tuple[Source, ...] = field(default=(), metadata=UNLISTED)
     """Source of each module that has types, the kernel proper first."""

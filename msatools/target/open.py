@@ -70,6 +70,13 @@ class TargetSpec:
     debuginfod: bool = False
     """Whether debug info may be fetched from the network."""
 
+    kernel: int | None = None
+    """Which of several kernels in a file without a note, from 1; ``None`` for the one
+    with the most memory."""
+
+    vmcoreinfo: str | None = None
+    """Path of a file with VMCOREINFO; ``None`` to find it in the dump."""
+
     @property
     def is_live(self) -> bool:
         """Whether it is the running kernel, determined without opening it."""
@@ -101,8 +108,7 @@ def _open(spec: TargetSpec, path: str) -> Opened:
     elif spec.is_live:
         prog = _open_kcore(path)
     else:
-        dump = read_dump_file(path)
-        prog = _open_dump(path, dump)
+        prog, dump = _open_file(path, spec, read_dump_file(path))
     try:
         with kcore.steady(prog), qmp.steady(prog):
             try:
@@ -146,6 +152,28 @@ def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
     if spec.types == "btf":
         what_to_do = "leave out --types btf and name the kernel's vmlinux with -s"
     raise NoTypesError(path, ", and ".join(missing), what_to_do)
+
+
+def _open_file(path: str, spec: TargetSpec, dump: DumpFile) -> tuple[Program, DumpFile]:
+    """Open a dump, or a file with memory in which the kernel has to be found."""
+    if dump.kind == "raw" or dump.lacks_note is not None:
+        # Few targets are such files.
+        from msatools.target.raw.formats import memory_in
+        from msatools.target.raw.program import open_memory
+
+        memory = memory_in(path, dump)
+        prog, dump = open_memory(path, dump, memory, spec.kernel, spec.vmcoreinfo)
+        mask_user_addresses(prog)
+        return prog, dump
+    for option, value in (
+        ("--kernel", spec.kernel),
+        ("--vmcoreinfo", spec.vmcoreinfo),
+    ):
+        if value is not None:
+            raise TargetError(
+                path, "it says itself where its kernel is", f"leave out {option}"
+            )
+    return _open_dump(path, dump), dump
 
 
 def _open_dump(path: str, dump: DumpFile) -> Program:

@@ -250,6 +250,8 @@ REFUSED = {
     "-s vmlinux": "-s: ",
     "--types btf": "--types: ",
     "--debuginfod": "--debuginfod: ",
+    "--kernel 1": "--kernel: ",
+    "--vmcoreinfo x": "--vmcoreinfo: ",
     "--sandbox": "--sandbox: ",
     "--record other": "--record: ",
     "-k": "a second target",

@@ -117,6 +117,7 @@ SHARED_OPTIONS = frozenset(
 )
 TARGET_OPTIONS = frozenset(
     {"-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--sandbox"}
+    | {"--kernel", "--vmcoreinfo"}
     | {"--debug", "--version"}
 )
 
@@ -128,7 +129,7 @@ NS = COUNT
 MOMENT = {
     "target": {
         "path": str,
-        "kind": frozenset({"elf", "kdump", "kcore", "qmp"}),
+        "kind": frozenset({"elf", "kdump", "raw", "kcore", "qmp"}),
         "live": bool,
         "release": str,
         "arch": str,

@@ -105,11 +105,11 @@ def test_a_name_may_have_the_signs_of_a_pattern(tree: Path) -> None:
 
 def test_files_that_are_no_dumps_are_told(tree: Path) -> None:
     """But not those that tools write beside dumps."""
-    (tree / "a/state").write_bytes(b"QEVM\0\0\0\3")
+    (tree / "a/state").write_bytes(b"QFI\xfb\0\0\0\3")
     (tree / "a/vmcore-dmesg.txt").write_bytes(b"[    0.000000] Linux")
     told: dict[str, str] = {}
     found = find_dumps(["a"], (), Told(left_out=told.__setitem__))
     assert [*found] == ["a/core.elf", "a/vmcore"]
-    assert told.pop("a/state") == "a state of a QEMU guest (savevm or migration)"
+    assert told.pop("a/state") == "a qcow2 disk image, not memory"
     assert {*told.values()} == {NO_DUMP}
     assert "a/vmcore-dmesg.txt" not in told

@@ -7,9 +7,9 @@ from random import Random
 
 from fixtures.demo.questions import words_of_json
 from tests.contract.table import ROWS
-from tests.fuzz import container, memory, notes, tables
+from tests.fuzz import container, image, memory, notes, tables
 from tests.fuzz.change import Change
-from tests.fuzz.dumps import Dump, dump, formats_of
+from tests.fuzz.dumps import IMAGES, Dump, dump, formats_of
 from tests.support.calls import with_operands
 
 CORES = ("6.1", "6.12")
@@ -19,6 +19,7 @@ LAYERS = {
     "notes": notes.change,
     "tables": tables.change,
     "memory": memory.change,
+    "image": image.change,
 }
 
 
@@ -50,6 +51,9 @@ def make_case(
     """Return the case of a seed."""
     chance = Random(seed)
     layer = chance.choice(layers)
+    if layer == "image":
+        # The lab's dumps have notes.
+        cores = tuple(core for core in cores if core in CORES) or CORES
     is_file = layer in ("container", "notes")
     core = chance.choice(cores)
     formats = [
@@ -58,7 +62,7 @@ def make_case(
         # Its pages cannot be replaced.
         if is_file or format != "flattened"
     ]
-    format = chance.choice(formats)
+    format = chance.choice(IMAGES if layer == "image" else formats)
     row = chance.choice(ROWS)
     words = chance.choice(("", *row.asked)).split()
     is_json = chance.random() < 0.8

@@ -27,6 +27,7 @@ PAGE = 4096
 STATUS = 424
 """Offset of the flags in a kdump's header."""
 
+LIME_HEADER = struct.Struct("<IIQQQ")
 ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 ELF_SEGMENT = struct.Struct("<IIQQQQQQ")
 PIECE = struct.Struct(">qq")
@@ -48,6 +49,9 @@ METHODS = {
     "zstd": Method(0x20, zstandard.ZstdCompressor(1).compress),
     "raw": Method(0, bytes),
 }
+IMAGES = ("lime",)
+"""Formats without a note, which only a layer of its own changes."""
+
 FORMATS = (*METHODS, "flattened", "split", "elf")
 
 
@@ -81,7 +85,7 @@ class Dump:
         :param end: Where new data can be appended.
         """
         offset = self.pages[pfn]
-        if self.format == "elf":
+        if self.format in ("elf", *IMAGES):
             return {offset: page}
         return {offset: DESCRIPTOR.pack(end, PAGE, 0, 0), end: page}
 
@@ -152,6 +156,8 @@ def dump(core: str, format: str) -> Dump:
         return _of_lab(core)
     if format == "elf":
         return _elf(core)
+    if format == "lime":
+        return _lime(core)
     if format == "flattened":
         return _flattened(_kdump(core, "lzo"))
     if format == "split":
@@ -260,6 +266,29 @@ def _elf(core: str) -> Dump:
         range(ELF_HEADER.size, notes_at),
         range(notes_at, notes_at + len(notes)),
     )
+
+
+def _lime(core: str) -> Dump:
+    """Write a core as LiME does, and VMCOREINFO to a page that it does not have."""
+    prog = program(core)
+    note: bytes = prog["VMCOREINFO"].string_()
+    pages = dict(contents(core))
+    own = next(pfn for pfn in range(1, len(pages) + 2) if pfn not in pages)
+    pages[own] = note.ljust(PAGE, b"\0")
+    pfns = np.array(sorted(pages))
+    runs = np.split(pfns, np.flatnonzero(np.diff(pfns) != 1) + 1)
+    parts: list[bytes] = []
+    places: dict[int, int] = {}
+    at = 0
+    for run in runs:
+        first, size = int(run[0]) * PAGE, len(run) * PAGE
+        parts.append(LIME_HEADER.pack(0x4C694D45, 1, first, first + size - 1, 0))
+        parts += [pages[pfn] for pfn in run.tolist()]
+        at += LIME_HEADER.size
+        places.update(zip(run.tolist(), range(at, at + size, PAGE), strict=True))
+        at += size
+    text = range(places[own], places[own] + len(note))
+    return Dump(core, "lime", b"".join(parts), places, range(0), range(0), text)
 
 
 def _of_lab(core: str) -> Dump:

@@ -21,8 +21,8 @@ from tests.fuzz.run import run_case
 from tests.fuzz.tables import changed_pages
 
 CORE = "6.12"
-CASES = 12
-SEED = "d"
+CASES = 15
+SEED = "g"
 
 
 def test_damaged_dumps(tmp_path: Path) -> None:

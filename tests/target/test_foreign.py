@@ -43,19 +43,15 @@ MADE: dict[str, tuple[Callable[[], bytes], str]] = {
     "xz": (lambda: lzma.compress(DUMP), "compressed with xz"),
     "tar": (tarred, "a tar archive"),
     "zip": (zipped, "a zip archive"),
-    "zeros": (lambda: bytes(4096), "zeros where"),
+    "zeros": (lambda: bytes(2 << 20), "zeros where"),
 }
 """Files as the programs themselves make them."""
 
 KNOWN = {
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"\x04\x22\x4d\x18": "compressed with lz4",
-    b"QEVM\0\0\0\3": "QEMU guest",
-    b"LibvirtQemudSave": "virsh save",
     b"LibvirtQemudPart": "virsh save",
     b"\xd2\xbe\xd2\xbe\x08": "VMware",
-    b"EMiL\1\0\0\0": "LiME",
-    b"EMiL\2\0\0\0": "AVML",
     b"sadump\0\0": "sadump",
     b"DISKDUMP": "diskdump",
     b"\xa8\x19\x01\x73\x61\x8f\x23\xfd": "s390",
@@ -68,6 +64,13 @@ KNOWN = {
     b'{"message": "Not found"}': "JSON",
     b"[    0.000000] Linux version 6.12": "kernel's log",
     b"QFI\xfb\0\0\0\3": "qcow2",
+    bytes(512) + b"EFI PART\0\0\1\0": "a disk image (GPT)",
+    bytes(450) + b"\x83" + bytes(59) + b"\x55\xaa": "a disk image (MBR)",
+    bytes(0x438) + b"\x53\xef\1\0": "ext2, 3 or 4",
+    b"XFSB\0\0\x10\0": "XFS",
+    bytes(0x10040) + b"_BHRfS_M": "Btrfs",
+    b"\xeb\x52\x90NTFS    ": "NTFS",
+    bytes(0x8001) + b"CD001": "ISO 9660",
     bytes(0x202) + b"HdrS": "boot image",
     b"OSRELEASE=6.12\nPAGESIZE=4096": "VMCOREINFO",
 }
@@ -81,6 +84,14 @@ def test_made(tmp_path: Path, name: str) -> None:
     with pytest.raises(NotADumpError, match=words) as raised:
         open_target(TargetSpec(path=str(path)))
     assert raised.value.what_to_do
+
+
+def test_compressed_with_the_command_to_type(tmp_path: Path) -> None:
+    path = tmp_path / "a dump"
+    path.write_bytes(gzip.compress(DUMP))
+    with pytest.raises(NotADumpError) as raised:
+        open_target(TargetSpec(path=str(path)))
+    assert f"`gzip -dc '{path}' > memory`" in raised.value.what_to_do
 
 
 @pytest.mark.parametrize("head", KNOWN)

@@ -16,7 +16,7 @@ from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import find_member, integer_format
 from msatools.kernel.words import PAGE, U64
 from msatools.selfdesc.find import find_constant, find_type
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo
+from msatools.selfdesc.vmcoreinfo import number, vmcoreinfo
 from msatools.target.addresses import code_start, kernel_start
 from msatools.target.arch import arch_of
 from msatools.tasks.text import kernel_symbol
@@ -90,7 +90,7 @@ class Layout:
     @cached_property
     def page_size(self) -> int:
         """Size of a page."""
-        return int(vmcoreinfo(self._prog).get("PAGESIZE", PAGE))
+        return number(vmcoreinfo(self._prog).get("PAGESIZE", str(PAGE)))
 
     def data_pointers(self, words: npt.NDArray[np.uint64]) -> list[int]:
         """Return the words that may be addresses of data, in order, no duplicates."""

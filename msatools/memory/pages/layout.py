@@ -13,7 +13,7 @@ from msatools.kernel.words import bit
 from msatools.memory.pages.classes import PageClass
 from msatools.records import dataclass
 from msatools.selfdesc.find import find_constant, find_type, member_of
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
+from msatools.selfdesc.vmcoreinfo import number, vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
 
 _LAYOUT = "msatools.page layout"
@@ -296,8 +296,8 @@ def _node_bits(prog: drgn.Program) -> int:
             find_type(prog, "struct zonelist"), "_zonerefs"
         ).type.length
         zones = find_constant(prog, "__MAX_NR_ZONES").value_()
-        length = (references - 1) // zones
-    return (int(length) - 1).bit_length()
+        return int((references - 1) // zones - 1).bit_length()
+    return (number(length) - 1).bit_length()
 
 
 def _device_zone(prog: drgn.Program) -> int | None:

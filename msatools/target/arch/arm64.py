@@ -80,7 +80,7 @@ class Arm64(Arch):
 
     def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
         # The upper half: _PAGE_END(VA_BITS_MIN), where modules begin.
-        shift = int(vmcoreinfo.get("PAGESIZE", "4096")).bit_length() - 1
+        shift = number(vmcoreinfo.get("PAGESIZE", "4096")).bit_length() - 1
         least = min(_built_bits(vmcoreinfo) or 48, _LEAST_BITS.get(shift, 48))
         return (1 << 64) - (1 << least - 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from drgn import Program
 
 from msatools.selfdesc.find import find_variable
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
+from msatools.selfdesc.vmcoreinfo import number, vmcoreinfo, vmcoreinfo_number
 from msatools.target.arch.model import KERNEL_HALF_BITS, Arch, Piece
 from msatools.target.paging import TableFormat
 
@@ -48,7 +48,7 @@ class Riscv64(Arch):
         return _BELOW_CODE
 
     def table_format(self, prog: Program) -> TableFormat | None:
-        bits = int(vmcoreinfo(prog).get("NUMBER(VA_BITS)", "0"))
+        bits = number(vmcoreinfo(prog).get("NUMBER(VA_BITS)", "0"))
         return riscv64_format(bits) if bits in _SHIFTS else None
 
     def image_offset(self, prog: Program) -> int | None:

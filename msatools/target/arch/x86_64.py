@@ -10,7 +10,7 @@ from drgn import Program
 
 from msatools.errors import LOST
 from msatools.selfdesc.find import find_variable
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
+from msatools.selfdesc.vmcoreinfo import number, vmcoreinfo_number
 from msatools.target.arch.model import Arch, Piece
 from msatools.target.paging import TableFormat
 
@@ -51,7 +51,7 @@ class X86(Arch):
         return ends_with_call(code)
 
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
-        return 56 if int(vmcoreinfo.get("NUMBER(pgtable_l5_enabled)", "0")) else 47
+        return 56 if number(vmcoreinfo.get("NUMBER(pgtable_l5_enabled)", "0")) else 47
 
     def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
         return START_KERNEL_MAP

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Streams that QEMU writes of a guest: ``migrate`` to a file, and ``virsh save``.
+
+The guest's memory is in the section named ``ram`` (QEMU's migration/ram.c; the framing
+in migration/savevm.c): blocks by name and size, and then pages, each by its offset in a
+block. Pages of one byte alone, nearly all of zeros, are not stored. A page that comes
+again replaces the former one. A stream is read here as it lies, page by page.
+"""
+
+import os
+import struct
+import weakref
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from drgn import FaultError
+
+from msatools.errors import DamagedDataError, NotSupportedError
+from msatools.target.raw.memory import PAGE_BYTES, Memory, MemoryRange
+from msatools.target.reading import ReadAt, read_exactly, reader_of
+
+MAGIC = b"QEVM"
+_VERSION = 3
+
+_EOF, _START, _PART, _END, _FULL = range(5)
+_CONFIGURATION, _FOOTER = 0x07, 0x7E
+"""Kinds of sections."""
+
+_ZERO, _MEM_SIZE, _PAGE, _EOS, _CONTINUE = 0x02, 0x04, 0x08, 0x10, 0x20
+_MULTIFD_FLUSH = 0x200
+_FLAGS = PAGE_BYTES - 1
+"""Flags are in the bits of an address below a page."""
+
+_NOT_READ = {0x40: "XBZRLE", 0x80: "RDMA", 0x100: "compression"}
+
+_MOST_BYTES = 1 << 40
+"""Maximum size of a guest: the place of a page takes 9 bytes here."""
+
+_MOST_NAME = 255
+_RAM = b"ram"
+_MAIN = (b"pc.ram", b"mach-virt.ram", b"ram-node", b"/objects/", b"ppc_spapr.ram")
+"""Starts of names of blocks that are a guest's RAM, not a device's."""
+
+_LEAST_RAM = 64 << 20
+"""Minimum size of a guest's RAM under another name, in bytes."""
+
+_ABSENT, _FILLED = -1, -2
+"""Offsets of pages that did not come, and of those that are one byte alone."""
+
+_STRIDE = 8 + PAGE_BYTES
+_AT_ONCE = 256
+"""Pages whose headers are looked at together."""
+
+
+class QemuState(Memory):
+    """The RAM of a guest in a stream."""
+
+    is_packed = True
+
+    def __init__(
+        self, path: str, offset: int = 0, name: str = "QEMU migration"
+    ) -> None:
+        """Read the headers of all pages.
+
+        :param offset: Where the stream begins in the file.
+        :raises DamagedDataError: if it is no such stream
+        :raises NotSupportedError: if it has pages in a form that is not read
+        :raises OSError: if it cannot be read
+        """
+        self.name = name
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        index = _Index(reader_of(self._fd), offset, size)
+        self.is_truncated = not index.read_all()
+        self._pages, self._fills = index.ram()
+        if not len(self._pages):
+            raise DamagedDataError("a stream of QEMU without RAM")
+        self._range = MemoryRange(0, len(self._pages) * PAGE_BYTES, 0)
+
+    @property
+    def ranges(self) -> Sequence[MemoryRange]:
+        return (self._range,)
+
+    def filled(self) -> Iterator[tuple[int, int]]:
+        stored = np.flatnonzero(self._pages >= 0)
+        if not len(stored):
+            return
+        # Runs of pages, with short gaps between them read as zeros.
+        edges = np.flatnonzero(np.diff(stored) > 1) + 1
+        for first, last in zip(
+            (0, *edges.tolist()), (*edges.tolist(), len(stored)), strict=True
+        ):
+            start, end = int(stored[first]), int(stored[last - 1]) + 1
+            yield start * PAGE_BYTES, end * PAGE_BYTES
+
+    def read(self, address: int, size: int) -> bytes:
+        first, end = address // PAGE_BYTES, -(-(address + size) // PAGE_BYTES)
+        if address < 0 or end > len(self._pages):
+            raise FaultError("not in the file", address)
+        parts: list[bytes] = []
+        offsets = self._pages[first:end].tolist()
+        index = 0
+        while index < len(offsets):
+            offset = offsets[index]
+            if offset == _ABSENT:
+                raise FaultError("not in the file", (first + index) * PAGE_BYTES)
+            if offset == _FILLED:
+                parts.append(bytes([int(self._fills[first + index])]) * PAGE_BYTES)
+                index += 1
+                continue
+            # Pages that follow each other in the file are read at once.
+            count = 1
+            while (
+                index + count < len(offsets)
+                and count < _AT_ONCE
+                and offsets[index + count] == offset + count * _STRIDE
+            ):
+                count += 1
+            parts += self._run(offset, count, (first + index) * PAGE_BYTES)
+            index += count
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        within = address - first * PAGE_BYTES
+        return data[within : within + size]
+
+    def _run(self, offset: int, count: int, address: int) -> list[bytes]:
+        size = count * _STRIDE - 8
+        try:
+            data = os.pread(self._fd, size, offset)
+        except OSError as error:
+            raise FaultError(error.strerror or "not in the file", address) from error
+        if len(data) < size:
+            raise FaultError("not in the file", address)
+        return [data[start : start + PAGE_BYTES] for start in range(0, size, _STRIDE)]
+
+
+class _Block:
+    """A block of RAM, and where each of its pages lies."""
+
+    def __init__(self, size: int) -> None:
+        pages = size // PAGE_BYTES
+        self.offsets = np.full(pages, _ABSENT, np.int64)
+        self.fills = np.zeros(pages, np.uint8)
+
+
+class _Index:
+    """Reads a stream up to the end of its RAM."""
+
+    def __init__(self, read: ReadAt, position: int, size: int) -> None:
+        self._read = read
+        self._at = position
+        self._size = size
+        self._blocks: dict[bytes, _Block] = {}
+        self._last: _Block | None = None
+        """The block of the last page; a page of the same one does not name it, in the
+        next section either."""
+
+        self._ram: int | None = None
+        """Number of the section ``ram``."""
+
+    def read_all(self) -> bool:
+        """Read up to the end of RAM; return whether the stream has it."""
+        magic, version = self._take(4), self._number(4)
+        if magic != MAGIC or version != _VERSION:
+            raise DamagedDataError("a stream of QEMU of an unknown version")
+        try:
+            return self._sections()
+        except EOFError:
+            if not self._blocks:
+                raise
+            return False
+
+    def ram(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Return the offset and the fill byte of each page of all RAM, in order."""
+        found = [
+            block
+            for name, block in self._blocks.items()
+            if name.startswith(_MAIN) or len(block.offsets) * PAGE_BYTES >= _LEAST_RAM
+        ]
+        # The video memory of a card can be as large.
+        named = [
+            block for name, block in self._blocks.items() if name.startswith(_MAIN)
+        ]
+        chosen = named or found
+        if not chosen:
+            return np.zeros(0, np.int64), np.zeros(0, np.uint8)
+        return (
+            np.concatenate([block.offsets for block in chosen]),
+            np.concatenate([block.fills for block in chosen]),
+        )
+
+    def _sections(self) -> bool:
+        while True:
+            kind = self._number(1)
+            if kind == _CONFIGURATION:
+                self._take(self._number(4, most=_MOST_NAME * 16))
+            elif kind in (_START, _FULL):
+                number = self._number(4)
+                name = self._take(self._number(1))
+                self._take(8)  # instance and version
+                if name != _RAM:
+                    if self._ram is not None and kind == _FULL:
+                        # Devices come behind all RAM.
+                        return True
+                    raise NotSupportedError(
+                        f"a section {name.decode('ascii', 'backslashreplace')!r} "
+                        "before the end of RAM"
+                    )
+                self._ram = number
+                self._records()
+            elif kind in (_PART, _END):
+                if self._number(4) != self._ram:
+                    raise NotSupportedError("sections of other devices within RAM")
+                self._records()
+                if kind == _END:
+                    return True
+            elif kind == _FOOTER:
+                self._take(4)
+            elif kind == _EOF and self._ram is not None:
+                return True
+            else:
+                raise DamagedDataError("an unknown section", self._at)
+
+    def _records(self) -> None:
+        """Read records of a section up to its end."""
+        while True:
+            word = self._number(8)
+            flags, address = word & _FLAGS, word & ~_FLAGS
+            for flag, what in _NOT_READ.items():
+                if flags & flag:
+                    raise NotSupportedError(f"pages by {what}")
+            if flags & _EOS:
+                return
+            if flags & _MEM_SIZE:
+                self._list_blocks(address)
+                continue
+            if flags & _MULTIFD_FLUSH:
+                raise NotSupportedError("pages by multifd")
+            if not flags & _CONTINUE:
+                name = self._take(self._number(1))
+                self._last = self._blocks.get(name)
+            block = self._last
+            if block is None or not flags & (_ZERO | _PAGE):
+                raise DamagedDataError("a page of no block", self._at)
+            page = address // PAGE_BYTES
+            if page >= len(block.offsets):
+                raise DamagedDataError("a page beyond its block", self._at)
+            if flags & _ZERO:
+                block.offsets[page] = _FILLED
+                block.fills[page] = self._number(1)
+                continue
+            if self._at + PAGE_BYTES > self._size:
+                raise EOFError
+            block.offsets[page] = self._at
+            self._at += PAGE_BYTES
+            self._run(block, page + 1)
+
+    def _run(self, block: _Block, page: int) -> None:
+        """Take pages that follow each other, which are most."""
+        while True:
+            data = self._read(self._at, _AT_ONCE * _STRIDE)
+            count = len(data) // _STRIDE
+            count = min(count, len(block.offsets) - page)
+            if not count:
+                return
+            heads = np.frombuffer(data[: count * _STRIDE], np.uint8)
+            words = heads.reshape(count, _STRIDE)[:, :8].copy().view(">u8")[:, 0]
+            expected = np.arange(page, page + count, dtype=np.uint64) * np.uint64(
+                PAGE_BYTES
+            ) | np.uint64(_PAGE | _CONTINUE)
+            differ = np.flatnonzero(words != expected)
+            same = int(differ[0]) if len(differ) else count
+            starts = self._at + 8 + np.arange(same, dtype=np.int64) * _STRIDE
+            block.offsets[page : page + same] = starts
+            self._at += same * _STRIDE
+            page += same
+            if same < count or count < _AT_ONCE:
+                return
+
+    def _list_blocks(self, total: int) -> None:
+        if total > _MOST_BYTES:
+            raise DamagedDataError("a guest of an impossible size", self._at)
+        pages = sum(len(block.offsets) for block in self._blocks.values())
+        while total > 0:
+            name = self._take(self._number(1))
+            size = self._number(8)
+            pages += size // PAGE_BYTES
+            if not 0 < size <= total or size % PAGE_BYTES or name in self._blocks:
+                raise DamagedDataError("a block of an impossible size", self._at)
+            if pages * PAGE_BYTES > _MOST_PAGES_OF * max(self._size, 1):
+                raise DamagedDataError("more memory than the file can have", self._at)
+            self._blocks[name] = _Block(size)
+            total -= size
+
+    def _number(self, size: int, most: int | None = None) -> int:
+        number = int.from_bytes(self._take(size), "big")
+        if most is not None and number > most:
+            raise DamagedDataError("an impossible size", self._at)
+        return number
+
+    def _take(self, size: int) -> bytes:
+        data = read_exactly(self._read, self._at, size)
+        self._at += size
+        return data
+
+
+_MOST_PAGES_OF = PAGE_BYTES // 9
+"""Bytes of memory of a byte of the file, at most: a page of zeros has 9."""
+
+_LIBVIRT = struct.Struct("<16sIIIII")
+"""``struct _virQEMUSaveHeader`` (libvirt's qemu_saveimage.h): magic, version, size of
+the XML, whether the guest ran, compression, offset of the cookie; 14 words follow."""
+
+_LIBVIRT_BYTES = 92
+_FORMATS = {
+    1: ("gzip", "gzip -d"),
+    2: ("bzip2", "bzip2 -d"),
+    3: ("xz", "xz -d"),
+    4: ("lzop", "lzop -d"),
+    5: ("zstd", "zstd -d"),
+}
+
+
+def libvirt_stream(read: ReadAt) -> tuple[int, tuple[str, str] | None]:
+    """Return where the stream in a file by ``virsh save`` begins, and its compression.
+
+    :return: Of the compression its name, and what decompresses it; ``None`` for none.
+    :raises DamagedDataError: if it is of an unknown version or compression
+    """
+    header = read_exactly(read, 0, _LIBVIRT_BYTES)
+    _, version, size, _, compression, _ = _LIBVIRT.unpack_from(header)
+    if version not in (1, 2):
+        raise DamagedDataError(f"virsh save of an unknown version ({version})")
+    start = _LIBVIRT_BYTES + size
+    if not compression:
+        return start, None
+    if compression not in _FORMATS:
+        raise DamagedDataError(f"virsh save of an unknown compression ({compression})")
+    return start, _FORMATS[compression]
