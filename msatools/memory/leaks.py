@@ -17,6 +17,9 @@ _SURE = 0.9
 
 _HOLDS = 3
 
+_OWN = ("kernel.vmalloc", "kernel.vmap", "kernel.stacks")
+"""Classes of pages that who made an area has."""
+
 
 def find_leaks(
     slabs: Sequence[PageGroup],
@@ -55,10 +58,13 @@ def _in_slabs(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
 def _in_areas(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
     for group in groups:
         if isinstance(group, VmallocGroup) and group.module is not None:
+            pages = sum(group.classes.get(name, 0) for name in _OWN)
+            if not pages:
+                continue  # it maps what others have
             yield Leak(
                 area=group.key,
                 objects=group.areas,
-                bytes=group.pages * page_size,
+                bytes=pages * page_size,
                 module=group.module,
                 # The area itself records who asked for it.
                 confidence="exact",

@@ -142,10 +142,7 @@ class Pages:
         )
         if not len(rows):
             return None
-        area = areas.rows[rows[0]]
-        # The pages of an area follow each other.
-        number = int(rows[0] - np.argmax(areas.rows == area))
-        return int(areas.start[area]) + number * self._lookup.page_size
+        return int(areas.at[rows[0]])
 
     def cgroup(self, page: PageFound) -> str | None:
         """Return the control group that a page is charged to; ``None`` if to none."""

@@ -34,7 +34,6 @@ from msatools.render import json as as_json
 from msatools.render import show
 from msatools.render.memstat.unattributed import blocks
 from tests.support.dumps import open_dump
-from tests.support.overlay import lose
 
 from .asked import printed
 from .damage import Patient, patient, to_damage
@@ -447,23 +446,3 @@ def test_block_is_within_one_node() -> None:
     rows = allocations(pages)
     assert rows.pages.tolist() == [1, 1]
     assert rows.node.tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("name", ["memory-7.x"])
-def test_what_a_pool_of_pages_keeps_in_reserve(name: str) -> None:
-    """7.x reserves two blocks for checksums of disks (block/bio-integrity.c)."""
-    report = collected(open_dump(name, "btf"))
-    pools = [group for group in groups(report) if group.content == "mempool"]
-    assert {group.owner for group in pools} == {"integrity_buf_pool"}
-    assert {group.order for group in pools} == {9}
-    assert sum(group.blocks or 0 for group in pools) == 2
-
-
-@pytest.mark.parametrize("name", ["memory-7.x"])
-def test_a_pool_that_cannot_be_read_is_lost(name: str) -> None:
-    prog = open_dump(name, "btf")
-    pool = prog["integrity_buf_pool"]
-    lose(prog, pool.elements.value_(), 16)
-    report = collected(prog)
-    assert not [group for group in groups(report) if group.content == "mempool"]
-    assert report.coverage["mempools_unreadable"] == 1
