@@ -379,7 +379,13 @@ def _label(key: int, layout: PageLayout, by: str, zones: _Zones) -> tuple[str, s
     node, zone = location
     if by == "node":
         return str(node), f"Node {node}"
-    name = zones[location].name if location in zones else f"number {zone}"
+    if location in zones:
+        name = zones[location].name
+    elif zone == layout.device_zone:
+        name = "Device"  # no page of it counts as present
+    else:
+        # Struct pages of a hole at the end of memory (init_unavailable_range()).
+        return f"{node}:-", f"Node {node}, in no zone"
     return f"{node}:{name}", f"Node {node}, zone {name}"
 
 

@@ -8,7 +8,7 @@ left, the largest share first.
 
 import sys
 
-from fixtures import lab
+from fixtures.lab.cache import default_cache
 from msatools.errors import LOST
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
@@ -29,12 +29,12 @@ def share_of(report: MemstatReport) -> float:
 def shares(names: list[str]) -> list[tuple[float, str, MemstatReport]]:
     """Return the share of each dump that is cached, the largest first."""
     found = []
-    for name in names or sorted(lab.scenarios()):
-        run = lab.cached(name)
-        if run is None or run.elf is None:
+    for path in sorted(default_cache().root.glob("run/*/vmcore*")):
+        name = path.parent.name.rpartition("-")[0]
+        if names and name not in names:
             continue
         try:
-            opened = open_target(TargetSpec(path=str(run.elf), types="auto"))
+            opened = open_target(TargetSpec(path=str(path), types="btf"))
             report = collect_memstat(
                 opened.prog, target=opened.target, unattributed=True
             )

@@ -21,6 +21,7 @@ from msatools.memory.owners.blocklayer import request_pages
 from msatools.memory.owners.ipc import pipe_pages, socket_pages
 from msatools.memory.owners.mempools import mempool_pages
 from msatools.memory.owners.percpu import PercpuPages, percpu_pages
+from msatools.memory.owners.plugged import self_hosted_pages
 from msatools.memory.owners.rings import ring_pages
 from msatools.memory.owners.stacks import direct_stacks, has_vmapped_stacks
 from msatools.memory.owners.tracing import tracing_pages
@@ -199,6 +200,8 @@ def _claim_memmap(
     plugged = [part for part in ranges if not part.early]
     if not plugged or not PageTables.supported(reader.prog):
         return
+    # As the memmap of boot memory is: never given to the page allocator.
+    owners.claim(PageClass.RESERVED, self_hosted_pages(reader, losses))
     tables = PageTables(reader, losses)
     step = find_variable(reader.prog, "PAGE_SIZE").value_()
     pfns = (
