@@ -135,6 +135,26 @@ class Zswap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Zram:
+    """What zram devices that are used for swap have in memory, compressed.
+
+    As in ``mm_stat`` of each device (drivers/block/zram/zram_drv.c).
+    """
+
+    stored_pages: int
+    """Pages written to them, their headers as well."""
+
+    compressed_bytes: int
+    """Size of the contents, compressed."""
+
+    pool_bytes: int | None
+    """Memory of their pools; ``None`` if unknown."""
+
+    ratio: float | None
+    """Size of what is stored by that of the pools."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SwapUse:
     """Swap as a whole, in pages."""
 
@@ -157,8 +177,8 @@ class SwapUse:
     zswap: Zswap | None
     """``None`` without zswap."""
 
-    zram: None = None
-    """What is behind zram devices: not read, as its types are a module's own."""
+    zram: Zram | None
+    """``None`` if no device of swap is one of zram, or if its types are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

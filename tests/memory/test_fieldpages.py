@@ -20,6 +20,7 @@ from tests.support.dumps import open_dump
 from tests.support.overlay import lose
 
 from . import sums
+from .asked import printed
 from .shares import MOST, share_of
 
 PAGE = 4096
@@ -149,3 +150,51 @@ def test_a_pool_that_cannot_be_read_is_lost(name: str) -> None:
     report = collect_memstat(prog)
     assert sums.pages_of(report)["kernel.mempools"] == 0
     assert report.coverage["mempools_unreadable"] == 1
+
+
+def test_what_is_in_zram(run: lab.Run, report: MemstatReport) -> None:
+    """As the kernel says in mm_stat."""
+    truth = run.workload["zram"]
+    assert report.swap is not None
+    zram = report.swap.zram
+    assert zram is not None
+    assert zram.stored_pages * PAGE == truth["orig_data_size"] > 20 << 20
+    assert zram.compressed_bytes == truth["compr_data_size"]
+    assert zram.pool_bytes == truth["mem_used_total"]
+    assert zram.ratio == truth["orig_data_size"] / truth["mem_used_total"]
+    (device,) = report.swap.devices
+    assert device.name.endswith("zram0")
+
+
+def test_the_table_says_what_swap_is_compressed_to(
+    run: lab.Run, report: MemstatReport
+) -> None:
+    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    text = printed(prog)
+    assert report.swap is not None
+    for name, behind in (("zram", report.swap.zram), ("zswap", report.swap.zswap)):
+        line = re.search(rf"^\(of it in {name}\) +([0-9,]+) .*$", text, re.M)
+        if behind is None or not behind.stored_pages:
+            assert line is None
+            continue
+        assert line is not None
+        assert line[1] == f"{behind.stored_pages:,}"
+        assert "compressed to" in line[0]
+
+
+def test_what_is_in_zswap(run: lab.Run, report: MemstatReport) -> None:
+    """As in meminfo, of kernels that have it."""
+    assert report.swap is not None
+    zswap = report.swap.zswap
+    meminfo = run.truth("proc/meminfo").decode()
+    stored = re.search(r"^Zswapped: +(\d+) kB", meminfo, re.MULTILINE)
+    pool = re.search(r"^Zswap: +(\d+) kB", meminfo, re.MULTILINE)
+    if stored is None or pool is None:
+        assert zswap is None
+        return
+    assert zswap is not None
+    assert zswap.stored_pages * PAGE == int(stored[1]) << 10
+    # What does not compress goes on to the disk.
+    assert 0 < zswap.stored_pages <= run.workload["zswapped"]
+    assert zswap.pool_bytes == int(pool[1]) << 10
+    assert zswap.ratio == zswap.stored_pages * PAGE / zswap.pool_bytes
