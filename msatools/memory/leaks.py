@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from msatools.memory.by.groups import PageGroup, SlabGroup, VmallocGroup
 from msatools.memory.model import Leak
 from msatools.memory.unattributed.model import UnattributedGroup
+from msatools.tasks.unloaded import is_unloaded
 
 _SURE = 0.9
 """Share of the objects of a sample from which on their module is likely."""
@@ -45,6 +46,7 @@ def _in_slabs(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
     for group in groups:
         if isinstance(group, SlabGroup) and group.module is not None:
             is_sure = (group.module_share or 0) >= _SURE
+            is_sure &= not is_unloaded(group.module)
             yield Leak(
                 cache=group.name,
                 objects=group.objects_in_use,
@@ -67,7 +69,7 @@ def _in_areas(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
                 bytes=pages * page_size,
                 module=group.module,
                 # The area itself records who asked for it.
-                confidence="exact",
+                confidence="evidence" if is_unloaded(group.module) else "exact",
             )
 
 

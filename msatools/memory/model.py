@@ -98,7 +98,8 @@ class Leak:
     """What most of them point to, by a sample."""
 
     module: str
-    """Name of the module."""
+    """Name of the module. With ``? (unloaded)`` behind it, nothing is mapped any longer
+    where the pointers lead, and this is the module that was unloaded last."""
 
     confidence: Literal["exact", "likely", "evidence"]
     """How it is known: by the area's own record; by pointers in nine of ten objects of

@@ -97,3 +97,18 @@ def test_plugged_memory_that_has_its_own_memmap(
     total = re.search(r"^MemTotal: +(\d+)", run.truth("proc/meminfo").decode())
     assert total is not None
     assert report.managed_pages == int(total[1]) * 1024 // PAGE
+
+
+def test_what_an_unloaded_module_left(run: lab.Run) -> None:
+    """Its objects and its area, by the name of the module that was unloaded last."""
+    opened = open_target(TargetSpec(path=str(run.elf), types="btf"))
+    report = collect_memstat(opened.prog, target=opened.target, leaks=True)
+    assert report.leaks is not None
+    gone = f"{run.workload['gone']}? (unloaded)"
+    left = [leak for leak in report.leaks if leak.module == gone]
+    assert {leak.confidence for leak in left} == {"evidence"}
+    (objects,) = (leak for leak in left if leak.cache is not None)
+    assert objects.objects is not None
+    assert objects.objects >= 160_000
+    (area,) = (leak for leak in left if leak.area is not None)
+    assert area.bytes == 3 << 20
