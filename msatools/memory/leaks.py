@@ -69,7 +69,7 @@ def _in_areas(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
                 bytes=pages * page_size,
                 module=group.module,
                 # The area itself records who asked for it.
-                confidence="evidence" if is_unloaded(group.module) else "exact",
+                confidence="exact",
             )
 
 

@@ -2,6 +2,7 @@
 
 """Half of a guest's memory in a balloon: fixtures/lab/guest/fieldballoon.py."""
 
+import re
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_parts_are_the_whole(run: lab.Run, judged: dict[str, Any]) -> None:
     """The line of memory names the balloon, and leaves nothing out."""
     line = judged["sections"]["memstat"]["summary"]
     assert "balloon" in line
-    percents = [int(word.rstrip("%,")) for word in line.split() if "%" in word]
+    percents = [int(share) for share in re.findall(r"\((\d+) %\)", line)]
     assert 97 <= sum(percents) <= 103, line
 
 

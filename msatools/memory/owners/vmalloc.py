@@ -26,7 +26,6 @@ from msatools.kernel.walks import list_columns
 from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_type, find_variable, member_of
 from msatools.tasks.text import KernelText, kernel_symbol
-from msatools.tasks.unloaded import UnloadedModules
 
 
 @dataclass(frozen=True)
@@ -339,10 +338,10 @@ def caller_modules(
     reader: Reader, areas: VmallocAreas, losses: LossLog
 ) -> dict[str, str]:
     """Map the names of functions of modules that allocated areas to their modules."""
-    text, unloaded = KernelText(reader, losses), UnloadedModules(reader, losses)
+    text = KernelText(reader, losses)
     found = {}
     for caller in set(areas.caller.tolist()) - {0}:
-        module = text.module_name(caller) or unloaded.name(caller)
+        module = text.module_name(caller)
         if module is not None:
             found[function_name(reader.prog, caller)] = module
     return found
