@@ -225,6 +225,13 @@ SCENARIOS: Mapping[str, Expected] = {
             "out-of-memory": "30.0 MiB tmpfs and shared memory",
         },
     ),
+    "fieldpages": Expected(may=_codes("swap-full")),
+    "fielddevices": Expected(may=_codes("memory-leak")),
+    "fieldballoon": Expected(
+        must=_codes("out-of-memory", "balloon"),
+        may=_codes("memory-low"),
+        words={"balloon": "256.0 MiB", "out-of-memory": "victim"},
+    ),
     "fieldcpus": Expected(
         critical=_codes("oops"),
         must=_codes(
