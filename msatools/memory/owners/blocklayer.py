@@ -3,78 +3,73 @@
 """Finds the pages that the block layer's requests are in (block/blk-mq.c)."""
 
 from collections.abc import Iterator
-from itertools import islice
 
 import drgn
 import numpy as np
-from drgn.helpers.linux.block import for_each_disk
-from drgn.helpers.linux.xarray import xa_for_each
 
 from msatools.errors import UNREADABLE
+from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
+from msatools.kernel.words import U64
 from msatools.memory.owners.blocks import NO_PFNS, Pfns, pages_of_blocks
 from msatools.memory.pages.layout import PageLayout
-from msatools.selfdesc.find import ask_each, find_type, offset_of
+from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
-_MAX_DISKS = 1 << 12
-_MAX_QUEUES = 1 << 12
+_MAX_QUEUES = 1 << 16
+"""Upper bound of the hardware queues of all devices."""
 
 
 def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
-    """Return the pfns of the requests of all disks, of drivers and of schedulers.
+    """Return the pfns of the requests of all queues, of drivers and of schedulers.
 
     Requests are made for a whole set of tags in advance, in the largest blocks that can
-    be had.
+    be had. Those of a device that has no queue, such as an NVMe controller without
+    namespaces, are not found.
     """
     prog = reader.prog
     type_ = find_type(prog, "struct blk_mq_tags")
     head = offset_of(type_, "page_list")
-    seen: set[int] = set()
+    base = np.uint64(vmemmap_base(prog))
     parts = [NO_PFNS]
-    for tags in _tags(prog, losses):
-        if not tags or tags in seen:
-            continue
-        seen.add(tags)
+    for tags in sorted(set(_tags(reader, losses))):
         nodes = list_nodes(reader, tags + head, losses, "a list of requests' pages")
         pages = nodes - np.uint64(layout.lru)
         records, readable = reader.read_records(pages, layout.size)
         losses.lose(Loss.REQUESTS, count=int(np.count_nonzero(~readable)))
         # The order is kept in page->private.
         orders = column(records, layout.private)[readable].astype(np.int64)
-        base = np.uint64(vmemmap_base(prog))
         pfns = (pages[readable] - base) // np.uint64(layout.size)
         parts.append(pages_of_blocks(pfns, orders))
     return np.concatenate(parts)
 
 
-def _tags(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
-    """Yield the address of each ``struct blk_mq_tags``, some several times."""
-    for disk in islice(ask_each(for_each_disk, prog), _MAX_DISKS):
-        try:
-            queue = disk.queue
-            if not queue.tag_set:
-                continue  # bios alone, as the device mapper's
-            sets = queue.tag_set
-            count = min(int(sets.nr_hw_queues), _MAX_QUEUES)
-            yield from (int(sets.tags[number]) for number in range(count))
-            for context in islice(_contexts(queue), _MAX_QUEUES):
-                yield int(context.sched_tags)
-        except UNREADABLE as error:
-            losses.lose(Loss.REQUESTS, f"the requests of a disk are lost: {error}")
+def _tags(reader: Reader, losses: LossLog) -> Iterator[int]:
+    """Yield the address of each ``struct blk_mq_tags``, some several times.
 
-
-def _contexts(queue: drgn.Object) -> Iterator[drgn.Object]:
-    # "blk-mq: manage hctx map via xarray" (in v5.18), and "blk-mq: use array manage
-    # hctx map instead of xarray" (in v6.19) back
+    Every hardware queue is told when a CPU goes: it is an instance of that state
+    (kernel/cpu.c).
+    """
+    prog = reader.prog
+    states = find_variable(prog, "cpuhp_hp_states")
+    state = states[constant(prog, "CPUHP_BLK_MQ_DEAD")]
+    type_ = find_type(prog, "struct blk_mq_hw_ctx")
+    node = member_of(type_, "cpuhp_dead").offset
+    offsets = [member_of(type_, name).offset for name in ("tags", "sched_tags")]
+    size = drgn.sizeof(type_)
+    seen: set[int] = set()
     try:
-        table = queue.hctx_table.address_of_()
-    except AttributeError:
-        for number in range(int(queue.nr_hw_queues)):
-            yield queue.queue_hw_ctx[number]
-        return
-    for _, entry in ask_each(xa_for_each, table):
-        yield drgn.cast("struct blk_mq_hw_ctx *", entry)
+        at = int(state.list.first)
+        while at and at not in seen and len(seen) < _MAX_QUEUES:
+            seen.add(at)
+            data = reader.read_near(at - node, size)
+            for offset in offsets:
+                (tags,) = U64.unpack_from(data, offset)
+                if tags:
+                    yield tags
+            (at,) = U64.unpack_from(data, node)
+    except UNREADABLE as error:
+        losses.lose(Loss.REQUESTS, f"hardware queues are lost: {error}")
