@@ -98,7 +98,7 @@ class Leak:
     """What most of them point to, by a sample."""
 
     module: str
-    """Name of the module. With ``? (unloaded)`` behind it, nothing is mapped any longer
+    """Name of the module. With ``? (unloaded)`` behind it, no module is any longer
     where the pointers lead, and this is the module that was unloaded last."""
 
     confidence: Literal["exact", "likely", "evidence"]

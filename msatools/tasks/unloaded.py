@@ -2,6 +2,7 @@
 
 """Names modules that were unloaded, by what still points to where they were."""
 
+from msatools.errors import UNREADABLE
 from msatools.kernel.modules import module_area
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.reader import Reader
@@ -9,6 +10,9 @@ from msatools.kernel.report import LossLog
 from msatools.tasks.text import KernelText
 
 _SUFFIX = "? (unloaded)"
+_TRAPS = b"\xcc" * 16
+"""int3 of x86-64."""
+
 _PAGE_MASK = ~0xFFF
 """Any part of a page of whatever size tells whether it is mapped."""
 
@@ -33,8 +37,8 @@ class UnloadedModules:
     def name(self, address: int) -> str | None:
         """Return the module that may have been there, such as ``foo? (unloaded)``.
 
-        The kernel only keeps the name of the module that it unloaded last. Where
-        something is mapped now, no module was unloaded: trampolines lie there, too.
+        The kernel only keeps the name of the module that it unloaded last. Where code
+        is now, no module was unloaded: trampolines lie there, too.
         """
         first, end = self._area
         if self._tables is None or not first <= address < end:
@@ -46,7 +50,18 @@ class UnloadedModules:
 
     def _find(self, address: int) -> str | None:
         assert self._tables is not None
-        if self._tables.pfn(address) is not None:
+        if self._tables.pfn(address) is not None and not self._is_free(address):
             return None
         last = self._text.unloaded(address)
         return None if last is None else last + _SUFFIX
+
+    def _is_free(self, address: int) -> bool:
+        """Return whether code was freed there, and the memory is kept for other code.
+
+        It is filled with traps: 2e45474ab14f ("execmem: add support for cache of large
+        ROX pages") (in v6.13).
+        """
+        try:
+            return self._reader.read(address, len(_TRAPS)) == _TRAPS
+        except UNREADABLE:
+            return False

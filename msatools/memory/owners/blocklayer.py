@@ -3,11 +3,12 @@
 """Finds the pages that the block layer's requests are in (block/blk-mq.c)."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import drgn
 import numpy as np
 
-from msatools.errors import UNREADABLE
+from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, column
@@ -17,7 +18,13 @@ from msatools.kernel.walks import list_nodes
 from msatools.kernel.words import U64
 from msatools.memory.owners.blocks import NO_PFNS, Pfns, pages_of_blocks
 from msatools.memory.pages.layout import PageLayout
-from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
+from msatools.selfdesc.find import (
+    drgn_lookups,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
 
 _MAX_QUEUES = 1 << 16
 """Upper bound of the hardware queues of all devices."""
@@ -27,15 +34,14 @@ def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
     """Return the pfns of the requests of all queues, of drivers and of schedulers.
 
     Requests are made for a whole set of tags in advance, in the largest blocks that can
-    be had. Those of a device that has no queue, such as an NVMe controller without
-    namespaces, are not found.
+    be had.
     """
     prog = reader.prog
     type_ = find_type(prog, "struct blk_mq_tags")
     head = offset_of(type_, "page_list")
     base = np.uint64(vmemmap_base(prog))
     parts = [NO_PFNS]
-    for tags in sorted(set(_tags(reader, losses))):
+    for tags in sorted({*_tags(reader, losses)}):
         nodes = list_nodes(reader, tags + head, losses, "a list of requests' pages")
         pages = nodes - np.uint64(layout.lru)
         records, readable = reader.read_records(pages, layout.size)
@@ -59,6 +65,8 @@ def _tags(reader: Reader, losses: LossLog) -> Iterator[int]:
     type_ = find_type(prog, "struct blk_mq_hw_ctx")
     node = member_of(type_, "cpuhp_dead").offset
     offsets = [member_of(type_, name).offset for name in ("tags", "sched_tags")]
+    queue = member_of(type_, "queue").offset
+    queues: set[int] = set()
     size = drgn.sizeof(type_)
     seen: set[int] = set()
     try:
@@ -70,6 +78,40 @@ def _tags(reader: Reader, losses: LossLog) -> Iterator[int]:
                 (tags,) = U64.unpack_from(data, offset)
                 if tags:
                     yield tags
+            queues.update(U64.unpack_from(data, queue))
             (at,) = U64.unpack_from(data, node)
     except UNREADABLE as error:
         losses.lose(Loss.REQUESTS, f"hardware queues are lost: {error}")
+    with suppress(MissingError):
+        yield from _nvme_tags(prog, queues)
+
+
+def _nvme_tags(prog: drgn.Program, queues: set[int]) -> Iterator[int]:
+    """Yield the tags for the disks of NVMe controllers: one without disks has no queue
+    of them, but requests (drivers/nvme/host/core.c).
+
+    :param queues: Addresses of all ``struct request_queue``, those for administration
+        as well.
+    """
+    try:
+        type_ = find_type(prog, "struct nvme_ctrl")
+    except MissingError:
+        type_ = find_type(prog, "struct nvme_ctrl", "nvme_core")
+    for address in sorted(queues):
+        try:
+            with drgn_lookups:
+                owned = drgn.Object(prog, "struct request_queue", address=address)
+                admin = owned.tag_set
+                if not admin or not admin.driver_data:
+                    continue
+                pointer = int(admin.driver_data)
+                controller = drgn.Object(prog, type_, address=pointer)
+                # Of another driver, or another structure of this one (until v6.1).
+                if int(controller.admin_tagset) != int(admin) or not controller.tagset:
+                    continue
+                tags = controller.tagset
+                for number in range(min(int(tags.nr_hw_queues), _MAX_QUEUES)):
+                    if one := int(tags.tags[number]):
+                        yield one
+        except UNREADABLE:
+            continue  # what another driver has there
