@@ -138,9 +138,14 @@ def test_whatis_says_where_a_mapped_page_is(run: lab.Run) -> None:
 
 
 def test_reserves_of_pools(run: lab.Run, pages: dict[str, int]) -> None:
-    """7.x reserves two blocks of 2 MiB for checksums (block/bio-integrity.c)."""
+    """7.x reserves two blocks of 2 MiB for checksums (block/bio-integrity.c).
+
+    Besides, a machine of up to 1 GiB has 128 KiB for each zone that DMA memory may have
+    to be in (dma_atomic_pool_init()).
+    """
     is_new = run.kernel.kernel.name == "7.x"
-    assert pages["kernel.mempools"] == (2 << 9 if is_new else 0)
+    rest = pages["kernel.mempools"] - (2 << 9 if is_new else 0)
+    assert rest in (2 * 32, 3 * 32)
 
 
 @pytest.mark.parametrize("name", ["fieldpages-7.x"])
@@ -148,7 +153,7 @@ def test_a_pool_that_cannot_be_read_is_lost(name: str) -> None:
     prog = open_dump(name, "btf")
     lose(prog, prog["integrity_buf_pool"].elements.value_(), 16)
     report = collect_memstat(prog)
-    assert sums.pages_of(report)["kernel.mempools"] == 0
+    assert 0 < sums.pages_of(report)["kernel.mempools"] <= 3 * 32
     assert report.coverage["mempools_unreadable"] == 1
 
 

@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Finds the pages that the kernel's memory pools keep in reserve (mm/mempool.c)."""
+"""
+Finds the pages that the kernel's memory pools keep in reserve.
+
+These are pools of single blocks (mm/mempool.c), and those that DMA memory is taken from
+where nobody may sleep (kernel/dma/pool.c).
+"""
+
+from collections.abc import Iterator
 
 import drgn
 import numpy as np
@@ -8,10 +15,23 @@ from drgn.helpers.linux.mm import page_to_pfn
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Reader, fault_reason
+from msatools.kernel.reader import Reader, fault_reason, is_left_out
 from msatools.kernel.report import LossLog
-from msatools.memory.owners.blocks import NO_PFNS, Pfns, pages_of_blocks
-from msatools.selfdesc.find import ask, find_variable
+from msatools.kernel.walks import list_records
+from msatools.kernel.words import unsigned
+from msatools.memory.owners.blocks import (
+    NO_PFNS,
+    Pfns,
+    direct_pfns,
+    pages_of_blocks,
+)
+from msatools.selfdesc.find import (
+    ask,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
 from msatools.tasks.text import kernel_symbol
 
 _POOLS = (
@@ -22,6 +42,8 @@ _POOLS = (
 )
 """Variables that are pools of pages, or pointers to them."""
 
+_DMA_POOLS = ("atomic_pool_dma", "atomic_pool_dma32", "atomic_pool_kernel")
+_MAX_CHUNK_BYTES = 1 << 30
 _MAX_ELEMENTS = 1 << 12
 """Upper bound of the number of elements; these pools have 2 to 32."""
 
@@ -36,7 +58,50 @@ def mempool_pages(reader: Reader, losses: LossLog) -> Pfns:
             continue  # the kernel has no such pool
         except UNREADABLE as error:
             losses.lose(Loss.MEMPOOLS, f"the pages of {name} are lost: {error}")
+    parts += _dma_pools(reader, losses)
     return np.concatenate(parts)
+
+
+def _dma_pools(reader: Reader, losses: LossLog) -> Iterator[Pfns]:
+    """Yield the pages of each chunk of the pools; where chunks are mapped anew, they
+    are areas of vmalloc."""
+    prog = reader.prog
+    page = int(find_variable(prog, "PAGE_SIZE").value_())
+    for name in _DMA_POOLS:
+        try:
+            pool = _pool(find_variable(prog, name))
+            type_ = find_type(prog, "struct gen_pool_chunk")
+            chunks = offset_of(find_type(prog, "struct gen_pool"), "chunks")
+            node = member_of(type_, "next_chunk").offset
+            first, last = (
+                member_of(type_, member).offset for member in ("start_addr", "end_addr")
+            )
+            if not pool:
+                continue
+            records = list_records(
+                reader, pool + chunks, node, last + 8, losses, name, Loss.MEMPOOLS
+            )
+            for _, data in records:
+                start, end = (unsigned(data, at, 8) for at in (first, last))
+                pages = (end + 1 - start) // page
+                if 0 < end - start < _MAX_CHUNK_BYTES:
+                    pfns = direct_pfns(prog, [start])
+                    yield np.concatenate(
+                        [NO_PFNS, *(pfn + np.arange(pages, dtype="u8") for pfn in pfns)]
+                    )
+        except MissingError:
+            continue
+        except UNREADABLE as error:
+            if not is_left_out(error):
+                losses.lose(Loss.MEMPOOLS, f"the pages of {name} are lost: {error}")
+
+
+def _pool(variable: drgn.Object) -> int:
+    """Return the address of a ``struct gen_pool``; 0 if it is not set up."""
+    # A structure with the pointer since v7.3.
+    if variable.type_.kind == drgn.TypeKind.STRUCT:
+        variable = variable.pool
+    return int(variable.value_())
 
 
 def _reserve(pool: drgn.Object) -> Pfns:
