@@ -2,11 +2,16 @@
 
 """Memory whose struct pages lie on itself: fixtures/lab/guest/fielddevices.py."""
 
+import io
+import json
 import re
+from contextlib import redirect_stdout
 
 import pytest
+from msatools.commands.whatis import COMMAND
 
 from fixtures import lab
+from msatools.cli.in_drgn import run_in_drgn
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.target import TargetSpec, open_target
@@ -113,3 +118,13 @@ def test_what_an_unloaded_module_left(run: lab.Run) -> None:
     assert left.cache is not None
     assert left.objects is not None
     assert left.objects >= 160_000
+
+
+def test_whatis_knows_the_first_page_of_a_namespace(run: lab.Run) -> None:
+    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    pfn = run.workload["namespace"]["resource"] // PAGE
+    out = io.StringIO()
+    with redirect_stdout(out):
+        run_in_drgn(COMMAND, prog, ["--json", f"pfn:{pfn}"])
+    (answer,) = json.loads(out.getvalue())["answers"]
+    assert answer["page"]["class"] == "device"

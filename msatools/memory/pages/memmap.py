@@ -309,7 +309,7 @@ def read_chunks(
             address = part.address + first * layout.size
             data: bytes | bytearray
             if part.instead:
-                data, gaps = _repeated(reader, part.instead, layout.size, count)
+                data, gaps = repeated(reader, part.instead, layout.size, count)
             else:
                 data, gaps = bulk.read_around_gaps(
                     address, count * layout.size, _GAP_BYTES
@@ -317,7 +317,7 @@ def read_chunks(
             yield Chunk(part.pfn + first, address, data, gaps)
 
 
-def _repeated(
+def repeated(
     reader: Reader, address: int, size: int, count: int
 ) -> tuple[bytes, list[Gap]]:
     """Return one struct page as often as wanted; a gap if it cannot be read."""
