@@ -93,10 +93,6 @@ def _nvme_tags(prog: drgn.Program, queues: set[int]) -> Iterator[int]:
     :param queues: Addresses of all ``struct request_queue``, those for administration
         as well.
     """
-    try:
-        type_ = find_type(prog, "struct nvme_ctrl")
-    except MissingError:
-        type_ = find_type(prog, "struct nvme_ctrl", "nvme_core")
     for address in sorted(queues):
         try:
             with drgn_lookups:
@@ -104,14 +100,34 @@ def _nvme_tags(prog: drgn.Program, queues: set[int]) -> Iterator[int]:
                 admin = owned.tag_set
                 if not admin or not admin.driver_data:
                     continue
-                pointer = int(admin.driver_data)
-                controller = drgn.Object(prog, type_, address=pointer)
-                # Of another driver, or another structure of this one (until v6.1).
-                if int(controller.admin_tagset) != int(admin) or not controller.tagset:
-                    continue
-                tags = controller.tagset
+                tags = _nvme_set(prog, int(admin), int(admin.driver_data))
                 for number in range(min(int(tags.nr_hw_queues), _MAX_QUEUES)):
                     if one := int(tags.tags[number]):
                         yield one
         except UNREADABLE:
             continue  # what another driver has there
+
+
+def _nvme_set(prog: drgn.Program, admin: int, data: int) -> drgn.Object:
+    """Return the ``struct blk_mq_tag_set`` for disks beside that for administration.
+
+    :param data: What the latter has as ``driver_data``.
+    :raises FaultError: if it is another driver's, which has other data there
+    """
+    # The PCI driver has its own structure there on 6.1, that of the core on 6.12.
+    for name, module in (("nvme_ctrl", "nvme_core"), ("nvme_dev", "nvme")):
+        type_ = _type(prog, name, module)
+        owner = drgn.Object(prog, type_, address=data)
+        own = owner.admin_tagset
+        is_pointer = own.type_.kind == drgn.TypeKind.POINTER
+        if (int(own) if is_pointer else int(own.address_of_())) == admin:
+            tags = owner.tagset
+            return tags if is_pointer else tags.address_of_()
+    raise drgn.FaultError("not of NVMe", data)
+
+
+def _type(prog: drgn.Program, name: str, module: str) -> drgn.Type:
+    try:
+        return find_type(prog, f"struct {name}")
+    except MissingError:
+        return find_type(prog, f"struct {name}", module)

@@ -187,8 +187,8 @@ def _apply_owners(block: Block, owned: OwnedPages) -> None:
     claimable = current == PageClass.UNATTRIBUTED
     if not block.layout.types.has("large_kmalloc"):
         claimable |= current == PageClass.LARGE_KMALLOC  # a guess
-    # A page of a ring that a program has mapped has the file's mapping (until v6.15:
-    # perf_mmap_fault()), but is not in the page cache.
+    # A page of a ring that a program has mapped has the file's mapping on 6.12 and
+    # before (perf_mmap_fault()), but is not in the page cache.
     rings = owned.codes[first:last] == PageClass.RINGS
     claimable |= (current == PageClass.FILE) & rings
     mine = indices[claimable]
