@@ -96,7 +96,7 @@ def _saved_names(reader: Reader, losses: LossLog) -> Pfns:
     """Return the block with the names of traced tasks.
 
     One allocation since 0b18c852cc6f ("tracing: Have saved_cmdlines arrays all in one
-    allocation") (in v6.9); before, objects of slab.
+    allocation") (in v6.8); before, objects of slab.
     """
     prog = reader.prog
     type_ = find_type(prog, "struct saved_cmdlines_buffer")
