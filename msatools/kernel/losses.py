@@ -105,6 +105,8 @@ class Loss(str, Enum):
     PCP_LISTS = "pcp_lists_unreadable"
     PCP_LISTS_CUT = "pcp_lists_broken"
     PIPES = "pipes_unreadable"
+    REQUESTS = "requests_pages_lost"
+    RINGS = "rings_unreadable"
     SECTION_TABLE = "section_table_lost"
     SLAB_CACHES = "slab_caches_unreadable"
     SOCKETS = "sockets_unreadable"

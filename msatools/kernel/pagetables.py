@@ -13,6 +13,7 @@ from functools import cached_property
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.functions import has_function
@@ -155,9 +156,17 @@ class PageTables:
         try:
             found = self._kernel_walk.find(address)
         except UNREADABLE:
-            self._unreadable()
-            return None
+            return None  # counted where the table was read
         return None if found is None else found[0] >> self._form.page_shift
+
+    def pfns(self, address: int, count: int) -> npt.NDArray[np.int64]:
+        """Translate the addresses of consecutive pages of the kernel.
+
+        :param address: Address of the first page.
+        :param count: Number of pages, at least 1.
+        :return: The pfn of each page; -1 where none is mapped.
+        """
+        return self._kernel_walk.frames(address, count)
 
     @cached_property
     def _kernel_walk(self) -> TableWalk:
@@ -166,7 +175,11 @@ class PageTables:
         def read(table: int) -> bytes:
             # Of the top-level table only the virtual address is known.
             size = self._form.table_bytes
-            return self._reader.read(table, size, physical=table != top)
+            try:
+                return self._reader.read(table, size, physical=table != top)
+            except UNREADABLE:
+                self._unreadable()
+                raise
 
         return TableWalk(self._form, top, read)
 

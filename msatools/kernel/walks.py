@@ -61,14 +61,39 @@ def list_words(
     :param offset: Offset of the word.
     :param name: What the list is called in a note.
     """
+    columns = list_columns(reader, head, node_offset, (offset,), losses, name)
+    words: Addresses = columns[0]
+    return words
+
+
+def list_columns(
+    reader: Reader,
+    head: int,
+    node_offset: int,
+    offsets: tuple[int, ...],
+    losses: LossLog,
+    name: str,
+) -> Addresses:
+    """
+    Read several 64-bit words of each structure as :func:`list_words` reads one.
+
+    :param offsets: Offset of each word in the structure.
+    :return: The words, shape ``(len(offsets), structures)``.
+    """
     nodes = None if reader.is_live else _sound_list(reader, head)
     if nodes is not None:
-        from_node = np.uint64((offset - node_offset) & _U64_MAX)
-        words, readable = reader.words_near(nodes + from_node)
-        if readable.all():
-            return words
-    records = list_records(reader, head, node_offset, offset + 8, losses, name)
-    return np.array([unsigned(data, offset, 8) for _, data in records], np.uint64)
+        found = [
+            reader.words_near(nodes + np.uint64((offset - node_offset) & _U64_MAX))
+            for offset in offsets
+        ]
+        if all(readable.all() for _, readable in found):
+            return np.stack([words for words, _ in found])
+    size = max(offsets) + 8
+    rows = [
+        [unsigned(data, offset, 8) for offset in offsets]
+        for _, data in list_records(reader, head, node_offset, size, losses, name)
+    ]
+    return np.array(rows, np.uint64).reshape(-1, len(offsets)).T
 
 
 def _sound_list(reader: Reader, head: int) -> Addresses | None:

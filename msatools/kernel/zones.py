@@ -15,6 +15,9 @@ from msatools.kernel.strings import read_string
 from msatools.records import dataclass
 from msatools.selfdesc.find import ask_each
 
+DEVICE_ZONE = "Device"
+"""Name of the zone of devices' memory, of which no page counts as present."""
+
 _MAX_NAME = 64
 """Maximum bytes of a zone's name; the longest has 7."""
 

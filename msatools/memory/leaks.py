@@ -11,11 +11,15 @@ from collections.abc import Iterator, Sequence
 from msatools.memory.by.groups import PageGroup, SlabGroup, VmallocGroup
 from msatools.memory.model import Leak
 from msatools.memory.unattributed.model import UnattributedGroup
+from msatools.tasks.unloaded import is_unloaded
 
 _SURE = 0.9
 """Share of the objects of a sample from which on their module is likely."""
 
 _HOLDS = 3
+
+_OWN = ("kernel.vmalloc", "kernel.vmap", "kernel.stacks")
+"""Classes of pages that who made an area has."""
 
 
 def find_leaks(
@@ -42,6 +46,7 @@ def _in_slabs(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
     for group in groups:
         if isinstance(group, SlabGroup) and group.module is not None:
             is_sure = (group.module_share or 0) >= _SURE
+            is_sure &= not is_unloaded(group.module)
             yield Leak(
                 cache=group.name,
                 objects=group.objects_in_use,
@@ -55,10 +60,13 @@ def _in_slabs(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
 def _in_areas(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
     for group in groups:
         if isinstance(group, VmallocGroup) and group.module is not None:
+            pages = sum(group.classes.get(name, 0) for name in _OWN)
+            if not pages:
+                continue  # it maps what others have
             yield Leak(
                 area=group.key,
                 objects=group.areas,
-                bytes=group.pages * page_size,
+                bytes=pages * page_size,
                 module=group.module,
                 # The area itself records who asked for it.
                 confidence="exact",

@@ -18,7 +18,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog, log_of, noting_refusals, ns_between
 from msatools.kernel.session import Progress
 from msatools.kernel.swap import read_swap
-from msatools.kernel.zones import Zone, online_nodes, populated_zones
+from msatools.kernel.zones import DEVICE_ZONE, Zone, online_nodes, populated_zones
 from msatools.memory.by.groups import PageGroup
 from msatools.memory.by.views import VIEWS, make_view
 from msatools.memory.checks import make_checks, read_counters
@@ -379,7 +379,13 @@ def _label(key: int, layout: PageLayout, by: str, zones: _Zones) -> tuple[str, s
     node, zone = location
     if by == "node":
         return str(node), f"Node {node}"
-    name = zones[location].name if location in zones else f"number {zone}"
+    if location in zones:
+        name = zones[location].name
+    elif zone == layout.device_zone:
+        name = DEVICE_ZONE
+    else:
+        # Struct pages of a hole at the end of memory (init_unavailable_range()).
+        return f"{node}:-", f"Node {node}, in no zone"
     return f"{node}:{name}", f"Node {node}, zone {name}"
 
 

@@ -98,7 +98,8 @@ class Leak:
     """What most of them point to, by a sample."""
 
     module: str
-    """Name of the module."""
+    """Name of the module. With ``? (unloaded)`` behind it, no module is any longer
+    where the pointers lead, and this is the module that was unloaded last."""
 
     confidence: Literal["exact", "likely", "evidence"]
     """How it is known: by the area's own record; by pointers in nine of ten objects of
@@ -135,6 +136,26 @@ class Zswap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Zram:
+    """What zram devices that are used for swap have in memory, compressed.
+
+    As in ``mm_stat`` of each device (drivers/block/zram/zram_drv.c).
+    """
+
+    stored_pages: int
+    """Pages written to them, their headers as well."""
+
+    compressed_bytes: int
+    """Size of the contents, compressed."""
+
+    pool_bytes: int | None
+    """Memory of their pools; ``None`` if unknown."""
+
+    ratio: float | None
+    """Size of what is stored by that of the pools."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SwapUse:
     """Swap as a whole, in pages."""
 
@@ -157,8 +178,8 @@ class SwapUse:
     zswap: Zswap | None
     """``None`` without zswap."""
 
-    zram: None = None
-    """What is behind zram devices: not read, as its types are a module's own."""
+    zram: Zram | None
+    """``None`` if no device of swap is one of zram, or if its types are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

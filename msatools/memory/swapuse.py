@@ -19,8 +19,14 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.kernel.swap import Swap
 from msatools.kernel.walks import list_nodes
-from msatools.memory.model import SwapDevice, SwapUse, Zswap
-from msatools.selfdesc.find import find_symbol, find_type, find_variable, offset_of
+from msatools.memory.model import SwapDevice, SwapUse, Zram, Zswap
+from msatools.selfdesc.find import (
+    drgn_lookups,
+    find_symbol,
+    find_type,
+    find_variable,
+    offset_of,
+)
 
 _MOST_DEVICES = 32
 """MAX_SWAPFILES is less on any kernel."""
@@ -47,6 +53,7 @@ def read_swap_use(
             anon_pages=0,
             shmem_pages=0,
             zswap=None,
+            zram=None,
         )
     devices = tuple(_devices(reader, losses))
     used = swap.pages - swap.free_pages
@@ -59,20 +66,29 @@ def read_swap_use(
         anon_pages=None if shmem_pages is None else max(used - shmem_pages, 0),
         shmem_pages=shmem_pages,
         zswap=_zswap(reader, losses),
+        zram=_zram(reader, losses),
     )
+
+
+def _infos(prog: drgn.Program) -> Iterator[drgn.Object]:
+    """Yield the ``struct swap_info_struct`` of each slot, some of which are NULL."""
+    try:
+        infos = find_variable(prog, "swap_info")
+        count = min(int(find_variable(prog, "nr_swapfiles")), _MOST_DEVICES)
+    except LOST:
+        return
+    yield from (infos[number] for number in range(count))
+
+
+def _is_used(info: drgn.Object) -> bool:
+    return bool(info) and bool(int(info.flags) & _USED)
 
 
 def _devices(reader: Reader, losses: LossLog) -> Iterator[SwapDevice]:
     paths = Paths(reader, losses)
-    try:
-        infos = find_variable(reader.prog, "swap_info")
-        count = min(int(find_variable(reader.prog, "nr_swapfiles")), _MOST_DEVICES)
-    except LOST:
-        return
-    for number in range(count):
+    for info in _infos(reader.prog):
         try:
-            info = infos[number]
-            if not info or not int(info.flags) & _USED:
+            if not _is_used(info):
                 continue
             file = info.swap_file
             place = int(file.f_path.mnt), int(file.f_path.dentry)
@@ -154,10 +170,77 @@ def _pool_bytes(reader: Reader, losses: LossLog) -> int | None:
             if kind.has_member("zs_pool"):
                 allocator = pool.zs_pool
             elif bytes(pool.zpool.driver.type.string_()) == b"zsmalloc":
-                allocator = drgn.cast("struct zs_pool *", pool.zpool.pool)
+                allocator = _zs_pool(prog, int(pool.zpool.pool))
             else:
                 return None
             total += _count(allocator.pages_allocated) * page_size
     except (MissingError, LookupError):
         return None
     return total
+
+
+def _zs_pool(prog: drgn.Program, address: int) -> drgn.Object:
+    """Return a pool of zsmalloc, which is a module on some kernels."""
+    try:
+        type_ = find_type(prog, "struct zs_pool")
+    except MissingError:
+        type_ = find_type(prog, "struct zs_pool", "zsmalloc")
+    return drgn.Object(prog, type_, address=address)
+
+
+def _zram(reader: Reader, losses: LossLog) -> Zram | None:
+    prog = reader.prog
+    disks = []
+    for info in _infos(prog):
+        try:
+            disk = _disk(info) if _is_used(info) else None
+            if disk is not None and _is_zram(disk):
+                disks.append(int(disk.private_data))
+        except UNREADABLE as error:
+            losses.lose(Loss.DEVICES, f"cannot read a device of swap: {error}")
+        except MissingError:
+            return None
+    if not disks:
+        return None
+    page_size = int(find_variable(prog, "PAGE_SIZE"))
+    stored = compressed = pool_pages = 0
+    knows_pool = True
+    try:
+        with drgn_lookups:
+            type_ = find_type(prog, "struct zram", "zram")
+            for address in disks:
+                zram = drgn.Object(prog, type_, address=address)
+                stored += _count(zram.stats.pages_stored)
+                compressed += _count(zram.stats.compr_data_size)
+                try:
+                    pool = _zs_pool(prog, int(zram.mem_pool))
+                    pool_pages += _count(pool.pages_allocated)
+                except MissingError:
+                    knows_pool = False
+    except MissingError:
+        return None  # the module has no types in this dump
+    except UNREADABLE as error:
+        losses.lose(Loss.DEVICES, f"cannot read a device of zram: {error}")
+        return None
+    pool_bytes = pool_pages * page_size if knows_pool else None
+    return Zram(
+        stored_pages=stored,
+        compressed_bytes=compressed,
+        pool_bytes=pool_bytes,
+        ratio=stored * page_size / pool_bytes if pool_bytes else None,
+    )
+
+
+def _disk(info: drgn.Object) -> drgn.Object | None:
+    """Return the ``struct gendisk`` that swap is on; ``None`` for a file."""
+    with drgn_lookups:
+        device = info.bdev
+        return device.bd_disk if device else None
+
+
+def _is_zram(disk: drgn.Object) -> bool:
+    with drgn_lookups:
+        name = bytes(disk.disk_name.string_())
+        owner = disk.fops.owner
+        is_module = not owner or bytes(owner.name.string_()) == b"zram"
+    return is_module and name.startswith(b"zram")

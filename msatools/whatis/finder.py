@@ -43,7 +43,8 @@ from msatools.whatis.vmalloc import find_area
 from msatools.whatis.waiters import WaitedLocks
 from msatools.whatis.words import AddressEnds, summary
 
-_IN_AREAS = (CLASSES[PageClass.VMALLOC], CLASSES[PageClass.STACKS])
+_AREA_CODES = PageClass.VMALLOC, PageClass.STACKS, PageClass.VMAP
+_IN_AREAS = tuple(CLASSES[code] for code in _AREA_CODES)
 _MAX_ADDRESS = (1 << 64) - 1
 
 _Facts = dict[str, Any]

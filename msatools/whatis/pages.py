@@ -20,7 +20,7 @@ from msatools.memory.by.memcgs import Memcgs
 from msatools.memory.owners.owners import OwnerSearch, pfns_of
 from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.memory.pages.classify import Block, classify
-from msatools.memory.pages.memmap import MemmapRange
+from msatools.memory.pages.memmap import MemmapRange, repeated
 from msatools.memory.pages.orders import free_blocks
 from msatools.memory.pages.zonekeys import node_and_zone
 from msatools.memory.scan.freelists import ListedPages, listed_pages, pcp_lists
@@ -142,10 +142,7 @@ class Pages:
         )
         if not len(rows):
             return None
-        area = areas.rows[rows[0]]
-        # The pages of an area follow each other.
-        number = int(rows[0] - np.argmax(areas.rows == area))
-        return int(areas.start[area]) + number * self._lookup.page_size
+        return int(areas.at[rows[0]])
 
     def cgroup(self, page: PageFound) -> str | None:
         """Return the control group that a page is charged to; ``None`` if to none."""
@@ -195,9 +192,13 @@ class Pages:
         end = min((pfn & ~(_BLOCK - 1)) + _BLOCK, part.pfn + part.pages)
         size = self._layout.size
         address = part.address + (first - part.pfn) * size
-        data, gaps = self._reader.read_around_gaps(
-            address, (end - first) * size, _GAP_BYTES
-        )
+        data: bytes | bytearray
+        if part.instead:
+            data, gaps = repeated(self._reader, part.instead, size, end - first)
+        else:
+            data, gaps = self._reader.read_around_gaps(
+                address, (end - first) * size, _GAP_BYTES
+            )
         return classify(data, first, address, self._layout, self._far_heads, gaps)
 
     def _head(self, block: Block, index: int) -> int:

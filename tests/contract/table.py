@@ -777,7 +777,14 @@ MEMSTAT = Row(
                 {"stored_pages": int, "pool_bytes": COUNT, "ratio": (float, NONE)},
                 NONE,
             ),
-            "zram": NONE,
+            "zram": (
+                {
+                    **dict.fromkeys(("stored_pages", "compressed_bytes"), int),
+                    "pool_bytes": COUNT,
+                    "ratio": (float, NONE),
+                },
+                NONE,
+            ),
         },
         "scan_ns": int,
         "changes": (Map(COUNT), NONE),

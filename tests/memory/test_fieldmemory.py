@@ -169,6 +169,18 @@ def test_swap_is_of_processes_and_files(run: lab.Run, report: MemstatReport) -> 
     assert swapped == used - kept_by_cpus(prog)
 
 
+def test_swap_of_processes(run: lab.Run, report: MemstatReport) -> None:
+    groups = [g for g in view(report, "process") if isinstance(g, ProcessGroup)]
+    swap = {group.pid: group.swap_pages for group in groups}
+    found = {}
+    for process in run.workload["processes"]:
+        pid = process["pid"]
+        kib = number(run, f"proc/{pid}/status", r"^VmSwap:\s+(\d+) kB")
+        assert (swap[pid] or 0) * PAGE == kib * 1024, process["name"]
+        found[process["name"]] = kib
+    assert found["swapped"] > 0
+
+
 def test_page_tables_of_processes(run: lab.Run, report: MemstatReport) -> None:
     groups = [g for g in view(report, "process") if isinstance(g, ProcessGroup)]
     tables = {group.pid: group.page_table_bytes for group in groups}

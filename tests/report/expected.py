@@ -235,6 +235,13 @@ SCENARIOS: Mapping[str, Expected] = {
         may=LATE | _codes(WARNED),
         words={"cpu-starved": "hog (FIFO 50)", "cpu-storm": "cm_freed [callmodule]"},
     ),
+    "fieldpages": Expected(may=_codes("swap-full")),
+    "fielddevices": Expected(may=_codes("memory-leak")),
+    "fieldballoon": Expected(
+        must=_codes("out-of-memory", "balloon"),
+        may=_codes("memory-low"),
+        words={"balloon": "256.0 MiB", "out-of-memory": "victim"},
+    ),
     "fieldcpus": Expected(
         critical=_codes("oops"),
         must=_codes(

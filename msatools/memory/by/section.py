@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 
 from msatools.kernel.reader import distinct
-from msatools.kernel.zones import Zone, spanning
+from msatools.kernel.zones import DEVICE_ZONE, Zone, spanning
 from msatools.memory.by.groups import PageGroup, Section
 from msatools.memory.pages.classify import Block
 from msatools.memory.pages.counting import Counts, class_counts, named
@@ -92,7 +92,7 @@ class SectionView:
             pages=int(counts.sum()),
             classes=named(counts),
             node=zones[0].node if zones else None,
-            zones=tuple(dict.fromkeys(zone.name for zone in zones)),
+            zones=_names(self.observer.keys[section], zones, self._context),
         )
 
 
@@ -106,15 +106,16 @@ def list_sections(
     :param seen: Nodes and zones of the sections that were scanned.
     """
     return tuple(
-        _section(nr, parts, _zones(seen.keys.get(nr, ()), parts, context), context)
+        _section(nr, parts, seen.keys.get(nr, ()), context)
         for nr, parts in _by_section(ranges).items()
     )
 
 
 def _section(
-    nr: int, parts: Sequence[MemmapRange], zones: Sequence[Zone], context: ScanContext
+    nr: int, parts: Sequence[MemmapRange], keys: Iterable[int], context: ScanContext
 ) -> Section:
     first, last = parts[0], parts[-1]
+    zones = _zones(keys, parts, context)
     return Section(
         nr=nr,
         state=first.state,
@@ -124,8 +125,20 @@ def _section(
         memmap=Address(first.address),
         memmap_end=Address(last.address + (last.pages - 1) * context.layout.size),
         node=zones[0].node if zones else None,
-        zones=tuple(dict.fromkeys(zone.name for zone in zones)),
+        zones=_names(keys, zones, context),
     )
+
+
+def _names(
+    keys: Iterable[int], zones: Sequence[Zone], context: ScanContext
+) -> tuple[str, ...]:
+    """Return the names of zones, and that of devices, of which no page is present."""
+    names = dict.fromkeys(zone.name for zone in zones)
+    pairs = (node_and_zone(key, context.layout) for key in keys)
+    device = context.layout.device_zone
+    if any(pair is not None and pair[1] == device for pair in pairs):
+        names[DEVICE_ZONE] = None
+    return tuple(names)
 
 
 def _by_section(ranges: Iterable[MemmapRange]) -> dict[int, list[MemmapRange]]:

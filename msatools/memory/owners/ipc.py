@@ -28,15 +28,15 @@ _MAX_RING = 1 << 20
 
 def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     """
-    Return the addresses of the struct pages of all open pipes' own buffers.
+    Return the addresses of the struct pages in all open pipes.
 
-    Pages that were spliced into a pipe belong to a file and are not included.
+    Those that were spliced into a pipe belong to a file as long as it has them: that it
+    was truncated since is why the pipe alone may have them.
     """
     prog = reader.prog
     pipe = find_type(prog, "struct pipe_inode_info")
     buffer = find_type(prog, "struct pipe_buffer")
     page, ops = (member_of(buffer, name).offset // 8 for name in ("page", "ops"))
-    anonymous = np.uint64(find_variable(prog, "anon_pipe_buf_ops").address_)
     # Anonymous pipes have their own file operations since v6.15.
     pipes = files.private_data(("pipeanon_fops", "pipefifo_fops"))
     records, readable = reader.read_records(pipes, drgn.sizeof(pipe))
@@ -57,7 +57,7 @@ def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
             continue
         words = words.reshape(ring, drgn.sizeof(buffer) // 8)
         # A consumed buffer keeps its page pointer but not its ops.
-        parts.append(words[words[:, ops] == anonymous, page])
+        parts.append(words[words[:, ops] != 0, page])
     pages = np.concatenate(parts)
     used: Addresses = pages[pages != 0]
     return used

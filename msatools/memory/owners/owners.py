@@ -17,9 +17,14 @@ from msatools.kernel.pagetables import PageTables, pmd_order
 from msatools.kernel.reader import Addresses, Reader, first_of_each
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
+from msatools.memory.owners.blocklayer import request_pages
 from msatools.memory.owners.ipc import pipe_pages, socket_pages
+from msatools.memory.owners.mempools import mempool_pages
 from msatools.memory.owners.percpu import PercpuPages, percpu_pages
+from msatools.memory.owners.plugged import self_hosted_pages
+from msatools.memory.owners.rings import ring_pages
 from msatools.memory.owners.stacks import direct_stacks, has_vmapped_stacks
+from msatools.memory.owners.tracing import tracing_pages
 from msatools.memory.owners.vmalloc import (
     NO_AREAS,
     VmallocAreas,
@@ -163,6 +168,11 @@ def _claims(
         _claim_pipes,
         _claim_sockets,
         _claim_huge_zero,
+        _claim_rings,
+        _claim_requests,
+        _claim_mempools,
+        _claim_tracing,
+        _claim_vmap,
     ):
         try:
             with drgn_lookups:
@@ -190,6 +200,8 @@ def _claim_memmap(
     plugged = [part for part in ranges if not part.early]
     if not plugged or not PageTables.supported(reader.prog):
         return
+    # As the memmap of boot memory is: never given to the page allocator.
+    owners.claim(PageClass.RESERVED, self_hosted_pages(reader, losses))
     tables = PageTables(reader, losses)
     step = find_variable(reader.prog, "PAGE_SIZE").value_()
     pfns = (
@@ -210,9 +222,9 @@ def _claim_vmalloc(
     owners.cached_stacks = cached_stacks(reader.prog, losses)
     owners.freed_stacks = partial(freed_stacks, reader, areas.start[stacks])
     pfns = pfns_of(areas.pages, reader.prog, layout)
-    is_stack = stacks[areas.rows]
+    is_stack, mapped = stacks[areas.rows], areas.mapped[areas.rows]
     owners.claim(PageClass.STACKS, pfns[is_stack])
-    owners.claim(PageClass.VMALLOC, pfns[~is_stack])
+    owners.claim(PageClass.VMALLOC, pfns[~is_stack & ~mapped])
 
 
 def _claim_direct_stacks(
@@ -260,6 +272,40 @@ def _claim_sockets(
 ) -> None:
     pages = socket_pages(reader, owners.files(reader, losses), losses)
     owners.claim(PageClass.SOCKETS, pfns_of(pages, reader.prog, layout))
+
+
+def _claim_rings(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    files = owners.files(reader, losses)
+    owners.claim(PageClass.RINGS, ring_pages(reader, files, losses))
+
+
+def _claim_requests(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    owners.claim(PageClass.REQUESTS, request_pages(reader, layout, losses))
+
+
+def _claim_mempools(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    owners.claim(PageClass.MEMPOOLS, mempool_pages(reader, losses))
+
+
+def _claim_tracing(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    owners.claim(PageClass.TRACING, tracing_pages(reader, losses))
+
+
+def _claim_vmap(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    """Claim what areas map and nobody else has."""
+    areas = owners.areas
+    pages = areas.pages[areas.mapped[areas.rows]]
+    owners.claim(PageClass.VMAP, pfns_of(pages, reader.prog, layout))
 
 
 def _claim_huge_zero(

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Finds the pages of vmalloc areas, kernel stacks included (mm/vmalloc.c)."""
+"""Finds the pages of vmalloc areas, kernel stacks included (mm/vmalloc.c).
+
+An area either owns its pages, as those of vmalloc() do, or maps pages of others:
+vmap(), vm_map_ram(). Those are in the owner's own list at best (the pages of a BPF ring
+buffer, of a driver), and are found by the kernel's page tables.
+"""
 
 from collections.abc import Iterator
 
@@ -13,9 +18,11 @@ from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.functions import function_name
 from msatools.kernel.losses import Loss
+from msatools.kernel.pagetables import PageTables
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
-from msatools.kernel.walks import list_words
+from msatools.kernel.vmemmap import vmemmap_base
+from msatools.kernel.walks import list_columns
 from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_type, find_variable, member_of
 from msatools.tasks.text import KernelText, kernel_symbol
@@ -23,19 +30,27 @@ from msatools.tasks.text import KernelText, kernel_symbol
 
 @dataclass(frozen=True)
 class VmallocAreas:
-    """The areas that have their own pages, as columns."""
+    """The areas that have pages, as columns."""
 
     start: Addresses
     """First address of each area."""
 
     caller: Addresses
-    """Return address in the function that allocated each area."""
+    """Return address in the function that allocated each area; 0 for areas of
+    vm_map_ram(), which record none."""
+
+    mapped: npt.NDArray[np.bool_]
+    """Whether each area's pages were not allocated for it: the kernel's counter of
+    vmalloc pages leaves them out."""
 
     pages: Addresses
     """Addresses of the struct pages of all areas."""
 
     rows: npt.NDArray[np.intp]
     """Row of each page's area."""
+
+    at: Addresses
+    """Address at which each page is mapped."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -46,27 +61,47 @@ class VmallocAreas:
 
 
 _EMPTY = np.empty(0, np.uint64)
-NO_AREAS = VmallocAreas(_EMPTY, _EMPTY, _EMPTY, np.empty(0, np.intp))
+_NO_ROWS = np.empty(0, np.intp)
+NO_AREAS = VmallocAreas(_EMPTY, _EMPTY, np.empty(0, np.bool_), _EMPTY, _NO_ROWS, _EMPTY)
+
+# Bits of vm_struct.flags (include/linux/vmalloc.h). Macros, not in debug info.
+_VM_MAP = 0x4
+"""vmap() made the area."""
+
+_VM_DMA_COHERENT = 0x10
+"""dma_common_pages_remap(): it has ``pages``, but no number of them."""
+
+_VM_MAP_PUT_PAGES = 0x200
+"""The area took over the pages that it maps, and has their number. They are counted
+nowhere: a2e740e216f5 ("vmalloc: fix accounting with i915") (in v6.13)."""
+
+_VM_SPARSE = 0x1000
+"""Its pages come and go: BPF arenas. e6f798225a31 ("mm: Introduce VM_SPARSE kind and
+vm_area_[un]map_pages().") (in v6.9); no other flag had this bit before."""
+
+_MAPPING = _VM_MAP | _VM_DMA_COHERENT | _VM_SPARSE
 
 
 def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
     """Read all areas and their pages, with about one read an area."""
     type_ = find_type(reader.prog, "struct vm_struct")
-    addr_offset, pages_offset, count_offset, size_offset, caller_offset = (
+    addr_offset, pages_offset, count_offset, size_offset, flags_offset, offset = (
         member_of(type_, name).offset
-        for name in ("addr", "pages", "nr_pages", "size", "caller")
+        for name in ("addr", "pages", "nr_pages", "size", "flags", "caller")
     )
-    page_size = find_variable(reader.prog, "PAGE_SIZE").value_()
-    areas = _vm_structs(reader, losses)
-    records, readable = reader.read_records(areas, drgn.sizeof(type_))
+    page_size = np.uint64(find_variable(reader.prog, "PAGE_SIZE").value_())
+    structs, nameless = _busy_areas(reader, losses)
+    records, readable = reader.read_records(structs, drgn.sizeof(type_))
     arrays = column(records, pages_offset)
     counts = column(records, count_offset, 4)
+    sizes = column(records, size_offset) // page_size
+    flags = column(records, flags_offset)
+    callers = column(records, offset)
     has_pages = (arrays != 0) & (counts != 0)
-    possible = counts <= column(records, size_offset) // np.uint64(page_size)
+    possible = counts <= sizes
     chosen = np.flatnonzero(has_pages & possible)
-    # No page is in two areas: vmap() sets nr_pages only where it takes the pages over.
     pages, rows, whole = reader.read_arrays(
-        arrays[chosen], counts[chosen], reader.most(page_size)
+        arrays[chosen], counts[chosen], reader.most(int(page_size))
     )
     starts = column(records, addr_offset)
     # Pages excluded from an ELF dump read as zeros, and no area is at address 0.
@@ -76,22 +111,120 @@ def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
     losses.lose(Loss.VMALLOC, count=int(lost))
     kept = chosen[whole]
     number = np.cumsum(whole) - 1
-    callers = column(records, caller_offset)[kept]
-    return VmallocAreas(starts[kept], callers, pages, number[rows])
+    own = VmallocAreas(
+        start=starts[kept],
+        caller=callers[kept],
+        mapped=flags[kept] & np.uint64(_VM_MAP_PUT_PAGES) != 0,
+        pages=pages,
+        rows=number[rows],
+        at=starts[kept][number[rows]] + page_size * _within(rows),
+    )
+    mapping = np.flatnonzero(readable & ~has_pages & (flags & np.uint64(_MAPPING) != 0))
+    areas = _Areas(
+        np.concatenate((starts[mapping], nameless.start)),
+        np.concatenate((sizes[mapping], nameless.pages)),
+        np.concatenate((callers[mapping], nameless.caller)),
+    )
+    return _joined(own, _mapped(areas, reader, losses))
 
 
-def _vm_structs(reader: Reader, losses: LossLog) -> Addresses:
-    """Return the address of the ``struct vm_struct`` of each area in use."""
+@dataclass(frozen=True)
+class _Areas:
+    """Areas whose pages are found by page tables, as columns."""
+
+    start: Addresses
+    pages: Addresses
+    """Most pages that each can have."""
+
+    caller: Addresses
+
+
+def _within(rows: npt.NDArray[np.intp]) -> Addresses:
+    """Return the number of each page in its area; the pages of one are consecutive."""
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    lengths = np.diff(first, append=len(rows))
+    within = np.arange(len(rows)) - np.repeat(first, lengths)
+    numbers: Addresses = within.astype(np.uint64)
+    return numbers
+
+
+def _mapped(areas: _Areas, reader: Reader, losses: LossLog) -> VmallocAreas:
+    """Find the pages that areas map.
+
+    Together they map no more than memory has, but for a page that several map; of what
+    is more in a damaged dump the largest are lost.
+    """
+    prog = reader.prog
+    if not len(areas.start) or not PageTables.supported(prog):
+        return NO_AREAS
+    tables = PageTables(reader, losses)
+    memmap, size = vmemmap_base(prog), drgn.sizeof(find_type(prog, "struct page"))
+    page_size = find_variable(prog, "PAGE_SIZE").value_()
+    order = np.argsort(areas.pages, kind="stable")
+    sums = np.cumsum(areas.pages[order], dtype=np.float64)
+    possible = np.sort(order[sums <= _MAPPED_AT_MOST * reader.most(page_size)])
+    losses.lose(Loss.VMALLOC, count=len(order) - len(possible))
+    pfns, rows, at = [_NO_PFNS], [_NO_ROWS], [_EMPTY]
+    for row, area in enumerate(possible.tolist()):
+        found = tables.pfns(int(areas.start[area]), max(int(areas.pages[area]), 1))
+        is_there = np.flatnonzero(found >= 0)
+        pfns.append(found[is_there])
+        rows.append(np.full(len(is_there), row, np.intp))
+        at.append(areas.start[area] + is_there.astype("u8") * np.uint64(page_size))
+    words = np.concatenate(pfns).astype(np.uint64)
+    return VmallocAreas(
+        start=areas.start[possible],
+        caller=areas.caller[possible],
+        mapped=np.ones(len(possible), np.bool_),
+        pages=np.uint64(memmap) + words * np.uint64(size),
+        rows=np.concatenate(rows),
+        at=np.concatenate(at),
+    )
+
+
+_NO_PFNS = np.empty(0, np.int64)
+_MAPPED_AT_MOST = 4
+"""Upper bound of what areas map, as a multiple of all memory: address space alone."""
+
+
+def _joined(first: VmallocAreas, second: VmallocAreas) -> VmallocAreas:
+    if not len(second):
+        return first
+    return VmallocAreas(
+        start=np.concatenate((first.start, second.start)),
+        caller=np.concatenate((first.caller, second.caller)),
+        mapped=np.concatenate((first.mapped, second.mapped)),
+        pages=np.concatenate((first.pages, second.pages)),
+        rows=np.concatenate((first.rows, second.rows + len(first))),
+        at=np.concatenate((first.at, second.at)),
+    )
+
+
+def _busy_areas(reader: Reader, losses: LossLog) -> tuple[Addresses, _Areas]:
+    """Return the ``struct vm_struct`` of areas in use, and the areas without any.
+
+    These are of vm_map_ram(), or blocks that it divides: what is not mapped of a block
+    is not in its page tables. Areas that are not yet set up look alike, and map
+    nothing.
+    """
     type_ = find_type(reader.prog, "struct vmap_area")
-    node, vm = (member_of(type_, name).offset for name in ("list", "vm"))
+    node, vm, start, end = (
+        member_of(type_, name).offset for name in ("list", "vm", "va_start", "va_end")
+    )
+    page_size = np.uint64(find_variable(reader.prog, "PAGE_SIZE").value_())
+    offsets = (vm, start, end)
+    what = "a list of vmalloc areas"
     lists = [
-        list_words(reader, head, node, vm, losses, "a list of vmalloc areas")
+        list_columns(reader, head, node, offsets, losses, what)
         for head in _busy_lists(reader.prog, losses)
     ]
-    structs = np.concatenate([_EMPTY, *lists])
-    # Areas of vm_map_ram(), and those not yet set up, have none.
-    used: Addresses = structs[structs != 0]
-    return used
+    structs, starts, ends = np.concatenate(
+        [np.empty((3, 0), np.uint64), *lists], axis=1
+    )
+    nameless = (structs == 0) & (starts != 0) & (ends > starts)
+    starts, ends = starts[nameless], ends[nameless]
+    callers = np.zeros(len(starts), np.uint64)
+    return structs[structs != 0], _Areas(starts, (ends - starts) // page_size, callers)
 
 
 MAX_NODES = 1 << 10
@@ -207,7 +340,7 @@ def caller_modules(
     """Map the names of functions of modules that allocated areas to their modules."""
     text = KernelText(reader, losses)
     found = {}
-    for caller in set(areas.caller.tolist()):
+    for caller in set(areas.caller.tolist()) - {0}:
         module = text.module_name(caller)
         if module is not None:
             found[function_name(reader.prog, caller)] = module
@@ -218,4 +351,5 @@ def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:
     """Return the name of the function that allocated each area."""
     callers = areas.caller.tolist()
     names = {caller: function_name(prog, caller) for caller in set(callers)}
+    names[0] = "vm_map_ram"
     return [names[caller] for caller in callers]

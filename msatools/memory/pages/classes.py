@@ -40,9 +40,14 @@ class PageClass:
     HWPOISON = 26
     DEVICE = 27
     MEMMAP = 28
+    VMAP = 29
+    RINGS = 30
+    REQUESTS = 31
+    MEMPOOLS = 32
+    TRACING = 33
     # The classes from here on have no struct page that records node and zone.
-    EXCLUDED = 29
-    UNREADABLE = 30
+    EXCLUDED = 34
+    UNREADABLE = 35
 
 
 CLASSES: dict[int, str] = {
@@ -63,9 +68,14 @@ CLASSES: dict[int, str] = {
     PageClass.PAGE_TABLES_OWN: "kernel.page_tables_own",
     PageClass.STACKS: "kernel.stacks",
     PageClass.VMALLOC: "kernel.vmalloc",
+    PageClass.VMAP: "kernel.vmap",
     PageClass.PERCPU: "kernel.percpu",
     PageClass.PIPES: "kernel.pipes",
     PageClass.SOCKETS: "kernel.sockets",
+    PageClass.RINGS: "kernel.rings",
+    PageClass.REQUESTS: "kernel.requests",
+    PageClass.MEMPOOLS: "kernel.mempools",
+    PageClass.TRACING: "kernel.tracing",
     PageClass.MEMMAP: "kernel.memmap",
     PageClass.HUGE_ZERO: "kernel.huge_zero",
     PageClass.ZSMALLOC: "kernel.zsmalloc",

@@ -18,12 +18,13 @@ import numpy as np
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Gap, Reader
+from msatools.kernel.reader import Gap, Reader, fault_reason
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.words import bit
 from msatools.memory.pages.bulk import BulkReader
 from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.pgmaps import device_ranges, pieces
 from msatools.records import dataclass
 from msatools.selfdesc.find import find_constant, find_type, find_variable, member_of
 
@@ -55,6 +56,10 @@ class MemmapRange(NamedTuple):
     pages: int
     address: int
     """Address of the first struct page."""
+
+    instead: int = 0
+    """Address of the struct page that stands for each of these, which were never
+    initialised; 0 if they were."""
 
     def address_end(self, size: int) -> int:
         """Return the address after the last struct page of *size* bytes."""
@@ -109,6 +114,7 @@ def _listed_ranges(
     flags = _SectionFlags.of(reader.prog)
     usage_size, subsection_map = _subsection_map(reader.prog)
     subsection = _SUBSECTION_BYTES // find_variable(reader.prog, "PAGE_SIZE").value_()
+    devices = device_ranges(reader, losses)
     ranges: list[MemmapRange] = []
     for nr, memmap, usage in _sections(reader, losses):
         if not memmap & flags.has_memmap:
@@ -121,14 +127,22 @@ def _listed_ranges(
             with suppress(*UNREADABLE):
                 bitmap = reader.read(usage + subsection_map, usage_size)
                 runs = _runs(bitmap, pages, subsection)
+        # section_mem_map is encoded relative to pfn 0.
+        base = memmap & flags.memmap_mask
         for first, count in runs:
-            pfn = nr * pages + first
-            # section_mem_map is encoded relative to pfn 0.
-            address = (memmap & flags.memmap_mask) + pfn * layout.size
-            state: State = "online"
-            if not memmap & flags.online:
-                state = _state_of_offline(reader, layout, address)
-            ranges.append(MemmapRange(nr, state, early, pfn, count, address))
+            for pfn, length, device in pieces(nr * pages + first, count, devices or []):
+                address, instead = base + pfn * layout.size, 0
+                state: State = "online"
+                if not memmap & flags.online:
+                    state = "offline" if device is None else "device"
+                    if devices is None:
+                        state = _state_of_offline(reader, layout, address)
+                if device is not None and pfn < device.first_set < device.end:
+                    # The memmap is virtually contiguous.
+                    instead = base + device.first_set * layout.size
+                ranges.append(
+                    MemmapRange(nr, state, early, pfn, length, address, instead)
+                )
     return ranges
 
 
@@ -293,5 +307,22 @@ def read_chunks(
         for first in range(0, part.pages, step):
             count = min(step, part.pages - first)
             address = part.address + first * layout.size
-            data, gaps = bulk.read_around_gaps(address, count * layout.size, _GAP_BYTES)
+            data: bytes | bytearray
+            if part.instead:
+                data, gaps = repeated(reader, part.instead, layout.size, count)
+            else:
+                data, gaps = bulk.read_around_gaps(
+                    address, count * layout.size, _GAP_BYTES
+                )
             yield Chunk(part.pfn + first, address, data, gaps)
+
+
+def repeated(
+    reader: Reader, address: int, size: int, count: int
+) -> tuple[bytes, list[Gap]]:
+    """Return one struct page as often as wanted; a gap if it cannot be read."""
+    try:
+        return reader.read(address, size) * count, []
+    except UNREADABLE as error:
+        length = count * size
+        return bytes(length), [Gap(0, length, fault_reason(error))]

@@ -184,9 +184,13 @@ def _apply_owners(block: Block, owned: OwnedPages) -> None:
         return
     indices = (owned.pfns[first:last] - np.uint64(block.pfn)).astype(np.intp)
     current = block.codes[indices]
-    claimable = (current == PageClass.UNATTRIBUTED) | (
-        current == PageClass.LARGE_KMALLOC
-    )
+    claimable = current == PageClass.UNATTRIBUTED
+    if not block.layout.types.has("large_kmalloc"):
+        claimable |= current == PageClass.LARGE_KMALLOC  # a guess
+    # A page of a ring that a program has mapped has the file's mapping on 6.12 and
+    # before (perf_mmap_fault()), but is not in the page cache.
+    rings = owned.codes[first:last] == PageClass.RINGS
+    claimable |= (current == PageClass.FILE) & rings
     mine = indices[claimable]
     block.codes[mine] = owned.codes[first:last][claimable]
     heads = mine[block.flags[mine] & np.uint64(block.layout.bits["head"]) != 0]

@@ -11,25 +11,20 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.report import LossLog
 from msatools.kernel.slab import read_cache, slab_cache_offset
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.kernel.words import U64
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.context import ScanContext
-from msatools.memory.unattributed.mempools import mempool_pages
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.symbolnames import SymbolNames
 from msatools.records import dataclass
-from msatools.selfdesc.find import find_type, find_variable, offset_of
 from msatools.target.linear import page_address
 
 Numbers = npt.NDArray[np.int64]
@@ -57,15 +52,15 @@ class Hints:
     """The kind of contents of a page, and the owner of most of its pointers."""
 
     content: str
-    """``module``, ``symbol``, ``slab``, ``ftrace`` (its records), ``mempool``,
-    ``text``, ``data``, ``zeros``, ``not in the dump`` or ``not looked into``."""
+    """``module``, ``symbol``, ``slab``, ``text``, ``data``, ``zeros``, ``not in the
+    dump`` or ``not looked into``."""
 
     owner: str | None = None
-    """Name of the module, symbol, slab cache or pool; ``None`` without pointers, or for
+    """Name of the module, symbol or slab cache; ``None`` without pointers, or for
     pages with a symbol or slab cache that no other page has."""
 
 
-_ALONE = ("module", "mempool")
+_ALONE = ("module",)
 """Kinds of contents that are a group each, even of one page."""
 
 _RANKS = ("module", "symbol", "slab")
@@ -91,8 +86,6 @@ class Contents:
         self._reader = context.reader
         self._page_size = context.page_size
         self._pointers = _Pointers(context)
-        self._ftrace = ftrace_pages(context.reader, context.losses)
-        self._mempools = mempool_pages(context.reader, context.losses)
 
     def look_into(self, pfns: Numbers) -> list[PageContents]:
         """Read and examine the page at each pfn."""
@@ -156,14 +149,9 @@ class Contents:
         pages = np.frombuffer(data, "<u8").reshape(len(pfns), -1)
         words = self._pointers.count(pages)
         contents = []
-        for row, pfn in enumerate(pfns):
-            if pfn in self._mempools:
-                hints = Hints("mempool", self._mempools[pfn])
-                contents.append(PageContents(hints, words[row]))
-            elif not readable[row]:
+        for row in range(len(pfns)):
+            if not readable[row]:
                 contents.append(PageContents(Hints("not in the dump"), words[row]))
-            elif pfn in self._ftrace:
-                contents.append(PageContents(Hints("ftrace"), words[row]))
             else:
                 page = bytes(data[row * size : (row + 1) * size])
                 contents.append(self._classify(page, words[row]))
@@ -293,44 +281,6 @@ class _Pointers:
             self._numbers[word] = len(self.words)
             self.words.append(word)
         return self._numbers[word]
-
-
-_MAX_GROUPS = 1 << 16
-"""Upper bound of the number of ``struct ftrace_page``: a few for each module."""
-
-_ALIKE = "some records of ftrace look like others'"
-
-
-def ftrace_pages(reader: Reader, losses: LossLog) -> frozenset[int]:
-    """Return the pfns of the first pages of ftrace's records; empty if unknown."""
-    prog = reader.prog
-    pfns: set[int] = set()
-    seen: set[int] = set()
-    try:
-        group = find_variable(prog, "ftrace_pages_start").value_()
-    except MissingError:
-        return frozenset()  # CONFIG_DYNAMIC_FTRACE=n
-    except UNREADABLE as error:
-        # Not counted as a loss: most dumps exclude pages of zeros.
-        losses.note("lost", f"{_ALIKE}: {error}", "ftrace")
-        return frozenset()
-    try:
-        type_ = find_type(prog, "struct ftrace_page")
-        following, records = (offset_of(type_, name) for name in ("next", "records"))
-        size = drgn.sizeof(type_)
-        start = page_address(prog, 0)
-        shift = find_variable(prog, "PAGE_SHIFT").value_()
-        while group:
-            if group in seen or len(seen) >= _MAX_GROUPS:
-                raise DamagedDataError("their list is a loop", group)
-            seen.add(group)
-            data = reader.read(group, size)
-            (address,) = U64.unpack_from(data, records)
-            pfns.add(address - start >> shift)
-            (group,) = U64.unpack_from(data, following)
-    except LOST as error:
-        losses.lose(Loss.FTRACE, f"{_ALIKE}: {error}")
-    return frozenset(pfns)
 
 
 class SlabNames:

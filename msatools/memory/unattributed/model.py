@@ -63,9 +63,8 @@ class UnattributedGroup:
 
     content: str
     """Contents of the first page of each block, with page_owner of most: pointers into
-    a ``module``, to a ``symbol`` of the kernel, into a ``slab`` cache; ``ftrace`` (its
-    records of functions), ``mempool`` (kept in reserve by one), ``text``, ``data``,
-    ``zeros``, ``not in the dump``, ``not looked into``.
+    a ``module``, to a ``symbol`` of the kernel, into a ``slab`` cache; ``text``,
+    ``data``, ``zeros``, ``not in the dump``, ``not looked into``.
     """
 
     owner: str | None

@@ -31,6 +31,7 @@ from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.selfdesc.symbol_table import Symbols, SymbolTable
 from msatools.tasks.text import kernel_symbol
+from msatools.tasks.unloaded import UnloadedModules
 
 _LONGEST = 512 << 10
 """
@@ -73,6 +74,7 @@ class SymbolNames:
         self._area = module_area(reader.prog)
         self._modules = CodeModules(reader, losses)
         self._generated = GeneratedCode(reader, losses)
+        self._unloaded = UnloadedModules(reader, losses)
         self._of_kernel: _KernelSymbols | None = None
 
     def may_name(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
@@ -97,7 +99,7 @@ class SymbolNames:
             return SymbolName(name, symbol.name, None, symbol.address)
         module = self._modules.find(address)
         if module is None:
-            return self._generated_at(address)
+            return self._generated_at(address) or self._of_unloaded(address)
         symbols = self._modules.symbols(module)(self._reader.prog, None, address, True)
         if not symbols:
             return SymbolName(f"[{module.name}]", None, module.name)
@@ -112,6 +114,12 @@ class SymbolNames:
             return None
         name = f"{found.name}+{address - found.start:#x} [{found.module}]"
         return SymbolName(name, found.name, found.module, found.start)
+
+    def _of_unloaded(self, address: int) -> SymbolName | None:
+        module = self._unloaded.name(address)
+        if module is None:
+            return None
+        return SymbolName(f"{address:#x} [{module}]", None, module)
 
 
 class _KernelSymbols:

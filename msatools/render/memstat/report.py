@@ -182,6 +182,22 @@ class _Lines:
             change = () if self._report.interval_ns is None else ("",)
             whole = f"of {size(swap * page_size)}"
             yield ("(on swap)", f"{swap - free:,}", *change, used, "", whole)
+            yield from self._compressed(change)
+
+    def _compressed(self, change: tuple[str, ...]) -> Iterator[Sequence[Cell]]:
+        """Yield what of swap is in memory, compressed."""
+        use = self._report.swap
+        if use is None:
+            return
+        page_size = self._report.target.page_size
+        for name, behind in (("zswap", use.zswap), ("zram", use.zram)):
+            if behind is None or not behind.stored_pages:
+                continue
+            pool = behind.pool_bytes
+            whole = "" if pool is None else f"compressed to {size(pool)}"
+            stored = behind.stored_pages
+            amount = size(stored * page_size)
+            yield (f"(of it in {name})", f"{stored:,}", *change, amount, "", whole)
 
     def _differs(self, row: ClassRow) -> bool:
         check = self._checks.get(row.name)
