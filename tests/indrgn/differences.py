@@ -20,6 +20,7 @@ LABELS = "names of frames in assembly: labels, not functions"
 PANIC = "panic() above __crash_kexec()"
 NAMES = "which of several symbols at an address"
 LENGTH = "[0] or []"
+ARRAY = "an array's length, which configuration decides"
 SYMBOLS = "symbols that kallsyms leaves out, the order of others"
 
 _FRAME = re.compile(r"^ *#\d+ ")
@@ -128,6 +129,8 @@ def between(pair: Pair, line: str, dwarf: Said, btf: Said) -> list[str]:
     """
     if dwarf == btf:
         return []
+    if not dwarf.error and "[]' is not iterable" in btf.error:
+        return [ARRAY]
     assert dwarf.error == btf.error, f"{line}: {dwarf.error!r}, {btf.error!r}"
     if line == "sym -l":
         lost = {*dwarf.out.splitlines()} - {*btf.out.splitlines()}

@@ -182,7 +182,9 @@ def _text(value: Any) -> str:
             place = value.address_
             if place is None:
                 place = value.value_() if value.type_.kind.name != "STRUCT" else ""
-            return f"({value.type_.type_name()}){place}"
+            # Two names of one type.
+            name = value.type_.type_name().replace("pg_data_t", "struct pglist_data")
+            return f"({name}){place}"
         case Type():
             return value.type_name()
         case StackTrace():
