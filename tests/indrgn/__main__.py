@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What of drgn works without debug info: ``python -m tests.indrgn [RUN...]``.
+"""What of drgn works without debug info: ``python -m tests.indrgn [--quick] [RUN...]``.
 
 It compares drgn's crash commands and helpers on dumps of the lab, and writes
-docs/in-drgn.md.
+docs/in-drgn.md; with --quick it leaves out the lines that walk all of a dump.
 """
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from fixtures import lab
@@ -24,13 +25,13 @@ Written by `make in-drgn`, which opens a dump twice, with the kernel's debug inf
 with what the dump says of itself ([In drgn](guides/in-drgn.md)), and compares.
 
 A number is how many command lines of a command print the same; what its other lines
-lack follows.
+lack follows. {lines} lines were tried on each dump.
 
 """
 
 
-def main(runs: list[str]) -> None:
-    """Compare on each run, and write the page."""
+def main(runs: list[str], lines: Sequence[str]) -> None:
+    """Compare on each run, and write the page, which lists the runs so far."""
     rows: dict[str, dict[str, str]] = defaultdict(dict)
     shares = {}
     for run in runs:
@@ -38,7 +39,7 @@ def main(runs: list[str]) -> None:
         places = crash.fields(pair.dwarf)
         equal: dict[str, int] = defaultdict(int)
         lacking: dict[str, dict[str, None]] = defaultdict(dict)
-        for line in crash.LINES:
+        for line in lines:
             command = "*" if line[0] == "*" else line.split()[0]
             dwarf, btf = (
                 crash.say(prog, line, places) for prog in (pair.dwarf, pair.btf)
@@ -54,7 +55,8 @@ def main(runs: list[str]) -> None:
             words = [str(equal[command]), *lacking[command]]
             rows[command][run] = "; ".join(words)
         shares[run] = helpers.compare(pair)
-    PAGE.write_text(HEAD + _commands(runs, rows) + _helpers(shares))
+        head = HEAD.format(lines=len(lines))
+        PAGE.write_text(head + _commands([*shares], rows) + _helpers(shares))
 
 
 def _commands(runs: list[str], rows: dict[str, dict[str, str]]) -> str:
@@ -85,4 +87,9 @@ def _helpers(shares: dict[str, helpers.Share]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or [*RUNS])
+    words = sys.argv[1:]
+    all_lines = "--quick" not in words
+    main(
+        [word for word in words if word != "--quick"] or [*RUNS],
+        [each for each in crash.LINES if all_lines or not each.startswith(crash.SLOW)],
+    )

@@ -129,7 +129,7 @@ def between(pair: Pair, line: str, dwarf: Said, btf: Said) -> list[str]:
     """
     if dwarf == btf:
         return []
-    if not dwarf.error and "[]' is not iterable" in btf.error:
+    if not dwarf.error and re.search(r"\[\]' (is not iter|has no len)", btf.error):
         return [ARRAY]
     assert dwarf.error == btf.error, f"{line}: {dwarf.error!r}, {btf.error!r}"
     if line == "sym -l":
