@@ -93,8 +93,8 @@ class Objects:
         declared = declarations.TABLE.get(name)
         if declared is None:
             raise UntypedError(
-                f"nothing says the type of {name}: with BTF alone, name it yourself, "
-                f"as in Object(prog, TYPE, address={symbol.address:#x})"
+                f"nothing says the type of {name}: load the kernel's debug info (-s), "
+                f"or name it: Object(prog, TYPE, address={symbol.address:#x})"
             )
         reasons = []
         for declaration in declared:
