@@ -13,7 +13,7 @@ SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 # Disk space of the dumps that `make test` needs, in GiB.
 TEST_GIB := 8
 
-.PHONY: demo test test-fast test-live test-long test-matrix golden schema docs mutants \
+.PHONY: demo test test-fast test-live test-long test-matrix in-drgn golden schema docs mutants \
 	lint dist deb test-dist bench fuzz clean
 
 # What there is to say of a real dump, which is small enough to be kept here.
@@ -43,6 +43,10 @@ test-long: lint
 # All facts on every kernel and machine, for docs/kernels.md; or on one: CELL=nokaslr-6.12.
 test-matrix: $(INSTALLED)
 	$(BIN)/python -m tests.truth.matrix $(CELL)
+
+# What of drgn works without debug info, for docs/in-drgn.md.
+in-drgn: $(INSTALLED)
+	$(BIN)/python -m tests.indrgn
 
 # Record the rendered text that tests compare with; read what changed before a commit.
 golden: $(INSTALLED)

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 
 from msatools.registry import GROUPS, NAMES
 
-ALL = (*NAMES, *GROUPS)
+SESSIONS = ("crash", "drgn")
+"""Sessions of drgn, which only ``msa`` runs."""
+
+ALL = (*NAMES, *GROUPS, *SESSIONS)
 """All that can be run by name."""
 
 DEFAULT = "report"
@@ -48,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from msatools import __version__
 
         return _print(f"{__version__}\n")
+    if first in SESSIONS:
+        from msatools.cli.session import run_session
+
+        return run_session(first, words[1:])
     from msatools.console import run
 
     if first in ALL:
@@ -112,6 +119,10 @@ def _help() -> str:
         "",
         "OF MANY DUMPS (msa COMMAND is msa-COMMAND):",
         *(f"  {name:{width}}  {load_group(name).summary}" for name in GROUPS),
+        "",
+        "SESSIONS OF DRGN (msa drgn --help, msa crash --help):",
+        f"  {'crash':{width}}  its crash commands: msa crash TARGET [COMMAND]",
+        f"  {'drgn':{width}}  its prompt or a script: msa drgn TARGET [SCRIPT]",
         "",
         "OPTIONS:",
         "  -h, --help  print this help; of one command: msa COMMAND --help",

@@ -5,6 +5,7 @@
 Commands are imported when first used, so that other sessions start fast.
 """
 
+import logging
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -75,12 +76,37 @@ class LazyCommand:
 
 
 def drgn_prog_set(prog: Program) -> None:
-    """Complete commands and list them, at the prompt of a kernel; drgn calls it."""
-    if prog.flags & ProgramFlags.IS_LINUX_KERNEL:
+    """Provide types for a kernel, and commands at its prompt; drgn calls it."""
+    if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
+        return
+    try:
         from msatools.prompt import add_help, complete_commands
+        from msatools.standby import stand_by
 
+        stand_by(prog, _load_types)
         add_help(prog)
         complete_commands()
+    except Exception as error:
+        # drgn would print a traceback with each start.
+        kind = type(error).__name__
+        logging.getLogger("drgn").warning(
+            "msatools: not available: %s: %s", kind, error
+        )
+
+
+def _load_types(prog: Program) -> str:
+    """Load the kernel's own types, and return the line that says so."""
+    from msatools.numpy_threads import one_thread
+
+    with one_thread():
+        from msatools.selfdesc import load_btf
+        from msatools.target import debuginfo
+
+        load_btf(prog)
+    return (
+        "no debug info is loaded; types and symbols are the kernel's own, which have "
+        f"no source lines; to get debug info, {debuginfo.how_to_get(prog)}"
+    )
 
 
 for _name in NAMES:

@@ -15,7 +15,7 @@ from msatools.registry import GROUPS, NAMES, load
 from tests.support.calls import CORE
 
 SCRIPT = Path(sys.executable).with_name("msa")
-ALL = ", ".join((*NAMES, *GROUPS))
+ALL = ", ".join(frontdoor.ALL)
 
 Ran = list[tuple[str, list[str]]]
 

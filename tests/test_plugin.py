@@ -26,6 +26,7 @@ from msatools.prompt import _MARK, matches
 from msatools.registry import NAMES
 from msatools.target import TargetSpec, open_target
 from tests.support.calls import CORE, demo
+from tests.support.paused import paused
 from tests.support.terminal import Terminal
 
 DRGN = Path(sys.executable).with_name("drgn")
@@ -71,6 +72,36 @@ def test_redirections(prog: Program, tmp_path: Path) -> None:
     assert [json.loads(line)["schema"] for line in out.read_text().splitlines()] == [
         "msatools.memstat/1"
     ] * 2
+
+
+def test_dump_is_read_once(capsys: pytest.CaptureFixture[str]) -> None:
+    prog = open_target(TargetSpec(path=CORE, types="btf")).prog
+    first = run_command(prog, "memstat --by node")
+    out = capsys.readouterr().out
+    assert run_command(prog, "memstat --by node") is first
+    assert capsys.readouterr().out == out
+    assert run_command(prog, "memstat --by node --json") is first
+    assert json.loads(capsys.readouterr().out)["schema"] == "msatools.memstat/1"
+    assert run_command(prog, "memstat") is not first
+    assert run_command(prog, "zombies") is not None
+
+
+def test_kernel_that_runs_is_read_each_time(
+    run_612: lab.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with paused(run_612.elf, tmp_path) as address:
+        prog = open_target(TargetSpec(qemu=address, types="btf")).prog
+        assert run_command(prog, "zombies") is not run_command(prog, "zombies")
+
+
+def test_debug_info_that_is_loaded_makes_another_report(
+    run_612: lab.Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prog = Program()
+    prog.set_core_dump(run_612.elf)
+    assert run_command(prog, "zombies").target.types == "btf"
+    prog.load_debug_info([run_612.vmlinux])
+    assert run_command(prog, "zombies").target.types == "dwarf"
 
 
 def test_program_that_is_no_kernel() -> None:
@@ -122,11 +153,12 @@ def prompt() -> Iterator[Prompt]:
 
 
 def test_prompt_without_debug_info(prompt: Prompt) -> None:
-    """``load_btf`` adds types to drgn's own session; a command does so by itself."""
-    assert "could not find" in prompt.ask('prog.type("struct page")')
+    """The first lookup loads types; a command and ``load_btf`` would do so, too."""
+    answer = prompt.ask('prog.type("struct page")')
+    assert "msatools: no debug info is loaded" in answer
+    assert "flags" in answer
     load = "from msatools.selfdesc import load_btf; load_btf(prog)"
-    assert "Traceback" not in prompt.ask(load)
-    assert "flags" in prompt.ask('prog.type("struct page")')
+    assert "msatools:" not in prompt.ask(load)
     assert "swapper/0" in prompt.ask('prog["init_task"].comm')
     assert "schedule" in prompt.ask("prog.stack_trace(1)")
     assert "  types: btf" in prompt.ask("%memstat")

@@ -12,6 +12,9 @@ from msatools.errors import MissingError
 from msatools.records import dataclass
 from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
+COUNTED = "*"
+"""Length of an array whose elements are counted in memory; none of them is zero."""
+
 
 class NotSoError(MissingError):
     """The condition of a declaration does not hold for this kernel."""
@@ -26,13 +29,19 @@ class Declaration:
     """The type in C, without array lengths."""
 
     lengths: tuple[str, ...] = ()
-    """Array lengths, the outermost first: a number, an enumerator, or empty."""
+    """Array lengths, the outermost first: a number, an enumerator, :data:`COUNTED`, or
+    empty."""
 
     condition: str = ""
     """A type, ``type.member`` or enumerator that must exist, or must not with ``!``."""
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the array's length is that of its elements in memory."""
+        return self.lengths[:1] == (COUNTED,)
+
     def resolve(self, types: BtfTypes) -> Type:
-        """Build the type from those of this kernel.
+        """Build the type from those of this kernel, without a length that is counted.
 
         :raises MissingError: if the condition is not met, or the kernel lacks a part
         """
@@ -64,7 +73,7 @@ def _holds(types: BtfTypes, condition: str) -> bool:
 
 
 def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
-    if not length:
+    if length in ("", COUNTED):
         return ()
     if length.isdigit():
         return (int(length),)
@@ -98,7 +107,7 @@ class Declarations(Mapping[str, tuple[Declaration, ...]]):
             Declaration(
                 name,
                 type_name.partition("[")[0].strip(),
-                tuple(re.findall(r"\[(\w*)\]", type_name)),
+                tuple(re.findall(r"\[(\w*|\*)\]", type_name)),
                 *condition,
             )
             for type_name, _, *condition in self._lines[name]

@@ -22,9 +22,7 @@ from msatools.selfdesc.modules import Modules
 from msatools.selfdesc.objects import Objects
 from msatools.selfdesc.symbol_table import Symbols
 from msatools.selfdesc.types import BtfTypes
-
-NAME = "msatools.btf"
-"""Name of the finders in drgn, and their key in the program's cache."""
+from msatools.standby import NAME, standby_of
 
 _REFUSALS = (UncertainNameError, BtfError)
 """Errors for something that exists, but whose type is not certain."""
@@ -48,6 +46,10 @@ class Finders:
     def register(self, prog: Program) -> None:
         """Register them after all finders of the program."""
         prog.cache[NAME] = self
+        standby = standby_of(prog)
+        if standby is not None:
+            standby.serve(self)
+            return
         prog.register_type_finder(NAME, self.find_type, enable_index=-1)
         prog.register_object_finder(NAME, self.find_object, enable_index=-1)
         prog.register_symbol_finder(NAME, self.find_symbols, enable_index=-1)

@@ -11,10 +11,11 @@ from drgn import (
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
 from msatools.selfdesc.find import ask
-from msatools.selfdesc.finders import NAME, Finders, finders_of, has_debug_info
+from msatools.selfdesc.finders import Finders, finders_of, has_debug_info
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.symbol_table import Symbols, lost_symbols
 from msatools.selfdesc.types import BtfTypes
+from msatools.standby import NAME
 
 _SYS_BTF = "/sys/kernel/btf/vmlinux"
 _BTF_SYMBOLS = (
@@ -39,7 +40,7 @@ def load_btf(prog: Program, *, modules: bool = True) -> None:
     :raises NotSelfDescribedError: if the kernel has no BTF or no symbols, even if debug
         info is loaded; the text names what is missing
     """
-    if NAME not in prog.registered_type_finders():
+    if NAME not in prog.cache:
         _load_kernel(prog)
     if modules:
         create_modules(prog)

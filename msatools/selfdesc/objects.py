@@ -8,6 +8,7 @@ guessed.
 """
 
 from drgn import (
+    FaultError,
     FindObjectFlags,
     Object,
     Program,
@@ -92,18 +93,43 @@ class Objects:
         declared = declarations.TABLE.get(name)
         if declared is None:
             raise UntypedError(
-                f"nothing says the type of {name}: with BTF alone, name it yourself, "
-                f"as in Object(prog, TYPE, address={symbol.address:#x})"
+                f"nothing says the type of {name}: load the kernel's debug info (-s), "
+                f"or name it: Object(prog, TYPE, address={symbol.address:#x})"
             )
         reasons = []
         for declaration in declared:
             try:
-                return declaration.resolve(self.types)
+                found = declaration.resolve(self.types)
             except MissingError as error:
                 reasons.append(str(error))
+                continue
+            return self._counted(symbol, found) if declaration.is_counted else found
         raise UntypedError(
             f"the type declared for {name} does not fit this kernel: "
             + "; ".join(reasons)
+        )
+
+    def _counted(self, symbol: Symbol, array: Type) -> Type:
+        """Return an array with its length; without one if it cannot be read."""
+        size, room = sizeof(array.type), self._room(symbol)
+        try:
+            data = self.prog.read(symbol.address, room)
+        except FaultError:
+            return array
+        # What is no whole element is padding.
+        filled = len(data[: len(data) // size * size].rstrip(b"\0"))
+        if not filled:
+            return array
+        # A string ends with a NUL, which is a part of it.
+        length = min(filled + 1, room) if size == 1 else -(-filled // size)
+        return self.prog.array_type(array.type, length)
+
+    def _room(self, symbol: Symbol) -> int:
+        """Return the bytes up to the next symbol; 0 if unknown."""
+        same_place = self.symbols(self.prog, None, symbol.address, False)
+        return max(
+            (other.size for other in same_place if other.address == symbol.address),
+            default=0,
         )
 
     def _check_alignment(self, name: str, symbol: Symbol, variable_type: Type) -> None:
@@ -115,12 +141,7 @@ class Objects:
     def _check_room(self, name: str, symbol: Symbol, variable_type: Type) -> None:
         if not variable_type.is_complete():
             return
-        size = sizeof(variable_type)
-        same_place = self.symbols(self.prog, None, symbol.address, False)
-        room = max(
-            (other.size for other in same_place if other.address == symbol.address),
-            default=0,
-        )
+        size, room = sizeof(variable_type), self._room(symbol)
         if size > (room or _UNKNOWN_ROOM):
             raise UntypedError(
                 f"the type declared for {name} has {size} bytes, and the kernel "

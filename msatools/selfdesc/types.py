@@ -22,7 +22,9 @@ from drgn import (
 
 from msatools.errors import MissingError, UncertainNameError
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind, Member
+from msatools.selfdesc.find import find_type
 from msatools.selfdesc.type_compare import MemberCounts, agree
+from msatools.standby import NAME
 
 _KINDS = {
     TypeKind.INT: (BtfKind.INT,),
@@ -59,6 +61,9 @@ _SPELLINGS = {
     "unsigned long long": ("long long unsigned int", "unsigned long long"),
 }
 """Names of C's integer types in GCC's and in Clang's BTF."""
+
+_FINDERS = frozenset({"dwarf", NAME})
+"""drgn's own finder of types that debug info has, and the one that serves these."""
 
 _MAX_DEPTH = 64
 """Maximum nesting of declarators; C sources have about five levels."""
@@ -116,11 +121,15 @@ class BtfTypes:
         """Return the type of a C declaration, from the types of this blob only.
 
         drgn's own ``prog.type()`` parses more of C, but also uses types from other
-        sources that were loaded earlier, such as the sign of ``char``.
+        sources that were loaded earlier, such as the sign of ``char``. It is asked if
+        somebody else's finder serves types, so that a variable and a lookup by name
+        have the same type.
 
         :param text: A type, optionally ``const``, followed by any pointers.
         :raises MissingError: if the type is not found, or ambiguous
         """
+        if {*self.prog.enabled_type_finders()} - _FINDERS:
+            return find_type(self.prog, text)
         match = _DECLARATION.fullmatch(text)
         if match is None:
             raise MissingError(f"not a type that can be declared: {text}")

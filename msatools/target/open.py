@@ -17,6 +17,7 @@ from msatools.selfdesc import (
     main_module,
 )
 from msatools.selfdesc.find import ask
+from msatools.standby import standby_of
 from msatools.target import debuginfo, kcore, qmp
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.damaged import (
@@ -131,6 +132,9 @@ def _open(spec: TargetSpec, path: str) -> Opened:
 
 def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
     """Load types and symbols of the kernel proper, from one source alone."""
+    standby = standby_of(prog)
+    if standby is not None:
+        standby.stand_down()
     if spec.vmlinux is not None:
         debuginfo.load_named(prog, spec.vmlinux)
         return

@@ -16,8 +16,8 @@ from msatools.selfdesc import (
     load_btf,
     main_module,
 )
-from msatools.selfdesc.finders import NAME
 from msatools.selfdesc.kallsyms import load_symbols
+from msatools.standby import NAME
 from msatools.target import TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import NoTypesError
 from tests.selfdesc.undescribed import Symbols
@@ -25,8 +25,9 @@ from tests.support.overlay import put
 
 
 @pytest.fixture
-def prog(run_612: lab.Run) -> Program:
+def prog(run_612: lab.Run, monkeypatch: pytest.MonkeyPatch) -> Program:
     """A dump as drgn opens it, with no types."""
+    monkeypatch.setenv("MSATOOLS_TYPES", "never")
     prog = Program()
     prog.set_core_dump(run_612.elf)
     return prog
@@ -46,7 +47,7 @@ def test_debug_info_that_is_named_is_taken(run_612: lab.Run) -> None:
     spec = TargetSpec(path=str(run_612.elf), vmlinux=str(run_612.vmlinux))
     opened = open_target(spec)
     assert opened.target.types == "dwarf"
-    assert NAME not in opened.prog.registered_type_finders()
+    assert NAME not in opened.prog.cache
 
 
 def test_one_call_for_any_program(prog: Program) -> None:
@@ -111,7 +112,7 @@ def test_damaged_btf(prog: Program) -> None:
     ):
         load_btf(prog)
     # A failure leaves nothing behind.
-    assert NAME not in prog.registered_type_finders()
+    assert NAME not in prog.cache
 
 
 def test_btf_with_a_name_that_leads_nowhere(

@@ -234,6 +234,23 @@ def test_lengths(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         find(pair, "max_pfn")
 
 
+def test_length_that_is_counted(pair: Pair) -> None:
+    """drgn's tainted() walks it."""
+    found = find(pair, "taint_flags")
+    assert found is not None
+    assert len(found) == len(pair.dwarf["taint_flags"])
+
+
+def test_length_that_cannot_be_counted(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was filtered from a dump leaves the array without a length."""
+    declare(monkeypatch, "unsigned long [*] | __per_cpu_offset")
+    found = find(pair, "__per_cpu_offset")
+    assert found is not None
+    assert found.type_.length is None
+
+
 def test_symbol_of_no_kernel(pair: Pair) -> None:
     assert find(pair, "no_such_variable") is None
     with pytest.raises(KeyError):

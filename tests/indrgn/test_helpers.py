@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""drgn's helpers return without debug info what they return with it."""
+
+from fixtures import lab
+from tests.indrgn.helpers import compare
+from tests.indrgn.pairs import open_pair
+
+KNOWN = {"cpumask.cpumask_of"}
+"""Its variable has 65 KiB, of which symbols do not say the size."""
+
+
+def test_helpers(run_612: lab.Run) -> None:
+    share = compare(open_pair(run_612))
+    assert {*share.others} == KNOWN
+    assert share.called > 200
