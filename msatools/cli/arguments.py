@@ -82,6 +82,22 @@ _OPTIONS: tuple[argument, ...] = (
     argument("-h", "--help", action=Help, nargs=0, help="print this help"),
 )
 
+
+def _why(command: str) -> argument:
+    """Return the option that explains the output of a command."""
+    from msatools.cli.explanation import names_parser
+
+    return argument(
+        "--why",
+        type=names_parser(command),
+        action="extend",
+        default=[],
+        metavar="NAME,...",
+        help="explain columns, classes, states and marks of the output: what they "
+        "mean, where they come from, how exact they are; all: all of them",
+    )
+
+
 _TARGET_OPTIONS = (
     argument("-k", dest="kernel", action="store_true", help="the running kernel"),
     argument("-c", dest="core", metavar="PATH", help="a dump, or /proc/kcore"),
@@ -247,7 +263,7 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         parser.set_defaults(diff=None)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     options = parser.add_argument_group("OPTIONS")
-    for option in (*command.arguments, *common):
+    for option in (*command.arguments, _why(command.name), *common):
         if isinstance(option, argument):
             options.add_argument(*option.args, **option.kwargs)
             continue

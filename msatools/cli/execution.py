@@ -27,7 +27,7 @@ from msatools.cli.target_arguments import (
     target_spec,
 )
 from msatools.cli.usage import UsageError
-from msatools.cli.words import Words, parse_words
+from msatools.cli.words import Words, named_targets, parse_words
 from msatools.render import json, show
 from msatools.target import TargetSpec, open_target
 
@@ -45,7 +45,8 @@ def execute(
     command = chosen(command, parser, args)
     words = parse_words(args.words)
     refuse_excluded(command, parser, args)
-    if (answer := instead(command, args, words)) is not None:
+    answer = instead(command, parser, args, words, bool(named_targets(args)))
+    if answer is not None:
         print_answer(answer, args)
         return EXIT_INCOMPLETE if args.strict and answer.incomplete else EXIT_DONE
     path = target_path(args, words)
@@ -129,9 +130,19 @@ def chosen(
 
 
 def instead(
-    command: Command[R], args: argparse.Namespace, words: Words
+    command: Command[R],
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    words: Words,
+    has_target: bool,
 ) -> Answer | None:
     """Return the answer without a target, if the arguments request that."""
+    if args.why:
+        from msatools.cli.explanation import explained, refuse_others
+
+        refuse_others(parser, args, words)
+        looks = command.explains_kernel and has_target
+        return None if looks else explained(command, args)
     if args.diff is None:
         return None
     refuse_target(args, words)

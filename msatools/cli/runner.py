@@ -130,7 +130,18 @@ def print_report(command: Command[R], report: R, args: Namespace) -> None:
         if args.json:
             json.show(report, out)
         else:
-            show(command.blocks(report, args), out, device(args, out))
+            show(shown_blocks(command, report, args), out, device(args, out))
+
+
+def shown_blocks(command: Command[R], report: R, args: Namespace) -> Iterable[Block]:
+    """Return the blocks of a report, with -v what the names in them mean."""
+    blocks = command.blocks(report, args)
+    if not args.verbose:
+        return blocks
+    from msatools.legends import legend_of
+    from msatools.render.legend import with_key
+
+    return with_key(blocks, legend_of(command.name))
 
 
 def recording(

@@ -10,6 +10,8 @@ from msatools.cli.arguments import examples_of
 from msatools.cli.command import Command
 from msatools.cli.subcommands import CommandGroup
 from msatools.derived.options import Option, options_of, options_of_subcommand
+from msatools.help.pages import page_of
+from msatools.legends import legend_of
 from msatools.registry import GROUPS, NAMES, load, load_group
 
 _TARGET = (
@@ -79,6 +81,7 @@ def _command_page(command: Command[Any]) -> str:
             (f"{name} {words}".rstrip(), what)
             for words, what in examples_of(command, in_drgn=False)
         ),
+        *_output(command.name),
         *_tail(("msa", *(f"msa-{other}" for other in NAMES if other != command.name))),
     )
 
@@ -201,6 +204,21 @@ def _flags(option: Option) -> str:
     return f"{flags} {values}".rstrip()
 
 
+def _output(command: str) -> Iterator[str]:
+    """Yield an example of real output, and what the names in it mean."""
+    yield from _section("OUTPUT")
+    page = page_of(command)
+    if page is not None and (shown := page.first_example) is not None:
+        yield "Of a dump:"
+        yield ".PP"
+        yield ".nf"
+        yield from (_text(line) for line in shown)
+        yield ".fi"
+    for group in legend_of(command):
+        yield f'.SS "{_escape(group.title)}"'
+        yield from _list((entry.name, entry.text) for entry in group.entries)
+
+
 def _section(title: str) -> Iterator[str]:
     yield f".SH {title}"
 
@@ -234,4 +252,5 @@ def _escape(text: str) -> str:
         ('"', "\\(dq"),
     ):
         text = text.replace(character, by)
-    return text
+    # Examples of output have some that are not ASCII.
+    return "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in text)

@@ -21,7 +21,7 @@ from msatools.kernel.reader import distinct
 from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.herds import MIN_WAITERS
-from msatools.prstat.column_docs import why
+from msatools.prstat.column_docs import explain
 from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.model import Load, LoadGroup, PrstatReport, Totals
 from msatools.prstat.options import Options
@@ -130,8 +130,12 @@ def with_views(
         report = replace(report, by=groups)
     if options.why:
         accounting, is_bound = report.accounting, kept.latency_is_bound
-        reasons = tuple(why(name, accounting, is_bound) for name in options.why)
-        report = replace(report, why=reasons)
+        reasons = (
+            reason
+            for name in options.why
+            for reason in explain(name, accounting, is_bound)
+        )
+        report = replace(report, why=tuple(dict.fromkeys(reasons)))
     return report
 
 

@@ -108,6 +108,7 @@ SHARED_OPTIONS = frozenset(
         "--self-check",
         "--budget",
         "--no-redraw",
+        "--why",
         "--color",
         "--record",
         "--diff",
@@ -863,7 +864,7 @@ PRSTAT = Row(
             "--children",
         }
         | {"--states", "--load", "--stacks", "--folded", "--function", "--module"}
-        | {"--why", "-F"}
+        | {"-F"}
     ),
     asked=(
         "-m -L -v -n 9",
@@ -877,7 +878,6 @@ PRSTAT = Row(
         "--load -n 1",
         "--stacks --function do_nanosleep -n 1",
         "--folded age --module virtio -n 1",
-        "--why OFF",
         "-p 1",
     ),
     naming=("", "-L -v", "-p 1"),
@@ -895,7 +895,7 @@ PRSTAT = Row(
         "--sort NOTHING": "no column 'NOTHING'; there are PID",
         "--sort +-PID": "cannot sort by '+-PID'",
         "-o PID,WHAT": "no column 'WHAT'; there are PID",
-        "--why WHAT": "no column 'WHAT'; there are PID",
+        "--why WHAT": "no name 'WHAT'; there are PID",
         "-n 0": "not a positive number: '0'",
         "-n many": "not a number: 'many'",
         "-p init": "not a number: 'init'",
@@ -915,7 +915,7 @@ PRSTAT = Row(
         "--stacks -m": "-m: no effect with --stacks, which has rows of its own",
         "--folded age -o PID": "-o: no effect with --folded",
         "--folded age --by user": "--by: no effect with --folded",
-        "--why LAT -a": "-a: no effect with --why, which only explains columns",
+        "--why LAT -a": "-a: no effect with --why, which explains names",
     },
     absent={
         "-p 99999": "pid 99999: no such task",

@@ -42,6 +42,7 @@ from msatools.render.cells import (
 )
 from msatools.render.header import header, notes, times
 from msatools.render.herds import woken_words
+from msatools.render.legend import why_lines
 from msatools.render.on import on_text
 from msatools.render.prstat.columns import TaskContext, context, make_columns, write
 from msatools.reports.units import duration, duration_range, short_size
@@ -65,13 +66,6 @@ _LEGEND = (
 )
 _MAX_PIDS = 8
 _SEEN = {"one dump": "by one look", "confirmed": "all slept again in the interval"}
-_BOUNDS = {
-    "exact": "exact",
-    "estimate": "~ estimate",
-    "upper": "< upper bound",
-    "lower": "> lower bound",
-    "not kept": "- not kept",
-}
 
 
 def _no_stack(report: PrstatReport) -> str:
@@ -445,5 +439,4 @@ def _stack(group: StackGroup, verbose: bool) -> Iterator[Text]:
 
 def _why(reasons: Sequence[Why]) -> Iterator[Block]:
     for reason in reasons:
-        yield text(Span(reason.field, "title"), f"  {_BOUNDS[reason.bound]}")
-        yield text(f"  {reason.text}")
+        yield from why_lines(reason.field, "", reason.text, reason.bound)

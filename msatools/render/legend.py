@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Prints legends: what was asked for with ``--why``, or all that a report has (-v)."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+
+from msatools.legends import Entry, Group, Legend
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Items,
+    Span,
+    Table,
+    Text,
+    Tree,
+    text,
+)
+
+_BOUNDS = {
+    "exact": "",
+    "estimate": "~ estimate",
+    "upper": "< upper bound",
+    "lower": "> lower bound",
+    "not kept": "- not kept",
+}
+
+_MOST_ROWS = 2000
+"""Rows of a table that are searched for names: there may be very many."""
+
+_VALUE = re.compile(r"([~<>=?])[\d.]|(-)$")
+"""A value with a mark before it, or the mark for none."""
+
+
+def why_lines(name: str, kind: str, words: str, bound: str = "exact") -> Iterator[Text]:
+    """Yield the explanation of one name.
+
+    :param kind: What it is the name of; empty if that is plain.
+    """
+    about = "".join(f"  {each}" for each in (kind, _BOUNDS[bound]) if each)
+    yield text(Span(name, "title"), Span(about, "dim"))
+    yield text(f"  {words}")
+
+
+def legend_blocks(legend: Legend) -> Iterator[Block]:
+    """Yield a whole legend, a line for each name."""
+    for number, group in enumerate(legend):
+        if number:
+            yield text()
+        yield text(Span(group.title, "title"))
+        width = max(len(entry.name) for entry in group.entries)
+        for entry in group.entries:
+            yield text(f"  {entry.name:{width}}  {entry.meaning}")
+
+
+def with_key(blocks: Iterable[Block], legend: Legend) -> Iterator[Block]:
+    """Yield a report, and below it what the names in it mean: a line for each kind.
+
+    Nothing is added to a report for another program, such as a graph.
+    """
+    shown = list(blocks)
+    yield from shown
+    if any(isinstance(block, Text) and block.narrow == "keep" for block in shown):
+        return
+    found = _Found(shown)
+    lines = [_key_line(group, found.entries(group)) for group in legend]
+    if any(lines):
+        yield text()
+    yield from filter(None, lines)
+
+
+def _key_line(group: Group, entries: Sequence[Entry]) -> Text | None:
+    if not entries:
+        return None
+    spans: list[Cell] = [Span(group.title, "title")]
+    for entry in entries:
+        end = "" if entry is entries[-1] else ";"
+        spans += [f"  {entry.name}: ", Span(f"{entry.meaning}{end}", "dim")]
+    return text(*spans)
+
+
+class _Found:
+    """The names in a report, by where they are."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._cells: dict[str, set[str]] = {}
+        self._words: set[str] = set()
+        for block in blocks:
+            self._add(block)
+
+    def entries(self, group: Group) -> list[Entry]:
+        """Return the entries of a group that the report has."""
+        names = self._names(group)
+        return [entry for entry in group.entries if entry.name in names]
+
+    def _names(self, group: Group) -> Collection[str]:
+        if group.where == "header":
+            return self._cells.keys()
+        within = [self._cells.get(column, set()) for column in group.columns]
+        cells = set().union(*within)
+        if group.where == "cell":
+            return cells
+        if group.where == "prefix":
+            everything = self._words.union(*self._cells.values())
+            return {
+                mark
+                for found in map(_VALUE.match, everything)
+                if found is not None
+                for mark in found.groups()
+            }
+        return {word for cell in cells for word in cell.split()} | self._words
+
+    def _add(self, block: Block) -> None:
+        if isinstance(block, Table):
+            headers = [column.header for column in block.columns]
+            for header in headers:
+                self._cells.setdefault(header, set())
+            for row in islice(block.rows, _MOST_ROWS):
+                for header, cell in zip(headers, row, strict=False):
+                    self._cells[header].add(_text(cell).strip())
+        elif isinstance(block, Items):
+            for item in block.items:
+                for line in item:
+                    self._add(line)
+        elif isinstance(block, Tree):
+            self._words.update(_text(block.label).split())
+            for child in block.children:
+                self._add(child)
+        elif isinstance(block, Text):
+            self._words.update("".join(map(_text, block.spans)).split())
+
+
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text
