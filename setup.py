@@ -77,6 +77,8 @@ setup(
     package_dir={COMMANDS: "commands", DOCS: "docs"},
     cmdclass={"install_data": InstallData},
     package_data={DOCS: ["guides/*.md", "commands/*.md"]},
+    # MANIFEST.in, which names what belongs to the source, would add them.
+    exclude_package_data={DOCS: ["schema/*"]},
     # Otherwise the command is not run; it finds the files itself.
     data_files=[("share/man/man1", [])],
     ext_modules=[

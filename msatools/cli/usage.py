@@ -8,6 +8,10 @@ from typing import Any, NoReturn
 
 import msatools
 
+_NEAR = 0.75
+"""How alike an option must be to be suggested: of --colour it is --color, of --foo
+none."""
+
 
 class UsageError(Exception):
     """The arguments of a command are invalid or contradict each other."""
@@ -57,7 +61,7 @@ class OptionParser(argparse.ArgumentParser):
         message = f"unrecognized arguments: {' '.join(words)}"
         option, known = words[0].partition("=")[0], self._option_string_actions
         begun = [each for each in known if option[2:] and each.startswith(option)]
-        nearest = begun or get_close_matches(option, known, 1)
+        nearest = begun or get_close_matches(option, known, 1, _NEAR)
         return f"{message}; did you mean {nearest[0]}?" if nearest else message
 
     def error(self, message: str) -> NoReturn:

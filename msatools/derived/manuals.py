@@ -10,7 +10,7 @@ from msatools.cli.arguments import examples_of
 from msatools.cli.command import Command
 from msatools.cli.subcommands import CommandGroup
 from msatools.derived.options import Option, options_of, options_of_subcommand
-from msatools.help.pages import page_of
+from msatools.help.pages import pages_on
 from msatools.legends import legend_of
 from msatools.registry import GROUPS, NAMES, load, load_group
 
@@ -207,7 +207,7 @@ def _flags(option: Option) -> str:
 def _output(command: str) -> Iterator[str]:
     """Yield an example of real output, and what the names in it mean."""
     yield from _section("OUTPUT")
-    page = page_of(command)
+    page = next(iter(pages_on(command)), None)
     if page is not None and (shown := page.first_example) is not None:
         yield "Of a dump:"
         yield ".PP"
@@ -250,7 +250,8 @@ def _escape(text: str) -> str:
         ("^", "\\(ha"),
         ("~", "\\(ti"),
         ('"', "\\(dq"),
+        # In outputs; no device for ASCII has it.
+        ("…", "..."),
     ):
         text = text.replace(character, by)
-    # Examples of output have some that are not ASCII.
-    return "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in text)
+    return text

@@ -11,7 +11,7 @@ from msatools.records import dataclass
 _PLACES = (Path(__file__).parents[1] / "docs", Path(__file__).parents[2] / "docs")
 """Where the documentation is: within the package, or beside it in the source."""
 
-_FOLDERS = ("guides", "commands")
+_FOLDERS = ("commands", "guides")
 
 _EXAMPLE = re.compile(r"^```console[^\n]*\n(.*?)^```$", re.M | re.S)
 
@@ -54,7 +54,7 @@ def pages_of(folder: str) -> list[HelpPage]:
     return []
 
 
-def page_of(topic: str) -> HelpPage | None:
-    """Return the page on a topic: a guide or a command; ``None`` if there is none."""
+def pages_on(topic: str) -> list[HelpPage]:
+    """Return the pages on a topic: of a command, then a guide of the same name."""
     pages = (page for folder in _FOLDERS for page in pages_of(folder))
-    return next((page for page in pages if page.name == topic), None)
+    return [page for page in pages if page.name == topic]
