@@ -119,6 +119,12 @@ _TARGET_OPTIONS = (
         action="store_true",
         help="read someone else's dump in a process that can do little besides",
     ),
+    argument(
+        "--no-pager",
+        action="store_true",
+        help="print what is longer than the screen as it is, not by MSA_PAGER, PAGER "
+        "or less",
+    ),
     argument("--debug", action="store_true", help="show tracebacks of errors"),
     argument("--version", action=Version, nargs=0, help="print name and version"),
 )
@@ -127,7 +133,7 @@ _ABOUT_TARGETS = frozenset(
     option
     for each in _TARGET_OPTIONS
     for option in each.args
-    if option not in ("--debug", "--version")
+    if option not in ("--no-pager", "--debug", "--version")
 )
 """Options that name a target, or how it is opened."""
 
@@ -297,6 +303,7 @@ def given_options(
 _EXCLUDED = (
     Excluded("--json", ("--color",), "has no colours"),
     Excluded("--json", ("--no-redraw",), "prints a line a sample"),
+    Excluded("--json", ("--no-pager",), "is never paged"),
     Excluded("--diff", ("--no-redraw",), "has no samples"),
 )
 """Those of all commands."""

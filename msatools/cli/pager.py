@@ -7,9 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TextIO
 
 from msatools.cli.output import is_terminal
@@ -26,26 +24,14 @@ _NOT_FOUND = (126, 127)
 """Exit statuses of a shell that could not run a program (sh(1))."""
 
 
-def show_paged(
-    blocks: Iterable[Block], out: TextIO, device: Device, args: Namespace
-) -> None:
-    """Print the blocks of one report, with a pager where it is wanted and needed."""
-    if not is_wanted(args, out):
+def show_paged(blocks: Iterable[Block], out: TextIO, device: Device) -> None:
+    """Print the blocks of one report, with a pager where it is usable and needed."""
+    if not is_usable(out):
         show(blocks, out, device)
         return
     text = io.StringIO()
     show(blocks, text, device)
     page(text.getvalue(), out)
-
-
-def is_wanted(args: Namespace, out: TextIO) -> bool:
-    """Return whether a report on a stream may be shown by a pager.
-
-    Inside drgn it is not: its prompt has pipes.
-    """
-    if getattr(args, "no_pager", True) or args.json:
-        return False
-    return is_usable(out)
 
 
 def is_usable(out: TextIO) -> bool:
@@ -93,13 +79,10 @@ def _run(command: str, text: str) -> bool:
         with subprocess.Popen(
             command, shell=True, stdin=subprocess.PIPE, env=environ
         ) as process:
-            assert process.stdin is not None
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            with suppress(BrokenPipeError):
-                process.stdin.write(text.encode(encoding, "backslashreplace"))
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            status = process.wait()
+            # It may end before it has read everything.
+            process.communicate(text.encode(encoding, "backslashreplace"))
+            status = process.returncode
     finally:
         signal.signal(signal.SIGINT, before)
     return status not in _NOT_FOUND

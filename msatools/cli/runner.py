@@ -15,7 +15,7 @@ from drgn import Program
 from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command
 from msatools.cli.intervals import Plan, reports
-from msatools.cli.output import ProgressLine, device, output
+from msatools.cli.output import ProgressLine, device, output, print_blocks
 from msatools.cli.recording import Recorder
 from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
 from msatools.cli.signals import stop_if_told, whole
@@ -25,7 +25,7 @@ from msatools.faults import OwnFault
 from msatools.kernel.report import Cost
 from msatools.kernel.session import Progress, R
 from msatools.records import dataclass
-from msatools.render import json, show
+from msatools.render import json
 from msatools.render.blocks import Block
 from msatools.selfdesc import BtfError
 from msatools.target import Target, TargetError, kcore, qmp
@@ -130,7 +130,7 @@ def print_report(command: Command[R], report: R, args: Namespace) -> None:
         if args.json:
             json.show(report, out)
         else:
-            show(shown_blocks(command, report, args), out, device(args, out))
+            print_blocks(shown_blocks(command, report, args), out, args)
 
 
 def shown_blocks(command: Command[R], report: R, args: Namespace) -> Iterable[Block]:

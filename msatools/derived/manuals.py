@@ -47,6 +47,11 @@ _GROUP_STATUS = (
 )
 _ENVIRONMENT = (
     ("NO_COLOR", "if it is set, nothing is coloured"),
+    (
+        "MSA_PAGER, PAGER",
+        "the pager for what is longer than the screen, without an INTERVAL; by default "
+        "less, with FRX unless LESS is set; empty or cat: none",
+    ),
     ("DEBUGINFOD_URLS", "where --debuginfod fetches debug info"),
 )
 

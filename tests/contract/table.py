@@ -116,7 +116,7 @@ SHARED_OPTIONS = frozenset(
     | {"-h", "--help"}
 )
 TARGET_OPTIONS = frozenset(
-    {"-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--sandbox"}
+    {"-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--sandbox", "--no-pager"}
     | {"--debug", "--version"}
 )
 
