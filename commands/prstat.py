@@ -125,6 +125,7 @@ def _options(args: argparse.Namespace, target: Target | None) -> Options:
             membership=membership(args),
         ),
         sort=tuple(args.sort or [parse_sort("CPU")]),
+        stuck_first=not args.sort,
         # Columns are explained without any task.
         rows=0 if args.why else args.rows,
         children=_needs_children(args),

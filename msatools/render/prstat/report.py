@@ -121,6 +121,7 @@ def blocks(
         )
         if microstates and columns is None:
             yield text(Span(_LEGEND, "dim"))
+        yield from _stuck(report, shown)
     if report.totals.threads:
         yield from _all_groups(report, rows)
         yield _total(report)
@@ -236,6 +237,15 @@ def _total(report: PrstatReport) -> Text:
         averages = ", ".join(f"{value:.2f}" for value in totals.load_averages)
         line += f", load averages: {averages}"
     return text(Span(line, "title"))
+
+
+def _stuck(report: PrstatReport, shown: Sequence[TaskRow]) -> Iterator[Text]:
+    """Yield a line on the threads in state D, if not all of a dump's have a row."""
+    count = report.totals.states.get("D", 0)
+    if report.target.live or count <= sum(row.state == "D" for row in shown):
+        return
+    words = f"{plural(count, 'thread')} in state D: -L --state D lists "
+    yield text(Span(words + ("it" if count == 1 else "them"), "warn"))
 
 
 def _classes(report: PrstatReport) -> Text:
