@@ -283,3 +283,10 @@ def test_manual_has_an_output(name: str) -> None:
     shown = page.partition(".SH OUTPUT")[2].partition(".fi")[0]
     assert shown.startswith("\nOf a dump:\n.PP\n.nf\n$ msa\\-")
     assert len(shown.splitlines()) > 5
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_help_fits_80_columns(row: Row) -> None:
+    ran = call(row.command, "--help")
+    assert "\nEXAMPLES:\n" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80

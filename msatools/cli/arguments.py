@@ -15,6 +15,7 @@ from msatools.cli.usage import (
     OptionParser,
     UsageError,
     Version,
+    example_lines,
 )
 from msatools.cli.words import is_number, named_targets
 
@@ -249,13 +250,11 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
     name = f"%{command.name}" if in_drgn else f"msa-{command.name}"
     operands = operands_of(command, in_drgn=in_drgn)
     examples = examples_of(command, in_drgn=in_drgn)
-    width = max(len(words) for words, _ in examples)
     parser = _Parser(
         prog=name,
         usage=f"%(prog)s [OPTION...] {operands}",
         description=command.summary,
-        epilog="EXAMPLES:\n"
-        + "\n".join(f"  %(prog)s {words:{width}}  {what}" for words, what in examples),
+        epilog=example_lines(name, examples).replace("%", "%%"),
         formatter_class=Formatter,
         add_help=False,
         allow_abbrev=False,

@@ -16,7 +16,15 @@ from msatools.cli.command import argument
 from msatools.cli.main import EXIT_DONE, failed
 from msatools.cli.output import OutputClosed, output
 from msatools.cli.signals import Stopped, end_by, stop_on_signals
-from msatools.cli.usage import Asked, Formatter, Help, OptionParser, UsageError, Version
+from msatools.cli.usage import (
+    Asked,
+    Formatter,
+    Help,
+    OptionParser,
+    UsageError,
+    Version,
+    example_lines,
+)
 from msatools.records import dataclass
 
 
@@ -68,15 +76,12 @@ def make_group_parser(
     group: CommandGroup, subcommand: Subcommand
 ) -> argparse.ArgumentParser:
     """Return the parser of the arguments after a subcommand's name."""
-    width = max(len(words) for words, _ in subcommand.examples)
+    prog = f"msa-{group.name} {subcommand.name}"
     parser = OptionParser(
-        prog=f"msa-{group.name} {subcommand.name}",
+        prog=prog,
         usage=f"%(prog)s {subcommand.operands} [OPTION...]",
         description=subcommand.summary,
-        epilog="EXAMPLES:\n"
-        + "\n".join(
-            f"  %(prog)s {words:{width}}  {what}" for words, what in subcommand.examples
-        ),
+        epilog=example_lines(prog, subcommand.examples).replace("%", "%%"),
         formatter_class=Formatter,
         add_help=False,
         allow_abbrev=False,

@@ -3,7 +3,7 @@
 """Parsing of options: errors as exceptions, help and version as text."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import msatools
@@ -40,6 +40,30 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         self, usage: Any, actions: Any, groups: Any, prefix: Any = None
     ) -> None:
         super().add_usage(usage, actions, groups, "USAGE: ")
+
+
+_WIDTH = 80
+"""Columns of an example, at most."""
+
+
+def example_lines(prog: str, examples: Iterable[tuple[str, str]]) -> str:
+    """Return examples of arguments and what they do, as the end of a help text.
+
+    What a long one does is in a line of its own.
+    """
+    shown = [(f"  {prog} {words}".rstrip(), what) for words, what in examples]
+    width = max((len(line) for line, what in shown if _fits(line, what)), default=0)
+    lines = ["EXAMPLES:"]
+    for line, what in shown:
+        if _fits(line, what) and width + 2 + len(what) <= _WIDTH:
+            lines.append(f"{line:{width}}  {what}")
+        else:
+            lines += (line, f"      {what}")
+    return "\n".join(lines)
+
+
+def _fits(line: str, what: str) -> bool:
+    return len(line) + 2 + len(what) <= _WIDTH
 
 
 class OptionParser(argparse.ArgumentParser):
