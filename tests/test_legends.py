@@ -106,7 +106,18 @@ PLAIN = {
         "SLAB",
         "PROCESS",
     ),
-    *("CORE", "DIE", "PACKAGE", "THREAD", "FUNCTION", "CALLER", "NR", "ZONE", "TYPE"),
+    *(
+        "BLOCKS OF",
+        "CORE",
+        "DIE",
+        "PACKAGE",
+        "THREAD",
+        "FUNCTION",
+        "CALLER",
+        "NR",
+        "ZONE",
+        "TYPE",
+    ),
 }
 """Headers that say what they are."""
 
@@ -124,7 +135,7 @@ def test_headers_are_explained(question: str) -> None:
             for header in headers - known
             # Bars, sizes of blocks, CPUs and nodes say what they are.
             if not header.startswith(("[", "cpu", "node", "Node", "NO ")) and header
-            if not header.isdigit()
+            if not header[0].isdigit()
         }
         assert not unknown, (question, unknown)
 
