@@ -86,11 +86,15 @@ _OPTIONS: tuple[argument, ...] = (
 
 def _why(command: str) -> argument:
     """Return the option that explains the output of a command."""
-    from msatools.cli.explanation import names_parser
+
+    def names(word: str) -> list[str]:
+        from msatools.cli.explanation import parse_names
+
+        return parse_names(command, word)
 
     return argument(
         "--why",
-        type=names_parser(command),
+        type=names,
         action="extend",
         default=[],
         metavar="NAME,...",
@@ -254,7 +258,7 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         prog=name,
         usage=f"%(prog)s [OPTION...] {operands}",
         description=command.summary,
-        epilog=example_lines(name, examples).replace("%", "%%"),
+        epilog=example_lines(name, examples),
         formatter_class=Formatter,
         add_help=False,
         allow_abbrev=False,

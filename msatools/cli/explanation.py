@@ -3,13 +3,14 @@
 """``--why``: the names in a command's output, explained without a target."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from msatools.cli.command import Answer, Command
 from msatools.cli.usage import UsageError
+from msatools.cli.values import ALL, UnknownName
 from msatools.cli.words import Words
-from msatools.legends import Entry, Group, find, legend_of
+from msatools.legends import Entry, Group, completable, find, legend_of
 from msatools.reports.explained import Explained, Explanations
 
 _WITH = frozenset(
@@ -22,26 +23,24 @@ _WITH = frozenset(
 """Options that have an effect with ``--why``."""
 
 
-def names_parser(command: str) -> Callable[[str], list[str]]:
-    """Return the parser of ``--why``: names of a command's legend, or ``all``."""
+def parse_names(command: str, word: str) -> list[str]:
+    """
+    Parse names of a command's legend, or ``all``.
 
-    def names(word: str) -> list[str]:
-        from msatools.cli.values import ALL, UnknownName
-        from msatools.legends import completable
-
-        legend = legend_of(command)
-        if not legend:
-            raise ArgumentTypeError("this command has no legend")
-        if word.lower() == ALL:
-            return [each.name for group in legend for each in group.entries]
-        # Some names have a comma of their own.
-        given = [word] if find(legend, word) else word.split(",")
-        for name in given:
-            if not find(legend, name):
-                raise UnknownName(name, completable(legend), "name")
-        return given
-
-    return names
+    :raises UnknownName: if one is not known
+    :raises argparse.ArgumentTypeError: if the command has no legend
+    """
+    legend = legend_of(command)
+    if not legend:
+        raise ArgumentTypeError("this command has no legend")
+    if word.lower() == ALL:
+        return [each.name for group in legend for each in group.entries]
+    # Some names have a comma of their own.
+    given = [word] if find(legend, word) else word.split(",")
+    for name in given:
+        if not find(legend, name):
+            raise UnknownName(name, completable(legend), "name")
+    return given
 
 
 def refuse_others(parser: ArgumentParser, args: Namespace, words: Words) -> None:

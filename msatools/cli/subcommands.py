@@ -81,7 +81,7 @@ def make_group_parser(
         prog=prog,
         usage=f"%(prog)s {subcommand.operands} [OPTION...]",
         description=subcommand.summary,
-        epilog=example_lines(prog, subcommand.examples).replace("%", "%%"),
+        epilog=example_lines(prog, subcommand.examples),
         formatter_class=Formatter,
         add_help=False,
         allow_abbrev=False,

@@ -21,7 +21,6 @@ from msatools.kernel.reader import distinct
 from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.herds import MIN_WAITERS
-from msatools.prstat.column_docs import explain
 from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.model import Load, LoadGroup, PrstatReport, Totals
 from msatools.prstat.options import Options
@@ -135,6 +134,9 @@ def with_views(
         }
         report = replace(report, by=groups)
     if options.why:
+        # A legend takes milliseconds to import.
+        from msatools.prstat.column_docs import explain
+
         accounting, is_bound = report.accounting, kept.latency_is_bound
         reasons = (
             reason

@@ -42,7 +42,6 @@ from msatools.render.cells import (
 )
 from msatools.render.header import header, notes, times
 from msatools.render.herds import woken_words
-from msatools.render.legend import why_lines
 from msatools.render.on import on_text
 from msatools.render.prstat.columns import TaskContext, context, make_columns, write
 from msatools.reports.units import duration, duration_range, short_size
@@ -448,5 +447,7 @@ def _stack(group: StackGroup, verbose: bool) -> Iterator[Text]:
 
 
 def _why(reasons: Sequence[Why]) -> Iterator[Block]:
+    from msatools.render.legend import why_lines
+
     for reason in reasons:
         yield from why_lines(reason.field, "", reason.text, reason.bound)
