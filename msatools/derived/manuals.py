@@ -137,10 +137,17 @@ def _front_page(commands: list[Command[Any]], groups: list[CommandGroup]) -> str
         ".B msa",
         _escape("COMMAND [OPTION...] [TARGET] [INTERVAL [COUNT]]"),
         ".br",
+        ".B msa help",
+        _escape("[TOPIC]"),
+        ".br",
         ".B msa",
         _escape("--help | --version"),
         *_section("DESCRIPTION"),
         _escape("msa COMMAND is msa-COMMAND, which has a manual page of its own."),
+        *_paragraph(
+            "msa help lists guides, such as it-hangs, and other pages; msa help TOPIC "
+            "shows one."
+        ),
         *_paragraph(_TARGET),
         *_section("COMMANDS"),
         *_list(listed),
