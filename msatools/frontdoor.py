@@ -109,10 +109,14 @@ def _print(text: "str | Iterable[Block]") -> int:
 
     try:
         with output() as out:
-            if isinstance(text, str):
+            if not isinstance(text, str):
+                _show_page(text, out)
+            elif not out.isatty():
                 out.write(text)
             else:
-                _show_page(text, out)
+                from msatools.cli.pager import is_usable, page
+
+                (page if is_usable(out) else _write)(text, out)
     except OutputClosed:
         import signal
 
@@ -120,6 +124,10 @@ def _print(text: "str | Iterable[Block]") -> int:
     except OutputError as error:
         return _fail(str(error), 1)
     return 0
+
+
+def _write(text: str, out: TextIO) -> None:
+    out.write(text)
 
 
 def _show_page(blocks: "Iterable[Block]", out: TextIO) -> None:
@@ -134,10 +142,7 @@ def _show_page(blocks: "Iterable[Block]", out: TextIO) -> None:
     width = min(device.width or PAGE_WIDTH, PAGE_WIDTH)
     text = StringIO()
     show(blocks, text, replace(device, width=width, height=None))
-    if is_usable(out):
-        page(text.getvalue(), out)
-    else:
-        out.write(text.getvalue())
+    (page if is_usable(out) else _write)(text.getvalue(), out)
 
 
 def _help() -> str:

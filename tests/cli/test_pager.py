@@ -123,11 +123,21 @@ def test_in_the_sandbox() -> None:
     assert lines(terminal)[0].startswith("paged:")
 
 
-@pytest.mark.parametrize("words", [["prstat", "--help"], ["help", "it-hangs"]])
+@pytest.mark.parametrize(
+    "words", [["prstat", "--help"], ["help", "it-hangs"], ["help"], ["--help"]]
+)
 def test_help_and_guides(words: list[str]) -> None:
-    terminal = Terminal([SCRIPT, *words], **ENVIRON)
+    terminal = Terminal([SCRIPT, *words], size=(80, 12), **ENVIRON)
     assert terminal.end() == 0
-    assert len(lines(terminal)) > 24
+    assert len(lines(terminal)) > 12
+
+
+def test_guide_that_is_piped() -> None:
+    """It has no pager, and a reader that ends early is quiet."""
+    shell = f"{SCRIPT} help columns | head -n 1"
+    terminal = Terminal(["sh", "-c", shell], **ENVIRON)
+    assert terminal.end() == 0
+    assert terminal.seen == "msa-cpus\r\n"
 
 
 @pytest.mark.parametrize(
