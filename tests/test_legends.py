@@ -10,13 +10,14 @@ from drgn import ProgramFlags
 
 from fixtures.demo.questions import QUESTIONS
 from msatools.cli.arguments import make_parser
+from msatools.cli.subcommands import run_group
 from msatools.cli.words import parse_words
 from msatools.cpus.model import SetKind, State
 from msatools.derived.manuals import manuals
 from msatools.legends import Group, completable, find, legend_of
 from msatools.locks.base.lock import LockTypeName
 from msatools.memory.pages.classes import CLASSES
-from msatools.registry import NAMES, load
+from msatools.registry import NAMES, load, load_group
 from msatools.render.blocks import Block, Column, Table, Text, text
 from msatools.render.legend import with_key
 from msatools.render.memstat.rows import GROUPS, REST
@@ -301,3 +302,16 @@ def test_help_fits_80_columns(row: Row) -> None:
     ran = call(row.command, "--help")
     assert "\nEXAMPLES:\n" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_why_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    group = load_group("fleet")
+    assert run_group(group, ["--why", "trend"]) == 0
+    assert capsys.readouterr().out.startswith("TREND  column\n  Dumps by day")
+    for words, message in (
+        (["--why", "X"], "--why: no name 'X'"),
+        (["--why"], "--why: takes NAME"),
+        (["--why", "BUCKET", "x"], "--why: takes NAME"),
+    ):
+        assert run_group(group, words) == 2
+        assert message in capsys.readouterr().err

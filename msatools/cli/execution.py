@@ -144,7 +144,7 @@ def instead(
 
         refuse_others(parser, args, words)
         looks = command.explains_kernel and has_target
-        return None if looks else explained(command, args)
+        return None if looks else explained(command.name, args.why)
     if args.diff is None:
         return None
     refuse_target(args, words)

@@ -4,9 +4,8 @@
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
-from typing import Any
 
-from msatools.cli.command import Answer, Command
+from msatools.cli.command import Answer
 from msatools.cli.usage import UsageError
 from msatools.cli.values import ALL, UnknownName
 from msatools.cli.words import Words
@@ -57,13 +56,13 @@ def refuse_others(parser: ArgumentParser, args: Namespace, words: Words) -> None
         raise UsageError("--why: names are explained once, and an interval is named")
 
 
-def explained(command: Command[Any], args: Namespace) -> Answer:
+def explained(command: str, names: list[str]) -> Answer:
     """Return what the names mean that were asked for."""
     from msatools.render.legend import why_lines
 
-    entries = dict.fromkeys(_entries(command.name, args.why))
+    entries = dict.fromkeys(_entries(command, names))
     document = Explanations(
-        command.name,
+        command,
         tuple(
             Explained(entry.name, group.kind, entry.meaning, entry.source, entry.bound)
             for group, entry in entries

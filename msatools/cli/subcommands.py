@@ -113,6 +113,8 @@ def run_group(group: CommandGroup, argv: Sequence[str] | None = None) -> int:
 
 
 def _run(group: CommandGroup, argv: Sequence[str]) -> int:
+    if argv and argv[0] == "--why":
+        return _explain(group, argv[1:])
     try:
         subcommand = _chosen(group, argv[0] if argv else "")
         args = make_group_parser(group, subcommand).parse_intermixed_args(argv[1:])
@@ -121,6 +123,25 @@ def _run(group: CommandGroup, argv: Sequence[str]) -> int:
             out.write(str(asked))
         return EXIT_DONE
     return subcommand.run(args)
+
+
+def _explain(group: CommandGroup, words: Sequence[str]) -> int:
+    """Explain names of the output, which no subcommand is needed for.
+
+    :raises UsageError: if there is not one word of them, or a name is not known
+    """
+    from msatools.cli.explanation import explained, parse_names
+    from msatools.render import show
+
+    if len(words) != 1:
+        raise UsageError("--why: takes NAME,..., or all, and nothing else")
+    try:
+        names = parse_names(group.name, words[0])
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--why: {error}") from None
+    with output() as out:
+        show(explained(group.name, names).blocks, out)
+    return EXIT_DONE
 
 
 def _chosen(group: CommandGroup, word: str) -> Subcommand:
@@ -155,8 +176,9 @@ def _help(group: CommandGroup) -> str:
             *(f"  {each.name:{width}}  {each.summary}" for each in group.subcommands),
             "",
             "OPTIONS:",
-            "  -h, --help  print this help",
-            "  --version   print name and version",
+            "  --why NAME,...  explain columns of the output; all: all of them",
+            "  -h, --help      print this help",
+            "  --version       print name and version",
             "",
         )
     )

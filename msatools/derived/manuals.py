@@ -121,6 +121,7 @@ def _group_page(group: CommandGroup) -> str:
             for each in group.subcommands
             for words, what in each.examples
         ),
+        *_output(group.name),
         *_section("EXIT STATUS"),
         *_list(_GROUP_STATUS),
         *_section("SEE ALSO"),

@@ -94,7 +94,7 @@ def _all_columns() -> Iterator[Block]:
     from msatools.legends import legend_of
     from msatools.render.legend import legend_blocks
 
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(_COMMANDS):
         if number:
             yield text()
         yield text(Span(f"msa-{name}", "title"))
