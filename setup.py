@@ -21,6 +21,9 @@ from distutils.command.install_data import install_data  # isort: skip
 # pyproject.toml such a move allows no search for the other packages.
 COMMANDS = "msatools.commands"
 
+# So does the documentation, which `msa help` shows and manual pages quote.
+DOCS = "msatools.docs"
+
 
 def _library(path: str) -> Extension:
     """Return a part in C.
@@ -70,9 +73,12 @@ class InstallData(install_data):
 
 
 setup(
-    packages=[COMMANDS, *find_packages(include=["msatools", "msatools.*"])],
-    package_dir={COMMANDS: "commands"},
+    packages=[COMMANDS, DOCS, *find_packages(include=["msatools", "msatools.*"])],
+    package_dir={COMMANDS: "commands", DOCS: "docs"},
     cmdclass={"install_data": InstallData},
+    package_data={DOCS: ["guides/*.md", "commands/*.md"]},
+    # MANIFEST.in, which names what belongs to the source, would add them.
+    exclude_package_data={DOCS: ["schema/*"]},
     # Otherwise the command is not run; it finds the files itself.
     data_files=[("share/man/man1", [])],
     ext_modules=[

@@ -99,12 +99,6 @@ def _groups(word: str) -> Any:
     return known_names(word.lower().split(","), GROUPS, "grouping")
 
 
-def _fields(word: str) -> Any:
-    from msatools.prstat.column_docs import FIELDS
-
-    return known_names(word.upper().split(","), FIELDS, "column")
-
-
 def _frequency(word: str) -> Any:
     with contextlib.suppress(ValueError):
         hz = float(word)
@@ -131,6 +125,7 @@ def _options(args: argparse.Namespace, target: Target | None) -> Options:
             membership=membership(args),
         ),
         sort=tuple(args.sort or [parse_sort("CPU")]),
+        stuck_first=not args.sort,
         # Columns are explained without any task.
         rows=0 if args.why else args.rows,
         children=_needs_children(args),
@@ -188,8 +183,6 @@ def _blocks(report: PrstatReport, args: argparse.Namespace) -> Iterable[Block]:
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.hz and not has_interval:
         return "-F: samples are within an interval, and none is named"
-    if args.why and has_interval:
-        return "--why: columns are explained once, and an interval is named"
     if (args.functions or args.modules) and args.view in ("states", "load"):
         return "--function, --module: of stacks; add --stacks or --folded"
     for given, option, kind in (
@@ -202,18 +195,12 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     return None
 
 
-_SELECTING = (
-    *("-p", "-u", "--cgroup", "--container", "--ns", "-P", "--kernel-threads"),
-    *("--user-tasks", "--state", "--class", "--min-age", "--max-age"),
-)
 _GROUPING = ("-a", "-Z", "--by")
 _ROWS = ("-m", "-o", "-L", "--sort", "--children")
 """Options of the table of tasks."""
 
 _STACKS = ("--stacks", "--folded", "--function", "--module")
-_OTHERS = (*_GROUPING, *_ROWS, *_STACKS, "-n", "--states", "--load", "-v")
 _EXCLUDED = (
-    Excluded("--why", (*_SELECTING, *_OTHERS, "-F"), "only explains columns"),
     *(
         Excluded(view, _ROWS, "has rows of its own, of threads", in_text=True)
         for view in ("--states", "--load", *_STACKS)
@@ -226,7 +213,7 @@ _EXCLUDED = (
     Excluded("--json", ("--folded",), "is another form: use --stacks"),
     Excluded("--json", ("-o",), "has all columns"),
     Excluded("--diff", ("-m", "-o", "--sort", "-F"), "has tables of its own"),
-    Excluded("--diff", ("--why", "--load", *_GROUPING), "has tables of its own"),
+    Excluded("--diff", ("--load", *_GROUPING), "has tables of its own"),
 )
 
 
@@ -393,14 +380,6 @@ COMMAND = Command(
             help="only stacks with a function of one of these modules",
         ),
         argument(
-            "--why",
-            type=_fields,
-            action="extend",
-            default=[],
-            metavar="COL,...",
-            help="explain columns, and how well each is known here",
-        ),
-        argument(
             "--sort",
             type=_sort_keys,
             metavar="KEY,...",
@@ -432,6 +411,7 @@ COMMAND = Command(
     complaint=_complaint,
     excluded=_EXCLUDED,
     checks=_checks,
+    explains_kernel=True,
     compared=_COMPARED,
     recorded=Recorded(
         model=_model,

@@ -9,9 +9,16 @@ Commands are imported when they run, so that ``msa NAME`` starts as fast as
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, TextIO
 
 from msatools.registry import GROUPS, NAMES
+
+if TYPE_CHECKING:
+    from msatools.render.blocks import Block
+
+HELP = "help"
 
 SESSIONS = ("crash", "drgn")
 """Sessions of drgn, which only ``msa`` runs."""
@@ -55,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from msatools.cli.session import run_session
 
         return run_session(first, words[1:])
+    if first == HELP and not os.path.exists(HELP):
+        return _help_on(words[1:])
     from msatools.console import run
 
     if first in ALL:
@@ -87,13 +96,34 @@ def _is_argument(word: str) -> bool:
     return not word or word[0] == "-" or "/" in word or bool(_NUMBER.fullmatch(word))
 
 
-def _print(text: str) -> int:
+def _help_on(words: Sequence[str]) -> int:
+    """Show the page on a topic, or the list of topics."""
+    if len(words) > 1 and words[0][:1] != "-":
+        return _fail(f"{words[1]}: a second topic, after {words[0]}", USAGE)
+    from msatools.help.topics import UnknownTopicError, topic_blocks, topic_list
+
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            return _print(topic_list())
+        return _print(topic_blocks(words[0]))
+    except UnknownTopicError as error:
+        return _fail(f"help: {error}", USAGE)
+
+
+def _print(text: "str | Iterable[Block]") -> int:
     from msatools.cli.output import OutputClosed, OutputError, output
     from msatools.cli.signals import end_by
 
     try:
         with output() as out:
-            out.write(text)
+            if not isinstance(text, str):
+                _show_page(text, out)
+            elif not out.isatty():
+                out.write(text)
+            else:
+                from msatools.cli.pager import is_usable, page
+
+                (page if is_usable(out) else _write)(text, out)
     except OutputClosed:
         import signal
 
@@ -101,6 +131,25 @@ def _print(text: str) -> int:
     except OutputError as error:
         return _fail(str(error), 1)
     return 0
+
+
+def _write(text: str, out: TextIO) -> None:
+    out.write(text)
+
+
+def _show_page(blocks: "Iterable[Block]", out: TextIO) -> None:
+    from dataclasses import replace
+
+    from msatools.cli.pager import is_usable, page
+    from msatools.render import show
+    from msatools.render.device import device_of
+    from msatools.render.markdown import PAGE_WIDTH
+
+    device = device_of(out, full=True)
+    width = min(device.width or PAGE_WIDTH, PAGE_WIDTH)
+    text = StringIO()
+    show(blocks, text, replace(device, width=width, height=None))
+    (page if is_usable(out) else _write)(text.getvalue(), out)
 
 
 def _help() -> str:
@@ -124,6 +173,10 @@ def _help() -> str:
         f"  {'crash':{width}}  its crash commands: msa crash TARGET [COMMAND]",
         f"  {'drgn':{width}}  its prompt or a script: msa drgn TARGET [SCRIPT]",
         "",
+        "HELP:",
+        "  msa help          the topics: guides, commands, columns",
+        "  msa help TOPIC    one of them, such as it-hangs",
+        "",
         "OPTIONS:",
         "  -h, --help  print this help; of one command: msa COMMAND --help",
         "  --version   print the version",
@@ -139,7 +192,7 @@ def _refuse(word: str) -> int:
     """Say why a word is not accepted, and what is."""
     from difflib import get_close_matches
 
-    nearest = get_close_matches(word, ALL, 1)
+    nearest = get_close_matches(word, (*ALL, HELP), 1)
     names = ", ".join(ALL)
     advice = f"did you mean {nearest[0]}?" if nearest else f"name one of {names}"
     return _fail(f"{word}: no such command or file; {advice}; see msa --help", USAGE)

@@ -6,6 +6,7 @@ Commands run in this process, on a demo core that also serves as a running guest
 """
 
 import io
+import itertools
 import json
 import os
 import re
@@ -367,7 +368,13 @@ def test_help(row: Row, option: str) -> None:
         assert {*shared} <= {words for words, _ in given}
     for words, what in given:
         start = f"  msa-{row.name} {words}"
-        (line,) = (e for e in examples if e.startswith(f"{start}  ") and what in e)
+        beside = {e for e in examples if re.fullmatch(f"{re.escape(start)} +.*", e)}
+        below = {
+            e for e, then in itertools.pairwise(examples) if then == f"      {what}"
+        }
+        (line,) = {e for e in beside if e.endswith(f"  {what}")} | (
+            below & {start.rstrip()}
+        )
         asks = [word.strip("'") for word in words.partition(" |")[0].split()]
         args = make_parser(row.command, in_drgn=False).parse_intermixed_args(asks)
         assert row.command.complaint(args, "5" in asks) is None, line
@@ -382,7 +389,9 @@ def test_help_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     assert first == f"USAGE: %{row.name} [OPTION...] {operands}"
     assert not operands.startswith("[TARGET]")
     assert not re.search("vmcore|vmlinux|--qemu|--version|--debug", rest)
-    assert f"  %{row.name} {row.command.examples[0][0]}  " in rest
+    assert re.search(
+        rf"^  %{row.name} {re.escape(row.command.examples[0][0])}(  |$)", rest, re.M
+    )
     command: Any = DEFAULT_COMMAND_NAMESPACE.lookup(demo().prog, row.name)
     assert command.format_usage() == first.removeprefix("USAGE: ")
     body = command.format_help(indent="    ")

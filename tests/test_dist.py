@@ -100,6 +100,7 @@ def test_pip(dist: Path, tmp_path: Path, python: Path, pattern: str) -> None:
         assert run(environment, f"msa-{name}", "--help").startswith(
             f"USAGE: msa-{name}"
         )
+    assert run(environment, "msa", "help", "it-hangs").startswith("It hangs\n")
     for page in manuals():
         assert (environment / "share/man/man1" / page).is_file()
     assert (environment / "share/bash-completion/completions/msa").is_file()

@@ -73,7 +73,7 @@ def test_folders_have_no_import_cycle(package: str) -> None:
 
 OUTPUT = (
     *("reports", "render", "cli", "plugin", "registry", "console", "frontdoor"),
-    *("derived", "presentation", "bounded", "prompt"),
+    *("derived", "presentation", "bounded", "prompt", "help"),
 )
 """Packages that turn reports into text, files and commands."""
 

@@ -167,7 +167,7 @@ TRIED = {
         others=(
             *("-m", "-L", "-a", "-Z", "--by comm", "--by user", "--sort RSS", "-n 1"),
             *("-o pid,cpu", "--children", "--states", "--load", "--stacks"),
-            *("--folded age", "--stacks --function do_nanosleep", "--why OFF", "-v"),
+            *("--folded age", "--stacks --function do_nanosleep", "-v"),
             "--json",
         ),
         untried={

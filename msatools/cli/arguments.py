@@ -15,6 +15,7 @@ from msatools.cli.usage import (
     OptionParser,
     UsageError,
     Version,
+    example_lines,
 )
 from msatools.cli.words import is_number, named_targets
 
@@ -91,6 +92,26 @@ _OPTIONS: tuple[argument, ...] = (
     argument("-h", "--help", action=Help, nargs=0, help="print this help"),
 )
 
+
+def _why(command: str) -> argument:
+    """Return the option that explains the output of a command."""
+
+    def names(word: str) -> list[str]:
+        from msatools.cli.explanation import parse_names
+
+        return parse_names(command, word)
+
+    return argument(
+        "--why",
+        type=names,
+        action="extend",
+        default=[],
+        metavar="NAME,...",
+        help="explain columns, classes, states and marks of the output: what they "
+        "mean, where they come from, how exact they are; all: all of them",
+    )
+
+
 _TARGET_OPTIONS = (
     argument("-k", dest="kernel", action="store_true", help="the running kernel"),
     argument("-c", dest="core", metavar="PATH", help="a dump, or /proc/kcore"),
@@ -125,6 +146,12 @@ _TARGET_OPTIONS = (
         action="store_true",
         help="read someone else's dump in a process that can do little besides",
     ),
+    argument(
+        "--no-pager",
+        action="store_true",
+        help="print what is longer than the screen as it is, not by MSA_PAGER, PAGER "
+        "or less",
+    ),
     argument("--debug", action="store_true", help="show tracebacks of errors"),
     argument("--version", action=Version, nargs=0, help="print name and version"),
 )
@@ -133,7 +160,7 @@ _ABOUT_TARGETS = frozenset(
     option
     for each in _TARGET_OPTIONS
     for option in each.args
-    if option not in ("--debug", "--version")
+    if option not in ("--no-pager", "--debug", "--version")
 )
 """Options that name a target, or how it is opened."""
 
@@ -250,13 +277,11 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
     name = f"%{command.name}" if in_drgn else f"msa-{command.name}"
     operands = operands_of(command, in_drgn=in_drgn)
     examples = examples_of(command, in_drgn=in_drgn)
-    width = max(len(words) for words, _ in examples)
     parser = _Parser(
         prog=name,
         usage=f"%(prog)s [OPTION...] {operands}",
         description=command.summary,
-        epilog="EXAMPLES:\n"
-        + "\n".join(f"  %(prog)s {words:{width}}  {what}" for words, what in examples),
+        epilog=example_lines(name, examples),
         formatter_class=Formatter,
         add_help=False,
         allow_abbrev=False,
@@ -270,7 +295,7 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         parser.set_defaults(diff=None)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     options = parser.add_argument_group("OPTIONS")
-    for option in (*command.arguments, *common):
+    for option in (*command.arguments, _why(command.name), *common):
         if isinstance(option, argument):
             options.add_argument(*option.args, **option.kwargs)
             continue
@@ -304,6 +329,7 @@ def given_options(
 _EXCLUDED = (
     Excluded("--json", ("--color",), "has no colours"),
     Excluded("--json", ("--no-redraw",), "prints a line a sample"),
+    Excluded("--json", ("--no-pager",), "is never paged"),
     Excluded("--diff", ("--no-redraw",), "has no samples"),
 )
 """Those of all commands."""

@@ -177,6 +177,10 @@ class Command(Generic[R]):
     checks: "Callable[[], Sequence[Check]]" = lambda: ()
     """Returns what ``--self-check`` compares, besides how memory is read."""
 
+    explains_kernel: bool = False
+    """Whether ``--why`` looks at the target, where one is named: what the names mean
+    depends on it."""
+
     compared: "tuple[DiffRows, ...]" = ()
     """Tables that ``--diff`` compares row by row."""
 

@@ -15,7 +15,7 @@ from msatools.cli.arguments import refuse_excluded
 from msatools.cli.budget import be_nice
 from msatools.cli.command import Answer, Command, R
 from msatools.cli.main import EXIT_DONE, EXIT_TARGET, failed, say_faults
-from msatools.cli.output import OutputClosed, device, output
+from msatools.cli.output import OutputClosed, output, print_blocks
 from msatools.cli.recording import is_recording
 from msatools.cli.runner import RunResult, run
 from msatools.cli.signals import Stopped, stop_if_told, told_first
@@ -27,8 +27,8 @@ from msatools.cli.target_arguments import (
     target_spec,
 )
 from msatools.cli.usage import UsageError
-from msatools.cli.words import Words, parse_words
-from msatools.render import json, show
+from msatools.cli.words import Words, named_targets, parse_words
+from msatools.render import json
 from msatools.target import TargetSpec, open_target
 
 EXIT_INCOMPLETE = 3
@@ -45,7 +45,8 @@ def execute(
     command = chosen(command, parser, args)
     words = parse_words(args.words)
     refuse_excluded(command, parser, args)
-    if (answer := instead(command, args, words)) is not None:
+    answer = instead(command, parser, args, words, bool(named_targets(args)))
+    if answer is not None:
         print_answer(answer, args)
         return EXIT_INCOMPLETE if args.strict and answer.incomplete else EXIT_DONE
     path = target_path(args, words)
@@ -65,7 +66,9 @@ def execute(
         from msatools.cli.sandbox import in_sandbox
 
         work = partial(_sandboxed, command, spec, args, words)
-        return in_sandbox(f"msa-{command.name}", str(spec.path), work)
+        name = f"msa-{command.name}"
+        is_paged = not (args.no_pager or args.json)
+        return in_sandbox(name, str(spec.path), work, is_paged=is_paged)
     return _report(command, spec, args, words)
 
 
@@ -129,9 +132,19 @@ def chosen(
 
 
 def instead(
-    command: Command[R], args: argparse.Namespace, words: Words
+    command: Command[R],
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    words: Words,
+    has_target: bool,
 ) -> Answer | None:
     """Return the answer without a target, if the arguments request that."""
+    if args.why:
+        from msatools.cli.explanation import explained, refuse_others
+
+        refuse_others(parser, args, words)
+        looks = command.explains_kernel and has_target
+        return None if looks else explained(command.name, args.why)
     if args.diff is None:
         return None
     refuse_target(args, words)
@@ -150,7 +163,7 @@ def print_answer(answer: Answer, args: argparse.Namespace) -> None:
         if args.json:
             json.show(answer.document, out)
         else:
-            show(answer.blocks, out, device(args, out))
+            print_blocks(answer.blocks, out, args)
 
 
 def check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
@@ -162,6 +175,10 @@ def check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
     for name, option in (("budget", "--budget"), ("no_redraw", "--no-redraw")):
         if getattr(args, name) and not has_interval:
             raise UsageError(f"{option}: it is for samples, and no INTERVAL is named")
+    if has_interval and getattr(args, "no_pager", False):
+        raise UsageError(
+            "--no-pager: samples are never paged, and an INTERVAL is named"
+        )
     if args.record is not None and (lacking := command.recorded.lacking(args)):
         raise UsageError(f"{lacking}: recordings do not have it")
     complaint = command.complaint(args, has_interval)

@@ -65,7 +65,7 @@ def _run(
         command = chosen(command, parser, args)
         words = parse_words(args.words)
         refuse_excluded(command, parser, args)
-        if (answer := instead(command, args, words)) is not None:
+        if (answer := instead(command, parser, args, words, True)) is not None:
             return _answer_in_drgn(command, answer, args)
         if words.target is not None:
             raise UsageError(f"{words.target}: the target is drgn's own")

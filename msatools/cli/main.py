@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command, R
-from msatools.cli.output import OutputClosed, OutputError, output
+from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.cli.signals import Stopped, end_by, stop_on_signals
 from msatools.cli.usage import Asked, UsageError
 
@@ -53,6 +53,12 @@ def _run(command: Command[R], argv: Sequence[str], *, debug: bool) -> int:
         args = parser.parse_intermixed_args(argv)
     except Asked as asked:
         with output() as out:
+            if is_terminal(out) and "--no-pager" not in argv:
+                from msatools.cli.pager import is_usable, page
+
+                if is_usable(out):
+                    page(str(asked), out)
+                    return EXIT_DONE
             out.write(str(asked))
         return EXIT_DONE
     from msatools.cli.execution import execute

@@ -9,7 +9,7 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from msatools.kernel.session import Progress
+    from msatools.render.blocks import Block
     from msatools.render.device import Device
 
 _MAX_LINKS = 40
@@ -79,6 +80,20 @@ def device(args: "Namespace", out: TextIO) -> "Device":
     from msatools.render.device import device_of
 
     return device_of(out, args.color, full=args.verbose)
+
+
+def print_blocks(blocks: "Iterable[Block]", out: TextIO, args: "Namespace") -> None:
+    """Print one report as text, on a terminal with a pager if it is long."""
+    look = device(args, out)
+    # Inside drgn there is no pager: its prompt has pipes.
+    if is_terminal(out) and not getattr(args, "no_pager", True):
+        from msatools.cli.pager import show_paged
+
+        show_paged(blocks, out, look)
+    else:
+        from msatools.render import show
+
+        show(blocks, out, look)
 
 
 class ProgressLine:

@@ -4,7 +4,7 @@
 
 import contextlib
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, replace
 from functools import partial
@@ -15,7 +15,7 @@ from drgn import Program
 from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command
 from msatools.cli.intervals import Plan, reports
-from msatools.cli.output import ProgressLine, device, output
+from msatools.cli.output import ProgressLine, device, output, print_blocks
 from msatools.cli.recording import Recorder
 from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
 from msatools.cli.signals import stop_if_told, whole
@@ -25,7 +25,7 @@ from msatools.faults import OwnFault
 from msatools.kernel.report import Cost
 from msatools.kernel.session import Progress, R
 from msatools.records import dataclass
-from msatools.render import json, show
+from msatools.render import json
 from msatools.render.blocks import Block
 from msatools.selfdesc import BtfError
 from msatools.target import Target, TargetError, kcore, qmp
@@ -37,8 +37,9 @@ _TRIES = 3
 """Maximum number of attempts if memory is added or removed meanwhile, and if a running
 kernel changed what is read so that it cannot be right."""
 
-_SCREEN_ROWS = 300
-"""Maximum number of rows for a screen by default, more than it can show."""
+_SCREEN_ROWS = 10_000
+"""Maximum number of rows for a screen by default: those that it can be scrolled and
+sorted by keys among."""
 
 
 @dataclass
@@ -130,7 +131,18 @@ def print_report(command: Command[R], report: R, args: Namespace) -> None:
         if args.json:
             json.show(report, out)
         else:
-            show(command.blocks(report, args), out, device(args, out))
+            print_blocks(shown_blocks(command, report, args), out, args)
+
+
+def shown_blocks(command: Command[R], report: R, args: Namespace) -> Iterable[Block]:
+    """Return the blocks of a report, with -v what the names in them mean."""
+    blocks = command.blocks(report, args)
+    if not args.verbose:
+        return blocks
+    from msatools.legends import legend_of
+    from msatools.render.legend import with_key
+
+    return with_key(blocks, legend_of(command.name))
 
 
 def recording(
@@ -163,7 +175,32 @@ def _display(command: Command[R], args: Namespace, interval_s: float) -> Display
     if getattr(args, "rows", _SCREEN_ROWS) is None:
         args.rows = _SCREEN_ROWS
     first = f"msa-{command.name}: the first sample comes after {interval_s:g} s"
-    return Screen(blocks, words, look, first)
+    from msatools.cli.live_view import LiveView
+    from msatools.legends import legend_of
+
+    view = LiveView(legend_of(command.name), _column_chooser(command, args))
+    return Screen(blocks, words, look, first, view)
+
+
+def _column_chooser(
+    command: Command[R], args: Namespace
+) -> Callable[[str], str | None] | None:
+    """Return what has a command show other columns; ``None`` if it has no ``-o``."""
+    parser = make_parser(command, in_drgn=True)
+    option = next((each for each in parser._actions if each.dest == "columns"), None)
+    parse = None if option is None else option.type
+    if not callable(parse):
+        return None
+    usual = args.columns
+
+    def choose(names: str) -> str | None:
+        try:
+            args.columns = parse(names) if names else usual
+        except (ArgumentTypeError, ValueError) as error:
+            return str(error)
+        return None
+
+    return choose
 
 
 @contextlib.contextmanager

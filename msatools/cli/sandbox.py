@@ -29,7 +29,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from msatools.cli.output import is_terminal, output
 from msatools.render.device import terminal_size
@@ -44,6 +44,8 @@ SECONDS = 600
 
 _POLL_S = 0.2
 _CHUNK = 1 << 16
+_MOST_KEPT = 1 << 24
+"""Characters that are kept for a pager: the child must not fill our memory."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 """<linux/prctl.h>."""
@@ -110,13 +112,16 @@ def binding() -> ModuleType | None:
     return None
 
 
-def in_sandbox(name: str, path: str, work: Callable[[], int]) -> int:
+def in_sandbox(
+    name: str, path: str, work: Callable[[], int], *, is_paged: bool = False
+) -> int:
     """
     Do *work* in a sandbox, and return its exit status.
 
     :param name: The command, for messages.
     :param path: The dump.
     :param work: Prints to the standard streams; returns the exit status.
+    :param is_paged: Whether a pager may show what it prints on a terminal.
     :raises DamagedDumpError: if the child crashed, or took too much time or memory
     """
     seccomp = binding()
@@ -134,7 +139,8 @@ def in_sandbox(name: str, path: str, work: Callable[[], int]) -> int:
     for _, write_end in ends:
         os.close(write_end)
     try:
-        _pass_on(ends[0][0], ends[1][0], time.monotonic() + SECONDS)
+        end_s = time.monotonic() + SECONDS
+        _pass_on(ends[0][0], ends[1][0], end_s, is_paged and _is_pageable(sys.stdout))
         _, status = os.waitpid(pid, 0)
     except _Late:
         _, status = _killed(pid)
@@ -149,9 +155,19 @@ def _killed(pid: int) -> tuple[int, int]:
     return os.waitpid(pid, 0)
 
 
-def _pass_on(out: int, err: int, end_s: float) -> None:
+def _is_pageable(out: TextIO | None) -> bool:
+    """Return whether a pager can show what is printed."""
+    if out is None or not is_terminal(out):
+        return False
+    from msatools.cli.pager import is_usable
+
+    return is_usable(out)
+
+
+def _pass_on(out: int, err: int, end_s: float, is_paged: bool) -> None:
     """Print what the child prints, until it closes its pipes.
 
+    :param is_paged: Whether to keep it until then, and show it by a pager.
     :raises _Late: if the child takes until *end_s* of the monotonic clock
     """
     decoders = {
@@ -160,7 +176,11 @@ def _pass_on(out: int, err: int, end_s: float) -> None:
     }
     left = dict.fromkeys(decoders, "")
     with selectors.DefaultSelector() as selector, output() as stdout:
-        streams = {out: stdout, err: sys.stderr}
+        kept = io.StringIO()
+        streams: dict[int, TextIO] = {
+            out: kept if is_paged else stdout,
+            err: sys.stderr,
+        }
         for number in decoders:
             selector.register(number, selectors.EVENT_READ)
         while selector.get_map():
@@ -179,6 +199,14 @@ def _pass_on(out: int, err: int, end_s: float) -> None:
                     os.close(key.fd)
             if time.monotonic() > end_s:
                 raise _Late
+            if kept.tell() > _MOST_KEPT:
+                # No report is so long: it goes on as it comes.
+                stdout.write(kept.getvalue())
+                kept, streams[out] = io.StringIO(), stdout
+        if kept.tell():
+            from msatools.cli.pager import page
+
+            page(kept.getvalue(), stdout)
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -11,9 +11,10 @@ import termios
 import time
 import tty
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, Generic, TextIO
+from typing import TYPE_CHECKING, Any, Generic, TextIO
 
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost
@@ -22,9 +23,13 @@ from msatools.render import json, show
 from msatools.render.blocks import Block, Span, text
 from msatools.render.device import Device, terminal_size
 from msatools.render.fit import fit
-from msatools.render.plain import clipped
+from msatools.render.plain import Line, clipped
+from msatools.render.plain import lines as lines_of_block
 from msatools.render.terminal import styled
 from msatools.reports.units import size
+
+if TYPE_CHECKING:
+    from msatools.cli.live_view import LiveView
 
 
 def is_in_front(stream: TextIO | None) -> bool:
@@ -39,6 +44,9 @@ def is_in_front(stream: TextIO | None) -> bool:
         return False
 
 
+_MOST_KEYS = 256
+"""Bytes of keys to read at once."""
+
 _MAX_WAIT_S = 1.0
 """Maximum time of one wait: a signal just before it does not interrupt it."""
 
@@ -48,6 +56,7 @@ class Keys:
 
     def __init__(self) -> None:
         self._saved: list[Any] | None = None
+        self._pressed: deque[str] = deque()
 
     def take(self) -> None:
         """Switch the terminal to receive each key as it is pressed."""
@@ -75,17 +84,33 @@ class Keys:
 
         A key that was pressed before the call counts as well.
         """
-        while True:
+        while (key := self.pressed_before(due_s)) is not None:
+            if key in ("q", "Q", ""):
+                return True
+        return False
+
+    def pressed_before(self, due_s: float) -> str | None:
+        """Wait for a key until a time of the monotonic clock.
+
+        :return: What the terminal sends for it; empty at its end; ``None`` if none was
+            pressed.
+        """
+        while not self._pressed:
             left_s = due_s - time.monotonic()
             if self._saved is None:
                 if left_s <= 0:
-                    return False
+                    return None
                 time.sleep(min(left_s, _MAX_WAIT_S))
             elif select.select([self._fd], [], [], max(min(left_s, _MAX_WAIT_S), 0))[0]:
-                if os.read(self._fd, 1) in (b"q", b"Q", b""):
-                    return True
+                data = os.read(self._fd, _MOST_KEYS)
+                if not data:
+                    return ""
+                from msatools.cli.live_view import split_keys
+
+                self._pressed.extend(split_keys(data.decode("utf-8", "replace")))
             elif left_s <= 0:
-                return False
+                return None
+        return self._pressed.popleft()
 
 
 _SIZE_CHECK_S = 0.2
@@ -169,6 +194,7 @@ class Screen(Display[R]):
     sample.
 
     :param first: Text to show until there is a sample.
+    :param view: What keys change.
     """
 
     def __init__(
@@ -177,11 +203,17 @@ class Screen(Display[R]):
         footer: Callable[[Cost], str],
         look: Callable[[TextIO], Device],
         first: str,
+        view: "LiveView",
     ) -> None:
         super().__init__()
         self._blocks = blocks
         self._footer = footer
         self._look = look
+        self._view = view
+        self._report: R | None = None
+        self._newest: R | None = None
+        """A sample that came while the screen is paused."""
+
         self._shown: list[Block] = []
         self._words = first
         self._size = os.terminal_size((0, 0))
@@ -199,22 +231,47 @@ class Screen(Display[R]):
         signal.signal(signal.SIGTSTP, self._stopper)
         self._leave()
         is_gone = kind is not None and issubclass(kind, (OutputClosed, OutputError))
+        self._view.leave()
         if self._shown and not is_gone:
             # Leave one line for the prompt.
             size = terminal_size(sys.stdout)
             self._write("\n".join([*self._lines(size.lines - 1, size.columns), ""]))
 
     def show(self, report: R) -> None:
-        self._shown = list(self._blocks(report))
+        self._newest = report
+        if not self._view.is_paused:
+            self._take_newest()
+            self._draw()
+
+    def _take_newest(self) -> None:
+        """Show the newest sample from now on."""
+        report, self._newest = self._newest, None
+        if report is None:
+            return
+        self._report = report
+        self._render(report)
         cost = "" if report.cost is None else "; " + self._footer(report.cost)
         self._words = time.strftime("%H:%M:%S") + cost
-        self._draw()
+
+    def _render(self, report: R) -> None:
+        self._view.sampled()
+        self._shown = list(self._blocks(report))
 
     def quit_before(self, due_s: float) -> bool:
         while True:
-            if self._keys.quit_before(min(due_s, time.monotonic() + _SIZE_CHECK_S)):
-                return True
-            if terminal_size(sys.stdout) != self._size:
+            key = self._keys.pressed_before(
+                min(due_s, time.monotonic() + _SIZE_CHECK_S)
+            )
+            if key is not None:
+                if self._view.press(key):
+                    return True
+                if not self._view.is_paused:
+                    self._take_newest()
+                if self._report is not None and key in ("\r", "\n", "\x1b"):
+                    # Other columns may have been chosen.
+                    self._render(self._report)
+                self._draw()
+            elif terminal_size(sys.stdout) != self._size:
                 self._draw()
             if time.monotonic() >= due_s:
                 return False
@@ -228,17 +285,37 @@ class Screen(Display[R]):
     def _lines(self, height: int, width: int) -> list[str]:
         """Return all lines of the screen, with their styles."""
         device = self._look(sys.stdout)
-        lines, left_out = fit(self._shown, width, max(height - 1, 1), full=device.full)
+        lines, left_out = self._fitted(width, max(height - 1, 1), full=device.full)
         words = self._words
+        if self._is_on and (status := self._view.status):
+            words = f"{status}; {words}"
         if left_out:
             words += f"; {left_out:,} more line{'s' if left_out > 1 else ''}"
         if self._is_on:
             # The last line shows the cost, and how to quit.
             lines += [()] * (height - 1 - len(lines))
-            end = "  q quits" if self._keys.are_ours else "  Ctrl-C ends it"
+            end = "  q quits  ? keys" if self._keys.are_ours else "  Ctrl-C ends it"
             words = words[: max(width - len(end), 0)] + end
         lines.append((Span(words, "dim"),))
         return list(styled((clipped(line, width) for line in lines), device))
+
+    def _fitted(self, width: int, height: int, *, full: bool) -> tuple[list[Line], int]:
+        """Return the lines of what is shown, and the number of those left out."""
+        view = self._view
+        view.page = max(height - 4, 1)
+        if view.shows_help:
+            blocks, has_rows = [*view.help_blocks()], False
+        else:
+            blocks, has_rows = view.shown(self._shown)
+        if has_rows or not (view.offset or view.shows_help):
+            return fit(blocks, width, height, full=full)
+        laid = [
+            line for block in blocks for line in lines_of_block(block, width, full=full)
+        ]
+        view.most = max(len(laid) - height, 0)
+        view.offset = min(view.offset, view.most)
+        fitting = laid[view.offset : view.offset + height]
+        return fitting, len(laid) - view.offset - len(fitting)
 
     def _enter(self) -> None:
         self._keys.take()

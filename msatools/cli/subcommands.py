@@ -16,7 +16,15 @@ from msatools.cli.command import argument
 from msatools.cli.main import EXIT_DONE, failed
 from msatools.cli.output import OutputClosed, output
 from msatools.cli.signals import Stopped, end_by, stop_on_signals
-from msatools.cli.usage import Asked, Formatter, Help, OptionParser, UsageError, Version
+from msatools.cli.usage import (
+    Asked,
+    Formatter,
+    Help,
+    OptionParser,
+    UsageError,
+    Version,
+    example_lines,
+)
 from msatools.records import dataclass
 
 
@@ -68,15 +76,12 @@ def make_group_parser(
     group: CommandGroup, subcommand: Subcommand
 ) -> argparse.ArgumentParser:
     """Return the parser of the arguments after a subcommand's name."""
-    width = max(len(words) for words, _ in subcommand.examples)
+    prog = f"msa-{group.name} {subcommand.name}"
     parser = OptionParser(
-        prog=f"msa-{group.name} {subcommand.name}",
+        prog=prog,
         usage=f"%(prog)s {subcommand.operands} [OPTION...]",
         description=subcommand.summary,
-        epilog="EXAMPLES:\n"
-        + "\n".join(
-            f"  %(prog)s {words:{width}}  {what}" for words, what in subcommand.examples
-        ),
+        epilog=example_lines(prog, subcommand.examples),
         formatter_class=Formatter,
         add_help=False,
         allow_abbrev=False,
@@ -108,6 +113,8 @@ def run_group(group: CommandGroup, argv: Sequence[str] | None = None) -> int:
 
 
 def _run(group: CommandGroup, argv: Sequence[str]) -> int:
+    if argv and argv[0] == "--why":
+        return _explain(group, argv[1:])
     try:
         subcommand = _chosen(group, argv[0] if argv else "")
         args = make_group_parser(group, subcommand).parse_intermixed_args(argv[1:])
@@ -116,6 +123,25 @@ def _run(group: CommandGroup, argv: Sequence[str]) -> int:
             out.write(str(asked))
         return EXIT_DONE
     return subcommand.run(args)
+
+
+def _explain(group: CommandGroup, words: Sequence[str]) -> int:
+    """Explain names of the output, which no subcommand is needed for.
+
+    :raises UsageError: if there is not one word of them, or a name is not known
+    """
+    from msatools.cli.explanation import explained, parse_names
+    from msatools.render import show
+
+    if len(words) != 1:
+        raise UsageError("--why: takes NAME,..., or all, and nothing else")
+    try:
+        names = parse_names(group.name, words[0])
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--why: {error}") from None
+    with output() as out:
+        show(explained(group.name, names).blocks, out)
+    return EXIT_DONE
 
 
 def _chosen(group: CommandGroup, word: str) -> Subcommand:
@@ -150,8 +176,9 @@ def _help(group: CommandGroup) -> str:
             *(f"  {each.name:{width}}  {each.summary}" for each in group.subcommands),
             "",
             "OPTIONS:",
-            "  -h, --help  print this help",
-            "  --version   print name and version",
+            "  --why NAME,...  explain columns of the output; all: all of them",
+            "  -h, --help      print this help",
+            "  --version       print name and version",
             "",
         )
     )

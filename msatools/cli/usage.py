@@ -3,10 +3,14 @@
 """Parsing of options: errors as exceptions, help and version as text."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import msatools
+
+_NEAR = 0.75
+"""How alike an option must be to be suggested: of --colour it is --color, of --foo
+none."""
 
 
 class UsageError(Exception):
@@ -38,6 +42,30 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage, actions, groups, "USAGE: ")
 
 
+_WIDTH = 80
+"""Columns of an example, at most."""
+
+
+def example_lines(prog: str, examples: Iterable[tuple[str, str]]) -> str:
+    """Return examples of arguments and what they do, as the end of a help text.
+
+    What a long one does is in a line of its own.
+    """
+    shown = [(f"  {prog} {words}".rstrip(), what) for words, what in examples]
+    width = max((len(line) for line, what in shown if _fits(line, what)), default=0)
+    lines = ["EXAMPLES:"]
+    for line, what in shown:
+        if _fits(line, what) and width + 2 + len(what) <= _WIDTH:
+            lines.append(f"{line:{width}}  {what}")
+        else:
+            lines += (line, f"      {what}")
+    return "\n".join(lines)
+
+
+def _fits(line: str, what: str) -> bool:
+    return len(line) + 2 + len(what) <= _WIDTH
+
+
 class OptionParser(argparse.ArgumentParser):
     """A parser that raises exceptions instead of exiting."""
 
@@ -57,7 +85,7 @@ class OptionParser(argparse.ArgumentParser):
         message = f"unrecognized arguments: {' '.join(words)}"
         option, known = words[0].partition("=")[0], self._option_string_actions
         begun = [each for each in known if option[2:] and each.startswith(option)]
-        nearest = begun or get_close_matches(option, known, 1)
+        nearest = begun or get_close_matches(option, known, 1, _NEAR)
         return f"{message}; did you mean {nearest[0]}?" if nearest else message
 
     def error(self, message: str) -> NoReturn:

@@ -7,12 +7,15 @@ from itertools import chain
 
 from msatools.cli.subcommands import CommandGroup
 from msatools.derived.options import Option, options_of, options_of_subcommand
+from msatools.frontdoor import DEFAULT, HELP
+from msatools.help.topics import topics
 from msatools.registry import GROUPS, NAMES, load, load_group
 
 _Commands = Mapping[str, tuple[Option, ...]]
 """Options by the name of the command, without ``msa-``."""
 
 _LICENCE = "# SPDX-License-Identifier: LGPL-2.1-or-later"
+_HELP_ON = "show a guide, or what a command prints"
 _FRONT_OPTIONS = (("--help", "print this help"), ("--version", "print the version"))
 
 
@@ -105,11 +108,21 @@ _msatools() {
     name=${name#msa-}
     if [[ $name == msa ]]; then
         if ((COMP_CWORD == 1)); then
-            _msatools_words '@NAMES@ @FRONT@'
+            _msatools_files
+            mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(
+                compgen -W '@NAMES@ @FRONT@' -- "$current")
             return
         fi
         name=${COMP_WORDS[1]}
         at=2
+        case $name in
+        help)
+            _msatools_words '@TOPICS@'
+            return ;;
+        @COMMANDS@) ;;
+        # msa TARGET
+        *) name=report ;;
+        esac
     fi
     case $name in
 @GROUPS@
@@ -139,7 +152,9 @@ def _bash(commands: _Commands) -> Iterator[str]:
         options.append(f"    {name}) _msatools_words {_quoted(_flags(those))} ;;")
     text = _BASH.strip("\n")
     for mark, by in (
-        ("@NAMES@", " ".join(_names())),
+        ("@NAMES@", " ".join((*_names(), HELP))),
+        ("@TOPICS@", " ".join(topics())),
+        ("@COMMANDS@", "|".join(_names())),
         ("@GROUPS@", "\n".join(_bash_groups())),
         ("@FRONT@", " ".join(flag for flag, _ in _FRONT_OPTIONS)),
         ("@VALUES@", "\n".join(values)),
@@ -197,8 +212,12 @@ def _zsh(commands: _Commands, subcommands: _Commands) -> Iterator[str]:
     for name, group in _groups().items():
         names = [(each.name, each.summary) for each in group.subcommands]
         yield from _zsh_first(name, f"_msatools_{name}-", names)
+    yield f"_msatools_{HELP}() {{"
+    yield f"    _arguments '1:topic:({' '.join(topics())})'"
+    yield "}"
+    yield ""
     names = [(name, _summary(name)) for name in _names()]
-    yield from _zsh_first("front", "_msatools_", names)
+    yield from _zsh_first("front", "_msatools_", [*names, (HELP, _HELP_ON)], "report")
     yield "local ret=1"
     yield "case $service in"
     yield "msa) _msatools_front ;;"
@@ -211,14 +230,21 @@ def _summary(name: str) -> str:
 
 
 def _zsh_first(
-    name: str, prefix: str, names: Sequence[tuple[str, str]]
+    name: str, prefix: str, names: Sequence[tuple[str, str]], of_files: str = ""
 ) -> Iterator[str]:
     """Yield the function for words of which the first is one of some names.
 
     :param prefix: Of the functions for the words after each of the names.
+    :param of_files: The name that a file as the first word stands for, if it may be
+        one.
     """
     yield f"_msatools_{name}() {{"
     yield "    if ((CURRENT > 2)); then"
+    if of_files:
+        yield f"        if ((! $+functions[{prefix}${{words[2]}}])); then"
+        yield f"            {prefix}{of_files}"
+        yield "            return"
+        yield "        fi"
     yield "        shift words; ((CURRENT--))"
     yield f'        _call_function ret "{prefix}${{words[1]}}"'
     yield "        return"
@@ -234,6 +260,8 @@ def _zsh_first(
     yield "    )"
     yield "    _describe command commands"
     yield "    _describe -o option options"
+    if of_files:
+        yield "    _files"
     yield "}"
     yield ""
 
@@ -326,13 +354,21 @@ def _fish_group(
 
 def _fish_front(commands: _Commands, subcommands: _Commands) -> Iterator[str]:
     first = "-n __fish_use_subcommand"
+    # A file may be the first word as well.
     for name in _names():
         summary = _fish_quoted(_summary(name))
-        yield f"complete -c msa {first} -f -a {name} -d {summary}"
+        yield f"complete -c msa {first} -a {name} -d {summary}"
+    yield f"complete -c msa {first} -a {HELP} -d {_fish_quoted(_HELP_ON)}"
     for flag, what in _FRONT_OPTIONS:
         yield f"complete -c msa {first} -l {flag[2:]} -d {_fish_quoted(what)}"
+    on_help = f"__fish_seen_subcommand_from {HELP}"
+    yield f"complete -c msa -n {_quoted(on_help)} -f -a {_quoted(' '.join(topics()))}"
     for name, options in commands.items():
         yield from _fish("msa", f"__fish_seen_subcommand_from {name}", options)
+    words = " ".join((*_names(), HELP))
+    of_target = "test (count (commandline -opc)) -gt 1"
+    of_target += f"; and not __fish_seen_subcommand_from {words}"
+    yield from _fish("msa", of_target, commands[DEFAULT])
     for name in GROUPS:
         condition = f"__fish_seen_subcommand_from {name}"
         yield from _fish_group("msa", condition, name, subcommands)

@@ -10,6 +10,8 @@ from msatools.cli.arguments import examples_of
 from msatools.cli.command import Command
 from msatools.cli.subcommands import CommandGroup
 from msatools.derived.options import Option, options_of, options_of_subcommand
+from msatools.help.pages import pages_on
+from msatools.legends import legend_of
 from msatools.registry import GROUPS, NAMES, load, load_group
 
 _TARGET = (
@@ -45,6 +47,11 @@ _GROUP_STATUS = (
 )
 _ENVIRONMENT = (
     ("NO_COLOR", "if it is set, nothing is coloured"),
+    (
+        "MSA_PAGER, PAGER",
+        "the pager for what is longer than the screen, without an INTERVAL; by default "
+        "less, with FRX unless LESS is set; empty or cat: none",
+    ),
     ("DEBUGINFOD_URLS", "where --debuginfod fetches debug info"),
 )
 
@@ -79,6 +86,7 @@ def _command_page(command: Command[Any]) -> str:
             (f"{name} {words}".rstrip(), what)
             for words, what in examples_of(command, in_drgn=False)
         ),
+        *_output(command.name),
         *_tail(("msa", *(f"msa-{other}" for other in NAMES if other != command.name))),
     )
 
@@ -113,6 +121,7 @@ def _group_page(group: CommandGroup) -> str:
             for each in group.subcommands
             for words, what in each.examples
         ),
+        *_output(group.name),
         *_section("EXIT STATUS"),
         *_list(_GROUP_STATUS),
         *_section("SEE ALSO"),
@@ -129,10 +138,17 @@ def _front_page(commands: list[Command[Any]], groups: list[CommandGroup]) -> str
         ".B msa",
         _escape("COMMAND [OPTION...] [TARGET] [INTERVAL [COUNT]]"),
         ".br",
+        ".B msa help",
+        _escape("[TOPIC]"),
+        ".br",
         ".B msa",
         _escape("--help | --version"),
         *_section("DESCRIPTION"),
         _escape("msa COMMAND is msa-COMMAND, which has a manual page of its own."),
+        *_paragraph(
+            "msa help lists guides, such as it-hangs, and other pages; msa help TOPIC "
+            "shows one."
+        ),
         *_paragraph(_TARGET),
         *_section("COMMANDS"),
         *_list(listed),
@@ -201,6 +217,21 @@ def _flags(option: Option) -> str:
     return f"{flags} {values}".rstrip()
 
 
+def _output(command: str) -> Iterator[str]:
+    """Yield an example of real output, and what the names in it mean."""
+    yield from _section("OUTPUT")
+    page = next(iter(pages_on(command)), None)
+    if page is not None and (shown := page.first_example) is not None:
+        yield "Of a dump:"
+        yield ".PP"
+        yield ".nf"
+        yield from (_text(line) for line in shown)
+        yield ".fi"
+    for group in legend_of(command):
+        yield f'.SS "{_escape(group.title)}"'
+        yield from _list((entry.name, entry.text) for entry in group.entries)
+
+
 def _section(title: str) -> Iterator[str]:
     yield f".SH {title}"
 
@@ -232,6 +263,8 @@ def _escape(text: str) -> str:
         ("^", "\\(ha"),
         ("~", "\\(ti"),
         ('"', "\\(dq"),
+        # In outputs; no device for ASCII has it.
+        ("…", "..."),
     ):
         text = text.replace(character, by)
     return text

@@ -35,6 +35,7 @@ def _documents() -> Iterator[tuple[str, type[Any], str]]:
     from msatools.fleet.model import FleetReport
     from msatools.memory.diff import MemstatDiff
     from msatools.reports.diff import ReportDiff, diff_schema
+    from msatools.reports.explained import Explanations
     from msatools.selfcheck.model import SelfCheckReport
 
     for name in NAMES:
@@ -45,6 +46,7 @@ def _documents() -> Iterator[tuple[str, type[Any], str]]:
             yield diff_schema(name), ReportDiff, f"msa-{name} --json --diff"
     yield MemstatDiff.schema, MemstatDiff, "msa-memstat --json --diff"
     yield FleetReport.schema, FleetReport, "msa-fleet show --json"
+    yield Explanations.schema, Explanations, "msa-NAME --json --why"
     yield SelfCheckReport.schema, SelfCheckReport, "msa-NAME --json --self-check"
 
 

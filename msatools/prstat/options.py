@@ -18,6 +18,10 @@ class Options:
     per_thread: bool = False
     selection: Selection = field(default_factory=Selection)
     sort: tuple[SortKey, ...] = (SortKey("CPU", largest_first=True),)
+    stuck_first: bool = False
+    """Whether rows of a dump with a thread in state D come before all others, the
+    longest first: of what hangs little has used a CPU."""
+
     rows: int | None = None
     """Maximum number of rows; ``None`` for all."""
 

@@ -32,6 +32,7 @@ from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.options import Options
 from msatools.prstat.recorded import (
     count,
+    ordered,
     recorded,
     threads_of,
     wanted_rows,
@@ -44,7 +45,6 @@ from msatools.prstat.rows import (
     keep,
     totals,
 )
-from msatools.prstat.select import order
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
 from msatools.records import dataclass
@@ -281,7 +281,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         )
         if options.whole:
             return recorded(report, replace(known, ons=tuple(ons)))
-        shown = rows.take(order(rows, options.sort)[: options.rows])
+        shown = rows.take(ordered(rows, options, self._target)[: options.rows])
         report = with_views(replace(report, tasks=shown), rows, wanted, options)
         return self._with_stacks(report, sample, kept, wanted, ons)
 

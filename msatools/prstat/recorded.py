@@ -21,14 +21,13 @@ from msatools.kernel.reader import distinct
 from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.herds import MIN_WAITERS
-from msatools.prstat.column_docs import why
 from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.model import Load, LoadGroup, PrstatReport, Totals
 from msatools.prstat.options import Options
 from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
-from msatools.prstat.select import order, selected
+from msatools.prstat.select import Indices, order, selected
 from msatools.records import dataclass
-from msatools.target.model import UNLISTED
+from msatools.target.model import UNLISTED, Target
 from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import LETTERS
@@ -64,7 +63,7 @@ def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
     return with_views(
         replace(
             chosen,
-            tasks=rows.take(order(rows, options.sort)[: options.rows]),
+            tasks=rows.take(ordered(rows, options, report.target)[: options.rows]),
             per_thread=options.by_thread,
             selects=not options.selection.is_all,
             totals=count(kept, wanted, report.totals),
@@ -85,6 +84,12 @@ def wanted_rows(kept: Kept, options: Options) -> TaskRows:
     rows = (thread_rows if options.by_thread else process_rows)(kept)
     chosen = selected(rows, options.selection)
     return rows if chosen.all() else rows.take(chosen)
+
+
+def ordered(rows: TaskRows, options: Options, target: Target) -> Indices:
+    """Return the indices of rows in the requested order."""
+    stuck_first = options.stuck_first and not target.live
+    return order(rows, options.sort, stuck_first=stuck_first)
 
 
 def threads_of(rows: TaskRows) -> Booleans:
@@ -129,9 +134,16 @@ def with_views(
         }
         report = replace(report, by=groups)
     if options.why:
+        # A legend takes milliseconds to import.
+        from msatools.prstat.column_docs import explain
+
         accounting, is_bound = report.accounting, kept.latency_is_bound
-        reasons = tuple(why(name, accounting, is_bound) for name in options.why)
-        report = replace(report, why=reasons)
+        reasons = (
+            reason
+            for name in options.why
+            for reason in explain(name, accounting, is_bound)
+        )
+        report = replace(report, why=tuple(dict.fromkeys(reasons)))
     return report
 
 

@@ -119,15 +119,34 @@ def _any_thread(rows: TaskRows, wanted: Booleans) -> Booleans:
     return has
 
 
-def order(rows: TaskRows, keys: Sequence[SortKey]) -> Indices:
-    """Return the indices of rows in their order; equal rows are sorted by PID."""
+def order(
+    rows: TaskRows, keys: Sequence[SortKey], *, stuck_first: bool = False
+) -> Indices:
+    """Return the indices of rows in their order; equal rows are sorted by PID.
+
+    :param stuck_first: Whether rows with a thread in state D come first.
+    """
     found: Indices = np.argsort(rows.columns["pid"], kind="stable")
     for key in reversed(keys):
         values = KEYS[key.name](rows)[found]
         _, ranks = np.unique(values, return_inverse=True)
         ranks = -ranks if key.largest_first else ranks
         found = found[np.argsort(ranks, kind="stable")]
+    if stuck_first:
+        found = found[np.argsort(-_stuck_ns(rows)[found], kind="stable")]
     return found
+
+
+def _stuck_ns(rows: TaskRows) -> npt.NDArray[np.int64]:
+    """Return the longest time that a thread of each row has been in state D, or 0."""
+    columns = rows.kept.columns
+    ages = np.maximum(columns["class_age_ns"].astype(np.int64), 1)
+    ages = np.append(np.where(columns["state"] == "D", ages, 0), 0)
+    threads = rows.columns["threads_of"]
+    if not len(threads):
+        return np.zeros(0, np.int64)
+    longest: npt.NDArray[np.int64] = np.maximum.reduceat(ages, threads.ravel())[::2]
+    return np.where(threads[:, 1] > threads[:, 0], longest, 0)
 
 
 def cpu_ns(columns: Columns) -> npt.NDArray[np.int64]:

@@ -105,7 +105,7 @@ class More:
     """What a row is, in the singular: ``row``."""
 
     left: int = 0
-    """Number of rows that are left out."""
+    """Number of rows that are left out; negative if there is room for more."""
 
     is_chosen: bool = False
     """Whether the user chose how many are shown; if not, the screen limits it."""

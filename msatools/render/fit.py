@@ -82,11 +82,11 @@ def _shortened(block: Block, most: int, device: Device) -> Block:
     if isinstance(block, Items):
         ends = list(accumulate(_lengths(block, device)))
         fitting = max(sum(end <= most for end in ends), 1)
-        left = block.more.left + len(block.items[fitting:])
+        left = max(block.more.left, 0) + len(block.items[fitting:])
         more = replace(block.more, left=left)
         return replace(block, items=block.items[:fitting], more=more)
     if isinstance(block, Table) and block.more is not None:
-        left = block.more.left + len(block.rows[most:])
+        left = max(block.more.left, 0) + len(block.rows[most:])
         return replace(_first_rows(block, most), more=replace(block.more, left=left))
     return block
 

@@ -80,6 +80,13 @@ def summary(
     answer: AddressAnswer, asked: AskedAddress, ends: AddressEnds
 ) -> tuple[Kind, str]:
     """Return the kind of an answer, and its text."""
+    kind, text = _summary(answer, asked, ends)
+    return kind, text + _pid_hint(asked)
+
+
+def _summary(
+    answer: AddressAnswer, asked: AskedAddress, ends: AddressEnds
+) -> tuple[Kind, str]:
     if asked.space == "kernel" and 0 < asked.number < ends.page_size:
         return "unknown", f"NULL+{asked.number:#x}: a member of a NULL pointer"
     for kind, text in _candidates(answer):
@@ -94,6 +101,19 @@ def summary(
     return "unknown", _unknown(answer, ends)
 
 
+_MOST_DIGITS = 7
+"""Of a PID: PID_MAX_LIMIT is 2^22 (include/linux/threads.h)."""
+
+
+def _pid_hint(asked: AskedAddress) -> str:
+    """Return what to do if a word was meant as a PID; empty if it was not."""
+    is_pid = asked.word.isdecimal() and len(asked.word) <= _MOST_DIGITS
+    is_pid = is_pid and asked.number > 0
+    if asked.space != "kernel" or not is_pid:
+        return ""
+    return f"; for a PID: msa-prstat -p {asked.word}"
+
+
 def _candidates(answer: AddressAnswer) -> Iterator[tuple[Kind, str]]:
     """Yield what an answer can say, the most specific first."""
     of = _inside(answer)
@@ -105,7 +125,7 @@ def _candidates(answer: AddressAnswer) -> Iterator[tuple[Kind, str]]:
         task = answer.task
         yield "task", f"task {task.pid} ({task.comm}){of}"
     if answer.page_struct is not None:
-        what = f"struct page of pfn {answer.page_struct.pfn}{of}"
+        what = f"struct page of pfn {answer.page_struct.pfn:#x}{of}"
         described = "" if answer.page is None else f": {page_text(answer.page)}"
         yield "page", what + described
     if answer.percpu is not None:

@@ -355,3 +355,20 @@ def test_terminal_of_another_session() -> None:
     terminal = on_terminal(*GUEST, "0.05", "1", is_own=False)
     assert terminal.end() == 0
     assert "line 0" in terminal.seen
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("--foo", ""),
+        ("--colour", "--color"),
+        ("--stric", "--strict"),
+        ("--js", "--json"),
+    ],
+)
+def test_only_what_is_near_is_suggested(word: str, near: str) -> None:
+    hint = f"; did you mean {near}?" if near else ""
+    expected = (
+        f"msa-probe: unrecognized arguments: {word}{hint}; see msa-probe --help\n"
+    )
+    assert run(word).err == expected

@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_cut(size: tuple[int, int]) -> None:
     assert len(lines) == height
     assert max(map(len, lines)) == columns
     assert lines[0] == "x" * (columns - 1) + "…"
-    assert lines[-1].endswith("  q quits")
+    assert lines[-1].endswith("  q quits  ? keys")
     final = left(terminal)
     assert len(final) == height
     assert final[-1] == ""
@@ -111,7 +111,7 @@ def test_rows_for_a_screen() -> None:
         arguments=(*COMMAND.arguments, rows("rows")),
         blocks=lambda _, args: [text(f"rows {args.rows}")],
     )
-    for words, line in (((), "rows 300"), (("-n", "7"), "rows 7")):
+    for words, line in (((), "rows 10000"), (("-n", "7"), "rows 7")):
         terminal = on_terminal(*GUEST, "0.05", "1", *words, command=command)
         assert terminal.end() == 0
         assert left(terminal)[0] == line

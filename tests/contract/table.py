@@ -109,6 +109,7 @@ SHARED_OPTIONS = frozenset(
         "--self-check",
         "--budget",
         "--no-redraw",
+        "--why",
         "--color",
         "--record",
         "--diff",
@@ -117,7 +118,7 @@ SHARED_OPTIONS = frozenset(
 )
 TARGET_OPTIONS = frozenset(
     {"-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--sandbox"}
-    | {"--kernel", "--vmcoreinfo"}
+    | {"--kernel", "--vmcoreinfo", "--no-pager"}
     | {"--debug", "--version"}
 )
 
@@ -881,7 +882,7 @@ PRSTAT = Row(
             "--children",
         }
         | {"--states", "--load", "--stacks", "--folded", "--function", "--module"}
-        | {"--why", "-F"}
+        | {"-F"}
     ),
     asked=(
         "-m -L -v -n 9",
@@ -895,7 +896,6 @@ PRSTAT = Row(
         "--load -n 1",
         "--stacks --function do_nanosleep -n 1",
         "--folded age --module virtio -n 1",
-        "--why OFF",
         "-p 1",
     ),
     naming=("", "-L -v", "-p 1"),
@@ -913,7 +913,6 @@ PRSTAT = Row(
         "--sort NOTHING": "unknown column 'NOTHING'; choose from PID",
         "--sort +-PID": "cannot sort by '+-PID'",
         "-o PID,WHAT": "unknown column 'WHAT'; choose from PID",
-        "--why WHAT": "unknown column 'WHAT'; choose from PID",
         "-n 0": "not a positive number: '0'",
         "-n many": "not a number: 'many'",
         "-p init": "not a number: 'init'",
@@ -933,7 +932,7 @@ PRSTAT = Row(
         "--stacks -m": "-m: no effect with --stacks, which has rows of its own",
         "--folded age -o PID": "-o: no effect with --folded",
         "--folded age --by user": "--by: no effect with --folded",
-        "--why LAT -a": "-a: no effect with --why, which only explains columns",
+        "--why LAT -a": "-a: no effect with --why, which explains names",
     },
     absent={
         "-p 99999": "pid 99999: no such task",

@@ -10,6 +10,7 @@ import pytest
 
 from msatools.derived.completions import completions
 from msatools.derived.options import Option, options_of, options_of_subcommand
+from msatools.help.topics import topics
 from msatools.registry import GROUPS, NAMES, load, load_group
 from tests.support.terminal import Terminal
 from tests.support.tools import need
@@ -38,6 +39,12 @@ COMPLETED = {
     "msa fleet sql --js": "msa fleet sql --json",
     "msa mems": "msa memstat",
     "msa --vers": "msa --version",
+    "msa vmco": "msa vmcore-1",
+    "msa vmcore-1 --finger": "msa vmcore-1 --fingerprint",
+    "msa -v vmco": "msa -v vmcore-1",
+    "msa he": "msa help",
+    "msa help it-ha": "msa help it-hangs",
+    "msa help col": "msa help columns",
     "msa memstat --by pro": "msa memstat --by process",
     "msa zombies --verd": "msa zombies --verdict",
     "msa cpus vmco": "msa cpus vmcore-1",
@@ -151,7 +158,9 @@ def test_bash_after_an_equals_sign(share: Path, folder: Path) -> None:
 
 
 def test_bash_offers_the_commands(share: Path, folder: Path) -> None:
-    assert bash_reply(share, folder, "msa ") == [*NAMES, *GROUPS, "--help", "--version"]
+    offered = ["vmcore-1", *NAMES, *GROUPS, "help", "--help", "--version"]
+    assert bash_reply(share, folder, "msa ") == offered
+    assert bash_reply(share, folder, "msa help ") == [*topics()]
 
 
 @pytest.mark.parametrize("name", GROUPS)

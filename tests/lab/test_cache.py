@@ -155,3 +155,15 @@ def test_root_and_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MSATOOLS_CACHE_GIB", "much")
     with pytest.raises(LabError, match="number of GiB"):
         default_limit()
+
+
+def test_entries_of_a_name(tmp_path: Path) -> None:
+    """Whatever they were made of; not those of names that begin alike."""
+    cache = Cache(tmp_path, 1 << 30)
+    assert cache.entries_of("run", "locks-6.12") == []
+    names = (f"locks-6.12-{'0' * 16}", f"locks-6.12-{'a' * 16}")
+    for name in (*names, f"locks-6.12-debug-{'0' * 16}", f"locks-6.12x-{'0' * 16}"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run" / f"{names[0]}.lock").touch()
+    found = {path.name for path in cache.entries_of("run", "locks-6.12")}
+    assert found == {*names}

@@ -44,6 +44,40 @@ def tid(dump_name: str, task: str) -> int:
     return found
 
 
+# --- order
+
+
+def test_what_is_stuck_comes_first(name: str) -> None:
+    """Threads in D, the longest first, then the others as they use CPUs."""
+    threads = tasks(name, "-L")
+    stuck = [task for task in threads if task["state"] == "D"]
+    assert len(threads) > len(stuck) > 2
+    assert threads[: len(stuck)] == stuck
+    ages = [task["class_age_ns"] for task in stuck]
+    assert ages == sorted(ages, reverse=True)
+    used = [task["user_ns"] + task["system_ns"] for task in threads[len(stuck) :]]
+    lived = [task["lifetime_ns"] for task in threads[len(stuck) :]]
+    shares = [ns / life if life else 0.0 for ns, life in zip(used, lived, strict=True)]
+    assert shares == sorted(shares, reverse=True)
+    # A process is stuck if any of its threads is.
+    owners = {task["tgid"] for task in stuck}
+    processes = [task["pid"] for task in tasks(name)]
+    assert {*processes[: len(owners)]} == owners
+
+
+def test_order_that_was_asked_for(name: str) -> None:
+    found = [task["pid"] for task in tasks(name, "-L", "--sort", "PID")]
+    assert found == sorted(found)
+
+
+def test_stuck_threads_without_a_row_are_counted(name: str) -> None:
+    """A row shows the state of the process's first thread."""
+    stuck = sum(task["state"] == "D" for task in tasks(name, "-L"))
+    shown = text(name, "-n", "1")
+    assert f"{stuck} threads in state D: -L --state D lists them" in shown
+    assert "in state D" not in "".join(text(name, "-L"))
+
+
 # --- selection
 
 
@@ -203,9 +237,11 @@ def test_why_of_every_column(name: str) -> None:
     from msatools.render.prstat.columns import COLUMNS
 
     assert set(FIELDS) == set(COLUMNS)
-    found = report(name, "--why", ",".join(FIELDS))["why"]
-    assert [why["field"] for why in found] == list(FIELDS)
-    bounds = {why["field"]: why["bound"] for why in found}
+    # NOW and STATE stand for what is in them, too: of a name, the column is first.
+    names = [field for field in FIELDS if field not in ("NOW", "STATE")]
+    found = report(name, "--why", ",".join((*names, "NOW", "STATE")))["why"]
+    assert {*FIELDS} <= {why["field"] for why in found}
+    bounds = {why["field"]: why["bound"] for why in reversed(found)}
     assert set(bounds.values()) <= {"exact", "estimate", "upper", "lower", "not kept"}
     assert all(len(why["text"]) > 10 for why in found)
     is_new = name == NEW
@@ -221,7 +257,8 @@ def test_why_of_every_column(name: str) -> None:
 )
 def test_why_with_statistics(dump_name: str, kept: str) -> None:
     found = report(dump_name, "--why", "IOW,BLK,INT,BIO,IRQ")["why"]
-    bounds = {why["field"]: why["bound"] for why in found}
+    # Of a name that is also that of a class, the column comes first.
+    bounds = {why["field"]: why["bound"] for why in reversed(found)}
     assert {bounds[field] for field in ("IOW", "BLK", "INT")} == {kept}
     assert bounds["BIO"] == "exact"
     # The lab's kernels have no IRQ_TIME_ACCOUNTING.

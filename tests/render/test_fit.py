@@ -1,7 +1,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-from msatools.render.blocks import Block, Column, Span, Table, Tree, text
-from msatools.render.fit import fit
+import pytest
+
+from msatools.render.blocks import (
+    Block,
+    Column,
+    Items,
+    More,
+    Span,
+    Table,
+    Tree,
+    text,
+)
+from msatools.render.device import Device
+from msatools.render.fit import fit, laid_out
 
 
 def table(rows: int) -> Table:
@@ -65,3 +77,25 @@ def test_what_a_narrow_table_lacks_is_said_even_if_rows_are_cut() -> None:
         "foot",
     ]
     assert left_out == 7
+
+
+@pytest.mark.parametrize("left", [-5, 0, 2])
+def test_items_without_room_are_counted(left: int) -> None:
+    """Also if there was room for more of them than there are."""
+    items = [(text(f"root {n}"), *(text("task") for _ in range(9))) for n in range(5)]
+    shown = laid_out([Items(items, More("root", left))], Device(80, 24))
+    lines = ["".join(span.text for span in line) for line in shown]
+    roots = sum(line.startswith("root") for line in lines)
+    assert 0 < roots < 5
+    more = 5 - roots + max(left, 0)
+    assert lines[-1] == f"… {more} more roots: -n COUNT shows them"
+
+
+@pytest.mark.parametrize("left", [-5, 2])
+def test_rows_without_room_are_counted(left: int) -> None:
+    many = Table((Column("N"),), [[str(n)] for n in range(50)], More("row", left))
+    lines = [
+        "".join(span.text for span in line) for line in laid_out([many], Device(80, 24))
+    ]
+    shown = sum(line.strip().isdigit() for line in lines)
+    assert lines[-1].startswith(f"… {50 - shown + max(left, 0)} more rows: ")

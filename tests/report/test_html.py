@@ -376,7 +376,7 @@ def check_marks(section: Section, locks: LocksReport) -> None:
         if before_lock or f"owner {mark}" in lines:
             assert mark in section.terms
     assert {wait.state for wait in locks.waits} <= section.terms.keys()
-    for word in ("ROOT", "HERD", "INVERSION", "UNOWNED", "OTHERS"):
+    for word in ("ROOT", "HERD", "INVERSION", "NO KNOWN OWNER", "OTHERS"):
         is_used = re.search(rf"^{word}\b", lines, re.MULTILINE)
         assert bool(is_used) == (word in section.terms), word
 

@@ -215,7 +215,7 @@ def test_names_are_escaped() -> None:
 def test_dumps_are_read_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
 
-    def inside(name: str, path: str, work: object) -> int:
+    def inside(name: str, path: str, work: object, *, is_paged: bool) -> int:
         used.append(name)
         return 0
 

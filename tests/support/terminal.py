@@ -49,7 +49,13 @@ class Terminal:
         # A read can end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         streams = {"stdin": follower, "stdout": follower, "stderr": follower}
-        environ = {"TERM": "xterm-256color", "NO_COLOR": "", **environ}
+        # No pager, unless a test is about it.
+        environ = {
+            "TERM": "xterm-256color",
+            "NO_COLOR": "",
+            "MSA_PAGER": "",
+            **environ,
+        }
         self._process: subprocess.Popen[Any]
         if callable(words):
             work = words

@@ -109,3 +109,13 @@ def test_an_address_beyond_the_kernels_memory() -> None:
     assert (first["kind"], first["readable"]) == ("unmapped", False)
     assert second["kind"] == "unknown"
     assert re.search("not an address", second["text"])
+
+
+@pytest.mark.parametrize(
+    ("word", "is_pid"),
+    [("180", True), ("4711", True), ("0x180", False), ("b4", False), ("0", False)],
+)
+def test_what_may_be_a_pid(word: str, is_pid: bool) -> None:
+    """It is an address, and the answer says how to ask about a task."""
+    (answer,) = call(COMMAND, CORE, word, "--json").json["answers"]
+    assert answer["text"].endswith(f"; for a PID: msa-prstat -p {word}") == is_pid

@@ -254,7 +254,7 @@ def _roots(
         most = None if verbose else min(_LINES, max(_FEW_LINES, room))
         items.append(tuple(_root(number, root, tree, most, report)))
         room -= tree.lines
-    left = len(numbered) - limit
+    left = max(len(numbered) - limit, 0)
     yield Items(items, More("root", left, is_chosen=rows is not None or verbose))
     reached = graph.reached([root for _, root in numbered])
     others = [wait for wait in report.waits if wait.pid not in reached]

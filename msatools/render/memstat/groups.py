@@ -150,18 +150,21 @@ def _value_text(name: str, value: object, page_size: int) -> str:
     return str(value)
 
 
-def pins_table(groups: Sequence[PageGroup], top: int | None) -> Iterator[Block]:
+def pins_table(
+    groups: Sequence[PageGroup], top: int | None, *, verbose: bool = False
+) -> Iterator[Block]:
     """
     Yield the table of removed groups, if there are any.
 
     :param top: Maximum number of groups.
+    :param verbose: Whether to show more than the largest file of each.
     """
     pinned = [g for g in groups if isinstance(g, CgroupGroup) and g.pinned_by]
     if not pinned:
         return
     rows: list[Sequence[Cell]] = []
     for group in pinned[:top]:
-        rows += _pin_rows(group)
+        rows += _pin_rows(group, None if verbose else 1)
     rest = pinned[len(pinned[:top]) :]
     if rest:
         pages = sum(group.pages for group in rest)
@@ -176,8 +179,8 @@ def pins_table(groups: Sequence[PageGroup], top: int | None) -> Iterator[Block]:
     yield Table(columns, rows)
 
 
-def _pin_rows(group: CgroupGroup) -> Iterator[Sequence[Cell]]:
-    pins = group.pinned_by or ()
+def _pin_rows(group: CgroupGroup, most: int | None) -> Iterator[Sequence[Cell]]:
+    pins = (group.pinned_by or ())[:most]
     for pin in pins:
         yield (f"{pin.pages:,}", group.name, pin.name)
     others = (group.files or 0) - len(pins)

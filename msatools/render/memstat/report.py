@@ -32,19 +32,39 @@ def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
     # -v requests the callers of vmalloc.
     verbose = report.vmalloc is not None
     yield from header(report.target, *_facts(report), verbose=verbose)
-    if report.pages:
-        yield _classes(report)
-        yield text(*_verdict(report))
+    views = [*_views(report, top, verbose)]
+    if views:
+        # What was asked for comes first: a screen has no room for both.
+        yield from _summary(report, verbose)
+        yield from views
+        if verbose:
+            yield text()
+            yield _classes(report) if report.pages else _counters(report)
     else:
-        yield _counters(report)
+        yield _classes(report) if report.pages else _counters(report)
+        yield from _summary(report, verbose)
+    if report.vmalloc is not None:
+        yield text()
+        yield text(Span("vmalloc by caller", "title"))
+        yield _vmalloc(report.vmalloc, report.target.page_size, top)
+
+
+def _summary(report: MemstatReport, verbose: bool) -> Iterator[Block]:
+    """Yield what the checks came to, and what the scan met."""
+    if report.pages:
+        yield text(*_verdict(report))
     if report.scan_ns is not None and (verbose or report.target.live):
         yield text(Span(_scanned(report, report.scan_ns), "dim"))
     yield from notes(report)
+
+
+def _views(report: MemstatReport, top: int | None, verbose: bool) -> Iterator[Block]:
+    """Yield the views that were asked for, besides the classes."""
     for name, groups in (report.by or {}).items():
         yield text()
         yield text(Span(f"Pages by {name}", "title"))
         yield groups_table(name, groups, report.target.page_size, top)
-        yield from pins_table(groups, top)
+        yield from pins_table(groups, top, verbose=verbose)
     if report.unattributed is not None:
         page_size = report.target.page_size
         yield from unattributed.blocks(report.unattributed, page_size, top)
@@ -52,10 +72,6 @@ def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
         yield from leaks.blocks(report.leaks, top)
     if report.frag is not None:
         yield from frag.blocks(report.frag, report.target.page_size)
-    if report.vmalloc is not None:
-        yield text()
-        yield text(Span("vmalloc by caller", "title"))
-        yield _vmalloc(report.vmalloc, report.target.page_size, top)
     if report.sections is not None:
         yield text()
         yield text(Span("Memory sections", "title"))
@@ -93,7 +109,29 @@ def _facts(report: MemstatReport) -> tuple[str, ...]:
 
 
 def _classes(report: MemstatReport) -> Table:
-    return Table(tuple(_columns(report)), tuple(_Lines(report).lines()))
+    lines = tuple(_Lines(report).lines())
+    columns = tuple(_columns(report))
+    # On a narrow terminal the reason of a difference is below its row.
+    reasons = [_reason_of(line, len(columns)) for line in lines]
+    short = tuple(
+        line if reason is None else (*line[:-1], str(line[-1]).split()[0])
+        for line, reason in zip(lines, reasons, strict=True)
+    )
+    notes = {
+        row: (text(Span(f"    {reason}", "dim")),)
+        for row, reason in enumerate(reasons)
+        if reason is not None
+    }
+    narrower = Table(columns, short, notes=notes)
+    return Table(columns, lines, narrower=narrower)
+
+
+def _reason_of(line: Sequence[Cell], columns: int) -> str | None:
+    """Return the difference in a row and its reason; ``None`` if it has none."""
+    last = line[-1]
+    if len(line) < columns or not isinstance(last, str) or "  " not in last:
+        return None
+    return last.replace("  ", ": ", 1)
 
 
 def _counters(report: MemstatReport) -> Table:
@@ -132,7 +170,7 @@ def _columns(report: MemstatReport) -> Iterator[Column]:
     yield Column("SIZE", "right", worth=2)
     yield Column("%RAM", "right", worth=1)
     yield free_text("KERNEL SAYS", worth=0)
-    yield free_text("DIFF", least=12)
+    yield Column("DIFF")
 
 
 class _Lines:

@@ -65,13 +65,6 @@ _LEGEND = (
 )
 _MAX_PIDS = 8
 _SEEN = {"one dump": "by one look", "confirmed": "all slept again in the interval"}
-_BOUNDS = {
-    "exact": "exact",
-    "estimate": "~ estimate",
-    "upper": "< upper bound",
-    "lower": "> lower bound",
-    "not kept": "- not kept",
-}
 
 
 def _no_stack(report: PrstatReport) -> str:
@@ -127,6 +120,7 @@ def blocks(
         )
         if microstates and columns is None:
             yield text(Span(_LEGEND, "dim"))
+        yield from _stuck(report, shown)
     if report.totals.threads:
         yield from _all_groups(report, rows)
         yield _total(report)
@@ -242,6 +236,15 @@ def _total(report: PrstatReport) -> Text:
         averages = ", ".join(f"{value:.2f}" for value in totals.load_averages)
         line += f", load averages: {averages}"
     return text(Span(line, "title"))
+
+
+def _stuck(report: PrstatReport, shown: Sequence[TaskRow]) -> Iterator[Text]:
+    """Yield a line on the threads in state D, if not all of a dump's have a row."""
+    count = report.totals.states.get("D", 0)
+    if report.target.live or count <= sum(row.state == "D" for row in shown):
+        return
+    words = f"{plural(count, 'thread')} in state D: -L --state D lists "
+    yield text(Span(words + ("it" if count == 1 else "them"), "warn"))
 
 
 def _classes(report: PrstatReport) -> Text:
@@ -444,6 +447,7 @@ def _stack(group: StackGroup, verbose: bool) -> Iterator[Text]:
 
 
 def _why(reasons: Sequence[Why]) -> Iterator[Block]:
+    from msatools.render.legend import why_lines
+
     for reason in reasons:
-        yield text(Span(reason.field, "title"), f"  {_BOUNDS[reason.bound]}")
-        yield text(f"  {reason.text}")
+        yield from why_lines(reason.field, "", reason.text, reason.bound)

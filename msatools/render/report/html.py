@@ -19,7 +19,6 @@ from msatools import __version__
 from msatools.records import dataclass
 from msatools.render.blocks import Block, Column, Table, Text, escape, free_text
 from msatools.render.header import header, taken_from
-from msatools.render.legend import TASK_CLASSES
 from msatools.render.memstat.picture import Picture, svg
 from msatools.render.report.html_blocks import (
     PageBlock,
@@ -29,6 +28,7 @@ from msatools.render.report.html_blocks import (
 )
 from msatools.render.report.hung_stacks import HungStack, hung_stacks
 from msatools.render.report.page_legend import (
+    TASK_CLASSES,
     PageLegend,
     section_legend,
     verdict_legend,

@@ -2,21 +2,53 @@
 
 """Legends of the page of a report: what the marks and codes that a section uses mean.
 
-A section has the entries of :mod:`msatools.render.legend` that it shows, and no others.
+A section has the entries of :mod:`msatools.legends` that it shows, and no others.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msatools.legends import (
+    Group,
+    common,
+    cpus,
+    locks,
+    memstat,
+    prstat,
+    report,
+    zombies,
+)
 from msatools.prstat.column_docs import FIELDS, why
 from msatools.prstat.model import PrstatReport
 from msatools.records import dataclass
-from msatools.render import legend
 from msatools.render.memstat.rows import GROUPS, REST
 from msatools.render.report.html_blocks import PageBlock, PageTable, texts
 from msatools.report.model import TriageVerdict
 from msatools.report.parts import ReportParts
 from msatools.report.words import DOUBTS
+
+
+def _meanings(*groups: Group) -> Mapping[str, str]:
+    """Map names to their meanings; of a name in several groups, the first counts."""
+    found: dict[str, str] = {}
+    for group in groups:
+        for entry in group.entries:
+            found.setdefault(entry.name, entry.meaning)
+    return found
+
+
+SEVERITIES = _meanings(report.SEVERITIES)
+DOUBT_WORDS = _meanings(report.CONFIDENCE)
+TASK_STATES = _meanings(common.STATES)
+TASK_CLASSES = _meanings(prstat.CLASSES)
+VALUE_MARKS = _meanings(common.BOUNDS)
+OWNER_MARKS = {**_meanings(common.OWNERS), "-": common.KEPT.meaning}
+LOCK_WORDS = _meanings(locks.LINES, locks.MODES)
+CPU_STATES = _meanings(cpus.STATES)
+CPU_COLUMNS = _meanings(cpus.COLUMNS, cpus.SET_COLUMNS)
+MEMORY_COLUMNS = _meanings(memstat.COLUMNS, memstat.DIFFS)
+MEMORY_CLASSES = {entry.key: entry.meaning for entry in memstat.CLASSES.entries}
+ZOMBIE_COLUMNS = _meanings(zombies.COLUMNS, zombies.LIMIT_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -32,10 +64,10 @@ def verdict_legend(verdicts: Sequence[TriageVerdict]) -> list[PageLegend]:
     severities = {verdict.severity for verdict in verdicts}
     doubts = {DOUBTS[verdict.confidence] for verdict in verdicts}
     return _legends(
-        ("Severity", _chosen(legend.SEVERITIES, severities)),
+        ("Severity", _chosen(SEVERITIES, severities)),
         (
             "How sure it is, if the kernel itself does not record it",
-            _chosen(legend.DOUBTS, doubts),
+            _chosen(DOUBT_WORDS, doubts),
         ),
     )
 
@@ -57,45 +89,43 @@ def section_legend(
         used = {count.name for count in parts.memstat.classes if count.pages}
         odd = {word for word in ("UNEXPLAINED",) if any(word in text for text in shown)}
         return _legends(
-            ("Columns", _chosen(legend.MEMORY_COLUMNS, headers | odd)),
+            ("Columns", _chosen(MEMORY_COLUMNS, headers | odd)),
             ("Classes", [*_memory_classes(used)]),
         )
     if name == "prstat" and parts.prstat is not None:
         return _legends(
             ("Columns", [*_prstat_columns(parts.prstat, headers)]),
-            ("Marks before a value", _marks(legend.VALUE_MARKS, shown)),
-            ("States", _chosen(legend.TASK_STATES, parts.prstat.totals.states)),
+            ("Marks before a value", _marks(VALUE_MARKS, shown)),
+            ("States", _chosen(TASK_STATES, parts.prstat.totals.states)),
         )
     if name == "locks" and parts.locks is not None:
         waits, roots = parts.locks.waits, parts.locks.roots
         states = {wait.state for wait in waits} | {root.state or "" for root in roots}
         modes = {wait.mode[0].upper() for wait in waits if wait.mode}
-        words = {word for word in legend.LOCK_WORDS if len(word) > 1}
+        words = {word for word in LOCK_WORDS if len(word) > 1}
         used = {word for word in words if any(_has(word, text) for text in shown)}
         return _legends(
             (
                 "Words, and letters before a task",
-                _chosen(legend.LOCK_WORDS, used | modes),
+                _chosen(LOCK_WORDS, used | modes),
             ),
-            ("Marks before a lock or its owner", _marks(legend.OWNER_MARKS, shown)),
-            ("States, after a task", _chosen(legend.TASK_STATES, states)),
+            ("Marks before a lock or its owner", _marks(OWNER_MARKS, shown)),
+            ("States, after a task", _chosen(TASK_STATES, states)),
         )
     if name == "zombies":
         return _legends(
-            ("Columns", _chosen(legend.ZOMBIE_COLUMNS, headers)),
+            ("Columns", _chosen(ZOMBIE_COLUMNS, headers)),
             (
                 "Marks before a value",
-                _marks(legend.VALUE_MARKS, shown) if headers else [],
+                _marks(VALUE_MARKS, shown) if headers else [],
             ),
         )
     if name == "cpus" and parts.cpus is not None:
         states = {state for cpu in parts.cpus.cpus for state in cpu.state}
-        seen = {
-            state for state in legend.CPU_STATES if any(_has(state, t) for t in shown)
-        }
+        seen = {state for state in CPU_STATES if any(_has(state, t) for t in shown)}
         return _legends(
-            ("Columns", _chosen(legend.CPU_COLUMNS, headers)),
-            ("States", _chosen(legend.CPU_STATES, states & seen | seen & {"panicked"})),
+            ("Columns", _chosen(CPU_COLUMNS, headers)),
+            ("States", _chosen(CPU_STATES, states & seen | seen & {"panicked"})),
         )
     return []
 
@@ -112,8 +142,8 @@ def _chosen(known: Mapping[str, str], used: Iterable[str]) -> Sequence[tuple[str
 
 def _memory_classes(used: set[str]) -> Iterator[tuple[str, str]]:
     for row in (*(row for _, rows in GROUPS for row in rows), *REST):
-        if row.name in used and row.name in legend.MEMORY_CLASSES:
-            yield row.label, legend.MEMORY_CLASSES[row.name]
+        if row.name in used and row.name in MEMORY_CLASSES:
+            yield row.label, MEMORY_CLASSES[row.name]
 
 
 def _prstat_columns(

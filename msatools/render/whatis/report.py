@@ -5,6 +5,7 @@
 from collections.abc import Iterator
 
 from msatools.render.blocks import Block, Span, one_line
+from msatools.render.cells import plural
 from msatools.render.header import header, notes
 from msatools.whatis.model import AddressAnswer, LockThere, Page, WhatisReport
 from msatools.whatis.words import (
@@ -97,7 +98,7 @@ def _facts(answer: AddressAnswer) -> Iterator[tuple[str, str, str]]:
 def _page(
     answer: AddressAnswer, page: Page, verbose: bool
 ) -> Iterator[tuple[str, str]]:
-    text = f"pfn {page.pfn}, {page.page_class}"
+    text = f"pfn {page.pfn:#x}, {page.page_class}"
     if page.order:
         text += f", order {page.order}"
     if page.node is not None:
@@ -126,10 +127,12 @@ def _lock_text(lock: LockThere) -> str:
     )
     words = [f"owner {owners or '-'}"]
     if lock.readers is not None:
-        words.append(f"{lock.readers:,} readers")
+        words.append(plural(lock.readers, "reader"))
     if lock.waiters is None:
         words.append("waiters not known")
     else:
         pids = ", ".join(map(str, lock.waiters[:16]))
-        words.append(f"{len(lock.waiters):,} waiters" + (f": {pids}" if pids else ""))
+        words.append(
+            plural(len(lock.waiters), "waiter") + (f": {pids}" if pids else "")
+        )
     return ", ".join(words)

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msatools.legends.zombies import VERDICTS
 from msatools.render.blocks import Cell, Span, Style, Text
 from msatools.render.blocks import text as line
 from msatools.render.cells import (
@@ -16,22 +17,9 @@ from msatools.render.cells import (
 )
 from msatools.reports.units import duration
 from msatools.zombies.exit_status import signal_name
-from msatools.zombies.model import Evidence, ParentThread, Verdict, ZombieGroup
+from msatools.zombies.model import Evidence, ParentThread, ZombieGroup
 
-WHY: Mapping[Verdict, str] = {
-    "leader-exited": "threads of it live on",
-    "being-reaped": "is being reaped",
-    "traced": "tracer must wait first",
-    "parent-blocked": "parent blocked",
-    "parent-stopped": "parent stopped",
-    "reaper-never-reaps": "never reaps what it inherits",
-    "sigchld-blocked": "blocks SIGCHLD",
-    "waiting-for-other": "waits for another child",
-    "clone-child": "wait() takes no clone children",
-    "handler-missed": "SIGCHLD handler left it",
-    "never-waits": "never waits for children",
-    "unknown": "not known",
-}
+WHY: Mapping[str, str] = {entry.name: entry.meaning for entry in VERDICTS.entries}
 """Maps verdicts to their descriptions."""
 
 INITIAL_NAMESPACE = 4026531836

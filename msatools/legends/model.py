@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The form of a legend: groups of entries, each a name, its meaning and its source."""
+
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Literal
+
+from msatools.records import dataclass
+
+Bound = Literal["exact", "estimate", "upper", "lower", "not kept"]
+"""Accuracy of a value: right; an estimate; at most, or at least the true value; or not
+recorded by the kernel."""
+
+_TYPEABLE = re.compile(r"[A-Za-z0-9_./+-]*[A-Za-z0-9_./]")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one name in an output means."""
+
+    name: str
+    """As it is printed."""
+
+    meaning: str
+    """In a few words, without a full stop."""
+
+    source: str = ""
+    """Where it comes from, as sentences; empty if there is no more to say."""
+
+    bound: Bound = "exact"
+    """Accuracy of a column's values, where the kernel does not decide it."""
+
+    key: str = ""
+    """Another name for it: its key in JSON."""
+
+    @property
+    def text(self) -> str:
+        """The meaning and the source, as sentences."""
+        first = self.meaning.split()[0]
+        # A name of the kernel, or of a program, stays as it is.
+        is_word = first.strip(",:;-").isalpha()
+        start = self.meaning[0].upper() if is_word else self.meaning[0]
+        return f"{start}{self.meaning[1:]}. {self.source}".rstrip()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Names of one kind, such as the classes of tasks."""
+
+    title: str
+    """The kind, as a heading: ``States of tasks``."""
+
+    kind: str
+    """The kind of one name: ``state of a task``."""
+
+    entries: tuple[Entry, ...]
+
+    columns: tuple[str, ...] = ()
+    """Headers of the columns whose cells have these names; empty if the names are
+    headers themselves, or are in other places."""
+
+    where: Literal["header", "cell", "word", "prefix"] = "cell"
+    """Where the names are in an output: headers of columns, cells of :attr:`columns`,
+    words of any line, or signs before a value."""
+
+
+Legend = tuple[Group, ...]
+
+
+def legend_of(command: str) -> Legend:
+    """Return the legend of a command; it has no groups if there is none."""
+    try:
+        found: Legend = import_module(f"msatools.legends.{command}").LEGEND
+    except ModuleNotFoundError as error:
+        if error.name != f"msatools.legends.{command}":
+            raise
+        return ()
+    return found
+
+
+def find(legend: Legend, name: str) -> list[tuple[Group, Entry]]:
+    """Return the entries that a name stands for, in any case if none has this one.
+
+    A column stands for itself and for the names in its cells.
+    """
+    return list(_named(legend, name, str)) or list(_named(legend, name, str.casefold))
+
+
+def _named(
+    legend: Legend, name: str, fold: Callable[[str], str]
+) -> Iterator[tuple[Group, Entry]]:
+    wanted = fold(name)
+    for group in legend:
+        is_column = wanted in map(fold, group.columns)
+        for entry in group.entries:
+            if is_column or wanted in (fold(entry.name), fold(entry.key)):
+                yield group, entry
+
+
+def completable(legend: Legend) -> tuple[str, ...]:
+    """Return the names that a shell can complete: one word, without signs."""
+    names = (
+        name
+        for group in legend
+        for entry in group.entries
+        for name in (entry.name, entry.key)
+        if _TYPEABLE.fullmatch(name)
+    )
+    return tuple(dict.fromkeys(names))
