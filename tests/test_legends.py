@@ -185,7 +185,7 @@ def test_why_as_json(row: Row) -> None:
         ("prstat", "t", ["t"]),
         ("prstat", "klk", ["KLK"]),
         ("prstat", "~,D", ["~", "D"]),
-        ("memstat", "page tables, own", ["page tables, own"]),
+        ("memstat", "kernel's tables", ["kernel's tables"]),
         ("memstat", "kernel.slab", ["slab"]),
         ("cpus", "XCAL,wt", ["xcal", "wt"]),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
 from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import ExternalKind
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
 from msatools.locks.external_waits.nbd import nbd_servers
@@ -21,7 +22,6 @@ from msatools.locks.io.filesystems import (
 from msatools.locks.io.inflight import in_flight
 from msatools.locks.io.waits import disk_of_wait
 from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
-from msatools.locks.report import ExternalKind
 from msatools.locks.wait_targets import data
 from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF

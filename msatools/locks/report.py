@@ -11,14 +11,13 @@ from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report, ns_between
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
-from msatools.locks.base.model import Herd, Mode, WaitTarget
+from msatools.locks.base.model import ExternalKind, Herd, Mode, WaitTarget
 from msatools.locks.io.model import DiskIo
 from msatools.locks.workqueues.model import Workqueues
 from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Address
 
 RootKind = Literal["task", "external", "cycle"]
-ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
 DeadlockConfidence = Literal["exact", "possible"]
 
 

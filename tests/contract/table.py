@@ -15,8 +15,8 @@ from msatools.cli.command import Command
 from msatools.cpus import model as cpus_model
 from msatools.cpus.stalls import model as stalls_model
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
+from msatools.locks.base.model import ExternalKind
 from msatools.locks.io.model import Stage
-from msatools.locks.report import ExternalKind
 from msatools.memory.pages.classes import CLASSES
 from msatools.report.causes import Cause
 from msatools.report.model import SECTIONS

@@ -10,6 +10,10 @@ from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Address
 
 Mode = Literal["read", "write"]
+ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
+"""What a task waits for outside of all tasks: a disk, swap, a server of FUSE or of a
+network file system, a frozen file system."""
+
 Confidence = Literal["none", "one dump", "confirmed"]
 """Evidence that the waiters are woken together: none, from one dump, from an
 interval."""

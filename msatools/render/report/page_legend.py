@@ -47,7 +47,9 @@ LOCK_WORDS = _meanings(locks.LINES, locks.MODES)
 CPU_STATES = _meanings(cpus.STATES)
 CPU_COLUMNS = _meanings(cpus.COLUMNS, cpus.SET_COLUMNS)
 MEMORY_COLUMNS = _meanings(memstat.COLUMNS, memstat.DIFFS)
-MEMORY_CLASSES = {entry.key: entry.meaning for entry in memstat.CLASSES.entries}
+MEMORY_CLASSES = {
+    entry.key: entry.meaning for entry in memstat.CLASSES.entries if entry.key
+}
 ZOMBIE_COLUMNS = _meanings(zombies.COLUMNS, zombies.LIMIT_COLUMNS)
 
 
