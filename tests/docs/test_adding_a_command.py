@@ -160,21 +160,21 @@ def test_diff(tree: Path, tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     before.write_text(json.dumps(report))
     rows = {each["pid"]: each for each in report["processes"]}
-    rows[207]["files"] += 5
-    report["processes"].remove(rows[211])
+    rows[204]["files"] += 5
+    report["processes"].remove(rows[208])
     after.write_text(json.dumps(report))
     done = files(tree, "--diff", str(before), str(after), "--json")
     changes = json.loads(done)["changes"]["processes"]
     assert [(each["change"], each["key"], each["deltas"]) for each in changes] == [
-        ("gone", {"pid": 211, "comm": "slab"}, {"files": -149}),
-        ("changed", {"pid": 207, "comm": "shmem"}, {"files": 5}),
+        ("gone", {"pid": 208, "comm": "slab"}, {"files": -149}),
+        ("changed", {"pid": 204, "comm": "shmem"}, {"files": 5}),
     ]
     code = f"import json; from {check_schema.__module__} import check_schema as check"
     run(tree, "-c", f"{code}; check(json.loads({done!r}))")
     shown = files(tree, "--diff", str(before), str(after)).splitlines()
     assert [line.split() for line in shown[-2:]] == [
-        ["-", "211", "slab", "-149"],
-        ["207", "shmem", "+5"],
+        ["-", "208", "slab", "-149"],
+        ["204", "shmem", "+5"],
     ]
 
 
