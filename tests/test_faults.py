@@ -204,6 +204,8 @@ def test_in_a_rule(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         told_as_ours(ran.err, error, "msa-report", r"report/rule")
         found = [verdict["code"] for verdict in ran.json["verdicts"]]
         assert found == [code for code in codes if code != "zombies"]
+        assert ran.json["unchecked"] == ["zombies"]
+        assert ran.json["checked"] == whole["checked"] - 1
         assert ran.json["sections"] == whole["sections"]
 
 

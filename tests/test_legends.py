@@ -216,7 +216,7 @@ def test_of_a_target_the_kernel_decides() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--why WHAT", "no name 'WHAT'"),
+        ("--why WHAT", "unknown name 'WHAT'"),
         ("--why R -v", "-v: no effect with --why"),
         ("--why R --strict", "--strict: no effect with --why"),
         ("--why R --qemu x 5", "--why: names are explained once"),
@@ -286,7 +286,7 @@ def test_manual_has_the_legend(name: str, group: Group) -> None:
     page = manuals()[f"msa-{name}.1"].replace("\\", "")
     assert f'.SS "{group.title}"' in page
     for entry in group.entries:
-        assert f".B {entry.name}\n" in page.replace("(ti", "~")
+        assert f".B {entry.name}\n" in page.replace("(ti", "~").replace("(aq", "'")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -309,7 +309,7 @@ def test_why_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_group(group, ["--why", "trend"]) == 0
     assert capsys.readouterr().out.startswith("TREND  column\n  Dumps by day")
     for words, message in (
-        (["--why", "X"], "--why: no name 'X'"),
+        (["--why", "X"], "--why: unknown name 'X'"),
         (["--why"], "--why: takes NAME"),
         (["--why", "BUCKET", "x"], "--why: takes NAME"),
     ):

@@ -247,12 +247,12 @@ def _runnable(queue: RunQueue) -> list[RunnableTask]:
 
 
 _SOURCES = {
-    "tasklet": "serves {rate} tasklets a second: {function} is queued again and again",
+    "tasklet": "serves {rate} tasklets a second: {function} is queued or runs now",
     "timer": "has {rate} timer interrupts a second: {function} is the next timer",
     "work": "executes works most of the time ({share} of its worker's life): "
     "{function} runs now",
     "interrupt": "takes {rate} interrupts a second of irq {irq}: {function} handles it",
-    "softirq": "polls network cards {rate} times a second: {function} is the next",
+    "softirq": "takes {rate} NET_RX softirqs a second: {function} is the next",
     "call": "is called by other CPUs {rate} times a second: {function} is queued or "
     "runs now",
     "callback": "has {waiting} callbacks of RCU that wait: {function} is {share} of "

@@ -215,12 +215,13 @@ class Storms:
             except (MissingError, *UNREADABLE):
                 continue  # the CPU's task is in the report all the same
             life_ns = now_ns - started_ns
-            if function and ran_ns >= max(LEAST_NS, SHARE * life_ns):
+            is_sane = 0 < ran_ns <= life_ns
+            if function and is_sane and ran_ns >= max(LEAST_NS, SHARE * life_ns):
                 yield Storm(
                     kind="work",
                     cpu=queue.cpu,
                     function=self._text.named(function),
-                    share=min(ran_ns / life_ns, 1.0),
+                    share=ran_ns / life_ns,
                 )
 
 

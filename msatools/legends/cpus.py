@@ -94,6 +94,8 @@ SET_COLUMNS = Group(
     "column",
     (
         Entry("KIND", "kind of the set"),
+        Entry("CPUS", "CPUs of the set"),
+        Entry("WHY", "why a partition is not in force"),
         Entry("FROM", "where the set comes from"),
         Entry("IRQS", "device interrupts routed there; may be; managed by the kernel"),
         Entry("NODE", "NUMA node"),

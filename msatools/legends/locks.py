@@ -84,6 +84,7 @@ TYPES = Group(
         Entry("flock", "lock on a file: flock()"),
         Entry("vma", "lock of one mapping of a process", "Since v6.4."),
         Entry("srcu", "wait for readers of sleepable RCU"),
+        Entry("rcuwait", "wait of one task, such as for a CPU to be empty"),
         Entry("threads", "waits for its own threads: exec, exit, core dump"),
         Entry("child", "waits for a child: wait(), vfork()"),
         Entry("io_uring", "waits for requests of io_uring"),

@@ -237,7 +237,7 @@ def _on_disk(context: LockContext, device: str, numbers: str, what: str) -> Exte
     text = f"{what} on {device}{suspended}"
     if task is not None:
         comm = context.layout.text(task, "task_struct", "comm")
-        text += f", served by {context.pid(task)} {comm}"
+        text += f", served by ~{context.pid(task)} {comm}"
     return External(
         kind="swap" if what == "swap" else "device",
         identity=("device", numbers),

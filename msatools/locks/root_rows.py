@@ -126,7 +126,7 @@ class RootRows:
         if isinstance(thing, Unknown):
             return replace(root, reason=thing.text)
         assert first.external is not None
-        text = self._external(first.external)
+        text = self._external(first.external, frozenset(sink.direct))
         # The longest: some of those that wait may wait for a disk further down.
         ways = (self._snapshot.blocked[row].external for row in sink.direct)
         way = max((each.way for each in ways if each), key=len)
@@ -174,12 +174,15 @@ class RootRows:
     def _pids(self, rows: frozenset[int]) -> tuple[int, ...]:
         return tuple(sorted(self._snapshot.pids[row] for row in rows))
 
-    def _reason(self, row: int) -> str:
-        """Return what a task is doing instead of releasing what others wait for."""
+    def _reason(self, row: int, before: frozenset[int] = frozenset()) -> str:
+        """Return what a task is doing instead of releasing what others wait for.
+
+        :param before: Rows of tasks that wait for it as a server.
+        """
         snapshot = self._snapshot
         blocked = snapshot.blocked.get(row)
         if blocked is not None and blocked.external is not None:
-            return self._external(blocked.external)
+            return self._external(blocked.external, before | {row})
         runs = bool(snapshot.tasks["on_cpu"][row])
         if runs or snapshot.now.classes[row] in _WITHOUT_STACK:
             return reason(snapshot.context, row, snapshot.now, None, None, None)
@@ -192,11 +195,18 @@ class RootRows:
             what = blocked.what or stands_for(snapshot.context, case, blocked.requests)
         return reason(snapshot.context, row, snapshot.now, case, on, what)
 
-    def _external(self, external: External) -> str:
-        """Return what serves a wait, and what that is doing."""
+    def _external(self, external: External, waiting: frozenset[int]) -> str:
+        """Return what serves a wait, and what that is doing.
+
+        :param waiting: Rows of tasks that wait for it, whom it may itself be among.
+        """
         servers = [self._snapshot.rows.get(each.task) for each in external.servers]
         known = [row for row in servers if row is not None]
-        doing = self._reason(known[0]) if len(known) == 1 else None
+        if len(known) != 1:
+            return external_reason(external, None)
+        (row,) = known
+        own = "which waits for what it serves itself"
+        doing = own if row in waiting else self._reason(row, waiting)
         return external_reason(external, doing)
 
 

@@ -86,6 +86,7 @@ class _Found:
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._cells: dict[str, set[str]] = {}
         self._words: set[str] = set()
+        self._lines: list[str] = []
         for block in blocks:
             self._add(block)
 
@@ -109,7 +110,9 @@ class _Found:
                 if found is not None
                 for mark in found.groups()
             }
-        return {word for cell in cells for word in cell.split()} | self._words
+        phrases = (entry.name for entry in group.entries if " " in entry.name)
+        found = {each for each in phrases if any(each in line for line in self._lines)}
+        return {word for cell in cells for word in cell.split()} | self._words | found
 
     def _add(self, block: Block) -> None:
         if isinstance(block, Table):
@@ -128,7 +131,9 @@ class _Found:
             for child in block.children:
                 self._add(child)
         elif isinstance(block, Text):
-            self._words.update("".join(map(_text, block.spans)).split())
+            words = "".join(map(_text, block.spans))
+            self._lines.append(words)
+            self._words.update(words.split())
 
 
 def _text(cell: Cell) -> str:

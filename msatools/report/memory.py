@@ -21,7 +21,12 @@ from msatools.kernel.structs import Members, read_structs
 from msatools.kernel.swap import read_swap
 from msatools.kernel.vmstat import vm_counters
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
-from msatools.memory.by.cgrouptree import is_unified, read_tree
+from msatools.memory.by.cgrouptree import (
+    UNKNOWN,
+    is_unified,
+    own_charges,
+    read_tree,
+)
 from msatools.memory.by.memcgs import Memcgs
 from msatools.records import dataclass
 from msatools.selfdesc.find import (
@@ -221,27 +226,26 @@ def _removed_groups(reader: Reader, losses: LossLog) -> int | None:
 
 
 def _removed_pages(reader: Reader, losses: LossLog) -> int | None:
-    """Sum the pages charged to removed groups; ``None`` if that is unknown.
+    """Sum the pages charged to removed groups themselves; ``None`` if some are unknown.
 
-    A group is removed once CSS_ONLINE is cleared, and counts what is below it, too.
+    A group is removed once CSS_ONLINE is cleared.
     """
-    members = {
-        "used": ("memory.usage.counter",),
-        "flags": ("css.flags",),
-        "parent": ("css.parent",),
-    }
+    lists = losses.coverage[Loss.LISTS.value]
     try:
-        groups = read_tree(reader, losses, MAX_GROUPS).addresses
-        found = read_structs(reader, "struct mem_cgroup", members, groups, losses)
+        tree = read_tree(reader, losses, MAX_GROUPS)
+        own = own_charges(reader, tree, losses).memory
+        members = {"flags": ("css.flags",)}
+        found = read_structs(
+            reader, "struct mem_cgroup", members, tree.addresses, losses
+        )
         online = int(find_constant(reader.prog, "CSS_ONLINE").value_())
     except MissingError:
         return None  # CONFIG_MEMCG=n
-    if len(groups) >= MAX_GROUPS or not found.readable.all():
-        return None
     removed = found["flags"].astype(np.int64) & online == 0
-    # A css is the first member of its group.
-    below = np.isin(found["parent"].astype(np.uint64), groups[removed])
-    return int(found["used"].astype(np.int64)[removed & ~below].sum())
+    is_whole = len(own) < MAX_GROUPS and losses.coverage[Loss.LISTS.value] == lists
+    if not is_whole or not found.readable.all() or (own[removed] == UNKNOWN).any():
+        return None
+    return int(own[removed].sum())
 
 
 def _members(prog: drgn.Program) -> Members:

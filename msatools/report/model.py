@@ -185,11 +185,12 @@ class TriageReport(Report):
     verdicts: tuple[TriageVerdict, ...]
     """The worst first."""
 
-    checked: int = field(default=0, metadata=ADDED)
-    """Number of codes whose conditions were tested."""
+    checked: int | None = field(default=None, metadata=ADDED)
+    """Number of codes whose conditions were tested; ``None`` in older recordings."""
 
     unchecked: tuple[str, ...] = field(default=(), metadata=ADDED)
-    """Codes that could not be tested, as parts of the kernel are missing."""
+    """Codes that could not be tested, as parts of the kernel are missing, or a rule has
+    a fault."""
 
     crash: CrashDetails | None
     """How the kernel crashed; ``None`` if it did not."""

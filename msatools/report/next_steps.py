@@ -13,6 +13,9 @@ from msatools.reports.units import size
 
 MOST, LEAST = 5, 3
 
+_SELECTING = frozenset({"--state", "-p", "--parent"})
+"""Options that leave out rows."""
+
 Hint = tuple[str, tuple[str, ...], str]
 """A command's name, its arguments after the target, and what it shows."""
 
@@ -79,7 +82,10 @@ def next_steps(
 
     There are up to :data:`MOST`, and the usual ones if fewer than :data:`LEAST`.
     """
-    steps = {verdict.see: _WHY.get(verdict.code, verdict.code) for verdict in verdicts}
+    steps: dict[str, str] = {}
+    for verdict in verdicts:
+        # The first is the worst.
+        steps.setdefault(verdict.see, _WHY.get(verdict.code, verdict.code))
     tools = {command.split(" ", 1)[0] for command in steps}
     for name, arguments, why in _hints(parts):
         # A view of memory adds to another one; of the others one page is enough.
@@ -100,8 +106,9 @@ def next_steps(
 
 def _covers(one: str, other: str) -> bool:
     """Return whether a command shows all that another one does, and more."""
-    words, others = _words(one), _words(other)
-    return words[0] == others[0] and words[1] > others[1]
+    (tool, words), (other_tool, others) = _words(one), _words(other)
+    is_narrower = any(word in _SELECTING for word in words ^ others)
+    return tool == other_tool and words > others and not is_narrower
 
 
 def _words(command: str) -> tuple[str, set[str]]:

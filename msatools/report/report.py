@@ -129,7 +129,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             )
             rules = () if self._options.crash_only else RULES
             found = self._verdicts(parts, rules)
-            unchecked = untested(rules, parts)
+            unchecked = (*untested(rules, parts), *self._failed)
             log = self._attempt("log", lambda: last_lines(parts.log), ())
             sections = {name: self._section(name, parts) for name in SECTIONS}
             steps = self._attempt("next", lambda: next_steps(parts, found), ())
@@ -188,9 +188,13 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
     ) -> list[TriageVerdict]:
         """Return the verdicts; a rule with a fault costs its own alone."""
         found: list[TriageVerdict] = []
+        self._failed: list[str] = []
         for rule in rules:
             each = partial(list[TriageVerdict], judge(rule, parts))
-            found += self._attempt(f"rule {rule.code}", each, [])
+            verdicts = self._attempt(f"rule {rule.code}", each, None)
+            found += verdicts or []
+            if verdicts is None and rule.code not in self._failed:
+                self._failed.append(rule.code)
         return worst_first(found)
 
     def _section(self, name: str, parts: ReportParts) -> ReportSection:

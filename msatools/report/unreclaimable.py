@@ -22,21 +22,29 @@ class Kind:
     is_kernel: bool
     """Whether the kernel has it, and not processes."""
 
+    view: tuple[str, ...] = ()
+    """Options of msa-memstat that show whose it is."""
 
-_KERNEL = {
-    "kernel.page_tables": "page tables",
-    "kernel.stacks": "kernel stacks",
-    "kernel.vmalloc": "vmalloc",
-    "kernel.vmap": "pages mapped by vmap",
-    "kernel.rings": "rings of perf, io_uring and packets",
-    "kernel.requests": "requests of disks",
-    "kernel.mempools": "memory pools",
-    "kernel.tracing": "tracing",
-    "kernel.percpu": "per-CPU memory",
-    "kernel.large_kmalloc": "large kmalloc",
-    "kernel.unattributed": "pages that no owner explains (a driver's, or a leak)",
+
+_MORE, _BARE = ("-v",), ("--unattributed",)
+_KERNEL: dict[str, tuple[str, tuple[str, ...]]] = {
+    "kernel.page_tables": ("page tables", ("--by", "process")),
+    "kernel.stacks": ("kernel stacks", _MORE),
+    "kernel.vmalloc": ("vmalloc", ("--by", "vmalloc")),
+    "kernel.vmap": ("pages mapped by vmap", ("--by", "vmalloc")),
+    "kernel.rings": ("rings of perf, io_uring and packets", _MORE),
+    "kernel.requests": ("requests of disks", _MORE),
+    "kernel.mempools": ("memory pools", _MORE),
+    "kernel.tracing": ("tracing", _MORE),
+    "kernel.percpu": ("per-CPU memory", _MORE),
+    "kernel.large_kmalloc": ("large kmalloc", _BARE),
+    "kernel.unattributed": (
+        "pages that no owner explains (a driver's, or a leak)",
+        _BARE,
+    ),
 }
-"""Classes of memory, none of which can be reclaimed."""
+"""Classes of memory, none of which can be reclaimed: the name of each, and options of
+msa-memstat that show whose it is."""
 
 
 def unreclaimable(parts: ReportParts) -> list[Kind]:
@@ -56,10 +64,14 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
         kinds.append(Kind("anonymous, without swap", anon, False))
         kinds.append(Kind("tmpfs and shared memory, without swap", shmem, False))
     slab = memory.slab("NR_SLAB_UNRECLAIMABLE")
-    kinds.append(Kind(f"unreclaimable slab{_largest_cache(parts)}", slab or 0, True))
+    name = f"unreclaimable slab{_largest_cache(parts)}"
+    kinds.append(Kind(name, slab or 0, True, ("--by", "slab")))
     huge = classes.get("user.hugetlb", 0) + classes.get("free.hugetlb", 0)
     kinds.append(Kind("hugetlb pool", huge, False))
-    kinds += (Kind(text, classes.get(name, 0), True) for name, text in _KERNEL.items())
+    kinds += (
+        Kind(text, classes.get(name, 0), True, view)
+        for name, (text, view) in _KERNEL.items()
+    )
     return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
 
 

@@ -8,7 +8,7 @@ file system is not reported again as a hung task.
 
 from collections.abc import Iterator
 
-from msatools.locks.report import LocksReport, Root
+from msatools.locks.report import LocksReport, Root, Wait
 from msatools.report.parts import ReportParts
 
 LONG_NS = 10_000_000_000
@@ -21,13 +21,32 @@ _RCU = "RCU grace period"
 _SERVED = ("device", "swap", "fuse", "network")
 
 
+def is_long(wait: Wait, limit_ns: int = LONG_NS) -> bool:
+    """Return whether a wait is known to have lasted for a time."""
+    return wait.age_ns >= limit_ns and wait.age_bound != "upper"
+
+
 def stuck_roots(locks: LocksReport) -> Iterator[Root]:
     """Yield the devices and servers that tasks in state D have long waited for."""
     blocked = uninterruptible(locks)
     for root in locks.roots:
-        is_long = root.external in _SERVED and root.max_age_ns >= LONG_NS
-        if is_long and not blocked.isdisjoint(root.behind):
+        is_old = root.external in _SERVED and served_age_ns(locks, root) >= LONG_NS
+        if is_old and not blocked.isdisjoint(root.behind):
             yield root
+
+
+def served_age_ns(locks: LocksReport, root: Root) -> int:
+    """Return the longest wait for a device or server itself.
+
+    Who is behind those that wait may have waited for longer, for other things.
+    """
+    direct = {root.pid} if root.kind == "task" else {*root.waiters}
+    ages = (
+        wait.age_ns
+        for wait in locks.waits
+        if wait.pid in direct and wait.age_bound != "upper"
+    )
+    return max(ages, default=0)
 
 
 def frozen_roots(locks: LocksReport) -> Iterator[Root]:
@@ -41,8 +60,14 @@ def stopped_roots(locks: LocksReport) -> Iterator[Root]:
         is_stopped = root.state in ("T", "t") or root.reason.startswith("frozen by")
         waiting = root.blocked_d + root.blocked_s
         is_task = root.kind == "task" and root.external is None
-        if is_task and is_stopped and waiting and root.max_age_ns >= LONG_NS:
+        if is_task and is_stopped and waiting and stopped_age_ns(root) >= LONG_NS:
             yield root
+
+
+def stopped_age_ns(root: Root) -> int:
+    """Return for how long others have waited for a task that was stopped then."""
+    ages = (root.max_age_ns, root.age_ns)
+    return min(age for age in ages if age is not None)
 
 
 def explained(parts: ReportParts) -> set[int]:
@@ -55,7 +80,7 @@ def explained(parts: ReportParts) -> set[int]:
     roots += (
         root
         for root in locks.roots
-        if root.kind == "cycle" and {*root.waiters} in exact
+        if root.kind == "cycle" and any(each <= {*root.waiters} for each in exact)
     )
     roots += _stalled_roots(parts, locks)
     return {pid for root in roots for pid in root.behind}

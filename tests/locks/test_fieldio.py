@@ -5,9 +5,15 @@
 import re
 
 import pytest
+from drgn.helpers.linux.pid import find_task
 
+from fixtures import lab
+from msatools.locks.base.lock import Holder
+from msatools.locks.external_waits.nbd import NbdServers
+from msatools.locks.locks import collect_locks
 from msatools.locks.report import Root
 from tests.locks.reports import LoggedReport, logged_report
+from tests.support.dumps import open_dump
 
 
 @pytest.fixture(params=["fieldio-6.1", "fieldio-6.12", "fieldio-7.x"])
@@ -48,8 +54,22 @@ def test_server_of_a_disk(dump: LoggedReport) -> None:
     served = [root_of(dump, disk) for disk in ("nbd0", "nbd1")]
     assert {root.pid for root in served} == {*stopped}
     for root in served:
-        name = f"served by {root.pid} {stopped[root.pid or 0]}, stopped by SIGSTOP"
+        name = f"served by ~{root.pid} {stopped[root.pid or 0]}, stopped by SIGSTOP"
         assert root.reason.endswith(name)
+
+
+def test_server_that_waits_for_its_own_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may do I/O on the very device that it serves: that ends the chain."""
+    run = lab.build("fieldio-6.12")
+    waiter = run.workload["tasks"]["xfs-read"]["tid"]
+    prog = open_dump("fieldio-6.12", "btf")
+    task = find_task(prog, waiter).value_()
+    holders = (Holder(task, "likely"),)
+    monkeypatch.setattr(NbdServers, "of_disk", lambda self, disk: holders)
+    reasons = [root.reason for root in collect_locks(prog).roots]
+    assert sum(
+        each.endswith("which waits for what it serves itself") for each in reasons
+    )
 
 
 def test_commit_of_a_file_system(dump: LoggedReport) -> None:

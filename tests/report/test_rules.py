@@ -95,6 +95,45 @@ def test_long_waits() -> None:
         assert tasks.text.startswith(f"{hung} fuse-locked has been in state D for")
 
 
+def test_a_device_that_answers_is_not_stuck() -> None:
+    """Who is behind a waiter for a disk may wait for it for long, and the disk not."""
+    parts = aged(parts_of("locks-6.12"), LONG_NS)
+    assert parts.locks is not None
+    (root,) = (
+        each for each in parts.locks.roots if each.reason.startswith("I/O on dm-1")
+    )
+    waits = tuple(
+        replace(wait, age_ns=2_000_000) if wait.pid in root.waiters else wait
+        for wait in parts.locks.waits
+    )
+    locks = replace(parts.locks, waits=waits)
+    texts = [each.text for each in said(replace(parts, locks=locks))["io-stuck"]]
+    assert texts
+    assert not any("dm-1" in text for text in texts)
+
+
+def test_stopped_after_others_began_to_wait() -> None:
+    parts = aged(parts_of("locks-6.12"), HUNG_NS)
+    assert parts.locks is not None
+    roots = tuple(
+        replace(root, age_ns=1_000_000_000) if root.state == "T" else root
+        for root in parts.locks.roots
+    )
+    locks = replace(parts.locks, roots=roots)
+    assert "stopped-owner" not in said(replace(parts, locks=locks))
+
+
+def test_a_deadlock_within_more_tasks_explains_them_all() -> None:
+    parts = parts_of("lockmodule-6.12")
+    assert parts.locks is not None
+    cycle = next(each for each in parts.locks.roots if each.kind == "cycle")
+    more = replace(cycle, waiters=(*cycle.waiters, 1), behind=(*cycle.behind, 1))
+    assert {*cycle.waiters} <= explained(parts)
+    assert {*more.behind} <= explained(
+        replace(parts, locks=replace(parts.locks, roots=(more,)))
+    )
+
+
 def test_tasks_that_wait_for_stopped_ones() -> None:
     parts = parts_of("locks-6.12")
     assert parts.locks is not None
@@ -341,6 +380,11 @@ def test_steps_follow_from_the_summaries() -> None:
     state = replace(memory(1000 * MIB), removed_groups=30)
     groups = replace(parts_of("memory-6.12"), memory=state)
     assert steps_of(groups)[0] == "msa-memstat --by cgroup"
+
+
+def test_a_selection_shows_no_more_than_all() -> None:
+    steps = steps_of(aged(parts_of("locks-6.12"), LONG_NS))
+    assert {"msa-locks --chains --state D", "msa-locks --chains"} <= {*steps}
 
 
 def test_a_step_that_shows_more_takes_the_place_of_another() -> None:

@@ -7,8 +7,13 @@ it. The other end of a socket of AF_UNIX is known; what has it open serves the d
 server behind TCP is not looked for, as it is on another machine mostly.
 """
 
+from functools import cached_property
+
+import numpy as np
+
 from msatools.errors import LOST
 from msatools.kernel.losses import Loss
+from msatools.kernel.reader import distinct
 from msatools.locks.base.lock import Holder
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.io.disks import Disk
@@ -32,8 +37,14 @@ class NbdServers:
             return ()
         if disk.address not in self._found:
             try:
-                files = {*self._peers(disk)}
-                self._found[disk.address] = self._openers(files) if files else ()
+                files = self._peers(disk)
+                openers = self._openers if files else {}
+                tasks = dict.fromkeys(
+                    task for file in files for task in openers.get(file, ())
+                )
+                self._found[disk.address] = tuple(
+                    Holder(task, "likely") for task in [*tasks][:_MAX_SERVERS]
+                )
             except LOST as error:
                 text = f"cannot read the server of {disk.name}: {error}"
                 self._context.losses.lose(Loss.SERVERS, text)
@@ -63,15 +74,20 @@ class NbdServers:
                 files.append(file)
         return files
 
-    def _openers(self, files: set[int]) -> tuple[Holder, ...]:
-        """Return the processes that have any of some files open."""
+    @cached_property
+    def _openers(self) -> dict[int, list[int]]:
+        """Maps each ``struct file`` that is a socket to the processes that have it."""
         context = self._context
-        found = [
-            int(context.tasks["address"][rows[0]])
-            for rows, opened in context.descriptors.by_table(context.tasks["address"])
-            if not files.isdisjoint(opened.tolist())
-        ]
-        return tuple(Holder(task, "likely") for task in found[:_MAX_SERVERS])
+        addresses = context.tasks["address"]
+        operations = context.layout.symbol("socket_file_ops") or 0
+        found: dict[int, list[int]] = {}
+        for rows, opened in context.descriptors.by_table(addresses):
+            files = distinct(opened[opened != 0])
+            structs = context.descriptors.read_files(files, ("operations",))
+            sockets = files[structs["operations"] == np.uint64(operations)]
+            for file in sockets.tolist():
+                found.setdefault(file, []).append(int(addresses[rows[0]]))
+        return found
 
 
 @per_context

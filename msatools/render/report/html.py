@@ -35,6 +35,7 @@ from msatools.render.report.page_legend import (
 )
 from msatools.render.report.portable import portable
 from msatools.render.report.report import (
+    NO_NAME,
     frames_text,
     machine_text,
     no_verdict_text,
@@ -143,7 +144,8 @@ def headline(report: TriageReport) -> _Headline:
         return _Headline("crashed", "bad", fault_text(report.crash))
     verdicts = shown_verdicts(report)
     if not verdicts:
-        lost = any(section.error is not None for section in report.sections.values())
+        errors = any(section.error is not None for section in report.sections.values())
+        lost = errors or bool(report.unchecked)
         among = " in what could be read" if lost else ""
         return _Headline("", "", f"No problem found{among}")
     worst = verdicts[0]
@@ -153,9 +155,8 @@ def headline(report: TriageReport) -> _Headline:
 
 def _host(report: TriageReport) -> str:
     """Return the host's name; empty if it has none."""
-    host = report.machine.host or ""
-    # The kernel's own, until one is set (UTS_NODENAME in include/linux/uts.h).
-    return "" if host == "(none)" else host
+    host = report.machine.host
+    return "" if host is None or host == NO_NAME else host
 
 
 def _log(report: TriageReport) -> tuple[list[str], int]:

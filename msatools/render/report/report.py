@@ -33,7 +33,7 @@ VERDICTS = 10
 """Verdicts that are shown by default."""
 
 _FRAMES = 12
-_NO_NAME = "(none)"
+NO_NAME = "(none)"
 """The kernel's name of a host that nobody has named (UTS_NODENAME)."""
 
 _NOTES = 6
@@ -106,7 +106,7 @@ def not_crashed_text(report: TriageReport) -> str:
 
 def machine_text(machine: Machine, target: Target) -> str:
     """Return a line on the machine: its name, and how long it ran."""
-    words = [machine.host] if machine.host not in (None, _NO_NAME) else []
+    words = [machine.host] if machine.host not in (None, NO_NAME) else []
     if machine.uptime_ns is not None:
         words.append(f"up {duration(machine.uptime_ns)}")
     if machine.cpus is not None:
@@ -173,11 +173,12 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
 def no_verdict_text(report: TriageReport) -> str:
     """Return the line of a report that has no verdicts, but for that of the crash."""
     other = "other " if report.crash is not None else ""
-    checks = plural(report.checked, "automatic check")
+    count = report.checked
+    checks = "automatic checks" if count is None else plural(count, "automatic check")
     lost = ""
     if report.unchecked:
         codes = ", ".join(report.unchecked)
-        lost = f" Not tested, as parts of the kernel are missing: {codes}."
+        lost = f" Not tested, as something is missing: {codes}."
     return (
         f"No {other}problem found by the {checks}. They do not cover everything: if "
         f"you came with a symptom, go on below.{lost}"

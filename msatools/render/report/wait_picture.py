@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from msatools.locks.report import Deadlock, LocksReport, Root
 from msatools.records import dataclass
+from msatools.render.cells import plural
 from msatools.render.locks.wait_graph import WaitGraph
 from msatools.render.locks.words import lock_text
 from msatools.render.memstat.picture import Box, Label, Picture
@@ -77,7 +78,7 @@ def wait_picture(report: LocksReport) -> Picture | None:
         drawing.add(tree)
     found = sum(root.kind != "cycle" for root in report.roots) + len(report.deadlocks)
     if left := found - len(trees):
-        drawing.add_text(f"… {left:,} more roots, which block less")
+        drawing.add_text(f"… {plural(left, 'more root')}")
     return drawing.picture()
 
 

@@ -47,7 +47,7 @@ def _words(subject: _FrozenRoot) -> str:
     count = root.blocked_d + root.blocked_s + (root.kind == "task")
     place = root.reason.removeprefix("a ").removeprefix(_REASON.strip()).strip()
     waited = waited_text(count, _age_ns(root))
-    return f"{place or 'a file system'} is frozen (fsfreeze): {waited}"
+    return f"{place or 'a file system'} is frozen: {waited}"
 
 
 def _evidence(subject: _FrozenRoot) -> Iterator[str]:
@@ -55,9 +55,10 @@ def _evidence(subject: _FrozenRoot) -> Iterator[str]:
     waits = [wait for wait in subject.locks.waits if wait.pid in behind]
     named = ", ".join(pid_text(wait.pid, wait.comm) for wait in waits[:_NAMED])
     yield f"behind it: {named}{', …' if len(waits) > _NAMED else ''}"
+    yield "by fsfreeze, or a snapshot or backup: the kernel does not record by whom"
     place = subject.root.reason.removeprefix(_REASON)
     if subject.is_live and place.startswith("/"):
-        yield f"thaw it with: fsfreeze -u {shlex.quote(place)}"
+        yield f"if that has ended, thaw it with: fsfreeze -u {shlex.quote(place)}"
 
 
 RULE = VerdictRule(

@@ -18,7 +18,7 @@ from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.waits import HUNG_NS, LONG_NS, explained
+from msatools.report.waits import HUNG_NS, LONG_NS, explained, is_long
 from msatools.report.words import count_text, is_vfork, pid_text, root_text
 from msatools.reports.units import duration
 
@@ -51,10 +51,7 @@ def _when(parts: ReportParts) -> Iterator[_LongWaits]:
     found = [
         wait
         for wait in parts.locks.waits
-        if wait.state == "D"
-        and wait.age_ns >= limit_ns
-        and wait.age_bound != "upper"
-        and wait.pid not in named
+        if wait.state == "D" and is_long(wait, limit_ns) and wait.pid not in named
     ]
     if found:
         found.sort(key=lambda wait: -wait.age_ns)

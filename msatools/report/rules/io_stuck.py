@@ -11,7 +11,7 @@ from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.waits import HUNG_NS, stuck_roots, uninterruptible
+from msatools.report.waits import HUNG_NS, served_age_ns, stuck_roots, uninterruptible
 from msatools.report.words import count_text, pid_text, waited_text
 
 
@@ -31,7 +31,7 @@ class _StuckDevice:
 
     @property
     def max_age_ns(self) -> int:
-        return max(root.max_age_ns for root in self.roots)
+        return max(served_age_ns(self.locks, root) for root in self.roots)
 
 
 def _when(parts: ReportParts) -> Iterator[_StuckDevice]:

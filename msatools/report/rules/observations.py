@@ -16,7 +16,7 @@ from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.rules.memory_unreclaimable import RULE as UNRECLAIMABLE
 from msatools.report.unreclaimable import Kind, kinds_text, unreclaimable
-from msatools.report.waits import LONG_NS, explained
+from msatools.report.waits import LONG_NS, explained, is_long
 from msatools.report.words import count_text, root_text
 from msatools.reports.units import duration, size
 
@@ -52,17 +52,21 @@ def _held_up(parts: ReportParts) -> Iterator[_HeldUp]:
         wait.pid
         for wait in locks.waits
         # Those in state D are hung tasks.
-        if wait.age_ns >= LONG_NS and wait.state != "D" and wait.pid not in named
+        if is_long(wait) and wait.state != "D" and wait.pid not in named
     }
     roots = [
         root
         for root in locks.roots
-        if root.kind == "task" and root.external is None and waits & {*root.behind}
+        if root.kind == "task" and root.external is None and waits & _held_up_by(root)
     ]
-    pids = {pid for root in roots for pid in root.behind if pid in waits}
-    pids -= {root.pid for root in roots if root.pid is not None}
+    pids = {pid for root in roots for pid in _held_up_by(root) & waits}
     if pids:
         yield _HeldUp(locks, roots, pids)
+
+
+def _held_up_by(root: Root) -> set[int]:
+    """Return the IDs of the tasks that wait for a task, directly or not."""
+    return {*root.behind} - {root.pid}
 
 
 def _held_up_text(subject: _HeldUp) -> str:
@@ -78,7 +82,7 @@ def _held_up_text(subject: _HeldUp) -> str:
 
 def _held_up_evidence(subject: _HeldUp) -> Iterator[str]:
     for root in subject.roots[:_SHOWN]:
-        count = len(subject.pids & {*root.behind})
+        count = len(subject.pids & _held_up_by(root))
         yield f"{count_text(count, 'task')} behind: {root_text(root)}"
     left = len(subject.roots) - _SHOWN
     if left > 0:
@@ -115,24 +119,13 @@ def _kernel_text(subject: _KernelMemory) -> str:
     return (
         f"the kernel itself holds {size(subject.pages * page)} "
         f"({100 * subject.pages / subject.managed:.0f} % of memory), which cannot be "
-        f"reclaimed; most of it is {subject.largest.name}, "
+        f"reclaimed; the largest part is {subject.largest.name}, "
         f"{size(subject.largest.pages * page)}"
     )
 
 
 def _kernel_see(subject: _KernelMemory) -> tuple[str, ...]:
-    return ("memstat", *view_of(subject.largest))
-
-
-def view_of(kind: Kind) -> tuple[str, ...]:
-    """Return the options of msa-memstat that show whose memory of a kind is."""
-    if kind.name.startswith("unreclaimable slab"):
-        return ("--by", "slab")
-    if kind.name.startswith("pages that no owner"):
-        return ("--unattributed",)
-    if kind.name == "page tables":
-        return ("--by", "process")
-    return ("-v",)
+    return ("memstat", *subject.largest.view)
 
 
 @dataclass(frozen=True)

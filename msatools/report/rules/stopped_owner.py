@@ -9,7 +9,7 @@ from msatools.records import dataclass
 from msatools.report.model import Severity, VerdictConfidence
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.waits import HUNG_NS, stopped_roots
+from msatools.report.waits import HUNG_NS, is_long, stopped_age_ns, stopped_roots
 from msatools.report.words import (
     count_text,
     is_vfork,
@@ -45,7 +45,7 @@ def _when(parts: ReportParts) -> Iterator[_StoppedRoots]:
 
 def _severity(subject: _StoppedRoots) -> Severity:
     is_hung = any(
-        wait.state == "D" and wait.age_ns >= HUNG_NS and not is_vfork(wait)
+        wait.state == "D" and is_long(wait, HUNG_NS) and not is_vfork(wait)
         for wait in subject.locks.waits
         if wait.pid in subject.behind
     )
@@ -61,7 +61,7 @@ def _confidence(subject: _StoppedRoots) -> VerdictConfidence:
 
 def _words(subject: _StoppedRoots) -> str:
     first, *others = subject.roots
-    count, age_ns = len(subject.behind), max(r.max_age_ns for r in subject.roots)
+    count, age_ns = len(subject.behind), max(map(stopped_age_ns, subject.roots))
     if not others:
         return f"{root_text(first)}: {waited_text(count, age_ns)}"
     named = ", ".join(
@@ -78,7 +78,7 @@ def _evidence(subject: _StoppedRoots) -> Iterator[str]:
     for root in subject.roots[:_SHOWN]:
         since = f" for {duration(root.age_ns)}" if root.age_ns is not None else ""
         count = root.blocked_d + root.blocked_s
-        waited = waited_text(count, root.max_age_ns)
+        waited = waited_text(count, stopped_age_ns(root))
         yield f"{root_text(root)}{since}; {waited}"
     can_go_on = any(root.reason.startswith("stopped") for root in subject.roots)
     if subject.is_live and can_go_on:
