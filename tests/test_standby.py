@@ -42,6 +42,12 @@ def drgn(*words: str | Path, **variables: str) -> "subprocess.CompletedProcess[s
     )
 
 
+@pytest.fixture(autouse=True)
+def warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """Let drgn's logger warn, which commands in this process have silenced."""
+    caplog.set_level(logging.WARNING, "drgn")
+
+
 @pytest.fixture
 def prog() -> Program:
     """A dump as a program opens it, with no debug info."""

@@ -46,6 +46,8 @@ def no_kallsyms(monkeypatch: pytest.MonkeyPatch) -> None:
         put(prog, start, bytes(end - start))
         return prog
 
+    # Types that drgn's session would have by then are not to serve.
+    monkeypatch.setenv("MSATOOLS_TYPES", "never")
     monkeypatch.setattr(opening, "_open_dump", blank)
 
 

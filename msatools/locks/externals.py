@@ -11,7 +11,6 @@ from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import ExternalKind
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
-from msatools.locks.external_waits.nbd import nbd_servers
 from msatools.locks.external_waits.network import asked_protocol, file_server
 from msatools.locks.io.asynchronous import AIO, asynchronous_io
 from msatools.locks.io.disks import all_disks
@@ -20,6 +19,7 @@ from msatools.locks.io.filesystems import (
     disk_of_super_block,
 )
 from msatools.locks.io.inflight import in_flight
+from msatools.locks.io.nbd import nbd_servers
 from msatools.locks.io.waits import disk_of_wait
 from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
 from msatools.locks.wait_targets import data

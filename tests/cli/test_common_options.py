@@ -45,7 +45,7 @@ def test_users_that_there_are_not() -> None:
 def test_users_of_other_kernels_have_numbers_alone(kind: str) -> None:
     other = replace(TARGET, kind=kind)
     assert uids(parsed("-u", "7,8"), other) == (7, 8)
-    with pytest.raises(UsageError, match=f"-u {NAME}: only of the running kernel"):
+    with pytest.raises(UsageError, match=f"-u {NAME}: a dump has no user names"):
         uids(parsed("-u", f"7,{NAME}"), other)
 
 

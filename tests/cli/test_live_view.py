@@ -228,7 +228,7 @@ def test_prstat() -> None:
     lines = live.screen(lambda lines: "MAJ" in str(lines))
     assert any(line.split() == ["PID", "MAJ", "COMMAND"] for line in lines)
     live.press("cpid,what\r")
-    live.screen(lambda lines: "no column 'what'" in lines[-1].lower())
+    live.screen(lambda lines: "unknown column 'what'" in lines[-1].lower())
     live.press("?")
     lines = live.screen(lambda lines: lines[0] == "Keys")
     live.press(END)

@@ -21,20 +21,20 @@ from tests.fuzz.run import run_case
 from tests.fuzz.tables import changed_pages
 
 CORE = "6.12"
-CASES = 15
-SEED = "g"
+OF_EACH = 3
 
 
 def test_damaged_dumps(tmp_path: Path) -> None:
     # For so few it does not pay to prepare all formats of all cores.
     ran = [
-        run_seed(f"{SEED}:{number}", tuple(LAYERS), tmp_path, (CORE,))
-        for number in range(CASES)
+        run_seed(f"{layer}:{number}", (layer,), tmp_path, (CORE,))
+        for layer in LAYERS
+        for number in range(OF_EACH)
     ]
+    assert {result.layer for result in ran} == {*LAYERS}
     assert [result.text for result in ran if result.outcome not in GOOD] == []
-    outcomes = {(result.layer, result.outcome) for result in ran}
-    assert {layer for layer, outcome in outcomes if outcome != "same"} == {*LAYERS}
-    assert {outcome for _, outcome in outcomes} >= {"same", "lossy", "refused"}
+    # Nothing would be damaged if all answers were the same.
+    assert {result.outcome for result in ran} - {"same"}
 
 
 @pytest.mark.parametrize("command", ["locks", "whatis"])

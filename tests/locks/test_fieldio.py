@@ -9,7 +9,7 @@ from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
 from msatools.locks.base.lock import Holder
-from msatools.locks.external_waits.nbd import NbdServers
+from msatools.locks.io.nbd import NbdServers
 from msatools.locks.locks import collect_locks
 from msatools.locks.report import Root
 from tests.locks.reports import LoggedReport, logged_report

@@ -37,11 +37,12 @@ def test_reason_of_a_difference_is_below_its_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where there is no room beside it; and it is not cut."""
-    wide = [line.partition("+4")[2].strip() for line in lines() if "  +4  " in line]
-    assert wide == ["1 cached stack"]
+    (wide,) = (line for line in lines() if line.startswith("  stacks "))
+    difference, reason = wide.rpartition("NR_KERNEL_STACK_KB")[2].split(None, 1)
+    assert reason.strip() == "2 cached stacks"
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "")
     narrow = [line.replace("\x1b[0m", "") for line in lines("--color", "always")]
-    at = next(n for n, line in enumerate(narrow) if line.rstrip().endswith("+4"))
+    at = next(n for n, line in enumerate(narrow) if line.rstrip().endswith(difference))
     assert "stacks" in narrow[at]
-    assert narrow[at + 1].endswith("    +4: 1 cached stack")
+    assert narrow[at + 1].endswith(f"    {difference}: {reason.strip()}")
