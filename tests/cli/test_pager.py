@@ -112,7 +112,7 @@ def test_pager_that_cannot_be_run() -> None:
 
 
 def test_terminated_meanwhile() -> None:
-    terminal = on_terminal(DUMP, "--lines", "50", MSA_PAGER="echo ready; sleep 60")
+    terminal = on_terminal(DUMP, "--lines", "50", MSA_PAGER="echo ready; sleep 2")
     terminal.read_until("ready")
     terminal.send(signal.SIGTERM)
     assert terminal.end() == -signal.SIGTERM
