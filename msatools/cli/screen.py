@@ -120,6 +120,7 @@ anything."""
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[?25h\x1b[?1049l"
 _HOME = "\x1b[H"
+_KEYS, _FEW_KEYS = "  q quits  ? keys", "  q quits, ?"
 _CLEAR_LINE = "\x1b[K"
 _CLEAR_BELOW = "\x1b[J"
 """Sequences that all terminals but TERM=dumb support (ECMA-48, xterm)."""
@@ -294,10 +295,16 @@ class Screen(Display[R]):
         if self._is_on:
             # The last line shows the cost, and how to quit.
             lines += [()] * (height - 1 - len(lines))
-            end = "  q quits  ? keys" if self._keys.are_ours else "  Ctrl-C ends it"
+            end = self._ending(width - len(words))
             words = words[: max(width - len(end), 0)] + end
         lines.append((Span(words, "dim"),))
         return list(styled((clipped(line, width) for line in lines), device))
+
+    def _ending(self, room: int) -> str:
+        """Return how to quit, in fewer words where there is no room for more."""
+        if not self._keys.are_ours:
+            return "  Ctrl-C ends it"
+        return _KEYS if len(_KEYS) <= room else _FEW_KEYS
 
     def _fitted(self, width: int, height: int, *, full: bool) -> tuple[list[Line], int]:
         """Return the lines of what is shown, and the number of those left out."""
