@@ -53,7 +53,7 @@ class RootRows:
     def of_waits(self, rows: set[int]) -> list[Root]:
         """Return the roots of some tasks: those that keep most tasks waiting first."""
         found = [
-            replace(root, behind=self._pids(sink.blocked | sink.tasks))
+            root
             for sink in self._graph.roots
             if not rows.isdisjoint(sink.blocked | sink.tasks)
             for root in self._of_sink(sink)
@@ -169,6 +169,7 @@ class RootRows:
             waiters=tuple(snapshot.pids[row] for row in sink.direct),
             chain=tuple(snapshot.pids[row] for row in sink.chain),
             max_age_ns=max((snapshot.ages_ns[row] for row in sink.blocked), default=0),
+            behind=self._pids(sink.blocked | sink.tasks),
         )
 
     def _pids(self, rows: frozenset[int]) -> tuple[int, ...]:

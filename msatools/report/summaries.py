@@ -124,7 +124,8 @@ def _locks(report: LocksReport) -> str:
         more = ", the first" if len(report.roots) > 1 else ""
         words.append(f"{count_text(len(report.roots), 'root')}{more}: {worst}")
     for name, rows in (
-        ("deadlock", report.deadlocks),
+        ("deadlock", [d for d in report.deadlocks if d.confidence == "exact"]),
+        ("possible deadlock", [d for d in report.deadlocks if d.confidence != "exact"]),
         ("herd", report.herds),
         ("priority inversion", report.inversions),
     ):

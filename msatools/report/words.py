@@ -90,6 +90,13 @@ def waited_text(count: int, age_ns: int) -> str:
     return f"{count:,} tasks have waited for it, the longest {duration(age_ns)}"
 
 
+def waits_for_text(count: int, what: str) -> str:
+    """Return how many tasks wait for something; it alone if none does."""
+    if not count:
+        return what
+    return f"{count_text(count, 'task')} {'waits' if count == 1 else 'wait'} for {what}"
+
+
 def pid_text(pid: int, comm: str | None) -> str:
     """Return a task's ID and name."""
     return f"{pid} {comm}" if comm else str(pid)

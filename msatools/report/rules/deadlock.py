@@ -58,9 +58,11 @@ def _owner(owner: Owner) -> str:
 
 
 def see(subject: DeadlockSubject) -> tuple[str, ...]:
-    """Return the command that shows the tasks of the deadlock."""
-    pids = ",".join(map(str, subject.deadlock.pids[:8]))
-    return ("locks", "-p", pids, "--stacks")
+    """Return the command that shows deadlocks first, with stacks.
+
+    Tasks that are named by ``-p`` are looked up without all that others own.
+    """
+    return ("locks", "--stacks")
 
 
 def _words(subject: DeadlockSubject) -> str:

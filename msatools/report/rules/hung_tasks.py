@@ -11,7 +11,7 @@ A parent in vfork() is in state D until its child calls exec or exits
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msatools.locks.report import LocksReport, Wait
 from msatools.records import dataclass
@@ -19,7 +19,13 @@ from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.waits import HUNG_NS, LONG_NS, explained, is_long
-from msatools.report.words import count_text, is_vfork, pid_text, root_text
+from msatools.report.words import (
+    count_text,
+    is_vfork,
+    pid_text,
+    root_text,
+    waits_for_text,
+)
 from msatools.reports.units import duration
 
 _ROOTS = 3
@@ -92,22 +98,30 @@ def _parents(subject: _LongWaits) -> str:
 
 
 def _evidence(subject: _LongWaits) -> list[str]:
-    found = [*_roots(subject)][:_ROOTS]
+    lines = [*_roots(subject)]
+    found = lines[:_ROOTS]
+    if left := len(lines) - len(found):
+        found.append(f"… {left:,} more that tasks wait for")
     if subject.waits and subject.parents:
         found.append(f"not counted: {_parents(subject)}")
     return found
 
 
 def _roots(subject: _LongWaits) -> Iterator[str]:
-    pids = {wait.pid for wait in subject.waits or subject.parents}
-    behind: Counter[str] = Counter()
-    for root in subject.locks.roots:
+    yield from roots_of(subject.locks, subject.waits or subject.parents)
+
+
+def roots_of(locks: LocksReport, waits: Iterable[Wait]) -> Iterator[str]:
+    """Yield what tasks wait for in the end, and how many of them do."""
+    pids = {wait.pid for wait in waits}
+    waiting: Counter[str] = Counter()
+    for root in locks.roots:
         found = pids & {*root.behind}
-        behind[root_text(root)] += len(found)
-        pids -= found
-    for reason, count in behind.items():
-        if count:
-            yield f"{count_text(count, 'task')} behind: {reason}"
+        if found:
+            waiting[root_text(root)] += len(found - {root.pid})
+            pids -= found
+    for what, count in waiting.items():
+        yield waits_for_text(count, what)
 
 
 RULE = VerdictRule(

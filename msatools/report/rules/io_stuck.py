@@ -14,6 +14,8 @@ from msatools.report.rule import VerdictRule
 from msatools.report.waits import HUNG_NS, served_age_ns, stuck_roots, uninterruptible
 from msatools.report.words import count_text, pid_text, waited_text
 
+_GROUPS, _NAMED = 3, 3
+
 
 @dataclass
 class _StuckDevice:
@@ -57,9 +59,13 @@ def _evidence(subject: _StuckDevice) -> Iterator[str]:
     for wait in subject.locks.waits:
         if wait.pid in tasks:
             waits[wait.caller or wait.task_class].append(wait)
-    for caller, alike in sorted(waits.items(), key=lambda item: -len(item[1]))[:3]:
-        named = ", ".join(pid_text(wait.pid, wait.comm) for wait in alike[:3])
-        yield f"{count_text(len(alike), 'task')} in {caller}: {named}"
+    groups = sorted(waits.items(), key=lambda item: -len(item[1]))
+    for caller, alike in groups[:_GROUPS]:
+        named = ", ".join(pid_text(wait.pid, wait.comm) for wait in alike[:_NAMED])
+        more = ", …" if len(alike) > _NAMED else ""
+        yield f"{count_text(len(alike), 'task')} in {caller}: {named}{more}"
+    if left := sum(len(alike) for _, alike in groups[_GROUPS:]):
+        yield f"… {count_text(left, 'more task')}"
 
 
 def _see(subject: _StuckDevice) -> tuple[str, ...]:

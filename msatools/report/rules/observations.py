@@ -9,15 +9,16 @@ summarize on it is odd.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msatools.locks.report import LocksReport, Root
+from msatools.locks.report import LocksReport, Root, Wait
 from msatools.memory.model import Check
 from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
+from msatools.report.rules.hung_tasks import roots_of
 from msatools.report.rules.memory_unreclaimable import RULE as UNRECLAIMABLE
 from msatools.report.unreclaimable import Kind, kinds_text, unreclaimable
 from msatools.report.waits import LONG_NS, explained, is_long
-from msatools.report.words import count_text, root_text
+from msatools.report.words import count_text, is_vfork, root_text, waits_for_text
 from msatools.reports.units import duration, size
 
 _MUCH_KERNEL = 0.15
@@ -31,6 +32,9 @@ _UNATTRIBUTED_PAGES = 4096
 """Fewer are a driver's in any small machine."""
 
 _SHOWN = 3
+
+_A_WHILE_NS = 2_000_000_000
+"""Most I/O takes milliseconds."""
 
 
 # --- tasks that wait for others
@@ -83,10 +87,52 @@ def _held_up_text(subject: _HeldUp) -> str:
 def _held_up_evidence(subject: _HeldUp) -> Iterator[str]:
     for root in subject.roots[:_SHOWN]:
         count = len(subject.pids & _held_up_by(root))
-        yield f"{count_text(count, 'task')} behind: {root_text(root)}"
+        yield waits_for_text(count, root_text(root))
     left = len(subject.roots) - _SHOWN
     if left > 0:
         yield f"… {count_text(left, 'more task')} that others wait for"
+
+
+@dataclass(frozen=True)
+class _Uninterruptible:
+    locks: LocksReport
+    waits: list[Wait]
+    """The longest first."""
+
+
+def _uninterruptible(parts: ReportParts) -> Iterator[_Uninterruptible]:
+    """Yield the tasks in state D for a while, which are no hung tasks yet."""
+    assert parts.locks is not None
+    named = explained(parts)
+    waits = [
+        wait
+        for wait in parts.locks.waits
+        if wait.state == "D"
+        and is_long(wait, _A_WHILE_NS)
+        and wait.age_ns < LONG_NS
+        and wait.pid not in named
+        and not is_vfork(wait)
+    ]
+    if waits:
+        waits.sort(key=lambda wait: -wait.age_ns)
+        yield _Uninterruptible(parts.locks, waits)
+
+
+def _uninterruptible_text(subject: _Uninterruptible) -> str:
+    count, oldest = len(subject.waits), subject.waits[0]
+    have = "has" if count == 1 else "have"
+    return (
+        f"{count_text(count, 'task')} {have} been in state D for "
+        f"{duration(_A_WHILE_NS)} or longer; the longest is {oldest.pid} "
+        f"{oldest.comm}, {duration(oldest.age_ns)}"
+    )
+
+
+def _uninterruptible_evidence(subject: _Uninterruptible) -> Iterator[str]:
+    lines = [*roots_of(subject.locks, subject.waits)]
+    yield from lines[:_SHOWN]
+    if left := len(lines[_SHOWN:]):
+        yield f"… {left:,} more that tasks wait for"
 
 
 # --- memory
@@ -177,6 +223,16 @@ RULES: tuple[VerdictRule[Any], ...] = (
         words=_held_up_text,
         evidence=_held_up_evidence,
         see=lambda subject: ("locks", "--chains"),
+    ),
+    VerdictRule(
+        code="blocked-tasks",
+        needs=("locks",),
+        when=_uninterruptible,
+        severity="info",
+        confidence="exact",
+        words=_uninterruptible_text,
+        evidence=_uninterruptible_evidence,
+        see=lambda subject: ("locks", "--chains", "--state", "D"),
     ),
     VerdictRule(
         code="kernel-memory",
