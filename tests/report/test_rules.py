@@ -171,7 +171,7 @@ def test_tasks_in_state_d_that_do_not_hang_yet() -> None:
 
 
 def test_each_root_has_those_behind_itself() -> None:
-    """A thing that several workers do in its place has roots with tasks of their own."""
+    """Workers that are roots in place of what they do have tasks of their own."""
     locks = parts_of("workqueues-6.12").locks
     assert locks is not None
     for root in locks.roots:
