@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a user has made of the live screen by keys, and the blocks as they are shown.
+"""The state of the live screen: order, filter, columns and place, as keys set them.
 
 Nothing here reads a kernel or writes to the terminal.
 """
@@ -192,7 +192,7 @@ class LiveView:
 
     @property
     def status(self) -> str:
-        """What the last line says of the view; empty if nothing was changed."""
+        """The state of the view, for the last line; empty if nothing was changed."""
         if self._asks == "filter":
             return f"rows with: {self._typed}_"
         if self._asks == "columns":

@@ -12,7 +12,7 @@ class PlanStep:
     """One part of a plan to set CPUs apart."""
 
     name: Literal["partition", "interrupts", "workqueues", "boot"]
-    """What is set apart; ``boot`` stands for all of these, at the next boot."""
+    """The part that is set apart; ``boot`` is all of them, at the next boot."""
 
     text: str
     """What it does, in one line."""

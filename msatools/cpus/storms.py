@@ -212,8 +212,12 @@ class Storms:
                 continue
             try:
                 started_ns, ran_ns, function = self._sources.work(queue.cpu)
-            except (MissingError, *UNREADABLE):
-                continue  # the CPU's task is in the report all the same
+            except MissingError:
+                continue
+            except UNREADABLE as error:
+                text = f"cannot read the work of CPU {queue.cpu}: {error}"
+                self._losses.lose(Loss.CPUS, text)
+                continue
             life_ns = now_ns - started_ns
             is_sane = 0 < ran_ns <= life_ns
             if function and is_sane and ran_ns >= max(LEAST_NS, SHARE * life_ns):

@@ -149,7 +149,10 @@ class GeneratedCode:
             # A list that nobody has used yet may be all zeros.
             if not self._reader.words(head, 1)[0]:
                 return
-        except (MissingError, *UNREADABLE):
+        except MissingError:
+            return
+        except UNREADABLE as error:
+            self._losses.lose(Loss.SYMBOLS, f"cannot read {name}: {error}")
             return
         for _, data in list_records(
             self._reader, head, node, size, self._losses, name, Loss.SYMBOLS

@@ -9,6 +9,7 @@ softirq does.
 """
 
 from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.ranges import ranges
 from msatools.locks.base.lock import Holder
@@ -111,8 +112,13 @@ def _thread(context: LockContext, data: int, is_ready: bool) -> int:
         leader = layout.member(data, "rcu_data", "nocb_gp_rdp")
         leads = leader >= KERNEL_HALF and _nocb(context, leader, "nocb_gp_kthread")
         return leads if leads and _is_runnable(context, leads) else 0
-    except (MissingError, *UNREADABLE):
+    except MissingError:
         return 0  # without CONFIG_RCU_NOCB_CPU
+    except UNREADABLE as error:
+        context.losses.lose(
+            Loss.COMPLETIONS, f"cannot read the thread of callbacks: {error}"
+        )
+        return 0
 
 
 def _nocb(context: LockContext, data: int, member: str) -> int:

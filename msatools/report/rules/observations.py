@@ -16,7 +16,7 @@ from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.rules.hung_tasks import roots_of
 from msatools.report.rules.memory_unreclaimable import RULE as UNRECLAIMABLE
-from msatools.report.unreclaimable import Kind, kinds_text, unreclaimable
+from msatools.report.unreclaimable import SHOWN, Kind, unreclaimable
 from msatools.report.waits import LONG_NS, explained, is_long
 from msatools.report.words import count_text, is_vfork, root_text, waits_for_text
 from msatools.reports.units import duration, size
@@ -170,6 +170,13 @@ def _kernel_text(subject: _KernelMemory) -> str:
     )
 
 
+def _kernel_evidence(subject: _KernelMemory) -> Iterator[str]:
+    """Yield the kernel's own parts: what is locked or anonymous is not of it."""
+    page = subject.parts.target.page_size
+    kinds = [kind for kind in unreclaimable(subject.parts) if kind.is_kernel]
+    yield "; ".join(f"{size(k.pages * page)} {k.name}" for k in kinds[:SHOWN])
+
+
 def _kernel_see(subject: _KernelMemory) -> tuple[str, ...]:
     return ("memstat", *subject.largest.view)
 
@@ -241,7 +248,7 @@ RULES: tuple[VerdictRule[Any], ...] = (
         severity="info",
         confidence="exact",
         words=_kernel_text,
-        evidence=lambda subject: kinds_text(subject.parts),
+        evidence=_kernel_evidence,
         see=_kernel_see,
     ),
     VerdictRule(
