@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -48,17 +48,15 @@ from msatools.target import Opened, TargetError, TargetSpec, open_target
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import LETTERS
 from msatools.zombies.model import Verdict
-from tests.contract.shapes import misfits, misfits_of_units
 from tests.contract.table import (
-    ONE_SHOT,
     PRSTAT,
     ROWS,
-    SAMPLE,
     SHARED_OPTIONS,
     TARGET_OPTIONS,
     ZOMBIES,
     Row,
 )
+from tests.contract.units import misfits_of_units
 from tests.support import overlay
 from tests.support.calls import (
     CORE,
@@ -446,18 +444,7 @@ def test_header(row: Row) -> None:
     ]
 
 
-def payload(row: Row, words: Sequence[str]) -> dict[str, Any]:
-    """Return the shape of the JSON that these arguments ask for."""
-    added: dict[str, Any] = {}
-    for option, keys in row.payload_of.items():
-        first, *rest = option.split()
-        if first in words and (not rest or rest[0] in words):
-            added |= keys
-    return row.payload | added
-
-
-def check_json(row: Row, found: dict[str, Any], shape: dict[str, Any]) -> None:
-    assert [*misfits(found, shape)] == []
+def check_json(row: Row, found: dict[str, Any]) -> None:
     assert [*misfits_of_units(found)] == []
     assert found["schema"] == f"msatools.{row.name}/1"
     head = ["schema", "target", "taken_at_ns", "interval_ns", "coverage", "notes"]
@@ -495,7 +482,7 @@ def check_answer(row: Row, words: str) -> None:
     assert ran.out.count("\n") == 1
     assert ran.out.rstrip("\n").isascii()
     assert ran.out.rstrip("\n").isprintable()
-    check_json(row, ran.json, ONE_SHOT | payload(row, given))
+    check_json(row, ran.json)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.rich], ids=name_of)
@@ -506,7 +493,7 @@ def test_json_of_a_rich_dump(row: Row) -> None:
     opened = open_target(TargetSpec(path=str(run.dump("elf")), types="btf"))
     ran = call(row.command, "--json", "--strict", "dump", opening=lambda _: opened)
     assert (ran.status, ran.err) == (0, "")
-    check_json(row, ran.json, ONE_SHOT | row.payload)
+    check_json(row, ran.json)
     empty = [key for key, value in ran.json.items() if value == []]
     assert set(empty) <= {"notes", "inversions", "losses"}
     if row.name == "zombies":
@@ -533,20 +520,14 @@ def test_samples(row: Row) -> None:
     ran = call(row.command, *GUEST, "0.01", "2", "--json")
     assert (ran.status, ran.err) == (0, "")
     first, second = ran.samples
-    shape = SAMPLE | row.payload | row.payload_of_interval
     for sample in (first, second):
-        check_json(row, with_deltas(row, sample), shape)
+        check_json(row, sample)
+        if row.name == "memstat":
+            assert {each["delta_pages"] for each in sample["classes"]} == {0}
         assert sample["interval_ns"] == 0
         assert "clock-stands-still" in {note["code"] for note in sample["notes"]}
         assert sample["target"]["kind"] == "qmp"
         assert sample["target"]["live"] is True
-
-
-def with_deltas(row: Row, sample: dict[str, Any]) -> dict[str, Any]:
-    """Remove ``delta_pages`` from a sample, after checking that it is 0."""
-    if row.name == "memstat":
-        assert {count.pop("delta_pages") for count in sample["classes"]} == {0}
-    return sample
 
 
 @each_with_intervals
@@ -602,7 +583,7 @@ def test_strict_on_damage(row: Row) -> None:
     for strict, status in (((), 0), (("--strict",), 3)):
         ran = call(row.command, CORE, "--json", *strict, opening=open_damaged(row))
         assert (ran.status, ran.err) == (status, "")
-        check_json(row, ran.json, ONE_SHOT | row.payload)
+        check_json(row, ran.json)
         assert ran.json["coverage"][row.damaged] > 0
         assert "lost" in {note["code"] for note in ran.json["notes"]}
         if row.command.operands is not None:

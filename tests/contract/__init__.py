@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The commands' contract as tables: a row per command, and shapes of its JSON."""
+"""The commands' contract: a row per command, and the units that keys of JSON name."""

@@ -17,41 +17,12 @@ from msatools.selfcheck.model import (
     Software,
     Verdict,
 )
-from tests.contract.shapes import COUNT, WORDS, Map, misfits, misfits_of_units
-from tests.contract.table import ONE_SHOT
+from tests.contract.units import misfits_of_units
 from tests.render.screens import check_screens, printed
 from tests.support.calls import CORE, GUEST, MADE, Ran, call
 from tests.support.golden import Golden
 
 COMMANDS = registry.NAMES
-SHAPE = {
-    **ONE_SHOT,
-    "taken_at_ns": COUNT,
-    "command": frozenset(COMMANDS),
-    "checks": [
-        {
-            **dict.fromkeys(("name", "left", "right"), str),
-            **dict.fromkeys(("left_value", "right_value", "difference"), COUNT),
-            "allowed_least": int,
-            "allowed_most": COUNT,
-            "reason": WORDS,
-            "verdict": frozenset(
-                {"ok", "moved", "differs", "unknown", "not-applicable"}
-            ),
-        }
-    ],
-    "readings": int,
-    "software": dict.fromkeys(("msatools", "drgn", "python"), str),
-    "kernel": {
-        "paging_levels": COUNT,
-        "unwinder": frozenset({"own", "drgn"}),
-        **dict.fromkeys(("cpus_possible", "cpus_online", "nodes_possible"), COUNT),
-        "features": Map(bool),
-        "variables_missing": [str],
-        "members_missing": [str],
-        "members_older": Map(str),
-    },
-}
 
 
 @cache
@@ -74,7 +45,6 @@ def test_status(name: str) -> None:
 @each
 def test_json(name: str) -> None:
     found = said(name, "--json").json
-    assert list(misfits(found, SHAPE)) == []
     assert list(misfits_of_units(found)) == []
     assert found["schema"] == "msatools.selfcheck/1"
     assert found["command"] == name
