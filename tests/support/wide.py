@@ -108,7 +108,7 @@ OF_LITTLE_YIELD = (
     "docs/test_adding_a_command.py::test_(diff|is_tested_as_all_commands)",
     "docs/test_adding_a_command.py::test_(its_own_test|record|self_check)",
     "cli/test_recording.py::test_arrays_that_do_not_fit",
-    "lab/test_(bytecode|forked)",
+    "lab/test_bytecode",
     "test_numpy_threads.py::test_(fleet|in_drgn|choice_of_the_user_stays_in_drgn)",
     "memory/test_(bulk|slab_free)",
     "render/test_(cpus|locks).py::test_work_is_linear",
