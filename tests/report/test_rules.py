@@ -32,7 +32,7 @@ from msatools.target import TargetSpec, open_target
 from msatools.target.printk import LogRecord
 from msatools.zombies.model import Limit
 
-MADE_NS = 1_000_000_000
+MADE_NS = 100_000_000
 """Guests are dumped seconds after the last of their tasks began to wait."""
 
 MIB = 256
