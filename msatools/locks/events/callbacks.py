@@ -41,7 +41,9 @@ class _Callbacks:
     """By the address of each one's ``struct rcu_head``."""
 
     longer: frozenset[int]
-    """The ``struct rcu_data`` of CPUs of which not all were gone through."""
+    """The ``struct rcu_data`` of CPUs that have more: the list is too long to be gone
+    through, or who makes callbacks has taken them out of it (rcu_do_batch()) and not
+    counted them yet."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class _Awaited:
 
     queued: QueuedCallback
     is_seen: bool
-    """Whether it was found in the CPU's list, and not only further callbacks."""
+    """Whether it was found in the CPU's list; else the CPU has more than are there."""
 
     thread: int
     """Task that has to run for that; 0 if unknown, as with a softirq."""
@@ -92,8 +94,8 @@ def awaited_callbacks(
 def _awaited(context: LockContext) -> list[_Awaited]:
     """The callbacks that rcu_barrier() has queued, and that are still queued.
 
-    A list may be too long to be gone through. It is made in order, so that what is
-    ready of it comes first.
+    One that is not in the list may be among those that are being made, or behind more
+    than are gone through. They are made in order, so that it takes the same thread.
     """
     layout = context.layout
     function = layout.symbol("rcu_barrier_callback")
@@ -109,7 +111,7 @@ def _awaited(context: LockContext) -> list[_Awaited]:
         queued = known.by_head.get(head)
         is_seen = queued is not None
         if queued is None and data in known.longer:
-            queued = QueuedCallback(cpu, data, _has_ready(context, data))
+            queued = QueuedCallback(cpu, data, is_ready=True)
         if queued is not None:
             thread = callback_thread(context, queued)
             found.append(_Awaited(queued, is_seen, thread))
@@ -135,9 +137,11 @@ def callbacks(context: LockContext) -> _Callbacks:
         try:
             last = layout.member(data, "rcu_data", "cblist.tails[0]")
             place, is_ready = data + start, last != data + start
-            for _ in range(MAX_CALLBACKS):
+            for count in range(MAX_CALLBACKS):
                 node = layout.word(place)
                 if node < KERNEL_HALF:
+                    if layout.member(data, "rcu_data", "cblist.len") > count:
+                        longer.add(data)
                     break
                 found[node] = QueuedCallback(cpu, data, is_ready)
                 place = node + following
@@ -149,12 +153,6 @@ def callbacks(context: LockContext) -> _Callbacks:
                 Loss.COMPLETIONS, f"cannot read callbacks of CPU {cpu}: {error}"
             )
     return _Callbacks(found, frozenset(longer))
-
-
-def _has_ready(context: LockContext, data: int) -> bool:
-    layout = context.layout
-    start = data + layout.offset("rcu_data", "cblist.head")
-    return layout.member(data, "rcu_data", "cblist.tails[0]") != start
 
 
 def callback_thread(context: LockContext, queued: QueuedCallback) -> int:
