@@ -43,8 +43,7 @@ _IRQ_STACK_BYTES = 16384
 _COUNTS: Members = {
     "processed": ("processed",),
     "dropped": ("dropped",),
-    # In place of that two, by the parity of the node, since "net: use NUMA drop
-    # counters for softnet_data.dropped" (in v6.18)
+    # In place of that two, by the parity of the node (seen in 7.3)
     "even": ("drop_counters.drops0",),
     "odd": ("drop_counters.drops1",),
 }

@@ -86,8 +86,7 @@ def _own_callback(context: LockContext, head: int) -> QueuedCallback | None:
 def _requests(context: LockContext) -> frozenset[int]:
     """The waiters in the list of RCU's own thread, by their ``struct rcu_head``.
 
-    "rcu: Add support of multiple waiters" and others (in v6.10), by default since
-    "rcu: Enable rcu_normal_wake_from_gp on small systems" (in v6.17).
+    "rcu: Reduce synchronize_rcu() latency" (in v6.10), with rcu_normal_wake_from_gp.
     """
     layout = context.layout
     state = layout.symbol("rcu_state")
