@@ -112,7 +112,7 @@ class WorkSources:
                 *(self._reader, self._percpu, (cpu,), {}, 0),
                 *(self._named, self._losses),
             ):
-                text = _call_text(call)
+                text = call_text(call)
                 if text is not None:
                     return text
         function = self._called_by(cpu, _CALLERS, "flush_smp_")
@@ -188,7 +188,7 @@ class WorkSources:
         return None
 
 
-def _call_text(call: CrossCall) -> str | None:
+def call_text(call: CrossCall) -> str | None:
     """Return what is called, in words; ``None`` if that is unknown."""
     if call.kind == "wake-up":
         return "a wake-up" + ("" if call.pid is None else f" of {call.pid} {call.comm}")
