@@ -125,7 +125,12 @@ def test_all_say_that_the_thread_is_throttled(dump: str) -> None:
         pytest.skip("this kernel throttles no kernel thread")
     pid = known["callbacks"]
     queues = json_of("cpus", dump, "-v")["run_queues"]
-    (waiting,) = (t for q in queues for t in q["waiting"] if t["pid"] == pid)
+    ((waiting_cpu, waiting),) = (
+        (each["cpu"], task)
+        for each in queues
+        for task in each["waiting"]
+        if task["pid"] == pid
+    )
     assert waiting["throttled"]
     (row,) = json_of("prstat", dump, "-p", str(pid))["tasks"]
-    assert "throttled" in str(row)
+    assert row["on"] == {"kind": "quota", "path": "/limited", "cpu": waiting_cpu}
