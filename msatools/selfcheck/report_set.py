@@ -80,8 +80,8 @@ class ReportSet:
 
     @cached_property
     def cpus(self) -> CpusReport:
-        """The report of msa-cpus, with interrupts and throttled tasks."""
-        options = CpusOptions(irqs=True, tasks=True)
+        """The report of msa-cpus, with interrupts, throttled tasks and stalls."""
+        options = CpusOptions(irqs=True, tasks=True, stalls=True)
         return self.collected(
             lambda: collect_cpus(self.prog, target=self.target, options=options)
         )
