@@ -61,6 +61,9 @@ registers with the kernel for each thread (nptl/descr.h): the thread ID; the lis
 begins with a pointer to the first mutex, or to itself; and the offset from a pointer of
 the list to the lock of its mutex."""
 
+_ROBUST_LIST = ("futex.robust_list", "robust_list")
+"""Where a task has its address: in a structure of its own in 7.3, and before."""
+
 _LIST, _TO_LOCK = 16, -32
 """Offset of that list from the thread ID; and that offset, which musl has otherwise."""
 
@@ -155,9 +158,9 @@ class _CLibraries:
 
     def _by_control_block(self, task: int, mm: int) -> Library | None:
         layout = self._context.layout
-        if not layout.has("task_struct", "robust_list"):
+        if not layout.has("task_struct", *_ROBUST_LIST):
             return None
-        robust = layout.member(task, "task_struct", "robust_list")
+        robust = layout.member(task, "task_struct", *_ROBUST_LIST)
         start = robust - _LIST
         data = self._stacks.read(mm, start, _BLOCK.size) if start > 0 else None
         # Of musl's waits its syscall() could not be told, without names.
