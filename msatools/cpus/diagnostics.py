@@ -252,13 +252,15 @@ _SOURCES = {
     "work": "executes works most of the time ({share} of its worker's life): "
     "{function} runs now",
     "interrupt": "takes {rate} interrupts a second of irq {irq}: {function} handles it",
-    "softirq": "takes {rate} NET_RX softirqs a second: {function} is the next",
+    "softirq": "takes {rate} NET_RX softirqs a second: {function} polls{device}",
+    "drop": "has dropped {waiting} packets{device} ({share} of those that came), as "
+    "its backlog was full",
     "call": "is called by other CPUs {rate} times a second: {function} is queued or "
     "runs now",
     "callback": "has {waiting} callbacks of RCU that wait: {function} is {share} of "
     "those looked at",
 }
-_OF_NOW = ("work", "callback")
+_OF_NOW = ("work", "callback", "drop")
 """Kinds that no counter has, of an interval or since boot."""
 
 
@@ -266,8 +268,9 @@ def _storms(known: Known) -> Iterator[Diagnostic]:
     for storm in known.storms:
         words = _SOURCES[storm.kind].format(
             rate=f"{storm.per_second or 0:,.0f}",
-            share=f"{100 * (storm.share or 0):.0f} %",
+            share=_percent(storm.share or 0),
             function=storm.function,
+            device=_device(storm),
             waiting=f"{storm.waiting or 0:,}",
             irq=storm.irq,
         )
@@ -277,8 +280,20 @@ def _storms(known: Known) -> Iterator[Diagnostic]:
             text=f"cpu{storm.cpu} {words}{since}",
             cpus=(storm.cpu,),
             advice=None,
-            evidence=(f"{storm.kind}: {storm.function}",),
+            evidence=(_storm_evidence(storm),),
         )
+
+
+def _device(storm: Storm) -> str:
+    """Return the device in the words of its kind of storm."""
+    if storm.kind == "softirq":
+        return f" {storm.device or 'a device of unknown name'}"
+    return "" if storm.device is None else f" of {storm.device}"
+
+
+def _storm_evidence(storm: Storm) -> str:
+    of = "" if storm.device is None else f" of {storm.device}"
+    return f"{storm.kind}: {storm.function}{of}"
 
 
 # --- sets
@@ -450,6 +465,10 @@ def _most_interrupts(known: Known) -> Iterator[Diagnostic]:
 
 def _task(task: RunnableTask | None) -> str:
     return "nothing" if task is None else f"{task.pid} {task.comm}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{1 if share < 0.1 else 0}f} %"
 
 
 def _count(number: int, what: str) -> str:

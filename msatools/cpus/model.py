@@ -389,24 +389,31 @@ class Storm:
 
     kind: str
     """``tasklet``, ``timer``, ``work``, ``interrupt`` (of a device), ``softirq`` (one
-    that polls network cards), ``call`` (by other CPUs) or ``callback`` (of RCU)."""
+    that polls network cards), ``drop`` (packets that a backlog had no room for),
+    ``call`` (by other CPUs) or ``callback`` (of RCU)."""
 
     cpu: int
     function: str
-    """With its module: ``poll_again [driver]``."""
+    """With its module: ``poll_again [driver]``. Of calls also ``a wake-up of 1 init``,
+    and of works in an interrupt ``rcu_iw_handler (irq_work)``."""
 
     per_second: float | None = None
     """Tasklets, interrupts, softirqs or calls of that CPU, of all functions."""
 
     share: float | None = None
     """Of a work item: the share of its life that its worker has run. Of callbacks: the
-    share of those looked at that are of this function."""
+    share of those looked at that are of this function. Of packets: the dropped share.
+    """
 
     waiting: int | None = field(default=None, metadata=ADDED)
-    """Number of callbacks of RCU that wait on that CPU, of all functions."""
+    """Number of callbacks of RCU that wait on that CPU, of all functions, or of packets
+    that were dropped there."""
 
     irq: int | None = field(default=None, metadata=ADDED)
     """Number of the interrupt, if it is one."""
+
+    device: str | None = field(default=None, metadata=ADDED)
+    """Name of the network device that is polled."""
 
 
 # --- the report

@@ -16,6 +16,7 @@ import numpy as np
 
 from msatools.cpus.irqs import IrqTable, handler_names
 from msatools.cpus.model import Cpu, CpusReport, RunQueue, Storm, Vector
+from msatools.cpus.polls import Poll, Polls
 from msatools.cpus.work_sources import WorkSources
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.jiffies import read_jiffies
@@ -25,6 +26,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.kernel.words import MAX_PLAUSIBLE
+from msatools.records import dataclass
 from msatools.tasks.text import KernelText
 
 TASKLETS_A_SECOND = 5_000
@@ -43,6 +45,12 @@ CALLBACKS = 10_000
 """Callbacks of RCU that wait on a CPU: from so many on RCU hurries (rcutree.qhimark).
 """
 
+DROPS = 1_000
+"""Packets that a CPU's backlog had no room for (net.core.netdev_max_backlog)."""
+
+DROPPED_SHARE = 0.001
+"""Minimum share of the packets that came to that CPU."""
+
 SHARE = 0.2
 """Minimum share of its life that a worker has run."""
 
@@ -50,16 +58,27 @@ LEAST_NS = 1_000_000_000
 """Minimum time that this is of."""
 
 UNKNOWN = "an unknown one"
-"""Stands for the function of a tasklet that is neither queued nor running now."""
+"""Stands for the function of what is neither queued nor running now."""
+
+_NAMED_OR_NOT = ("tasklet", "softirq")
+"""Kinds that are a storm by their number, whoever makes it."""
 
 _MOST_SHARE = 0.5
 """Minimum share of the callbacks looked at that one function has to have."""
 
 _WORKERS = "kworker/"
 
-_Row = tuple[str, Mapping[int, int], float, Callable[[int], int | None]]
+_Row = tuple[str, Mapping[int, int], float, Callable[[int], "_Source | None"]]
 """A kind of storms: its name, counts by CPU, how many a second are one, and what finds
-the function on a CPU."""
+its source on a CPU."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What makes the work."""
+
+    function: str
+    device: str | None = None
 
 
 class Storms:
@@ -73,6 +92,7 @@ class Storms:
         self._losses = losses
         self._text = text
         self._sources = WorkSources(reader, percpu, text, losses)
+        self._polls = Polls(reader, percpu, losses)
 
     def find(
         self, report: CpusReport, interrupts: IrqTable, span_ns: int, now_ns: int
@@ -83,7 +103,11 @@ class Storms:
         :param span_ns: The time in which softirqs and interrupts were counted.
         :param now_ns: CLOCK_MONOTONIC.
         """
-        found = [*self._callbacks(), *self._works(report.run_queues, now_ns)]
+        found = [
+            *self._callbacks(),
+            *self._works(report.run_queues, now_ns),
+            *self._drops(),
+        ]
         if span_ns >= LEAST_NS:
             found += self._counted(report, interrupts, span_ns)
         return tuple(found)
@@ -97,11 +121,12 @@ class Storms:
         timers = self._unusual_timers(report, span_ns)
         polls = _counts(softirqs, "NET_RX")
         calls = {cpu.cpu: cpu.xcal or 0 for cpu in report.cpus if cpu.online}
+        tasklet, timer = self._named(sources.tasklet), self._named(sources.timer)
         rows: tuple[_Row, ...] = (
-            ("tasklet", tasklets, TASKLETS_A_SECOND, sources.tasklet),
-            ("timer", timers, 0, sources.timer),
-            ("softirq", polls, POLLS_A_SECOND, sources.poll),
-            ("call", calls, CALLS_A_SECOND, sources.call),
+            ("tasklet", tasklets, TASKLETS_A_SECOND, tasklet),
+            ("timer", timers, 0, timer),
+            ("softirq", polls, POLLS_A_SECOND, self._poll),
+            ("call", calls, CALLS_A_SECOND, self._call),
         )
         for row in rows:
             yield from self._of_rates(*row, span_ns)
@@ -129,7 +154,7 @@ class Storms:
         kind: str,
         counts: Mapping[int, int],
         limit: float,
-        function_at: Callable[[int], int | None],
+        source_on: Callable[[int], _Source | None],
         span_ns: int,
     ) -> Iterator[Storm]:
         for cpu, count in counts.items():
@@ -137,7 +162,7 @@ class Storms:
             if per_second < limit:
                 continue
             try:
-                function = function_at(cpu)
+                source = source_on(cpu)
             except MissingError:
                 continue
             except UNREADABLE as error:
@@ -145,13 +170,61 @@ class Storms:
                     Loss.CPUS, f"cannot tell what CPU {cpu} serves: {error}"
                 )
                 continue
-            if function or kind == "tasklet":
+            if source is None and kind in _NAMED_OR_NOT:
+                source = _Source(UNKNOWN)
+            if source is not None:
                 yield Storm(
                     kind=kind,
                     cpu=cpu,
-                    function=self._text.named(function) if function else UNKNOWN,
+                    function=source.function,
                     per_second=per_second,
+                    device=source.device,
                 )
+
+    def _named(
+        self, function_on: Callable[[int], int | None]
+    ) -> Callable[[int], _Source | None]:
+        """Return what finds a source, of what finds the address of its function."""
+
+        def source_on(cpu: int) -> _Source | None:
+            function = function_on(cpu)
+            return _Source(self._text.named(function)) if function else None
+
+        return source_on
+
+    def _call(self, cpu: int) -> _Source | None:
+        text = self._sources.call(cpu)
+        return None if text is None else _Source(text)
+
+    def _poll(self, cpu: int) -> _Source | None:
+        poll = self._sources.poll(cpu)
+        return None if poll is None else self._source(poll)
+
+    def _source(self, poll: Poll) -> _Source:
+        return _Source(self._text.named(poll.function), poll.device)
+
+    def _drops(self) -> Iterator[Storm]:
+        """Yield CPUs whose backlog had no room for many packets."""
+        for cpu, count in self._polls.counts().items():
+            came = count.processed + count.dropped
+            if count.dropped < DROPS or count.dropped < DROPPED_SHARE * came:
+                continue
+            try:
+                source = self._source(self._polls.backlog(cpu))
+            except MissingError:
+                return
+            except UNREADABLE as error:
+                text = f"cannot read the backlog of CPU {cpu}: {error}"
+                self._losses.lose(Loss.CPUS, text)
+                continue
+            yield Storm(
+                kind="drop",
+                cpu=cpu,
+                function=source.function,
+                share=count.dropped / came,
+                waiting=count.dropped,
+                device=source.device,
+            )
 
     def _interrupts(self, table: IrqTable, span_ns: int) -> Iterator[Storm]:
         """Yield interrupts of devices that come often, with their handlers."""

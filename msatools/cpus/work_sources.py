@@ -5,8 +5,10 @@ The function that makes work for a CPU, by what is queued there or runs now.
 
 - A tasklet that schedules itself is in its CPU's list, or runs (kernel/softirq.c);
 - a timer that starts itself is the first of its CPU to expire (kernel/time/hrtimer.c);
-- a card that has packets is in the list of those to poll (net/core/dev.c);
-- a function that other CPUs call is in the CPU's queue, or runs (kernel/smp.c);
+- a card that has packets is in the list of those to poll
+  (:mod:`msatools.cpus.polls`);
+- a function that other CPUs call is in the CPU's queue, or runs (kernel/smp.c), and so
+  are works in an interrupt (kernel/irq_work.c) and wake-ups of tasks;
 - a work item that queues itself is what a worker does, which runs without a pause
   (kernel/workqueue.c);
 - callbacks of RCU are in its CPU's list (kernel/rcu/tree.c).
@@ -18,6 +20,9 @@ from collections.abc import Sequence
 import drgn
 from drgn.helpers.linux.percpu import per_cpu
 
+from msatools.cpus.polls import Poll, Polls
+from msatools.cpus.stalls.calls import read_calls
+from msatools.cpus.stalls.model import CrossCall
 from msatools.errors import UNREADABLE
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
@@ -32,12 +37,6 @@ MAX_SAMPLED = 256
 
 _SOON_NS = 10_000_000
 _PF_WQ_WORKER = 0x20
-
-_TYPE_MASK = 0xF0
-"""CSD_FLAG_TYPE_MASK (include/linux/smp_types.h)."""
-
-_CALL_TYPES = (0x00, 0x10)
-"""CSD_TYPE_ASYNC, CSD_TYPE_SYNC: others are of irq_work and of wake-ups."""
 
 _TRIES = 64
 """Maximum number of times that a queue of a running kernel is looked at."""
@@ -60,7 +59,9 @@ class WorkSources:
         self._prog = reader.prog
         self._percpu = percpu
         self._text = text
+        self._losses = losses
         self._stacks = StackReader(reader, text, losses)
+        self._polls = Polls(reader, percpu, losses)
         self._read: dict[int, CpuStack | None] = {}
 
     def tasklet(self, cpu: int) -> int | None:
@@ -95,36 +96,31 @@ class WorkSources:
             return None
         return soonest[1]
 
-    def poll(self, cpu: int) -> int | None:
-        """Return the function that polls the first card in the list, or that runs."""
-        first = int(self._variable("softnet_data", cpu).poll_list.next)
-        head = int(self._variable("softnet_data", cpu).poll_list.address_of_())
-        if first >= KERNEL_HALF and first != head:
-            kind = find_type(self._prog, "struct napi_struct")
-            place = first - offset_of(kind, "poll_list")
-            return int(drgn.Object(self._prog, kind, address=place).poll)
-        return self._called_by(cpu, _POLLERS, "napi_")
+    def poll(self, cpu: int) -> Poll | None:
+        """Return what a CPU polls for packets, or has polled last."""
+        found = self._polls.of(cpu, int(self._variable("runqueues", cpu).curr))
+        if found is not None:
+            return found
+        function = self._called_by(cpu, _POLLERS, "napi_")
+        return None if function is None else Poll(function, None)
 
-    def call(self, cpu: int) -> int | None:
-        """Return the function that another CPU has this one call."""
-        row = self._percpu.cpus.tolist().index(cpu)
-        head = int(self._percpu.addresses("call_single_queue")[row])
+    def call(self, cpu: int) -> str | None:
+        """Return what another CPU has this one do: a function, or a wake-up."""
         # On a running kernel the queue is empty most of the time.
         for _ in range(_TRIES if self._reader.is_live else 1):
-            call = int(self._reader.words(head, 1)[0])
-            function = self._function(call) if call >= KERNEL_HALF else 0
-            if function and self._text.name(function):
-                return function
-        return self._called_by(cpu, _CALLERS, "flush_smp_")
+            for call in read_calls(
+                *(self._reader, self._percpu, (cpu,), {}, 0),
+                *(self._named, self._losses),
+            ):
+                text = call_text(call)
+                if text is not None:
+                    return text
+        function = self._called_by(cpu, _CALLERS, "flush_smp_")
+        return self._named(function) if function else None
 
-    def _function(self, call: int) -> int:
-        """Return the function of a ``call_single_data_t``; 0 of other entries."""
-        queued = object_at(self._prog, "struct __call_single_data", call)
-        # "smp, irq_work: Continue smp_call_function*() and irq_work*() integration"
-        # (in v5.9)
-        has_node = queued.type_.has_member("node")
-        flags = int(queued.node.u_flags if has_node else queued.flags)
-        return int(queued.func) if flags & _TYPE_MASK in _CALL_TYPES else 0
+    def _named(self, address: int) -> str | None:
+        """Return a function with its module; ``None`` if it is none."""
+        return self._text.named(address) if self._text.name(address) else None
 
     def work(self, cpu: int) -> tuple[int, int, int]:
         """Return when a CPU's worker began and how long it ran, in ns, and the function
@@ -190,3 +186,12 @@ class WorkSources:
                 is_own = names[place - 1].startswith(own)
                 return None if is_own else stack.pcs[place - 1]
         return None
+
+
+def call_text(call: CrossCall) -> str | None:
+    """Return what is called, in words; ``None`` if that is unknown."""
+    if call.kind == "wake-up":
+        return "a wake-up" + ("" if call.pid is None else f" of {call.pid} {call.comm}")
+    if call.function is None:
+        return None
+    return f"{call.function} (irq_work)" if call.kind == "irq-work" else call.function

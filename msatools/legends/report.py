@@ -101,7 +101,7 @@ VERDICTS = Group(
         Entry("cpu-stalled", "a CPU has stood still for longer than the kernel allows"),
         Entry("cpu-starved", "tasks get no turn on a CPU"),
         Entry("rcu-stalled", "an RCU grace period does not end"),
-        Entry("cpu-storm", "a CPU is busy with tasklets, timers or one worker"),
+        Entry("cpu-storm", "a CPU is busy with tasklets, timers, packets, one worker"),
         Entry("irq-disabled", "an interrupt that has come before is disabled"),
         Entry("workqueue-stalled", "work is pending and none has begun for 30 s"),
         Entry("irq-imbalance", "one CPU takes most interrupts of devices"),

@@ -98,19 +98,30 @@ _AWAKE = frozenset(
 )
 
 
+def standing(context: LockContext, row: int) -> str | None:
+    """Describe how a task stands with the scheduler; ``None`` if it sleeps."""
+    tasks = context.tasks
+    cpu = int(tasks["cpu"][row])
+    if tasks["on_cpu"][row]:
+        return f"runs on CPU {cpu}"
+    if tasks["state"][row] or tasks["exit_state"][row]:
+        return None
+    throttle = context.throttles.of(row, context.local_ns)
+    if throttle is not None:
+        return throttle.text
+    return f"waits for CPU {cpu}{_policy(context, row)}{_urgent(context, row)}"
+
+
 def _awake(context: LockContext, row: int, task_class: TaskClass) -> str:
-    cpu = int(context.tasks["cpu"][row])
-    if task_class is TaskClass.LAT:
-        throttle = context.throttles.of(row, context.local_ns)
-        if throttle is not None:
-            return throttle.text
-        return f"waits for CPU {cpu}{_policy(context, row)}{_urgent(context, row)}"
+    found = standing(context, row) if task_class is TaskClass.LAT else None
+    if found is not None:
+        return found
     where = {
         TaskClass.USR: " in user mode",
         TaskClass.INT: " in an interrupt",
         TaskClass.SYS: _running_in(context, row),
     }
-    return f"runs on CPU {cpu}{where.get(task_class, '')}"
+    return f"runs on CPU {context.tasks['cpu'][row]}{where.get(task_class, '')}"
 
 
 def _policy(context: LockContext, row: int) -> str:

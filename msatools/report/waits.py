@@ -6,8 +6,9 @@ A wait has one cause, and one verdict names it: a task behind a dead disk or a f
 file system is not reported again as a hung task.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from msatools.cpus.model import RunnableTask
 from msatools.locks.report import LocksReport, Root, Wait
 from msatools.report.parts import ReportParts
 
@@ -87,15 +88,46 @@ def explained(parts: ReportParts) -> set[int]:
 
 
 def _stalled_roots(parts: ReportParts, locks: LocksReport) -> Iterator[Root]:
-    """Yield the roots that a verdict on a stall names: RCU, and who holds up CPUs."""
+    """Yield the roots that a verdict on CPUs names.
+
+    They are who holds up CPUs or RCU, who has no turn because of that, and who is
+    throttled.
+    """
     stalls = parts.cpus.stalls if parts.cpus is not None else None
     found = [each for each in stalls.found if each.over_limit] if stalls else []
-    culprits = {each.culprit_pid for each in found if each.culprit_pid}
+    named = {each.culprit_pid for each in found if each.culprit_pid}
+    named |= {
+        pid
+        for each in found
+        if each.code == "cpu-starved"
+        for pid in _starved(parts, each.cpus)
+    }
     is_rcu = any(each.code == "rcu-stalled" for each in found)
+    if is_rcu and stalls is not None and stalls.rcu is not None:
+        named |= {task.pid for task in stalls.rcu.tasks}
+    named |= {task.pid for tasks in throttled_tasks(parts).values() for task in tasks}
     for root in locks.roots:
         waits_for_rcu = root.kind == "external" and root.reason.startswith(_RCU)
-        if root.pid in culprits or (is_rcu and waits_for_rcu):
+        if root.pid in named or (is_rcu and waits_for_rcu):
             yield root
+
+
+def _starved(parts: ReportParts, cpus: Sequence[int]) -> Iterator[int]:
+    """Yield the tasks that wait for some CPUs."""
+    queues = parts.cpus.run_queues if parts.cpus is not None else ()
+    for queue in queues:
+        if queue.cpu in cpus:
+            yield from (task.pid for task in queue.waiting if not task.throttled)
+
+
+def throttled_tasks(parts: ReportParts) -> dict[str, list[RunnableTask]]:
+    """Map why tasks are throttled, in words, to those tasks."""
+    found: dict[str, list[RunnableTask]] = {}
+    for queue in parts.cpus.run_queues if parts.cpus is not None else ():
+        for task in queue.waiting:
+            if task.throttle is not None:
+                found.setdefault(task.throttle, []).append(task)
+    return found
 
 
 def uninterruptible(locks: LocksReport) -> set[int]:

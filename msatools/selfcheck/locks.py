@@ -4,6 +4,8 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from msatools.selfcheck.comparison import Comparison
 from msatools.selfcheck.report_set import ReportSet
 
@@ -99,6 +101,50 @@ def standings(reports: ReportSet) -> Iterator[Comparison]:
         right="those that msa-cpus says the same of",
         left_value=len(said),
         right_value=sum(pid in by_cpus[what] for pid, what in said),
+    )
+    known = [(pid, what) for what, pids in by_cpus.items() for pid in pids if pid > 0]
+    yield Comparison(
+        name="standing.whatis",
+        left="tasks that run, wait for a CPU, or may not run, by msa-cpus",
+        right="those that msa-whatis says the same of",
+        left_value=len(known),
+        right_value=sum(_by_whatis(reports, pid) == what for pid, what in known),
+    )
+    yield from _spinlocks(reports)
+
+
+def _by_whatis(reports: ReportSet, pid: int) -> str | None:
+    """Return the standing of a task as msa-whatis has it; ``None`` if it has none."""
+    (rows,) = np.nonzero(reports.tasks["pid"] == pid)
+    if not len(rows):
+        return None
+    address = int(reports.tasks["address"][rows[0]])
+    said = reports.whatis.task(address).standing or ""
+    return next(
+        (what for start, what in _STANDINGS.items() if said.startswith(start)), None
+    )
+
+
+def _spinlocks(reports: ReportSet) -> Iterator[Comparison]:
+    """Compare who has spinlocks, by what stands still and by waits for locks."""
+    stalls = reports.cpus.stalls
+    spins = {
+        (each.pid, tuple(sorted(owner.pid for owner in each.wanted.owners)))
+        for each in (stalls.cpus if stalls is not None else ())
+        if each.wanted is not None and each.pid is not None
+    }
+    owners = {
+        pid: tuple(sorted(owner.pid for owner in lock.owners))
+        for lock in reports.locks.locks
+        if lock.type == "spinlock"
+        for pid in lock.waiters
+    }
+    yield Comparison(
+        name="standing.spinlocks",
+        left="tasks that spin for a lock, by msa-cpus --stalls",
+        right="those of which msa-locks says the same, and who has it",
+        left_value=len(spins),
+        right_value=sum(owners.get(pid) == found for pid, found in spins),
     )
 
 

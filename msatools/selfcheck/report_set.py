@@ -12,6 +12,7 @@ from msatools.cpus.cpus import collect_cpus
 from msatools.cpus.model import CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.errors import LOST
+from msatools.kernel.clocks import read_clocks
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog, Report
@@ -26,6 +27,7 @@ from msatools.prstat.options import Options
 from msatools.prstat.prstat import collect_prstat
 from msatools.target.model import Target
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.whatis.lookup import Lookup
 from msatools.zombies.model import ZombiesReport
 from msatools.zombies.zombies import collect_zombies
 
@@ -78,8 +80,8 @@ class ReportSet:
 
     @cached_property
     def cpus(self) -> CpusReport:
-        """The report of msa-cpus, with interrupts and throttled tasks."""
-        options = CpusOptions(irqs=True, tasks=True)
+        """The report of msa-cpus, with interrupts, throttled tasks and stalls."""
+        options = CpusOptions(irqs=True, tasks=True, stalls=True)
         return self.collected(
             lambda: collect_cpus(self.prog, target=self.target, options=options)
         )
@@ -88,6 +90,11 @@ class ReportSet:
     def tasks(self) -> TaskTable:
         """All threads but the idle tasks."""
         return TaskReader(self.reader).read_all(self.losses)
+
+    @cached_property
+    def whatis(self) -> Lookup:
+        """What msa-whatis reads of tasks."""
+        return Lookup(self.reader, read_clocks(self.reader, self.losses), self.losses)
 
     @cached_property
     def percpu(self) -> PerCpu:

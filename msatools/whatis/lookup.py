@@ -17,6 +17,7 @@ from msatools.kernel.structs import read_structs
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.places.variables import Variables
+from msatools.locks.reasons import standing
 from msatools.memory.pages.layout import PageLayout, page_layout
 from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
 from msatools.memory.unattributed.symbolnames import SymbolNames
@@ -131,7 +132,13 @@ class Lookup:
         """
         pid = self.structs.member(address, "task_struct", "pid")
         comm = self.structs.text(address, "task_struct", "comm")
-        return Task(pid=pid, comm=comm, address=Address(address))
+        rows = np.flatnonzero(self.tasks["address"] == np.uint64(address))
+        return Task(
+            pid=pid,
+            comm=comm,
+            address=Address(address),
+            standing=standing(self.locks, int(rows[0])) if len(rows) else None,
+        )
 
     def process_of(self, mm: int) -> Task | None:
         """Return a process with an address space, its leader if there is one.

@@ -54,6 +54,10 @@ class Task:
     address: Address
     """Address of its struct task_struct."""
 
+    standing: str | None = field(default=None, metadata=ADDED)
+    """How it stands with the scheduler, such as ``runs on CPU 1``, ``waits for CPU 2``
+    or ``throttled by …``; null if it sleeps, or for an idle task."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackPlace:

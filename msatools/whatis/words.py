@@ -17,6 +17,7 @@ from msatools.whatis.model import (
     StackPlace,
     Symbol,
     TableOwner,
+    Task,
     UserPlace,
     VmallocArea,
 )
@@ -123,7 +124,7 @@ def _candidates(answer: AddressAnswer) -> Iterator[tuple[Kind, str]]:
         yield "stack", stack_text(answer.stack)
     if answer.task is not None:
         task = answer.task
-        yield "task", f"task {task.pid} ({task.comm}){of}"
+        yield "task", f"task {task.pid} ({task.comm}){of}{_stands(task)}"
     if answer.page_struct is not None:
         what = f"struct page of pfn {answer.page_struct.pfn:#x}{of}"
         described = "" if answer.page is None else f": {page_text(answer.page)}"
@@ -152,6 +153,14 @@ def _unknown(answer: AddressAnswer, ends: AddressEnds) -> str:
     if answer.readable is None:
         return "not an address: no memory can be mapped there"
     return "mapped, and nothing is known of it"
+
+
+def _stands(task: Task) -> str:
+    """Return how a task stands with the scheduler, after what it is."""
+    if task.standing is None:
+        return ""
+    verb = "is " if task.standing.startswith("throttled") else ""
+    return f"; it {verb}{task.standing}"
 
 
 def _inside(answer: AddressAnswer) -> str:

@@ -235,6 +235,12 @@ SCENARIOS: Mapping[str, Expected] = {
         may=LATE | _codes(WARNED),
         words={"cpu-starved": "hog (FIFO 50)", "cpu-storm": "cm_freed [callmodule]"},
     ),
+    "fieldpackets": Expected(
+        must=_codes("cpu-storm"),
+        # From 6.18 on no kernel thread is throttled.
+        may=LATE | _codes("hung-tasks", "cpu-throttled"),
+        words={"cpu-storm": "veth_poll [veth] polls polled-b"},
+    ),
     "fieldpages": Expected(may=_codes("swap-full")),
     "fielddevices": Expected(may=_codes("memory-leak")),
     "fieldballoon": Expected(
@@ -328,7 +334,7 @@ assert {*CASES, *SAVED_CASES} == {
 FEW = (
     *("memory", "crash", "crashes-null", "crashes-nested", "crashes-oom-group"),
     *("lockmodule", "locks"),
-    *("field", "fieldcalls", "fieldcpus", "fieldio"),
+    *("field", "fieldcalls", "fieldcpus", "fieldio", "fieldpackets"),
     *("stalls-rcu", "workqueues", "inflight"),
 )
 """Scenarios of `make test`; the others are in `make test-long`."""

@@ -16,6 +16,7 @@ from drgn.helpers.linux.slab import find_slab_cache
 from fixtures import lab
 from fixtures.demo import DEMOS
 from msatools.cli.selfcheck import checks_of
+from msatools.cpus.stalls.spinlocks import WantedLocks
 from msatools.errors import MissingError
 from msatools.kernel.session import quietly
 from msatools.memory.memstat import collect_memstat
@@ -24,12 +25,14 @@ from msatools.selfcheck import memory, reading, report_set, selfcheck
 from msatools.selfcheck.model import SelfCheckReport
 from msatools.selfcheck.selfcheck import Check, SelfChecks
 from msatools.target import Opened, TargetSpec, open_target
+from msatools.whatis import lookup
 from tests.support.overlay import lose, put
 
 DUMPS = (
     *(f"memory-{kernel}" for kernel in ("5.10", "6.1", "6.12", "6.12generic", "7.x")),
     *(f"tasks-{kernel}" for kernel in ("6.1", "6.12", "6.12rt", "7.x")),
     *("crash-6.12", "locks-6.12", "locks-7.x"),
+    *("fieldcpus-6.12", "fieldpackets-6.12", "stalls-locks-6.12"),
     *("zombies-6.1", "zombies-6.12", "zombies-7.x"),
     *(f"cpus-{kernel}" for kernel in ("6.1", "6.12", "7.x")),
     *(f"{name}-6.12arm64" for name in ("memory", "tasks", "locks", "zombies", "cpus")),
@@ -61,7 +64,10 @@ def failed(report: SelfCheckReport) -> set[str]:
 UNWINDING = {"stacks.drgn"}
 """Without debug info drgn has no unwind tables."""
 
-NOT_APPLICABLE = {"memory.cgroups": "locks-", "stacks.drgn": ""}
+NOT_APPLICABLE = {
+    "memory.cgroups": ("locks-", "fieldcpus-", "fieldpackets-", "stalls-"),
+    "stacks.drgn": ("",),
+}
 """Checks that do not apply, and how the names of the dumps begin where they do not."""
 
 KNOWN = {("tasks-7.x", command): {"locks.unknown"} for command in ("locks", "report")}
@@ -365,6 +371,23 @@ def test_wrong_reads_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "follow_phys", lambda space, at: find(space, at) + 8)
     wanted = {"reading.tasks", "reading.stacks", "reading.percpu"}
     assert failed(checked("zombies", once("memory-6.12"))) == wanted
+
+
+def test_another_standing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One command that does not know who is throttled, or who has a spinlock."""
+    monkeypatch.setattr(lookup, "standing", lambda *arguments: "waits for CPU 1")
+    report = checked("locks", opened("fieldpackets-6.12"))
+    assert failed(report) - UNWINDING == {"standing.whatis"}
+    owners = WantedLocks.locks
+    monkeypatch.setattr(
+        WantedLocks,
+        "locks",
+        lambda self: {
+            cpu: replace(lock, owners=()) for cpu, lock in owners(self).items()
+        },
+    )
+    report = checked("locks", opened("stalls-locks-6.12"))
+    assert "standing.spinlocks" in failed(report)
 
 
 def test_a_report_that_cannot_be_made_is_no_agreement(

@@ -4,7 +4,8 @@
 
 kernel/smp.c: each CPU has a queue (``call_single_queue``), which an interrupt empties.
 Who waits for its call has the structure of the call on its stack, or in the per-CPU
-``cfd_data`` of its CPU if it called several at once.
+``cfd_data`` of its CPU if it called several at once. What a CPU has put off to an
+interrupt of its own is in two lists beside that (kernel/irq_work.c).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,10 @@ _CALLS: Members = {
 }
 
 _MAX_QUEUE = 64
-"""Maximum number of calls to read of one CPU."""
+"""Maximum number of calls to read of one list."""
+
+_OWN_WORKS = ("raised_list", "lazy_list")
+"""Lists of a CPU's own works: for the next interrupt, and for the next tick."""
 
 _MAX_STACK = 1 << 16
 
@@ -115,10 +119,25 @@ def read_calls(
         offsets=dict(zip(percpu.cpus.tolist(), percpu.offsets.tolist(), strict=True)),
     )
     found: list[tuple[CrossCall, int]] = []
+    works = _read_work_lists(percpu)
     for cpu in cpus:
         if cpu in of_cpu:
             found += _queued(reader, cpu, of_cpu[cpu], callers, name, losses)
+            for head in works.get(cpu, ()):
+                found += _queued(reader, cpu, head, callers, name, losses)
     return tuple(_with_tasks(reader, found, losses))
+
+
+def _read_work_lists(percpu: PerCpu) -> Mapping[int, tuple[int, ...]]:
+    """Return the lists of each CPU's own works in an interrupt."""
+    lists = []
+    for variable in _OWN_WORKS:
+        try:
+            lists.append(percpu.addresses(variable).tolist())
+        except MissingError:
+            continue  # CONFIG_IRQ_WORK=n, or variables without symbols
+    rows = zip(*lists, strict=True) if lists else ()
+    return dict(zip(percpu.cpus.tolist(), rows, strict=bool(lists)))
 
 
 def _with_tasks(

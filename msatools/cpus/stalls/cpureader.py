@@ -9,7 +9,6 @@ import numpy as np
 
 from msatools.cpus.model import RunQueue
 from msatools.cpus.runqueues import tick_delay
-from msatools.cpus.stalls.preemptcounts import PreemptCounts
 from msatools.cpus.ticksched import TickSched
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.cpumask import online_cpus
@@ -19,6 +18,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 from msatools.records import dataclass
 from msatools.target.model import Crash
+from msatools.tasks.preemptcounts import PreemptCounts
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.text import KernelText
 

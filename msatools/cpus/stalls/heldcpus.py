@@ -9,9 +9,9 @@ from msatools.cpus.stalls.contexts import Context, interpret
 from msatools.cpus.stalls.cpureader import CpuReader
 from msatools.cpus.stalls.evidence import LATE_NS
 from msatools.cpus.stalls.model import CrossCall, HeldCpu, WantedLock
-from msatools.cpus.stalls.preemptcounts import preemption_count, softirq_count
 from msatools.cpus.stalls.spinlocks import WantedLocks
 from msatools.cpus.stalls.watchdogs import Watchdogs
+from msatools.tasks.preemptcounts import preemption_count, softirq_count
 from msatools.tasks.runningstacks import CpuStack, StackReader
 from msatools.tasks.table import PF_KTHREAD
 
@@ -47,9 +47,7 @@ class HeldCpus:
         contexts = self._contexts(wanted)
         locks: dict[int, WantedLock] = {}
         if any(each.why == "spins-for-lock" for each, _ in contexts.values()):
-            locks = self._locks.with_owners(
-                self._locks.locks(), contexts, self._contexts
-            )
+            locks = self._locks.locks()
             owners = [
                 owner.cpu
                 for cpu in contexts

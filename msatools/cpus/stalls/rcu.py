@@ -1,64 +1,26 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""RCU's grace period, and who holds it up (kernel/rcu/tree.c, tree_plugin.h).
+"""RCU's grace period as reports have it: by names, with ages and who waits for it.
 
-A leaf ``struct rcu_node`` has a bit for each of its CPUs that has not passed a
-quiescent state, and a list of the tasks that left a CPU as readers.
+:mod:`msatools.tasks.graceperiods` reads it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from msatools.cpus.stalls.model import GracePeriod, GracePeriodTask
-from msatools.errors import UNREADABLE, MissingError
+from msatools.errors import MissingError
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.jiffies import Jiffies
-from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
-from msatools.kernel.reader import Reader, distinct
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Members, Structs, read_struct, read_structs
-from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE
-from msatools.records import dataclass
-from msatools.selfdesc.find import find_symbol, find_type, offset_of
+from msatools.tasks.graceperiods import read_grace_period_state
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.task_state import TaskState, ages
-
-_UNDER_WAY = 3
-"""RCU_SEQ_STATE_MASK: the bits of a sequence that are set during a grace period."""
-
-_INIT = 1
-"""RCU_GP_FLAG_INIT: a grace period was requested."""
-
-_STATE: Members = {
-    "sequence": ("gp_seq",),
-    "flags": ("gp_flags",),
-    "start": ("gp_start",),
-    "activity": ("gp_activity",),
-    "requested": ("gp_req_activity",),
-    "thread": ("gp_kthread",),
-    "expedited": ("expedited_sequence",),
-}
-
-_DATA: Members = {
-    "node": ("mynode",),
-    "callbacks": ("cblist.len",),
-}
-
-_NODE: Members = {
-    "first_cpu": ("grplo",),
-    "last_cpu": ("grphi",),
-    "cpus": ("qsmask",),
-    "expedited_cpus": ("expmask",),
-    "tasks": ("gp_tasks",),
-    "expedited_tasks": ("exp_tasks",),
-}
-
-_MAX_TASKS = 256
-"""Maximum number of tasks of one leaf to name."""
 
 _WAITS = (
     *("synchronize_rcu", "synchronize_srcu", "__synchronize_srcu", "__wait_rcu_gp"),
@@ -68,15 +30,6 @@ _WAITS = (
 """Prefixes of the functions that wait for a grace period."""
 
 _EXPEDITED = ("synchronize_rcu_expedited", "exp_funnel_lock", "rcu_exp_wait_wake")
-
-
-@dataclass(frozen=True)
-class _Leaves:
-    """The leaves of the tree, and the callbacks of all CPUs."""
-
-    nodes: Structs
-    addresses: Sequence[int]
-    callbacks: int | None
 
 
 def read_grace_period(
@@ -94,110 +47,35 @@ def read_grace_period(
     :param now_ns: CLOCK_MONOTONIC, as good as it is known.
     """
     try:
-        # The symbol is enough: without debug info the size of the type, which is
-        # large, could not be confirmed.
-        address = find_symbol(reader.prog, "rcu_state").address
-        state = read_struct(reader, "struct rcu_state", _STATE, address)
-        leaves = _read_leaves(reader, percpu, losses)
+        state = read_grace_period_state(reader, percpu, losses)
     except MissingError:
         return None
-    except UNREADABLE as error:
-        losses.lose(Loss.VARIABLES, f"cannot read the state of RCU: {error}")
+    if state is None:
         return None
-    is_active = bool(state["sequence"] & _UNDER_WAY)
-    is_asked = bool(state.get("flags", 0) & _INIT)
-    expedited = bool(state.get("expedited", 0) & _UNDER_WAY)
 
     def since(count: int | None) -> int | None:
         moment = None if count is None else jiffies.past_ns(count)
         return None if moment is None else max(now_ns - moment, 0)
 
-    tasks, others = _blocking(reader, leaves, expedited, losses)
-    quiet = since(state.get("activity"))
-    age = since(state.get("start")) if is_active else None
-    if not is_active and is_asked:
-        age = since(max(state.get("requested", 0), state.get("activity", 0)))
-    named = _Tasks(reader, clocks, [*tasks, *others, state.get("thread", 0)], losses)
-    thread = named.of(state.get("thread", 0))
+    age = since(state.start) if state.is_active else None
+    if not state.is_active and state.is_asked:
+        age = since(max(state.requested or 0, state.activity or 0))
+    tasks, others = state.tasks, state.expedited_tasks
+    named = _Tasks(reader, clocks, [*tasks, *others, state.thread], losses)
+    thread = named.of(state.thread)
+    quiet = since(state.activity)
     return GracePeriod(
-        active=is_active,
+        active=state.is_active,
         age_ns=age,
-        sequence=state["sequence"],
-        cpus=_cpus(leaves, "cpus") if is_active else (),
-        tasks=named.of_all(tasks if is_active else ()),
-        expedited_cpus=_cpus(leaves, "expedited_cpus") if expedited else (),
+        sequence=state.sequence,
+        cpus=state.cpus,
+        tasks=named.of_all(tasks),
+        expedited_cpus=state.expedited_cpus,
         expedited_tasks=named.of_all(others, expedited=True),
         thread=None if thread is None else named.quiet(thread, quiet),
-        callbacks=leaves.callbacks,
+        callbacks=state.callbacks,
         waiters=None,
     )
-
-
-def _read_leaves(reader: Reader, percpu: PerCpu, losses: LossLog) -> _Leaves:
-    data = read_structs(
-        reader, "struct rcu_data", _DATA, percpu.addresses("rcu_data"), losses
-    )
-    addresses = distinct(data["node"][data.readable])
-    addresses = addresses[addresses != 0]
-    nodes = read_structs(reader, "struct rcu_node", _NODE, addresses, losses)
-    callbacks = None
-    if data.has("callbacks") and data.readable.all():
-        lengths = data["callbacks"].astype(np.int64)
-        if (lengths >= 0).all() and (lengths < MAX_PLAUSIBLE >> 20).all():
-            callbacks = int(lengths.sum())
-    return _Leaves(nodes, addresses.tolist(), callbacks)
-
-
-def _cpus(leaves: _Leaves, mask: str) -> tuple[int, ...]:
-    nodes = leaves.nodes
-    if not nodes.has(mask):
-        return ()
-    found: list[int] = []
-    for first, last, bits in zip(
-        nodes["first_cpu"].tolist(),
-        nodes["last_cpu"].tolist(),
-        nodes[mask].tolist(),
-        strict=True,
-    ):
-        width = min(last - first + 1, 64)
-        found += (first + bit for bit in range(width) if bits >> bit & 1)
-    return tuple(sorted(found))
-
-
-def _blocking(
-    reader: Reader, leaves: _Leaves, expedited: bool, losses: LossLog
-) -> tuple[list[int], list[int]]:
-    """Return the addresses of the tasks that hold up each kind of grace period.
-
-    Without CONFIG_PREEMPT_RCU no task can.
-    """
-    task = find_type(reader.prog, "struct task_struct")
-    if not task.has_member("rcu_node_entry"):
-        return [], []
-    entry = offset_of(task, "rcu_node_entry")
-    head = offset_of(find_type(reader.prog, "struct rcu_node"), "blkd_tasks")
-    found: list[list[int]] = [[], []]
-    for kind, member in enumerate(("tasks", "expedited_tasks")):
-        if kind and not expedited:
-            continue
-        firsts = leaves.nodes[member].tolist()
-        for address, first in zip(leaves.addresses, firsts, strict=True):
-            nodes = _list_from(reader, first, address + head, losses)
-            found[kind] += (node - entry for node in nodes)
-    return found[0], found[1]
-
-
-def _list_from(reader: Reader, first: int, head: int, losses: LossLog) -> Iterator[int]:
-    """Yield the nodes of a list from *first* to its end."""
-    node = first
-    try:
-        for _ in range(_MAX_TASKS):
-            if node in (0, head):
-                return
-            yield node
-            node, _previous = LIST_HEAD.unpack(reader.read(node, LIST_HEAD.size))
-    except UNREADABLE as error:
-        losses.lose(Loss.LISTS, f"cannot read tasks that hold up RCU: {error}")
 
 
 class _Tasks:

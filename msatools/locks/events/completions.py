@@ -29,6 +29,7 @@ from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.wait_queues import wait_queues
 from msatools.locks.events.callbacks import awaited_callbacks
 from msatools.locks.events.events import by_caller, is_completion, is_event
+from msatools.locks.events.graceperiods import awaited_grace_period
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.events.work import Work, workqueues
 from msatools.locks.workqueues.beside import work_beside
@@ -121,7 +122,10 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
             continue
         base = context.layout.member(queued.task, "task_struct", "stack")
         stack = base, base + wait_queues(context).stack_bytes
-        for find in (_child, _work, _workqueue, _thread_work, _creation, _move):
+        for find in (
+            *(_child, _work, _workqueue, _thread_work, _creation, _move),
+            _grace_period,
+        ):
             try:
                 purpose = find(context, queued.task, address)
             except MissingError:
@@ -158,6 +162,12 @@ def _beside(
         return _not_begun(name, work.delay)
     what = f"work {name} of thread {context.pid(work.worker)}"
     return _Purpose(what, (Holder(work.worker, work.confidence),))
+
+
+def _grace_period(context: LockContext, task: int, address: int) -> _Purpose | None:
+    """Return who holds up the grace period of RCU that a task waits for."""
+    found = awaited_grace_period(context, address)
+    return None if found is None else _Purpose(*found)
 
 
 def _move(context: LockContext, task: int, address: int) -> _Purpose | None:

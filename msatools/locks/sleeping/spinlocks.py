@@ -4,11 +4,14 @@
 
 kernel/locking/qspinlock.c and qrwlock.c: only the registers and the stack of a CPU have
 the address of the lock that it spins for, and the lock does not record its owner. So
-both are found by evidence, and reported only if the evidence is unambiguous.
+both are found by evidence, and reported only if the evidence is unambiguous: who has a
+lock has its address in a register or on its stack, or, of a static one, in its code.
+``msa-cpus --stalls`` asks here, too.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import drgn
 import numpy as np
@@ -18,6 +21,7 @@ from drgn.helpers.linux.sched import cpu_curr
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
+from msatools.kernel.percpu import read_percpu
 from msatools.kernel.traces import stack_trace
 from msatools.kernel.words import U32
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -25,9 +29,16 @@ from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.lock_type import LockType
 from msatools.locks.base.model import Mode
+from msatools.locks.sleeping.lockcode import refers_to
 from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_variable
 from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.preemptcounts import (
+    PreemptCounts,
+    preemption_count,
+    softirq_count,
+)
+from msatools.tasks.runningstacks import NMI, USER_MODE, CpuStack, StackReader
 
 _SPINS = frozenset(
     {
@@ -115,16 +126,17 @@ def spins(context: LockContext, stack_size: int) -> list[Spin]:
     rows = {
         address: row for row, address in enumerate(context.tasks["address"].tolist())
     }
-    return [
-        Spin(
-            row=rows[cpu.task],
-            request=requests[cpu.number],
-            holders=_likely_holders(requests[cpu.number], cpus, requests, words),
-            caller=_caller(context, cpu),
-        )
-        for cpu in cpus
-        if cpu.number in requests and cpu.task in rows
-    ]
+    others = _MayHold(context, cpus)
+    found = []
+    for cpu in cpus:
+        request = requests.get(cpu.number)
+        if request is None or cpu.task not in rows:
+            continue
+        holders = _likely_holders(request, cpus, requests, words)
+        if not holders and request.mode is None:
+            holders = others.of(request.lock.address or 0)
+        found.append(Spin(rows[cpu.task], request, holders, _caller(context, cpu)))
+    return found
 
 
 def _likely_holders(
@@ -149,6 +161,58 @@ def _likely_holders(
     )
     # An rwlock may have many readers.
     return holders if len(holders) == 1 or request.mode is not None else ()
+
+
+class _MayHold:
+    """The CPUs that may have a spinlock, by what they have disabled."""
+
+    def __init__(self, context: LockContext, cpus: Sequence[_Cpu]) -> None:
+        self._context = context
+        self._cpus = [each for each in cpus if each.spinning is None and each.frames]
+
+    def of(self, address: int) -> tuple[Holder, ...]:
+        """Return the task whose code refers to a static lock; empty if there are
+        several."""
+        reader, text = self._context.reader, self._context.text
+        found = [
+            task
+            for task, stack in self._stacks
+            if refers_to(reader, text, stack.pcs, address)
+        ]
+        return (Holder(found[0], "evidence"),) if len(found) == 1 else ()
+
+    @cached_property
+    def _stacks(self) -> list[tuple[int, CpuStack]]:
+        """The tasks that have disabled interrupts, softirqs or preemption."""
+        context = self._context
+        stacks = StackReader(context.reader, context.text, context.losses)
+        percpu = read_percpu(context.reader, context.losses)
+        running = {each.number: each.task for each in self._cpus}
+        addresses = [running.get(cpu, 0) for cpu in percpu.cpus.tolist()]
+        counts = PreemptCounts(
+            context.reader,
+            percpu,
+            lambda: np.array(addresses, np.uint64),
+            context.losses,
+        ).by_cpu
+        found = []
+        for cpu in self._cpus:
+            stack = stacks.read(cpu.task)
+            if stack is None or stack.names[:1] == (USER_MODE,):
+                continue
+            count = counts.get(cpu.number, 0)
+            disabled = preemption_count(count) or softirq_count(count)
+            if disabled or _interrupts_are_off(stack):
+                found.append((cpu.task, stack))
+        return found
+
+
+def _interrupts_are_off(stack: CpuStack) -> bool:
+    """Return whether interrupts are off below an NMI, if there is one."""
+    nmis = [at for at, name in enumerate(stack.names) if name.startswith(NMI)]
+    below = max(nmis, default=-1) + 1
+    states = [stack.flags[at] for at in sorted(stack.flags) if at >= below]
+    return states[:1] == ["off"]
 
 
 def _cpus(context: LockContext) -> Iterator[_Cpu]:

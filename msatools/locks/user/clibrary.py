@@ -15,28 +15,35 @@ If neither the function's name nor its code is known, that cannot be told.
 """
 
 import struct
+from collections.abc import Mapping
 from typing import Literal
 
+import drgn
 import numpy as np
 
 from msatools.kernel.report import LossLog
-from msatools.kernel.words import U32
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.user.futexes import futex_queues
 from msatools.locks.user.futexusers import FutexPlace, find_owner
 from msatools.locks.user.userstacks import user_stacks
-from msatools.target.arch import arch_of
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.syscalls import read_syscalls
 
 Library = Literal["glibc", "musl"]
 
 _CALLS_FOR_OTHERS = "syscall"
-_CALLS_FOR_OTHERS_CODE = bytes.fromhex(
-    "4889f84889f74889d64889ca4d89c24d89c84c8b4c24080f05"
-)
-"""Its code in glibc for x86-64, up to the instruction that enters the kernel
-(sysdeps/unix/sysv/linux/x86_64/syscall.S): its name need not be in memory."""
+_CALLS_FOR_OTHERS_CODE: Mapping[drgn.Architecture, bytes] = {
+    drgn.Architecture.X86_64: bytes.fromhex(
+        "4889f84889f74889d64889ca4d89c24d89c84c8b4c24080f05"
+    ),
+    drgn.Architecture.AARCH64: bytes.fromhex(
+        "e803002a e00301aa e10302aa e20303aa e30304aa e40305aa e50306aa e60307aa"
+        "010000d4"
+    ),
+}
+"""Its code in glibc, up to the instruction that enters the kernel
+(sysdeps/unix/sysv/linux/x86_64/syscall.S, aarch64/syscall.S): its name need not be in
+memory."""
 
 _GLIBC = ("libc.so.6", "libc-2.", "libpthread.so.0", "libpthread-2.")
 """How names of its files begin: there is one file since 2.34, and a version in the name
@@ -48,11 +55,18 @@ _WAITS: dict[Library, tuple[str, ...]] = {
 }
 """How names of the functions begin that call the kernel to wait."""
 
-_TCB_TID, _AGAIN = 720, 16
-"""Offsets in glibc's control block for x86-64 (nptl/descr.h): of the thread ID, and of
-its own address, with which it begins as well."""
+_BLOCK = struct.Struct("<I12xQq")
+"""The part of glibc's control block around the list of robust mutexes, which glibc
+registers with the kernel for each thread (nptl/descr.h): the thread ID; the list, which
+begins with a pointer to the first mutex, or to itself; and the offset from a pointer of
+the list to the lock of its mutex."""
 
-_SELF = struct.Struct("<Q8xQ")
+_ROBUST_LIST = ("futex.robust_list", "robust_list")
+"""Where a task has its address: in a structure of its own in 7.3, and before."""
+
+_LIST, _TO_LOCK = 16, -32
+"""Offset of that list from the thread ID; and that offset, which musl has otherwise."""
+
 _PAIR = struct.Struct("<QQ")
 _AUXV_BYTES = 320
 """Bytes of ``mm_struct.saved_auxv`` that any kernel has."""
@@ -70,7 +84,9 @@ class _CLibraries:
         self._places: dict[int, int | None] = {}
         """Maps a thread to the address in its code from which it called the kernel."""
 
-        self._is_x86 = not arch_of(context.reader.prog).has_frame_records
+        platform = context.reader.prog.platform
+        arch = None if platform is None else platform.arch
+        self._others_code = _CALLS_FOR_OTHERS_CODE.get(arch) if arch else None
         self._known: dict[tuple[int, int], Library | None] = {}
         """By address space and that address."""
 
@@ -114,17 +130,16 @@ class _CLibraries:
         frame = self._stacks.frame(mm, code, place, 0, guess=False)
         if frame.function == _CALLS_FOR_OTHERS:
             return None
-        size = len(_CALLS_FOR_OTHERS_CODE)
-        instructions = self._stacks.read(mm, place - size, size)
-        if instructions == _CALLS_FOR_OTHERS_CODE:
+        size = len(self._others_code or b"")
+        instructions = self._stacks.read(mm, place - size, size) if size else None
+        if instructions is not None and instructions == self._others_code:
             return None
         # Without symbols it may be that function.
         is_named = frame.function is not None or self._stacks.has_symbols(code)
         path = self._context.path_of_file(code.file) or ""
         name = path.rpartition("/")[2]
         if name.startswith(_GLIBC):
-            known_code = self._is_x86 and instructions is not None
-            return "glibc" if is_named or known_code else None
+            return "glibc" if is_named or instructions else None
         # The file of musl is also its dynamic linker. Android's libc is not it.
         if name.startswith("ld-musl-") or (name == "libc.so" and "bionic" not in path):
             return "musl" if is_named else None
@@ -143,17 +158,19 @@ class _CLibraries:
 
     def _by_control_block(self, task: int, mm: int) -> Library | None:
         layout = self._context.layout
-        if not layout.has("task_struct", "thread.fsbase"):
+        if not layout.has("task_struct", *_ROBUST_LIST):
             return None
-        start = layout.member(task, "task_struct", "thread.fsbase")
-        data = self._stacks.read(mm, start, _AGAIN + 8) if start else None
+        robust = layout.member(task, "task_struct", *_ROBUST_LIST)
+        start = robust - _LIST
+        data = self._stacks.read(mm, start, _BLOCK.size) if start > 0 else None
         # Of musl's waits its syscall() could not be told, without names.
-        if data is None or {*_SELF.unpack(data)} - {start}:
+        if data is None:
             return None
-        tid = self._stacks.read(mm, start + _TCB_TID, 4)
+        tid, first, to_lock = _BLOCK.unpack(data)
+        if to_lock != _TO_LOCK or not first:
+            return None
         place = FutexPlace(task, mm, start, inode=0)
-        found = find_owner(self._context, place, U32.unpack(tid)[0]) if tid else None
-        return "glibc" if found == task else None
+        return "glibc" if find_owner(self._context, place, tid) == task else None
 
 
 def _by_function(name: str) -> Library | None:

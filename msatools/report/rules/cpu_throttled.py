@@ -10,6 +10,7 @@ from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
+from msatools.report.waits import throttled_tasks
 from msatools.report.words import count_text, pid_text
 
 _MANY = 3
@@ -30,14 +31,8 @@ class _Throttled:
 
 
 def _when(parts: ReportParts) -> Iterator[_Throttled]:
-    assert parts.cpus is not None
-    found: dict[str, list[RunnableTask]] = {}
-    for queue in parts.cpus.run_queues:
-        for task in queue.waiting:
-            if task.throttle is not None:
-                found.setdefault(task.throttle, []).append(task)
     roots = parts.locks.roots if parts.locks is not None else ()
-    for why, tasks in found.items():
+    for why, tasks in throttled_tasks(parts).items():
         pids = {task.pid for task in tasks}
         held_up = [root for root in roots if root.pid in pids]
         if held_up or len(tasks) >= _MANY:

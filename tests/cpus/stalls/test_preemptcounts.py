@@ -8,15 +8,15 @@ import drgn
 import pytest
 
 from fixtures.demo import DEMOS
-from msatools.cpus.stalls.preemptcounts import (
-    PreemptCounts,
-    preemption_count,
-    softirq_count,
-)
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.target import TargetSpec, open_target
+from msatools.tasks.preemptcounts import (
+    PreemptCounts,
+    preemption_count,
+    softirq_count,
+)
 from tests.support.overlay import put
 
 IN_SOFTIRQ = 0x8000_0102
