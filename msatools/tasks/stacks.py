@@ -94,6 +94,16 @@ class Stacks:
             for address in stack.instructions()
         )
 
+    def module(self, stack: Stack, name: str | None) -> str | None:
+        """Return the module of a function of a stack; ``None`` if it is the kernel's.
+
+        :param name: The function, without suffixes of the compiler.
+        """
+        for address in stack.instructions() if name else ():
+            if (self.text.name(address) or "").partition(".")[0] == name:
+                return self.text.module_name(address)
+        return None
+
 
 @dataclass(frozen=True)
 class _KernelWords:

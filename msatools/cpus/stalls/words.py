@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msatools.cpus.model import RunnableTask
 from msatools.cpus.stalls.model import CrossCall, GracePeriodTask, HeldCpu
 from msatools.kernel.ranges import ranges
+from msatools.tasks.functions import function_text
 
 _NAMED = 4
 """Maximum number of names in one line."""
@@ -35,7 +36,8 @@ def doing_text(held: HeldCpu, called: str) -> str:
     elif held.pid is not None:
         task = f"pid {held.pid} {held.comm}"
         task += f" ({held.policy})" if held.policy else ""
-    where = f" in {held.function}" if held.function else ""
+    function = function_text(held.function, held.module)
+    where = f" in {function}" if function else ""
     words = {
         "spins-for-lock": f"spins for {_lock(held)}{where}",
         "waits-for-call": f"waits for {cpus_text(held.calls_cpus) or 'other CPUs'} to "

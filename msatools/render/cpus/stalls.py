@@ -20,6 +20,7 @@ from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, number_text, plural
 from msatools.render.cpus.words import INDENT, numbers_text
 from msatools.reports.units import duration
+from msatools.tasks.functions import function_text
 
 _ALIKE, _SHOWN = 4, 3
 """Stalls of one kind with the same culprit that are all shown, and how many are if
@@ -166,7 +167,7 @@ def _does(held: HeldCpu, is_stolen: bool) -> Iterator[str]:
     if held.call is not None:
         yield f"{held.call}()"
     if held.function is not None:
-        yield held.function
+        yield function_text(held.function, held.module) or ""
     if is_stolen:
         yield "preempted by the hypervisor"
 
