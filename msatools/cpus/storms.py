@@ -49,7 +49,7 @@ SHARE = 0.2
 LEAST_NS = 1_000_000_000
 """Minimum time that this is of."""
 
-UNKNOWN = "an unknown one"
+UNKNOWN = "an unknown function"
 """Stands for the function of a tasklet that is neither queued nor running now."""
 
 _MOST_SHARE = 0.5

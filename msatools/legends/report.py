@@ -102,6 +102,11 @@ VERDICTS = Group(
         Entry("cpu-starved", "tasks get no turn on a CPU"),
         Entry("rcu-stalled", "an RCU grace period does not end"),
         Entry("cpu-storm", "a CPU is busy with tasklets, timers or one worker"),
+        Entry(
+            "rcu-backlog",
+            "RCU callbacks pile up on a CPU",
+            "10,000 and more; a warning if the thread that calls them gets no CPU.",
+        ),
         Entry("irq-disabled", "an interrupt that has come before is disabled"),
         Entry("workqueue-stalled", "work is pending and none has begun for 30 s"),
         Entry("irq-imbalance", "one CPU takes most interrupts of devices"),

@@ -70,6 +70,7 @@ _WHY = {
     "counter-unexplained": "all counters beside what the scan found",
     "cpu-throttled": "who is throttled, by which group",
     "cpu-storm": "what each CPU does",
+    "rcu-backlog": "the state of RCU, and what stands still",
     "irq-disabled": "interrupts, and which are disabled",
     "kernel-warnings": "the report with all notes",
 }

@@ -22,7 +22,7 @@ def starved_text(held: HeldCpu) -> str:
     """Return which threads a task keeps from its CPU although it may be preempted."""
     if not held.starved or (held.policy is None and held.mode != "user"):
         return ""
-    return f", and {', '.join(held.starved[:_NAMED])} had no turn"
+    return f", and {', '.join(held.starved[:_NAMED])} could not run"
 
 
 def doing_text(held: HeldCpu, called: str) -> str:
@@ -88,7 +88,7 @@ def waiting_text(number: int) -> str:
 
 def names_text(tasks: Sequence[RunnableTask]) -> str:
     named = ", ".join(f"{task.pid} {task.comm}" for task in tasks[:_NAMED])
-    return named + (", ..." if len(tasks) > _NAMED else "")
+    return f"pid {named}" + (", …" if len(tasks) > _NAMED else "")
 
 
 def tasks_text(tasks: Sequence[GracePeriodTask]) -> str:

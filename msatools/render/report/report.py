@@ -2,18 +2,20 @@
 
 """Renders the report of msa-report: the front page, and all reports behind it."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import groupby
 
 from msatools.kernel.losses import Loss
+from msatools.legends.report import CONFIDENCE
 from msatools.render.blocks import Block, Items, More, Span, Style, Text, one_line, text
 from msatools.render.cells import plural
 from msatools.render.header import header, notes
 from msatools.report.model import (
     CrashDetails,
-    Machine,
     ReportSection,
     Severity,
     TriageReport,
@@ -27,10 +29,12 @@ from msatools.report.words import (
     who_text,
 )
 from msatools.reports.units import duration, size
-from msatools.target.model import Target
 
 VERDICTS = 10
-"""Verdicts that are shown by default."""
+"""Verdicts that are shown in full by default."""
+
+_ALIKE = 3
+"""Verdicts of one code that are shown in full, if not all are."""
 
 _FRAMES = 12
 NO_NAME = "(none)"
@@ -56,7 +60,7 @@ def blocks(
     """
     # The crash has its own lines.
     yield from header(replace(report.target, crash=None), verbose=verbose)
-    yield text(machine_text(report.machine, report.target))
+    yield text(machine_text(report))
     if report.crash is not None:
         yield from _crash(report.crash, verbose)
     elif not report.target.live:
@@ -104,20 +108,22 @@ def not_crashed_text(report: TriageReport) -> str:
     return "It had not crashed: the dump was taken of a running kernel."
 
 
-def machine_text(machine: Machine, target: Target) -> str:
+def machine_text(report: TriageReport) -> str:
     """Return a line on the machine: its name, and how long it ran."""
+    machine = report.machine
     words = [machine.host] if machine.host not in (None, NO_NAME) else []
     if machine.uptime_ns is not None:
         words.append(f"up {duration(machine.uptime_ns)}")
     if machine.cpus is not None:
         words.append(plural(machine.cpus, "CPU"))
     if machine.ram_bytes is not None:
-        words.append(size(machine.ram_bytes))
+        words.append(f"{size(machine.ram_bytes)} managed")
     if machine.load is not None:
         words.append("load " + " ".join(f"{each:.2f}" for each in machine.load))
     if machine.time_ns is not None:
         when = _time_of_day(machine.time_ns)
-        words.append(f"now {when}" if target.live else f"stopped {when}")
+        dumped = "dumped" if report.crash is None else "crashed"
+        words.append(f"{'now' if report.target.live else dumped} {when}")
     if machine.taints:
         words.append(f"tainted {machine.taints}")
     return ", ".join(words) or "-"
@@ -164,10 +170,64 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     if not found:
         yield text(no_verdict_text(report))
         return
-    shown = found[: rows or VERDICTS]
-    left = len(found) - len(shown)
-    more = More("verdict", left, is_chosen=rows is not None)
+    shown, short = first_page(found, rows or VERDICTS)
+    more = More("verdict", is_chosen=rows is not None)
     yield Items([[*_verdict(verdict)] for verdict in shown], more)
+    if short:
+        yield text(Span(f"… in short: -n {len(found)} shows them in full", "dim"))
+    for alike in short:
+        yield _in_short(alike)
+    yield from _marks(report)
+
+
+def first_page(
+    found: Sequence[TriageVerdict], most: int = VERDICTS
+) -> tuple[list[TriageVerdict], list[list[TriageVerdict]]]:
+    """Return the verdicts that are shown in full, and by code those in short.
+
+    If there are too many, the first few of each code are in full: of ten disks that do
+    not answer, the tenth tells less than what else is wrong.
+    """
+    shown = [*found[:most]]
+    if len(found) > most:
+        codes: Counter[str] = Counter()
+        shown = []
+        for verdict in found:
+            if len(shown) < most and codes[verdict.code] < _ALIKE:
+                codes[verdict.code] += 1
+                shown.append(verdict)
+    short: dict[str, list[TriageVerdict]] = {}
+    for verdict in found:
+        if not any(verdict is each for each in shown):
+            short.setdefault(verdict.code, []).append(verdict)
+    return shown, [*short.values()]
+
+
+def _in_short(alike: Sequence[TriageVerdict]) -> Text:
+    """Return a line on verdicts of one code."""
+    first, left = alike[0], len(alike) - 1
+    more = f"; and {left:,} more" if left else ""
+    return one_line(
+        Span(f"{severity_text(first)}: {first.code}", _STYLES[first.severity]),
+        f"  {first.text}{more}",
+    )
+
+
+def _marks(report: TriageReport) -> Iterator[Text]:
+    """Yield a line on the marks that the page has."""
+    used = {verdict.confidence for verdict in report.verdicts}
+    words = [
+        f"({entry.name}) {entry.meaning}"
+        for entry in CONFIDENCE.entries
+        if (entry.key or entry.name) in used and entry.name != "exact"
+    ]
+    texts = [section.summary or "" for section in report.sections.values()]
+    texts += (each.text for each in report.verdicts)
+    texts += (line for each in report.verdicts for line in each.evidence)
+    if any(re.search(r"(^| )~\d", each) for each in texts):
+        words.append("~ before a PID means likely")
+    if words:
+        yield text(Span("; ".join(words), "dim"))
 
 
 def no_verdict_text(report: TriageReport) -> str:

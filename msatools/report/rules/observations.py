@@ -18,7 +18,13 @@ from msatools.report.rules.hung_tasks import roots_of
 from msatools.report.rules.memory_unreclaimable import RULE as UNRECLAIMABLE
 from msatools.report.unreclaimable import SHOWN, Kind, unreclaimable
 from msatools.report.waits import LONG_NS, explained, is_long
-from msatools.report.words import count_text, is_vfork, root_text, waits_for_text
+from msatools.report.words import (
+    count_text,
+    is_vfork,
+    pid_text,
+    root_text,
+    waits_for_text,
+)
 from msatools.reports.units import duration, size
 
 _MUCH_KERNEL = 0.15
@@ -58,10 +64,17 @@ def _held_up(parts: ReportParts) -> Iterator[_HeldUp]:
         # Those in state D are hung tasks.
         if is_long(wait) and wait.state != "D" and wait.pid not in named
     }
+    # What hung tasks wait for is named with them.
+    hung = {
+        wait.pid
+        for wait in locks.waits
+        if is_long(wait) and wait.state == "D" and wait.pid not in named
+    }
     roots = [
         root
         for root in locks.roots
         if root.kind == "task" and root.external is None and waits & _held_up_by(root)
+        if not hung & {*root.behind}
     ]
     pids = {pid for root in roots for pid in _held_up_by(root) & waits}
     if pids:
@@ -123,8 +136,8 @@ def _uninterruptible_text(subject: _Uninterruptible) -> str:
     have = "has" if count == 1 else "have"
     return (
         f"{count_text(count, 'task')} {have} been in state D for "
-        f"{duration(_A_WHILE_NS)} or longer; the longest is {oldest.pid} "
-        f"{oldest.comm}, {duration(oldest.age_ns)}"
+        f"{duration(_A_WHILE_NS)} or longer; the longest is "
+        f"{pid_text(oldest.pid, oldest.comm)}, {duration(oldest.age_ns)}"
     )
 
 
