@@ -8,7 +8,16 @@ from dataclasses import replace
 from msatools.cpus.model import CpusReport, Irq, Vector
 from msatools.records import dataclass
 from msatools.render import plain
-from msatools.render.blocks import Block, Cell, Column, More, Span, Table, free_text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    More,
+    Span,
+    Table,
+    advice,
+    free_text,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, plural
 from msatools.render.cpus.words import amount, numbers_text, percent
@@ -59,8 +68,8 @@ def _devices(report: CpusReport, rows: int | None, verbose: bool) -> Iterator[Bl
         yield replace(_device_table(shown, report, verbose), more=more)
     if still := len(ranked) - len(wanted):
         it = "it" if still == 1 else "them"
-        words = f"… {plural(still, 'interrupt')} did not come: -v shows {it}"
-        yield line(Span(words, "dim"))
+        words = Span(f"… {plural(still, 'interrupt')} did not come", "dim")
+        yield line(words, advice(f"-v shows {it}"))
 
 
 def _device_table(irqs: Sequence[Irq], report: CpusReport, verbose: bool) -> Table:

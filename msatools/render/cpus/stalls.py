@@ -15,7 +15,16 @@ from msatools.cpus.stalls.model import (
     Stalls,
     StopMachine,
 )
-from msatools.render.blocks import Block, Cell, Column, Span, Style, Table, free_text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Span,
+    Style,
+    Table,
+    advice,
+    free_text,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, number_text, plural
 from msatools.render.cpus.words import INDENT, numbers_text
@@ -60,12 +69,8 @@ def stall_lines(stalls: Stalls, *, verbose: bool) -> Iterator[Block]:
         for stall in below:
             yield from _stall(stall, None)
     elif below:
-        yield line(
-            Span(
-                f"{plural(len(below), 'finding')} below the limits: -v shows more",
-                "dim",
-            )
-        )
+        left = Span(f"{plural(len(below), 'finding')} below the limits", "dim")
+        yield line(left, advice("-v shows them"))
     if stalls.cpus and (over or verbose):
         yield _cpus(stalls.cpus, stalls.stolen)
     yield from _grace_period(stalls.rcu, verbose)
@@ -205,7 +210,8 @@ def _grace_period(rcu: GracePeriod | None, verbose: bool) -> Iterator[Block]:
     for task in shown:
         yield line(INDENT, f"waits: {_task(task)}")
     if len(waiters) > len(shown):
-        yield line(INDENT, f"… {len(waiters) - len(shown):,} more: -v shows")
+        left = f"… {len(waiters) - len(shown):,} more"
+        yield line(INDENT, left, advice("-v shows them"))
 
 
 def _task(task: GracePeriodTask) -> str:

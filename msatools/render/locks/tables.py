@@ -14,6 +14,7 @@ from msatools.render.blocks import (
     Span,
     Table,
     Text,
+    advice,
     free_text,
     one_line,
 )
@@ -253,7 +254,9 @@ def _chain(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
     limit = _ALL_HOPS if verbose else _HOPS
     for hop, step in enumerate(graph.way(wait.pid)):
         if hop == limit:
-            yield Span("  … and on" + ("" if verbose else ": -v shows more"), "dim")
+            yield Span("  …", "dim")
+            if not verbose:
+                yield advice("-v shows more", "  ")
             return
         if step.owner is None:
             root = graph.end(pid)

@@ -11,7 +11,17 @@ from itertools import groupby
 
 from msatools.kernel.losses import Loss
 from msatools.legends.report import CONFIDENCE
-from msatools.render.blocks import Block, Items, More, Span, Style, Text, one_line, text
+from msatools.render.blocks import (
+    Block,
+    Items,
+    More,
+    Span,
+    Style,
+    Text,
+    advice,
+    one_line,
+    text,
+)
 from msatools.render.cells import plural
 from msatools.render.header import header, notes
 from msatools.report.model import (
@@ -42,6 +52,7 @@ NO_NAME = "(none)"
 
 _NOTES = 6
 _NESTED = 3
+_MORE = advice("-v shows them")
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
 
 
@@ -91,7 +102,9 @@ def _notes(report: TriageReport, verbose: bool) -> Iterator[Text]:
     shown = found if verbose else found[:_NOTES]
     yield from shown
     if left := len(found) - len(shown):
-        yield text(Span(f"… {plural(left, 'more note')}: -v shows them", "dim"))
+        yield text(
+            Span(f"… {plural(left, 'more note')}", "dim"), advice("-v shows them")
+        )
 
 
 def crash_text(report: TriageReport) -> str:
@@ -148,13 +161,17 @@ def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
     for frame in shown:
         yield one_line(f"    {frame}")
     if left := len(frames) - len(shown):
-        yield text(Span(f"    … {plural(left, 'more frame')}: -v shows them", "dim"))
+        yield text(
+            Span(f"    … {plural(left, 'more frame')}", "dim"), advice("-v shows them")
+        )
     yield text(Span(f"  fingerprint {crash.fingerprint}", "dim"))
     nested = crash.nested if verbose else crash.nested[:_NESTED]
     for fault in nested:
         yield text(f"  {nested_text(fault)}")
     if left := len(crash.nested) - len(nested):
-        yield text(Span(f"  … {plural(left, 'more fault')}: -v shows them", "dim"))
+        yield text(
+            Span(f"  … {plural(left, 'more fault')}", "dim"), advice("-v shows them")
+        )
 
 
 def frames_text(frames: Sequence[str]) -> Iterator[str]:
@@ -170,37 +187,39 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     if not found:
         yield text(no_verdict_text(report))
         return
-    shown, short = first_page(found, rows or VERDICTS)
+    full, short = page_parts([verdict.code for verdict in found], rows or VERDICTS)
     more = More("verdict", is_chosen=rows is not None)
-    yield Items([[*_verdict(verdict)] for verdict in shown], more)
+    yield Items([[*_verdict(found[index])] for index in full], more)
     if short:
-        yield text(Span(f"… in short: -n {len(found)} shows them in full", "dim"))
+        how = advice(f"-n {len(found)} shows them in full")
+        yield text(Span("… in short", "dim"), how)
     for alike in short:
-        yield _in_short(alike)
+        yield _in_short([found[index] for index in alike])
     yield from _marks(report)
 
 
-def first_page(
-    found: Sequence[TriageVerdict], most: int = VERDICTS
-) -> tuple[list[TriageVerdict], list[list[TriageVerdict]]]:
-    """Return the verdicts that are shown in full, and by code those in short.
+def page_parts(codes: Sequence[str], most: int) -> tuple[list[int], list[list[int]]]:
+    """Return which verdicts are shown in full, and which in a line for each code.
 
     If there are too many, the first few of each code are in full: of ten disks that do
-    not answer, the tenth tells less than what else is wrong.
+    not answer, the tenth says less than what else is wrong.
+
+    :param codes: The codes of the verdicts, the worst first.
+    :param most: Maximum number of those in full.
+    :return: Their indexes.
     """
-    shown = [*found[:most]]
-    if len(found) > most:
-        codes: Counter[str] = Counter()
-        shown = []
-        for verdict in found:
-            if len(shown) < most and codes[verdict.code] < _ALIKE:
-                codes[verdict.code] += 1
-                shown.append(verdict)
-    short: dict[str, list[TriageVerdict]] = {}
-    for verdict in found:
-        if not any(verdict is each for each in shown):
-            short.setdefault(verdict.code, []).append(verdict)
-    return shown, [*short.values()]
+    full = [*range(min(len(codes), most))]
+    if len(codes) > most:
+        of_code: Counter[str] = Counter()
+        full = []
+        for index, code in enumerate(codes):
+            if len(full) < most and of_code[code] < _ALIKE:
+                of_code[code] += 1
+                full.append(index)
+    short: dict[str, list[int]] = {}
+    for index in sorted({*range(len(codes))} - {*full}):
+        short.setdefault(codes[index], []).append(index)
+    return full, [*short.values()]
 
 
 def _in_short(alike: Sequence[TriageVerdict]) -> Text:

@@ -6,7 +6,7 @@ A page that found nothing would send its reader away, although what the commands
 summarize on it is odd.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from msatools.locks.report import LocksReport, Root, Wait
@@ -65,11 +65,7 @@ def _held_up(parts: ReportParts) -> Iterator[_HeldUp]:
         if is_long(wait) and wait.state != "D" and wait.pid not in named
     }
     # What hung tasks wait for is named with them.
-    hung = {
-        wait.pid
-        for wait in locks.waits
-        if is_long(wait) and wait.state == "D" and wait.pid not in named
-    }
+    hung = {wait.pid for wait in locks.waits if _is_hung(wait, named)}
     roots = [
         root
         for root in locks.roots
@@ -79,6 +75,19 @@ def _held_up(parts: ReportParts) -> Iterator[_HeldUp]:
     pids = {pid for root in roots for pid in _held_up_by(root) & waits}
     if pids:
         yield _HeldUp(locks, roots, pids)
+
+
+def _is_hung(wait: Wait, named: Container[int]) -> bool:
+    """Return whether hung-tasks has a wait.
+
+    :param named: The tasks whose waits other verdicts explain.
+    """
+    return is_long(wait) and wait.state == "D" and wait.pid not in named
+
+
+def _behind(locks: LocksReport, root: Root) -> Iterator[Wait]:
+    behind = {*root.behind}
+    yield from (wait for wait in locks.waits if wait.pid in behind)
 
 
 def _held_up_by(root: Root) -> set[int]:
@@ -117,6 +126,10 @@ def _uninterruptible(parts: ReportParts) -> Iterator[_Uninterruptible]:
     """Yield the tasks in state D for a while, which are no hung tasks yet."""
     assert parts.locks is not None
     named = explained(parts)
+    for root in parts.locks.roots:
+        # What hung tasks wait for is named with them.
+        if any(_is_hung(wait, named) for wait in _behind(parts.locks, root)):
+            named |= {*root.behind}
     waits = [
         wait
         for wait in parts.locks.waits

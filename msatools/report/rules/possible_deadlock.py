@@ -16,7 +16,7 @@ from msatools.report.waits import HUNG_NS, is_long
 
 
 def _severity(subject: DeadlockSubject) -> Severity:
-    """Tasks that the kernel itself takes for hung are no lesser for the likely owner."""
+    """Return how bad it is: the kernel itself reports tasks that hang for so long."""
     return "critical" if any(map(_is_hung, subject.waits)) else "warning"
 
 
