@@ -255,7 +255,7 @@ _COLOR = argument(
 
 _RUN = Subcommand(
     name="run",
-    summary="have each of many dumps reported on, and keep the results",
+    summary="report on many dumps, and keep the results",
     operands="DUMP... -o RESULTS",
     positional=(argument("dumps", nargs="+", metavar="DUMP"),),
     arguments=(

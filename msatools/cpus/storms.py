@@ -142,7 +142,7 @@ class Storms:
                 continue
             except UNREADABLE as error:
                 self._losses.lose(
-                    Loss.CPUS, f"cannot tell what CPU {cpu} serves: {error}"
+                    Loss.CPUS, f"cannot determine what CPU {cpu} serves: {error}"
                 )
                 continue
             if function or kind == "tasklet":

@@ -43,9 +43,9 @@ VERDICTS = Group(
         ),
         Entry(
             "memory-low",
-            "little memory is free or can be had without swapping",
+            "little memory is free or available without swapping",
             "Free pages are below the watermark low of all zones, and less than 10 % "
-            "of memory can be had; critical below 5 %.",
+            "of memory is available; critical below 5 %.",
         ),
         Entry(
             "memory-unreclaimable",
@@ -99,7 +99,7 @@ VERDICTS = Group(
             "Of its control group, or its own as a deadline task.",
         ),
         Entry("cpu-stalled", "a CPU has stood still for longer than the kernel allows"),
-        Entry("cpu-starved", "tasks get no turn on a CPU"),
+        Entry("cpu-starved", "runnable tasks do not get to run"),
         Entry("rcu-stalled", "an RCU grace period does not end"),
         Entry("cpu-storm", "a CPU is busy with tasklets, timers or one worker"),
         Entry(

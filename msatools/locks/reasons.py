@@ -197,7 +197,7 @@ def _all_frozen(context: LockContext) -> bool:
         return context.reader.read(address, 1) != b"\0"
     except UNREADABLE as error:
         context.losses.lose(
-            Loss.LOCK_NAMES, f"cannot tell who has frozen a task: {error}"
+            Loss.LOCK_NAMES, f"cannot determine who has frozen a task: {error}"
         )
         return True
 

@@ -189,7 +189,7 @@ class RootRows:
         if runs or snapshot.now.classes[row] in _WITHOUT_STACK:
             return reason(snapshot.context, row, snapshot.now, None, None, None)
         if row in snapshot.moved:
-            return "has run while it was looked at"
+            return "ran while it was examined"
         rows = np.array([row], np.intp)
         (case,) = read_cases(snapshot.context, snapshot.now, rows, self._stack_size)
         on, what = wait_target(snapshot.context, case), None

@@ -213,7 +213,7 @@ class StackCollector:
             return Unwinder(prog, orc, thread_start(prog))
         except UNREADABLE as error:
             self._losses.lose(
-                Loss.UNWINDING, f"cannot tell how to unwind stacks fast: {error}"
+                Loss.UNWINDING, f"cannot determine how to unwind stacks fast: {error}"
             )
         except MissingError as error:
             if _drgn_unwinds(prog):

@@ -90,7 +90,7 @@ def memmap_ranges(
         ranges = _listed_ranges(reader, layout, losses)
     except UNREADABLE as error:
         ranges = []
-        _lose_sections(losses, f"the table of memory sections is lost ({error})")
+        _lose_sections(losses, f"the table of memory sections cannot be read ({error})")
     if losses.coverage[Loss.SECTION_TABLE.value]:
         listed = {part.section for part in ranges}
         ranges += (
@@ -221,7 +221,9 @@ def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]
         try:
             data = reader.read(address, size * per_root)
         except UNREADABLE as error:
-            _lose_sections(losses, f"part of the table of sections is lost ({error})")
+            _lose_sections(
+                losses, f"part of the table of sections cannot be read ({error})"
+            )
             continue
         words = np.frombuffer(data, np.uint64).reshape(per_root, size // 8)
         here = np.flatnonzero(words[:, memmap])

@@ -55,7 +55,7 @@ def irq_tables(
 
 def _devices(report: CpusReport, rows: int | None, verbose: bool) -> Iterator[Block]:
     if report.irqs is None:
-        yield line("Interrupts of devices were not looked at.")
+        yield line("Interrupts of devices were not read.")
         return
     ranked = sorted(report.irqs, key=lambda irq: (-(irq.total or 0), irq.irq))
     wanted = [irq for irq in ranked if verbose or irq.total != 0]

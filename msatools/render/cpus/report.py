@@ -170,7 +170,7 @@ def _does_nothing(cpu: Cpu) -> bool:
 
 def _stacks(report: CpusReport) -> Iterator[Block]:
     if report.stacks is None:
-        yield line("The stacks of CPUs are known of a dump alone.")
+        yield line("Stacks of CPUs are only known in a dump.")
     online = {cpu.cpu for cpu in report.cpus if cpu.online}
     for stack in report.stacks or ():
         who = "" if stack.pid is None else f"  pid {stack.pid} {stack.comm}"

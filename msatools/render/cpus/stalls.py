@@ -114,8 +114,8 @@ def _stall(stall: Stall, style: Style | None) -> Iterator[Block]:
         yield line(INDENT, step)
     words = {
         "exact": "",
-        "likely": "by records that may be old",
-        "evidence": "by what lies on stacks: nothing records it",
+        "likely": "by records that may be out of date",
+        "evidence": "by addresses on stacks; no record of the kernel says so",
     }[stall.confidence]
     if words:
         yield line(INDENT, Span(words, "dim"))
@@ -200,7 +200,7 @@ def _grace_period(rcu: GracePeriod | None, verbose: bool) -> Iterator[Block]:
         parts.append(plural(rcu.callbacks, "callback"))
     if rcu.thread is not None:
         quiet = rcu.thread.wait_ns
-        ago = "" if quiet is None else f" last did something {duration(quiet)} ago"
+        ago = "" if quiet is None else f" last active {duration(quiet)} ago"
         parts.append(f"thread {rcu.thread.pid} {rcu.thread.comm}{ago}")
     yield line("RCU: " + ", ".join(parts))
     for task in (*rcu.tasks, *rcu.expedited_tasks):

@@ -208,7 +208,7 @@ def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
 
 def _ready(inversion: Inversion) -> str:
     ready_ns = inversion.owner_ready_ns
-    return "" if ready_ns is None else f" (without a turn for {duration(ready_ns)})"
+    return "" if ready_ns is None else f" (not run for {duration(ready_ns)})"
 
 
 def _changes(changes: LockChanges, verbose: bool) -> Iterator[Text]:
@@ -380,9 +380,9 @@ def _others(waits: Sequence[Wait], graph: WaitGraph, verbose: bool) -> Iterator[
     if not waits:
         return
     shown = waits if verbose else waits[:_OTHERS]
-    verb = "hangs" if len(waits) == 1 else "hang"
+    verb = "leads" if len(waits) == 1 else "lead"
     count = plural(len(waits), "blocked task")
-    yield line(Span("OTHERS  ", "title"), f"{count} {verb} on no root")
+    yield line(Span("OTHERS  ", "title"), f"{count} {verb} to no root")
     tree = WaitTree(graph, verbose)
     yield from tree.tasks([wait.pid for wait in shown], depth=1, locks=True)
     if len(shown) < len(waits):
