@@ -271,7 +271,8 @@ def _end(parent: ParentFacts, heir: Heir | None) -> str:
         return "1 cannot end while the system runs"
     inherits = parent.reaper != "init" if heir is None else heir.heir is not None
     if not inherits:
-        return f"if {parent.pid} exits, the kernel kills every process of its PID namespace"
+        text = f"if {parent.pid} exits, the kernel kills"
+        return f"{text} every process of its PID namespace"
     if heir is None:
         return f"if {parent.pid} ends, another inherits them"
     then = {True: " and reaps them", False: " them, and does not reap them either"}

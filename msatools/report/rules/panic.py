@@ -22,8 +22,8 @@ def _when(parts: ReportParts) -> Iterator[CrashDetails]:
 def _words(crash: CrashDetails) -> str:
     if crash.cause == "nmi":
         return (
-            "the kernel crashed: stopped by an NMI, from an operator or the hardware; the "
-            "code that it interrupted is not at fault"
+            "the kernel crashed: stopped by an NMI, from an operator or the hardware; "
+            "the code that it interrupted is not at fault"
         )
     return f"the kernel crashed: {fault_text(crash)}, {who_text(crash)}"
 
