@@ -261,6 +261,7 @@ SCENARIOS: Mapping[str, Expected] = {
         },
     ),
     "fieldio": Expected(may=LATE | _codes("hung-tasks", "io-stuck")),
+    "fieldnbd": Expected(may=LATE),
     "stalls-locks": Expected(
         critical=_codes("cpu-stalled", "rcu-stalled"),
         may=LATE | _BEHIND,

@@ -32,8 +32,8 @@ _STAGES: Mapping[Stage, str] = {
     "scheduler": "in the scheduler",
     "queued": "queued",
     "plugged": "plugged",
-    "deferred": "deferred",
-    "delayed": "delayed",
+    "deferred": "held back until it is resumed",
+    "delayed": "held back by dm-delay",
 }
 """Words for the stages, from the hardware up."""
 

@@ -17,6 +17,9 @@ from msatools.tasks.functions import function_text
 
 _GROUPS, _NAMED = 3, 3
 
+_SUSPENDED = "(suspended)"
+"""In the reason of a disk of the device mapper (:mod:`msatools.locks.externals`)."""
+
 
 @dataclass
 class _StuckDevice:
@@ -65,6 +68,8 @@ def _evidence(subject: _StuckDevice) -> Iterator[str]:
     for caller, alike in groups[:_GROUPS]:
         named = tasks_text(((wait.pid, wait.comm) for wait in alike), _NAMED)
         yield f"{count_text(len(alike), 'task')} in {caller}: {named}"
+    if _SUSPENDED in subject.reason:
+        yield "a suspended disk holds its I/O until it is resumed: dmsetup resume NAME"
     if left := sum(len(alike) for _, alike in groups[_GROUPS:]):
         yield f"… {count_text(left, 'more task')}"
 
