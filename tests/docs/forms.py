@@ -48,7 +48,7 @@ KINDS = {
     "hex": r"0x[0-9a-f]+",
     "digits": r"[0-9a-f]+",
     "release": r"\d+\.\d+\.[-+.~\w]+",
-    "function": r"[a-z_][\w.]*",
+    "function": r"[a-z_][\w.]*(?: \[\w+\])?",
     "stack": r"\S+\+0x[0-9a-f]+\??(?: < \S+\+0x[0-9a-f]+\??)*",
     "task": r"[a-z]\S*",
     "branch": r"\|-|`-",
