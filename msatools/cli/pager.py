@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from msatools.cli.output import is_terminal
 from msatools.render import show
@@ -78,7 +78,11 @@ def _command() -> str | None:
 def _run(command: str, text: str) -> bool:
     """Show a text by a pager; return whether it could be run."""
     import subprocess
+    import termios
 
+    modes = None
+    with suppress(OSError, ValueError, termios.error):
+        modes = termios.tcgetattr(sys.stdout.fileno())
     environ = {"LESS": _LESS, "LV": "-c", **os.environ}
     # What is ignored is so in the program, too; a handler is not.
     before = signal.signal(signal.SIGINT, lambda *_: None)
@@ -87,7 +91,7 @@ def _run(command: str, text: str) -> bool:
             command, shell=True, stdin=subprocess.PIPE, env=environ
         ) as process:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            with _ended_with_us(process):
+            with _ended_with_us(process, modes):
                 # It may end before it has read everything.
                 process.communicate(text.encode(encoding, "backslashreplace"))
             status = process.returncode
@@ -97,17 +101,18 @@ def _run(command: str, text: str) -> bool:
 
 
 @contextmanager
-def _ended_with_us(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+def _ended_with_us(
+    process: "subprocess.Popen[bytes]", modes: list[Any] | None
+) -> Iterator[None]:
     """End the pager if a signal ends us, and restore the terminal's modes.
 
     A pager that has the keyboard would go on, and share it with the shell.
+
+    :param modes: The modes before the pager began; ``None`` if unknown.
     """
     import subprocess
     import termios
 
-    modes = None
-    with suppress(OSError, ValueError, termios.error):
-        modes = termios.tcgetattr(sys.stdout.fileno())
     try:
         yield
     except BaseException:
