@@ -40,7 +40,7 @@ _WHY = {
     "oops": "the log and all reports in full",
     "out-of-memory": "where the memory is, and whose",
     "memory-low": "where the memory is, and whose",
-    "memory-unreclaimable": "whose it is, and what nobody owns",
+    "memory-unreclaimable": "whose memory it is, and pages without a known owner",
     "cgroup-at-limit": "memory by control group",
     "memory-leak": "the slab caches, and whose objects they have",
     "memory-poisoned": "how many pages there are of each kind",

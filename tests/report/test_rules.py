@@ -15,7 +15,8 @@ from fixtures import lab
 from msatools.locks.report import LocksReport, Root, Wait
 from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.memstat import collect_memstat
-from msatools.render.report.report import page_parts
+from msatools.registry import load
+from msatools.render.report.report import VERDICTS, page_parts
 from msatools.report import rules
 from msatools.report.events import parse_events
 from msatools.report.log_lines import last_lines
@@ -35,6 +36,8 @@ from msatools.report.words import waits_text
 from msatools.target import TargetSpec, open_target
 from msatools.target.printk import LogRecord
 from msatools.zombies.model import Limit
+from tests.support.calls import call
+from tests.truth import tables
 
 MIB = 256
 """Pages of a MiB."""
@@ -747,3 +750,21 @@ def test_tables_of_the_scheduler_are_no_lines_that_matter() -> None:
     # What comes with them is kept.
     failed = replace(log[-1], level=3, text="Buffer I/O error on dev sda")
     assert last_lines((*log, failed))[-1].endswith("] Buffer I/O error on dev sda")
+
+
+@pytest.mark.parametrize("dump", ["field-6.12", "locks-6.12"])
+def test_first_page_has_each_code_and_explains_its_marks(dump: str) -> None:
+    """There is more wrong than ten verdicts; nothing of it is off the page."""
+    found = tables.report("report", dump)["verdicts"]
+    assert len(found) > VERDICTS
+    words = str(lab.build(dump).kept), "--types", "btf"
+    text = call(load("report"), *words, opening=open_target).out
+    page = text.partition("\nmemstat: ")[0]
+    for verdict in found:
+        assert f": {verdict['code']}  " in page
+    assert "\n(likely) by a field that may be out of date; (circumstantial) " in page
+    all_words = *words, "-n", "all"
+    everything = call(load("report"), *all_words, opening=open_target).out
+    assert all(f"  {verdict['text']}\n" in everything for verdict in found)
+    assert "… in short" in page
+    assert "… in short" not in everything

@@ -208,7 +208,7 @@ def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]
     last = find_variable(prog, "__highest_present_section_nr").value_()
     bits = _MAX_PHYSICAL_BITS - find_variable(prog, "SECTION_SIZE_BITS").value_()
     if last >> max(bits, 0):
-        raise DamagedDataError("an absurd number of sections", last)
+        raise DamagedDataError("an impossible number of sections", last)
     type_ = find_type(prog, "struct mem_section")
     size = drgn.sizeof(type_)
     memmap: int = member_of(type_, "section_mem_map").offset // 8
