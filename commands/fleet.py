@@ -255,7 +255,7 @@ _COLOR = argument(
 
 _RUN = Subcommand(
     name="run",
-    summary="have each of many dumps reported on, and keep the results",
+    summary="report on many dumps, and keep the results",
     operands="DUMP... -o RESULTS",
     positional=(argument("dumps", nargs="+", metavar="DUMP"),),
     arguments=(
@@ -284,13 +284,13 @@ _RUN = Subcommand(
             "--timeout",
             metavar="TIME",
             type=duration_ns,
-            help="give up a dump after so long: 90 (seconds), 5m (10m)",
+            help="time limit for one dump: 90 (seconds), 5m (10m)",
         ),
         argument(
             "--memory",
             metavar="SIZE",
             type=byte_size,
-            help="most memory to read one dump: 2G, 512M (4G, or what the machine has "
+            help="memory limit for one dump: 2G, 512M (4G, or what the machine has "
             "for each)",
         ),
         argument(

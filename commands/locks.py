@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-locks: who waits for whom, and who is to blame."""
+"""msa-locks: who waits for whom, and what keeps them all waiting."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _checks() -> Sequence[Check]:
 
 COMMAND = Command(
     name="locks",
-    summary="show who waits for whom, and who is to blame",
+    summary="show who waits for whom, and what keeps them all waiting",
     arguments=(
         pids("only these tasks, looked up directly, and all that they wait for"),
         *memberships(),
@@ -192,7 +192,7 @@ COMMAND = Command(
             argument(
                 "--by",
                 choices=("root", "lock", "task"),
-                help="show first who is to blame (default), locks, or waiters",
+                help="start from the roots (default), the locks or the waiters",
             ),
             view("chains", "show each blocked task's way to its root"),
             view("holders", "show the tasks that others wait for, and how many"),

@@ -81,7 +81,7 @@ _OPTIONS: tuple[argument, ...] = (
     argument(
         "--no-redraw",
         action="store_true",
-        help="with INTERVAL: put samples under each other, on a terminal too",
+        help="with INTERVAL: print samples below each other, on a terminal too",
     ),
     argument(
         "--record",
@@ -144,13 +144,12 @@ _TARGET_OPTIONS = (
     argument(
         "--sandbox",
         action="store_true",
-        help="read someone else's dump in a process that can do little besides",
+        help="read the dump in a sandbox, for dumps of others",
     ),
     argument(
         "--no-pager",
         action="store_true",
-        help="print what is longer than the screen as it is, not by MSA_PAGER, PAGER "
-        "or less",
+        help="do not use a pager (MSA_PAGER, PAGER or less)",
     ),
     argument("--debug", action="store_true", help="show tracebacks of errors"),
     argument("--version", action=Version, nargs=0, help="print name and version"),

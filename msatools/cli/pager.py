@@ -7,13 +7,17 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
-from typing import TextIO
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 from msatools.cli.output import is_terminal
 from msatools.render import show
 from msatools.render.blocks import Block
 from msatools.render.device import Device, terminal_size
+
+if TYPE_CHECKING:
+    import subprocess
 
 _LESS = "FRX"
 """Options of less, unless LESS is set: end at once if all fits (F), show colours (R),
@@ -22,6 +26,9 @@ leave the screen as it is (X)."""
 _NO_PAGER = ("", "cat")
 _NOT_FOUND = (126, 127)
 """Exit statuses of a shell that could not run a program (sh(1))."""
+
+_PATIENCE_S = 2.0
+"""Time that a pager has to end after SIGTERM."""
 
 
 def show_paged(blocks: Iterable[Block], out: TextIO, device: Device) -> None:
@@ -71,7 +78,11 @@ def _command() -> str | None:
 def _run(command: str, text: str) -> bool:
     """Show a text by a pager; return whether it could be run."""
     import subprocess
+    import termios
 
+    modes = None
+    with suppress(OSError, ValueError, termios.error):
+        modes = termios.tcgetattr(sys.stdout.fileno())
     environ = {"LESS": _LESS, "LV": "-c", **os.environ}
     # What is ignored is so in the program, too; a handler is not.
     before = signal.signal(signal.SIGINT, lambda *_: None)
@@ -80,9 +91,57 @@ def _run(command: str, text: str) -> bool:
             command, shell=True, stdin=subprocess.PIPE, env=environ
         ) as process:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            # It may end before it has read everything.
-            process.communicate(text.encode(encoding, "backslashreplace"))
+            with _ended_with_us(process, modes):
+                # It may end before it has read everything.
+                process.communicate(text.encode(encoding, "backslashreplace"))
             status = process.returncode
     finally:
         signal.signal(signal.SIGINT, before)
     return status not in _NOT_FOUND
+
+
+@contextmanager
+def _ended_with_us(
+    process: "subprocess.Popen[bytes]", modes: list[Any] | None
+) -> Iterator[None]:
+    """End the pager if a signal ends us, and restore the terminal's modes.
+
+    A pager that has the keyboard would go on, and share it with the shell.
+
+    :param modes: The modes before the pager began; ``None`` if unknown.
+    """
+    import subprocess
+    import termios
+
+    try:
+        yield
+    except BaseException:
+        # The shell passes no signal on, and ends when what it has started does.
+        _send([*_descendants(process.pid)] or [process.pid], signal.SIGTERM)
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            _send([process.pid, *_descendants(process.pid)], signal.SIGKILL)
+        if modes is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(sys.stdout.fileno(), termios.TCSANOW, modes)
+        raise
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the processes that a process has started, and those that they have."""
+    with suppress(OSError):
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(word) for word in file.read().split()]
+        for child in children:
+            yield child
+            yield from _descendants(child)
+
+
+def _send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)

@@ -67,6 +67,6 @@ def believed(table: Structs, column: str, losses: LossLog) -> Counts | None:
     # As unsigned numbers, negative ones are too large as well.
     possible = numbers.astype(np.uint64) <= MAX_PLAUSIBLE
     wrong = int(np.count_nonzero(~possible))
-    text = "some times or counts of CPUs cannot be"
+    text = "some times or counts of CPUs are impossible"
     losses.lose(Loss.COUNTS, text, count=wrong)
     return counts(numbers, table.readable & possible)

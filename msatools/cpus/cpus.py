@@ -337,7 +337,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             return tuple(ask_each(for_each_online_node, self._prog))
         except LOST as error:
             self._losses.lose(
-                Loss.NODES, f"cannot tell which nodes are online: {error}"
+                Loss.NODES, f"cannot determine which nodes are online: {error}"
             )
             return ()
 
@@ -368,7 +368,7 @@ def doing(
     try:
         task = current_task(prog, cpu).value_()
     except LOST as error:
-        losses.lose(Loss.CPUS, f"cannot tell what a CPU was doing: {error}")
+        losses.lose(Loss.CPUS, f"cannot determine what a CPU was doing: {error}")
         return None
     frames = running_frames(prog, task, losses)
     if not frames:

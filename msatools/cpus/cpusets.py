@@ -149,7 +149,7 @@ def _walk(reader: Reader, root: int, losses: LossLog) -> Iterator[int]:
     while todo:
         address = todo.pop()
         if address in seen or len(seen) >= MAX_CPUSETS:
-            text = f"{name} is a loop; what comes after is lost"
+            text = f"{name} is a loop; what follows cannot be read"
             losses.lose(Loss.QUEUED, text, about=name)
             return
         seen.add(address)
@@ -289,7 +289,9 @@ def _reason(reader: Reader, found: Structs, row: int, losses: LossLog) -> str | 
         text = int(reader.words(texts + 8 * number, 1)[0])
         return read_string(reader, text, _MAX_REASON) if text else None
     except LOST as error:
-        losses.lose(Loss.PARTITIONS, f"cannot tell why a partition is invalid: {error}")
+        losses.lose(
+            Loss.PARTITIONS, f"cannot determine why a partition is invalid: {error}"
+        )
         return f"error {number}"
 
 

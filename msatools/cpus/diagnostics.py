@@ -18,6 +18,7 @@ from msatools.cpus.sets import DEFAULT, PARTITIONS
 from msatools.cpus.stalls.model import Stall
 from msatools.kernel.ranges import ranges
 from msatools.records import dataclass
+from msatools.reports.units import duration
 
 LONG_NS = 1_000_000_000
 """Minimum wait for a CPU that is longer than a turn of other tasks."""
@@ -198,12 +199,12 @@ def _without_turn(known: Known) -> Iterator[Diagnostic]:
         beside = f"; cpu{ranges(idle)} idle" if idle else ""
         yield Diagnostic(
             code="no-turn",
-            text=f"on cpu{queue.cpu} {named}{more} {had} had no turn for "
-            f"{_longest(late)}: {_task(current)}{_weight(current)} runs{beside}",
+            text=f"cpu{queue.cpu}: {named}{more} {had} not run for "
+            f"{_longest(late)}; {_task(current)}{_weight(current)} runs{beside}",
             cpus=(queue.cpu,),
             advice=None,
             evidence=tuple(
-                f"{_task(each)} without a turn for {_seconds(each.wait_ns)}"
+                f"{_task(each)} has waited for {_seconds(each.wait_ns)}"
                 for each in late[:_NAMED]
             ),
         )
@@ -216,7 +217,7 @@ def _idle_cpus(known: Known) -> list[int]:
 def _weight(task: RunnableTask) -> str:
     """Return what decides on a fair task's share: its policy and nice value."""
     if task.policy == "IDLE":
-        return " (IDLE)"
+        return " (SCHED_IDLE)"
     return f" (nice {task.nice})" if task.nice else ""
 
 
@@ -247,18 +248,17 @@ def _runnable(queue: RunQueue) -> list[RunnableTask]:
 
 
 _SOURCES = {
-    "tasklet": "serves {rate} tasklets a second: {function} is queued or runs now",
+    "tasklet": "runs {rate} tasklets a second: {function} is queued or runs now",
     "timer": "has {rate} timer interrupts a second: {function} is the next timer",
-    "work": "executes works most of the time ({share} of its worker's life): "
-    "{function} runs now",
+    "work": "runs work items {share} of the time: {function} runs now",
     "interrupt": "takes {rate} interrupts a second of irq {irq}: {function} handles it",
     "softirq": "takes {rate} NET_RX softirqs a second: {function} polls{device}",
     "drop": "has dropped {waiting} packets{device} ({share} of those that came), as "
     "its backlog was full",
     "call": "is called by other CPUs {rate} times a second: {function} is queued or "
     "runs now",
-    "callback": "has {waiting} callbacks of RCU that wait: {function} is {share} of "
-    "those looked at",
+    "callback": "has a backlog of {waiting} RCU callbacks; {share} of those read are "
+    "{function}",
 }
 _OF_NOW = ("work", "callback", "drop")
 """Kinds that no counter has, of an interval or since boot."""
@@ -439,8 +439,9 @@ def _disabled(known: Known) -> Iterator[Diagnostic]:
         if irq.disabled and irq.total:
             yield Diagnostic(
                 code="irq-disabled",
-                text=f"irq {irq.irq} {irq.name} is disabled, after it came "
-                f"{_count(irq.total, 'time')}: until it is enabled nothing comes of it",
+                text=f"irq {irq.irq} {irq.name} is disabled, after "
+                f"{_count(irq.total, 'interrupt')}: what waits for its device waits "
+                "until it is enabled",
                 cpus=irq.effective,
                 advice=None,
                 evidence=(f"its affinity is cpu{ranges(irq.affinity)}",),
@@ -464,7 +465,7 @@ def _most_interrupts(known: Known) -> Iterator[Diagnostic]:
 
 
 def _task(task: RunnableTask | None) -> str:
-    return "nothing" if task is None else f"{task.pid} {task.comm}"
+    return "nothing" if task is None else f"pid {task.pid} {task.comm}"
 
 
 def _percent(share: float) -> str:
@@ -476,4 +477,4 @@ def _count(number: int, what: str) -> str:
 
 
 def _seconds(span_ns: int | None) -> str:
-    return "an unknown time" if span_ns is None else f"{span_ns / 1e9:.1f} s"
+    return "an unknown time" if span_ns is None else duration(span_ns)

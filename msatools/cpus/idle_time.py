@@ -229,7 +229,9 @@ def stops_ticks(prog: drgn.Program, losses: LossLog) -> bool:
     except MissingError:
         return False
     except UNREADABLE as error:
-        losses.lose(Loss.TICKS, f"cannot tell whether idle CPUs have ticks: {error}")
+        losses.lose(
+            Loss.TICKS, f"cannot determine whether idle CPUs have ticks: {error}"
+        )
         return True
 
 

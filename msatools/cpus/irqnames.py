@@ -71,7 +71,7 @@ class IrqNames:
         try:
             return read_string(self._reader, address, _MAX_NAME)
         except UNREADABLE as error:
-            self._losses.lose(Loss.NAMES, f"some name cannot be read: {error}")
+            self._losses.lose(Loss.NAMES, f"a name cannot be read: {error}")
             return None
 
 
@@ -104,7 +104,7 @@ def handlers(
         if not len(rows):
             break
     else:
-        text = "some interrupts have more handlers than can be"
+        text = "some interrupts have an impossible number of handlers"
         losses.lose(Loss.HANDLERS, text, count=len(rows))
     return tuple(map(tuple, found))
 

@@ -158,7 +158,7 @@ def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
     lost = losses.lost.total()
     addresses, desc = _find(reader, losses)
     if not len(addresses) and losses.lost.total() == lost:
-        losses.lose(Loss.IRQS, "no interrupt is found, and all kernels have some")
+        losses.lose(Loss.IRQS, "no interrupt was found")
     complete = losses.lost.total() == lost
     state, settings = _Bits(prog, desc["state"]), _Bits(prog, desc["settings"])
     names = IrqNames(reader, losses)
@@ -384,7 +384,7 @@ def _find(reader: Reader, losses: LossLog) -> tuple[Addresses, Structs]:
     desc = read_structs(reader, _DESC_TYPE, _DESC, addresses, losses)
     valid = desc.readable & (desc["irq"] == irqs)
     wrong = int(np.count_nonzero(desc.readable & ~valid))
-    text = "what should be an interrupt is none, or another"
+    text = "an interrupt's descriptor is damaged"
     losses.lose(Loss.IRQ_DESCRIPTORS, text, count=wrong)
     columns = {name: values[valid] for name, values in desc.columns.items()}
     return addresses[valid], Structs(columns, desc.readable[valid])
@@ -448,7 +448,7 @@ def _affinities(
     # An unknown mask must not count as keeping an interrupt away from a CPU.
     masks[~readable] = True
     lost = int(np.count_nonzero(~readable))
-    text = "cannot tell where some interrupts may go"
+    text = "cannot read the affinity of some interrupts"
     losses.lose(Loss.IRQ_AFFINITY, text, count=lost)
     return masks[: len(addresses)], masks[len(addresses) :]
 
@@ -488,7 +488,7 @@ def _counts(
     )
     records, readable = reader.read_records(addresses, 4)
     lost = ~readable & (addresses != 0)
-    text = "cannot tell how often some interrupts came"
+    text = "cannot read the counts of some interrupts"
     losses.lose(Loss.IRQ_COUNTS, text, count=int(np.count_nonzero(lost)))
     counts = np.where(addresses != 0, column(records, 0, 4), 0)
     shape = len(pointers), len(percpu.cpus)

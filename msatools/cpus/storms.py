@@ -57,7 +57,7 @@ SHARE = 0.2
 LEAST_NS = 1_000_000_000
 """Minimum time that this is of."""
 
-UNKNOWN = "an unknown one"
+UNKNOWN = "an unknown function"
 """Stands for the function of what is neither queued nor running now."""
 
 _NAMED_OR_NOT = ("tasklet", "softirq")
@@ -167,7 +167,7 @@ class Storms:
                 continue
             except UNREADABLE as error:
                 self._losses.lose(
-                    Loss.CPUS, f"cannot tell what CPU {cpu} serves: {error}"
+                    Loss.CPUS, f"cannot determine what CPU {cpu} serves: {error}"
                 )
                 continue
             if source is None and kind in _NAMED_OR_NOT:

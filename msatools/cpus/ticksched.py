@@ -55,7 +55,7 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSche
         jiffies = read_jiffies(reader.prog)
         found = read_tick_records(reader, percpu, losses)
     except LOST as error:
-        losses.lose(Loss.TICKS, f"cannot tell when CPUs ticked: {error}")
+        losses.lose(Loss.TICKS, f"cannot determine when CPUs ticked: {error}")
         unknown = (None,) * len(percpu.cpus)
         return TickSched(unknown, unknown, unknown, 0)
     due = np.where(

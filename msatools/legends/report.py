@@ -43,9 +43,9 @@ VERDICTS = Group(
         ),
         Entry(
             "memory-low",
-            "little memory is free or can be had without swapping",
+            "little memory is free or available without swapping",
             "Free pages are below the watermark low of all zones, and less than 10 % "
-            "of memory can be had; critical below 5 %.",
+            "of memory is available; critical below 5 %.",
         ),
         Entry(
             "memory-unreclaimable",
@@ -99,9 +99,14 @@ VERDICTS = Group(
             "Of its control group, or its own as a deadline task.",
         ),
         Entry("cpu-stalled", "a CPU has stood still for longer than the kernel allows"),
-        Entry("cpu-starved", "tasks get no turn on a CPU"),
+        Entry("cpu-starved", "runnable tasks do not get to run"),
         Entry("rcu-stalled", "an RCU grace period does not end"),
         Entry("cpu-storm", "a CPU is busy with tasklets, timers, packets, one worker"),
+        Entry(
+            "rcu-backlog",
+            "RCU callbacks pile up on a CPU",
+            "10,000 and more; a warning if the thread that calls them gets no CPU.",
+        ),
         Entry("irq-disabled", "an interrupt that has come before is disabled"),
         Entry("workqueue-stalled", "work is pending and none has begun for 30 s"),
         Entry("irq-imbalance", "one CPU takes most interrupts of devices"),

@@ -152,7 +152,9 @@ def _blocked(
     try:
         requests = tuple(requests_of(context, case))
     except UNREADABLE as error:
-        context.losses.lose(Loss.LOCKS, f"cannot tell what a task waits for: {error}")
+        context.losses.lose(
+            Loss.LOCKS, f"cannot determine what a task waits for: {error}"
+        )
         why = "it cannot be read"
     except MissingError as error:
         context.losses.note(
@@ -165,11 +167,13 @@ def _blocked(
     if not requests:
         on = wait_target(context, case)
         if why is None and case.task_class in _LOCKS:
-            why = "it is not to be found"
+            why = "it was not found"
     try:
         outside = external(context, case, requests)
     except LOST as error:
-        context.losses.lose(Loss.SERVERS, f"cannot tell who serves a wait: {error}")
+        context.losses.lose(
+            Loss.SERVERS, f"cannot determine who serves a wait: {error}"
+        )
     what = stands_for(context, case, requests)
     return Blocked(case.row, requests, outside, what, alike.setdefault(on, on), why)
 
@@ -182,6 +186,6 @@ def stands_for(
         return what_of(context, case, requests)
     except LOST as error:
         context.losses.lose(
-            Loss.LOCK_NAMES, f"cannot tell what a lock stands for: {error}"
+            Loss.LOCK_NAMES, f"cannot determine what a lock stands for: {error}"
         )
     return None

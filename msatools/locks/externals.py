@@ -223,6 +223,7 @@ def _on_disk(context: LockContext, device: str, numbers: str, what: str) -> Exte
     disk = all_disks(context).by_numbers.get(numbers)
     way: tuple[str, ...] = ()
     servers: tuple[Holder, ...] = ()
+    addresses: tuple[str, ...] = ()
     suspended = ""
     if disk is not None:
         disks = in_flight(context).way(disk).disks
@@ -232,12 +233,18 @@ def _on_disk(context: LockContext, device: str, numbers: str, what: str) -> Exte
             device = f"{disks[-1].name} {numbers}"
         suspended = " (suspended)" if all_disks(context).is_suspended(disks[-1]) else ""
         # For a single task, the open files of others are not read.
-        servers = () if context.alone else nbd_servers(context).of_disk(disks[-1])
+        nbd = nbd_servers(context)
+        servers = () if context.alone else nbd.of_disk(disks[-1])
+        # A server by TCP that no process here is has an address.
+        addresses = () if servers else nbd.addresses(disks[-1])
     task = _one(context, servers)
     text = f"{what} on {device}{suspended}"
     if task is not None:
         comm = context.layout.text(task, "task_struct", "comm")
         text += f", served by ~{context.pid(task)} {comm}"
+    elif addresses:
+        more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
+        text += f", served by {addresses[0]}{more}"
     return External(
         kind="swap" if what == "swap" else "device",
         identity=("device", numbers),

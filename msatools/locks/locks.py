@@ -159,7 +159,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         try:
             waiting = self._spin_queues.waiting()
         except UNREADABLE as error:
-            self._losses.lose(Loss.CPUS, f"cannot tell who spins: {error}")
+            self._losses.lose(Loss.CPUS, f"cannot determine who spins: {error}")
             return
         if waiting:
             self._names[ANY] = ANY_ID, ANY_NAME

@@ -136,7 +136,7 @@ def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace |
         place = find_place(context, want.lock.type, want.lock.address or 0, cases)
     except LOST as error:
         context.losses.lose(
-            Loss.LOCK_NAMES, f"cannot tell what a lock lies in: {error}"
+            Loss.LOCK_NAMES, f"cannot determine what a lock lies in: {error}"
         )
         return None
     known = place is not None and _LOCKS.get(place.name) == place.type_name
@@ -174,7 +174,7 @@ def _holds(context: LockContext, case: BlockedTask, place: LockPlace) -> bool:
                 return not fault.by_vma
         return place.type_name == "mm_struct" and _is_remote(case, place.address)
     except LOST as error:
-        context.losses.lose(Loss.LOCKS, f"cannot tell who has a lock: {error}")
+        context.losses.lose(Loss.LOCKS, f"cannot determine who has a lock: {error}")
         return False
 
 

@@ -17,6 +17,7 @@ from msatools.locks.events.current_work import current_work
 from msatools.locks.externals import External
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.functions import function_text
 from msatools.tasks.identity import comm_text
 from msatools.tasks.standing import MAX_RT_PRIO, policy_text
 from msatools.tasks.states import TRAP_FREEZE, read_frozen
@@ -63,8 +64,9 @@ def reason(
     if work is not None:
         # The function of the work item may have ended with a jump.
         for function in (_BELOW_WORK, work.partition(" of ")[0]):
-            if text.endswith(f" in {function}"):
-                return f"{text.removesuffix(function)}work {work}"
+            before, found, module = text.rpartition(f" in {function}")
+            if found and (not module or module.startswith(" [")):
+                return f"{before} in work {work}{module}"
         return f"{text}, in work {work}"
     exits = int(context.tasks["flags"][row]) & PF_EXITING
     return f"exiting, {text}" if exits else text
@@ -151,9 +153,11 @@ def _urgent(context: LockContext, row: int) -> str:
 def _running_in(context: LockContext, row: int) -> str:
     """Return the function that a running task is in, by the registers in a dump."""
     frames = stack_trace(context.reader.prog, int(context.tasks["address"][row])) or ()
-    names = (context.function(frame) for frame in frames if frame.pc >= KERNEL_HALF)
-    name = next((name for name in names if name), None)
-    return f" in {name}" if name else ""
+    for frame in frames:
+        name = context.function(frame) if frame.pc >= KERNEL_HALF else None
+        if name:
+            return f" in {function_text(name, context.text.module_name(frame.pc))}"
+    return ""
 
 
 def _asleep(
@@ -204,7 +208,7 @@ def _all_frozen(context: LockContext) -> bool:
         return context.reader.read(address, 1) != b"\0"
     except UNREADABLE as error:
         context.losses.lose(
-            Loss.LOCK_NAMES, f"cannot tell who has frozen a task: {error}"
+            Loss.LOCK_NAMES, f"cannot determine who has frozen a task: {error}"
         )
         return True
 
@@ -221,7 +225,8 @@ def _function(now: TaskState, row: int, case: BlockedTask | None) -> str | None:
     if case is not None and case.call is not None:
         return case.call
     wait = now.waits[int(now.stacks.index[row])]
-    return wait.call or wait.caller or wait.function
+    name = wait.caller or wait.function
+    return wait.call or function_text(name, now.stacks.module(now.stacks[row], name))
 
 
 def _data(on: WaitTarget | None) -> str | None:

@@ -69,6 +69,9 @@ class Wait:
     why: str | None = field(default=None, metadata=ADDED)
     """The reason why its lock is unknown."""
 
+    module: str | None = field(default=None, metadata=ADDED)
+    """The module that has the calling function; ``None`` if the kernel itself does."""
+
     stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """Functions, innermost first, if asked for."""
 

@@ -168,6 +168,7 @@ class ReportBuilder:
             lock=ids[0] if single else None,
             task_class=task_class.name,
             caller=blocked.caller or caller,
+            module=now.stacks.module(now.stacks[row], blocked.caller or caller),
             call=wait.call,
             start_ns=int(tasks["start_ns"][row]),
             switches=int(tasks["nvcsw"][row]) + int(tasks["nivcsw"][row]),

@@ -19,6 +19,7 @@ from msatools.locks.user.userlocks import FUTEX
 from msatools.locks.wait_snapshot import Unknown, WaitSnapshot
 from msatools.locks.wait_targets.explain import wait_target
 from msatools.locks.workqueues.model import WorkPool
+from msatools.reports.units import duration
 from msatools.tasks.classes import RUNNABLE, TaskClass
 
 _WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)
@@ -146,8 +147,8 @@ class RootRows:
         for own in want.refuted if want else ():
             pid, comm = self._snapshot.pids[own.row], self._snapshot.comm(own.row)
             return (
-                f"{name}: who has it exited, or left the kernel without unlocking it: "
-                f"it names {pid} {comm}, but {' and '.join(own.against)}"
+                f"{name}, left locked: its owner field names pid {pid} {comm}, "
+                f"but {' and '.join(own.against)}"
             )
         if lock.type in ("folio", "bit_wait", "srcu"):
             return f"{name}, {what}" if what else name
@@ -188,7 +189,7 @@ class RootRows:
         if runs or snapshot.now.classes[row] in _WITHOUT_STACK:
             return reason(snapshot.context, row, snapshot.now, None, None, None)
         if row in snapshot.moved:
-            return "has run while it was looked at"
+            return "ran while it was examined"
         rows = np.array([row], np.intp)
         (case,) = read_cases(snapshot.context, snapshot.now, rows, self._stack_size)
         on, what = wait_target(snapshot.context, case), None
@@ -220,7 +221,7 @@ def root_of_pool(pool: WorkPool) -> Root:
         kind="external",
         pid=pool.culprits[0] if len(pool.culprits) == 1 else None,
         reason=f"pool {pool.id} ({where}) with {works} pending, and none begun for "
-        f"{age_ns / 1e9:.1f} s: {pool.why}",
+        f"{duration(age_ns)}: {pool.why}",
         blocked_d=0,
         blocked_s=0,
         comm=None,

@@ -89,7 +89,7 @@ def _began_later(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
     lived_ns = snapshot.clocks.local_ns - began_ns
     if lived_ns + SLACK_NS >= int(now.age_ns[first]):
         return None
-    return f"it began after {snapshot.pids[first]} had fallen asleep"
+    return f"it is younger than the wait of pid {snapshot.pids[first]}"
 
 
 def _rests(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
@@ -104,7 +104,7 @@ def _rests(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
     wait = snapshot.now.waits[int(snapshot.now.stacks.index[row])]
     names = [name.partition(".")[0] for name in snapshot.functions(row)]
     if task_class in (TaskClass.STP, TaskClass.TRC):
-        return "it is on its way to user mode" if _leaves(names) else None
+        return "it is returning to user mode" if _leaves(names) else None
     where = _BY_FUNCTION.get(wait.caller or "")
     if where is None or task_class in (TaskClass.LAT, TaskClass.WAK):
         return None
@@ -126,7 +126,7 @@ def _is_elsewhere(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
     code = stack.instructions()
     if any(not text.in_kernel(each) and text.module(each) for each in code):
         return None
-    return f"none of its functions is of {module}, whose lock that is"
+    return f"no function on its stack is of module {module}, which has the lock"
 
 
 def _leaves(names: list[str]) -> bool:

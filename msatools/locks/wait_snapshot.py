@@ -261,5 +261,5 @@ def _read_lock(context: LockContext, want: Wanted) -> None:
         want.readers = readers_of(context, want.lock)
     except LOST as error:
         context.losses.lose(
-            Loss.LOCKS, f"who has a lock, or waits for it, is lost: {error}"
+            Loss.LOCKS, f"cannot read the owner or the waiters of a lock: {error}"
         )

@@ -129,7 +129,7 @@ def _hugetlb_pages(prog: drgn.Program, member: str) -> int:
     for hstate in ask_each(for_each_hstate, prog):
         order = hstate.order.value_()
         if order > _MAX_HUGE_ORDER:
-            raise DamagedDataError("a huge page of absurd size", hstate.value_())
+            raise DamagedDataError("a huge page of impossible size", hstate.value_())
         total += hstate.member_(member).value_() << order
     return total
 

@@ -180,6 +180,6 @@ def _explain_by_losses(difference: Difference, losses: LossLog) -> str | None:
     if difference.name == "kernel.slab" and unreasoned > 0:
         keys = _SLAB_LOSSES
     if any(losses.about[key] or losses.coverage[key] for key in keys):
-        text = "some of what tells their use could not be read during the scan"
+        text = "some data on their use could not be read during the scan"
         return difference.after_reason(text)
     return None

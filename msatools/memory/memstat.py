@@ -217,7 +217,7 @@ def collect_memstat(
     if not result.pages():
         losses.note(
             "no-struct-pages",
-            "no struct page is left: what the kernel counted itself is all there is",
+            "no struct page is left: only the kernel's own counters are left",
         )
     if live and losses.coverage["excluded_pages"]:
         gone = losses.coverage["excluded_pages"]

@@ -135,7 +135,7 @@ def load_snapshot(path: str) -> MemstatReport:
     counts = [count.pages for count in payload.classes]
     counts += [group.pages for view in (payload.by or {}).values() for group in view]
     if min(counts, default=0) < 0:
-        raise file.damaged("a count of pages is below zero")
+        raise file.damaged("a count of pages is negative")
     return MemstatReport(
         target=head.target,
         taken_at_ns=head.taken_at_ns,

@@ -20,6 +20,19 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Advice(Span):
+    """What to type to see more, and what joins it to the text before.
+
+    A page, which has no options, leaves it out.
+    """
+
+
+def advice(words: str, joint: str = ": ") -> Advice:
+    """Return what to type to see more: ``-v shows them``."""
+    return Advice(f"{joint}{words}", "dim")
+
+
+@dataclass(frozen=True)
 class Mark(Span):
     """Coloured signs; a printer without colours prints the text instead."""
 
@@ -116,8 +129,8 @@ class More:
         if self.left <= 0:
             return ()
         it, s = ("it", "") if self.left == 1 else ("them", "s")
-        words = f"… {self.left:,} more {self.what}{s}: -n COUNT shows {it}"
-        return (text(Span(words, "dim")),)
+        words = Span(f"… {self.left:,} more {self.what}{s}", "dim")
+        return (text(words, advice(f"-n COUNT shows {it}")),)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def woken_words(herd: Herd, interval_ns: int | None) -> Iterator[str]:
         yield f"it stands in {' < '.join(map(_frame_words, waker.frames))}"
     if herd.wakeups and herd.in_vain is not None and interval_ns:
         rate = count(round(herd.wakeups * 1e9 / interval_ns))
-        yield f"{rate} wake-ups a second, {100 * herd.in_vain:.0f} % in vain"
+        yield f"{rate} wake-ups a second, {100 * herd.in_vain:.0f} % needless"
 
 
 def _frame_words(frame: UserFrame) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain, zip_longest
 
 from msatools.render.blocks import (
+    Advice,
     Block,
     Cell,
     Chart,
@@ -18,6 +19,7 @@ from msatools.render.blocks import (
     Table,
     Text,
     Tree,
+    advice,
     escape,
 )
 from msatools.render.table_layout import GAP, Part, TableLayout, lay_out
@@ -60,6 +62,8 @@ def _span(cell: Cell) -> Span:
         return Span(escape(cell))
     if isinstance(cell, Mark):
         # The text of a mark does not come from a dump.
+        return cell
+    if isinstance(cell, Advice):
         return cell
     return Span(escape(cell.text), cell.style)
 
@@ -130,7 +134,7 @@ def _shortened(span: Span, first: int, last: int) -> Span:
     text = span.text[first:last]
     if isinstance(span, Mark):
         return replace(span, text=text, signs=span.signs[first:last])
-    return Span(text, span.style)
+    return replace(span, text=text)
 
 
 # --- tables
@@ -151,9 +155,9 @@ def table_lines(
     if layout.left_out:
         columns = [table.columns[index] for index in layout.left_out]
         names = ", ".join(column.called or column.header for column in columns)
-        words = f"… left out: {names}: -v or a wider terminal shows "
-        words += "it" if len(layout.left_out) == 1 else "them"
-        foot.append(Text((Span(words, "dim"),)))
+        them = "it" if len(layout.left_out) == 1 else "them"
+        how = advice(f"-v or a wider terminal shows {them}")
+        foot.append(Text((Span(f"… left out: {names}", "dim"), how)))
     foot_lines = [line for text in foot for line in _text(text, width, full)]
     return measured.lines(layout, width, full), foot_lines
 

@@ -22,9 +22,20 @@ _NOISE = re.compile(
     r"Node \d+ |lowmem_reserve|\d+ (total )?(pages|pagecache) |(Free|Total) swap|"
     r"active_anon:|"
     r"[a-z_]+:\d+ [a-z_]+:\d+|kernel_misc_reclaimable|Tasks state |Mem-Info:|"
-    r"[a-z_]+ \d+$|>?[A-Z] +\S+ +\d+ +[\d.]+ +\d+ +\d+ "
+    r"[a-z_]+ \d+$|>?[A-Z] +\S+ +\d+ +[\d.]+ +\d+ +\d+ |"
+    # Tables of the scheduler (kernel/sched/debug.c), of workqueues and of timers, which
+    # sysrq and some watchdogs print.
+    r">?[A-Z] .{1,16} +\d+ +-?\d+\.\d+ |S +task +PID|runnable tasks:|-{20}|"
+    r"(cfs|rt|dl)_rq\[|cpu#\d+|\.\w+ +: |Sched Debug Version|sysctl_sched|ktime +:|"
+    r"sched_clk +:|cpu_clk +:|jiffies +:|task:.{1,16} state:|"
+    r"Showing (busy|all)|workqueue \S+: flags|pwq \d+: |pool \d+: |"
+    r"(in-flight|pending|inactive|delayed|idle): |"
+    # Said by each boot, or each mount.
+    r"device-mapper: core: CONFIG_IMA|\S+: loading out-of-tree module|"
+    r".*supports timestamps until"
 )
-"""Registers and the like, which a crash has elsewhere in the report."""
+"""Registers and the like, which a crash has elsewhere in the report, and tables that
+would fill the page."""
 
 _OF_PROGRAM = "(by a program) "
 """Marks what was written to /dev/kmsg, which may claim anything."""

@@ -40,7 +40,7 @@ _WHY = {
     "oops": "the log and all reports in full",
     "out-of-memory": "where the memory is, and whose",
     "memory-low": "where the memory is, and whose",
-    "memory-unreclaimable": "whose it is, and what nobody owns",
+    "memory-unreclaimable": "whose memory it is, and pages without a known owner",
     "cgroup-at-limit": "memory by control group",
     "memory-leak": "the slab caches, and whose objects they have",
     "memory-poisoned": "how many pages there are of each kind",
@@ -70,6 +70,7 @@ _WHY = {
     "counter-unexplained": "all counters beside what the scan found",
     "cpu-throttled": "who is throttled, by which group",
     "cpu-storm": "what each CPU does",
+    "rcu-backlog": "the state of RCU, and what stands still",
     "irq-disabled": "interrupts, and which are disabled",
     "kernel-warnings": "the report with all notes",
 }

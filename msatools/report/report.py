@@ -224,7 +224,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
                 self._losses.note(
                     "log-begins",
                     f"the kernel's log begins at {duration(log[0].time_ns)}: what was "
-                    "before is not in it any more",
+                    "before is overwritten",
                 )
             return log
         except MissingError as error:

@@ -7,8 +7,9 @@ kernel's own watchdogs have logged; it is silent where the first one speaks, whi
 more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from msatools.cpus.model import RunnableTask
 from msatools.cpus.stalls.model import Stall, StallCode
 from msatools.locks.report import Root
 from msatools.records import dataclass
@@ -18,11 +19,20 @@ from msatools.report.frames import faulting
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import ago, cause_text, count_text
+from msatools.report.waits import starved_roots
+from msatools.report.words import (
+    ago,
+    cause_text,
+    count_text,
+    pid_text,
+    waits_for_text,
+)
 from msatools.reports.units import duration
 
 _MOST_LINES = 6
 """Lines of a chain that are evidence; ``msa-cpus --stalls`` has all."""
+
+_ROOTS = 3
 
 _RECENT_NS = 60_000_000_000
 """A stall that goes on is reported again within so long."""
@@ -30,17 +40,25 @@ _RECENT_NS = 60_000_000_000
 # --- what stands still now
 
 
-def present_stalls(code: StallCode) -> VerdictRule[Stall]:
+@dataclass(frozen=True)
+class _PresentStall:
+    stall: Stall
+    parts: ReportParts
+
+
+def present_stalls(code: StallCode) -> VerdictRule[_PresentStall]:
     """Return the rule on what has stood still for the kernel's own limit."""
     return VerdictRule(
         code=code,
         needs=("cpus",),
-        when=lambda parts: _stalls_of(parts, code),
+        when=lambda parts: (
+            _PresentStall(stall, parts) for stall in _stalls_of(parts, code)
+        ),
         severity="critical",
-        confidence=lambda stall: stall.confidence,
-        words=lambda stall: stall.text,
+        confidence=lambda subject: subject.stall.confidence,
+        words=lambda subject: subject.stall.text,
         evidence=_stall_evidence,
-        see=lambda stall: ("cpus", "--stalls"),
+        see=lambda subject: ("cpus", "--stalls"),
     )
 
 
@@ -53,11 +71,23 @@ def _stalls_of(parts: ReportParts, code: str) -> Iterator[Stall]:
         )
 
 
-def _stall_evidence(stall: Stall) -> Iterator[str]:
+def _stall_evidence(subject: _PresentStall) -> Iterator[str]:
+    stall, parts = subject.stall, subject.parts
     since = "unknown" if stall.for_ns is None else duration(stall.for_ns)
     waiting = f"; {count_text(stall.waiting, 'task')} waiting" if stall.waiting else ""
-    yield f"for {since}, of {duration(stall.limit_ns)} allowed{waiting}"
+    yield f"for {since}; the limit is {duration(stall.limit_ns)}{waiting}"
     yield from stall.chain[:_MOST_LINES]
+    yield from behind_starved(parts, lambda task: not task.throttled, *stall.cpus)
+
+
+def behind_starved(
+    parts: ReportParts, is_starved: Callable[[RunnableTask], bool], *cpus: int
+) -> Iterator[str]:
+    """Yield who waits for tasks that get no CPU: hung-tasks does not list them."""
+    for root in starved_roots(parts, is_starved, *cpus)[:_ROOTS]:
+        waiting = root.blocked_d + root.blocked_s
+        who = pid_text(root.pid, root.comm)
+        yield f"{waits_for_text(waiting, who)}, the longest {duration(root.max_age_ns)}"
 
 
 def pools_of(parts: ReportParts) -> Iterator[Root]:

@@ -13,7 +13,7 @@ from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, LoadGroup, PrstatReport
 from msatools.report.model import ReportSection
 from msatools.report.parts import ReportParts
-from msatools.report.words import count_text, root_text
+from msatools.report.words import count_text, pid_text, root_text
 from msatools.reports.units import duration, size
 from msatools.zombies.model import ZombiesReport
 
@@ -59,7 +59,6 @@ _COUNTED = {
 
 
 def _memstat(report: MemstatReport) -> str:
-    pages = {each.name: each.pages for each in report.classes}
     if not report.pages:
         counted = {each.name: each.kernel_pages for each in report.checks}
         words = [
@@ -69,11 +68,7 @@ def _memstat(report: MemstatReport) -> str:
         ]
         return f"no struct page is left; by the kernel's counters {', '.join(words)}"
     words = []
-    amounts = {
-        label: sum(n for name, n in pages.items() if name.startswith(prefixes))
-        for label, prefixes in _KINDS.items()
-    }
-    amounts |= {label: n for label, name in _BESIDE.items() if (n := pages[name])}
+    amounts = kinds_of_pages(report)
     whole = sum(amounts.values())
     for label, amount in amounts.items():
         share = f" ({100 * amount / whole:.0f} %)" if whole else ""
@@ -85,7 +80,18 @@ def _memstat(report: MemstatReport) -> str:
     ]
     checks = f"; unexplained: {', '.join(wrong)}" if wrong else ""
     total = size(whole * report.target.page_size)
-    return f"{total}: {', '.join(words)}{checks}"
+    balloon = " with the balloon" if "balloon" in amounts else ""
+    return f"{total}{balloon}: {', '.join(words)}{checks}"
+
+
+def kinds_of_pages(report: MemstatReport) -> dict[str, int]:
+    """Return the pages of each kind of memory; what is reserved was never managed."""
+    pages = {each.name: each.pages for each in report.classes}
+    amounts = {
+        label: sum(n for name, n in pages.items() if name.startswith(prefixes))
+        for label, prefixes in _KINDS.items()
+    }
+    return amounts | {label: n for label, name in _BESIDE.items() if (n := pages[name])}
 
 
 def _prstat(report: PrstatReport, load: Load | None) -> str:
@@ -104,7 +110,7 @@ def _load(load: Load | None, averages: tuple[float, ...] | None) -> Iterator[str
     text = (
         "" if averages is None else " " + " ".join(f"{each:.2f}" for each in averages)
     )
-    now = f"now {load.runnable:,} runnable, {load.uninterruptible:,} uninterruptible"
+    now = f"now {load.runnable:,} runnable, {load.uninterruptible:,} in state D"
     groups = "; ".join(map(_load_group, load.groups[:_LOAD_GROUPS]))
     yield f"load{text}, {now}{f' ({groups})' if groups else ''}"
 
@@ -141,8 +147,8 @@ def _zombies(report: ZombiesReport) -> str:
     first = report.groups[0]
     return (
         f"{count_text(len(report.zombies), 'zombie')} of "
-        f"{count_text(parents, 'parent')}; most: {first.count:,} of {first.ppid} "
-        f"{first.parent_comm or '-'} ({first.verdict})"
+        f"{count_text(parents, 'parent')}; the most, {first.count:,}: "
+        f"{pid_text(first.ppid, first.parent_comm)} ({first.verdict})"
     )
 
 

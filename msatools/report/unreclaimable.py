@@ -107,7 +107,7 @@ def kinds_text(parts: ReportParts) -> Iterator[str]:
         tasks = parts.prstat.tasks
         largest = sorted(tasks, key=lambda task: -(task.rss_bytes or 0))
         named = (
-            f"{task.pid} {task.comm} {size(task.rss_bytes or 0)}"
+            f"pid {task.pid} {task.comm} {size(task.rss_bytes or 0)}"
             for task in largest[:3]
             if task.rss_bytes
         )

@@ -6,7 +6,7 @@ A wait has one cause, and one verdict names it: a task behind a dead disk or a f
 file system is not reported again as a hung task.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from msatools.cpus.model import RunnableTask
 from msatools.locks.report import LocksReport, Root, Wait
@@ -77,47 +77,61 @@ def explained(parts: ReportParts) -> set[int]:
     if locks is None:
         return set()
     roots = [*stuck_roots(locks), *frozen_roots(locks), *stopped_roots(locks)]
-    exact = [{*each.pids} for each in locks.deadlocks if each.confidence == "exact"]
+    dead = [{*each.pids} for each in locks.deadlocks]
     roots += (
         root
         for root in locks.roots
-        if root.kind == "cycle" and any(each <= {*root.waiters} for each in exact)
+        if root.kind == "cycle" and any(each <= {*root.waiters} for each in dead)
     )
     roots += _stalled_roots(parts, locks)
-    return {pid for root in roots for pid in root.behind}
+    roots += starved_roots(parts, lambda task: task.throttle is not None)
+    return {pid for root in roots for pid in root.behind}.union(*dead)
+
+
+def starved_roots(
+    parts: ReportParts, is_starved: Callable[[RunnableTask], bool], *cpus: int
+) -> list[Root]:
+    """Return the runnable tasks that get no CPU and that others wait for.
+
+    :param cpus: The CPUs to look at; all if none is given.
+    """
+    if parts.cpus is None or parts.locks is None:
+        return []
+    starved = {
+        task.pid
+        for queue in parts.cpus.run_queues
+        if not cpus or queue.cpu in cpus
+        for task in queue.waiting
+        if is_starved(task)
+    }
+    return [
+        root
+        for root in parts.locks.roots
+        if root.kind == "task" and root.pid in starved
+        if root.blocked_d + root.blocked_s
+    ]
 
 
 def _stalled_roots(parts: ReportParts, locks: LocksReport) -> Iterator[Root]:
     """Yield the roots that a verdict on CPUs names.
 
-    They are who holds up CPUs or RCU, who has no turn because of that, and who is
-    throttled.
+    They are who holds up CPUs or RCU, and who does not get to run because of that.
     """
     stalls = parts.cpus.stalls if parts.cpus is not None else None
     found = [each for each in stalls.found if each.over_limit] if stalls else []
     named = {each.culprit_pid for each in found if each.culprit_pid}
-    named |= {
-        pid
-        for each in found
-        if each.code == "cpu-starved"
-        for pid in _starved(parts, each.cpus)
-    }
     is_rcu = any(each.code == "rcu-stalled" for each in found)
     if is_rcu and stalls is not None and stalls.rcu is not None:
         named |= {task.pid for task in stalls.rcu.tasks}
-    named |= {task.pid for tasks in throttled_tasks(parts).values() for task in tasks}
+    for stall in found:
+        yield from starved_roots(parts, lambda task: not task.throttled, *stall.cpus)
+    for diagnostic in parts.cpus.findings if parts.cpus is not None else ():
+        if diagnostic.code == "no-turn":
+            yield from starved_roots(parts, has_waited_long, *diagnostic.cpus)
     for root in locks.roots:
         waits_for_rcu = root.kind == "external" and root.reason.startswith(_RCU)
         if root.pid in named or (is_rcu and waits_for_rcu):
             yield root
-
-
-def _starved(parts: ReportParts, cpus: Sequence[int]) -> Iterator[int]:
-    """Yield the tasks that wait for some CPUs."""
-    queues = parts.cpus.run_queues if parts.cpus is not None else ()
-    for queue in queues:
-        if queue.cpu in cpus:
-            yield from (task.pid for task in queue.waiting if not task.throttled)
 
 
 def throttled_tasks(parts: ReportParts) -> dict[str, list[RunnableTask]]:
@@ -128,6 +142,11 @@ def throttled_tasks(parts: ReportParts) -> dict[str, list[RunnableTask]]:
             if task.throttle is not None:
                 found.setdefault(task.throttle, []).append(task)
     return found
+
+
+def has_waited_long(task: RunnableTask) -> bool:
+    """Return whether a runnable task has long waited for its CPU."""
+    return (task.wait_ns or 0) >= LONG_NS
 
 
 def uninterruptible(locks: LocksReport) -> set[int]:

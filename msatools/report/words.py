@@ -2,6 +2,8 @@
 
 """Words that several verdicts share. Pure."""
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msatools.locks.report import Root, Wait
@@ -97,9 +99,16 @@ def waits_for_text(count: int, what: str) -> str:
     return f"{count_text(count, 'task')} {'waits' if count == 1 else 'wait'} for {what}"
 
 
-def pid_text(pid: int, comm: str | None) -> str:
-    """Return a task's ID and name."""
-    return f"{pid} {comm}" if comm else str(pid)
+def pid_text(pid: int | None, comm: str | None) -> str:
+    """Return a task's ID and name, so that the ID does not read as a count."""
+    return f"pid {pid} {comm}" if comm else f"pid {pid}"
+
+
+def tasks_text(tasks: Iterable[tuple[int | None, str | None]], most: int) -> str:
+    """Return the IDs and names of the first tasks: ``pid 1 init, 7 sh, …``."""
+    first, left = [*islice(tasks := iter(tasks), most)], any(True for _ in tasks)
+    named = ", ".join(pid_text(*task).removeprefix("pid ") for task in first)
+    return f"pid {named}{', …' if left else ''}"
 
 
 def nested_text(fault: NestedFault) -> str:
@@ -118,7 +127,7 @@ def who_text(crash: CrashDetails) -> str:
     """Return the CPU and the task at fault."""
     words = [] if crash.cpu is None else [f"CPU {crash.cpu}"]
     if crash.pid is not None:
-        words.append(f"pid {pid_text(crash.pid, crash.comm)}")
+        words.append(pid_text(crash.pid, crash.comm))
     return ", ".join(words) or "by an unknown task"
 
 
@@ -135,7 +144,7 @@ def root_text(root: Root) -> str:
         guess = "perhaps " if root.confidence == "evidence" else ""
         return f"{guess}{pid_text(root.pid, root.comm)}: {root.reason}"
     if root.kind == "cycle":
-        return f"{', '.join(map(str, root.waiters[:4]))}: {root.reason}"
+        return f"{tasks_text(((pid, None) for pid in root.waiters), 4)}: {root.reason}"
     return root.reason
 
 
@@ -151,7 +160,7 @@ def waits_text(parts: "ReportParts", pid: int) -> str:
     for wait in parts.locks.waits:
         if wait.tgid == pid:
             on = (
-                f"child {wait.owners[0]}"
+                f"child pid {wait.owners[0]}"
                 if is_vfork(wait) and wait.owners
                 else wait.lock
             )

@@ -158,5 +158,5 @@ def head_of(file: ReportFile) -> Report:
     if size < 1 or size & (size - 1):
         raise file.damaged(f"target.page_size: {size} is no power of two")
     if any(count < 0 for count in head.coverage.values()):
-        raise file.damaged("coverage: a count is below zero")
+        raise file.damaged("coverage: a count is negative")
     return head

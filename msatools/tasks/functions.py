@@ -339,3 +339,8 @@ THREAD_START = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 
 # A task that reads a page in for itself waits for the page, not for the disk.
 MEMORY = frozenset({TaskClass.FLT, TaskClass.SWP, TaskClass.RCL})
+
+
+def function_text(name: str | None, module: str | None) -> str | None:
+    """Return a function that may be unknown, with its module as the log has it."""
+    return f"{name} [{module}]" if name and module else name

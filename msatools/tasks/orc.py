@@ -258,7 +258,7 @@ class Orc:
                 arch.num_orcs.value_(),
             )
         except LOST as error:
-            text = f"cannot tell how to unwind module {module.name}: {error}"
+            text = f"cannot determine how to unwind module {module.name}: {error}"
             self._losses.lose(Loss.UNWINDING, text, about=module.name)
             return None
 

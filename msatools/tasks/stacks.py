@@ -94,6 +94,16 @@ class Stacks:
             for address in stack.instructions()
         )
 
+    def module(self, stack: Stack, name: str | None) -> str | None:
+        """Return the module of a function of a stack; ``None`` if it is the kernel's.
+
+        :param name: The function, without suffixes of the compiler.
+        """
+        for address in stack.instructions() if name else ():
+            if (self.text.name(address) or "").partition(".")[0] == name:
+                return self.text.module_name(address)
+        return None
+
 
 @dataclass(frozen=True)
 class _KernelWords:
@@ -203,7 +213,7 @@ class StackCollector:
             return Unwinder(prog, orc, thread_start(prog))
         except UNREADABLE as error:
             self._losses.lose(
-                Loss.UNWINDING, f"cannot tell how to unwind stacks fast: {error}"
+                Loss.UNWINDING, f"cannot determine how to unwind stacks fast: {error}"
             )
         except MissingError as error:
             if _drgn_unwinds(prog):

@@ -231,14 +231,16 @@ def _limit(quota_ns: int, period_ns: int) -> str:
 
 
 def policy_text(policy: int, rt_priority: int, static_prio: int) -> str:
-    """Return a policy with its priority: ``FIFO 50``, ``nice 19``, ``IDLE``.
+    """Return a policy with its priority: ``FIFO 50``, ``nice 19``, ``SCHED_IDLE``.
 
     :return: Empty for the policy and the nice value that tasks have by default.
     """
     name = POLICIES.get(policy, str(policy))
+    if policy == IDLE:
+        # "IDLE" alone reads as a CPU that idles.
+        return f"SCHED_{name}"
     if policy in REALTIME:
         return f"{name} {rt_priority}"
     nice = static_prio - NICE_0
     words = ["" if policy == 0 else name, f"nice {nice}" if nice else ""]
-    # The nice value of an idle task has no effect among others (sched_idle_prio).
-    return words[0] if policy in (IDLE, DEADLINE) else " ".join(filter(None, words))
+    return words[0] if policy == DEADLINE else " ".join(filter(None, words))

@@ -456,7 +456,7 @@ def believable(records: Records, losses: LossLog, may_be_gone: bool = False) -> 
 def cut(numbers: npt.NDArray[Any], losses: LossLog) -> npt.NDArray[np.int64]:
     """Cut and count times or counts above :data:`MAX_PLAUSIBLE`."""
     wrong = int(np.count_nonzero(numbers > MAX_PLAUSIBLE))
-    text = "some times or counts cannot be, and are cut"
+    text = "some times or counts are impossible, and are capped"
     losses.lose(Loss.COUNTS, text, count=wrong)
     possible: npt.NDArray[np.int64] = np.minimum(numbers, MAX_PLAUSIBLE).astype(
         np.int64

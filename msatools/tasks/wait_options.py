@@ -124,7 +124,9 @@ class WaitOptsReader:
             try:
                 yield self._parse(address, data)
             except UNREADABLE as error:
-                losses.lose(Loss.WAITS, f"cannot tell what a thread waits for: {error}")
+                losses.lose(
+                    Loss.WAITS, f"cannot determine what a thread waits for: {error}"
+                )
 
     def _parse(self, address: int, data: bytes) -> WaitOpts:
         (type_,) = U32.unpack_from(data, self._type)

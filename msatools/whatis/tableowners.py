@@ -137,7 +137,7 @@ class TableOwners:
             offsets = places[kept].astype(np.uint64) << np.uint64(shift)
             starts.append(offsets + np.uint64(start))
         if not left:
-            self._lose(f"only {_MAX_LEVEL:,} page tables of a level are looked at")
+            self._lose(f"only {_MAX_LEVEL:,} page tables of a level are read")
         return _Level(
             1 << shift,
             _joined(tables, np.uint64),

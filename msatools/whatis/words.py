@@ -68,7 +68,7 @@ _CLASSES = {
     "kernel.movable": "movable memory of the kernel",
     "kernel.unattributed": "memory of the kernel whose owner is not known",
     "reserved": "reserved memory",
-    "offline": "memory that is taken away (balloon)",
+    "offline": "memory that the hypervisor took (balloon)",
     "hwpoison": "broken memory (hwpoison)",
     "device": "memory of a device",
     "excluded": "a page whose struct page is not in the dump",
@@ -152,7 +152,7 @@ def _unknown(answer: AddressAnswer, ends: AddressEnds) -> str:
         return "not an address of the kernel; of a process it is PID:ADDRESS"
     if answer.readable is None:
         return "not an address: no memory can be mapped there"
-    return "mapped, and nothing is known of it"
+    return "mapped; nothing more is known"
 
 
 def _stands(task: Task) -> str:
@@ -271,7 +271,7 @@ def page_text(page: Page) -> str:
     """Return what a page is, and what it belongs to."""
     what = _CLASSES.get(page.page_class, page.page_class)
     if page.is_guess:
-        what += ", or pages of a driver: this kernel does not tell them apart"
+        what += ", or pages of a driver: this kernel does not distinguish them"
     if page.order and page.page_class.startswith("free"):
         what += f" in a block of {1 << page.order:,}"
     return f"{what}, {page.owner}" if page.owner else what

@@ -87,7 +87,7 @@ def advice(
             "to; if not, kill -9 on it ends them"
         )
     if verdict == "being-reaped":
-        return "nothing to do: it is gone in a moment"
+        return "nothing to do: it is being reaped"
     if verdict in _FLAWS and parent is not None and _is_brief(age_ns):
         # The parent may just be busy, or not have run since its wake-up.
         return (
@@ -271,7 +271,8 @@ def _end(parent: ParentFacts, heir: Heir | None) -> str:
         return "1 cannot end while the system runs"
     inherits = parent.reaper != "init" if heir is None else heir.heir is not None
     if not inherits:
-        return f"if {parent.pid} exits, the kernel kills all of its PID namespace"
+        text = f"if {parent.pid} exits, the kernel kills"
+        return f"{text} every process of its PID namespace"
     if heir is None:
         return f"if {parent.pid} ends, another inherits them"
     then = {True: " and reaps them", False: " them, and does not reap them either"}

@@ -281,7 +281,9 @@ def _reads_waits(reader: Reader, losses: LossLog) -> WaitOptsReader | None:
     try:
         return reader.once(WaitOptsReader, lambda: WaitOptsReader(reader))
     except MissingError as error:
-        losses.lose(Loss.WAITS, f"cannot tell what is waited for by wait(): {error}")
+        losses.lose(
+            Loss.WAITS, f"cannot determine what is waited for by wait(): {error}"
+        )
         return None
 
 

@@ -80,7 +80,9 @@ class PidHolders:
                 yield from walk()
             except LOST as error:
                 self.lost.add(kind)
-                text = f"what holds struct pid is not looked at all: {kind}: {error}"
+                text = (
+                    f"not all holders of struct pid were searched for: {kind}: {error}"
+                )
                 self._losses.lose(Loss.HOLDERS, text, about=kind)
 
     def _proc_inodes(self) -> Iterator[Holders]:

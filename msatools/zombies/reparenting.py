@@ -58,7 +58,8 @@ def find_heirs(
             heirs.append(family.heir(row))
         except LOST as error:
             losses.lose(
-                Loss.HEIRS, f"cannot tell who inherits the dead of a parent: {error}"
+                Loss.HEIRS,
+                f"cannot determine who inherits the dead of a parent: {error}",
             )
     return tuple(sorted(heirs, key=lambda heir: heir.ppid))
 

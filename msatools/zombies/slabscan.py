@@ -170,7 +170,7 @@ class SlabScan:
         sizes = [self.caches[cache].size for cache in caches.tolist()]
         bytes_ = slabs.objects.astype(np.uint64) * np.array(sizes, np.uint64)[of]
         apart = np.append(slabs.start[:-1] + bytes_[:-1] <= slabs.start[1:], True)
-        text = "some slabs have impossible numbers of objects"
+        text = "some slabs have an impossible number of objects"
         self._losses.lose(Loss.SLABS, text, count=int(np.count_nonzero(~apart)))
         return SlabPages(slabs.cache[apart], slabs.start[apart], slabs.objects[apart])
 

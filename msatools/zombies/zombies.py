@@ -397,7 +397,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             report = collect_locks(self._prog, target=self._target, options=options)
         except (*LOST, TargetError) as error:
             self._losses.lose(
-                Loss.LOCKS, f"cannot tell what a parent waits for: {error}"
+                Loss.LOCKS, f"cannot determine what a parent waits for: {error}"
             )
             return group
         for key in ("reads", "bytes_read"):

@@ -111,11 +111,25 @@ def test_pager_that_cannot_be_run() -> None:
     assert "\r\nline 49 of report 1" in terminal.seen
 
 
-def test_terminated_meanwhile() -> None:
-    terminal = on_terminal(DUMP, "--lines", "50", MSA_PAGER="echo ready; sleep 2")
-    terminal.read_until("ready")
+@pytest.mark.parametrize(
+    ("pager", "ready"),
+    [
+        ("less", "line 8 of report 1"),
+        ("sed s/^/paged:/ | less", "paged:line 8 of report 1"),
+        # It ignores SIGTERM, and has the terminal raw.
+        ("trap '' TERM; stty raw -echo; echo ready; sleep 600", "ready"),
+    ],
+)
+def test_terminated_meanwhile(pager: str, ready: str) -> None:
+    """The pager ends with the command, and the terminal is as it was."""
+    need("less")
+    terminal = program(DUMP, "--lines", "5000", MSA_PAGER=pager)
+    modes = terminal.modes
+    terminal.read_until(ready)
     terminal.send(signal.SIGTERM)
+    # Nothing has the terminal any more, or it would not end.
     assert terminal.end() == -signal.SIGTERM
+    assert terminal.modes == modes
 
 
 def test_in_the_sandbox() -> None:

@@ -87,7 +87,7 @@ def test_callbacks_that_wait_have_a_name(dump: str) -> None:
     # Nobody made any of them; the kernel's own wait among them.
     assert busy["freed"] == 0
     assert busy["queued"] < found["waiting"] < busy["queued"] + 1_000
-    said = [each["text"] for each in verdicts(dump, "cpu-storm")]
+    said = [each["text"] for each in verdicts(dump, "rcu-backlog")]
     assert len([text for text in said if "cm_freed [callmodule]" in text]) == 1
 
 

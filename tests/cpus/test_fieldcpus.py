@@ -110,7 +110,7 @@ def test_owner_with_few_turns(dump: str) -> None:
     root = root_of(dump, pid(dump, "slow-waiter"))
     assert root.pid == pid(dump, "slow-owner")
     # It runs now and then.
-    assert re.match(r"waits for CPU 5 \(IDLE\)|runs on CPU 5", root.reason)
+    assert re.match(r"waits for CPU 5 \(SCHED_IDLE\)|runs on CPU 5", root.reason)
     named = [each["text"] for each in verdicts(dump, "priority-inversion")]
     assert not [text for text in named if "slow-owner" in text]
 
@@ -125,10 +125,10 @@ def test_task_that_cannot_leave_its_cpu(dump: str) -> None:
 
 def test_tasks_without_a_turn(dump: str) -> None:
     (found,) = (
-        each for each in verdicts(dump, "cpu-starved") if "on cpu2 " in each["text"]
+        each for each in verdicts(dump, "cpu-starved") if "cpu2: " in each["text"]
     )
     # One of them may have had one while the dump began.
-    waits = ("starved-idle (IDLE)", "starved-nice (nice 19)")
+    waits = ("starved-idle (SCHED_IDLE)", "starved-nice (nice 19)")
     named = (f"{pid(dump, name.split()[0])} {name}" for name in waits)
     assert any(name in found["text"] for name in named)
     assert f"{pid(dump, 'starving-hog')} starving-hog (nice -20) runs" in found["text"]
@@ -156,7 +156,7 @@ def test_lock_of_who_died(dump: str) -> None:
     assert found["severity"] == "critical"
     assert f"{workload(dump)['dead']} dying" in found["evidence"][0]
     assert found["text"].endswith("1 task waits for a lock left locked")
-    assert f"waiting: {waiter}" in found["evidence"][1]
+    assert f"waiting: pid {waiter}" in found["evidence"][1]
 
 
 def test_warnings_are_counted_by_place(dump: str) -> None:

@@ -23,7 +23,7 @@ OMITTED = "..."
 _APART = ("", OMITTED)
 
 _TIME = r"(?:at most )?[<>~]*(?:\d+[dhm])?\d+(?:\.\d)? ?(?:us|ms|s|m|h)"
-_TASKS = r"\d+ [^\s,]+(?:, \d+ [^\s,]+)*(?:, \.\.\.)?"
+_TASKS = r"\d+ [^\s,]+(?:, \d+ [^\s,]+)*(?:, …)?"
 
 KINDS = {
     "n": r"\d[\d,]*",
@@ -37,8 +37,8 @@ KINDS = {
     "pid": r"(?:pid )?\d+",
     "cpus": r"\d[\d,-]*",
     "starves": (
-        r"(?: \([A-Z]+ \d+\)| for [\d.]+ s|, which is realtime), and \d+ tasks "
-        rf"(?:have had no turn for {_TIME}: {_TASKS}|wait, the longest for {_TIME})"
+        rf"(?: \([A-Z]+ \d+\)| for {_TIME}|, which is realtime), and \d+ tasks "
+        rf"(?:have not run for {_TIME}: pid {_TASKS}|wait, the longest for {_TIME})"
     ),
     "doing": r"(?:user mode|kernel \w+|interrupt \w+)",
     "worker_name": r"u?\d+:\d+H?",
@@ -48,7 +48,7 @@ KINDS = {
     "hex": r"0x[0-9a-f]+",
     "digits": r"[0-9a-f]+",
     "release": r"\d+\.\d+\.[-+.~\w]+",
-    "function": r"[a-z_][\w.]*",
+    "function": r"[a-z_][\w.]*(?: \[\w+\])?",
     "stack": r"\S+\+0x[0-9a-f]+\??(?: < \S+\+0x[0-9a-f]+\??)*",
     "task": r"[a-z]\S*",
     "branch": r"\|-|`-",

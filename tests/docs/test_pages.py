@@ -30,6 +30,7 @@ UNTESTED = {
     "docs/commands/cpus-plan.md",
     "docs/commands/fleet.md",
     "docs/guides/fingerprints.md",
+    "docs/guides/reading-fleet.md",
     "docs/performance.md",
 }
 """Pages with blocks of plain ``text``: a script to read, runs on many dumps, a pipe of
@@ -187,6 +188,13 @@ def test_blocks_are_of_a_kind_that_is_tested(page: Page) -> None:
     languages = {block.language for block in page.blocks}
     assert languages <= LANGUAGES
     assert "text" not in languages or page.name in UNTESTED
+
+
+def test_one_example_of_a_fleet() -> None:
+    """The guide explains what the command's page shows."""
+    (shown,) = Page(ROOT / "docs/guides/reading-fleet.md").blocks
+    (first, *_) = Page(ROOT / "docs/commands/fleet.md").blocks
+    assert shown.text in first.text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

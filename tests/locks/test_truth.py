@@ -198,7 +198,7 @@ def test_unreadable_purpose_of_a_lock(
         whole = [wait.why for wait in stock.report.waits]
         assert [wait.why for wait in report.waits] == whole
         (note,) = report.notes
-        assert note.text.startswith("cannot tell what a lock stands for")
+        assert note.text.startswith("cannot determine what a lock stands for")
 
 
 @pytest.mark.parametrize("name", [*ALL, *SPINNING])

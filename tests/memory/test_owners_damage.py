@@ -83,7 +83,7 @@ def test_lost_owner(damaged: Patient, whole: MemstatReport, case: str) -> None:
     assert COMMAND.problems(report)
     left = view(report, kind)
     if kind == "slab":
-        (_,) = [group for group in left if group.name.endswith("which is lost")]
+        (_,) = [group for group in left if group.name.endswith("which is unreadable")]
         assert report.coverage["names_unreadable"] == 1
     assert name not in {group.name for group in left}
     assert group.pages in {group.pages for group in left} or kind == "cgroup"

@@ -28,7 +28,7 @@ def test_what_the_colours_mean() -> None:
     _, texts = drawn(made)
     key = ["what all to its right wait for", "a lock, or another thing waited for"]
     assert texts[:3] == [*key, "a task that waits, its state, and for how long"]
-    assert texts[3:] == ["2 task-2 D 2.0s", "mutex 1", "1 task-1: runs on CPU 1"]
+    assert texts[3:] == ["2 task-2 D 2.0s", "mutex 1", "pid 1 task-1: runs on CPU 1"]
     _, crowd = drawn(
         report(
             [wait(pid, "mutex 1") for pid in range(2, 30)],

@@ -231,9 +231,13 @@ SCENARIOS: Mapping[str, Expected] = {
     ),
     "fieldcalls": Expected(
         critical=_codes("cpu-starved"),
-        must=_codes("cpu-storm"),
+        must=_codes("rcu-backlog"),
         may=LATE | _codes(WARNED),
-        words={"cpu-starved": "hog (FIFO 50)", "cpu-storm": "cm_freed [callmodule]"},
+        words={
+            "cpu-starved": "hog (FIFO 50)",
+            # The thread that is to call them, and who has its CPU.
+            "rcu-backlog": "rcuop/3 is to call them",
+        },
     ),
     "fieldpackets": Expected(
         must=_codes("cpu-storm"),
@@ -263,6 +267,7 @@ SCENARIOS: Mapping[str, Expected] = {
         },
     ),
     "fieldio": Expected(may=LATE | _codes("hung-tasks", "io-stuck")),
+    "fieldnbd": Expected(may=LATE),
     "stalls-locks": Expected(
         critical=_codes("cpu-stalled", "rcu-stalled"),
         may=LATE | _BEHIND,

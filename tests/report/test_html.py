@@ -20,7 +20,7 @@ from fixtures import lab
 from msatools import __version__
 from msatools.kernel.report import Note
 from msatools.locks.report import LocksReport
-from msatools.render.blocks import Block, Column, Span, Table, free_text, text
+from msatools.render.blocks import Block, Column, Table, advice, free_text, text
 from msatools.render.locks.words import MARKS
 from msatools.render.report.html import page
 from msatools.render.report.html_blocks import (
@@ -434,12 +434,20 @@ def test_no_task_is_hung() -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     rows = [(f"{number}", "x" * 9000) for number in range(MAX_ROWS + 9)]
-    notes = {0: (text("  why: -v shows more"),)}
+    notes = {0: (text("  why", advice("-v shows more")),)}
     columns = (Column("N", "right"), free_text("WORDS"))
 
     def made(verbose: bool) -> list[Block]:
-        lines = [text(Span(f"… {n} more: -v shows them")) for n in range(MAX_LINES * 2)]
+        lines = [
+            text(f"… {n} more", advice("-v shows them")) for n in range(MAX_LINES * 2)
+        ]
         return [Table(columns, rows, notes=notes), *(lines if verbose else lines[:3])]
+
+    # What a dump says is left as it is, if it looks like that.
+    said = "task named: -v shows it"
+    (words,) = page_blocks(lambda _: [text(said, advice("-v shows it"))])
+    assert isinstance(words, PageText)
+    assert [piece.text for piece in words.lines[0].pieces] == [said]
 
     table, lines = page_blocks(made)
     assert not isinstance(table, PageText)

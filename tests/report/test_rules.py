@@ -2,6 +2,7 @@
 
 """Rules, on the reports of real dumps as they would be some time later, or damaged."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +15,11 @@ from fixtures import lab
 from msatools.locks.report import LocksReport, Root, Wait
 from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.memstat import collect_memstat
+from msatools.registry import load
+from msatools.render.report.report import VERDICTS, page_parts
 from msatools.report import rules
 from msatools.report.events import parse_events
+from msatools.report.log_lines import last_lines
 from msatools.report.memory import GroupAtLimit, MemoryState, ZoneState
 from msatools.report.model import SECTIONS, TriageVerdict
 from msatools.report.next_steps import next_steps
@@ -25,12 +29,15 @@ from msatools.report.parts import ReportParts
 from msatools.report.report import collect_report
 from msatools.report.rule import VerdictRule, untested, verdicts
 from msatools.report.rules import RULES
+from msatools.report.summaries import section
 from msatools.report.unreclaimable import slab_groups, unreclaimable
 from msatools.report.waits import HUNG_NS, LONG_NS, explained, stopped_roots
 from msatools.report.words import waits_text
 from msatools.target import TargetSpec, open_target
 from msatools.target.printk import LogRecord
 from msatools.zombies.model import Limit
+from tests.support.calls import call
+from tests.truth import tables
 
 MADE_NS = 100_000_000
 """Guests are dumped seconds after the last of their tasks began to wait."""
@@ -102,7 +109,7 @@ def test_long_waits() -> None:
         named = explained(later) | parents
         (hung,) = {*blocked} - named
         assert blocked[hung] == "fuse-locked"
-        assert tasks.text.startswith(f"{hung} fuse-locked has been in state D for")
+        assert tasks.text.startswith(f"pid {hung} fuse-locked has been in state D for")
 
 
 def test_a_device_that_answers_is_not_stuck() -> None:
@@ -208,8 +215,9 @@ def test_parents_in_vfork_are_not_hung(dump: str) -> None:
     (verdict,) = said(aged(parts, HUNG_NS))["stopped-owner"]
     (stopped,) = (line for line in verdict.evidence if "vfork-" in line)
     (pid,) = (pid for pid in child if f"{child[pid]} vfork-" not in stopped)
-    assert line.startswith(f"not counted: 1 parent in vfork() for up to 2m00s: {pid} ")
-    assert line.endswith(f" until child {child[pid]} calls exec or exits")
+    start = "not counted: 1 parent in vfork() for up to 2m00s: "
+    assert line.startswith(f"{start}pid {pid} ")
+    assert line.endswith(f" until child pid {child[pid]} calls exec or exits")
     # Alone it is said, and alarms nobody.
     alone = replace(
         parts,
@@ -235,7 +243,7 @@ def test_what_a_parent_in_vfork_waits_for() -> None:
     for wait in parts.locks.waits:
         if wait.comm.startswith("vfork-"):
             text = waits_text(parts, wait.tgid)
-            assert text.endswith(f"in kernel_clone for child {wait.owners[0]}")
+            assert text.endswith(f"in kernel_clone for child pid {wait.owners[0]}")
 
 
 def test_each_rule_is_true_to_its_form() -> None:
@@ -529,7 +537,7 @@ def with_victim(killed_ns: int) -> ReportParts:
 def test_victim_that_does_not_die() -> None:
     (verdict,) = said(with_victim(KILLED_NS))["out-of-memory"]
     assert verdict.severity == "critical"
-    assert "does not die" in verdict.text
+    assert "does not exit" in verdict.text
 
 
 def test_victim_that_was_just_killed() -> None:
@@ -661,3 +669,112 @@ def test_dump_of_which_too_much_was_left_out() -> None:
     for each, is_said in ((parts, False), (filtered, True)):
         (verdict,) = said(each)["dump-damaged"]
         assert any("makedumpfile" in fact for fact in verdict.evidence) == is_said
+
+
+@pytest.mark.parametrize("dump", ["field-6.12", "lockmodule-6.12"])
+def test_deadlocked_tasks_are_no_hung_tasks_too(dump: str) -> None:
+    parts = parts_of(dump)
+    assert parts.locks is not None
+    dead = {pid for each in parts.locks.deadlocks for pid in each.pids}
+    kinds = {each.confidence for each in parts.locks.deadlocks}
+    assert kinds == {"exact", "possible"}
+    assert dead <= explained(parts)
+    # Without the deadlocks they would be.
+    alone = replace(parts.locks, deadlocks=())
+    assert not dead <= explained(replace(parts, locks=alone))
+    found = said(aged(parts, HUNG_NS))
+    in_d = {wait.pid for wait in parts.locks.waits if wait.state == "D"}
+    # No other verdict says that they hang.
+    hung = sum(
+        not in_d.isdisjoint(each.pids)
+        for each in parts.locks.deadlocks
+        if each.confidence == "possible"
+    )
+    severities = [each.severity for each in found["possible-deadlock"]]
+    assert severities.count("critical") == hung > 0
+
+
+def test_waiters_of_a_starved_task_are_no_hung_tasks_too() -> None:
+    """What stands behind a thread that gets no CPU stands with who has the CPU."""
+    parts = parts_of("fieldcalls-6.12")
+    assert parts.locks is not None
+    (root,) = (each for each in parts.locks.roots if each.comm == "rcuop/3")
+    assert {*root.behind} <= explained(parts)
+    found = said(parts)
+    (starved,) = found["cpu-starved"]
+    assert f"2 tasks wait for pid {root.pid} rcuop/3" in " ".join(starved.evidence)
+    lines = [line for each in found["hung-tasks"] for line in each.evidence]
+    assert lines
+    assert not any("rcuop" in line for line in lines)
+    (backlog,) = found["rcu-backlog"]
+    assert backlog.severity == "warning"
+    assert "cm_freed [callmodule]" in backlog.text
+    (line,) = backlog.evidence
+    assert line.startswith(f"pid {root.pid} rcuop/3 is to call them")
+    assert line.endswith("hog")
+
+
+def test_disabled_interrupt_of_a_disk_that_is_waited_for() -> None:
+    parts = parts_of("fieldcpus-6.12")
+    found = verdicts(RULES, parts)
+    codes = [each.code for each in found]
+    assert codes.index("irq-disabled") < codes.index("io-stuck")
+    irq, stuck = (said(parts)[code][0] for code in ("irq-disabled", "io-stuck"))
+    assert irq.severity == "warning"
+    assert irq.evidence[0].startswith("likely the cause of the wait for I/O on nvme0n3")
+    assert stuck.text.startswith("I/O on nvme0n3")
+    # Alone it is good to know.
+    (alone,) = said(replace(parts, locks=None))["irq-disabled"]
+    assert alone.severity == "info"
+
+
+def test_verdicts_beyond_those_in_full() -> None:
+    assert page_parts(["a", "b"], 10) == ([0, 1], [])
+    # The fourth of a code gives its place to the first of another.
+    codes = ["io"] * 5 + ["hung"] * 2 + ["irq"]
+    assert page_parts(codes, 6) == ([0, 1, 2, 5, 6, 7], [[3, 4]])
+    full, short = page_parts([f"{number % 7}" for number in range(30)], 10)
+    assert (len(full), len(short)) == (10, 7)
+    assert sorted([*full, *(index for each in short for index in each)]) == [*range(30)]
+
+
+def test_balloon_and_summary_have_one_base() -> None:
+    parts = parts_of("fieldballoon-6.12")
+    (balloon,) = said(parts)["balloon"]
+    summary = section("memstat", parts).summary
+    assert summary is not None
+    total = summary.partition(" with the balloon: ")[0]
+    assert balloon.text.endswith(f" of the guest's {total}")
+    share = re.search(r"\((\d+) %\)", balloon.text)
+    assert share is not None
+    assert f" balloon ({share[1]} %)" in summary
+
+
+def test_tables_of_the_scheduler_are_no_lines_that_matter() -> None:
+    """sysrq-w and some watchdogs print them; a guest does as it makes its scenario."""
+    log = parts_of("workqueues-6.12").log
+    printed = [record.text for record in log]
+    assert any(text.startswith(" S            task   PID") for text in printed)
+    shown = last_lines(log)
+    assert not any("kworker/" in line or "runnable tasks" in line for line in shown)
+    # What comes with them is kept.
+    failed = replace(log[-1], level=3, text="Buffer I/O error on dev sda")
+    assert last_lines((*log, failed))[-1].endswith("] Buffer I/O error on dev sda")
+
+
+@pytest.mark.parametrize("dump", ["field-6.12", "locks-6.12"])
+def test_first_page_has_each_code_and_explains_its_marks(dump: str) -> None:
+    """There is more wrong than ten verdicts; nothing of it is off the page."""
+    found = tables.report("report", dump)["verdicts"]
+    assert len(found) > VERDICTS
+    words = str(lab.build(dump).kept), "--types", "btf"
+    text = call(load("report"), *words, opening=open_target).out
+    page = text.partition("\nmemstat: ")[0]
+    for verdict in found:
+        assert f": {verdict['code']}  " in page
+    assert "\n(likely) by a field that may be out of date; (circumstantial) " in page
+    all_words = *words, "-n", "all"
+    everything = call(load("report"), *all_words, opening=open_target).out
+    assert all(f"  {verdict['text']}\n" in everything for verdict in found)
+    assert "… in short" in page
+    assert "… in short" not in everything

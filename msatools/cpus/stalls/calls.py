@@ -190,7 +190,9 @@ def _queued(
             yield queued, call
             call = read["next"]
     except LOST as error:
-        losses.lose(Loss.LISTS, f"cannot tell what CPU {cpu} is asked to run: {error}")
+        losses.lose(
+            Loss.LISTS, f"cannot determine what CPU {cpu} is asked to run: {error}"
+        )
 
 
 def _function(

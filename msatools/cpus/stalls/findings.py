@@ -141,7 +141,7 @@ class _StallFinder:
                 "cpu-starved",
                 "starved",
                 f"cpu{cpu} runs pid {current.pid} {current.comm} "
-                f"({policy_text(current)}), and {tasks} had no turn for {bound}"
+                f"({policy_text(current)}), and {tasks} not run for {bound}"
                 f"{duration(longest)}: {names}",
                 StallCause((), "", "exact", cpu, current.pid),
                 longest,

@@ -12,7 +12,7 @@ from msatools.cpus.stalls.model import CrossCall, HeldCpu, WantedLock
 from msatools.cpus.stalls.spinlocks import WantedLocks
 from msatools.cpus.stalls.watchdogs import Watchdogs
 from msatools.tasks.preemptcounts import preemption_count, softirq_count
-from msatools.tasks.runningstacks import CpuStack, StackReader
+from msatools.tasks.runningstacks import CpuStack, StackReader, named_frames
 from msatools.tasks.table import PF_KTHREAD
 
 _MAX_STACKS = 64
@@ -153,7 +153,15 @@ class HeldCpus:
                 if task.comm.startswith(_THREADS) and (task.wait_ns or 0) >= LATE_NS
             ),
             frames=() if context is None else context.frames,
+            module=None if found is None else self._module(*found),
         )
+
+    def _module(self, context: Context, stack: CpuStack) -> str | None:
+        """Return the module of the function that says best what a CPU does."""
+        for name, module in named_frames(stack, self._cpus.text):
+            if name.partition(".")[0] == context.function:
+                return module
+        return None
 
 
 def _policy(task: RunnableTask | None) -> str | None:

@@ -163,6 +163,9 @@ class HeldCpu:
     frames: tuple[str, ...]
     """Functions on its stack, the innermost first."""
 
+    module: str | None = field(default=None, metadata=ADDED)
+    """The module that has *function*; ``None`` if the kernel itself does."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GracePeriodTask:

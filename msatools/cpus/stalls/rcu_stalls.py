@@ -47,7 +47,7 @@ class GracePeriodHolders:
             cause, why = starved
             text = (
                 f"RCU makes no progress for {for_age}: its thread {thread.pid} "
-                f"{thread.comm} has had no turn, as {why}"
+                f"{thread.comm} has not run, as {why}"
             )
             return text, cause, cause.steps
         causes = [(cpu, self._chains.cause(cpu)) for cpu in held]

@@ -103,7 +103,7 @@ def _awaited(
                 return int(work["argument"])
             node = work["next"]
     except LOST as error:
-        losses.lose(Loss.LISTS, f"cannot tell what stops CPUs: {error}")
+        losses.lose(Loss.LISTS, f"cannot determine what stops CPUs: {error}")
     return 0
 
 
@@ -118,7 +118,7 @@ def _read_data(
     except MissingError:
         return None, None
     except UNREADABLE as error:
-        losses.lose(Loss.VARIABLES, f"cannot tell what CPUs stop for: {error}")
+        losses.lose(Loss.VARIABLES, f"cannot determine what CPUs stop for: {error}")
         return None, None
     state = data["state"]
     step = _STEPS[state] if 0 <= state < len(_STEPS) else None

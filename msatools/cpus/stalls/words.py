@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msatools.cpus.model import RunnableTask
 from msatools.cpus.stalls.model import CrossCall, GracePeriodTask, HeldCpu
 from msatools.kernel.ranges import ranges
+from msatools.tasks.functions import function_text
 
 _NAMED = 4
 """Maximum number of names in one line."""
@@ -21,7 +22,7 @@ def starved_text(held: HeldCpu) -> str:
     """Return which threads a task keeps from its CPU although it may be preempted."""
     if not held.starved or (held.policy is None and held.mode != "user"):
         return ""
-    return f", and {', '.join(held.starved[:_NAMED])} had no turn"
+    return f", and {', '.join(held.starved[:_NAMED])} could not run"
 
 
 def doing_text(held: HeldCpu, called: str) -> str:
@@ -35,7 +36,8 @@ def doing_text(held: HeldCpu, called: str) -> str:
     elif held.pid is not None:
         task = f"pid {held.pid} {held.comm}"
         task += f" ({held.policy})" if held.policy else ""
-    where = f" in {held.function}" if held.function else ""
+    function = function_text(held.function, held.module)
+    where = f" in {function}" if function else ""
     words = {
         "spins-for-lock": f"spins for {_lock(held)}{where}",
         "waits-for-call": f"waits for {cpus_text(held.calls_cpus) or 'other CPUs'} to "
@@ -86,7 +88,7 @@ def waiting_text(number: int) -> str:
 
 def names_text(tasks: Sequence[RunnableTask]) -> str:
     named = ", ".join(f"{task.pid} {task.comm}" for task in tasks[:_NAMED])
-    return named + (", ..." if len(tasks) > _NAMED else "")
+    return f"pid {named}" + (", …" if len(tasks) > _NAMED else "")
 
 
 def tasks_text(tasks: Sequence[GracePeriodTask]) -> str:

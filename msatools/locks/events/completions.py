@@ -133,7 +133,8 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
                 continue
             except UNREADABLE as error:
                 context.losses.lose(
-                    Loss.COMPLETIONS, f"cannot tell who is to complete one: {error}"
+                    Loss.COMPLETIONS,
+                    f"cannot determine who is to complete one: {error}",
                 )
                 continue
             if purpose is not None:
@@ -152,7 +153,7 @@ def _beside(
         return None
     except UNREADABLE as error:
         context.losses.lose(
-            Loss.COMPLETIONS, f"cannot tell what completes one: {error}"
+            Loss.COMPLETIONS, f"cannot determine what completes one: {error}"
         )
         return None
     if work is None:
@@ -181,7 +182,7 @@ def _move(context: LockContext, task: int, address: int) -> _Purpose | None:
     if mover is None:
         return None
     pid = context.pid(mover)
-    text = f"a move of {pid} to another CPU"
+    text = f"the migration of pid {pid} to another CPU"
     if context.layout.member(mover, "task_struct", "migration_disabled"):
         text += ", which has migration disabled"
     return _Purpose(text, (Holder(mover, "exact"),))

@@ -28,7 +28,9 @@ def current_work(context: LockContext, row: int) -> str | None:
     except MissingError:
         return None
     except UNREADABLE as error:
-        context.losses.lose(Loss.WORKQUEUES, f"cannot tell what a worker does: {error}")
+        context.losses.lose(
+            Loss.WORKQUEUES, f"cannot determine what a worker does: {error}"
+        )
         return None
 
 

@@ -105,7 +105,7 @@ class WorkFlushes:
             # Without symbols of data, as on Debian's cloud kernel of arm64.
             return None
         except UNREADABLE as error:
-            text = f"cannot tell why work has not begun: {error}"
+            text = f"cannot determine why work has not begun: {error}"
             self._losses.lose(Loss.WORKQUEUES, text)
             return None
 

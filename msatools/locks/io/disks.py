@@ -136,7 +136,8 @@ class Disks:
                 found = self._find_below(disk)
             except LOST as error:
                 self._losses.lose(
-                    Loss.DISKS, f"cannot tell what {disk.name} is stacked on: {error}"
+                    Loss.DISKS,
+                    f"cannot determine what {disk.name} is stacked on: {error}",
                 )
                 found = ()
             self._below[disk.address] = found

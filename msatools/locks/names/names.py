@@ -63,7 +63,7 @@ class LockNames:
                 self._names[lock] = self._lookup(lock, cases[:FEW_READS])
             except LOST as error:
                 self._context.losses.lose(
-                    Loss.LOCK_NAMES, f"cannot tell what a lock lies in: {error}"
+                    Loss.LOCK_NAMES, f"cannot determine what a lock lies in: {error}"
                 )
                 self._names[lock] = Name()
         return self._names[lock]

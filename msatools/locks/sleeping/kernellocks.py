@@ -338,9 +338,7 @@ class KernelLocks:
         for entry in entries:
             task = entry.task or 0
             if not may_be_task(task) or entry.kind >= len(lock.modes):
-                self._losses.lose(
-                    Loss.WAITERS, "a list of waiters has one that is none"
-                )
+                self._losses.lose(Loss.WAITERS, "a list of waiters has a damaged entry")
                 return None
             queue.append(QueuedWaiter(task, lock.modes[entry.kind]))
         return queue

@@ -221,11 +221,13 @@ def _cpus(context: LockContext) -> Iterator[_Cpu]:
         try:
             task = ask(cpu_curr, prog, number)
         except LOST as error:
-            context.losses.lose(Loss.CPUS, f"cannot tell what a CPU was doing: {error}")
+            context.losses.lose(
+                Loss.CPUS, f"cannot determine what a CPU was doing: {error}"
+            )
             continue
         trace = stack_trace(prog, task)
         if trace is None:
-            context.losses.lose(Loss.CPUS, "what a CPU was doing is lost: no stack")
+            context.losses.lose(Loss.CPUS, "cannot read what a CPU was doing: no stack")
             continue
         frames = [f for f in trace if not f.is_inline and f.pc >= KERNEL_HALF]
         names = [_name(context, frame) for frame in frames]

@@ -83,7 +83,7 @@ def what(context: LockContext, case: BlockedTask, request: Request) -> str | Non
     if count is None:
         return "SRCU grace period"
     if not count:
-        return "SRCU grace period: it has no reader any more, its work is to go on"
+        return "SRCU grace period: no reader holds it up; its work has not run yet"
     return f"SRCU grace period: {count:,} reader{'s' if count > 1 else ''}, not found"
 
 

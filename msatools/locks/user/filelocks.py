@@ -277,7 +277,9 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
                 tasks = wait_queues(context).tasks(requester.waiters)
                 queued += [QueuedWaiter(each.task, waiter.mode) for each in tasks]
     except UNREADABLE as error:
-        context.losses.lose(Loss.WAITERS, f"who waits for a lock on a file: {error}")
+        context.losses.lose(
+            Loss.WAITERS, f"cannot read who waits for a lock on a file: {error}"
+        )
         return None
     return queued or None
 

@@ -109,7 +109,7 @@ def content_of(context: LockContext, waiter: Waiter) -> FutexContent:
             contents[key] = _read_content(context, waiter)
         except LOST as error:
             context.losses.lose(
-                Loss.FUTEX_OWNERS, f"cannot tell who has a futex: {error}"
+                Loss.FUTEX_OWNERS, f"cannot determine who has a futex: {error}"
             )
             contents[key] = FutexContent()
     return contents[key]

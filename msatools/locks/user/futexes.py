@@ -180,7 +180,7 @@ class Futexes:
         try:
             tables = [*self._common_tables(), *tables]
         except MissingError as error:
-            self._broken(f"the hash table of waiters is not to be found: {error}")
+            self._broken(f"the hash table of waiters was not found: {error}")
         except UNREADABLE as error:
             self._broken(f"cannot read the hash tables of waiters: {error}")
         for start, count in tables:

@@ -118,7 +118,9 @@ def wait_target(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     try:
         return by_class(context, case) if by_class else None
     except UNREADABLE as error:
-        context.losses.lose(Loss.WAITS, f"cannot tell what a task waits on: {error}")
+        context.losses.lose(
+            Loss.WAITS, f"cannot determine what a task waits on: {error}"
+        )
     except MissingError as error:
         context.losses.note(
             "waits-unknown",

@@ -115,17 +115,17 @@ class WorkDelays:
             return Delay(text, _holders(running, exact=sure))
         woken = [each for each in workers if self._is_woken(each)]
         if woken:
-            text = f"the worker of {name} that is to do it waits for a CPU"
+            text = f"the worker of {name} that is to run it waits for a CPU"
             return Delay(text, _holders(woken, exact=len(woken) == 1))
         if "POOL_BH" in self._pools.flags(pool):
             return Delay(f"{name} waits for softirqs")
         maker = next((w for w in workers if w.address == pool.manager), None)
         if maker is not None:
-            text = f"{name} is to get another worker, which is being made"
+            text = f"{name} waits for a new worker, which is being created"
             return Delay(text, (Holder(maker.task, "likely"),))
         if not workers:
             return Delay(f"{name} has no worker")
-        return Delay(f"none of the {len(workers):,} workers of {name} does it")
+        return Delay(f"none of the {len(workers):,} workers of {name} has begun it")
 
     def _keeps_pool(self, pool: Pool, worker: Worker) -> bool:
         """Return whether a worker counts as running, and is runnable."""

@@ -190,7 +190,7 @@ class _Lister:
         try:
             return self._delays.of_pool(pool)
         except UNREADABLE as error:
-            self._lose(f"cannot tell why work is pending: {error}")
+            self._lose(f"cannot determine why work is pending: {error}")
             return None
 
     def _lose(self, text: str) -> None:

@@ -180,7 +180,7 @@ class CachedFiles:
         if len(rows) > MAX_PATHS:
             self._losses.note(
                 "paths-not-told",
-                f"of {len(rows):,} files the {MAX_PATHS:,} largest are told by path",
+                f"of {len(rows):,} files the {MAX_PATHS:,} largest are named by path",
             )
         rows = rows[:MAX_PATHS]
         locations = []

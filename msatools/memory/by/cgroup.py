@@ -258,7 +258,7 @@ class CgroupView:
                 self._losses.note(
                     "slab-charges",
                     f"{owner.pages:,} slab pages are charged to control groups object "
-                    "by object, which is not told apart",
+                    "by object, which is not split up",
                 )
 
 

@@ -164,7 +164,7 @@ class FileSystemView:
             system = self._files.file_system(owner.word)
         if system is None:
             self._losses.lose(Loss.NAMES)
-            name = "file systems that are lost"
+            name = "unreadable file systems"
             return _group(FileSystemGroup, f"{owner.word:#x}", name, owner)
         mounts = self._files.mount_points(system.address)
         return FileSystemGroup(
@@ -184,7 +184,7 @@ class FileSystemView:
 def _file_group(owner: TallyOwner, file: CachedFile | None) -> PageGroup:
     if file is None:
         address = f"{owner.word:#x}"
-        name = f"mapping {address}, whose inode is lost"
+        name = f"mapping {address}, whose inode is unreadable"
         return _group(FileGroup, address, name, owner)
     return FileGroup(
         key=file.key,

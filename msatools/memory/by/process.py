@@ -315,5 +315,7 @@ def _find_spaces(context: ScanContext) -> list[AddressSpace]:
     try:
         return address_spaces(context.reader, context.losses)
     except LOST as error:
-        context.losses.lose(Loss.TASKS, f"processes cannot be told: {error}")
+        context.losses.lose(
+            Loss.TASKS, f"pages cannot be attributed to processes: {error}"
+        )
         return []

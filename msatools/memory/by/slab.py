@@ -176,7 +176,7 @@ class SlabView:
     ) -> PageGroup:
         address = Address(owner.word)
         if cache is None:
-            name = f"cache {address:#x}, which is lost"
+            name = f"cache {address:#x}, which is unreadable"
             return SlabGroup(f"{address:#x}", name, owner.pages, owner.classes)
         ends = np.array((owner.word, owner.word + 1), np.uint64)
         rows = slice(*np.searchsorted(slabs.owners, ends).tolist())

@@ -139,7 +139,7 @@ class UserTables:
         """
         if len(tops) > int(_SPACE_MASK):
             left_out = len(tops) - int(_SPACE_MASK)
-            text = f"{left_out:,} address spaces are not looked at: too many"
+            text = f"{left_out:,} address spaces were not read: too many"
             self._losses.lose(Loss.ADDRESS_SPACES, text)
             tops = tops[: int(_SPACE_MASK)]
         known = np.zeros(len(tops), np.bool_)
@@ -189,7 +189,7 @@ class UserTables:
         tables = self._in_memory(distinct(tables), 1)
         if len(tables) > self._left:
             text = "there are more page tables than memory has room for"
-            self._losses.lose(Loss.USER_TABLES, f"{text}: some are not looked at")
+            self._losses.lose(Loss.USER_TABLES, f"{text}: some were not read")
             tables = tables[: self._left]
             self._is_whole = False
         self._left -= len(tables)

@@ -90,7 +90,7 @@ def memmap_ranges(
         ranges = _listed_ranges(reader, layout, losses)
     except UNREADABLE as error:
         ranges = []
-        _lose_sections(losses, f"the table of memory sections is lost ({error})")
+        _lose_sections(losses, f"the table of memory sections cannot be read ({error})")
     if losses.coverage[Loss.SECTION_TABLE.value]:
         listed = {part.section for part in ranges}
         ranges += (
@@ -208,7 +208,7 @@ def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]
     last = find_variable(prog, "__highest_present_section_nr").value_()
     bits = _MAX_PHYSICAL_BITS - find_variable(prog, "SECTION_SIZE_BITS").value_()
     if last >> max(bits, 0):
-        raise DamagedDataError("an absurd number of sections", last)
+        raise DamagedDataError("an impossible number of sections", last)
     type_ = find_type(prog, "struct mem_section")
     size = drgn.sizeof(type_)
     memmap: int = member_of(type_, "section_mem_map").offset // 8
@@ -221,7 +221,9 @@ def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]
         try:
             data = reader.read(address, size * per_root)
         except UNREADABLE as error:
-            _lose_sections(losses, f"part of the table of sections is lost ({error})")
+            _lose_sections(
+                losses, f"part of the table of sections cannot be read ({error})"
+            )
             continue
         words = np.frombuffer(data, np.uint64).reshape(per_root, size // 8)
         here = np.flatnonzero(words[:, memmap])

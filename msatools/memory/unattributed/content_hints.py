@@ -215,7 +215,7 @@ class _Pointers:
             self._start = page_address(prog, 0)
             self._slabs = SlabNames(reader, context.layout)
         except LOST as error:
-            losses.lose(Loss.SLAB_CACHES, f"pointers into slabs tell nothing: {error}")
+            losses.lose(Loss.SLAB_CACHES, f"pointers into slabs are not used: {error}")
 
     def count(self, pages: npt.NDArray[np.uint64]) -> list[dict[int, int]]:
         """Count the pointers of each page by their word.

@@ -97,7 +97,9 @@ class PageOwners:
         except MissingError:
             return None
         except UNREADABLE as error:
-            losses.lose(Loss.PAGE_OWNER, f"cannot tell who allocated pages: {error}")
+            losses.lose(
+                Loss.PAGE_OWNER, f"cannot determine who allocated pages: {error}"
+            )
             return None
 
     def owners(self, pfns: npt.NDArray[np.int64]) -> Owners:

@@ -260,7 +260,7 @@ class UnattributedView:
         for code in self.observer.codes:
             mine = where(blocks.code == code)
             if len(mine) > left:
-                text = f"{left:,} of {len(mine):,} blocks were looked into"
+                text = f"{left:,} of {len(mine):,} blocks were examined"
                 self._context.losses.note(
                     "not-all-contents", f"{CLASSES[code]}: {text}"
                 )

@@ -8,7 +8,16 @@ from dataclasses import replace
 from msatools.cpus.model import CpusReport, Irq, Vector
 from msatools.records import dataclass
 from msatools.render import plain
-from msatools.render.blocks import Block, Cell, Column, More, Span, Table, free_text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    More,
+    Span,
+    Table,
+    advice,
+    free_text,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, plural
 from msatools.render.cpus.words import amount, numbers_text, percent
@@ -46,7 +55,7 @@ def irq_tables(
 
 def _devices(report: CpusReport, rows: int | None, verbose: bool) -> Iterator[Block]:
     if report.irqs is None:
-        yield line("Interrupts of devices were not looked at.")
+        yield line("Interrupts of devices were not read.")
         return
     ranked = sorted(report.irqs, key=lambda irq: (-(irq.total or 0), irq.irq))
     wanted = [irq for irq in ranked if verbose or irq.total != 0]
@@ -59,8 +68,8 @@ def _devices(report: CpusReport, rows: int | None, verbose: bool) -> Iterator[Bl
         yield replace(_device_table(shown, report, verbose), more=more)
     if still := len(ranked) - len(wanted):
         it = "it" if still == 1 else "them"
-        words = f"… {plural(still, 'interrupt')} did not come: -v shows {it}"
-        yield line(Span(words, "dim"))
+        words = Span(f"… {plural(still, 'interrupt')} did not come", "dim")
+        yield line(words, advice(f"-v shows {it}"))
 
 
 def _device_table(irqs: Sequence[Irq], report: CpusReport, verbose: bool) -> Table:

@@ -24,6 +24,9 @@ _LATE_NS = 100_000_000
 
 _NORMAL = (None, "idle")
 
+_DELAYS = frozenset({"delay_tsc", "delay_loop", "__delay", "__const_udelay"})
+"""Where the CPU that panicked waits for what comes then (kernel/panic.c)."""
+
 
 def queue_lines(queues: Sequence[RunQueue], rows: int | None) -> Iterator[Text]:
     """Yield each CPU's running task, and below it the waiting tasks in order.
@@ -78,6 +81,8 @@ def _head(queue: RunQueue) -> Iterator[Cell]:
 def _clock(queue: RunQueue) -> Iterator[Text]:
     """Yield a line on a CPU's activity, clock and panic, if there is any to show."""
     words = [] if queue.doing is None else [queue.doing]
+    if queue.panicked and _DELAYS.intersection((queue.doing or "").split()):
+        words = ["waits in panic()"]
     if queue.lag_why not in _NORMAL:
         words.append(str(queue.lag_why))
     if queue.lag_ns is not None and queue.lag_ns >= _LATE_NS:
@@ -89,7 +94,7 @@ def _clock(queue: RunQueue) -> Iterator[Text]:
         cells = [Span(", ".join(words), "bad")]
     if queue.panicked:
         cells += ["; "] if words else []
-        cells.append(Span("the kernel died here", "bad"))
+        cells.append(Span("the CPU that panicked", "bad"))
     if cells:
         # If tasks wait, the tree's vertical line continues.
         yield line(Span("|    " if queue.waiting else "     ", "dim"), *cells)
@@ -127,7 +132,7 @@ def _cgroup(task: RunnableTask) -> str:
 
 def _policy(task: RunnableTask) -> str:
     """Return the policy and priority of a task: ``RR 40``, ``OTHER nice 5``."""
-    words = task.policy
+    words = "SCHED_IDLE" if task.policy == "IDLE" else task.policy
     if task.rt_priority is not None:
         words += f" {task.rt_priority}"
     if task.nice:

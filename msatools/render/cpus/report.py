@@ -14,6 +14,7 @@ from msatools.render.blocks import (
     Span,
     Table,
     Text,
+    advice,
     free_text,
     one_line,
 )
@@ -145,7 +146,7 @@ def _cpus(
     if idle:
         words = f"… {plural(len(idle), 'CPU')} idle 100 %: {numbers_text(idle)}"
         it = "it" if len(idle) == 1 else "them"
-        yield line(Span(f"{words}: -v shows {it}", "dim"))
+        yield line(Span(words, "dim"), advice(f"-v shows {it}"))
     if off:
         yield line(Span(f"offline: {numbers_text(off)}", "dim"))
     if columns is not None:
@@ -169,7 +170,7 @@ def _does_nothing(cpu: Cpu) -> bool:
 
 def _stacks(report: CpusReport) -> Iterator[Block]:
     if report.stacks is None:
-        yield line("The stacks of CPUs are known of a dump alone.")
+        yield line("Stacks of CPUs are only known in a dump.")
     online = {cpu.cpu for cpu in report.cpus if cpu.online}
     for stack in report.stacks or ():
         who = "" if stack.pid is None else f"  pid {stack.pid} {stack.comm}"

@@ -15,11 +15,21 @@ from msatools.cpus.stalls.model import (
     Stalls,
     StopMachine,
 )
-from msatools.render.blocks import Block, Cell, Column, Span, Style, Table, free_text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Span,
+    Style,
+    Table,
+    advice,
+    free_text,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, number_text, plural
 from msatools.render.cpus.words import INDENT, numbers_text
 from msatools.reports.units import duration
+from msatools.tasks.functions import function_text
 
 _ALIKE, _SHOWN = 4, 3
 """Stalls of one kind with the same culprit that are all shown, and how many are if
@@ -59,12 +69,8 @@ def stall_lines(stalls: Stalls, *, verbose: bool) -> Iterator[Block]:
         for stall in below:
             yield from _stall(stall, None)
     elif below:
-        yield line(
-            Span(
-                f"{plural(len(below), 'finding')} below the limits: -v shows more",
-                "dim",
-            )
-        )
+        left = Span(f"{plural(len(below), 'finding')} below the limits", "dim")
+        yield line(left, advice("-v shows them"))
     if stalls.cpus and (over or verbose):
         yield _cpus(stalls.cpus, stalls.stolen)
     yield from _grace_period(stalls.rcu, verbose)
@@ -108,8 +114,8 @@ def _stall(stall: Stall, style: Style | None) -> Iterator[Block]:
         yield line(INDENT, step)
     words = {
         "exact": "",
-        "likely": "by records that may be old",
-        "evidence": "by what lies on stacks: nothing records it",
+        "likely": "by records that may be out of date",
+        "evidence": "by addresses on stacks; no record of the kernel says so",
     }[stall.confidence]
     if words:
         yield line(INDENT, Span(words, "dim"))
@@ -166,7 +172,7 @@ def _does(held: HeldCpu, is_stolen: bool) -> Iterator[str]:
     if held.call is not None:
         yield f"{held.call}()"
     if held.function is not None:
-        yield held.function
+        yield function_text(held.function, held.module) or ""
     if is_stolen:
         yield "preempted by the hypervisor"
 
@@ -194,7 +200,7 @@ def _grace_period(rcu: GracePeriod | None, verbose: bool) -> Iterator[Block]:
         parts.append(plural(rcu.callbacks, "callback"))
     if rcu.thread is not None:
         quiet = rcu.thread.wait_ns
-        ago = "" if quiet is None else f" last did something {duration(quiet)} ago"
+        ago = "" if quiet is None else f" last active {duration(quiet)} ago"
         parts.append(f"thread {rcu.thread.pid} {rcu.thread.comm}{ago}")
     yield line("RCU: " + ", ".join(parts))
     for task in (*rcu.tasks, *rcu.expedited_tasks):
@@ -204,7 +210,8 @@ def _grace_period(rcu: GracePeriod | None, verbose: bool) -> Iterator[Block]:
     for task in shown:
         yield line(INDENT, f"waits: {_task(task)}")
     if len(waiters) > len(shown):
-        yield line(INDENT, f"… {len(waiters) - len(shown):,} more: -v shows")
+        left = f"… {len(waiters) - len(shown):,} more"
+        yield line(INDENT, left, advice("-v shows them"))
 
 
 def _task(task: GracePeriodTask) -> str:

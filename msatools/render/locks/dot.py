@@ -74,7 +74,7 @@ def _title(report: LocksReport) -> Iterator[str]:
 
 
 _LEGEND = (
-    'label="red: a deadlock; thick: who is to blame"',
+    'label="red: a deadlock; thick: a root"',
     "labelloc=b",
     'k0 [label="task"]',
     'k1 [shape="ellipse", label="lock"]',

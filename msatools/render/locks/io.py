@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msatools.locks.io.model import DiskIo, InFlight, Stage
 from msatools.locks.report import LocksReport, Root
-from msatools.render.blocks import Block, Cell, Column, More, Span, Table, free_text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    More,
+    Span,
+    Table,
+    advice,
+    free_text,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import LOWER, NOT_KEPT, number_text, plural
 from msatools.reports.units import duration, size
@@ -23,8 +32,8 @@ _STAGES: Mapping[Stage, str] = {
     "scheduler": "in the scheduler",
     "queued": "queued",
     "plugged": "plugged",
-    "deferred": "deferred",
-    "delayed": "delayed",
+    "deferred": "held back until it is resumed",
+    "delayed": "held back by dm-delay",
 }
 """Words for the stages, from the hardware up."""
 
@@ -67,7 +76,8 @@ def in_flight(
         yield Table(_DISKS, [_disk(disk) for disk in shown])
     quiet = len(known) - len(shown)
     if quiet:
-        yield line(f"{plural(quiet, 'disk')} with nothing in flight: -v shows them")
+        words = f"{plural(quiet, 'disk')} with nothing in flight"
+        yield line(words, advice("-v shows them"))
     limit = rows or (None if verbose else REQUESTS)
     listed = [(disk.name, each) for disk in shown for each in disk.requests[:limit]]
     if not listed:

@@ -16,7 +16,7 @@ from msatools.locks.report import (
     Root,
     Wait,
 )
-from msatools.render.blocks import Block, Cell, Items, More, Span, Style, Text
+from msatools.render.blocks import Block, Cell, Items, More, Span, Style, Text, advice
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, plural, state_cell
 from msatools.render.header import header, losses, notes, times
@@ -140,10 +140,11 @@ def _deadlock(deadlock: Deadlock, graph: WaitGraph, verbose: bool) -> Iterator[T
         hops.append(f"{pid} {mark}{name}{mark}>")
     left = 0 if verbose else len(hops) - _HOPS
     if left > 0:
-        hops[_HOPS:] = [f"… {left:,} more: -v shows them …"]
+        hops[_HOPS:] = [f"… {left:,} more …"]
     hops.append(str(pids[0]) if pids else NOT_KEPT)
     title = "DEADLOCK  " if is_exact else "POSSIBLE DEADLOCK  "
-    yield line(Span(title, style), " ".join(hops))
+    how = [advice("-v shows all", "  ")] if left > 0 else []
+    yield line(Span(title, style), " ".join(hops), *how)
     shown = pids if verbose else pids[:_HOPS]
     yield from WaitTree(graph, verbose).tasks(shown, depth=1)
 
@@ -164,7 +165,8 @@ def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Te
         if herd not in left:
             yield line(Span(_herd(herd, report, graph, verbose), "warn"))
     if left:
-        yield line(f"… {len(left):,} more locks with many waiters: -v shows them")
+        words = f"… {len(left):,} more locks with many waiters"
+        yield line(words, advice("-v shows them"))
     for inversion in report.inversions:
         yield line(Span(_inversion(inversion, graph), "warn"))
 
@@ -206,7 +208,7 @@ def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
 
 def _ready(inversion: Inversion) -> str:
     ready_ns = inversion.owner_ready_ns
-    return "" if ready_ns is None else f" (without a turn for {duration(ready_ns)})"
+    return "" if ready_ns is None else f" (not run for {duration(ready_ns)})"
 
 
 def _changes(changes: LockChanges, verbose: bool) -> Iterator[Text]:
@@ -297,8 +299,8 @@ def _cut(root: Root, tree: WaitTree) -> Iterator[Text]:
     left = graph.reached([root]) & graph.waits.keys() - tree.shown_pids - own
     if left:
         them = "it" if len(left) == 1 else "them"
-        words = f"… {plural(len(left), 'more waiter')}: -v shows {them}"
-        yield line("  ", Span(words, "dim"))
+        words = Span(f"… {plural(len(left), 'more waiter')}", "dim")
+        yield line("  ", words, advice(f"-v shows {them}"))
 
 
 def _about(root: Root, graph: WaitGraph, verbose: bool) -> Sequence[Cell]:
@@ -368,7 +370,8 @@ def _unowned(waits: Sequence[Wait], graph: WaitGraph) -> Iterator[Text]:
     yield line(
         Span("NO KNOWN OWNER  ", "title"),
         f"{plural(len(waits), 'task')} {verb} for {plural(count, 'lock')} whose holder "
-        f"could not be found (usually idle threads): {kinds}; --by lock lists them",
+        f"could not be found (usually idle threads): {kinds}",
+        advice("--by lock lists them", "; "),
     )
 
 
@@ -377,11 +380,12 @@ def _others(waits: Sequence[Wait], graph: WaitGraph, verbose: bool) -> Iterator[
     if not waits:
         return
     shown = waits if verbose else waits[:_OTHERS]
-    verb = "hangs" if len(waits) == 1 else "hang"
+    verb = "leads" if len(waits) == 1 else "lead"
     count = plural(len(waits), "blocked task")
-    yield line(Span("OTHERS  ", "title"), f"{count} {verb} on no root")
+    yield line(Span("OTHERS  ", "title"), f"{count} {verb} to no root")
     tree = WaitTree(graph, verbose)
     yield from tree.tasks([wait.pid for wait in shown], depth=1, locks=True)
     if len(shown) < len(waits):
         left = len(waits) - len(shown)
-        yield line("  ", Span(f"… {left:,} more: --by task lists them", "dim"))
+        words = Span(f"… {left:,} more", "dim")
+        yield line("  ", words, advice("--by task lists them"))

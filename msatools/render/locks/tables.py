@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from msatools.locks.report import Contended, LocksReport, OwnerSeen, Wait
+from msatools.locks.report import Contended, LockRow, LocksReport, OwnerSeen, Wait
 from msatools.render.blocks import (
     Block,
     Cell,
@@ -14,6 +14,7 @@ from msatools.render.blocks import (
     Span,
     Table,
     Text,
+    advice,
     free_text,
     one_line,
 )
@@ -253,13 +254,16 @@ def _chain(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
     limit = _ALL_HOPS if verbose else _HOPS
     for hop, step in enumerate(graph.way(wait.pid)):
         if hop == limit:
-            yield Span("  … and on" + ("" if verbose else ": -v shows more"), "dim")
+            yield Span("  …", "dim")
+            if not verbose:
+                yield advice("-v shows more", "  ")
             return
-        yield f" -> {lock_text(step.lock)}"
         if step.owner is None:
             root = graph.end(pid)
-            yield f": {'no known owner' if root is None else root.reason}"
+            reason = "no known owner" if root is None else root.reason
+            yield f" -> {_without_name(step.lock, reason)}"
             return
+        yield f" -> {lock_text(step.lock)}"
         pid = step.owner.pid
         others = f" (+{step.others:,})" if step.others else ""
         yield f" {MARKS[step.owner.confidence]}> {task_text(graph, pid)}{others}"
@@ -269,6 +273,14 @@ def _chain(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
         seen.add(pid)
         if graph.step(pid) is None and (doing := _doing(pid, graph)):
             yield f": {doing}"
+
+
+def _without_name(lock: LockRow, reason: str) -> str:
+    """Return a lock and why nobody has it; some reasons begin with its name."""
+    name = lock_text(lock)
+    if lock.name and reason.startswith(lock.name):
+        return f"{name}{reason.removeprefix(lock.name)}"
+    return f"{name}: {reason}"
 
 
 def _doing(pid: int, graph: WaitGraph) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from msatools.locks.report import LockRow
-from msatools.render.blocks import Cell, Span, Text, escape
+from msatools.render.blocks import Cell, Span, Text, advice, escape
 from msatools.render.blocks import one_line as line
 from msatools.render.cells import NOT_KEPT, state_cell
 from msatools.render.locks.wait_graph import HeldLock, WaitGraph
@@ -24,7 +24,7 @@ _DEPTH = 12
 _ALL_DEPTH = 64
 """Maximum depth with -v: deeper indentation is not readable."""
 
-_HOW = {"behind it": ": --chains shows the way", "not among those asked for": ""}
+_HOW = {"behind it": "--chains shows the way", "not among those asked for": ""}
 _MODES = {"read": "R", "write": "W", None: " "}
 
 
@@ -175,5 +175,6 @@ class WaitTree:
     def _more(self, left: int, what: str, depth: int) -> Iterator[Text]:
         if left > 0:
             self.lines += 1
-            how = _HOW.get(what, ": -v shows them")
-            yield line("  " * depth, Span(f"… {left:,} {what}{how}", "dim"))
+            how = _HOW.get(what, "-v shows them")
+            words = Span(f"… {left:,} {what}", "dim")
+            yield line("  " * depth, words, *([advice(how)] if how else []))

@@ -9,6 +9,7 @@ from msatools.render.cells import BOUND_MARKS, NOT_KEPT, plural
 from msatools.render.locks.wait_graph import WaitGraph
 from msatools.render.on import on_text
 from msatools.reports.units import duration
+from msatools.tasks.functions import function_text
 
 MARKS = {"exact": "=", "likely": "~", "evidence": "?"}
 """Marks for the confidence in an owner."""
@@ -50,7 +51,8 @@ def age_text(wait: Wait) -> str:
 def place_text(wait: Wait) -> str:
     """Return where a task waits: the calling function and the system call."""
     call = f"{wait.call}()" if wait.call else None
-    return ", ".join(part for part in (wait.caller, call) if part)
+    caller = function_text(wait.caller, wait.module)
+    return ", ".join(part for part in (caller, call) if part)
 
 
 def doing_text(wait: Wait) -> str:

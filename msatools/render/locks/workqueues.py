@@ -11,7 +11,16 @@ from msatools.locks.workqueues.model import (
     Workqueue,
     Workqueues,
 )
-from msatools.render.blocks import Block, Cell, Column, More, Span, Table, free_text
+from msatools.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    More,
+    Span,
+    Table,
+    advice,
+    free_text,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, plural, state_cell
 from msatools.reports.units import duration
@@ -71,7 +80,8 @@ def workqueues(
         yield Table(_POOLS, [_pool(pool, verbose) for pool in shown], more)
     quiet = len(listed.pools) - len(pools)
     if quiet:
-        yield line(f"{plural(quiet, 'pool')} with nothing to do: -v shows them")
+        words = f"{plural(quiet, 'pool')} with nothing to do"
+        yield line(words, advice("-v shows them"))
     busy = [row for pool in shown for row in _busy(pool)]
     if busy:
         yield line("")

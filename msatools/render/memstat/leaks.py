@@ -17,7 +17,7 @@ def blocks(leaks: Sequence[Leak], top: int | None) -> Iterator[Block]:
     yield text()
     yield text(Span("What modules have", "title"))
     if not leaks:
-        yield text("Nothing is known to be a module's.")
+        yield text("No allocation is known to be a module's.")
         return
     columns = (
         Column("SIZE", "right"),

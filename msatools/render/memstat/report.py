@@ -235,7 +235,9 @@ class _Lines:
             whole = "" if pool is None else f"compressed to {size(pool)}"
             stored = behind.stored_pages
             amount = size(stored * page_size)
-            yield (f"(of it in {name})", f"{stored:,}", *change, amount, "", whole)
+            # A disk of zram has the header of the swap area, and what is no swap.
+            label = f"(in {name})" if name == "zram" else f"(of it in {name})"
+            yield (label, f"{stored:,}", *change, amount, "", whole)
 
     def _differs(self, row: ClassRow) -> bool:
         check = self._checks.get(row.name)

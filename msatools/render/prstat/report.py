@@ -27,6 +27,7 @@ from msatools.render.blocks import (
     Span,
     Table,
     Text,
+    advice,
     free_text,
     one_line,
     text,
@@ -59,10 +60,7 @@ DOINGS = ("NOW", "FOR", "ON", "VCX", "ICX", "MIN", "MAJ", "SCL", "SIG")
 CHILDREN = ("PID", "CUSR", "CSYS", "CVCX", "CICX", "CMIN", "CMAJ", "PROCESS/NLWP")
 
 INTERVAL_ROWS = 20
-_LEGEND = (
-    "~ estimate  < at most  > at least  - not kept (SCL, SIG and TRP by no Linux); "
-    "--why COL says more"
-)
+_LEGEND = "~ estimate  < at most  > at least  - not kept (SCL, SIG and TRP by no Linux)"
 _MAX_PIDS = 8
 _SEEN = {"one dump": "by one look", "confirmed": "all slept again in the interval"}
 
@@ -119,7 +117,7 @@ def blocks(
             keeps_all=columns is not None,
         )
         if microstates and columns is None:
-            yield text(Span(_LEGEND, "dim"))
+            yield text(Span(_LEGEND, "dim"), advice("--why COL says more", "; "))
         yield from _stuck(report, shown)
     if report.totals.threads:
         yield from _all_groups(report, rows)

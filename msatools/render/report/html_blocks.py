@@ -6,13 +6,21 @@ What a terminal says of its own options (``-v shows them``) has no place on a pa
 page shows all, up to its bounds, and how many rows and lines are left out.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from msatools.records import dataclass
 from msatools.render import plain
-from msatools.render.blocks import Block, Cell, Column, Span, Style, Table, escape
+from msatools.render.blocks import (
+    Advice,
+    Block,
+    Cell,
+    Column,
+    Span,
+    Style,
+    Table,
+    escape,
+)
 from msatools.render.cells import plural
 
 MAX_ROWS = 400
@@ -26,12 +34,6 @@ LONG = 48
 
 MAX_CHARACTERS = 1000
 """Characters of a line or cell on the page."""
-
-_ADVICE = re.compile(
-    r"[:;]? (?:-v|-n COUNT|--[a-z][A-Za-z -]*)(?: or a wider terminal)?"
-    r" (?:shows?|lists?|says?)\b(?: (?:it|them|more|the way|all))?"
-)
-"""What to type to see more; a page has no options."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,11 @@ def _cell(cell: Cell, column: Column) -> PageCell:
 
 
 def _line(line: plain.Line) -> PageLine:
-    """Return a line without what a terminal says of its options."""
+    """Return a line without what to type on a terminal."""
     room = MAX_CHARACTERS
     pieces = []
     for span in line:
-        text = _ADVICE.sub("", span.text)
+        text = "" if isinstance(span, Advice) else span.text
         if text and room > 0:
             pieces.append(PagePiece(_cut(text, room), span.style or ""))
         room -= len(text)

@@ -2,18 +2,30 @@
 
 """Renders the report of msa-report: the front page, and all reports behind it."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import groupby
 
 from msatools.kernel.losses import Loss
-from msatools.render.blocks import Block, Items, More, Span, Style, Text, one_line, text
+from msatools.legends.report import CONFIDENCE
+from msatools.render.blocks import (
+    Block,
+    Items,
+    More,
+    Span,
+    Style,
+    Text,
+    advice,
+    one_line,
+    text,
+)
 from msatools.render.cells import plural
 from msatools.render.header import header, notes
 from msatools.report.model import (
     CrashDetails,
-    Machine,
     ReportSection,
     Severity,
     TriageReport,
@@ -27,10 +39,12 @@ from msatools.report.words import (
     who_text,
 )
 from msatools.reports.units import duration, size
-from msatools.target.model import Target
 
 VERDICTS = 10
-"""Verdicts that are shown by default."""
+"""Verdicts that are shown in full by default."""
+
+_ALIKE = 3
+"""Verdicts of one code that are shown in full, if not all are."""
 
 _FRAMES = 12
 NO_NAME = "(none)"
@@ -38,6 +52,7 @@ NO_NAME = "(none)"
 
 _NOTES = 6
 _NESTED = 3
+_MORE = advice("-v shows them")
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
 
 
@@ -56,7 +71,7 @@ def blocks(
     """
     # The crash has its own lines.
     yield from header(replace(report.target, crash=None), verbose=verbose)
-    yield text(machine_text(report.machine, report.target))
+    yield text(machine_text(report))
     if report.crash is not None:
         yield from _crash(report.crash, verbose)
     elif not report.target.live:
@@ -87,7 +102,9 @@ def _notes(report: TriageReport, verbose: bool) -> Iterator[Text]:
     shown = found if verbose else found[:_NOTES]
     yield from shown
     if left := len(found) - len(shown):
-        yield text(Span(f"… {plural(left, 'more note')}: -v shows them", "dim"))
+        yield text(
+            Span(f"… {plural(left, 'more note')}", "dim"), advice("-v shows them")
+        )
 
 
 def crash_text(report: TriageReport) -> str:
@@ -104,20 +121,22 @@ def not_crashed_text(report: TriageReport) -> str:
     return "It had not crashed: the dump was taken of a running kernel."
 
 
-def machine_text(machine: Machine, target: Target) -> str:
+def machine_text(report: TriageReport) -> str:
     """Return a line on the machine: its name, and how long it ran."""
+    machine = report.machine
     words = [machine.host] if machine.host not in (None, NO_NAME) else []
     if machine.uptime_ns is not None:
         words.append(f"up {duration(machine.uptime_ns)}")
     if machine.cpus is not None:
         words.append(plural(machine.cpus, "CPU"))
     if machine.ram_bytes is not None:
-        words.append(size(machine.ram_bytes))
+        words.append(f"{size(machine.ram_bytes)} managed")
     if machine.load is not None:
         words.append("load " + " ".join(f"{each:.2f}" for each in machine.load))
     if machine.time_ns is not None:
         when = _time_of_day(machine.time_ns)
-        words.append(f"now {when}" if target.live else f"stopped {when}")
+        dumped = "dumped" if report.crash is None else "crashed"
+        words.append(f"{'now' if report.target.live else dumped} {when}")
     if machine.taints:
         words.append(f"tainted {machine.taints}")
     return ", ".join(words) or "-"
@@ -142,13 +161,17 @@ def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
     for frame in shown:
         yield one_line(f"    {frame}")
     if left := len(frames) - len(shown):
-        yield text(Span(f"    … {plural(left, 'more frame')}: -v shows them", "dim"))
+        yield text(
+            Span(f"    … {plural(left, 'more frame')}", "dim"), advice("-v shows them")
+        )
     yield text(Span(f"  fingerprint {crash.fingerprint}", "dim"))
     nested = crash.nested if verbose else crash.nested[:_NESTED]
     for fault in nested:
         yield text(f"  {nested_text(fault)}")
     if left := len(crash.nested) - len(nested):
-        yield text(Span(f"  … {plural(left, 'more fault')}: -v shows them", "dim"))
+        yield text(
+            Span(f"  … {plural(left, 'more fault')}", "dim"), advice("-v shows them")
+        )
 
 
 def frames_text(frames: Sequence[str]) -> Iterator[str]:
@@ -164,10 +187,66 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     if not found:
         yield text(no_verdict_text(report))
         return
-    shown = found[: rows or VERDICTS]
-    left = len(found) - len(shown)
-    more = More("verdict", left, is_chosen=rows is not None)
-    yield Items([[*_verdict(verdict)] for verdict in shown], more)
+    full, short = page_parts([verdict.code for verdict in found], rows or VERDICTS)
+    more = More("verdict", is_chosen=rows is not None)
+    yield Items([[*_verdict(found[index])] for index in full], more)
+    if short:
+        how = advice(f"-n {len(found)} shows them in full")
+        yield text(Span("… in short", "dim"), how)
+    for alike in short:
+        yield _in_short([found[index] for index in alike])
+    yield from _marks(report)
+
+
+def page_parts(codes: Sequence[str], most: int) -> tuple[list[int], list[list[int]]]:
+    """Return which verdicts are shown in full, and which in a line for each code.
+
+    If there are too many, the first few of each code are in full: of ten disks that do
+    not answer, the tenth says less than what else is wrong.
+
+    :param codes: The codes of the verdicts, the worst first.
+    :param most: Maximum number of those in full.
+    :return: Their indexes.
+    """
+    full = [*range(min(len(codes), most))]
+    if len(codes) > most:
+        of_code: Counter[str] = Counter()
+        full = []
+        for index, code in enumerate(codes):
+            if len(full) < most and of_code[code] < _ALIKE:
+                of_code[code] += 1
+                full.append(index)
+    short: dict[str, list[int]] = {}
+    for index in sorted({*range(len(codes))} - {*full}):
+        short.setdefault(codes[index], []).append(index)
+    return full, [*short.values()]
+
+
+def _in_short(alike: Sequence[TriageVerdict]) -> Text:
+    """Return a line on verdicts of one code."""
+    first, left = alike[0], len(alike) - 1
+    more = f"; and {left:,} more" if left else ""
+    return one_line(
+        Span(f"{severity_text(first)}: {first.code}", _STYLES[first.severity]),
+        f"  {first.text}{more}",
+    )
+
+
+def _marks(report: TriageReport) -> Iterator[Text]:
+    """Yield a line on the marks that the page has."""
+    used = {verdict.confidence for verdict in report.verdicts}
+    words = [
+        f"({entry.name}) {entry.meaning}"
+        for entry in CONFIDENCE.entries
+        if (entry.key or entry.name) in used and entry.name != "exact"
+    ]
+    texts = [section.summary or "" for section in report.sections.values()]
+    texts += (each.text for each in report.verdicts)
+    texts += (line for each in report.verdicts for line in each.evidence)
+    if any(re.search(r"(^| )~\d", each) for each in texts):
+        words.append("~ before a PID means likely")
+    if words:
+        yield text(Span("; ".join(words), "dim"))
 
 
 def no_verdict_text(report: TriageReport) -> str:

@@ -5,9 +5,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text
+from msatools.render.blocks import Block, Cell, Column, Span, Table, advice, free_text
 from msatools.render.blocks import text as line
-from msatools.render.cells import ESTIMATE, NOT_KEPT
+from msatools.render.cells import ESTIMATE, NOT_KEPT, plural
 from msatools.render.zombies.words import INITIAL_NAMESPACE, percent_used, share_style
 from msatools.reports.units import duration
 from msatools.zombies.model import Limit, ZombieGroup
@@ -42,10 +42,9 @@ def limits_table(
         columns.insert(-1, Column("HIT IN", "right"))
     yield Table(tuple(columns), [_row(limit, interval) for limit in shown])
     if left := len(wanted) - len(shown):
-        what = "limit, which is" if left == 1 else "limits, which are"
         it = "it" if left == 1 else "them"
-        words = f"… {left:,} more {what} farther away: -v shows {it}"
-        yield line(Span(words, "dim"))
+        words = Span(f"… {plural(left, 'more limit')}, less used", "dim")
+        yield line(words, advice(f"-v shows {it}"))
 
 
 def _important(limits: Sequence[Limit]) -> Sequence[Limit]:

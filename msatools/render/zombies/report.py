@@ -5,7 +5,16 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from msatools.render.blocks import Block, Column, More, Span, Table, Text, free_text
+from msatools.render.blocks import (
+    Block,
+    Column,
+    More,
+    Span,
+    Table,
+    Text,
+    advice,
+    free_text,
+)
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, plural, user
 from msatools.render.header import header, losses, notes, times
@@ -149,8 +158,7 @@ def _task(task: TaskAsked, report: ZombiesReport, verbose: bool) -> Iterator[Tex
     if task.verdict is None:
         words = f"  {task.state} for {duration(task.age_ns)}, no zombie; parent "
         yield line(Span(name, "title"), words, parent)
-        hint = f"--parent {task.pid} lists its dead children"
-        yield line("    ", Span(hint, "dim"))
+        yield line(advice(f"--parent {task.pid} lists its dead children", "    "))
         return
     zombie = next((row for row in report.zombies if row.pid == task.pid), None)
     age = dead_for(task.age_ns, zombie.age_bound if zombie else "estimate")

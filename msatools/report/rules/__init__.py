@@ -51,7 +51,7 @@ RULES: tuple[VerdictRule[Any], ...] = (
     *cpu_stalled.RULES,
     *cpu_starved.RULES,
     cpu_throttled.RULE,
-    cpu_storm.RULE,
+    *cpu_storm.RULES,
     irq_disabled.RULE,
     *rcu_stalled.RULES,
     *workqueue_stalled.RULES,

@@ -8,6 +8,7 @@ from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.rules.memory_low import RULE as LOW
+from msatools.report.summaries import kinds_of_pages
 from msatools.report.words import ago
 from msatools.reports.units import size
 
@@ -20,6 +21,8 @@ class _Balloon:
     parts: ReportParts
     pages: int
     total: int
+    """Pages of the guest's memory, with those in the balloon."""
+
     last_ns: int | None
     """When memory ran out; ``None`` if it is low now."""
 
@@ -32,20 +35,25 @@ def _when(parts: ReportParts) -> Iterator[_Balloon]:
     ooms = [x for x in parts.ooms if x.constraint != "cgroup" and (x.order or 0) >= 0]
     if pages >= _MUCH * parts.memstat.pages > 0 and (is_low or ooms):
         last_ns = None if is_low else ooms[-1].time_ns
-        yield _Balloon(parts, pages, parts.memstat.pages, last_ns)
+        total = sum(kinds_of_pages(parts.memstat).values())
+        yield _Balloon(parts, pages, total, last_ns)
 
 
 def _words(subject: _Balloon) -> str:
-    amount = size(subject.pages * subject.parts.target.page_size)
+    page = subject.parts.target.page_size
+    amount, total = size(subject.pages * page), size(subject.total * page)
     share = f"{100 * subject.pages / subject.total:.0f} %"
     why = "memory is low" if subject.last_ns is None else "memory ran out"
-    return f"{why}, and the hypervisor has {amount} ({share}) of the guest"
+    return f"{why}, and the balloon has {amount} ({share}) of the guest's {total}"
 
 
 def _evidence(subject: _Balloon) -> Iterator[str]:
-    yield "pages that are marked offline: a balloon's, or memory that is unplugged"
+    yield (
+        "the hypervisor took these pages (PageOffline: of a balloon, or unplugged by "
+        "virtio-mem)"
+    )
     if subject.last_ns is not None:
-        yield f"the last lack of memory was {ago(subject.parts, subject.last_ns)}"
+        yield f"memory ran out last {ago(subject.parts, subject.last_ns)}"
 
 
 RULE = VerdictRule(

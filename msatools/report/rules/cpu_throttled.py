@@ -11,7 +11,7 @@ from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.waits import throttled_tasks
-from msatools.report.words import count_text, pid_text
+from msatools.report.words import count_text, pid_text, tasks_text
 
 _MANY = 3
 """Minimum number of throttled tasks that is told though nobody waits for them: a group
@@ -60,9 +60,7 @@ def _words(subject: _Throttled) -> str:
 
 def _evidence(subject: _Throttled) -> Iterator[str]:
     tasks = subject.tasks
-    named = ", ".join(f"{task.pid} {task.comm}" for task in tasks[:_NAMED])
-    more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-    yield f"throttled: {named}{more}"
+    yield f"throttled: {tasks_text(((task.pid, task.comm) for task in tasks), _NAMED)}"
 
 
 RULE = VerdictRule(

@@ -4,11 +4,14 @@
 
 from collections.abc import Callable, Iterator
 
-from msatools.locks.report import Deadlock, DeadlockConfidence, LocksReport, Owner
+from msatools.locks.report import Deadlock, DeadlockConfidence, LocksReport, Owner, Wait
 from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import DOUBTS, count_text, pid_text
+from msatools.report.words import DOUBTS, count_text
+from msatools.report.words import tasks_text as names_text
+
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,12 @@ class DeadlockSubject:
 
     deadlock: Deadlock
     locks: LocksReport
+
+    @property
+    def waits(self) -> list[Wait]:
+        """The waits of its tasks."""
+        pids = {*self.deadlock.pids}
+        return [wait for wait in self.locks.waits if wait.pid in pids]
 
 
 def deadlocks(
@@ -37,8 +46,8 @@ def tasks_text(subject: DeadlockSubject) -> str:
     """Return the number and the names of the tasks."""
     names = {wait.pid: wait.comm for wait in subject.locks.waits}
     pids = subject.deadlock.pids
-    named = ", ".join(pid_text(pid, names.get(pid)) for pid in pids[:4])
-    return f"{count_text(len(pids), 'task')} ({named}{', …' if len(pids) > 4 else ''})"
+    named = names_text(((pid, names.get(pid)) for pid in pids), _NAMED)
+    return f"{count_text(len(pids), 'task')} ({named})"
 
 
 def evidence(subject: DeadlockSubject) -> Iterator[str]:
@@ -48,13 +57,16 @@ def evidence(subject: DeadlockSubject) -> Iterator[str]:
         subject.deadlock.pids, subject.deadlock.locks, strict=False
     ):
         lock = locks.get(lock_id)
-        name = f" ({lock.name})" if lock is not None and lock.name else ""
+        name = "" if lock is None else lock.name or ""
+        # "threads of 7", "on the stack of 7": some names say what the ID does.
+        kind = lock_id.partition(" ")[0]
+        name = f" ({name.removeprefix(f'{kind} ')})" if name else ""
         owners = ", ".join(map(_owner, lock.owners)) if lock else ""
-        yield f"{pid} waits for {lock_id}{name}, owner {owners or '-'}"
+        yield f"pid {pid} waits for {lock_id}{name}; owner {owners or '-'}"
 
 
 def _owner(owner: Owner) -> str:
-    return f"{owner.pid} {DOUBTS[owner.confidence] or 'exact'}"
+    return f"pid {owner.pid} ({DOUBTS[owner.confidence] or 'exact'})"
 
 
 def see(subject: DeadlockSubject) -> tuple[str, ...]:
@@ -67,8 +79,8 @@ def see(subject: DeadlockSubject) -> tuple[str, ...]:
 
 def _words(subject: DeadlockSubject) -> str:
     alone = len(subject.deadlock.pids) == 1
-    how = "it waits for itself" if alone else "each waits for the next"
-    return f"deadlock of {tasks_text(subject)}: {how}"
+    how = "waits for itself" if alone else "wait for each other"
+    return f"{tasks_text(subject)} {how}"
 
 
 RULE = VerdictRule(

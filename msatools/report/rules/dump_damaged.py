@@ -43,7 +43,7 @@ def _words(subject: _Damage) -> str:
     if subject.parts.target.lacks_parts:
         return "parts of the split dump are missing: put all into one directory"
     if subject.parts.target.truncated:
-        return "the dump is cut off: what is missing may be what matters"
+        return "the dump is cut off: part of memory is missing"
     if subject.parts.target.bad_descriptors:
         return "the dump's file is damaged: some of its pages cannot be read"
     return "lists of the kernel are broken in the dump: some of it is missing here"

@@ -11,7 +11,7 @@ from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.waits import HUNG_NS, frozen_roots
-from msatools.report.words import pid_text, waited_text
+from msatools.report.words import tasks_text, waited_text
 
 _REASON = "frozen file system "
 """How the reasons of such roots begin (:mod:`msatools.locks.reasons`)."""
@@ -53,9 +53,9 @@ def _words(subject: _FrozenRoot) -> str:
 def _evidence(subject: _FrozenRoot) -> Iterator[str]:
     behind = {*subject.root.behind}
     waits = [wait for wait in subject.locks.waits if wait.pid in behind]
-    named = ", ".join(pid_text(wait.pid, wait.comm) for wait in waits[:_NAMED])
-    yield f"behind it: {named}{', …' if len(waits) > _NAMED else ''}"
-    yield "by fsfreeze, or a snapshot or backup: the kernel does not record by whom"
+    named = tasks_text(((wait.pid, wait.comm) for wait in waits), _NAMED)
+    yield f"waiting: {named}"
+    yield "by fsfreeze, a snapshot or a backup: the kernel does not record by whom"
     place = subject.root.reason.removeprefix(_REASON)
     if subject.is_live and place.startswith("/"):
         yield f"if that has ended, thaw it with: fsfreeze -u {shlex.quote(place)}"

@@ -90,7 +90,7 @@ def _parents(subject: _LongWaits) -> str:
     """Return which parents wait in vfork(), and for which children."""
     oldest = subject.parents[0]
     count = count_text(len(subject.parents), "parent")
-    child = f"child {oldest.owners[0]}" if oldest.owners else "a child"
+    child = f"child pid {oldest.owners[0]}" if oldest.owners else "a child"
     return (
         f"{count} in vfork() for up to {duration(oldest.age_ns)}: "
         f"{pid_text(oldest.pid, oldest.comm)} until {child} calls exec or exits"

@@ -12,9 +12,13 @@ from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.waits import HUNG_NS, served_age_ns, stuck_roots, uninterruptible
-from msatools.report.words import count_text, pid_text, waited_text
+from msatools.report.words import count_text, tasks_text, waited_text
+from msatools.tasks.functions import function_text
 
 _GROUPS, _NAMED = 3, 3
+
+_SUSPENDED = "(suspended)"
+"""In the reason of a disk of the device mapper (:mod:`msatools.locks.externals`)."""
 
 
 @dataclass
@@ -58,12 +62,14 @@ def _evidence(subject: _StuckDevice) -> Iterator[str]:
     waits, tasks = defaultdict(list), subject.tasks
     for wait in subject.locks.waits:
         if wait.pid in tasks:
-            waits[wait.caller or wait.task_class].append(wait)
+            where = function_text(wait.caller, wait.module)
+            waits[where or wait.task_class].append(wait)
     groups = sorted(waits.items(), key=lambda item: -len(item[1]))
     for caller, alike in groups[:_GROUPS]:
-        named = ", ".join(pid_text(wait.pid, wait.comm) for wait in alike[:_NAMED])
-        more = ", …" if len(alike) > _NAMED else ""
-        yield f"{count_text(len(alike), 'task')} in {caller}: {named}{more}"
+        named = tasks_text(((wait.pid, wait.comm) for wait in alike), _NAMED)
+        yield f"{count_text(len(alike), 'task')} in {caller}: {named}"
+    if _SUSPENDED in subject.reason:
+        yield "a suspended disk holds its I/O until it is resumed: dmsetup resume NAME"
     if left := sum(len(alike) for _, alike in groups[_GROUPS:]):
         yield f"… {count_text(left, 'more task')}"
 

@@ -8,7 +8,7 @@ from msatools.locks.base.model import Herd
 from msatools.report.model import VerdictConfidence
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import count_text
+from msatools.report.words import count_text, pid_text
 from msatools.reports.units import duration_range
 
 
@@ -27,7 +27,7 @@ def _evidence(herd: Herd) -> Iterator[str]:
     ages = duration_range(herd.min_age_ns, herd.max_age_ns)
     yield f"asleep for {ages}, after {herd.nvcsw_median:,} sleeps each (median)"
     if herd.waker is not None:
-        yield f"woken by {herd.waker.pid} {herd.waker.comm}, most likely"
+        yield f"most likely woken by {pid_text(herd.waker.pid, herd.waker.comm)}"
 
 
 def _of_files(parts: ReportParts) -> Iterator[Herd]:

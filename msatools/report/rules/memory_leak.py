@@ -37,8 +37,8 @@ def _words(subject: _Leak) -> str:
     cache = subject.cache
     amount = size(cache.pages * subject.parts.target.page_size)
     share = f"{100 * cache.pages / subject.managed:.0f} % of memory"
-    objects = f"most of its objects are of module {cache.module}"
-    return f"{cache.name} has {amount} ({share}), and {objects}"
+    objects = f"most of its objects seem to be of module {cache.module}"
+    return f"slab cache {cache.name} has {amount} ({share}), and {objects}"
 
 
 def _evidence(subject: _Leak) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _evidence(subject: _Leak) -> Iterator[str]:
     if cache.objects_in_use is not None:
         yield f"{cache.objects_in_use:,} objects of {cache.bytes_each} bytes are in use"
     share = 100 * (cache.module_share or 0)
-    yield f"{share:.0f} % of those looked at have a pointer into it"
+    yield f"{share:.0f} % of the objects read contain a pointer into it"
     words = [word for word in cache.words or () if word.owner == cache.module]
     if words:
         yield f"to {', '.join(word.name for word in words[:_SHOWN])}"

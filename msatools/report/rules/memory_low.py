@@ -41,14 +41,14 @@ def _words(memory: MemoryState) -> str:
     mark = "min" if _is_below_min(memory) else "low"
     return (
         f"free memory is below the watermark {mark} of all zones, and "
-        f"{100 * _share(memory):.1f} % of memory can be had without swapping"
+        f"{100 * _share(memory):.1f} % of memory is available without swapping"
     )
 
 
 def _reserve_text(zone: ZoneState) -> str:
     if not zone.reserve:
         return ""
-    return f", and {zone.reserve:,} kept for what needs this zone (lowmem_reserve)"
+    return f", and {zone.reserve:,} reserved for this zone (lowmem_reserve)"
 
 
 def _evidence(memory: MemoryState) -> Iterator[str]:

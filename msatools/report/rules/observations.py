@@ -6,7 +6,7 @@ A page that found nothing would send its reader away, although what the commands
 summarize on it is odd.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from msatools.locks.report import LocksReport, Root, Wait
@@ -18,7 +18,13 @@ from msatools.report.rules.hung_tasks import roots_of
 from msatools.report.rules.memory_unreclaimable import RULE as UNRECLAIMABLE
 from msatools.report.unreclaimable import SHOWN, Kind, unreclaimable
 from msatools.report.waits import LONG_NS, explained, is_long
-from msatools.report.words import count_text, is_vfork, root_text, waits_for_text
+from msatools.report.words import (
+    count_text,
+    is_vfork,
+    pid_text,
+    root_text,
+    waits_for_text,
+)
 from msatools.reports.units import duration, size
 
 _MUCH_KERNEL = 0.15
@@ -58,14 +64,30 @@ def _held_up(parts: ReportParts) -> Iterator[_HeldUp]:
         # Those in state D are hung tasks.
         if is_long(wait) and wait.state != "D" and wait.pid not in named
     }
+    # What hung tasks wait for is named with them.
+    hung = {wait.pid for wait in locks.waits if _is_hung(wait, named)}
     roots = [
         root
         for root in locks.roots
         if root.kind == "task" and root.external is None and waits & _held_up_by(root)
+        if not hung & {*root.behind}
     ]
     pids = {pid for root in roots for pid in _held_up_by(root) & waits}
     if pids:
         yield _HeldUp(locks, roots, pids)
+
+
+def _is_hung(wait: Wait, named: Container[int]) -> bool:
+    """Return whether hung-tasks has a wait.
+
+    :param named: The tasks whose waits other verdicts explain.
+    """
+    return is_long(wait) and wait.state == "D" and wait.pid not in named
+
+
+def _behind(locks: LocksReport, root: Root) -> Iterator[Wait]:
+    behind = {*root.behind}
+    yield from (wait for wait in locks.waits if wait.pid in behind)
 
 
 def _held_up_by(root: Root) -> set[int]:
@@ -104,6 +126,10 @@ def _uninterruptible(parts: ReportParts) -> Iterator[_Uninterruptible]:
     """Yield the tasks in state D for a while, which are no hung tasks yet."""
     assert parts.locks is not None
     named = explained(parts)
+    for root in parts.locks.roots:
+        # What hung tasks wait for is named with them.
+        if any(_is_hung(wait, named) for wait in _behind(parts.locks, root)):
+            named |= {*root.behind}
     waits = [
         wait
         for wait in parts.locks.waits
@@ -123,8 +149,8 @@ def _uninterruptible_text(subject: _Uninterruptible) -> str:
     have = "has" if count == 1 else "have"
     return (
         f"{count_text(count, 'task')} {have} been in state D for "
-        f"{duration(_A_WHILE_NS)} or longer; the longest is {oldest.pid} "
-        f"{oldest.comm}, {duration(oldest.age_ns)}"
+        f"{duration(_A_WHILE_NS)} or longer; the longest is "
+        f"{pid_text(oldest.pid, oldest.comm)}, {duration(oldest.age_ns)}"
     )
 
 

@@ -16,7 +16,7 @@ from msatools.report.events import Event
 from msatools.report.frames import Frame, faulting
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
-from msatools.report.words import ago, cause_text, count_text, pid_text
+from msatools.report.words import ago, cause_text, count_text, pid_text, tasks_text
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,11 @@ def _evidence(oopses: _Oopses) -> Iterator[str]:
         yield f"{event.message}{who}"
     for row in oopses.left[:3]:
         had = "had" if _names_killed(row, oopses.events) else "may have had"
-        waiters = ", ".join(map(str, row.waiters[:3]))
-        yield f"who died {had} {row.type} {row.name or row.id}; waiting: {waiters}"
+        waiters = tasks_text(((pid, None) for pid in row.waiters), 3)
+        yield (
+            f"the task that died {had} {row.type} {row.name or row.id}; "
+            f"waiting: {waiters}"
+        )
 
 
 RULE = VerdictRule(

@@ -10,7 +10,7 @@ from msatools.report.oom import OutOfMemory, Victim, victims
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.unreclaimable import kinds_text
-from msatools.report.words import ago, count_text, pid_text, waits_text
+from msatools.report.words import ago, count_text, pid_text, tasks_text, waits_text
 from msatools.reports.units import size
 
 _HOLDERS = 3
@@ -73,14 +73,15 @@ def _words(subject: _MemoryShortage) -> str:
         return f"{where}, and {_why_fatal(parts)}"
     killed = f"the kernel killed {count_text(len(subject.victims), 'process', 'es')}"
     if subject.alive:
-        stays = ", ".join(pid_text(each.pid, each.comm) for each in subject.alive[:3])
-        return f"{where}; {killed}, of which {stays} does not die"
+        stays = tasks_text(((each.pid, each.comm) for each in subject.alive), 3)
+        verb = "does" if len(subject.alive) == 1 else "do"
+        return f"{where}; {killed}, of which {stays} {verb} not exit"
     return f"{where} {ago(parts, last.time_ns)}; {killed}"
 
 
 def _where(oom: OutOfMemory) -> str:
     if oom.order is not None and oom.order < 0:
-        return "a user had the kernel kill for memory (sysrq-f)"
+        return "a user made the kernel kill a process (sysrq-f)"
     if oom.constraint == "cgroup":
         return f"control group {oom.cgroup or '-'} ran out of memory"
     limits = {"cpuset": " in a cpuset", "memory-policy": " under a memory policy"}
@@ -90,7 +91,7 @@ def _where(oom: OutOfMemory) -> str:
 def _why_fatal(parts: ReportParts) -> str:
     message = (parts.crash.message if parts.crash else None) or ""
     if "panic_on_oom" in message:
-        return "the kernel panicked as it was told to (panic_on_oom)"
+        return "the kernel panicked because of panic_on_oom"
     return "the kernel panicked: it had no process to kill"
 
 

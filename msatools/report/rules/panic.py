@@ -22,8 +22,8 @@ def _when(parts: ReportParts) -> Iterator[CrashDetails]:
 def _words(crash: CrashDetails) -> str:
     if crash.cause == "nmi":
         return (
-            "the kernel crashed: an NMI stopped it, an operator's or of the hardware; "
-            "what it interrupted is at no fault"
+            "the kernel crashed: stopped by an NMI, from an operator or the hardware; "
+            "the code that it interrupted is not at fault"
         )
     return f"the kernel crashed: {fault_text(crash)}, {who_text(crash)}"
 

@@ -40,7 +40,7 @@ def _words(subject: _NamedInversion) -> str:
     return (
         f"{pid_text(each.waiter, names.get(each.waiter))} (priority {each.waiter_pri}) "
         f"waits for {pid_text(each.owner, names.get(each.owner))} (priority "
-        f"{each.owner_pri}), which is runnable and has had no turn on a CPU for "
+        f"{each.owner_pri}), which is runnable and has not run for "
         f"{duration(each.owner_ready_ns or 0)}"
     )
 

@@ -13,8 +13,8 @@ from msatools.report.waits import HUNG_NS, is_long, stopped_age_ns, stopped_root
 from msatools.report.words import (
     count_text,
     is_vfork,
-    pid_text,
     root_text,
+    tasks_text,
     waited_text,
 )
 from msatools.reports.units import duration
@@ -64,12 +64,9 @@ def _words(subject: _StoppedRoots) -> str:
     count, age_ns = len(subject.behind), max(map(stopped_age_ns, subject.roots))
     if not others:
         return f"{root_text(first)}: {waited_text(count, age_ns)}"
-    named = ", ".join(
-        pid_text(root.pid or 0, root.comm) for root in subject.roots[:_NAMED]
-    )
-    more = ", …" if len(others) >= _NAMED else ""
+    named = tasks_text(((root.pid, root.comm) for root in subject.roots), _NAMED)
     return (
-        f"{len(others) + 1} stopped or frozen tasks ({named}{more}) keep "
+        f"{len(others) + 1} stopped or frozen tasks ({named}) keep "
         f"{count_text(count, 'other')} waiting, the longest for {duration(age_ns)}"
     )
 
@@ -82,7 +79,7 @@ def _evidence(subject: _StoppedRoots) -> Iterator[str]:
         yield f"{root_text(root)}{since}; {waited}"
     can_go_on = any(root.reason.startswith("stopped") for root in subject.roots)
     if subject.is_live and can_go_on:
-        yield "a stopped task goes on with: kill -CONT PID"
+        yield "to let a stopped task go on: kill -CONT PID"
 
 
 RULE = VerdictRule(

@@ -39,13 +39,13 @@ def _when(parts: ReportParts) -> Iterator[_FullSwap]:
 def _words(subject: _FullSwap) -> str:
     used, pages = subject.pages - subject.free, subject.pages
     amounts = f"{size(used * subject.page_size)} of {size(pages * subject.page_size)}"
-    return f"swap is full to {100 * used / pages:.0f} %: {amounts}"
+    return f"swap is {100 * used / pages:.0f} % full: {amounts}"
 
 
 def _evidence(subject: _FullSwap) -> Iterator[str]:
     cached = subject.memory.counters.get("NR_SWAPCACHE")
-    if cached is not None:
-        yield f"{size(cached * subject.page_size)} of it is in the swap cache as well"
+    if cached:
+        yield f"{size(cached * subject.page_size)} of it is also in the swap cache"
 
 
 def _severity(subject: _FullSwap) -> Severity:

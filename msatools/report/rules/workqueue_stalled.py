@@ -35,7 +35,7 @@ def _evidence(pool: _StalledPool) -> Iterator[str]:
         if starved and queue.current is not None:
             hog = pid_text(queue.current.pid, queue.current.comm)
             waiter = pid_text(pid, starved[0].comm)
-            yield f"{waiter} is to do it, and waits for CPU {queue.cpu}: {hog} runs"
+            yield f"its worker, {waiter}, waits for cpu{queue.cpu}, which runs {hog}"
             return
     yield f"pid {pid} keeps it waiting"
 

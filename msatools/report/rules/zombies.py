@@ -27,8 +27,8 @@ def _when(parts: ReportParts) -> Iterator[ZombieGroup]:
 def _words(group: ZombieGroup) -> str:
     parent = pid_text(group.ppid, group.parent_comm)
     return (
-        f"{parent} has left {count_text(group.count, 'zombie')}, the oldest for "
-        f"{duration(group.max_age_ns)}: {group.verdict}"
+        f"{parent} has not reaped {count_text(group.count, 'zombie')}, the oldest for "
+        f"{duration(group.max_age_ns)} ({group.verdict})"
     )
 
 

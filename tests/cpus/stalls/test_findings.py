@@ -167,8 +167,8 @@ def test_starved_tasks() -> None:
     stall = only(find_stalls(evidence(queues=[queue(2, hog, waits)])))
     assert (stall.code, stall.over_limit) == ("cpu-starved", True)
     assert stall.text == (
-        "cpu2 runs pid 50 hog (FIFO 50), and 2 tasks have had no turn for 28.0s: "
-        "9 ksoftirqd/2, 8 worker"
+        "cpu2 runs pid 50 hog (FIFO 50), and 2 tasks have not run for 28.0s: "
+        "pid 9 ksoftirqd/2, 8 worker"
     )
     assert (stall.culprit_cpu, stall.culprit_pid, stall.waiting) == (2, 50, 2)
 

@@ -71,7 +71,7 @@ def test_why_work_has_not_begun(dump: LoggedReport) -> None:
     ends = f"(CPU {SPINNING_CPU}) starts no other worker while wm_spin_work runs"
     assert spinning.endswith(ends)
     starved = what(dump, "starved") or ""
-    assert f"(CPU {STARVED_CPU}) that is to do it waits for a CPU" in starved
+    assert f"(CPU {STARVED_CPU}) that is to run it waits for a CPU" in starved
 
 
 def test_work_for_an_offline_cpu_is_a_root(dump: LoggedReport) -> None:
