@@ -22,6 +22,7 @@ from msatools.kernel.walks import list_nodes
 from msatools.kernel.words import U64
 from msatools.memory.owners.blocks import NO_PFNS, Pfns, direct_pfns, pages_of_blocks
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
+from msatools.tasks.text import kernel_symbol
 
 _MAX_GROUPS = 1 << 16
 """Upper bound of the number of ``struct ftrace_page``: a few for each module."""
@@ -40,7 +41,7 @@ _NAME_BYTES = 16 + 4
 def tracing_pages(reader: Reader, losses: LossLog) -> Pfns:
     """Return the pfns of all pages of tracing."""
     parts = [NO_PFNS]
-    for find in (_records, _saved_names, _buffers):
+    for find in (_records, _saved_names, _buffers, _temporary):
         try:
             parts.append(find(reader, losses))
         except MissingError:
@@ -142,6 +143,17 @@ def _buffers(reader: Reader, losses: LossLog) -> Pfns:
             pfns = direct_pfns(prog, addresses)
             parts.append(pages_of_blocks(pfns, [order] * len(pfns)))
     return np.concatenate(parts)
+
+
+def _temporary(reader: Reader, losses: LossLog) -> Pfns:
+    """Return the pages of the buffer for events that a trigger may drop
+    (kernel/trace/trace.c, ``temp_buffer``)."""
+    prog = reader.prog
+    (address,) = reader.words(kernel_symbol(prog, "temp_buffer"), 1).tolist()
+    if not address:
+        return NO_PFNS
+    buffer = drgn.Object(prog, "struct trace_buffer *", value=address)
+    return direct_pfns(prog, [*_of_buffer(reader, buffer, losses)])
 
 
 def _of_buffer(reader: Reader, buffer: drgn.Object, losses: LossLog) -> Iterator[int]:
