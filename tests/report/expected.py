@@ -236,6 +236,7 @@ SCENARIOS: Mapping[str, Expected] = {
         words={"cpu-starved": "hog (FIFO 50)", "cpu-storm": "cm_freed [callmodule]"},
     ),
     "fieldpages": Expected(may=_codes("swap-full")),
+    "fielddmabuf": Expected(),
     "fielddevices": Expected(may=_codes("memory-leak")),
     "fieldballoon": Expected(
         must=_codes("out-of-memory", "balloon"),

@@ -201,6 +201,28 @@ class VmallocGroup(PageGroup):
 
 
 @dataclass(frozen=True)
+class DmaBufGroup(PageGroup):
+    """The pages of one dma-buf, whether they are its own or a file's that it pins.
+
+    Its key is the number of its inode, as in /sys/kernel/debug/dma_buf/bufinfo. Pages
+    of exporters other than the system heap and udmabuf are not known.
+    """
+
+    exporter: str | None = None
+    """Who made it: ``system``, ``udmabuf``, or a driver."""
+
+    size_bytes: int | None = None
+    references: int | None = None
+    """References to its file, by open files, mappings and devices."""
+
+    label: str | None = field(default=None, metadata=DETAIL)
+    """The name that a program gave it (DMA_BUF_SET_NAME)."""
+
+    dma_buf: Address | None = field(default=None, metadata=DETAIL)
+    """Address of the ``struct dma_buf``."""
+
+
+@dataclass(frozen=True)
 class Section:
     """One memory section: the unit in which the kernel keeps its struct pages."""
 

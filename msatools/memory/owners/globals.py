@@ -24,6 +24,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.words import unsigned
 from msatools.memory.owners.blocks import NO_PFNS, Pfns, direct_pfns
 from msatools.selfdesc.find import find_type, find_variable, member_of
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.text import kernel_symbol
 
 _MAX_TABLE = 1 << 30
@@ -140,16 +141,18 @@ def _futexes(reader: Reader) -> _Found:
     for __futex_hash() hot path" (after v7.1).
     """
     prog = reader.prog
-    data = find_variable(prog, "__futex_data")
+    data = kernel_symbol(prog, "__futex_data")
     size = drgn.sizeof(find_type(prog, "struct futex_hash_bucket"))
-    if not data.type_.has_member("hashmask"):
-        yield int(data.queues), size * int(data.hashsize)
+    first, second = reader.words(data, 2).tolist()
+    # The structure has no name, and takes long to find: {queues, hashsize}; or {mask,
+    # shift, queues[]}, for each node: "futex: Implement FUTEX2_NUMA" (in v6.16).
+    if first >= KERNEL_HALF:
+        yield first, size * second
         return
-    # One for each node: "futex: Implement FUTEX2_NUMA" (in v6.16).
     nodes = int(find_variable(prog, "nr_node_ids").value_())
-    for address in reader.words(data.queues.address_, min(max(nodes, 1), 1024)):
+    for address in reader.words(data + 16, min(max(nodes, 1), 1024)).tolist():
         if address:
-            yield int(address), size * (int(data.hashmask) + 1)
+            yield address, size * (first + 1)
 
 
 def _timers(reader: Reader) -> _Found:

@@ -19,6 +19,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.owners.blocklayer import request_pages
 from msatools.memory.owners.dma import dma_pages
+from msatools.memory.owners.dmabufs import dma_bufs
 from msatools.memory.owners.globals import global_pages
 from msatools.memory.owners.ipc import pipe_pages, socket_pages
 from msatools.memory.owners.mempools import mempool_pages
@@ -176,6 +177,7 @@ def _claims(
         _claim_tracing,
         _claim_dma,
         _claim_globals,
+        _claim_dma_bufs,
         _claim_vmap,
     ):
         try:
@@ -307,6 +309,14 @@ def _claim_dma(
     owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
     owners.claim(PageClass.DMA, dma_pages(reader, layout, losses))
+
+
+def _claim_dma_bufs(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    buffers = dma_bufs(reader, layout, owners.files(reader, losses), losses)
+    own = [buffer.pages for buffer in buffers if buffer.own]
+    owners.claim(PageClass.DMABUF, np.concatenate([np.empty(0, np.uint64), *own]))
 
 
 def _claim_globals(
