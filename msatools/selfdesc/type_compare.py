@@ -62,6 +62,8 @@ class MemberCounts:
     def __init__(self, btf: Btf) -> None:
         self._btf = btf
         self._counts: dict[int, int] = {}
+        # Most members have one of a few types.
+        self._parts: dict[int, int | None] = {}
 
     def check(self, type_id: int) -> None:
         """Check that a structure can be searched.
@@ -90,11 +92,12 @@ class MemberCounts:
         return total
 
     def _part(self, member_type: int) -> int | None:
-        try:
-            return _compound_in(self._btf, member_type)
-        except BtfError:
-            # It is raised again where this member is looked at.
-            return None
+        if member_type not in self._parts:
+            # An error is raised again where this member is looked at.
+            self._parts[member_type] = None
+            with suppress(BtfError):
+                self._parts[member_type] = _compound_in(self._btf, member_type)
+        return self._parts[member_type]
 
 
 def _compound_in(btf: Btf, type_id: int) -> int | None:

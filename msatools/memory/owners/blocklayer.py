@@ -132,30 +132,31 @@ def _nvme(
                 if not admin or not admin.driver_data:
                     continue
                 data = int(admin.driver_data)
-                tags = _nvme_set(prog, int(admin), data)
+                device = _nvme_device(prog, int(admin), data)
+                tags = (
+                    _nvme_set(prog, int(admin), data)
+                    if device is None
+                    else device.tagset
+                )
                 number = min(int(tags.nr_hw_queues), _MAX_QUEUES)
                 each = [int(tags.tags[at]) for at in range(number)]
-                yield _nvme_device(prog, int(admin), data), [one for one in each if one]
+                yield device, [one for one in each if one]
         except UNREADABLE:
             continue  # what another driver has there
 
 
 def _nvme_set(prog: drgn.Program, admin: int, data: int) -> drgn.Object:
-    """Return the ``struct blk_mq_tag_set`` for disks beside that for administration.
+    """Return the ``struct blk_mq_tag_set`` for disks beside that for administration, of
+    a controller that is not on PCI.
 
     :param data: What the latter has as ``driver_data``.
     :raises FaultError: if it is another driver's, which has other data there
     """
-    # The PCI driver has its own structure there on 6.1, that of the core on 6.12.
-    for name, module in (("nvme_ctrl", "nvme_core"), ("nvme_dev", "nvme")):
-        type_ = driver_type(prog, name, module)
-        owner = drgn.Object(prog, type_, address=data)
-        own = owner.admin_tagset
-        is_pointer = own.type_.kind == drgn.TypeKind.POINTER
-        if (int(own) if is_pointer else int(own.address_of_())) == admin:
-            tags = owner.tagset
-            return tags if is_pointer else tags.address_of_()
-    raise drgn.FaultError("not of NVMe", data)
+    type_ = driver_type(prog, "nvme_ctrl", "nvme_core")
+    controller = drgn.Object(prog, type_, address=data)
+    if int(controller.admin_tagset) != admin:
+        raise drgn.FaultError("not of NVMe", data)
+    return controller.tagset
 
 
 def _nvme_device(prog: drgn.Program, admin: int, data: int) -> drgn.Object | None:

@@ -129,15 +129,18 @@ def _virtio_queues(reader: Reader, losses: LossLog) -> Iterator[_Queue | Address
     """Yield the queues of each virtio device, and the buffers posted there."""
     prog = reader.prog
     bus = find_symbol(prog, "virtio_bus").address
+    devices = reader.once(_devices, lambda: _devices(reader, losses))
+    offset = member_of(find_type(prog, "struct device"), "bus").offset
+    buses, _ = reader.words_near(devices + np.uint64(offset))
+    devices = devices[buses == np.uint64(bus)]
+    if not len(devices):
+        return
     device = driver_type(prog, "virtio_device", "virtio")
     queue = driver_type(prog, "vring_virtqueue", "virtio_ring")
     node = offset_of(driver_type(prog, "virtqueue", "virtio"), "list")
     inside, vqs = (member_of(device, name).offset for name in ("dev", "vqs"))
-    devices = reader.once(_devices, lambda: _devices(reader, losses))
-    offset = member_of(find_type(prog, "struct device"), "bus").offset
-    buses, _ = reader.words_near(devices + np.uint64(offset))
     what = "the queues of a virtio device"
-    for address in devices[buses == np.uint64(bus)].tolist():
+    for address in devices.tolist():
         head = address - inside + vqs
         for at in list_nodes(reader, head, losses, what).tolist():
             try:
@@ -185,12 +188,15 @@ def _pools(reader: Reader, losses: LossLog) -> Iterator[_Queue]:
     offset = member_of(find_type(prog, "struct device"), "dma_pools").offset
     heads = devices + np.uint64(offset)
     firsts, readable = reader.words_near(heads)
+    heads = heads[readable & (firsts != heads) & (firsts != 0)]
+    if not len(heads):
+        return
     pool, page = find_type(prog, "struct dma_pool"), find_type(prog, "struct dma_page")
     node, pages, bytes_ = (
         member_of(pool, name) for name in ("pools", "page_list", "allocation")
     )
     link, address = (member_of(page, name).offset for name in ("page_list", "vaddr"))
-    for head in heads[readable & (firsts != heads) & (firsts != 0)].tolist():
+    for head in heads.tolist():
         for at in list_nodes(reader, head, losses, "the DMA pools of a device"):
             start = int(at) - node.offset
             size = drgn.sizeof(bytes_.type)

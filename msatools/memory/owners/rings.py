@@ -57,14 +57,19 @@ def ring_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
 def _perf(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
     """Return the pages of perf's rings: what the event says, and data."""
     prog = reader.prog
+    lists = processes(reader, losses).perf_events
+    lists = lists[lists != 0]
+    open_ = files.private_data(("perf_fops",))
+    # Types are asked for where there is something: most machines have no ring.
+    if not len(lists) and not len(open_):
+        return NO_PFNS
     event, buffer = find_type(prog, "struct perf_event"), "struct perf_buffer"
     node = np.uint64(member_of(event, "owner_entry").offset)
-    lists = processes(reader, losses).perf_events
     opened = [
         list_nodes(reader, head, losses, "the perf events of a process") - node
-        for head in lists[lists != 0].tolist()
+        for head in lists.tolist()
     ]
-    events = distinct(np.concatenate([files.private_data(("perf_fops",)), *opened]))
+    events = distinct(np.concatenate([open_, *opened]))
     type_ = find_type(prog, buffer)
     count, user, data, aux_count, aux = (
         member_of(type_, name).offset
@@ -93,8 +98,10 @@ def _io_uring(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
     """Return the first page of each queue; if compound, the others follow."""
     prog = reader.prog
     open_ = files.private_data(("io_uring_fops",))
-    type_ = find_type(prog, "struct io_ring_ctx")
     contexts = distinct(np.concatenate([open_, *_used_contexts(reader, losses)]))
+    if not len(contexts):
+        return NO_PFNS
+    type_ = find_type(prog, "struct io_ring_ctx")
     flags = offset_of(type_, "flags")
     records, readable = reader.read_records(contexts + np.uint64(flags), 4)
     own = column(records, 0, 4) & np.uint64(_NO_MMAP) == 0
@@ -110,6 +117,8 @@ def _used_contexts(reader: Reader, losses: LossLog) -> Iterator[Addresses]:
     """Yield the rings that processes have used, by process."""
     tasks = processes(reader, losses).io_uring
     tasks = tasks[tasks != 0]
+    if not len(tasks):
+        return
     with suppress(MissingError):
         trees = member_of(find_type(reader.prog, "struct io_uring_task"), "xa").offset
         # In older kernels an entry is the file itself.
@@ -123,10 +132,10 @@ def _used_contexts(reader: Reader, losses: LossLog) -> Iterator[Addresses]:
 
 def _packets(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
     prog = reader.prog
-    packet = find_type(prog, "struct packet_sock")
     parts = [NO_PFNS]
     for address in _captures(reader, losses):
         try:
+            packet = find_type(prog, "struct packet_sock")
             capture = drgn.Object(prog, packet, address=address)
             rings = capture.rx_ring, capture.tx_ring
             parts.extend(_packet_ring(reader, ring) for ring in rings)
