@@ -10,7 +10,7 @@ damage raises :class:`BtfError`, at the latest when the damaged type is looked u
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
@@ -221,10 +221,12 @@ class Btf:
                 size,
             )
 
-    def member_types(self, type_id: int) -> Iterator[int]:
-        """Yield the types of the members of a STRUCT or UNION, in their order."""
-        for member_type in self._tail(type_id)[1::3]:
-            yield self._checked(member_type)
+    def member_types(self, type_id: int) -> Sequence[int]:
+        """Return the types of the members of a STRUCT or UNION, in their order.
+
+        They are not checked: each may be the ID of no type.
+        """
+        return self._tail(type_id)[1::3]
 
     def is_signed_enum(self, type_id: int) -> bool:
         """Return whether the constants of an ENUM or ENUM64 have a sign."""
