@@ -46,7 +46,8 @@ class ProcessGroup(PageGroup):
     The pages that one address space maps; all threads and processes that share it.
 
     ``pages`` is its share: a page that several map is divided equally among them, and
-    shares are rounded to whole pages so that all groups sum to the classes. The other
+    shares are rounded to whole pages so that all groups sum to the classes. The pages
+    of its page tables are included (``kernel.page_tables``). The other
     fields are as in /proc/PID/smaps_rollup. They are ``None`` for the pages that no
     process maps, and if some of the page tables are not in the dump. Huge pages under
     NUMA balancing (PROT_NONE) are counted; smaps counts them since "smaps: use
@@ -75,7 +76,8 @@ class ProcessGroup(PageGroup):
     """``VmSwap`` of /proc/PID/status, without shared memory."""
 
     page_table_bytes: int | None = None
-    """``VmPTE`` of /proc/PID/status: page tables, which are no part of ``pages``."""
+    """``VmPTE`` of /proc/PID/status: page tables, without those of the two highest of
+    five levels. The pages themselves are in ``pages`` and ``classes``."""
 
 
 @dataclass(frozen=True)
