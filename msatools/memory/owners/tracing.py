@@ -118,6 +118,7 @@ def _saved_names(reader: Reader, losses: LossLog) -> Pfns:
 def _buffers(reader: Reader, losses: LossLog) -> Pfns:
     prog = reader.prog
     type_ = find_type(prog, "struct trace_array")
+    buffer_type = find_type(prog, "struct trace_buffer")
     head = find_variable(prog, "ftrace_trace_arrays").address_
     nodes = list_nodes(reader, head, losses, "the list of trace buffers")
     addresses: list[int] = []
@@ -132,10 +133,12 @@ def _buffers(reader: Reader, losses: LossLog) -> Pfns:
                 buffer = array.member_(name).buffer
                 if not buffer:
                     continue
+                # By its name: the pointer of 5.10's BTF is to a declaration alone.
+                buffer = drgn.Object(prog, buffer_type, address=int(buffer))
                 addresses = [a for a in _of_buffer(reader, buffer, losses) if a]
                 # "ring-buffer: Set new size of the ring buffer sub page" (in v6.8)
                 order = 0
-                if buffer.type_.type.has_member("subbuf_order"):
+                if buffer_type.has_member("subbuf_order"):
                     order = int(buffer.subbuf_order)
             except UNREADABLE as error:
                 losses.lose(Loss.FTRACE, f"cannot read a trace buffer: {error}")
@@ -152,7 +155,7 @@ def _temporary(reader: Reader, losses: LossLog) -> Pfns:
     (address,) = reader.words(kernel_symbol(prog, "temp_buffer"), 1).tolist()
     if not address:
         return NO_PFNS
-    buffer = drgn.Object(prog, "struct trace_buffer *", value=address)
+    buffer = drgn.Object(prog, find_type(prog, "struct trace_buffer"), address=address)
     return direct_pfns(prog, [*_of_buffer(reader, buffer, losses)])
 
 
