@@ -89,6 +89,9 @@ def _read_all(
         exporters = _Exporters(reader, layout)
     except MissingError:
         return
+    except UNREADABLE as error:
+        losses.lose(Loss.DMABUFS, f"cannot read the list of dma-bufs: {error}")
+        return
     for address in found.tolist():
         try:
             with drgn_lookups:
