@@ -36,6 +36,7 @@ _GROUPS = (
     "fs",
     "slab",
     "vmalloc",
+    "dmabuf",
     "process",
     "order",
 )

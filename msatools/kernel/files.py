@@ -252,6 +252,9 @@ def _rows(
     return read_rows(reader, layout, addresses)
 
 
+_RINGS = ("io_uring", "perf_event_list")
+
+
 @dataclass(frozen=True)
 class FileTables:
     """Pointers in the ``struct task_struct`` of each thread group leader."""
@@ -261,6 +264,12 @@ class FileTables:
 
     frag_pages: Addresses
     """Address of the struct page in its ``task_frag``; 0 if it has none."""
+
+    io_uring: Addresses
+    """Address of its ``struct io_uring_task``; 0 if it has used no ring."""
+
+    perf_events: Addresses
+    """Address of the list of the perf events that it opened; 0 if it is empty."""
 
 
 def processes(reader: Reader, losses: LossLog) -> FileTables:
@@ -272,7 +281,10 @@ def _processes(reader: Reader, losses: LossLog) -> FileTables:
     prog = reader.prog
     task = find_type(prog, "struct task_struct")
     tasks = member_of(task, "tasks").offset
-    offsets = member_of(task, "files").offset, offset_of(task, "task_frag.page")
+    offsets = [member_of(task, "files").offset, offset_of(task, "task_frag.page")]
+    # Some kernels are configured without io_uring or perf.
+    rings = [name for name in _RINGS if task.has_member(name)]
+    offsets += [member_of(task, name).offset for name in rings]
     # Read only from the first to the last of these members.
     first, last = min(*offsets, tasks), max(*offsets, tasks + 8)
     init = find_variable(prog, "init_task").address_
@@ -286,6 +298,17 @@ def _processes(reader: Reader, losses: LossLog) -> FileTables:
         losses,
     )
     starts = [offset - first for offset in offsets]
-    members = (data[start : start + 8] for _, data in records for start in starts)
-    words = np.frombuffer(b"".join(members), np.uint64).reshape(-1, len(offsets))
-    return FileTables(words[:, 0], words[:, 1])
+    parts: list[bytes] = []
+    addresses: list[int] = []
+    for address, data in records:
+        addresses.append(address - first)
+        parts += [data[start : start + 8] for start in starts]
+    words = np.frombuffer(b"".join(parts), np.uint64).reshape(-1, len(offsets))
+    none = np.zeros(len(words), np.uint64)
+    found = dict(zip(rings, words.T[2:], strict=True))
+    events = none
+    if "perf_event_list" in found:
+        heads = np.array(addresses, np.uint64) + np.uint64(offsets[-1])
+        firsts = found["perf_event_list"]
+        events = np.where((firsts != heads) & (firsts != 0), heads, none)
+    return FileTables(words[:, 0], words[:, 1], found.get("io_uring", none), events)

@@ -93,7 +93,10 @@ class Loss(str, Enum):
     # Of memory.
     ADDRESS_SPACES = "address_spaces_lost"
     EXCLUDED = "excluded_pages"
+    DMA = "dma_pages_lost"
+    DMABUFS = "dmabufs_unreadable"
     FTRACE = "ftrace_pages_lost"
+    GLOBALS = "tables_pages_lost"
     HEADS = "heads_unreadable"
     INODES = "inodes_unreadable"
     OWNERS = "owners_unreadable"

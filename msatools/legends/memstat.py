@@ -157,6 +157,18 @@ CLASSES = Group(
             key="kernel.requests",
         ),
         Entry(
+            "queues of devices",
+            "what NVMe and virtio devices read and write, DMA pools",
+            "In no counter.",
+            key="kernel.dma",
+        ),
+        Entry(
+            "dma-bufs",
+            "buffers of a DMA heap that programs and devices share",
+            "In no counter; --by dmabuf lists all dma-bufs.",
+            key="kernel.dmabuf",
+        ),
+        Entry(
             "memory pools",
             "reserves (mempool)",
             "In no counter.",
@@ -167,6 +179,12 @@ CLASSES = Group(
             "buffers and records of ftrace",
             "In no counter.",
             key="kernel.tracing",
+        ),
+        Entry(
+            "tables of the kernel",
+            "hash tables and single pages that variables point to",
+            "In no counter.",
+            key="kernel.globals",
         ),
         Entry(
             "memmap, hot-plugged",

@@ -11,6 +11,7 @@ import msgspec
 from msatools.kernel.report import ADDED
 from msatools.memory.by.groups import (
     CgroupGroup,
+    DmaBufGroup,
     FileGroup,
     FileSystemGroup,
     PageGroup,
@@ -27,6 +28,7 @@ from msatools.reports.json_file import Reports, head_of
 
 GROUPS: Mapping[str, type[PageGroup]] = {
     "cgroup": CgroupGroup,
+    "dmabuf": DmaBufGroup,
     "file": FileGroup,
     "fs": FileSystemGroup,
     "node": PageGroup,

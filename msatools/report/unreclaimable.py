@@ -34,8 +34,11 @@ _KERNEL: dict[str, tuple[str, tuple[str, ...]]] = {
     "kernel.vmap": ("pages mapped by vmap", ("--by", "vmalloc")),
     "kernel.rings": ("rings of perf, io_uring and packets", _MORE),
     "kernel.requests": ("requests of disks", _MORE),
+    "kernel.dma": ("queues of devices", _MORE),
+    "kernel.dmabuf": ("dma-bufs", ("--by", "dmabuf")),
     "kernel.mempools": ("memory pools", _MORE),
     "kernel.tracing": ("tracing", _MORE),
+    "kernel.globals": ("tables of the kernel", _MORE),
     "kernel.percpu": ("per-CPU memory", _MORE),
     "kernel.large_kmalloc": ("large kmalloc", _BARE),
     "kernel.unattributed": (

@@ -10,7 +10,7 @@ damage raises :class:`BtfError`, at the latest when the damaged type is looked u
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
@@ -221,10 +221,12 @@ class Btf:
                 size,
             )
 
-    def member_types(self, type_id: int) -> Iterator[int]:
-        """Yield the types of the members of a STRUCT or UNION, in their order."""
-        for member_type in self._tail(type_id)[1::3]:
-            yield self._checked(member_type)
+    def member_types(self, type_id: int) -> Sequence[int]:
+        """Return the types of the members of a STRUCT or UNION, in their order.
+
+        They are not checked: each may be the ID of no type.
+        """
+        return self._tail(type_id)[1::3]
 
     def is_signed_enum(self, type_id: int) -> bool:
         """Return whether the constants of an ENUM or ENUM64 have a sign."""
@@ -292,12 +294,21 @@ class Btf:
         for row in np.flatnonzero(np.isin(self._types.kinds(), kinds)):
             yield self.first_id + int(row)
 
-    def unnamed(self, kind: BtfKind, entries: int) -> Iterator[int]:
-        """Yield the IDs of unnamed types of a kind with *entries* members."""
+    def unnamed(self, kind: BtfKind, members: list[str]) -> Iterator[int]:
+        """Yield the IDs of the unnamed types of a kind with just these members."""
         types = self._types
         wanted = (types.names == 0) & (types.kinds() == kind)
-        for row in np.flatnonzero(wanted & (types.infos & _VLEN == entries)):
-            yield self.first_id + int(row)
+        wanted &= types.infos & _VLEN == len(members)
+        for row in np.flatnonzero(wanted).tolist():
+            type_id = self.first_id + row
+            # Most differ in the first one already.
+            if all(
+                self._string(offset) == name
+                for (offset, _, _), name in zip(
+                    self._entries(type_id, 3), members, strict=True
+                )
+            ):
+                yield type_id
 
     def _index(self, wanted: npt.NDArray[np.bool_]) -> Callable[[str], list[int]]:
         """Index those types that have a name."""

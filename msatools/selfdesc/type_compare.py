@@ -62,6 +62,8 @@ class MemberCounts:
     def __init__(self, btf: Btf) -> None:
         self._btf = btf
         self._counts: dict[int, int] = {}
+        # Most members have one of a few types.
+        self._parts: dict[int, int | None] = {}
 
     def check(self, type_id: int) -> None:
         """Check that a structure can be searched.
@@ -78,23 +80,30 @@ class MemberCounts:
             return found
         if depth > _MAX_DEPTH:
             return _MAX_PARTS + 1
-        total = 0
+        total, parts = 0, self._parts
         # A type that is not there is an error where the members are looked at.
         with suppress(BtfError):
             for member_type in self._btf.member_types(type_id):
-                part = self._part(member_type)
-                total += 1 if part is None else 1 + self._count(part, depth + 1)
-                if total > _MAX_PARTS:
-                    break
+                total += 1
+                part = (
+                    parts[member_type]
+                    if member_type in parts
+                    else self._part(member_type)
+                )
+                if part is not None:
+                    total += self._count(part, depth + 1)
+                    if total > _MAX_PARTS:
+                        break
         self._counts[type_id] = total
         return total
 
     def _part(self, member_type: int) -> int | None:
-        try:
-            return _compound_in(self._btf, member_type)
-        except BtfError:
-            # It is raised again where this member is looked at.
-            return None
+        part = None
+        # An error is raised again where this member is looked at.
+        with suppress(BtfError):
+            part = _compound_in(self._btf, member_type)
+        self._parts[member_type] = part
+        return part
 
 
 def _compound_in(btf: Btf, type_id: int) -> int | None:

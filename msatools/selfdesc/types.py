@@ -90,6 +90,8 @@ class BtfTypes:
         self._base = base
         self._member_counts = MemberCounts(btf)
         self._types: dict[int, Type] = {}
+        # Most members have one of a few types.
+        self._bit_fields: dict[int, tuple[int, int]] = {}
         self._found: dict[tuple[str, Set[TypeKind]], Type | None] = {}
         self._depth = 0
         self._constants: dict[str, Object | None] = {}
@@ -207,12 +209,7 @@ class BtfTypes:
 
         :raises MissingError: if there is no such structure, or more than one
         """
-        btf = self.btf
-        ids = [
-            type_id
-            for type_id in btf.unnamed(BtfKind.STRUCT, len(members))
-            if [member.name for member in btf.members(type_id)] == members
-        ]
+        ids = [*self.btf.unnamed(BtfKind.STRUCT, members)]
         if len(ids) != 1:
             raise MissingError(
                 f"BTF has {len(ids)} structures without a name of {', '.join(members)}"
@@ -326,15 +323,26 @@ class BtfTypes:
 
     def _member(self, member: Member, room: int) -> TypeMember:
         name, type_id, bit_offset, bit_field_size = member
-        if not bit_field_size and self.btf.kind(type_id) == BtfKind.INT:
-            # Before the bit-field flag (9d5f9f701b18 "bpf: btf: fix struct/union/fwd
-            # types with kind_flag", in 5.0), the integer type described the bit-field.
-            described = self.btf.as_int(type_id)
-            if described.bits != described.size * 8:
-                bit_offset += described.offset
-                bit_field_size = described.bits
+        if not bit_field_size:
+            if type_id not in self._bit_fields:
+                self._bit_fields[type_id] = self._bit_field(type_id)
+            more, bit_field_size = self._bit_fields[type_id]
+            bit_offset += more
         make = partial(self._member_object, type_id, bit_offset, bit_field_size, room)
         return TypeMember(make, name or None, bit_offset)
+
+    def _bit_field(self, type_id: int) -> tuple[int, int]:
+        """Return the offset and the size of the bit-field that a type is; 0 if none.
+
+        Before the bit-field flag (9d5f9f701b18 "bpf: btf: fix struct/union/fwd types
+        with kind_flag", in 5.0), the integer type described the bit-field.
+        """
+        if self.btf.kind(type_id) != BtfKind.INT:
+            return 0, 0
+        described = self.btf.as_int(type_id)
+        if described.bits == described.size * 8:
+            return 0, 0
+        return described.offset, described.bits
 
     def _member_object(
         self, type_id: int, bit_offset: int, bit_field_size: int, room: int

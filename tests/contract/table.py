@@ -258,7 +258,7 @@ MEMSTAT = Row(
         "-v",
         "--by node,zone",
         "--by section,order,slab,vmalloc -n 9",
-        "--by cgroup --by file,fs,process -j 2",
+        "--by cgroup --by file,fs,process,dmabuf -j 2",
         "--frag",
         "--sections",
         "--map",

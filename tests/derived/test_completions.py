@@ -151,7 +151,7 @@ def offered(option: Option) -> list[str]:
 
 def test_bash_after_an_equals_sign(share: Path, folder: Path) -> None:
     """bash takes it for a word."""
-    for last, found in (("= pro", ["process"]), ("=", 10)):
+    for last, found in (("= pro", ["process"]), ("=", 11)):
         reply = bash_reply(share, folder, f"msa-memstat --by {last}")
         assert reply == found or len(reply) == found
     assert bash_reply(share, folder, "msa-memstat --by = zone,sl") == ["zone,slab"]

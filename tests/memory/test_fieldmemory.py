@@ -189,6 +189,17 @@ def test_page_tables_of_processes(run: lab.Run, report: MemstatReport) -> None:
         pid = process["pid"]
         kib = number(run, f"proc/{pid}/status", r"^VmPTE:\s+(\d+) kB")
         assert tables[pid] == kib * 1024, process["name"]
+    # All pages of tables are there, each once, and the rest are of no process. With
+    # five levels there is one more, which VmPTE does not count.
+    own = ("kernel.page_tables", "kernel.page_tables_own")
+    pages = {
+        g.pid: sum(g.classes.get(name, 0) for name in own) for g in groups if g.pid
+    }
+    uncounted = {pages[pid] - (tables[pid] or 0) // PAGE for pid in pages}
+    assert uncounted in ({0}, {1})
+    counted = number(run, "proc/meminfo", r"^PageTables:\s+(\d+) kB") // 4
+    told = sum(group.classes.get("kernel.page_tables", 0) for group in groups)
+    assert told == counted == pages_of(report)["kernel.page_tables"]
     large = [tables[pid] or 0 for pid in run.workload["tables"]]
     assert min(large) > 16 << 20
 

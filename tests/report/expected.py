@@ -246,6 +246,7 @@ SCENARIOS: Mapping[str, Expected] = {
         words={"cpu-storm": "veth_poll [veth] polls polled-b"},
     ),
     "fieldpages": Expected(may=_codes("swap-full")),
+    "fielddmabuf": Expected(),
     "fielddevices": Expected(may=_codes("memory-leak")),
     "fieldballoon": Expected(
         must=_codes("out-of-memory", "balloon"),

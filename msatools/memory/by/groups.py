@@ -46,7 +46,8 @@ class ProcessGroup(PageGroup):
     The pages that one address space maps; all threads and processes that share it.
 
     ``pages`` is its share: a page that several map is divided equally among them, and
-    shares are rounded to whole pages so that all groups sum to the classes. The other
+    shares are rounded to whole pages so that all groups sum to the classes. The pages
+    of its page tables are included (``kernel.page_tables``). The other
     fields are as in /proc/PID/smaps_rollup. They are ``None`` for the pages that no
     process maps, and if some of the page tables are not in the dump. Huge pages under
     NUMA balancing (PROT_NONE) are counted; smaps counts them since "smaps: use
@@ -75,7 +76,8 @@ class ProcessGroup(PageGroup):
     """``VmSwap`` of /proc/PID/status, without shared memory."""
 
     page_table_bytes: int | None = None
-    """``VmPTE`` of /proc/PID/status: page tables, which are no part of ``pages``."""
+    """``VmPTE`` of /proc/PID/status: page tables, without those of the two highest of
+    five levels. The pages themselves are in ``pages`` and ``classes``."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,28 @@ class VmallocGroup(PageGroup):
     areas: int | None = None
     module: str | None = None
     """The module of that function; ``None`` for the kernel's own."""
+
+
+@dataclass(frozen=True)
+class DmaBufGroup(PageGroup):
+    """The pages of one dma-buf, whether they are its own or a file's that it pins.
+
+    Its key is the number of its inode, as in /sys/kernel/debug/dma_buf/bufinfo. Pages
+    of exporters other than the system heap and udmabuf are not known.
+    """
+
+    exporter: str | None = None
+    """Who made it: ``system``, ``udmabuf``, or a driver."""
+
+    size_bytes: int | None = None
+    references: int | None = None
+    """References to its file, by open files, mappings and devices."""
+
+    label: str | None = field(default=None, metadata=DETAIL)
+    """The name that a program gave it (DMA_BUF_SET_NAME)."""
+
+    dma_buf: Address | None = field(default=None, metadata=DETAIL)
+    """Address of the ``struct dma_buf``."""
 
 
 @dataclass(frozen=True)

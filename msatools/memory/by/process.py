@@ -32,6 +32,7 @@ PSS_SHIFT = 12
 _NOT_RESIDENT = (PageClass.HUGE_ZERO, PageClass.DEVICE)
 """Not counted: vm_normal_page_pmd() skips the huge zero page; devices are no RAM."""
 
+_TABLES = (PageClass.PAGE_TABLES, PageClass.PAGE_TABLES_OWN)
 _ANON = (PageClass.ANON, PageClass.KSM)
 _COMPACT_AT = 1 << 20
 
@@ -98,6 +99,7 @@ class MappedPages:
 
     def observe(self, block: Block) -> None:
         self.totals += np.bincount(block.codes, minlength=NCLASSES)
+        self._observe_tables(block)
         pages, spaces = self._mapped.small_within(block.pfn, len(block))
         firsts, ends, owners = self._mapped.large_within(block.pfn, len(block))
         if not len(pages) and not len(firsts):
@@ -122,6 +124,18 @@ class MappedPages:
         self._add(spaces, block.codes[pages], values[:, pages])
         firsts, ends, owners = firsts[~mixed], ends[~mixed], owners[~mixed]
         self._add(owners, block.codes[firsts], prefix[:, ends] - prefix[:, firsts])
+
+    def _observe_tables(self, block: Block) -> None:
+        """Count page tables, which no process maps; hugetlb shares some."""
+        pages, spaces = self._mapped.tables_within(block.pfn, len(block))
+        # What has become something else in a damaged dump is not a table.
+        tables = np.isin(block.codes[pages], _TABLES)
+        pages, spaces = pages[tables], spaces[tables]
+        if len(pages):
+            sharers = np.bincount(pages, minlength=len(block))
+            values = np.zeros((4, len(pages)), np.int64)
+            values[3] = self._whole // sharers[pages]
+            self._add(spaces, block.codes[pages], values)
 
     def merge(self, later: "MappedPages") -> None:
         self.totals += later.totals

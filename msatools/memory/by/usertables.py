@@ -47,6 +47,9 @@ class Mapped:
     large: tuple[tuple[int, Words], ...]
     """Huge mappings: pages of an entry, and keys of their first pages."""
 
+    tables: Words
+    """Keys of the page tables themselves, without those at the top."""
+
     known: npt.NDArray[np.bool_]
     """Whether all tables could be read, by address space."""
 
@@ -59,7 +62,8 @@ class Mapped:
         return self
 
     def __reduce__(self) -> tuple[type["Mapped"], tuple[object, ...]]:
-        return Mapped, (np.empty(0, np.uint64), (), np.empty(0, np.bool_), None)
+        none = np.empty(0, np.uint64)
+        return Mapped, (none, (), none, np.empty(0, np.bool_), None)
 
     def small_within(self, pfn: int, pages: int) -> tuple[Indices, Indices]:
         """Find the mappings by PTEs of a range of memory.
@@ -67,6 +71,11 @@ class Mapped:
         :return: Index of each page in the range, and index of the address space.
         """
         keys = _within(self.small, pfn, pfn + pages)
+        return _pages(keys, pfn), (keys & _SPACE_MASK).astype(np.intp)
+
+    def tables_within(self, pfn: int, pages: int) -> tuple[Indices, Indices]:
+        """Find the page tables in a range of memory, as :meth:`small_within` does."""
+        keys = _within(self.tables, pfn, pfn + pages)
         return _pages(keys, pfn), (keys & _SPACE_MASK).astype(np.intp)
 
     def large_within(self, pfn: int, pages: int) -> tuple[Indices, Indices, Indices]:
@@ -121,6 +130,7 @@ class UserTables:
         self._swaps = self._swap_types()
         self._small: list[Words] = []
         self._large: dict[int, list[Words]] = {}
+        self._tables: list[Words] = []
         self._swapped = 0
         self._is_whole = True
 
@@ -151,6 +161,7 @@ class UserTables:
         return Mapped(
             _sorted(self._small),
             tuple((pages, _sorted(keys)) for pages, keys in self._large.items()),
+            _sorted(self._tables),
             known,
             None if self._swaps is None else swapped,
         )
@@ -177,14 +188,14 @@ class UserTables:
         tables = self._form.tables(entries, first)
         for shift in middle:
             below = []
-            for entries in self._read(tables):
+            for entries in self._read(tables, space):
                 self._take_large(entries, shift, space)
                 below.append(self._form.tables(entries, shift))
             tables = np.concatenate(below) if below else tables[:0]
-        for entries in self._read(tables):
+        for entries in self._read(tables, space):
             self._take_small(entries, space)
 
-    def _read(self, tables: Words) -> Iterator[Words]:
+    def _read(self, tables: Words, space: int) -> Iterator[Words]:
         """Read each table once, and yield the entries of many at a time."""
         tables = self._in_memory(distinct(tables), 1)
         if len(tables) > self._left:
@@ -193,6 +204,10 @@ class UserTables:
             tables = tables[: self._left]
             self._is_whole = False
         self._left -= len(tables)
+        page_shift = np.uint64(self._form.page_shift)
+        self._tables.append(
+            (tables >> page_shift) << np.uint64(SPACE_BITS) | np.uint64(space)
+        )
         for first in range(0, len(tables), _AT_ONCE):
             part = tables[first : first + _AT_ONCE].tolist()
             data = bytearray()

@@ -29,6 +29,7 @@ class View(Protocol):
 
 VIEWS = {
     "cgroup": "cgroup.CgroupView",
+    "dmabuf": "dmabuf.DmaBufView",
     "file": "file.FileView",
     "fs": "file.FileSystemView",
     "order": "order.OrderView",

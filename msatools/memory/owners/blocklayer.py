@@ -16,8 +16,14 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
 from msatools.kernel.words import U64
-from msatools.memory.owners.blocks import NO_PFNS, Pfns, pages_of_blocks
+from msatools.memory.owners.blocks import (
+    NO_PFNS,
+    Pfns,
+    driver_type,
+    pages_of_blocks,
+)
 from msatools.memory.pages.layout import PageLayout
+from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_type,
@@ -41,7 +47,7 @@ def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
     head = offset_of(type_, "page_list")
     base = np.uint64(vmemmap_base(prog))
     parts = [NO_PFNS]
-    for tags in sorted({*_tags(reader, losses)}):
+    for tags in sorted(hardware_queues(reader, losses).tags):
         nodes = list_nodes(reader, tags + head, losses, "a list of requests' pages")
         pages = nodes - np.uint64(layout.lru)
         records, readable = reader.read_records(pages, layout.size)
@@ -53,12 +59,30 @@ def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
     return np.concatenate(parts)
 
 
-def _tags(reader: Reader, losses: LossLog) -> Iterator[int]:
-    """Yield the address of each ``struct blk_mq_tags``, some several times.
+@dataclass(frozen=True)
+class HardwareQueues:
+    """What the hardware queues of all disks lead to."""
+
+    tags: set[int]
+    """Addresses of ``struct blk_mq_tags``."""
+
+    nvme: tuple[drgn.Object, ...]
+    """The ``struct nvme_dev`` of each NVMe controller on PCI."""
+
+
+def hardware_queues(reader: Reader, losses: LossLog) -> HardwareQueues:
+    """Read all hardware queues, once per reader.
 
     Every hardware queue is told when a CPU goes: it is an instance of that state
     (kernel/cpu.c).
+
+    :raises MissingError: if the kernel has no such queues
     """
+    return reader.once(hardware_queues, lambda: _hardware_queues(reader, losses))
+
+
+def _hardware_queues(reader: Reader, losses: LossLog) -> HardwareQueues:
+    found: set[int] = set()
     prog = reader.prog
     states = find_variable(prog, "cpuhp_hp_states")
     state = states[constant(prog, "CPUHP_BLK_MQ_DEAD")]
@@ -77,18 +101,25 @@ def _tags(reader: Reader, losses: LossLog) -> Iterator[int]:
             for offset in offsets:
                 (tags,) = U64.unpack_from(data, offset)
                 if tags:
-                    yield tags
+                    found.add(tags)
             queues.update(U64.unpack_from(data, queue))
             (at,) = U64.unpack_from(data, node)
     except UNREADABLE as error:
         losses.lose(Loss.REQUESTS, f"cannot read hardware queues: {error}")
+    controllers = []
     with suppress(MissingError):
-        yield from _nvme_tags(prog, queues)
+        for device, tags in _nvme(prog, queues):
+            found.update(tags)
+            if device is not None:
+                controllers.append(device)
+    return HardwareQueues(found, tuple(controllers))
 
 
-def _nvme_tags(prog: drgn.Program, queues: set[int]) -> Iterator[int]:
-    """Yield the tags for the disks of NVMe controllers: one without disks has no queue
-    of them, but requests (drivers/nvme/host/core.c).
+def _nvme(
+    prog: drgn.Program, queues: set[int]
+) -> Iterator[tuple[drgn.Object | None, list[int]]]:
+    """Yield each NVMe controller, if it is on PCI, and the tags for its disks: one
+    without disks has no queue of them, but requests (drivers/nvme/host/core.c).
 
     :param queues: Addresses of all ``struct request_queue``, those for administration
         as well.
@@ -100,34 +131,41 @@ def _nvme_tags(prog: drgn.Program, queues: set[int]) -> Iterator[int]:
                 admin = owned.tag_set
                 if not admin or not admin.driver_data:
                     continue
-                tags = _nvme_set(prog, int(admin), int(admin.driver_data))
-                for number in range(min(int(tags.nr_hw_queues), _MAX_QUEUES)):
-                    if one := int(tags.tags[number]):
-                        yield one
+                data = int(admin.driver_data)
+                device = _nvme_device(prog, int(admin), data)
+                tags = (
+                    _nvme_set(prog, int(admin), data)
+                    if device is None
+                    else device.tagset
+                )
+                number = min(int(tags.nr_hw_queues), _MAX_QUEUES)
+                each = [int(tags.tags[at]) for at in range(number)]
+                yield device, [one for one in each if one]
         except UNREADABLE:
             continue  # what another driver has there
 
 
 def _nvme_set(prog: drgn.Program, admin: int, data: int) -> drgn.Object:
-    """Return the ``struct blk_mq_tag_set`` for disks beside that for administration.
+    """Return the ``struct blk_mq_tag_set`` for disks beside that for administration, of
+    a controller that is not on PCI.
 
     :param data: What the latter has as ``driver_data``.
     :raises FaultError: if it is another driver's, which has other data there
     """
-    # The PCI driver has its own structure there on 6.1, that of the core on 6.12.
-    for name, module in (("nvme_ctrl", "nvme_core"), ("nvme_dev", "nvme")):
-        type_ = _type(prog, name, module)
-        owner = drgn.Object(prog, type_, address=data)
-        own = owner.admin_tagset
-        is_pointer = own.type_.kind == drgn.TypeKind.POINTER
-        if (int(own) if is_pointer else int(own.address_of_())) == admin:
-            tags = owner.tagset
-            return tags if is_pointer else tags.address_of_()
-    raise drgn.FaultError("not of NVMe", data)
+    type_ = driver_type(prog, "nvme_ctrl", "nvme_core")
+    controller = drgn.Object(prog, type_, address=data)
+    if int(controller.admin_tagset) != admin:
+        raise drgn.FaultError("not of NVMe", data)
+    return controller.tagset
 
 
-def _type(prog: drgn.Program, name: str, module: str) -> drgn.Type:
-    try:
-        return find_type(prog, f"struct {name}")
-    except MissingError:
-        return find_type(prog, f"struct {name}", module)
+def _nvme_device(prog: drgn.Program, admin: int, data: int) -> drgn.Object | None:
+    """Return the ``struct nvme_dev`` of a controller; ``None`` if it is not on PCI."""
+    with suppress(*UNREADABLE, MissingError):
+        type_ = driver_type(prog, "nvme_dev", "nvme")
+        # What the driver has there: the structure itself on 6.1, its part on 6.12.
+        for start in (data, data - offset_of(type_, "ctrl")):
+            device = drgn.Object(prog, type_, address=start)
+            if int(device.admin_tagset.address_of_()) == admin:
+                return device
+    return None

@@ -9,6 +9,7 @@ classes already; these are their page fragments.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 
 import drgn
 import numpy as np
@@ -21,6 +22,7 @@ from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records, tree_records
 from msatools.kernel.words import unsigned
+from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
 _MAX_RING = 1 << 20
@@ -105,6 +107,40 @@ def socket_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses
     return distinct(pages[pages != 0])
 
 
+@dataclass(frozen=True)
+class _SkbLayout:
+    """Offsets in a ``struct sk_buff``, and in its ``struct skb_shared_info``."""
+
+    bytes: int
+    """Bytes of the former to read."""
+
+    end: int
+    head: int
+    shared_bytes: int
+    nr_frags: int
+    frag_list: int
+    frags: int
+    frag_words: int
+
+
+def _skb_layout(prog: drgn.Program) -> _SkbLayout:
+    skb = find_type(prog, "struct sk_buff")
+    end, head = (member_of(skb, name).offset for name in ("end", "head"))
+    shared = find_type(prog, "struct skb_shared_info")
+    frags = member_of(shared, "frags")
+    return _SkbLayout(
+        bytes=max(end, head) + 8,
+        end=end,
+        head=head,
+        shared_bytes=drgn.sizeof(shared),
+        nr_frags=member_of(shared, "nr_frags").offset,
+        frag_list=member_of(shared, "frag_list").offset,
+        frags=frags.offset,
+        # The first member of a fragment is the page: bv_page, since v6.9 netmem.
+        frag_words=drgn.sizeof(frags.type.type) // 8,
+    )
+
+
 class _Skbs:
     """Collects the page fragments of socket buffers."""
 
@@ -120,22 +156,10 @@ class _Skbs:
         self._rtx = member_of(sock, "tcp_rtx_queue").offset
         self._frag = offset_of(sock, "sk_frag.page")
         self._sock_size = max(*self._queues, self._rtx, self._prot, self._frag) + 16
-        self._ofo = member_of(
-            find_type(prog, "struct tcp_sock"), "out_of_order_queue"
-        ).offset
-        skb = find_type(prog, "struct sk_buff")
-        self._end, self._head = (
-            member_of(skb, "end").offset,
-            member_of(skb, "head").offset,
-        )
-        self._skb_size = max(self._end, self._head) + 8
-        shared = find_type(prog, "struct skb_shared_info")
-        self._nr_frags = member_of(shared, "nr_frags").offset
-        self._frag_list = member_of(shared, "frag_list").offset
-        self._frags = member_of(shared, "frags").offset
-        self._shared_size = drgn.sizeof(shared)
-        # The first member of a fragment is the page: bv_page, since v6.9 netmem.
-        self._frag_words = drgn.sizeof(member_of(shared, "frags").type.type) // 8
+
+    @cached_property
+    def _skb(self) -> "_SkbLayout":
+        return _skb_layout(self._reader.prog)
 
     def add_queues(self, socks: Addresses) -> None:
         records, readable = self._reader.read_records(socks, self._sock_size)
@@ -148,20 +172,26 @@ class _Skbs:
             for head in heads[(firsts != heads) & (firsts != 0)].tolist():
                 self._add_all(self._list(head))
         tcp = np.isin(column(records, self._prot), self._tcp)
-        for sk in socks[tcp].tolist():
-            # The retransmit queue and the out-of-order queue.
-            self._add_all(self._tree(sk + self._rtx))
-            self._add_all(self._tree(sk + self._ofo))
+        if not tcp.any():
+            return
+        tcp_sock = find_type(self._reader.prog, "struct tcp_sock")
+        unordered = member_of(tcp_sock, "out_of_order_queue").offset
+        # The retransmit queue and the out-of-order queue; most are empty.
+        for offset in (self._rtx, unordered):
+            roots = socks[tcp] + np.uint64(offset)
+            firsts, known = self._reader.words_near(roots)
+            for root in roots[(firsts != 0) | ~known].tolist():
+                self._add_all(self._tree(root))
 
     def _list(self, head: int) -> Iterator[bytes]:
         for _, data in list_records(
-            self._reader, head, 0, self._skb_size, self._losses, "a socket's queue"
+            self._reader, head, 0, self._skb.bytes, self._losses, "a socket's queue"
         ):
             yield data
 
     def _tree(self, root: int) -> Iterator[bytes]:
         for _, data in tree_records(
-            self._reader, root, 0, self._skb_size, self._losses, "a socket's queue"
+            self._reader, root, 0, self._skb.bytes, self._losses, "a socket's queue"
         ):
             yield data
 
@@ -174,21 +204,22 @@ class _Skbs:
 
     def _add(self, skb: bytes) -> None:
         """Add a buffer's fragments, and those of the buffers on its frag_list."""
+        layout = self._skb
         todo, seen = [skb], set[int]()
         while todo:
             skb = todo.pop()
-            head = unsigned(skb, self._head, 8)
-            end = unsigned(skb, self._end, 4)
-            shared = self._reader.read(head + end, self._shared_size)
-            count = shared[self._nr_frags]
-            words = np.frombuffer(shared, np.uint64, offset=self._frags)
-            pages = words[:: self._frag_words][:count]
+            head = unsigned(skb, layout.head, 8)
+            end = unsigned(skb, layout.end, 4)
+            shared = self._reader.read(head + end, layout.shared_bytes)
+            count = shared[layout.nr_frags]
+            words = np.frombuffer(shared, np.uint64, offset=layout.frags)
+            pages = words[:: layout.frag_words][:count]
             # Bit 0 marks device memory (net_iov), which has no struct page.
             self.pages += pages[pages & np.uint64(1) == 0].tolist()
-            chained = unsigned(shared, self._frag_list, 8)
+            chained = unsigned(shared, layout.frag_list, 8)
             while chained and chained not in seen:
                 seen.add(chained)
-                todo.append(self._reader.read(chained, self._skb_size))
+                todo.append(self._reader.read(chained, layout.bytes))
                 chained = unsigned(todo[-1], 0, 8)  # skb->next
 
 

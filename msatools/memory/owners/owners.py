@@ -18,6 +18,9 @@ from msatools.kernel.reader import Addresses, Reader, first_of_each
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.owners.blocklayer import request_pages
+from msatools.memory.owners.dma import dma_pages
+from msatools.memory.owners.dmabufs import dma_bufs
+from msatools.memory.owners.globals import global_pages
 from msatools.memory.owners.ipc import pipe_pages, socket_pages
 from msatools.memory.owners.mempools import mempool_pages
 from msatools.memory.owners.percpu import PercpuPages, percpu_pages
@@ -172,6 +175,9 @@ def _claims(
         _claim_requests,
         _claim_mempools,
         _claim_tracing,
+        _claim_dma,
+        _claim_globals,
+        _claim_dma_bufs,
         _claim_vmap,
     ):
         try:
@@ -297,6 +303,28 @@ def _claim_tracing(
     owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
     owners.claim(PageClass.TRACING, tracing_pages(reader, losses))
+
+
+def _claim_dma(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    owners.claim(PageClass.DMA, dma_pages(reader, layout, losses))
+
+
+def _claim_dma_bufs(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    buffers = dma_bufs(reader, layout, owners.files(reader, losses), losses)
+    own = [buffer.pages for buffer in buffers if buffer.own]
+    owners.claim(PageClass.DMABUF, np.concatenate([np.empty(0, np.uint64), *own]))
+
+
+def _claim_globals(
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
+) -> None:
+    memmap = vmemmap_base(reader.prog)
+    pages = global_pages(reader, memmap, layout.size, losses)
+    owners.claim(PageClass.GLOBALS, pages)
 
 
 def _claim_vmap(

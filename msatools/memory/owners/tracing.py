@@ -22,6 +22,7 @@ from msatools.kernel.walks import list_nodes
 from msatools.kernel.words import U64
 from msatools.memory.owners.blocks import NO_PFNS, Pfns, direct_pfns, pages_of_blocks
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
+from msatools.tasks.text import kernel_symbol
 
 _MAX_GROUPS = 1 << 16
 """Upper bound of the number of ``struct ftrace_page``: a few for each module."""
@@ -40,7 +41,7 @@ _NAME_BYTES = 16 + 4
 def tracing_pages(reader: Reader, losses: LossLog) -> Pfns:
     """Return the pfns of all pages of tracing."""
     parts = [NO_PFNS]
-    for find in (_records, _saved_names, _buffers):
+    for find in (_records, _saved_names, _buffers, _temporary):
         try:
             parts.append(find(reader, losses))
         except MissingError:
@@ -117,6 +118,7 @@ def _saved_names(reader: Reader, losses: LossLog) -> Pfns:
 def _buffers(reader: Reader, losses: LossLog) -> Pfns:
     prog = reader.prog
     type_ = find_type(prog, "struct trace_array")
+    buffer_type = find_type(prog, "struct trace_buffer")
     head = find_variable(prog, "ftrace_trace_arrays").address_
     nodes = list_nodes(reader, head, losses, "the list of trace buffers")
     addresses: list[int] = []
@@ -131,10 +133,12 @@ def _buffers(reader: Reader, losses: LossLog) -> Pfns:
                 buffer = array.member_(name).buffer
                 if not buffer:
                     continue
+                # By its name: the pointer of 5.10's BTF is to a declaration alone.
+                buffer = drgn.Object(prog, buffer_type, address=int(buffer))
                 addresses = [a for a in _of_buffer(reader, buffer, losses) if a]
                 # "ring-buffer: Set new size of the ring buffer sub page" (in v6.8)
                 order = 0
-                if buffer.type_.type.has_member("subbuf_order"):
+                if buffer_type.has_member("subbuf_order"):
                     order = int(buffer.subbuf_order)
             except UNREADABLE as error:
                 losses.lose(Loss.FTRACE, f"cannot read a trace buffer: {error}")
@@ -142,6 +146,17 @@ def _buffers(reader: Reader, losses: LossLog) -> Pfns:
             pfns = direct_pfns(prog, addresses)
             parts.append(pages_of_blocks(pfns, [order] * len(pfns)))
     return np.concatenate(parts)
+
+
+def _temporary(reader: Reader, losses: LossLog) -> Pfns:
+    """Return the pages of the buffer for events that a trigger may drop
+    (kernel/trace/trace.c, ``temp_buffer``)."""
+    prog = reader.prog
+    (address,) = reader.words(kernel_symbol(prog, "temp_buffer"), 1).tolist()
+    if not address:
+        return NO_PFNS
+    buffer = drgn.Object(prog, find_type(prog, "struct trace_buffer"), address=address)
+    return direct_pfns(prog, [*_of_buffer(reader, buffer, losses)])
 
 
 def _of_buffer(reader: Reader, buffer: drgn.Object, losses: LossLog) -> Iterator[int]:

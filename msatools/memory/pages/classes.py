@@ -45,9 +45,12 @@ class PageClass:
     REQUESTS = 31
     MEMPOOLS = 32
     TRACING = 33
+    GLOBALS = 34
+    DMA = 35
+    DMABUF = 36
     # The classes from here on have no struct page that records node and zone.
-    EXCLUDED = 34
-    UNREADABLE = 35
+    EXCLUDED = 37
+    UNREADABLE = 38
 
 
 CLASSES: dict[int, str] = {
@@ -74,8 +77,11 @@ CLASSES: dict[int, str] = {
     PageClass.SOCKETS: "kernel.sockets",
     PageClass.RINGS: "kernel.rings",
     PageClass.REQUESTS: "kernel.requests",
+    PageClass.DMA: "kernel.dma",
+    PageClass.DMABUF: "kernel.dmabuf",
     PageClass.MEMPOOLS: "kernel.mempools",
     PageClass.TRACING: "kernel.tracing",
+    PageClass.GLOBALS: "kernel.globals",
     PageClass.MEMMAP: "kernel.memmap",
     PageClass.HUGE_ZERO: "kernel.huge_zero",
     PageClass.ZSMALLOC: "kernel.zsmalloc",
