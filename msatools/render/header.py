@@ -35,8 +35,8 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
     if target.truncated:
         yield text(Span(f"truncated: {_what_is_missing(target)}", "bad"))
     if target.torn:
-        words = plural(target.torn, "contradiction")
-        yield text(Span(f"{words}: taken from a running guest?", "bad"))
+        torn = plural(target.torn, "contradiction")
+        yield text(Span(f"{torn}: taken from a running guest?", "bad"))
     if target.crash is not None:
         yield text(Span(_crash(target.crash), "bad"))
 

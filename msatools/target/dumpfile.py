@@ -11,7 +11,7 @@ from typing import Literal
 
 from drgn import Program
 
-from msatools.errors import DamagedDataError
+from msatools.errors import DamagedDataError, NotSupportedError
 from msatools.records import dataclass
 from msatools.target import elf, flattened, foreign, kdump
 from msatools.target.descriptors import DescriptorCheck, check_descriptors
@@ -175,7 +175,7 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
     except DamagedDataError as error:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
     found = foreign.recognize(read(0, foreign.HEAD_BYTES))
-    if found is not None:
+    if found is not None and not _has_snapshot(path, magic, read):
         raise NotADumpError(
             path, found.what, found.what_to_do.replace("{path}", shlex.quote(path))
         )
@@ -191,6 +191,24 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         machine=None,
         release=None,
     )
+
+
+def _has_snapshot(path: str, magic: bytes, read: ReadAt) -> bool:
+    """Return whether it is a qcow2 image with a snapshot of a guest's memory.
+
+    :raises NotADumpError: if it may be one, but is of a kind that is not read
+    """
+    if not magic.startswith(foreign.QCOW2):
+        return False
+    # Few files are such images.
+    from msatools.target.raw.qcow2 import snapshots_with_state
+
+    try:
+        return bool(snapshots_with_state(read))
+    except (DamagedDataError, EOFError):
+        return False
+    except NotSupportedError as error:
+        raise NotADumpError(path, str(error), foreign.QCOW2_REMEDY) from error
 
 
 def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:

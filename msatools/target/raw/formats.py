@@ -8,7 +8,7 @@ from msatools.errors import DamagedDataError, NotSupportedError
 from msatools.target import elf
 from msatools.target.dumpfile import DumpFile, os_error
 from msatools.target.errors import DamagedDumpError, NotADumpError
-from msatools.target.raw import forensic, qemustate
+from msatools.target.raw import forensic, qcow2, qemustate
 from msatools.target.raw.memory import FileMemory, Memory, MemoryRange
 from msatools.target.reading import ReadAt, opened
 
@@ -55,7 +55,7 @@ def _by_magic(path: str, read: ReadAt) -> Memory:
                 "compressed with snappy (AVML), and no library for it is installed",
                 "install msatools[fast]; or decompress it with `avml-convert`",
             ) from error
-    if magic.startswith(qemustate.MAGIC):
+    if magic.startswith((qemustate.MAGIC, qcow2.MAGIC)):
         return qemustate.QemuState(path)
     if magic == _LIBVIRT:
         start, compression = qemustate.libvirt_stream(read)

@@ -12,7 +12,6 @@ CPUs that were all stopped at one moment leave half changed is no contradiction.
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
