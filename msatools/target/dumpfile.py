@@ -289,8 +289,11 @@ def _of_kdump(
     path: str, header: kdump.Kdump, read: ReadAt, size: int, how: str = ""
 ) -> DumpFile:
     _check_machine(path, header)
+    lacks_note = None
     if header.has_vmcoreinfo is False:
-        raise _guest_without_vmcoreinfo(path)
+        lacks_note = _guest_without_vmcoreinfo(path)
+        if header.part is not None:
+            raise lacks_note
     if any(notes.stop > size for notes in header.notes):
         raise DamagedDataError("its notes lie beyond the end of the file")
     check = _check(path, read, header, size)
@@ -303,6 +306,7 @@ def _of_kdump(
         release=header.release or None,
         is_nameless_arm64=kdump.is_nameless_arm64(read, header),
         bad_descriptors=check.bad,
+        lacks_note=lacks_note,
     )
     return found if header.part is None else _of_parts(path, header, found)
 

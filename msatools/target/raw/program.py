@@ -78,6 +78,8 @@ def open_memory(
         )
     dump = replace(
         dump,
+        # Of a kdump the memory alone is read.
+        kind="elf" if dump.kind == "elf" else "raw",
         format=describe_memory(proven, chosen, has_registers=dump.kind == "elf"),
         truncated=memory.is_truncated or not proven[chosen].is_whole,
         release=kernel.release,
