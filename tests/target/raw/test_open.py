@@ -200,6 +200,7 @@ def test_several_kernels(run_612: lab.Run, folder: Path) -> None:
     assert words is not None
     assert "up to 5.0 GiB" in words[2]
     assert f"up to {ram.size / GIB:.1f} GiB" in words[2]
+    assert re.search(r"5\.0 GiB booted (\S+ \S+) UTC", words[2])
     number = 3 - int(words[1])
     found = open_target(replace(spec, kernel=number))
     line = command_line(found.target, "locks")
