@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from drgn import Program, sizeof
 
-from msatools.errors import LOST, UNREADABLE, MissingError
-from msatools.selfdesc.find import ask_each, find_type, find_variable, offset_of
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.selfdesc.find import ask, ask_each, find_type, find_variable, offset_of
+from msatools.target.addresses import KERNEL_HALF
 
 _MOST_TASKS = 1 << 16
 _MOST_CPUS = 1 << 13
@@ -79,14 +80,26 @@ def count_torn(prog: Program) -> int:
     try:
         tasks, is_whole = _read_tasks(prog)
         queues = _read_queues(prog)
-        listed = _broken_links(tasks) + _wrong_counts(prog, tasks, is_whole)
-        return (
-            (listed if listed > _IN_CHANGE else 0)
-            + _wrong_tasks(tasks, queues)
-            + _late_stamps(tasks, queues)
-        )
     except LOST:
         return 0
+    listed = _broken_links(tasks)
+    try:
+        listed += _wrong_counts(prog, tasks) if is_whole else 0
+    except LOST:
+        pass  # a page of them is not in the file
+    return (
+        (listed if listed > _IN_CHANGE else 0)
+        + _wrong_tasks(tasks, queues)
+        + _late_stamps(tasks, queues)
+    )
+
+
+def _read(prog: Program, address: int, size: int) -> bytes:
+    """Read memory of the kernel, at an address that may be of any number."""
+    if not KERNEL_HALF <= address < (1 << 64) - size:
+        raise DamagedDataError("no address of the kernel", address)
+    data: bytes = prog.read(address, size)
+    return data
 
 
 def _read_tasks(prog: Program) -> tuple[dict[int, _Task], bool]:
@@ -113,7 +126,7 @@ def _read_tasks(prog: Program) -> tuple[dict[int, _Task], bool]:
     for leader in tuple(tasks):
         head = tasks[leader].numbers["signal"] + reader.thread_head
         try:
-            node, _ = _LINKS.unpack(prog.read(head, _LINKS.size))
+            node, _ = _LINKS.unpack(_read(prog, head, _LINKS.size))
             seen = set()
             while node != head and node not in seen:
                 seen.add(node)
@@ -150,7 +163,7 @@ class _TaskReader:
         :param lists: Names of the list heads that are its own.
         :raises drgn.FaultError: if the file does not have it
         """
-        data = self._prog.read(address, self._size)
+        data = _read(self._prog, address, self._size)
         links = {
             address + self.offsets[name]: _LINKS.unpack_from(data, self.offsets[name])
             for name in lists
@@ -178,8 +191,8 @@ def _read_queues(prog: Program) -> dict[int, _RunQueue]:
     places = [offset_of(type_, name) for name in ("curr", "clock", "clock_task")]
     found = {}
     for cpu in islice(ask_each(for_each_possible_cpu, prog), _MOST_CPUS):
-        start = per_cpu(queues, cpu).address_
-        words = [_WORD.unpack(prog.read(start + place, 8))[0] for place in places]
+        start = ask(per_cpu, queues, cpu).address_
+        words = [_WORD.unpack(_read(prog, start + place, 8))[0] for place in places]
         found[cpu] = _RunQueue(*words)
     return found
 
@@ -194,15 +207,13 @@ def _broken_links(tasks: dict[int, _Task]) -> int:
     )
 
 
-def _wrong_counts(prog: Program, tasks: dict[int, _Task], is_whole: bool) -> int:
+def _wrong_counts(prog: Program, tasks: dict[int, _Task]) -> int:
     """Count the numbers of threads that are not those of the lists."""
-    if not is_whole:
-        return 0
     offset = offset_of(find_type(prog, "struct signal_struct"), "nr_threads")
     counted = Counter(task.numbers["signal"] for task in tasks.values())
     wrong = 0
     for signal, count in counted.items():
-        said = int.from_bytes(prog.read(signal + offset, 4), "little")
+        said = int.from_bytes(_read(prog, signal + offset, 4), "little")
         wrong += said != count
     total: int = find_variable(prog, "nr_threads").value_()
     # Idle tasks are not counted.

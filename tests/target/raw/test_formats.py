@@ -81,6 +81,22 @@ def test_cut_off(dump: Path, folder: Path, name: str) -> None:
     memory.unlink()
 
 
+def test_kdump_without_the_note(folder: Path) -> None:
+    """Its memory is searched, and read page by page."""
+    whole = lab.build("memory-6.12").dump("kdump-zlib")
+    path = folder / "kdump"
+    shutil.copyfile(whole, path)
+    with path.open("r+b") as file:
+        # Offset and size of VMCOREINFO in struct kdump_sub_header.
+        file.seek(4096 + 32)
+        file.write(bytes(16))
+    found = open_target(TargetSpec(path=str(path), types="btf")).target
+    assert found.format.startswith("kdump without a note, 2.0 GiB, kernel found at ")
+    expected = answers(whole, "memstat", "zombies")
+    assert answers(path, "memstat", "zombies") == expected
+    path.unlink()
+
+
 def test_virsh_save_that_is_compressed(tmp_path: Path) -> None:
     path = tmp_path / "guest save"
     head = (b"LibvirtQemudSave", 2, 10, 1, 3, 0, *[0] * 14)

@@ -16,7 +16,7 @@ from msatools.report.command_lines import command_line
 from msatools.target import TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import DamagedDumpError, NotADumpError
 from msatools.target.raw.candidates import find_kernels
-from msatools.target.raw.layout import settle_hole
+from msatools.target.raw.layout import boot_time, place_kernel, settle_hole
 from msatools.target.raw.memory import FileMemory, MemoryRange, PhysicalMemory
 from tests.target.raw import writers
 from tests.target.raw.answers import answers
@@ -209,6 +209,21 @@ def test_several_kernels(run_612: lab.Run, folder: Path) -> None:
     assert found.target.crash is not None
     assert found.target.crash.message == whole.target.crash.message  # type: ignore[union-attr]
     assert "with the most memory" not in found.target.format
+
+
+def test_boot_time(folder: Path) -> None:
+    """It is what the guest itself says in /proc/stat."""
+    run = lab.build("tasks-6.12")
+    memory = writers.packed(run.dump("elf"), folder / "booted")
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    (kernel,) = find_kernels(physical.memory)
+    assert place_kernel(physical, kernel, search=False)
+    (said,) = re.findall(rb"btime (\d+)", run.truth("proc/stat"))
+    found = boot_time(physical, kernel)
+    # Both are rounded, of times read one after the other.
+    assert found is not None
+    assert abs(found - int(said)) <= 1
+    memory.unlink()
 
 
 def test_no_option_is_ignored(run_612: lab.Run) -> None:
