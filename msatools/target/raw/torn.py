@@ -12,6 +12,7 @@ CPUs that were all stopped at one moment leave half changed is no contradiction.
 
 import struct
 from collections import Counter
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -83,10 +84,9 @@ def count_torn(prog: Program) -> int:
     except LOST:
         return 0
     listed = _broken_links(tasks)
-    try:
+    # A page of them may not be in the file.
+    with suppress(*LOST):
         listed += _wrong_counts(prog, tasks) if is_whole else 0
-    except LOST:
-        pass  # a page of them is not in the file
     return (
         (listed if listed > _IN_CHANGE else 0)
         + _wrong_tasks(tasks, queues)
@@ -227,6 +227,8 @@ def _wrong_tasks(tasks: dict[int, _Task], queues: dict[int, _RunQueue]) -> int:
     that of the previous one when it has left its stack. The next one is runnable then,
     and the previous one was accounted at the queue's present time.
     """
+    if not all("on_cpu" in task.numbers for task in tasks.values()):
+        return 0  # a kernel for one CPU
     wrong = 0
     current = {queue.current for queue in queues.values()}
     for address in current & {*tasks}:
