@@ -149,7 +149,7 @@ class StackReader:
 
         :param task: Address of its ``struct task_struct``.
         :return: ``None`` on a live kernel, or if it has been overwritten so that it
-            does not lead from ``__schedule()`` to the end of the stack.
+            does not lead from ``__schedule()`` to its end.
         """
         if self._reader.is_live:
             return None
@@ -168,7 +168,7 @@ class StackReader:
         stack = self._collector.unwind(task, memory.stack(0).tolist(), tuple(words[1:]))
         pcs = list(stack.instructions())
         functions = [self._text.name(pc) or hex(pc) for pc in pcs]
-        is_whole = stack.end is End.ENTRY and not stack.guessed
+        is_whole = stack.end in (End.ENTRY, End.START) and not stack.guessed
         if not is_whole or not functions or functions[0] not in _SWITCHES:
             return None
         return CpuStack((LAST_SWITCH, *functions), stack.addresses)

@@ -50,10 +50,8 @@ class Machine(NamedTuple):
 MACHINES = {
     "1": Machine(1024, "q35", "", "1.0"),
     "4": Machine(4096, "pc", ", hole at 3 GiB", "4.0"),
-    # As Firecracker and Cloud Hypervisor have it.
-    "4.5": Machine(
-        4608, "pc-i440fx-1.7,max-ram-below-4g=3328M", ", hole at 3.25 GiB", "4.5"
-    ),
+    # Where no hypervisor ends it by itself.
+    "5": Machine(5120, "pc,max-ram-below-4g=2600M", ", hole at 2.53906 GiB", "5.0"),
     "16": Machine(16384, "pc", ", hole at 3 GiB", "16.0"),
 }
 
