@@ -16,13 +16,14 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from drgn import Program, sizeof
+from drgn import Program
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.selfdesc.find import ask, ask_each, find_type, find_variable, offset_of
 from msatools.target.addresses import KERNEL_HALF
 
-_MOST_TASKS = 1 << 16
+_MOST_TASKS = 1 << 14
+"""Those of a larger guest are enough to tell: a second more would not be."""
 _MOST_CPUS = 1 << 13
 _IN_CHANGE = 3
 """Contradictions that the one holder of ``tasklist_lock`` leaves at most:
@@ -153,7 +154,11 @@ class _TaskReader:
                 self._places[name] = offset_of(type_, member), struct.Struct(form)
             except MissingError:
                 continue
-        self._size: int = sizeof(type_)
+        # The end of a task is its registers, which are most of it.
+        ends = [place + form.size for place, form in self._places.values()]
+        self._size = max(
+            *ends, *(place + _LINKS.size for place in self.offsets.values())
+        )
         signal = find_type(prog, "struct signal_struct")
         self.thread_head = offset_of(signal, "thread_head")
 
