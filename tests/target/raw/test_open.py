@@ -5,6 +5,8 @@
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +67,28 @@ def test_what_was_opened_is_said(guest: Path, folder: Path, write: object) -> No
     if write is writers.packed:
         with pytest.raises(Exception, match="not in the file"):
             prog.read(3 * GIB, 8, True)
+
+
+def test_in_the_sandbox_and_at_the_prompt(run_612: lab.Run, folder: Path) -> None:
+    """msa-report reads it in its sandbox, as a fleet does, and drgn at its prompt."""
+    (folder / "dumps").mkdir()
+    memory = writers.packed(run_612.dump("elf"), folder / "dumps/guest-17")
+    scripts = Path(sys.executable).parent
+
+    def run(*words: str | Path, code: str = "") -> str:
+        command = [scripts / words[0], *words[1:]]
+        ran = subprocess.run(command, input=code, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    said = run("msa-report", memory)
+    assert "memory (raw memory, 2.0 GiB, hole at 1 GiB, kernel found at " in said
+    assert "without a sandbox" not in said
+    code = "print(prog['init_uts_ns'].name.release.string_().decode())"
+    assert run("msa", "drgn", memory, code=code) == f"{run_612.release}\n"
+    run("msa-fleet", "run", folder / "dumps", "-o", folder / "results")
+    assert "1 dump, 1 done" in run("msa-fleet", "show", folder / "results")
+    memory.unlink()
 
 
 def test_elf_without_the_note(guest: Path, folder: Path) -> None:
