@@ -316,7 +316,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         try:
             task = current_task(self._prog, cpu)
             pid, comm = task.pid.value_(), task.comm.string_()
-            found = stacks.read(task.value_())
+            found = stacks.read(task.value_()) or stacks.at_last_switch(task.value_())
         except LOST as error:
             self._losses.lose(Loss.CPUS, f"cannot read the stack of a CPU: {error}")
         return StackOfCpu(

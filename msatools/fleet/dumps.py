@@ -4,12 +4,15 @@
 
 import glob
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from typing import NamedTuple
 
 from msatools.fleet.errors import FleetError
 from msatools.target.foreign import HEAD_BYTES, MEMORY_MAGICS, recognize
+from msatools.target.raw.memory import FileMemory, MemoryRange
+from msatools.target.raw.search import Words, find_words
 
 STDIN = "-"
 """Word for a list on standard input, one path a line."""
@@ -22,6 +25,14 @@ _NAMES = (
 
 _BESIDE = ("*dmesg*", "*.txt", "*.log", "*.json", "*.lock", ".*")
 """Names of files that tools write beside dumps."""
+
+_LEAST_MEMORY, _MEMORY_UNIT = 32 << 20, 1 << 20
+"""Minimum size of a file that is looked into, and what its size is a multiple of."""
+
+_MOST_SEARCHED = 1 << 30
+"""Bytes that are searched: less than a second."""
+
+_MOST_EXTENTS = 1 << 16
 
 _ELF, _KDUMP, _FLATTENED = b"\x7fELF", b"KDUMP   ", b"makedumpfile"
 _ET_CORE = b"\x04\0"
@@ -141,4 +152,30 @@ def _what_else(name: str, path: str) -> str | None:
     if is_core or start.startswith((_KDUMP, _FLATTENED, *MEMORY_MAGICS)):
         return None
     found = recognize(start)
-    return NO_DUMP if found is None else found.what
+    if found is not None:
+        return found.what
+    return None if _has_kernel(path) else NO_DUMP
+
+
+def _has_kernel(path: str) -> bool:
+    """Return whether a file of no known kind looks like a guest's memory.
+
+    Its end is searched for VMCOREINFO: the kernel takes a page for it when hardly any
+    is used, and the highest first. A file that is named is searched as a whole.
+    """
+    try:
+        memory = FileMemory("raw memory", path)
+        if memory.size < _LEAST_MEMORY or memory.size % _MEMORY_UNIT:
+            return False
+        extents = deque(memory.filled(), maxlen=_MOST_EXTENTS)
+        ranges: list[MemoryRange] = []
+        room = _MOST_SEARCHED
+        while extents and room > 0:
+            start, end = extents.pop()
+            start = max(start, end - room)
+            room -= end - start
+            ranges.append(MemoryRange(start, end - start, start))
+        searched = FileMemory("raw memory", path, ranges[::-1])
+        return any(find_words(searched, [Words(0, b"OSRELEASE=")]))
+    except OSError:
+        return False

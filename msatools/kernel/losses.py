@@ -14,6 +14,7 @@ class Loss(str, Enum):
 
     # Of the dump's file.
     PAGE_DESCRIPTORS = "descriptors_bad"
+    TORN = "torn"
 
     # Of the kernel itself, and of all commands.
     ACCOUNTING = "accounting_unreadable"

@@ -121,6 +121,8 @@ def log_of(target: Target) -> LossLog:
         "pages lie beyond the end of the file, or have impossible sizes",
         count=target.bad_descriptors,
     )
+    # The head of the report says it.
+    losses.lose(Loss.TORN, count=target.torn)
     losses.lose(
         Loss.SYMBOLS,
         f"{target.lost_symbols:,} of the kernel's symbols are lost with pages of their "

@@ -51,7 +51,8 @@ def stack_groups(
     on_cpu = np.flatnonzero(wanted & runs(tasks)).tolist() if running else []
     for row in on_cpu:
         assert running is not None
-        stack = running.read(int(tasks["address"][row]))
+        address = int(tasks["address"][row])
+        stack = running.read(address) or running.at_last_switch(address)
         named = [] if stack is None else list(named_frames(stack, now.stacks.text))
         if named and _has(named, functions, modules):
             key = tuple(map(frame_text, named)), int(now.classes[row])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msatools.kernel.report import Report
 from msatools.render.blocks import Span, Text, text
+from msatools.render.cells import plural
 from msatools.target.model import Crash, Source, Target
 
 _KINDS = {
@@ -33,6 +34,9 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
         yield text(Span("types of other modules: not asked for"))
     if target.truncated:
         yield text(Span(f"truncated: {_what_is_missing(target)}", "bad"))
+    if target.torn:
+        torn = plural(target.torn, "contradiction")
+        yield text(Span(f"{torn}: taken from a running guest?", "bad"))
     if target.crash is not None:
         yield text(Span(_crash(target.crash), "bad"))
 

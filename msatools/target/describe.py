@@ -30,6 +30,9 @@ from msatools.target.errors import (
 from msatools.target.model import Crash, Kind, Source, Target
 from msatools.target.printk import log_records
 
+_TORN = "msatools.torn"
+"""Key of the program's cache."""
+
 _PANIC = re.compile(r"Kernel panic - ")
 
 _FAULTS = (
@@ -103,9 +106,21 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
         bad_descriptors=dump.bad_descriptors if dump else 0,
         lacks_parts=lacks_parts,
         lost_symbols=count_lost_symbols(prog),
+        torn=_count_torn(prog) if dump and dump.kind == "raw" else 0,
         options=dump.options if dump else (),
         sources=sources,
     )
+
+
+def _count_torn(prog: Program) -> int:
+    """Return the contradictions in memory without a dump's headers, counted once."""
+    found: int | None = prog.cache.get(_TORN)
+    if found is None:
+        # Few targets are such files.
+        from msatools.target.raw.torn import count_torn
+
+        found = prog.cache[_TORN] = count_torn(prog)
+    return found
 
 
 def _kind(prog: Program, dump: DumpFile | None) -> Kind:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from drgn import Program
 
-from msatools.errors import DamagedDataError
+from msatools.errors import DamagedDataError, NotSupportedError
 from msatools.records import dataclass
 from msatools.target import elf, flattened, foreign, kdump
 from msatools.target.descriptors import DescriptorCheck, check_descriptors
@@ -175,7 +175,7 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
     except DamagedDataError as error:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
     found = foreign.recognize(read(0, foreign.HEAD_BYTES))
-    if found is not None:
+    if found is not None and not _has_snapshot(path, magic, read):
         raise NotADumpError(
             path, found.what, found.what_to_do.replace("{path}", shlex.quote(path))
         )
@@ -191,6 +191,24 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         machine=None,
         release=None,
     )
+
+
+def _has_snapshot(path: str, magic: bytes, read: ReadAt) -> bool:
+    """Return whether it is a qcow2 image with a snapshot of a guest's memory.
+
+    :raises NotADumpError: if it may be one, but is of a kind that is not read
+    """
+    if not magic.startswith(foreign.QCOW2):
+        return False
+    # Few files are such images.
+    from msatools.target.raw.qcow2 import snapshots_with_state
+
+    try:
+        return bool(snapshots_with_state(read))
+    except (DamagedDataError, EOFError):
+        return False
+    except NotSupportedError as error:
+        raise NotADumpError(path, str(error), foreign.QCOW2_REMEDY) from error
 
 
 def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
@@ -271,8 +289,11 @@ def _of_kdump(
     path: str, header: kdump.Kdump, read: ReadAt, size: int, how: str = ""
 ) -> DumpFile:
     _check_machine(path, header)
+    lacks_note = None
     if header.has_vmcoreinfo is False:
-        raise _guest_without_vmcoreinfo(path)
+        lacks_note = _guest_without_vmcoreinfo(path)
+        if header.part is not None:
+            raise lacks_note
     if any(notes.stop > size for notes in header.notes):
         raise DamagedDataError("its notes lie beyond the end of the file")
     check = _check(path, read, header, size)
@@ -285,6 +306,7 @@ def _of_kdump(
         release=header.release or None,
         is_nameless_arm64=kdump.is_nameless_arm64(read, header),
         bad_descriptors=check.bad,
+        lacks_note=lacks_note,
     )
     return found if header.part is None else _of_parts(path, header, found)
 

@@ -27,6 +27,11 @@ class Foreign(NamedTuple):
 
 
 _VIRSH = "have it dumped with `virsh dump --memory-only`, or QEMU's dump-guest-memory"
+QCOW2 = b"QFI\xfb"
+QCOW2_REMEDY = (
+    "name one that `savevm` wrote to; or have the guest dumped with `virsh dump "
+    "--memory-only`"
+)
 _VMWARE = "name the .vmem beside it; without one, convert it with `vmss2core -N6`"
 _DISK = "name a dump, or a file with the guest's memory"
 
@@ -45,6 +50,8 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
             (b"\xfd7zXZ\0", "xz"),
             (b"\x28\xb5\x2f\xfd", "zstd"),
             (b"\x04\x22\x4d\x18", "lz4"),
+            # Of its old format, which its program reads, too.
+            (b"\x02\x21\x4c\x18", "lz4"),
             (b"\x89LZO\0", "lzop"),
             (b"LZIP", "lzip"),
         )
@@ -60,7 +67,7 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
         )
     ),
     (b"LibvirtQemudPart", Foreign("a guest that `virsh save` stored in part", _VIRSH)),
-    (b"QFI\xfb", Foreign("a qcow2 disk image, not memory", _VIRSH)),
+    (QCOW2, Foreign("a qcow2 disk image, not memory", QCOW2_REMEDY)),
     (b"KDMV", Foreign("a VMware disk, not memory", _DISK)),
     (b"vhdxfile", Foreign("a Hyper-V disk, not memory", _DISK)),
     (b"LUKS\xba\xbe", Foreign("an encrypted disk (LUKS), not memory", _DISK)),

@@ -142,6 +142,28 @@ class KdumpPages:
         """Return whether the dump has a page, sound or not."""
         return bool(self._indices(np.array([pfn], np.int64))[0] >= 0)
 
+    def kept_ranges(self) -> Iterator[range]:
+        """Yield the page frames of the dump, those that follow each other at once.
+
+        They are read with the bitmap, a piece at a time.
+        """
+        start = end = self.pfns.start
+        for piece in range(start >> _PIECE_SHIFT, -(-self.pfns.stop >> _PIECE_SHIFT)):
+            first = piece << _PIECE_SHIFT
+            kept = np.flatnonzero(self._piece(piece) >= 0) + first
+            kept = kept[(kept >= self.pfns.start) & (kept < self.pfns.stop)]
+            breaks = np.flatnonzero(np.diff(kept) > 1) + 1
+            for run in np.split(kept, breaks):
+                if not len(run):
+                    continue
+                if int(run[0]) != end:
+                    if start < end:
+                        yield range(start, end)
+                    start = int(run[0])
+                end = int(run[-1]) + 1
+        if start < end:
+            yield range(start, end)
+
     def _indices(self, pfns: Pfns) -> npt.NDArray[np.int64]:
         """Find the index of each page's descriptor in the table; < 0 if not kept."""
         indices = np.full(len(pfns), -1, np.int64)

@@ -103,6 +103,10 @@ class Target:
     lost_symbols: int = field(default=0, metadata=UNLISTED)
     """Number of the kernel's symbols that were lost with pages of their table."""
 
+    torn: int = field(default=0, metadata=UNLISTED)
+    """Number of contradictions in memory without a dump's headers: it was copied while
+    its guest ran on."""
+
     options: tuple[str, ...] = field(default=(), metadata=UNLISTED)
     """Options that say which of several kernels in the file this is."""
 

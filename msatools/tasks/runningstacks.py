@@ -10,14 +10,16 @@ from typing import Literal
 import drgn
 import numpy as np
 
-from msatools.errors import UNREADABLE
+from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
+from msatools.kernel.words import U64
 from msatools.records import dataclass
-from msatools.selfdesc.find import object_at
+from msatools.selfdesc.find import find_type, object_at, offset_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import KERNEL_HALF
+from msatools.target.arch import arch_of
 from msatools.tasks.framerules import End
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.task_state import INTERRUPTS
@@ -48,6 +50,13 @@ _CALL = 0xE8
 USER_MODE = ""
 """Stands for user mode among the functions of a stack."""
 
+LAST_SWITCH = "(registers are lost; from its last switch:)"
+"""Stands before the functions of a stack that a running task has left since."""
+
+_SWITCHES = ("__schedule", "__switch_to")
+"""The functions that switch tasks, of x86-64 and of arm64, in which all such stacks
+begin."""
+
 
 @dataclass(frozen=True)
 class CpuStack:
@@ -74,6 +83,8 @@ def named_frames(stack: CpuStack, text: KernelText) -> Iterator[tuple[str, str |
     for name in stack.names:
         if name == USER_MODE:
             yield "(user mode)", None
+        elif name == LAST_SWITCH:
+            yield name, None
         else:
             yield name, text.module_name(next(pcs))
 
@@ -128,6 +139,39 @@ class StackReader:
             self._go_on(stack, frame, registers, task)
             break
         return CpuStack(tuple(stack.names), tuple(stack.pcs), stack.flags)
+
+    def at_last_switch(self, task: int) -> CpuStack | None:
+        """Return the stack that a running task had when it last came on its CPU.
+
+        For a dump without registers. What the task did since has overwritten a part of
+        it or all, so it is marked with :data:`LAST_SWITCH`, and is no evidence of what
+        the task has or does.
+
+        :param task: Address of its ``struct task_struct``.
+        :return: ``None`` on a live kernel, or if it has been overwritten so that it
+            does not lead from ``__schedule()`` to its end.
+        """
+        if self._reader.is_live:
+            return None
+        prog = self._prog
+        type_ = find_type(prog, "struct task_struct")
+        names = ("stack", *arch_of(prog).saved_registers)
+        try:
+            words = [
+                U64.unpack(self._reader.read(task + offset_of(type_, name), 8))[0]
+                for name in names
+            ]
+        except LOST:
+            return None
+        own, saved = np.array(words[:1], np.uint64), np.array([words[1:]], np.uint64)
+        memory = self._collector.read(own, saved)
+        stack = self._collector.unwind(task, memory.stack(0).tolist(), tuple(words[1:]))
+        pcs = list(stack.instructions())
+        functions = [self._text.name(pc) or hex(pc) for pc in pcs]
+        is_whole = stack.end in (End.ENTRY, End.START) and not stack.guessed
+        if not is_whole or not functions or functions[0] not in _SWITCHES:
+            return None
+        return CpuStack((LAST_SWITCH, *functions), stack.addresses)
 
     def _go_on(
         self,

@@ -20,6 +20,7 @@ from tests.bench import (
     kdumppages,
     live,
     locks,
+    memory_files,
     pages,
     processes,
     queries,
@@ -57,6 +58,8 @@ def main() -> int:
     workers.compare(args.scenario, args.rounds)
     print()
     kdumppages.compare(run, args.rounds)
+    print()
+    memory_files.compare(args.rounds)
     print()
     processes.compare(run.elf, run.vmlinux, args.rounds)
     print()

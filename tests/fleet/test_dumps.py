@@ -113,3 +113,27 @@ def test_files_that_are_no_dumps_are_told(tree: Path) -> None:
     assert told.pop("a/state") == "a qcow2 disk image, not memory"
     assert {*told.values()} == {NO_DUMP}
     assert "a/vmcore-dmesg.txt" not in told
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "is_one"),
+    [
+        (64 << 20, b"OSRELEASE=6.12.1\n", True),
+        (64 << 20, b"something else", False),
+        ((64 << 20) + 512, b"OSRELEASE=6.12.1\n", False),
+        (8 << 20, b"OSRELEASE=6.12.1\n", False),
+    ],
+)
+def test_memory_by_what_is_in_it(
+    tree: Path, size: int, text: bytes, is_one: bool
+) -> None:
+    """Of a folder, files of any name that have VMCOREINFO at the start of a page."""
+    with (tree / "a/snapshot-17").open("wb") as file:
+        file.write(b"\x53\xff\0\xf0" * 64)
+        file.truncate(size)
+        file.seek(7 << 20)
+        file.write(text)
+    left: dict[str, str] = {}
+    found = [*find_dumps(["a"], (), Told(left_out=left.__setitem__))]
+    assert ("a/snapshot-17" in found) == is_one
+    assert ("a/snapshot-17" in left) == (not is_one)

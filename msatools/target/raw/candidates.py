@@ -68,7 +68,9 @@ class FoundKernel(NamedTuple):
     @property
     def uts_name(self) -> int:
         """Physical address of ``init_uts_ns.name``."""
-        inner = int(self.lines.get("OFFSET(uts_namespace.name)", "0"))
+        # Added by Linux kernel commit ca4a9241cc5e ("kdump: append uts_namespace.name
+        # offset to VMCOREINFO") (in v5.11); before, a struct kref came first.
+        inner = int(self.lines.get("OFFSET(uts_namespace.name)", "4"))
         return self.symbol("init_uts_ns") - self.image_offset + inner
 
     def symbol(self, name: str) -> int:

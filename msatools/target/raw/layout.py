@@ -32,6 +32,10 @@ there 3.5 GiB; others by ``max-ram-below-4g``."""
 _IMAGE_BYTES = 1 << 30
 """KERNEL_IMAGE_SIZE, with KASLR."""
 
+_SECOND_NS = 10**9
+_MOST_TIME_S = 1 << 33
+"""The year 2242: later ones are damage."""
+
 _PAGE_SHIFT = 12
 _POINTER_BYTES = 8
 _BANNER_BYTES = 512
@@ -207,6 +211,35 @@ def program_of(kernel: FoundKernel) -> Program:
     :raises DamagedDataError: if drgn does not take its VMCOREINFO
     """
     return ask(Program, Platform(kernel.arch), vmcoreinfo=kernel.text)
+
+
+def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
+    """Return when a kernel booted, in seconds of its wall clock since 1970.
+
+    It is the clock of the day minus the time since boot (struct timekeeper). A machine
+    without a clock of its own begins in 1970.
+
+    :return: ``None`` if it or the kernel's types cannot be read.
+    """
+    # They are slow to import, and few files have several kernels.
+    from drgn.helpers.linux.timekeeping import (
+        ktime_get_coarse_boottime_ns,
+        ktime_get_coarse_real_ns,
+    )
+
+    from msatools.selfdesc import BtfError, NotSelfDescribedError, load_btf
+
+    try:
+        prog = program_of(kernel)
+        prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
+        ask(prog.set_linux_kernel_custom, kernel.text, False)
+        load_btf(prog, modules=False)
+        now_ns = ask(ktime_get_coarse_real_ns, prog).value_()
+        up_ns = ask(ktime_get_coarse_boottime_ns, prog).value_()
+    except (*LOST, BtfError, NotSelfDescribedError):
+        return None
+    time_s: int = (now_ns - up_ns) // _SECOND_NS
+    return time_s if 0 <= time_s < _MOST_TIME_S else None
 
 
 def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts | None:

@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from itertools import pairwise
 
 from drgn import Program
@@ -16,6 +17,7 @@ from msatools.target.errors import DamagedDumpError, NotADumpError, TargetError
 from msatools.target.raw.candidates import FoundKernel, find_kernels, parse_kernel
 from msatools.target.raw.layout import (
     KernelFacts,
+    boot_time,
     kernel_facts,
     place_kernel,
     program_of,
@@ -76,6 +78,8 @@ def open_memory(
         )
     dump = replace(
         dump,
+        # Of a kdump the memory alone is read.
+        kind="elf" if dump.kind == "elf" else "raw",
         format=describe_memory(proven, chosen, has_registers=dump.kind == "elf"),
         truncated=memory.is_truncated or not proven[chosen].is_whole,
         release=kernel.release,
@@ -130,9 +134,16 @@ def describe_memory(
 
 
 def _with_memory(proven: ProvenKernel) -> str:
+    """Return what distinguishes a kernel from others: release, memory, boot time."""
     end = proven.facts.pages_end if proven.facts else None
     most = f" up to {end / (1 << 30):.1f} GiB" if end else ""
-    return f"{proven.kernel.release}{most}"
+    boot_s = boot_time(proven.physical, proven.kernel)
+    booted = "" if boot_s is None else f" booted {_utc(boot_s)}"
+    return f"{proven.kernel.release}{most}{booted}"
+
+
+def _utc(time_s: int) -> str:
+    return f"{datetime.fromtimestamp(time_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _first(proven: Sequence[ProvenKernel]) -> int:

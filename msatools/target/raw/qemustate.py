@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Streams that QEMU writes of a guest: ``migrate`` to a file, and ``virsh save``.
+"""Streams that QEMU writes of a guest: ``migrate``, ``savevm`` and ``virsh save``.
 
 The guest's memory is in the section named ``ram`` (QEMU's migration/ram.c; the framing
 in migration/savevm.c): blocks by name and size, and then pages, each by its offset in a
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from drgn import FaultError
 
 from msatools.errors import DamagedDataError, NotSupportedError
+from msatools.target.raw import qcow2
 from msatools.target.raw.memory import PAGE_BYTES, Memory, MemoryRange
 from msatools.target.reading import ReadAt, read_exactly, reader_of
 
@@ -25,8 +26,16 @@ MAGIC = b"QEVM"
 _VERSION = 3
 
 _EOF, _START, _PART, _END, _FULL = range(5)
-_CONFIGURATION, _FOOTER = 0x07, 0x7E
+_SUBSECTION, _CONFIGURATION, _FOOTER = 0x05, 0x07, 0x7E
 """Kinds of sections."""
+
+_PAGE_BITS, _UUID, _CAPABILITIES = (
+    b"configuration/target-page-bits",
+    b"configuration/uuid",
+    b"configuration/capabilities",
+)
+_FORMS = (b"mapped-ram", b"multifd", b"compress", b"xbzrle", b"x-ignore-shared")
+"""Capabilities of a migration by which pages come in another form, or not at all."""
 
 _ZERO, _MEM_SIZE, _PAGE, _EOS, _CONTINUE = 0x02, 0x04, 0x08, 0x10, 0x20
 _MULTIFD_FLUSH = 0x200
@@ -49,9 +58,13 @@ _LEAST_RAM = 64 << 20
 _ABSENT, _FILLED = -1, -2
 """Offsets of pages that did not come, and of those that are one byte alone."""
 
-_STRIDE = 8 + PAGE_BYTES
-_AT_ONCE = 256
-"""Pages whose headers are looked at together."""
+_HEADER_BYTES = 8
+_STRIDE = _HEADER_BYTES + PAGE_BYTES
+_FIRST_RUN, _AT_ONCE = 4, 256
+"""Pages whose headers are looked at together, at first and at most."""
+
+_WINDOW_BYTES = 1 << 14
+"""Read at once of what is looked at piece by piece."""
 
 
 class QemuState(Memory):
@@ -70,10 +83,15 @@ class QemuState(Memory):
         :raises OSError: if it cannot be read
         """
         self.name = name
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._fd)
-        size = os.lseek(self._fd, 0, os.SEEK_END)
-        index = _Index(reader_of(self._fd), offset, size)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+        size = os.lseek(fd, 0, os.SEEK_END)
+        self._read = reader_of(fd)
+        if self._read(0, len(qcow2.MAGIC)) == qcow2.MAGIC:
+            snapshot, self.name = _newest(self._read)
+            self._read = qcow2.StateReader(self._read, snapshot)
+            size = snapshot.state_bytes
+        index = _Index(self._read, offset, size)
         self.is_truncated = not index.read_all()
         self._pages, self._fills = index.ram()
         if not len(self._pages):
@@ -128,12 +146,24 @@ class QemuState(Memory):
     def _run(self, offset: int, count: int, address: int) -> list[bytes]:
         size = count * _STRIDE - 8
         try:
-            data = os.pread(self._fd, size, offset)
+            data = self._read(offset, size)
         except OSError as error:
             raise FaultError(error.strerror or "not in the file", address) from error
+        except DamagedDataError as error:
+            raise FaultError("damaged in the file", address) from error
         if len(data) < size:
             raise FaultError("not in the file", address)
         return [data[start : start + PAGE_BYTES] for start in range(0, size, _STRIDE)]
+
+
+def _newest(read: ReadAt) -> tuple[qcow2.Snapshot, str]:
+    """Return the newest snapshot with a guest's state, and what it is called."""
+    found = qcow2.snapshots_with_state(read)
+    if not found:
+        raise DamagedDataError("a qcow2 image without the memory of a guest")
+    newest = found[-1]
+    which = f", the newest of {len(found)}" if len(found) > 1 else ""
+    return newest, f"savevm {newest.name!r}{which}"
 
 
 class _Block:
@@ -152,6 +182,7 @@ class _Index:
         self._read = read
         self._at = position
         self._size = size
+        self._window, self._window_at = b"", 0
         self._blocks: dict[bytes, _Block] = {}
         self._last: _Block | None = None
         """The block of the last page; a page of the same one does not name it, in the
@@ -196,6 +227,8 @@ class _Index:
             kind = self._number(1)
             if kind == _CONFIGURATION:
                 self._take(self._number(4, most=_MOST_NAME * 16))
+            elif kind == _SUBSECTION:
+                self._subsection(self._take(self._number(1)))
             elif kind in (_START, _FULL):
                 number = self._number(4)
                 name = self._take(self._number(1))
@@ -222,6 +255,26 @@ class _Index:
                 return True
             else:
                 raise DamagedDataError("an unknown section", self._at)
+
+    def _subsection(self, name: bytes) -> None:
+        """Read a subsection of the configuration."""
+        self._take(4)  # version
+        if name == _PAGE_BITS:
+            self._take(4)
+        elif name == _UUID:
+            self._take(16)
+        elif name == _CAPABILITIES:
+            names = [
+                self._take(self._number(1))
+                for _ in range(self._number(4, most=_MOST_NAME))
+            ]
+            for each in names:
+                if each in _FORMS:
+                    raise NotSupportedError(f"pages by {each.decode('ascii')}")
+        else:
+            raise NotSupportedError(
+                f"a configuration {name.decode('ascii', 'backslashreplace')!r}"
+            )
 
     def _records(self) -> None:
         """Read records of a section up to its end."""
@@ -250,34 +303,45 @@ class _Index:
             if flags & _ZERO:
                 block.offsets[page] = _FILLED
                 block.fills[page] = self._number(1)
+                self._run(block, page + 1, _ZERO, 1)
                 continue
             if self._at + PAGE_BYTES > self._size:
                 raise EOFError
             block.offsets[page] = self._at
             self._at += PAGE_BYTES
-            self._run(block, page + 1)
+            self._run(block, page + 1, _PAGE, PAGE_BYTES)
 
-    def _run(self, block: _Block, page: int) -> None:
-        """Take pages that follow each other, which are most."""
+    def _run(self, block: _Block, page: int, flag: int, room: int) -> None:
+        """Take pages of one kind that follow each other, which are most.
+
+        :param page: The first of them.
+        :param room: Bytes of each behind its header.
+        """
+        stride = _HEADER_BYTES + room
+        at_once = _FIRST_RUN
         while True:
-            data = self._read(self._at, _AT_ONCE * _STRIDE)
-            count = len(data) // _STRIDE
-            count = min(count, len(block.offsets) - page)
+            data = self._read(self._at, at_once * stride)
+            count = min(len(data) // stride, len(block.offsets) - page)
             if not count:
                 return
-            heads = np.frombuffer(data[: count * _STRIDE], np.uint8)
-            words = heads.reshape(count, _STRIDE)[:, :8].copy().view(">u8")[:, 0]
+            rows = np.frombuffer(data, np.uint8, count * stride).reshape(count, stride)
+            words = rows[:, :_HEADER_BYTES].copy().view(">u8")[:, 0]
             expected = np.arange(page, page + count, dtype=np.uint64) * np.uint64(
                 PAGE_BYTES
-            ) | np.uint64(_PAGE | _CONTINUE)
+            ) | np.uint64(flag | _CONTINUE)
             differ = np.flatnonzero(words != expected)
             same = int(differ[0]) if len(differ) else count
-            starts = self._at + 8 + np.arange(same, dtype=np.int64) * _STRIDE
-            block.offsets[page : page + same] = starts
-            self._at += same * _STRIDE
+            if flag == _ZERO:
+                block.offsets[page : page + same] = _FILLED
+                block.fills[page : page + same] = rows[:same, _HEADER_BYTES]
+            else:
+                starts = self._at + _HEADER_BYTES + np.arange(same) * stride
+                block.offsets[page : page + same] = starts
+            self._at += same * stride
             page += same
-            if same < count or count < _AT_ONCE:
+            if same < count or count < at_once:
                 return
+            at_once = min(2 * at_once, _AT_ONCE)
 
     def _list_blocks(self, total: int) -> None:
         if total > _MOST_BYTES:
@@ -301,7 +365,12 @@ class _Index:
         return number
 
     def _take(self, size: int) -> bytes:
-        data = read_exactly(self._read, self._at, size)
+        start = self._at - self._window_at
+        data = self._window[start : start + size] if start >= 0 else b""
+        if len(data) < size:
+            data = read_exactly(self._read, self._at, size)
+            self._window = self._read(self._at, _WINDOW_BYTES)
+            self._window_at = self._at
         self._at += size
         return data
 

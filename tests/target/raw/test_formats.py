@@ -24,6 +24,10 @@ WRITERS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "lime": (writers.lime, "LiME, 2.0 GiB, kernel"),
     "avml": (writers.avml, "AVML, snappy, 2.0 GiB, kernel"),
     "migration": (writers.migration, "QEMU migration, 2.0 GiB, hole at 1 GiB, kernel"),
+    "savevm": (
+        partial(writers.savevm, names=("old", "new")),
+        "savevm 'new', 2.0 GiB, hole at 1 GiB, kernel",
+    ),
     "virsh": (
         partial(writers.migration, save=True),
         "virsh save, 2.0 GiB, hole at 1 GiB, kernel",
@@ -77,6 +81,22 @@ def test_cut_off(dump: Path, folder: Path, name: str) -> None:
     memory.unlink()
 
 
+def test_kdump_without_the_note(folder: Path) -> None:
+    """Its memory is searched, and read page by page."""
+    whole = lab.build("memory-6.12").dump("kdump-zlib")
+    path = folder / "kdump"
+    shutil.copyfile(whole, path)
+    with path.open("r+b") as file:
+        # Offset and size of VMCOREINFO in struct kdump_sub_header.
+        file.seek(4096 + 32)
+        file.write(bytes(16))
+    found = open_target(TargetSpec(path=str(path), types="btf")).target
+    assert found.format.startswith("kdump without a note, 2.0 GiB, kernel found at ")
+    expected = answers(whole, "memstat", "zombies")
+    assert answers(path, "memstat", "zombies") == expected
+    path.unlink()
+
+
 def test_virsh_save_that_is_compressed(tmp_path: Path) -> None:
     path = tmp_path / "guest save"
     head = (b"LibvirtQemudSave", 2, 10, 1, 3, 0, *[0] * 14)
@@ -102,6 +122,62 @@ def test_streams_that_are_not_read(tmp_path: Path, flag: int, name: str) -> None
         + bytes(8192)
     )
     with pytest.raises(NotADumpError, match=name):
+        open_target(TargetSpec(path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read"),
+    [
+        (b"configuration/target-page-bits", True),
+        (b"configuration/capabilities", False),
+        (b"configuration/more", False),
+    ],
+)
+def test_parts_of_the_configuration(tmp_path: Path, name: bytes, is_read: bool) -> None:
+    """Those that say nothing of pages are passed over; others are refused by name."""
+    path = tmp_path / "stream"
+    fields = struct.pack(">I", 12) if is_read else b"\0\0\0\1\x0amapped-ram"
+    path.write_bytes(
+        b"QEVM"
+        + struct.pack(">IBI", 3, 7, 4)
+        + b"virt"
+        + struct.pack(">BB", 5, len(name))
+        + name
+        + struct.pack(">I", 1)
+        + fields
+        + struct.pack(">BI", 1, 2)
+        + b"\3ram"
+        + struct.pack(">IIQ", 0, 4, 1 << 20 | 4)
+        + b"\6pc.ram"
+        + struct.pack(">QQ", 1 << 20, 0x10)
+        + bytes(8192)
+    )
+    words = "no Linux kernel|encrypted|an unknown section|zeros" if is_read else None
+    words = words or name.decode().rpartition("/")[2].replace("capabilities", "mapped")
+    with pytest.raises((NotADumpError, DamagedDumpError), match=words):
+        open_target(TargetSpec(path=str(path)))
+
+
+QCOW2 = b"QFI\xfb", 3, 0, 0, 16, 1 << 30, 0, 4, 2 << 16, 0, 0
+BAD_IMAGES = {
+    "version": (4, *QCOW2[2:], 1, 1 << 16, 0),
+    "clusters": (3, 0, 0, 99, *QCOW2[5:], 1, 1 << 16, 0),
+    "no snapshot": (*QCOW2[1:], 0, 0, 0),
+    "beyond": (*QCOW2[1:], 1, 1 << 60, 0),
+    "many": (*QCOW2[1:], 1 << 30, 1 << 16, 0),
+    "encrypted": (*QCOW2[1:6], 2, *QCOW2[7:], 1, 1 << 16, 0),
+    "data elsewhere": (*QCOW2[1:], 1, 1 << 16, 4),
+    "table beyond": (*QCOW2[1:], 1, 1 << 16, 0),
+}
+
+
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_disk_images_that_are_not_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "disk"
+    head = struct.pack(">4sIQIIQIIQQIIQQ", QCOW2[0], *BAD_IMAGES[name])
+    state = struct.pack(">QIHHIIQII", 1 << 40, 4, 0, 0, 0, 0, 0, 1 << 20, 0)
+    path.write_bytes(head.ljust(1 << 16, b"\0") + state.ljust(1 << 16, b"\0"))
+    with pytest.raises((NotADumpError, DamagedDumpError)):
         open_target(TargetSpec(path=str(path)))
 
 

@@ -5,6 +5,8 @@
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from msatools.report.command_lines import command_line
 from msatools.target import TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import DamagedDumpError, NotADumpError
 from msatools.target.raw.candidates import find_kernels
-from msatools.target.raw.layout import settle_hole
+from msatools.target.raw.layout import boot_time, place_kernel, settle_hole
 from msatools.target.raw.memory import FileMemory, MemoryRange, PhysicalMemory
 from tests.target.raw import writers
 from tests.target.raw.answers import answers
@@ -65,6 +67,28 @@ def test_what_was_opened_is_said(guest: Path, folder: Path, write: object) -> No
     if write is writers.packed:
         with pytest.raises(Exception, match="not in the file"):
             prog.read(3 * GIB, 8, True)
+
+
+def test_in_the_sandbox_and_at_the_prompt(run_612: lab.Run, folder: Path) -> None:
+    """msa-report reads it in its sandbox, as a fleet does, and drgn at its prompt."""
+    (folder / "dumps").mkdir()
+    memory = writers.packed(run_612.dump("elf"), folder / "dumps/guest-17")
+    scripts = Path(sys.executable).parent
+
+    def run(*words: str | Path, code: str = "") -> str:
+        command = [scripts / words[0], *words[1:]]
+        ran = subprocess.run(command, input=code, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    said = run("msa-report", memory)
+    assert "memory (raw memory, 2.0 GiB, hole at 1 GiB, kernel found at " in said
+    assert "without a sandbox" not in said
+    code = "print(prog['init_uts_ns'].name.release.string_().decode())"
+    assert run("msa", "drgn", memory, code=code) == f"{run_612.release}\n"
+    run("msa-fleet", "run", folder / "dumps", "-o", folder / "results")
+    assert "1 dump, 1 done" in run("msa-fleet", "show", folder / "results")
+    memory.unlink()
 
 
 def test_elf_without_the_note(guest: Path, folder: Path) -> None:
@@ -200,6 +224,7 @@ def test_several_kernels(run_612: lab.Run, folder: Path) -> None:
     assert words is not None
     assert "up to 5.0 GiB" in words[2]
     assert f"up to {ram.size / GIB:.1f} GiB" in words[2]
+    assert re.search(r"5\.0 GiB booted (\S+ \S+) UTC", words[2])
     number = 3 - int(words[1])
     found = open_target(replace(spec, kernel=number))
     line = command_line(found.target, "locks")
@@ -208,6 +233,21 @@ def test_several_kernels(run_612: lab.Run, folder: Path) -> None:
     assert found.target.crash is not None
     assert found.target.crash.message == whole.target.crash.message  # type: ignore[union-attr]
     assert "with the most memory" not in found.target.format
+
+
+def test_boot_time(folder: Path) -> None:
+    """It is what the guest itself says in /proc/stat."""
+    run = lab.build("tasks-6.12")
+    memory = writers.packed(run.dump("elf"), folder / "booted")
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    (kernel,) = find_kernels(physical.memory)
+    assert place_kernel(physical, kernel, search=False)
+    (said,) = re.findall(rb"btime (\d+)", run.truth("proc/stat"))
+    found = boot_time(physical, kernel)
+    # Both are rounded, of times read one after the other.
+    assert found is not None
+    assert abs(found - int(said)) <= 1
+    memory.unlink()
 
 
 def test_no_option_is_ignored(run_612: lab.Run) -> None:

@@ -166,6 +166,47 @@ def migration(dump: Path, out: Path, *, save: bool = False) -> Path:
     return out
 
 
+def savevm(dump: Path, out: Path, *, names: tuple[str, ...] = ("snap",)) -> Path:
+    """Write what ``savevm`` has: a qcow2 image with the stream behind its disk.
+
+    :param names: Names of the snapshots; the last one has the guest.
+    """
+    stream = migration(dump, out.with_suffix(".stream"))
+    cluster, entries = 1 << 16, 1 << 13
+    disk = 3 * entries * cluster + 512
+    size = stream.stat().st_size
+    clusters = -(-size // cluster)
+    tables = -(-clusters // entries)
+    first = 4  # headers, snapshots, and two L1 tables
+    data_at = (first + tables) * cluster
+    with out.open("wb") as file, stream.open("rb") as source:
+        file.write(struct.pack(">4sIQIIQII", b"QFI\xfb", 3, 0, 0, 16, disk, 0, 4))
+        file.write(struct.pack(">QQIIQQ", 2 * cluster, 0, 0, len(names), cluster, 0))
+        file.seek(cluster)
+        for number, name in enumerate(names, 1):
+            is_last = number == len(names)
+            head = 2 + is_last, 4 + tables, 1, len(name), 0, 0, 0, 0, 16
+            file.write(struct.pack(">QIHHIIQII", head[0] * cluster, *head[1:]))
+            file.write(struct.pack(">QQ", size if is_last else 0, disk))
+            file.write(b"1" + name.encode())
+            file.seek(-file.tell() % 8, 1)
+        file.seek(3 * cluster + 4 * 8)
+        for table in range(tables):
+            file.write(struct.pack(">Q", 1 << 63 | (first + table) * cluster))
+        for number in range(clusters):
+            data = source.read(cluster)
+            place = 1 << 63 | data_at + number * cluster
+            file.seek(first * cluster + number * 8)
+            if data.count(0) == len(data):
+                file.write(struct.pack(">Q", 1))
+                continue
+            file.write(struct.pack(">Q", place))
+            file.seek(data_at + number * cluster)
+            file.write(data)
+    stream.unlink()
+    return out
+
+
 def without(dump: Path, out: Path, *names: bytes) -> Path:
     """Copy an ELF dump; notes of these names get another."""
     sparse.copy_file(dump, out)

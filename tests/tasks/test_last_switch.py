@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Stacks of running tasks without registers: from their last switch, marked as such."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msatools.commands.cpus import COMMAND
+
+from fixtures import lab
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.target import TargetSpec, open_target
+from msatools.tasks.runningstacks import LAST_SWITCH, StackReader
+from msatools.tasks.stackmemory import saved_registers
+from msatools.tasks.stacks import StackCollector
+from msatools.tasks.table import TaskReader
+from msatools.tasks.task_state import runs
+from tests.support.calls import call
+from tests.target.raw import writers
+
+
+@pytest.mark.kernels
+def test_of_tasks_that_sleep_it_is_their_stack(run_612: lab.Run) -> None:
+    """It is found task by task, and of such tasks nothing was overwritten since."""
+    prog = open_target(TargetSpec(path=str(run_612.dump("elf")), types="btf")).prog
+    losses = LossLog()
+    reader = Reader(prog)
+    tasks = TaskReader(reader).read_all(losses)
+    tasks = tasks.only(~runs(tasks) & (tasks["exit_state"] == 0))
+    collector = StackCollector(reader, losses)
+    known = collector.collect(
+        tasks["address"], tasks["stack"].astype(np.uint64), saved_registers(tasks)
+    )
+    stacks = StackReader(reader, collector.text, losses)
+    compared = 0
+    for row, address in enumerate(tasks["address"].tolist()):
+        found = stacks.at_last_switch(address)
+        names = known.names(known[row])
+        if found is None:
+            # A thread that never ran does not begin in __schedule().
+            assert names[0] != "__schedule"
+            continue
+        assert found.names == (LAST_SWITCH, *names)
+        assert found.pcs == known[row].addresses
+        compared += 1
+    assert compared > len(tasks) // 2
+
+
+def test_what_was_overwritten_is_not_shown(tmp_path: Path) -> None:
+    """Both tasks that run have used their stacks since, all of it."""
+    run = lab.build("tasks-on-6.12")
+    memory = writers.packed(run.dump("elf"), tmp_path / "memory")
+    ran = call(COMMAND, "--stacks", "-c", str(memory), opening=open_target)
+    assert ran.status == 0
+    assert ran.out.count("its stack is not known") == 2
+    memory.unlink()
