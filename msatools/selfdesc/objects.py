@@ -21,7 +21,7 @@ from drgn import (
 
 from msatools.errors import MissingError, UncertainNameError
 from msatools.selfdesc import declarations
-from msatools.selfdesc.symbol_table import SymbolTable, Symbols
+from msatools.selfdesc.symbol_table import Symbols, SymbolTable
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
 
 # Integers, as each operation on the flags themselves creates an object.

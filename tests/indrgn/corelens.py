@@ -3,9 +3,9 @@
 """Modules of drgn-tools' corelens, with debug info and without.
 
 drgn-tools is no dependency, and not published as a package: its source is to be named,
-as ``MSATOOLS_DRGN_TOOLS`` or by ``--drgn-tools``, and is installed once into a directory
-of the lab's cache, which only the processes that run it see. It declares that it wants a
-drgn older than ours, which is used all the same.
+as ``MSATOOLS_DRGN_TOOLS`` or by ``--drgn-tools``. It is installed once, into a directory
+of the lab's cache that only the processes that run it see. The drgn that it declares to
+want is older than ours, with which it runs all the same.
 """
 
 import json
@@ -70,8 +70,7 @@ def run(peer: Path, dump: Path, *vmlinux: Path) -> dict[str, Any]:
     """Return what the child found: by module of corelens, its runs."""
     done = subprocess.run(
         [sys.executable, _CHILD, dump, *vmlinux],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
         timeout=SECONDS,
@@ -116,11 +115,11 @@ def _differences(
     if "could not find debuginfo for" in dwarf["out"]:
         return ["runs; with debug info it wants that of modules, too"]
     if name == "bt":
-        dwarf, btf = (
-            {**each, "out": _without_inlined(each["out"])} for each in (dwarf, btf)
-        )
-        if dwarf == btf:
+        expected, seen = (_physical(each["out"]) for each in (dwarf, btf))
+        if expected == seen:
             return [differences.INLINED, differences.LINES]
+        if _unnamed(expected) == _unnamed(seen):
+            return [differences.INLINED, differences.LINES, differences.LABELS]
     # The kind of a symbol is that of a section, where kallsyms says it.
     said = (
         Said(re.sub(r"\[(function|object) ", "[", each["out"]), "")
@@ -133,7 +132,7 @@ def _differences(
         return ["**differs**"]
 
 
-def _without_inlined(text: str) -> str:
+def _physical(text: str) -> list[str]:
     """Leave out inlined frames, source lines and the numbers of frames."""
     lines: list[str] = []
     above = ""
@@ -143,8 +142,13 @@ def _without_inlined(text: str) -> str:
         if frame and pc == above:
             lines.pop()
         above = pc
-        lines.append(f"{frame[2]} {frame[3]} {pc}" if frame else line)
-    return "\n".join(lines)
+        lines.append(f"{frame[2]} {pc} {frame[3]}" if frame else line)
+    return lines
+
+
+def _unnamed(frames: list[str]) -> list[str]:
+    """Leave out the names of frames."""
+    return [re.sub(r"^(\[\w+\] 0x\w+) \S+$", r"\1", frame) for frame in frames]
 
 
 def _short(error: str) -> str:

@@ -25,14 +25,14 @@ from drgn_tools.module import (  # type: ignore[import-not-found]
 from msatools.selfdesc import create_modules
 from msatools.target import TargetSpec, open_target
 
-SECONDS = 300
+SECONDS = 120
 """The longest that one module may take."""
 
 ARGUMENTS = {
     "ls": ["/"],
     "pages-pinning-memcg": ["--max", "100"],
     "pstack-dump": ["/dev/null"],
-    "slabdump": ["--limit", "100", "task_struct"],
+    "slabdump": ["--limit", "2", "task_struct"],
 }
 """Arguments of modules that want some, or take an hour without."""
 

@@ -45,7 +45,7 @@ def test_each_module_runs_or_says_what_it_lacks(found: Mapping[str, str]) -> Non
     assert all(LACKING[name] in said for name, said in lacking.items())
     same = [name for name, said in found.items() if said == corelens.SAME]
     assert len(same) >= SAME_AT_LEAST
-    assert found["bt"] == "inlined frames; source lines"
+    assert found["bt"].startswith("inlined frames; source lines")
 
 
 def test_command(peer: Path, run_612: lab.Run) -> None:
@@ -58,7 +58,7 @@ def test_command(peer: Path, run_612: lab.Run) -> None:
         check=True,
         env=corelens.surroundings(peer),
     )
-    assert "====== MODULE runq ======\nCPU 0 RUNQUEUE:" in done.stdout
+    assert "CPU 0 RUNQUEUE:" in done.stdout
     assert "rootfs" in done.stdout
     assert "msatools" not in done.stdout
     assert "msatools: no debug info is loaded; types" in done.stderr
