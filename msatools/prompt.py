@@ -10,6 +10,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _MARK = "_msatools_has_commands"
 """Attribute of drgn's completer once it completes commands, and of the hook for errors
 once it gives hints."""
+
+_SHOWN_AS_TEXT: set[type] = set()
 
 _TYPE = re.compile(r"could not find (?:\w+ )?'(?:(\w+) )?([^']+)'.*", re.DOTALL)
 """What drgn's errors of lookups say."""
@@ -160,6 +163,13 @@ def _options_of(name: str) -> "tuple[Option, ...]":
     return options_of(load(name)) if name in NAMES else ()
 
 
+def show_as_text(kind: type) -> None:
+    """Have drgn's prompt, if there is one, show values of a class as ``str()`` does."""
+    display_str = getattr(sys.modules.get("drgn.cli"), "display_str", None)
+    if display_str is not None and kind not in _SHOWN_AS_TEXT:
+        _SHOWN_AS_TEXT.add(display_str(kind))
+
+
 def hint_at_failed_lookups() -> None:
     """Have errors that end a line or a script of drgn say what would help.
 
@@ -191,13 +201,17 @@ def _without_own_frames(
     from msatools.errors import UncertainNameError
 
     frames = [*_frames(traceback)]
-    own = [i for i, each in enumerate(frames) if _is_in(each, "msatools.cli.session")]
+    own = [
+        number
+        for number, each in enumerate(frames)
+        if _is_in(each, "msatools.cli.session") or _is_in(each, "code")
+    ]
     frames = frames[own[-1] + 1 :] if own else frames
     if isinstance(error, UncertainNameError):
         error.__suppress_context__, error.__cause__ = True, None
-        asked = [i for i, each in enumerate(frames) if _is_in(each, "msatools.standby")]
-        if asked and asked[0]:
-            frames[asked[0] - 1].tb_next = None
+        for above, each in pairwise(frames):
+            if _is_in(each, "msatools.standby"):
+                above.tb_next = None
     return frames[0] if frames else traceback
 
 
@@ -234,6 +248,6 @@ def hint(prog: Program, error: BaseException) -> str | None:
     from msatools.target import debuginfo
 
     return (
-        "the kernel's own types lack macros, inlined functions and types that no code "
-        f"uses; if {name!r} is one, get debug info: {debuginfo.how_to_get(prog)}"
+        "the kernel's own types and symbols do not have it; debug info has more, but "
+        f"seldom macros; to get it, {debuginfo.how_to_get(prog)}"
     )

@@ -52,10 +52,22 @@ class Presented:
             if isinstance(value, Sequence) and not isinstance(value, str) and value:
                 yield f"{len(value):,} {key}"
 
+    def __str__(self) -> str:
+        """Return what the command prints, without colours."""
+        text: str = _presentation().text(self)
+        return text
+
     def __rich__(self) -> "Group":
         """Return what the command prints, for :func:`rich.print`."""
         text: Group = _presentation().rich_text(self)
         return text
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print what the command prints, for IPython's prompt."""
+        for number, line in enumerate(str(self).splitlines()):
+            if number:
+                printer.break_()
+            printer.text(line)
 
     def _repr_html_(self) -> str:
         """Return what the command prints, for a notebook."""

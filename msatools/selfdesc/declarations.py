@@ -14,7 +14,7 @@ from msatools.selfdesc.find import member_of
 from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
 _COUNTED = re.compile(r"(\d*)\*")
-"""Length of an array that its room in memory tells: the multiple that it has, if any."""
+"""Length of an array that its room in memory says, a multiple of a number if any."""
 
 
 class NotSoError(MissingError):
@@ -30,18 +30,18 @@ class Declaration:
     """The type in C, without array lengths."""
 
     lengths: tuple[str, ...] = ()
-    """Array lengths, the outermost first: a number, an enumerator, ``type.member`` of an
-    array as long, ``*`` or ``32*`` for one that its room tells, or empty."""
+    """Array lengths, the outermost first: a number, an enumerator, ``type.member`` of
+    an array as long, ``*`` or ``32*`` for what its room says, or empty."""
 
     condition: str = ""
-    """A type, ``type.member``, enumerator or ``function()`` that must exist, or must not
-    with ``!``."""
+    """A type, ``type.member``, enumerator or ``function()`` that must exist, or with
+    ``!`` must not."""
 
     @property
     def multiple(self) -> int | None:
-        """What the length is a multiple of that the array's room tells.
+        """Number that divides the length, which is the one that fits the room.
 
-        1 if elements of zeros do not count; ``None`` if its room does not tell it.
+        With 1, zeros at the end are no elements. ``None`` if the room does not say it.
         """
         found = _COUNTED.fullmatch(self.lengths[0]) if self.lengths else None
         return int(found[1] or 1) if found else None

@@ -2,9 +2,9 @@
 
 """Modules of drgn-tools' corelens, with debug info and without.
 
-drgn-tools is no dependency, and not published as a package: its source is to be named,
-as ``MSATOOLS_DRGN_TOOLS`` or by ``--drgn-tools``. It is installed once, into a directory
-of the lab's cache that only the processes that run it see. The drgn that it declares to
+drgn-tools is no dependency, and not published as a package: its source is named by
+``MSATOOLS_DRGN_TOOLS`` or ``--drgn-tools``. It is installed once, into a directory of
+the lab's cache that only the processes that run it see. The drgn that it declares to
 want is older than ours, with which it runs all the same.
 """
 

@@ -145,8 +145,8 @@ def test_every_name_in_use_is_declared(pair: Pair) -> None:
     assert set(refused) <= REFUSED, refused
 
 
-# What changed its type in 5.12, where nothing but BTF of per-CPU variables tells; and what
-# became a pointer from an array after 6.12, where nothing tells.
+# What changed its type in 5.12, which only BTF of per-CPU variables says; and what was
+# an array up to 6.12 and is a pointer now, which nothing says.
 REFUSED = {"hardirq_stack_ptr", "stack_pools"}
 
 
