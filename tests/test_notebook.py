@@ -58,9 +58,9 @@ def test_report_shows_itself_as_a_table(site: Path, tmp_path: Path) -> None:
     assert not errors
     results = [content["data"] for kind, content in shown if kind == "execute_result"]
     report, pid = results
-    assert "COMMAND" in report["text/plain"].splitlines()[1]
+    assert "PROCESS/NLWP" in report["text/plain"].splitlines()[1]
     assert report["text/html"].startswith("<pre")
-    assert "COMMAND" in report["text/html"]
+    assert "PROCESS/NLWP" in report["text/html"]
     assert int(pid["text/plain"]) > 0
 
 

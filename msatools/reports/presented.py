@@ -20,6 +20,8 @@ class Presented:
         super().__init_subclass__(**words)
         # A dataclass would get one that prints every row.
         cls.__repr__ = Presented.__repr__  # type: ignore[method-assign]
+        # IPython takes the first that it meets in a class, and then in its bases.
+        cls._repr_pretty_ = Presented._repr_pretty_  # type: ignore[method-assign]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it, in plain values.
