@@ -35,8 +35,8 @@ once it gives hints."""
 
 _SHOWN_AS_TEXT: set[type] = set()
 
-_TYPE = re.compile(r"could not find (?:\w+ )?'(?:(\w+) )?([^']+)'.*", re.DOTALL)
-"""What drgn's errors of lookups say."""
+_NOT_FOUND = r"could not find (?:\w+ )?'(?:(\w+) )?([^']+)'(?s:.*)"
+"""What drgn's errors of lookups say; it is compiled when one occurs."""
 
 _KINDS = {
     "struct": (TypeKind.STRUCT,),
@@ -231,8 +231,10 @@ def hint(prog: Program, error: BaseException) -> str | None:
     ``None`` for other errors, with debug info, and if the error says it already.
     """
     finders = prog.cache.get(NAME)
-    said = _TYPE.fullmatch(str(error)) if isinstance(error, LookupError) else None
-    if finders is None or not finders.is_serving or said is None:
+    if finders is None or not finders.is_serving or not isinstance(error, LookupError):
+        return None
+    said = re.fullmatch(_NOT_FOUND, str(error))
+    if said is None:
         return None
     keyword, name = said.groups()
     for module in finders.modules.with_type(_KINDS.get(keyword, ()), name):

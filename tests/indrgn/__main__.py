@@ -22,6 +22,7 @@ RUNS = (
     *("memory-5.10", "memory-6.1", "memory-6.12", "plain-7.x", "crash-6.12"),
     "plain-6.12arm64",
 )
+CORELENS = "## corelens"
 HEAD = """\
 # drgn without debug info
 
@@ -68,6 +69,16 @@ def main(runs: Sequence[str], lines: Sequence[str], peer: Path | None) -> None:
         PAGE.write_text(head + "\n".join(parts))
 
 
+def renew_corelens(runs: Sequence[str], peer: Path) -> None:
+    """Compare the modules of corelens alone, and renew their part of the page."""
+    kept, _, _ = PAGE.read_text().partition(CORELENS)
+    modules = {}
+    for run in runs:
+        made = lab.build(run)
+        modules[run] = corelens.compare(peer, made, open_pair(made))
+        PAGE.write_text(kept.rstrip("\n") + "\n\n" + _corelens(modules))
+
+
 def _commands(runs: list[str], rows: dict[str, dict[str, str]]) -> str:
     lines = [
         "## Crash commands\n",
@@ -96,7 +107,7 @@ def _helpers(shares: dict[str, helpers.Share]) -> str:
 
 
 def _corelens(modules: Mapping[str, Mapping[str, str]]) -> str:
-    lines = ["## corelens\n"]
+    lines = [f"{CORELENS}\n"]
     if not modules:
         lines.append("Not compared: drgn-tools was not at hand.")
         return "\n".join(lines) + "\n"
@@ -125,8 +136,12 @@ if __name__ == "__main__":
     add = parser.add_argument
     add("--quick", action="store_true", help="leave out lines that walk all of a dump")
     add("--drgn-tools", type=Path, metavar="DIRECTORY", help="source of drgn-tools")
+    add("--corelens", action="store_true", help="renew the part on corelens alone")
     add("runs", nargs="*", default=RUNS, metavar="RUN")
     args = parser.parse_args()
+    if args.corelens:
+        renew_corelens(args.runs, corelens.environment(args.drgn_tools))
+        sys.exit()
     is_slow = crash.SLOW if args.quick else ()
     main(
         args.runs,
