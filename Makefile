@@ -40,13 +40,16 @@ test-long: lint
 	$(PYTEST) $(SPREAD) --all-kernels
 	$(PYTEST) -m long --all-kernels
 
-# All facts on every kernel and machine, for docs/kernels.md; or on one: CELL=nokaslr-6.12.
+# All facts on every kernel and machine, for docs/kernels.md, and docs/in-drgn.md; or on
+# one: CELL=nokaslr-6.12.
 test-matrix: $(INSTALLED)
 	$(BIN)/python -m tests.truth.matrix $(CELL)
+	$(if $(CELL),,$(MAKE) in-drgn)
 
-# What of drgn works without debug info, for docs/in-drgn.md.
+# What of drgn works without debug info, for docs/in-drgn.md; of corelens, too, with
+# DRGN_TOOLS=DIRECTORY, the source of drgn-tools.
 in-drgn: $(INSTALLED)
-	$(BIN)/python -m tests.indrgn
+	$(BIN)/python -m tests.indrgn $(DRGN_TOOLS:%=--drgn-tools %)
 
 # Record the rendered text that tests compare with; read what changed before a commit.
 golden: $(INSTALLED)

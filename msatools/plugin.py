@@ -80,12 +80,17 @@ def drgn_prog_set(prog: Program) -> None:
     if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
         return
     try:
-        from msatools.prompt import add_help, complete_commands
+        from msatools.prompt import (
+            add_help,
+            complete_commands,
+            hint_at_failed_lookups,
+        )
         from msatools.standby import stand_by
 
         stand_by(prog, _load_types)
         add_help(prog)
         complete_commands()
+        hint_at_failed_lookups()
     except Exception as error:
         # drgn would print a traceback with each start.
         kind = type(error).__name__

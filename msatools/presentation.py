@@ -47,6 +47,12 @@ def rich_text(report: Any) -> "Group":
     return Group(*rows)
 
 
+def text(report: Any) -> str:
+    """Return a report as lines of plain text."""
+    lines = ("".join(span.text for span in line) for line in _lines(report))
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def html(report: Any) -> str:
     """Return a report as preformatted text in HTML."""
     lines = ("".join(_spans(line)) for line in _lines(report))

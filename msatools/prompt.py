@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What drgn's prompt lacks, for the commands: ``%help``, and completion with Tab.
+"""What drgn's prompt lacks: ``%help``, completion with Tab, hints at failed lookups.
 
 The plugin calls it for each kernel that drgn opens.
 """
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from drgn import NoDefaultProgramError, Program, get_default_prog
+from drgn import NoDefaultProgramError, Program, TypeKind, get_default_prog
 from drgn.commands import (
     DEFAULT_COMMAND_NAMESPACE,
     CommandArgumentError,
@@ -20,12 +24,27 @@ from drgn.commands import (
 )
 
 from msatools.registry import NAMES, load
+from msatools.standby import NAME
 
 if TYPE_CHECKING:
     from msatools.derived.options import Option
 
 _MARK = "_msatools_has_commands"
-"""Attribute of drgn's completer once it completes commands."""
+"""Attribute of drgn's completer once it completes commands, and of the hook for errors
+once it gives hints."""
+
+_SHOWN_AS_TEXT: set[type] = set()
+
+_NOT_FOUND = r"could not find (?:\w+ )?'(?:(\w+) )?([^']+)'(?s:.*)"
+"""What drgn's errors of lookups say; it is compiled when one occurs."""
+
+_KINDS = {
+    "struct": (TypeKind.STRUCT,),
+    "union": (TypeKind.UNION,),
+    "enum": (TypeKind.ENUM,),
+    "typedef": (TypeKind.TYPEDEF,),
+    None: (TypeKind.TYPEDEF,),
+}
 
 
 def add_help(prog: Program) -> None:
@@ -142,3 +161,95 @@ def _options_of(name: str) -> "tuple[Option, ...]":
     from msatools.derived.options import options_of
 
     return options_of(load(name)) if name in NAMES else ()
+
+
+def show_as_text(kind: type) -> None:
+    """Have drgn's prompt, if there is one, show values of a class as ``str()`` does."""
+    display_str = getattr(sys.modules.get("drgn.cli"), "display_str", None)
+    if display_str is not None and kind not in _SHOWN_AS_TEXT:
+        _SHOWN_AS_TEXT.add(display_str(kind))
+
+
+def hint_at_failed_lookups() -> None:
+    """Have errors that end a line or a script of drgn say what would help.
+
+    It is for sessions with the kernel's own types: others than drgn's are left alone.
+    """
+    original = sys.excepthook
+    if "drgn.cli" not in sys.modules or hasattr(original, _MARK):
+        return
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        line = None
+        with suppress(Exception):
+            traceback = _without_own_frames(error, traceback)
+            line = hint(get_default_prog(), error)
+        original(kind, error.with_traceback(traceback), traceback)
+        if line is not None:
+            print(f"msatools: {line}", file=sys.stderr)
+
+    setattr(hook, _MARK, True)
+    sys.excepthook = hook
+
+
+def _without_own_frames(
+    error: BaseException, traceback: TracebackType | None
+) -> TracebackType | None:
+    """Return a traceback from what the user ran to where drgn refused a name."""
+    from msatools.errors import UncertainNameError
+
+    frames = [*_frames(traceback)]
+    own = [
+        number
+        for number, each in enumerate(frames)
+        if _is_in(each, "msatools.cli.session") or _is_in(each, "code")
+    ]
+    frames = frames[own[-1] + 1 :] if own else frames
+    if isinstance(error, UncertainNameError):
+        error.__suppress_context__, error.__cause__ = True, None
+        for above, each in pairwise(frames):
+            if _is_in(each, "msatools.standby"):
+                above.tb_next = None
+    return frames[0] if frames else traceback
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _is_in(traceback: TracebackType, module: str) -> bool:
+    return traceback.tb_frame.f_globals.get("__name__") == module
+
+
+def hint(prog: Program, error: BaseException) -> str | None:
+    """Return what would help with a lookup that failed without debug info.
+
+    ``None`` for other errors, with debug info, and if the error says it already.
+    """
+    finders = prog.cache.get(NAME)
+    if finders is None or not finders.is_serving or not isinstance(error, LookupError):
+        return None
+    said = re.fullmatch(_NOT_FOUND, str(error))
+    if said is None:
+        return None
+    keyword, name = said.groups()
+    for module in finders.modules.with_type(_KINDS.get(keyword, ()), name):
+        full = f"{keyword} {name}" if keyword else name
+        return (
+            f"{full} is a type of the module {module}: prog.type({full!r}, {module!r})"
+        )
+    if not keyword and (symbols := prog.symbols(name)):
+        return (
+            f"{name} is a symbol of a module, and nothing says its type: "
+            f"Object(prog, TYPE, address={symbols[0].address:#x})"
+        )
+    from msatools.target import debuginfo
+
+    return (
+        "the kernel's own types and symbols do not have it; debug info has more, but "
+        f"seldom macros; to get it, {debuginfo.how_to_get(prog)}"
+    )

@@ -22,7 +22,7 @@ from drgn.commands import (
 
 from fixtures import lab
 from msatools.plugin import drgn_prog_set
-from msatools.prompt import _MARK, matches
+from msatools.prompt import _MARK, hint, matches
 from msatools.registry import NAMES
 from msatools.target import TargetSpec, open_target
 from tests.support.calls import CORE, demo
@@ -190,6 +190,55 @@ def test_prompt_completes_commands(prompt: Prompt) -> None:
     assert "pools with nothing to do" in prompt.ask("%locks --wo\t")
     # What begins otherwise is completed by drgn.
     assert "drgn.Platform" in prompt.ask("type(prog.platf\t)")
+
+
+def test_prompt_shows_reports_as_the_command_does(prompt: Prompt) -> None:
+    prompt.ask("%zombies > /dev/null")
+    shown = prompt.ask("_")
+    assert "  types: btf  " in shown
+    assert "\nNo zombie." in shown
+    assert "<ZombiesReport of '" in prompt.ask("print(repr(_))")
+
+
+def test_prompt_hints_at_failed_lookups(prompt: Prompt) -> None:
+    """A traceback has the line that was typed alone."""
+    prompt.ask("prog['jiffies']")
+    shown = prompt.ask("prog['loops_per_jiffy']").splitlines()[1:-1]
+    assert shown[:2] == [
+        "Traceback (most recent call last):",
+        '  File "<console>", line 1, in <module>',
+    ]
+    assert shown[2].startswith("msatools.selfdesc.objects.UntypedError: nothing says")
+    assert shown[2].endswith("address=0xffffffffb7e10010)")
+    for line in ("prog['nothing']", "prog.type('struct nothing')"):
+        shown = prompt.ask(line).splitlines()[1:-1]
+        assert "could not find" in shown[2]
+        assert shown[3].startswith("msatools: the kernel's own types and symbols do")
+        assert "linux-image-6.12.117+deb12-cloud-amd64-dbg" in shown[3]
+    assert "msatools" not in prompt.ask("1 / 0")
+    assert "msatools" not in prompt.ask("{}['nothing']")
+
+
+def test_hint_at_what_modules_have(run_612: lab.Run) -> None:
+    prog = open_target(TargetSpec(path=str(run_612.elf), types="btf")).prog
+    module = "qemu_fw_cfg"
+    name = "struct fw_cfg_sysfs_entry"
+    with pytest.raises(LookupError) as caught:
+        prog.type(name)
+    found = hint(prog, caught.value)
+    assert found == f"{name} is a type of the module {module}: prog.type({name!r}, " + (
+        f"{module!r})"
+    )
+    assert prog.type(name, module).has_member("list")
+    with pytest.raises(LookupError) as caught:
+        prog["fw_cfg_sel_ko"]
+    address = prog.symbol("fw_cfg_sel_ko").address
+    assert str(hint(prog, caught.value)).endswith(f"(prog, TYPE, address={address:#x})")
+
+
+def test_no_hint_with_debug_info(run_612: lab.Run) -> None:
+    spec = TargetSpec(path=str(run_612.elf), vmlinux=str(run_612.vmlinux))
+    assert hint(open_target(spec).prog, LookupError("could not find 'x'")) is None
 
 
 def test_no_program_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,28 @@ def test_rich_prints_what_the_command_prints(report: Any) -> None:
     assert "\x1b[1m" in printed(report, force_terminal=True, color_system="standard")
 
 
+def test_text_is_what_the_command_prints(report: Any) -> None:
+    lines = [line.rstrip() for line in text_of(report)]
+    assert str(report).splitlines() == lines
+    pretty = Printer()
+    report._repr_pretty_(pretty, False)
+    assert pretty.written.splitlines() == lines
+
+
+class Printer:
+    """The methods of IPython's printer that are used."""
+
+    def __init__(self) -> None:
+        self.written = ""
+
+    def text(self, line: str) -> None:
+        assert "\n" not in line
+        self.written += line
+
+    def break_(self) -> None:
+        self.written += "\n"
+
+
 def test_html_has_what_the_command_prints(report: Any) -> None:
     html = report._repr_html_()
     assert html.startswith("<pre")

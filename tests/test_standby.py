@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 from drgn import FindObjectFlags, ModuleFileStatus, Program, Type, TypeKindSet
+from drgn.helpers.linux.percpu import per_cpu
 
 from fixtures import lab
 from msatools import plugin, prompt
 from msatools.errors import UncertainNameError
-from msatools.selfdesc import is_served_by_btf, load
+from msatools.selfdesc import is_served_by_btf, load, load_btf
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import load_symbols
+from msatools.selfdesc.types import BtfTypes
 from msatools.standby import NAME, standby_of
 from msatools.target import TargetSpec, open_target
 from tests.selfdesc.undescribed import Symbols
@@ -142,6 +144,27 @@ def test_lookup_of_drgn_s_own_that_was_not_followed_by_a_search(prog: Program) -
     with pytest.raises(LookupError):
         prog.type("struct module")
     assert prog.type("struct module").has_member("list")
+
+
+def test_beside_a_type_finder_of_drgn_s_own(prog: Program) -> None:
+    """That which is proposed for drgn is named so; types are its, all else is ours."""
+    load_btf(prog)
+    theirs = BtfTypes(prog, finders_of(prog).types.btf)
+    asked = []
+
+    def find(
+        prog: Program, kinds: TypeKindSet, name: str, filename: str | None
+    ) -> Type | None:
+        asked.append(name)
+        return theirs.find(kinds, name) if filename is None else None
+
+    prog.register_type_finder("btf", find, enable_index=0)
+    assert prog["init_task"].comm.string_() == b"swapper/0"
+    assert "task_struct" in asked
+    assert prog.type("struct page").size == 64
+    assert per_cpu(prog["runqueues"], 0).cpu == 0
+    assert prog.stack_trace(1)[1].name == "schedule"
+    assert len(list(prog.modules())) > 1
 
 
 def test_guest_over_qmp(run_612: lab.Run, tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ from msatools.cli.runner import RunResult, print_report, run
 from msatools.cli.usage import Asked, UsageError
 from msatools.cli.words import parse_words
 from msatools.faults import fault_of
+from msatools.prompt import show_as_text
 from msatools.render.blocks import escape
 from msatools.render.json import Document
+from msatools.reports.presented import Presented
 from msatools.selfdesc import is_served_by_btf
 from msatools.target import TargetError, describe
 
@@ -48,6 +50,7 @@ def run_in_drgn(
     :raises CommandError: for a fault of msatools, which it names
     :raises TargetError: if the program is not a kernel, or has no types
     """
+    show_as_text(Presented)
     try:
         return _run(command, prog, argv)
     except Exception as error:

@@ -20,6 +20,8 @@ class Presented:
         super().__init_subclass__(**words)
         # A dataclass would get one that prints every row.
         cls.__repr__ = Presented.__repr__  # type: ignore[method-assign]
+        # IPython takes the first that it meets in a class, and then in its bases.
+        cls._repr_pretty_ = Presented._repr_pretty_  # type: ignore[method-assign]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it, in plain values.
@@ -52,10 +54,22 @@ class Presented:
             if isinstance(value, Sequence) and not isinstance(value, str) and value:
                 yield f"{len(value):,} {key}"
 
+    def __str__(self) -> str:
+        """Return what the command prints, without colours."""
+        text: str = _presentation().text(self)
+        return text
+
     def __rich__(self) -> "Group":
         """Return what the command prints, for :func:`rich.print`."""
         text: Group = _presentation().rich_text(self)
         return text
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print what the command prints, for IPython's prompt."""
+        for number, line in enumerate(str(self).splitlines()):
+            if number:
+                printer.break_()
+            printer.text(line)
 
     def _repr_html_(self) -> str:
         """Return what the command prints, for a notebook."""

@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from drgn import Type
+from drgn import Type, TypeKind
 
 from msatools.errors import MissingError
 from msatools.records import dataclass
+from msatools.selfdesc.find import member_of
 from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
-COUNTED = "*"
-"""Length of an array whose elements are counted in memory; none of them is zero."""
+_COUNTED = re.compile(r"(\d*)\*")
+"""Length of an array that its room in memory says, a multiple of a number if any."""
 
 
 class NotSoError(MissingError):
@@ -29,16 +30,21 @@ class Declaration:
     """The type in C, without array lengths."""
 
     lengths: tuple[str, ...] = ()
-    """Array lengths, the outermost first: a number, an enumerator, :data:`COUNTED`, or
-    empty."""
+    """Array lengths, the outermost first: a number, an enumerator, ``type.member`` of
+    an array as long, ``*`` or ``32*`` for what its room says, or empty."""
 
     condition: str = ""
-    """A type, ``type.member`` or enumerator that must exist, or must not with ``!``."""
+    """A type, ``type.member``, enumerator or ``function()`` that must exist, or with
+    ``!`` must not."""
 
     @property
-    def is_counted(self) -> bool:
-        """Whether the array's length is that of its elements in memory."""
-        return self.lengths[:1] == (COUNTED,)
+    def multiple(self) -> int | None:
+        """Number that divides the length, which is the one that fits the room.
+
+        With 1, zeros at the end are no elements. ``None`` if the room does not say it.
+        """
+        found = _COUNTED.fullmatch(self.lengths[0]) if self.lengths else None
+        return int(found[1] or 1) if found else None
 
     def resolve(self, types: BtfTypes) -> Type:
         """Build the type from those of this kernel, without a length that is counted.
@@ -64,6 +70,8 @@ def _holds(types: BtfTypes, condition: str) -> bool:
     """
     negated = condition.startswith("!")
     type_name, _, member = condition.lstrip("!").partition(".")
+    if type_name.endswith("()"):
+        return (types.find_function(type_name[:-2]) is not None) != negated
     if " " not in type_name:
         return (types.find_constant(type_name) is not None) != negated
     keyword, _, name = type_name.partition(" ")
@@ -73,14 +81,28 @@ def _holds(types: BtfTypes, condition: str) -> bool:
 
 
 def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
-    if length in ("", COUNTED):
+    if not length or _COUNTED.fullmatch(length):
         return ()
     if length.isdigit():
         return (int(length),)
+    type_name, _, member = length.partition(".")
+    if member:
+        return _length_of_member(types, type_name, member)
     constant = types.find_constant(length)
     if constant is None:
         raise MissingError(f"BTF has no constant {length}")
     return (int(constant),)
+
+
+def _length_of_member(types: BtfTypes, type_name: str, member: str) -> tuple[int, ...]:
+    """Return the length of a member that is an array.
+
+    :raises MissingError: if there is none, or it has no length
+    """
+    array = member_of(types.parse(type_name), member).type
+    if array.kind != TypeKind.ARRAY or not array.length:
+        raise MissingError(f"{type_name}.{member} is no array of a known length")
+    return (array.length,)
 
 
 class Declarations(Mapping[str, tuple[Declaration, ...]]):
@@ -107,7 +129,7 @@ class Declarations(Mapping[str, tuple[Declaration, ...]]):
             Declaration(
                 name,
                 type_name.partition("[")[0].strip(),
-                tuple(re.findall(r"\[(\w*|\*)\]", type_name)),
+                tuple(re.findall(r"\[([\w .]*\*?)\]", type_name)),
                 *condition,
             )
             for type_name, _, *condition in self._lines[name]

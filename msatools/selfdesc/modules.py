@@ -2,11 +2,12 @@
 
 """Symbols and types of loadable modules, from the kernel's memory."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 
-from drgn import Object, Program, Symbol, SymbolIndex
+from drgn import Object, Program, Symbol, SymbolIndex, TypeKind
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
@@ -64,6 +65,7 @@ class Modules:
         self.kernel = kernel
         self._modules: list[Module] | None = None
         self._types: dict[str, BtfTypes | None] = {}
+        self._btf: dict[str, Object] | None = None
 
     def __iter__(self) -> Iterator[Module]:
         if self._modules is None:
@@ -104,23 +106,43 @@ class Modules:
         """Return the names of the modules whose types were looked up and found."""
         return [name for name, types in self._types.items() if types]
 
+    def with_type(self, kinds: Collection[TypeKind], name: str) -> list[str]:
+        """Return the names of the modules whose BTF has a type; reads that of all."""
+        return [each for each in self._entries_of_btf() if self._has(each, kinds, name)]
+
+    def _has(self, module: str, kinds: Collection[TypeKind], name: str) -> bool:
+        try:
+            types = self.types(module)
+            return types is not None and types.find(kinds, name) is not None
+        except (BtfError, MissingError):
+            return False
+
+    def _entries_of_btf(self) -> dict[str, Object]:
+        if self._btf is None:
+            self._btf = {}
+            for entry in _entries(
+                self.prog, "btf_modules", "struct btf_module", "list"
+            ):
+                with suppress(*UNREADABLE):
+                    self._btf.setdefault(_name(entry.module), entry)
+        return self._btf
+
     def _read_types(self, name: str) -> BtfTypes | None:
-        for entry in _entries(self.prog, "btf_modules", "struct btf_module", "list"):
-            try:
-                if _name(entry.module) != name:
-                    continue
-                btf = entry.btf
-                base = self.kernel.btf
-                if (btf.start_id, btf.start_str_off) != (base.end_id, base.end_string):
-                    raise BtfError(f"module {name} has BTF for another kernel")
-                size = btf.data_size.value_()
-                if size > MAX_BYTES:
-                    raise BtfError(f"module {name} has {size} bytes of BTF")
-                data = self.prog.read(btf.data, size)
-            except UNREADABLE as error:
-                raise BtfError(f"module {name}: {error}") from error
-            return BtfTypes(self.prog, Btf(data, base), self.kernel.type)
-        return None
+        entry = self._entries_of_btf().get(name)
+        if entry is None:
+            return None
+        try:
+            btf = entry.btf
+            base = self.kernel.btf
+            if (btf.start_id, btf.start_str_off) != (base.end_id, base.end_string):
+                raise BtfError(f"module {name} has BTF for another kernel")
+            size = btf.data_size.value_()
+            if size > MAX_BYTES:
+                raise BtfError(f"module {name} has {size} bytes of BTF")
+            data = self.prog.read(btf.data, size)
+        except UNREADABLE as error:
+            raise BtfError(f"module {name}: {error}") from error
+        return BtfTypes(self.prog, Btf(data, base), self.kernel.type)
 
 
 def _loaded(prog: Program) -> Iterator[Module]:

@@ -21,7 +21,7 @@ from drgn import (
 
 from msatools.errors import MissingError, UncertainNameError
 from msatools.selfdesc import declarations
-from msatools.selfdesc.symbol_table import Symbols
+from msatools.selfdesc.symbol_table import Symbols, SymbolTable
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
 
 # Integers, as each operation on the flags themselves creates an object.
@@ -103,15 +103,20 @@ class Objects:
             except MissingError as error:
                 reasons.append(str(error))
                 continue
-            return self._counted(symbol, found) if declaration.is_counted else found
+            multiple = declaration.multiple
+            return found if multiple is None else self._counted(symbol, found, multiple)
         raise UntypedError(
             f"the type declared for {name} does not fit this kernel: "
             + "; ".join(reasons)
         )
 
-    def _counted(self, symbol: Symbol, array: Type) -> Type:
+    def _counted(self, symbol: Symbol, array: Type, multiple: int) -> Type:
         """Return an array with its length; without one if it cannot be read."""
         size, room = sizeof(array.type), self._room(symbol)
+        if multiple > 1:
+            # What is left is padding, which is less than so many elements.
+            length = room // (size * multiple) * multiple
+            return self.prog.array_type(array.type, length) if length else array
         try:
             data = self.prog.read(symbol.address, room)
         except FaultError:
@@ -126,6 +131,9 @@ class Objects:
 
     def _room(self, symbol: Symbol) -> int:
         """Return the bytes up to the next symbol; 0 if unknown."""
+        if isinstance(self.symbols, SymbolTable):
+            _, following = self.symbols.before(symbol.address)
+            return following - symbol.address if following is not None else 0
         same_place = self.symbols(self.prog, None, symbol.address, False)
         return max(
             (other.size for other in same_place if other.address == symbol.address),

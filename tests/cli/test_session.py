@@ -71,6 +71,25 @@ def test_dump_that_drgn_does_not_open(run_612: lab.Run) -> None:
     assert done.stdout == "init_task.pid = (pid_t)0\n"
 
 
+@pytest.mark.long
+def test_arm64() -> None:
+    run = lab.build("plain-6.12arm64")
+    code = "print(find_task(1).comm.string_(), len(stack_trace(1)) > 5, prog.platform)"
+    done = msa("drgn", run.kept, "-e", code)
+    assert done.stdout.startswith("b'python3' True Platform(<Architecture.AARCH64")
+    assert "MACHINE: aarch64" in msa("crash", run.kept, "sys").stdout
+
+
+def test_traceback_of_a_script_has_no_frames_of_ours(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("prog['loops_per_jiffy']\n")
+    for words in ([script], ["-e", script.read_text()]):
+        done = msa("drgn", CORE, *words)
+        assert done.returncode == 1
+        assert "/msatools/" not in done.stderr
+        assert "nothing says the type of loops_per_jiffy" in done.stderr
+
+
 def test_guest_and_debug_info(run_612: lab.Run, tmp_path: Path) -> None:
     with paused(run_612.elf, tmp_path) as address:
         done = msa("crash", "-s", run_612.vmlinux, "--qemu", address, "bt", "-l", "1")

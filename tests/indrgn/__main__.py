@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What of drgn works without debug info: ``python -m tests.indrgn [--quick] [RUN...]``.
+"""What of drgn works without debug info.
 
-It compares drgn's crash commands and helpers on dumps of the lab, and writes
-docs/in-drgn.md; with --quick it leaves out the lines that walk all of a dump.
+It compares drgn's crash commands and helpers on dumps of the lab, and the modules of
+corelens if drgn-tools is at hand, and writes docs/in-drgn.md.
 """
 
+import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fixtures import lab
-from tests.indrgn import crash, helpers
+from tests.indrgn import corelens, crash, helpers
 from tests.indrgn.differences import between
 from tests.indrgn.pairs import open_pair
 
 PAGE = Path(__file__).parents[2] / "docs" / "in-drgn.md"
-RUNS = ("memory-5.10", "memory-6.1", "memory-6.12", "plain-7.x", "crash-6.12")
+RUNS = (
+    *("memory-5.10", "memory-6.1", "memory-6.12", "plain-7.x", "crash-6.12"),
+    "plain-6.12arm64",
+)
+CORELENS = "## corelens"
 HEAD = """\
 # drgn without debug info
 
@@ -30,12 +35,14 @@ lack follows. {lines} lines were tried on each dump.
 """
 
 
-def main(runs: list[str], lines: Sequence[str]) -> None:
+def main(runs: Sequence[str], lines: Sequence[str], peer: Path | None) -> None:
     """Compare on each run, and write the page, which lists the runs so far."""
     rows: dict[str, dict[str, str]] = defaultdict(dict)
     shares = {}
+    modules: dict[str, Mapping[str, str]] = {}
     for run in runs:
-        pair = open_pair(lab.build(run))
+        made = lab.build(run)
+        pair = open_pair(made)
         places = crash.fields(pair.dwarf)
         equal: dict[str, int] = defaultdict(int)
         lacking: dict[str, dict[str, None]] = defaultdict(dict)
@@ -55,8 +62,21 @@ def main(runs: list[str], lines: Sequence[str]) -> None:
             words = [str(equal[command]), *lacking[command]]
             rows[command][run] = "; ".join(words)
         shares[run] = helpers.compare(pair)
+        if peer is not None:
+            modules[run] = corelens.compare(peer, made, pair)
         head = HEAD.format(lines=len(lines))
-        PAGE.write_text(head + _commands([*shares], rows) + _helpers(shares))
+        parts = _commands([*shares], rows), _helpers(shares), _corelens(modules)
+        PAGE.write_text(head + "\n".join(parts))
+
+
+def renew_corelens(runs: Sequence[str], peer: Path) -> None:
+    """Compare the modules of corelens alone, and renew their part of the page."""
+    kept, _, _ = PAGE.read_text().partition(CORELENS)
+    modules = {}
+    for run in runs:
+        made = lab.build(run)
+        modules[run] = corelens.compare(peer, made, open_pair(made))
+        PAGE.write_text(kept.rstrip("\n") + "\n\n" + _corelens(modules))
 
 
 def _commands(runs: list[str], rows: dict[str, dict[str, str]]) -> str:
@@ -68,7 +88,7 @@ def _commands(runs: list[str], rows: dict[str, dict[str, str]]) -> str:
     for command, cells in sorted(rows.items()):
         shown = "\\*" if command == "*" else command
         lines.append(f"| {shown} | {' | '.join(cells[run] for run in runs)} |")
-    return "\n".join(lines) + "\n\n"
+    return "\n".join(lines) + "\n"
 
 
 def _helpers(shares: dict[str, helpers.Share]) -> str:
@@ -86,10 +106,45 @@ def _helpers(shares: dict[str, helpers.Share]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _corelens(modules: Mapping[str, Mapping[str, str]]) -> str:
+    lines = [f"{CORELENS}\n"]
+    if not modules:
+        lines.append("Not compared: drgn-tools was not at hand.")
+        return "\n".join(lines) + "\n"
+    lines += [
+        "Modules of drgn-tools' corelens, with drgn 0.3, which is newer than the one",
+        "that drgn-tools wants. Debug info is the kernel's without that of modules.\n",
+        f"| corelens -M | {' | '.join(modules)} |",
+        f"|---|{'---|' * len(modules)}",
+    ]
+    for name in next(iter(modules.values())):
+        cells = " | ".join(found[name] for found in modules.values())
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _peer(source: Path | None) -> Path | None:
+    try:
+        return corelens.environment(source)
+    except corelens.NoPeerError as error:
+        print(f"corelens is not compared: {error}", file=sys.stderr)
+        return None
+
+
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    all_lines = "--quick" not in words
+    parser = argparse.ArgumentParser(prog="python -m tests.indrgn", description=__doc__)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="leave out lines that walk all of a dump")
+    add("--drgn-tools", type=Path, metavar="DIRECTORY", help="source of drgn-tools")
+    add("--corelens", action="store_true", help="renew the part on corelens alone")
+    add("runs", nargs="*", default=RUNS, metavar="RUN")
+    args = parser.parse_args()
+    if args.corelens:
+        renew_corelens(args.runs, corelens.environment(args.drgn_tools))
+        sys.exit()
+    is_slow = crash.SLOW if args.quick else ()
     main(
-        [word for word in words if word != "--quick"] or [*RUNS],
-        [each for each in crash.LINES if all_lines or not each.startswith(crash.SLOW)],
+        args.runs,
+        [each for each in crash.LINES if not each.startswith(is_slow)],
+        _peer(args.drgn_tools),
     )
