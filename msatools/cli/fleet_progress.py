@@ -5,44 +5,53 @@
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from msatools.cli.output import is_terminal
+from msatools.cli.output import draw, is_terminal, progress_bar
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
     from msatools.fleet.run import Progress
 
 _REDRAW_S = 0.5
 
 
 class FleetProgress:
-    """A line that is written anew, and erased in the end; nothing in a pipe."""
+    """A line with a bar, erased in the end; nothing in a pipe."""
 
     def __init__(self, out: TextIO | None) -> None:
-        self._out = out if is_terminal(out) else None
+        self._bar: Bar | None = None
+        if out is not None and is_terminal(out):
+            self._bar = progress_bar(out)
+            self._bar.add_task("msa-fleet: starting", total=None)
+            draw(self._bar)
         self._next_s = 0.0
 
     def __enter__(self) -> "FleetProgress":
-        self._write("\rmsa-fleet: starting\x1b[K")
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._write("\r\x1b[K")
+        if self._bar is not None:
+            self._bar.stop()
 
     def dashboard(self, address: str | None) -> None:
         """Say where Dask's own dashboard is, if it runs."""
-        if address:
-            self._write(f"\rdashboard: {address}\x1b[K\n")
+        if address and self._bar is not None:
+            self._bar.console.print(
+                f"dashboard: {address}", markup=False, highlight=False
+            )
 
     def update(self, progress: "Progress") -> None:
         """Show how far the run is."""
         now = time.monotonic()
-        if now >= self._next_s:
+        if self._bar is not None and now >= self._next_s:
             self._next_s = now + _REDRAW_S
-            self._write(f"\r{progress_text(progress)}\x1b[K")
-
-    def _write(self, text: str) -> None:
-        if self._out is not None:
-            self._out.write(text)
-            self._out.flush()
+            self._bar.update(
+                self._bar.task_ids[0],
+                description=progress_text(progress),
+                completed=progress.skipped + progress.finished,
+                total=progress.total,
+            )
+            draw(self._bar)
 
 
 def progress_text(progress: "Progress") -> str:

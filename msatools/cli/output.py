@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from rich.progress import Progress as Bar
+
     from msatools.kernel.session import Progress
     from msatools.render.blocks import Block
     from msatools.render.device import Device
@@ -97,7 +99,7 @@ def print_blocks(blocks: "Iterable[Block]", out: TextIO, args: "Namespace") -> N
 
 
 class ProgressLine:
-    """A progress line for long collections on a terminal, erased in the end."""
+    """A progress bar for long collections on a terminal, erased in the end."""
 
     _PATIENCE_S = 1.0
     _REDRAW_S = 0.1
@@ -106,27 +108,57 @@ class ProgressLine:
         self._name = name
         self._out = out
         self._next = time.monotonic() + self._PATIENCE_S
-        self._is_shown = False
+        self._bar: Bar | None = None
         self._is_wanted = is_terminal(out)
 
     def __enter__(self) -> "Progress":
         return self._update
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._is_shown:
-            self._write("\r\x1b[K")
+        if self._bar is not None:
+            self._bar.stop()
 
     def _update(self, done: int, total: int) -> None:
         now = time.monotonic()
         if not self._is_wanted or now < self._next:
             return
         self._next = now + self._REDRAW_S
-        self._is_shown = True
-        self._write(f"\r{self._name}: {100 * done // max(total, 1)} %\x1b[K")
+        if self._bar is None:
+            self._bar = progress_bar(self._out, "{task.percentage:.0f} %")
+            self._bar.add_task(f"{self._name}:")
+        self._bar.update(self._bar.task_ids[0], completed=done, total=max(total, 1))
+        draw(self._bar)
 
-    def _write(self, line: str) -> None:
-        self._out.write(line)
-        self._out.flush()
+
+def progress_bar(out: TextIO, end: str = "") -> "Bar":
+    """Return a progress bar, to be drawn by :func:`draw`.
+
+    :param out: A terminal.
+    :param end: Format of what is behind the bar.
+    """
+    # Imported by few runs, and those take seconds.
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    return Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn(end, markup=False),
+        console=Console(file=out),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+def draw(bar: "Bar") -> None:
+    """Draw a progress bar as it is now."""
+    if bar.live.is_started:
+        bar.refresh()
+    else:
+        bar.start()
 
 
 def check_writable(path: str) -> None:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lays out blocks as lines, in columns of fixed width."""
+"""Lays out blocks as lines in plain columns, of any width: for pipes and files.
+
+:mod:`msatools.render.terminal` fits them to a terminal.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import chain, repeat
 
 from msatools.render.blocks import (
     Block,
@@ -20,42 +22,36 @@ from msatools.render.blocks import (
     Tree,
     escape,
 )
-from msatools.render.table_layout import GAP, Part, TableLayout, lay_out
-from msatools.render.text_width import breaks, columns_of, cut
+from msatools.render.table_layout import GAP
 
-_MISSING = Span("")
+MISSING = Span("")
 
 Line = tuple[Span, ...]
 """The pieces of one line, escaped and padded, from left to right."""
 
 
-def lines(
-    block: Block, width: int | None = None, *, full: bool = False
-) -> Iterator[Line]:
-    """
-    Lay out a block; all printers of text use this.
-
-    :param width: Columns of the terminal; ``None`` for no limit.
-    :param full: Whether to show all columns, and the ends of lines in further lines.
-    """
+def lines(block: Block) -> Iterator[Line]:
+    """Lay out a block; nothing of it is left out or cut."""
     if isinstance(block, Text):
-        yield from _text(block, width, full)
+        yield spans(block)
     elif isinstance(block, Table):
-        body, foot = table_lines(block, width, full=full)
-        yield from body
-        yield from foot
+        yield from _table(block)
     elif isinstance(block, Items):
-        texts = chain(*block.items, block.more.lines)
-        yield from (line for text in texts for line in _text(text, width, full))
+        yield from map(spans, chain(*block.items, block.more.lines))
     elif isinstance(block, Chart):
         for row in block.rows:
-            yield clipped(tuple(map(_span, row)), width)
+            yield tuple(map(span, row))
     else:
-        for line, rest in _tree(block, first="", rest=""):
-            yield from _flowing(line, width, rest) if full else (clipped(line, width),)
+        yield from _tree(block, first="", rest="")
 
 
-def _span(cell: Cell) -> Span:
+def spans(text: Text) -> Line:
+    """Return the pieces of a text, escaped."""
+    return tuple(map(span, text.spans))
+
+
+def span(cell: Cell) -> Span:
+    """Return a cell as an escaped span."""
     if isinstance(cell, str):
         return Span(escape(cell))
     if isinstance(cell, Mark):
@@ -64,110 +60,42 @@ def _span(cell: Cell) -> Span:
     return Span(escape(cell.text), cell.style)
 
 
-# --- lines that are too wide
+def columns_of(text: str) -> int:
+    """Return the number of terminal columns that a text takes.
 
-
-_HANG = "  "
-"""Indentation of further lines of a text, in addition to its own."""
-
-_NARROWEST = 20
-"""Minimum columns of a terminal on which further lines are indented."""
-
-
-def _text(text: Text, width: int | None, full: bool) -> Iterator[Line]:
-    line = tuple(_span(cell) for cell in text.spans)
-    if text.narrow == "keep":
-        yield line
-    elif text.narrow == "cut" and not full:
-        yield clipped(line, width)
-    else:
-        joined = _joined(line)
-        indent = len(joined) - len(joined.lstrip(" "))
-        yield from _flowing(line, width, joined[:indent])
-
-
-def _joined(line: Line) -> str:
-    return "".join(span.text for span in line)
-
-
-def clipped(line: Line, width: int | None) -> Line:
-    """Return a line without what is beyond the terminal's width."""
-    if width is None or columns_of(joined := _joined(line).rstrip()) <= width:
-        return line
-    kept = cut(joined, width)
-    return (*_slice(line, 0, len(kept) - 1), Span(kept[-1:], "dim"))
-
-
-def _flowing(line: Line, width: int | None, rest: str) -> Iterator[Line]:
-    """Yield a line that is too wide as several.
-
-    :param rest: Begins the further lines, before their indentation.
+    >>> columns_of("abc"), columns_of("日本"), columns_of("e\\u0301")
+    (3, 4, 1)
     """
-    if width is None or columns_of(joined := _joined(line).rstrip()) <= width:
-        yield line
-        return
-    hang = rest + _HANG
-    if len(hang) > width - _NARROWEST:
-        hang = ""
-    for number, (start, end) in enumerate(breaks(joined, width, width - len(hang))):
-        part = _slice(line, start, end)
-        yield (Span(hang, "dim"), *part) if number and hang else part
+    if text.isascii():
+        return len(text)
+    # Almost all text is ASCII, and rich is not imported in a pipe for nothing.
+    from rich.cells import cell_len
 
-
-def _slice(line: Line, start: int, end: int) -> Line:
-    """Return the characters of a line from *start* to *end*."""
-    found: list[Span] = []
-    at = 0
-    for span in line:
-        first, last = max(start - at, 0), min(end - at, len(span.text))
-        at += len(span.text)
-        if first < last:
-            found.append(_shortened(span, first, last))
-    return tuple(found)
-
-
-def _shortened(span: Span, first: int, last: int) -> Span:
-    text = span.text[first:last]
-    if isinstance(span, Mark):
-        return replace(span, text=text, signs=span.signs[first:last])
-    return Span(text, span.style)
+    return cell_len(text)
 
 
 # --- tables
 
 
-def table_lines(
-    table: Table, width: int | None, *, full: bool
-) -> tuple[Iterator[Line], list[Line]]:
-    """Return the lines of a table: header and rows, and those about what is missing."""
-    keeps_all = full or table.keeps_all
-    measured = _Measured(table)
-    layout = lay_out(table.columns, measured.widths, width, keeps_all=keeps_all)
-    is_whole = not layout.left_out and len(layout.parts) == 1
-    if table.narrower is not None and not is_whole and not keeps_all:
-        narrower = replace(table.narrower, more=table.more)
-        return table_lines(narrower, width, full=full)
-    foot = list(table.more.lines) if table.more is not None else []
-    if layout.left_out:
-        columns = [table.columns[index] for index in layout.left_out]
-        names = ", ".join(column.called or column.header for column in columns)
-        words = f"… left out: {names}: -v or a wider terminal shows "
-        words += "it" if len(layout.left_out) == 1 else "them"
-        foot.append(Text((Span(words, "dim"),)))
-    foot_lines = [line for text in foot for line in _text(text, width, full)]
-    return measured.lines(layout, width, full), foot_lines
+def _table(table: Table) -> Iterator[Line]:
+    measured = MeasuredTable(table)
+    yield measured.header
+    for index, line in enumerate(measured.lines()):
+        yield line
+        yield from map(spans, table.notes.get(index, ()))
+    if table.more is not None:
+        yield from map(spans, table.more.lines)
 
 
 _SEPARATOR = "\x1f"
 _Packed = tuple[str, tuple[Style | None, ...] | None]
 
 
-class _Measured:
-    """A table, and the widths of its columns if nothing is cut."""
+class MeasuredTable:
+    """The rows of a table, and the widths of its columns if nothing is cut."""
 
     def __init__(self, table: Table) -> None:
         self._columns = table.columns
-        self._notes = table.notes
         self._rows: list[_Packed] = []
         self.widths = [columns_of(column.header) for column in table.columns]
         for row in table.rows:
@@ -179,49 +107,32 @@ class _Measured:
             self.widths[: len(texts)] = map(max, self.widths, map(measure, texts))
             self._rows.append(packed)
 
-    def lines(
-        self, layout: TableLayout, width: int | None, full: bool
-    ) -> Iterator[Line]:
-        """Yield the header and the rows, of each part after the other."""
-        header = [Span(column.header, "title") for column in self._columns]
-        for number, part in enumerate(layout.parts):
-            if number:
-                yield ()
-            yield clipped(tuple(_row(self._columns, part, header)), width)
-            for index, row_lines in enumerate(self._part(part, full)):
-                for line in row_lines:
-                    yield clipped(line, width)
-                for note in self._notes.get(index, ()) if not number else ():
-                    yield from _text(note, width, full)
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    def _part(self, part: Part, full: bool) -> Iterator[Sequence[Line]]:
-        """Yield each row, of several lines if cells are shown in full."""
-        is_all = [*part.values()] == self.widths
+    @property
+    def header(self) -> Line:
+        """The line of headers, if all columns are as wide as they need."""
+        return row_line(self._columns, self.widths, header_spans(self._columns))
+
+    def rows(self) -> Iterator[list[Span]]:
+        """Yield the cells of each row; there may be fewer than columns."""
+        for joined, styles in self._rows:
+            texts = joined.split(_SEPARATOR)
+            yield list(map(Span, texts, styles or [None] * len(texts)))
+
+    def lines(self) -> Iterator[Line]:
+        """Yield each row as a line, if all columns are as wide as they need."""
         pattern = GAP.join(map(_field, self._columns, self.widths))
         for joined, styles in self._rows:
             texts = joined.split(_SEPARATOR)
-            if styles is None and is_all and joined.isascii():
+            if styles is None and joined.isascii():
                 # The usual case; there may be very many rows.
                 missing = [""] * (len(self._columns) - len(texts))
-                yield ((Span(pattern.format(*texts, *missing)),),)
-                continue
-            spans = list(map(Span, texts, styles or [None] * len(texts)))
-            below = _folded(spans, part) if full else [spans]
-            yield [tuple(_row(self._columns, part, row)) for row in below]
-
-
-def _folded(row: Sequence[Span], part: Part) -> Sequence[Sequence[Span]]:
-    """Divide cells that are too wide among rows below each other."""
-    cells = [
-        [
-            Span(span.text[start:end], span.style)
-            for start, end in breaks(span.text, part[index], part[index])
-        ]
-        if index in part
-        else [_MISSING]
-        for index, span in enumerate(row)
-    ]
-    return list(zip_longest(*cells, fillvalue=_MISSING))
+                yield (Span(pattern.format(*texts, *missing)),)
+            else:
+                row = list(map(Span, texts, styles or [None] * len(texts)))
+                yield row_line(self._columns, self.widths, row)
 
 
 def _texts(row: Sequence[Cell]) -> list[str]:
@@ -244,23 +155,31 @@ def _field(column: Column, width: int) -> str:
     return f"{{:{'>' if column.align == 'right' else '<'}{width}}}"
 
 
-def _row(columns: Sequence[Column], part: Part, row: Sequence[Span]) -> Iterator[Span]:
-    for number, (index, width) in enumerate(part.items()):
-        column, span = columns[index], row[index] if index < len(row) else _MISSING
-        if number:
-            yield Span(GAP)
-        text = cut(span.text, width, column.keeps)
-        padding = Span(" " * (width - columns_of(text)))
-        shown = Span(text, span.style)
-        yield from (padding, shown) if column.align == "right" else (shown, padding)
+def header_spans(columns: Sequence[Column]) -> list[Span]:
+    """Return the headers of a table."""
+    return [Span(column.header, "title") for column in columns]
+
+
+def row_line(
+    columns: Sequence[Column], widths: Sequence[int], row: Sequence[Span]
+) -> Line:
+    """Return a row as a line; its cells are not wider than their columns."""
+    line: list[Span] = []
+    cells = chain(row, repeat(MISSING))
+    for column, width, cell in zip(columns, widths, cells, strict=False):
+        if line:
+            line.append(Span(GAP))
+        padding = Span(" " * (width - columns_of(cell.text)))
+        line += (padding, cell) if column.align == "right" else (cell, padding)
+    return tuple(line)
 
 
 # --- trees
 
 
-def _tree(tree: Tree, first: str, rest: str) -> Iterator[tuple[Line, str]]:
-    """Yield each line of a tree, and what the lines below its label begin with."""
-    yield (Span(first, "dim"), _span(tree.label)), rest
+def _tree(tree: Tree, first: str, rest: str) -> Iterator[Line]:
+    """Yield each line of a tree."""
+    yield Span(first, "dim"), span(tree.label)
     for i, child in enumerate(tree.children, 1):
         is_last = i == len(tree.children)
         yield from _tree(

@@ -4,6 +4,7 @@
 
 import io
 import itertools
+import re
 from typing import Any
 from unittest.mock import ANY
 
@@ -246,11 +247,11 @@ def test_progress(clock: Clock) -> None:
     """It is shown after a second, ten times a second, and erased in the end."""
     assert shown(clock, Terminal(), 0, 0.99) == []
     clock.now_s = 1000
-    assert shown(clock, Terminal(), 0, 1.0, 1.09, 1.11) == [
-        "\rprobe: 25 %\x1b[K",
-        "\rprobe: 75 %\x1b[K",
-        "\r\x1b[K",
-    ]
+    text = "".join(shown(clock, Terminal(), 0, 1.0, 1.09, 1.11))
+    # rich draws it once more before it erases it.
+    assert list(dict.fromkeys(re.findall(r"\d+ %", text))) == ["25 %", "75 %"]
+    assert "\x1b[2K" in text[text.rindex("%") :]
+    clock.now_s = 1000
     assert shown(clock, Terminal(is_terminal=False), 0, 9, 99) == []
 
 
@@ -259,7 +260,7 @@ def test_progress_of_nothing(clock: Clock) -> None:
     with ProgressLine("probe", out) as progress:  # type: ignore[arg-type]
         clock.pass_by(2)
         progress(0, 0)
-    assert out.pieces[0] == "\rprobe: 0 %\x1b[K"
+    assert "0 %" in "".join(out.pieces)
 
 
 def test_progress_of_a_stream_that_is_closed(clock: Clock) -> None:
