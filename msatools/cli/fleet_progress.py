@@ -5,53 +5,40 @@
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from msatools.cli.output import draw, is_terminal, progress_bar
+from msatools.cli.output import StatusLine
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-
     from msatools.fleet.run import Progress
 
 _REDRAW_S = 0.5
 
 
 class FleetProgress:
-    """A line with a bar, erased in the end; nothing in a pipe."""
+    """A line that is written anew, and erased in the end; nothing in a pipe."""
 
     def __init__(self, out: TextIO | None) -> None:
-        self._bar: Bar | None = None
-        if out is not None and is_terminal(out):
-            self._bar = progress_bar(out)
-            self._bar.add_task("msa-fleet: starting", total=None)
-            draw(self._bar)
+        self._line = StatusLine(out)
         self._next_s = 0.0
 
     def __enter__(self) -> "FleetProgress":
+        self._line.write("msa-fleet: starting", 0, 1)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._line.erase()
 
     def dashboard(self, address: str | None) -> None:
         """Say where Dask's own dashboard is, if it runs."""
-        if address and self._bar is not None:
-            self._bar.console.print(
-                f"dashboard: {address}", markup=False, highlight=False
-            )
+        if address:
+            self._line.add(f"dashboard: {address}")
 
     def update(self, progress: "Progress") -> None:
         """Show how far the run is."""
         now = time.monotonic()
-        if self._bar is not None and now >= self._next_s:
+        if now >= self._next_s:
             self._next_s = now + _REDRAW_S
-            self._bar.update(
-                self._bar.task_ids[0],
-                description=progress_text(progress),
-                completed=progress.skipped + progress.finished,
-                total=progress.total,
-            )
-            draw(self._bar)
+            done = progress.skipped + progress.finished
+            self._line.write(progress_text(progress), done, progress.total)
 
 
 def progress_text(progress: "Progress") -> str:

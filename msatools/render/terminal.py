@@ -18,6 +18,7 @@ from typing import TextIO
 from rich.cells import set_cell_size
 from rich.color import ColorSystem
 from rich.console import Console
+from rich.progress_bar import ProgressBar
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table as RichTable
@@ -81,6 +82,7 @@ _NARROWEST = 20
 """Minimum columns of a terminal on which further lines are indented."""
 
 _CUT = "…"
+_BAR_WIDTH = 20
 
 
 class Drawing:
@@ -122,6 +124,12 @@ class Drawing:
         """Return the lines of a whole screen for rich's live screen."""
         new_line = Segment.line()
         return Segments(piece for row in rows for piece in (*row, new_line))
+
+    def bar(self, done: int, total: int) -> str:
+        """Return a bar of how much is done, in a line with its codes."""
+        bar = ProgressBar(max(total, 1), done, _BAR_WIDTH)
+        (row,) = self._console.render_lines(bar, self._options, pad=False)
+        return self.styled(row)
 
     def styled(self, row: Row) -> str:
         """Return a line with the codes for its styles, without blanks at its end."""

@@ -314,7 +314,7 @@ def test_progress_is_erased_when_stopped() -> None:
     terminal.read_until("33 %")
     terminal.press("\x03")
     assert terminal.end() == -signal.SIGINT
-    assert terminal.seen.rindex("\x1b[2K") > terminal.seen.rindex("%")
+    assert terminal.seen.rindex("\r\x1b[K") > terminal.seen.rindex("%")
 
 
 @pytest.mark.parametrize("key", ["q", "Q", "\x03"])
