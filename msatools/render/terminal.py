@@ -39,12 +39,10 @@ from msatools.render.blocks import (
 )
 from msatools.render.device import Colours, Device
 from msatools.render.plain import (
-    MISSING,
-    Line,
     MeasuredTable,
+    RowLayout,
+    Styles,
     columns_of,
-    header_spans,
-    row_line,
     span,
     spans,
 )
@@ -128,11 +126,14 @@ class Drawing:
     def bar(self, done: int, total: int) -> str:
         """Return a bar of how much is done, in a line with its codes."""
         bar = ProgressBar(max(total, 1), done, _BAR_WIDTH)
-        (row,) = self._console.render_lines(bar, self._options, pad=False)
-        return self.styled(row)
+        rows = self._console.render_lines(bar, self._options, pad=False)
+        # Without colours nothing is drawn of what is not done.
+        return "".join(map(self.styled, rows))
 
     def styled(self, row: Row) -> str:
         """Return a line with the codes for its styles, without blanks at its end."""
+        if len(row) == 1 and row[0].style is None:
+            return row[0].text.rstrip(" ")
         system = _SYSTEMS[self._device.colours]
         text = ""
         for piece, style, _ in reversed(row):
@@ -216,10 +217,11 @@ class Drawing:
         for number, part in enumerate(layout.parts):
             if number:
                 yield []
+            # Keys alone may be wider than the terminal.
+            is_fitting = _width_of([*part.values()]) <= self.width
             all_rows = self._rows(table, part, measured)
-            yield from map(self.clipped, next(all_rows))
-            for index, rows in enumerate(all_rows):
-                yield from map(self.clipped, rows)
+            for index, rows in enumerate(all_rows, -1):
+                yield from rows if is_fitting else map(self.clipped, rows)
                 for note in table.notes.get(index, ()) if not number else ():
                     yield from self._text(note)
 
@@ -227,61 +229,59 @@ class Drawing:
         self, table: Table, part: Part, measured: MeasuredTable
     ) -> Iterator[Iterable[Row]]:
         """Yield the lines of the header and of each row, in the columns of a part."""
-        if len(measured) <= MOST_DRAWN:
-            yield from self._drawn(table, part, measured)
-            return
-        header = self._fitted(table, part, header_spans(table.columns))
         columns = [table.columns[index] for index in part]
         widths = [*part.values()]
-        yield map(self._segments, _beside(columns, widths, header))
-        if widths == measured.widths:
-            yield from ([self._segments(line)] for line in measured.lines())
+        title: Styles = ["title"] * len(table.columns)
+        titles = measured.headers, title
+        rows = (
+            (
+                self._fitted(columns, widths, [texts[index] for index in part]),
+                styles and [styles[index] for index in part],
+            )
+            for texts, styles in chain([titles], measured.rows())
+        )
+        if len(measured) <= MOST_DRAWN:
+            yield from self._drawn(columns, widths, list(rows))
             return
-        for cells in measured.rows():
-            fitted = self._fitted(table, part, cells)
-            yield map(self._segments, _beside(columns, widths, fitted))
+        row_line = RowLayout(columns, widths)
+        for cells, styles in rows:
+            below = zip_longest(*cells, fillvalue="")
+            yield [self._segments(row_line(texts, styles)) for texts in below]
 
     def _drawn(
-        self, table: Table, part: Part, measured: MeasuredTable
+        self,
+        columns: Sequence[Column],
+        widths: Sequence[int],
+        rows: Sequence[tuple[Sequence[Sequence[str]], Styles]],
     ) -> Iterator[Sequence[Row]]:
-        """Like :meth:`_rows`, by rich."""
-        grid = RichTable(
-            box=None, show_header=False, padding=(0, len(GAP), 0, 0), pad_edge=False
-        )
-        for index, width in part.items():
-            align = table.columns[index].align
-            grid.add_column(justify=align, width=width, no_wrap=True)
-        heights = []
-        for cells in chain([header_spans(table.columns)], measured.rows()):
-            fitted = self._fitted(table, part, cells)
-            heights.append(max(map(len, fitted), default=1))
-            grid.add_row(*map(_rich_text, fitted))
-        # Keys alone may be wider than the terminal.
-        width = sum(part.values()) + len(GAP) * len(part)
-        options = self._options.update(width=max(width, 1))
+        """Yield the lines of each row, laid out by rich."""
+        grid = RichTable(box=None, show_header=False, padding=(0, len(GAP), 0, 0))
+        for column, width in zip(columns, widths, strict=True):
+            grid.add_column(justify=column.align, width=width, no_wrap=True)
+        for cells, styles in rows:
+            all_styles = styles or [None] * len(cells)
+            grid.add_row(*map(_rich_text, cells, all_styles))
+        options = self._options.update(width=_width_of(widths) + len(GAP))
         drawn = iter(self._console.render_lines(grid, options, pad=False))
-        for height in heights:
-            yield [next(drawn) for _ in range(height)]
+        for cells, _ in rows:
+            yield [next(drawn) for _ in range(max(map(len, cells), default=1))]
 
     def _fitted(
-        self, table: Table, part: Part, cells: Sequence[Span]
-    ) -> list[list[Span]]:
-        """Return the cells of a row in the columns of a part.
+        self, columns: Sequence[Column], widths: Sequence[int], texts: Sequence[str]
+    ) -> list[list[str]]:
+        """Return the cells of a row, each in lines of the width of its column.
 
-        Cells that are too wide are cut, or divided among lines below each other.
+        Those that are too wide are cut, or go on in lines below.
         """
         fitted = []
-        for index, width in part.items():
-            cell = cells[index] if index < len(cells) else MISSING
-            if columns_of(cell.text) <= width:
-                fitted.append([cell])
+        for column, width, text in zip(columns, widths, texts, strict=True):
+            if columns_of(text) <= width:
+                fitted.append([text])
             elif self._full:
-                ends = breaks(cell.text, width, width)
-                texts = [cell.text[start:end] for start, end in ends]
-                fitted.append([Span(text, cell.style) for text in texts])
+                ends = breaks(text, width, width)
+                fitted.append([text[start:end] for start, end in ends])
             else:
-                keeps = table.columns[index].keeps
-                fitted.append([Span(cut(cell.text, width, keeps), cell.style)])
+                fitted.append([cut(text, width, column.keeps)])
         return fitted
 
     # --- trees
@@ -292,7 +292,8 @@ class Drawing:
 
     def _branch(self, tree: Tree) -> RichTree:
         """Return a tree of which rich cuts the labels, or with -v wraps them."""
-        label = _rich_text([span(tree.label)])
+        piece = span(tree.label)
+        label = _rich_text([piece.text], piece.style)
         label.no_wrap = not self._full
         label.overflow = "fold" if self._full else "ellipsis"
         branch = RichTree(label, guide_style="dim")
@@ -321,18 +322,13 @@ def _foreground(colour: str, colours: Colours | None) -> Style:
     return Style(color=colour)
 
 
-def _rich_text(below: Sequence[Span]) -> RichText:
-    """Return a cell of some lines below each other, of one style."""
-    text = "\n".join(each.text for each in below)
-    return RichText(text, STYLES[below[0].style] or "")
+def _rich_text(below: Sequence[str], style: blocks.Style | None) -> RichText:
+    """Return some lines below each other, of one style."""
+    return RichText("\n".join(below), STYLES[style] or "")
 
 
-def _beside(
-    columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Sequence[Span]]
-) -> Iterator[Line]:
-    """Yield the lines of cells beside each other, of which some have several."""
-    for row in zip_longest(*cells, fillvalue=MISSING):
-        yield row_line(columns, widths, row)
+def _width_of(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
 def _left_out(table: Table, layout: TableLayout) -> Iterator[blocks.Text]:
