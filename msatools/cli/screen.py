@@ -288,7 +288,8 @@ class Screen(Display[R]):
     def _drawing(self, width: int) -> "Drawing":
         from msatools.render.terminal import Drawing
 
-        return Drawing(replace(self._look(sys.stdout), width=width))
+        # It is drawn each second, and at each key: a table by rich takes 30 ms.
+        return Drawing(replace(self._look(sys.stdout), width=width), most_drawn=0)
 
     def _lines(self, drawing: "Drawing", height: int) -> "list[Row]":
         """Return all lines of the screen."""

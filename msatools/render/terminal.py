@@ -50,8 +50,8 @@ from msatools.render.plain import lines as plain_lines
 from msatools.render.table_layout import GAP, Part, TableLayout, lay_out
 
 MOST_DRAWN = 100
-"""Rows of a table up to which rich lays it out, at 0.4 ms a row; beyond, the same lines
-are laid out as in a pipe, a hundred times as fast."""
+"""Rows of a table up to which rich lays it out, at 0.5 ms a row; beyond, the same lines
+are laid out as in a pipe, in 0.02 ms a row."""
 
 STYLES: dict[blocks.Style | None, Style | None] = {
     None: None,
@@ -84,10 +84,14 @@ _BAR_WIDTH = 20
 
 
 class Drawing:
-    """Draws blocks on a device that has a width, or colours."""
+    """Draws blocks on a device that has a width, or colours.
 
-    def __init__(self, device: Device) -> None:
+    :param most_drawn: Rows of a table up to which rich lays it out.
+    """
+
+    def __init__(self, device: Device, most_drawn: int = MOST_DRAWN) -> None:
         self._device = device
+        self._most_drawn = most_drawn
         self._full = device.full
         self._width = device.width
         self._console = console_of(device, io.StringIO())
@@ -240,7 +244,7 @@ class Drawing:
             )
             for texts, styles in chain([titles], measured.rows())
         )
-        if len(measured) <= MOST_DRAWN:
+        if len(measured) <= self._most_drawn:
             yield from self._drawn(columns, widths, list(rows))
             return
         row_line = RowLayout(columns, widths)
