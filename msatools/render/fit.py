@@ -20,20 +20,10 @@ _PROMPT_LINES = 1
 def drawn(blocks: Iterable[Block], device: Device) -> Iterator[str]:
     """Yield the lines of a report, with the codes for their styles."""
     drawing = Drawing(device)
-    return map(drawing.styled, laid_out(blocks, drawing, device.height))
-
-
-def laid_out(
-    blocks: Iterable[Block], drawing: Drawing, height: int | None
-) -> Iterator[Row]:
-    """Yield the lines of a report.
-
-    :param height: Lines of the terminal; ``None`` for no limit.
-    """
-    if height is not None:
-        blocks = _limited(list(blocks), drawing, height)
+    if device.height is not None:
+        blocks = _limited(list(blocks), drawing, device.height)
     for block in blocks:
-        yield from drawing.lines(block)
+        yield from map(drawing.styled, drawing.lines(block))
 
 
 def _limited(blocks: list[Block], drawing: Drawing, height: int) -> list[Block]:

@@ -16,8 +16,7 @@ from itertools import chain, zip_longest
 from typing import TextIO
 
 from rich.cells import set_cell_size
-from rich.color import ColorSystem
-from rich.console import Console
+from rich.console import COLOR_SYSTEMS, Console
 from rich.progress_bar import ProgressBar
 from rich.segment import Segment, Segments
 from rich.style import Style
@@ -62,13 +61,6 @@ STYLES: dict[blocks.Style | None, Style | None] = {
     "dim": Style(dim=True),
 }
 _DIM = STYLES["dim"]
-
-_SYSTEMS = {
-    None: None,
-    "standard": ColorSystem.STANDARD,
-    "256": ColorSystem.EIGHT_BIT,
-    "truecolor": ColorSystem.TRUECOLOR,
-}
 
 Row = Sequence[Segment]
 """The pieces of one line on the terminal."""
@@ -138,7 +130,7 @@ class Drawing:
         """Return a line with the codes for its styles, without blanks at its end."""
         if len(row) == 1 and row[0].style is None:
             return row[0].text.rstrip(" ")
-        system = _SYSTEMS[self._device.colours]
+        system = COLOR_SYSTEMS.get(self._device.colours or "")
         text = ""
         for piece, style, _ in reversed(row):
             shown = piece if text else piece.rstrip(" ")
