@@ -24,23 +24,16 @@ _CSS: dict[Style, str] = {
 }
 
 
-_RICH: dict[Style | None, str] = {
-    "title": "bold",
-    "good": "green",
-    "warn": "yellow",
-    "bad": "bold red",
-    "dim": "dim",
-}
-
-
 def rich_text(report: Any) -> "Group":
     """Return a report as styled text, whose lines rich cuts to its width."""
     from rich.console import Group
     from rich.text import Text
 
+    from msatools.render.terminal import STYLES
+
     rows = []
     for line in _lines(report):
-        pieces = ((span.text, _RICH.get(span.style, "")) for span in line)
+        pieces = ((span.text, STYLES[span.style] or "") for span in line)
         row = Text.assemble(*pieces, no_wrap=True, overflow="ignore")
         row.rstrip()
         rows.append(row)

@@ -5,7 +5,7 @@
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from msatools.cli.output import is_terminal
+from msatools.cli.output import StatusLine
 
 if TYPE_CHECKING:
     from msatools.fleet.run import Progress
@@ -17,32 +17,28 @@ class FleetProgress:
     """A line that is written anew, and erased in the end; nothing in a pipe."""
 
     def __init__(self, out: TextIO | None) -> None:
-        self._out = out if is_terminal(out) else None
+        self._line = StatusLine(out)
         self._next_s = 0.0
 
     def __enter__(self) -> "FleetProgress":
-        self._write("\rmsa-fleet: starting\x1b[K")
+        self._line.write("msa-fleet: starting", 0, 1)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._write("\r\x1b[K")
+        self._line.erase()
 
     def dashboard(self, address: str | None) -> None:
         """Say where Dask's own dashboard is, if it runs."""
         if address:
-            self._write(f"\rdashboard: {address}\x1b[K\n")
+            self._line.add(f"dashboard: {address}")
 
     def update(self, progress: "Progress") -> None:
         """Show how far the run is."""
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + _REDRAW_S
-            self._write(f"\r{progress_text(progress)}\x1b[K")
-
-    def _write(self, text: str) -> None:
-        if self._out is not None:
-            self._out.write(text)
-            self._out.flush()
+            done = progress.skipped + progress.finished
+            self._line.write(progress_text(progress), done, progress.total)
 
 
 def progress_text(progress: "Progress") -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from msatools.kernel.session import Progress
     from msatools.render.blocks import Block
     from msatools.render.device import Device
+    from msatools.render.terminal import Drawing
 
 _MAX_LINKS = 40
 """As in the kernel: MAXSYMLINKS."""
@@ -96,37 +97,68 @@ def print_blocks(blocks: "Iterable[Block]", out: TextIO, args: "Namespace") -> N
         show(blocks, out, look)
 
 
+class StatusLine:
+    """A line on a terminal that is written anew, and erased in the end.
+
+    Of rich it has the bar. rich's own display hides the cursor, and moves it: in the
+    sandbox neither is allowed, and a process that is killed leaves it hidden.
+
+    :param out: Nothing is written if it is not a terminal.
+    """
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out if is_terminal(out) else None
+        self._drawing: Drawing | None = None
+
+    def write(self, words: str, done: int, total: int, after: str = "") -> None:
+        """Write words, and behind them a bar of how much is done."""
+        if self._out is None:
+            return
+        if self._drawing is None:
+            from msatools.render.device import device_of
+            from msatools.render.terminal import Drawing
+
+            self._drawing = Drawing(device_of(self._out))
+        self._put(f"\r{words} {self._drawing.bar(done, total)}{after}\x1b[K")
+
+    def add(self, line: str) -> None:
+        """Write a line that stays, above this one."""
+        self._put(f"\r{line}\x1b[K\n")
+
+    def erase(self) -> None:
+        """Erase what was written, if anything was."""
+        if self._drawing is not None:
+            self._put("\r\x1b[K")
+
+    def _put(self, text: str) -> None:
+        if self._out is not None:
+            self._out.write(text)
+            self._out.flush()
+
+
 class ProgressLine:
-    """A progress line for long collections on a terminal, erased in the end."""
+    """The progress of a long collection on a terminal, erased in the end."""
 
     _PATIENCE_S = 1.0
     _REDRAW_S = 0.1
 
     def __init__(self, name: str, out: TextIO) -> None:
         self._name = name
-        self._out = out
+        self._line = StatusLine(out)
         self._next = time.monotonic() + self._PATIENCE_S
-        self._is_shown = False
-        self._is_wanted = is_terminal(out)
 
     def __enter__(self) -> "Progress":
         return self._update
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._is_shown:
-            self._write("\r\x1b[K")
+        self._line.erase()
 
     def _update(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if not self._is_wanted or now < self._next:
-            return
-        self._next = now + self._REDRAW_S
-        self._is_shown = True
-        self._write(f"\r{self._name}: {100 * done // max(total, 1)} %\x1b[K")
-
-    def _write(self, line: str) -> None:
-        self._out.write(line)
-        self._out.flush()
+        if now >= self._next:
+            self._next = now + self._REDRAW_S
+            percent = f" {100 * done // max(total, 1)} %"
+            self._line.write(f"{self._name}:", done, total, percent)
 
 
 def check_writable(path: str) -> None:

@@ -3,6 +3,7 @@
 """Display of samples, appended or redrawn in place, and keys."""
 
 import contextlib
+import io
 import os
 import select
 import signal
@@ -12,24 +13,24 @@ import time
 import tty
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TextIO
+from typing import TYPE_CHECKING, Any, Generic, TextIO, cast
 
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost
 from msatools.kernel.session import R
 from msatools.render import json, show
-from msatools.render.blocks import Block, Span, text
+from msatools.render.blocks import Block, Span, one_line, text
 from msatools.render.device import Device, terminal_size
-from msatools.render.fit import fit
-from msatools.render.plain import Line, clipped
-from msatools.render.plain import lines as lines_of_block
-from msatools.render.terminal import styled
 from msatools.reports.units import size
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from msatools.cli.live_view import LiveView
+    from msatools.render.terminal import Drawing, Row
 
 
 def is_in_front(stream: TextIO | None) -> bool:
@@ -117,13 +118,7 @@ _SIZE_CHECK_S = 0.2
 """Time between checks of the terminal's size. SIGWINCH is not used, as it may interrupt
 anything."""
 
-_ENTER = "\x1b[?1049h\x1b[?25l"
-_LEAVE = "\x1b[?25h\x1b[?1049l"
-_HOME = "\x1b[H"
 _KEYS, _FEW_KEYS = "  q quits  ? keys", "  q quits, ?"
-_CLEAR_LINE = "\x1b[K"
-_CLEAR_BELOW = "\x1b[J"
-"""Sequences that all terminals but TERM=dumb support (ECMA-48, xterm)."""
 
 
 def can_redraw() -> bool:
@@ -218,7 +213,7 @@ class Screen(Display[R]):
         self._shown: list[Block] = []
         self._words = first
         self._size = os.terminal_size((0, 0))
-        self._is_on = False
+        self._live: Live | None = None
         self._is_writing = False
         self._has_to_stop = False
 
@@ -236,7 +231,10 @@ class Screen(Display[R]):
         if self._shown and not is_gone:
             # Leave one line for the prompt.
             size = terminal_size(sys.stdout)
-            self._write("\n".join([*self._lines(size.lines - 1, size.columns), ""]))
+            drawing = self._drawing(size.columns)
+            lines = map(drawing.styled, self._lines(drawing, size.lines - 1))
+            with output() as out:
+                out.write("\n".join([*lines, ""]))
 
     def show(self, report: R) -> None:
         self._newest = report
@@ -279,26 +277,36 @@ class Screen(Display[R]):
 
     def _draw(self) -> None:
         self._size = terminal_size(sys.stdout)
-        drawn = self._lines(self._size.lines, self._size.columns)
-        # Clear each line first: doing so after its last column would clear that.
-        self._write(_HOME + "\n".join(_CLEAR_LINE + line for line in drawn))
+        if self._live is None:
+            return
+        drawing = self._drawing(self._size.columns)
+        self._live.console.size = self._size
+        frame = drawing.frame(self._lines(drawing, self._size.lines))
+        with self._writing():
+            self._live.update(frame, refresh=True)
 
-    def _lines(self, height: int, width: int) -> list[str]:
-        """Return all lines of the screen, with their styles."""
-        device = self._look(sys.stdout)
-        lines, left_out = self._fitted(width, max(height - 1, 1), full=device.full)
+    def _drawing(self, width: int) -> "Drawing":
+        from msatools.render.terminal import Drawing
+
+        # It is drawn each second, and at each key: a table by rich takes 30 ms.
+        return Drawing(replace(self._look(sys.stdout), width=width), most_drawn=0)
+
+    def _lines(self, drawing: "Drawing", height: int) -> "list[Row]":
+        """Return all lines of the screen."""
+        width = drawing.width
+        lines, left_out = self._fitted(drawing, max(height - 1, 1))
         words = self._words
-        if self._is_on and (status := self._view.status):
+        if self._live is not None and (status := self._view.status):
             words = f"{status}; {words}"
         if left_out:
             words += f"; {left_out:,} more line{'s' if left_out > 1 else ''}"
-        if self._is_on:
+        if self._live is not None:
             # The last line shows the cost, and how to quit.
             lines += [()] * (height - 1 - len(lines))
             end = self._ending(width - len(words))
             words = words[: max(width - len(end), 0)] + end
-        lines.append((Span(words, "dim"),))
-        return list(styled((clipped(line, width) for line in lines), device))
+        last = drawing.lines(one_line(Span(words, "dim")))
+        return [*lines, *last]
 
     def _ending(self, room: int) -> str:
         """Return how to quit, in fewer words where there is no room for more."""
@@ -306,8 +314,10 @@ class Screen(Display[R]):
             return "  Ctrl-C ends it"
         return _KEYS if len(_KEYS) <= room else _FEW_KEYS
 
-    def _fitted(self, width: int, height: int, *, full: bool) -> tuple[list[Line], int]:
+    def _fitted(self, drawing: "Drawing", height: int) -> "tuple[list[Row], int]":
         """Return the lines of what is shown, and the number of those left out."""
+        from msatools.render.fit import fit
+
         view = self._view
         view.page = max(height - 4, 1)
         if view.shows_help:
@@ -315,25 +325,38 @@ class Screen(Display[R]):
         else:
             blocks, has_rows = view.shown(self._shown)
         if has_rows or not (view.offset or view.shows_help):
-            return fit(blocks, width, height, full=full)
-        laid = [
-            line for block in blocks for line in lines_of_block(block, width, full=full)
-        ]
+            return fit(blocks, drawing, height)
+        laid = [line for block in blocks for line in drawing.lines(block)]
         view.most = max(len(laid) - height, 0)
         view.offset = min(view.offset, view.most)
         fitting = laid[view.offset : view.offset + height]
         return fitting, len(laid) - view.offset - len(fitting)
 
     def _enter(self) -> None:
+        from rich.live import Live
+
+        from msatools.render.terminal import console_of
+
         self._keys.take()
-        self._is_on = True
-        self._write(_ENTER + _HOME + _CLEAR_BELOW)
+        columns, lines = terminal_size(sys.stdout)
+        device = replace(self._look(sys.stdout), width=columns, height=lines)
+        # It is drawn when there is something new, by this thread.
+        self._live = Live(
+            console=console_of(device, cast(TextIO, _Output())),
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        with self._writing():
+            self._live.start()
 
     def _leave(self) -> None:
-        self._is_on = False
+        live, self._live = self._live, None
         # Restore the keys even if the terminal cannot be written to.
         with contextlib.suppress(Exception):
-            self._write(_LEAVE)
+            if live is not None:
+                live.stop()
         self._keys.give_back()
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
@@ -350,16 +373,25 @@ class Screen(Display[R]):
         self._enter()
         self._draw()
 
-    def _write(self, data: str) -> None:
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Put off a stop until the output is written."""
         self._is_writing = True
         try:
-            with output() as out:
-                out.write(data)
+            yield
         finally:
             self._is_writing = False
         if self._has_to_stop:
             self._has_to_stop = False
             self._stop()
+
+
+class _Output(io.TextIOBase):
+    """What rich writes to: the current standard output, with readable errors."""
+
+    def write(self, data: str) -> int:
+        with output() as out:
+            return out.write(data)
 
 
 def footer(name: str, cost: Cost, share: float | None) -> str:

@@ -7,8 +7,7 @@ from typing import TextIO
 
 from msatools.render.blocks import Block
 from msatools.render.device import Device, device_of
-from msatools.render.fit import laid_out
-from msatools.render.terminal import styled
+from msatools.render.plain import lines
 
 
 def show(blocks: Iterable[Block], out: TextIO, device: Device | None = None) -> None:
@@ -17,5 +16,13 @@ def show(blocks: Iterable[Block], out: TextIO, device: Device | None = None) -> 
     :param device: What *out* writes to, if the user's options say so.
     """
     device = device_of(out) if device is None else device
-    for line in styled(laid_out(blocks, device), device):
-        out.write(line + "\n")
+    if device.is_plain:
+        for block in blocks:
+            for line in lines(block):
+                out.write("".join(span.text for span in line).rstrip() + "\n")
+        return
+    # rich takes 20 ms to import.
+    from msatools.render.fit import drawn
+
+    for text in drawn(blocks, device):
+        out.write(text + "\n")

@@ -3,8 +3,7 @@
 """What text is written to: its size, and the colours that it has."""
 
 import os
-from enum import IntEnum
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 from msatools.records import dataclass
 
@@ -12,18 +11,9 @@ Colour = Literal["auto", "always", "never"]
 """Values of ``--color``."""
 
 
-class Colours(IntEnum):
-    """The colours of a device."""
-
-    NONE = 0
-    NAMED = 1
-    """Those that a terminal has names for, such as red."""
-
-    INDEXED = 2
-    """256 colours as xterm has."""
-
-    ALL = 3
-    """Any ``#rrggbb``."""
+Colours = Literal["standard", "256", "truecolor"]
+"""The colours of a device, by rich's names: those that a terminal has names for, such
+as red; those of xterm; any ``#rrggbb``."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +26,17 @@ class Device:
     height: int | None = None
     """Lines of the terminal; ``None`` for no limit."""
 
-    colours: Colours = Colours.NONE
+    colours: Colours | None = None
     has_signs: bool = False
     """Whether it can show all characters."""
 
     full: bool = False
     """Whether all columns are shown, and all of lines that are not in tables (-v)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether text is printed as in a pipe."""
+        return self.width is None and self.colours is None
 
 
 _DEFAULT_SIZE = os.terminal_size((80, 24))
@@ -79,7 +74,7 @@ def device_of(out: TextIO, colour: Colour = "auto", *, full: bool = False) -> De
         width, height = terminal_size(out)
     else:
         width, height = _wanted("COLUMNS") if is_coloured else None, None
-    colours = _colours() if is_coloured else Colours.NONE
+    colours = _colours(out) if is_coloured else None
     return Device(width, height, colours, has_signs, full)
 
 
@@ -89,14 +84,15 @@ def _wants_colours() -> bool:
     return not is_dumb and not os.environ.get("NO_COLOR")
 
 
-def _colours() -> Colours:
-    """Return the colours of the terminal by its name, as other programs guess them."""
-    if os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit"):
-        return Colours.ALL
-    term = os.environ.get("TERM", "")
-    if term.endswith("-direct"):
-        return Colours.ALL
-    return Colours.INDEXED if "256color" in term else Colours.NAMED
+def _colours(out: TextIO) -> Colours:
+    """Return the colours of the terminal that a stream is, or leads to."""
+    if os.environ.get("TERM", "").endswith("-direct"):
+        return "truecolor"
+    # Not in a pipe: it takes 20 ms.
+    from rich.console import Console
+
+    found = Console(file=out, force_terminal=True).color_system
+    return "standard" if found in (None, "windows") else cast(Colours, found)
 
 
 def _wanted(name: str) -> int | None:

@@ -10,22 +10,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from msatools.render import plain
 from msatools.render.blocks import Block, Items, Table
 from msatools.render.device import Device
+from msatools.render.terminal import Drawing, Row
 
 _PROMPT_LINES = 1
 
 
-def laid_out(blocks: Iterable[Block], device: Device) -> Iterator[plain.Line]:
-    """Yield the lines of a report."""
+def drawn(blocks: Iterable[Block], device: Device) -> Iterator[str]:
+    """Yield the lines of a report, with the codes for their styles."""
+    drawing = Drawing(device)
     if device.height is not None:
-        blocks = _limited(list(blocks), device, device.height)
+        blocks = _limited(list(blocks), drawing, device.height)
     for block in blocks:
-        yield from plain.lines(block, device.width, full=device.full)
+        yield from map(drawing.styled, drawing.lines(block))
 
 
-def _limited(blocks: list[Block], device: Device, height: int) -> list[Block]:
+def _limited(blocks: list[Block], drawing: Drawing, height: int) -> list[Block]:
     """Leave out the rows of tables, and other things, that the screen is too small for.
 
     If the other lines leave little room, half of the screen is used.
@@ -34,19 +35,18 @@ def _limited(blocks: list[Block], device: Device, height: int) -> list[Block]:
     others = 0
     for block in blocks:
         if not _is_limited(block):
-            laid = plain.lines(block, device.width, full=device.full)
-            others += sum(1 for _ in laid)
+            others += _count(drawing.lines(block))
         elif isinstance(block, Table):
             lengths.append(len(block.rows))
-            others += _further_lines(block, device, height)
+            others += _further_lines(block, drawing, height)
         elif isinstance(block, Items):
-            lengths.append(sum(_lengths(block, device)))
+            lengths.append(sum(_lengths(block, drawing)))
             others += 1
     if not lengths:
         return blocks
     most = _most(lengths, max(height - _PROMPT_LINES - others, height // 2))
     return [
-        _shortened(block, most, device) if _is_limited(block) else block
+        _shortened(block, most, drawing) if _is_limited(block) else block
         for block in blocks
     ]
 
@@ -57,30 +57,27 @@ def _is_limited(block: Block) -> bool:
     return not block.more.is_chosen
 
 
-def _further_lines(table: Table, device: Device, height: int) -> int:
+def _further_lines(table: Table, drawing: Drawing, height: int) -> int:
     """Return the number of lines of a table besides its rows, if not all are shown."""
     more = replace(table.more, left=len(table.rows)) if table.more else None
     shown = replace(_first_rows(table, height), more=more)
-    _, foot = plain.table_lines(shown, device.width, full=device.full)
+    _, foot = drawing.table_lines(shown)
     return 1 + sum(map(len, table.notes.values())) + len(foot)
 
 
-def _lengths(block: Items, device: Device) -> list[int]:
+def _lengths(block: Items, drawing: Drawing) -> list[int]:
     """Return the number of lines of each item."""
-    return [
-        sum(
-            1
-            for text in item
-            for _ in plain.lines(text, device.width, full=device.full)
-        )
-        for item in block.items
-    ]
+    return [sum(_count(drawing.lines(text)) for text in item) for item in block.items]
 
 
-def _shortened(block: Block, most: int, device: Device) -> Block:
+def _count(rows: Iterable[Row]) -> int:
+    return sum(1 for _ in rows)
+
+
+def _shortened(block: Block, most: int, drawing: Drawing) -> Block:
     """Return a block with at most so many rows, or lines of items; at least one."""
     if isinstance(block, Items):
-        ends = list(accumulate(_lengths(block, device)))
+        ends = list(accumulate(_lengths(block, drawing)))
         fitting = max(sum(end <= most for end in ends), 1)
         left = max(block.more.left, 0) + len(block.items[fitting:])
         more = replace(block.more, left=left)
@@ -97,22 +94,22 @@ def _first_rows(table: Table, most: int) -> Table:
 
 
 def fit(
-    blocks: Iterable[Block], width: int, height: int, *, full: bool = False
-) -> tuple[list[plain.Line], int]:
+    blocks: Iterable[Block], drawing: Drawing, height: int
+) -> tuple[list[Row], int]:
     """Lay out blocks in *height* lines; the longest blocks are cut first.
 
     :return: The lines, and the number of lines left out.
     """
-    parts: list[Sequence[plain.Line]] = []
+    parts: list[Sequence[Row]] = []
     left_out = 0
     for block in blocks:
         if not isinstance(block, Table):
-            parts.append(list(plain.lines(block, width, full=full)))
+            parts.append(list(drawing.lines(block)))
             continue
         # Rows that are not shown must not cost time, nor widen the columns.
         left_out += max(len(block.rows) - height, 0)
         shown = _first_rows(block, height)
-        body, foot = plain.table_lines(shown, width, full=full)
+        body, foot = drawing.table_lines(shown)
         parts += [list(body), foot]
     most = _most([len(part) for part in parts if part], height)
     fitting = [line for part in parts for line in part[:most]][:height]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lays out blocks as lines, in columns of fixed width."""
+"""Lays out blocks as lines in plain columns, of any width: for pipes and files.
+
+:mod:`msatools.render.terminal` fits them to a terminal.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import chain
 
 from msatools.render.blocks import (
     Advice,
@@ -19,45 +21,36 @@ from msatools.render.blocks import (
     Table,
     Text,
     Tree,
-    advice,
     escape,
 )
-from msatools.render.table_layout import GAP, Part, TableLayout, lay_out
-from msatools.render.text_width import breaks, columns_of, cut
-
-_MISSING = Span("")
+from msatools.render.table_layout import GAP
 
 Line = tuple[Span, ...]
 """The pieces of one line, escaped and padded, from left to right."""
 
 
-def lines(
-    block: Block, width: int | None = None, *, full: bool = False
-) -> Iterator[Line]:
-    """
-    Lay out a block; all printers of text use this.
-
-    :param width: Columns of the terminal; ``None`` for no limit.
-    :param full: Whether to show all columns, and the ends of lines in further lines.
-    """
+def lines(block: Block) -> Iterator[Line]:
+    """Lay out a block; nothing of it is left out or cut."""
     if isinstance(block, Text):
-        yield from _text(block, width, full)
+        yield spans(block)
     elif isinstance(block, Table):
-        body, foot = table_lines(block, width, full=full)
-        yield from body
-        yield from foot
+        yield from _table(block)
     elif isinstance(block, Items):
-        texts = chain(*block.items, block.more.lines)
-        yield from (line for text in texts for line in _text(text, width, full))
+        yield from map(spans, chain(*block.items, block.more.lines))
     elif isinstance(block, Chart):
         for row in block.rows:
-            yield clipped(tuple(map(_span, row)), width)
+            yield tuple(map(span, row))
     else:
-        for line, rest in _tree(block, first="", rest=""):
-            yield from _flowing(line, width, rest) if full else (clipped(line, width),)
+        yield from _tree(block, first="", rest="")
 
 
-def _span(cell: Cell) -> Span:
+def spans(text: Text) -> Line:
+    """Return the pieces of a text, escaped."""
+    return tuple(map(span, text.spans))
+
+
+def span(cell: Cell) -> Span:
+    """Return a cell as an escaped span."""
     if isinstance(cell, str):
         return Span(escape(cell))
     if isinstance(cell, Mark):
@@ -68,164 +61,69 @@ def _span(cell: Cell) -> Span:
     return Span(escape(cell.text), cell.style)
 
 
-# --- lines that are too wide
+def columns_of(text: str) -> int:
+    """Return the number of terminal columns that a text takes.
 
-
-_HANG = "  "
-"""Indentation of further lines of a text, in addition to its own."""
-
-_NARROWEST = 20
-"""Minimum columns of a terminal on which further lines are indented."""
-
-
-def _text(text: Text, width: int | None, full: bool) -> Iterator[Line]:
-    line = tuple(_span(cell) for cell in text.spans)
-    if text.narrow == "keep":
-        yield line
-    elif text.narrow == "cut" and not full:
-        yield clipped(line, width)
-    else:
-        joined = _joined(line)
-        indent = len(joined) - len(joined.lstrip(" "))
-        yield from _flowing(line, width, joined[:indent])
-
-
-def _joined(line: Line) -> str:
-    return "".join(span.text for span in line)
-
-
-def clipped(line: Line, width: int | None) -> Line:
-    """Return a line without what is beyond the terminal's width."""
-    if width is None or columns_of(joined := _joined(line).rstrip()) <= width:
-        return line
-    kept = cut(joined, width)
-    return (*_slice(line, 0, len(kept) - 1), Span(kept[-1:], "dim"))
-
-
-def _flowing(line: Line, width: int | None, rest: str) -> Iterator[Line]:
-    """Yield a line that is too wide as several.
-
-    :param rest: Begins the further lines, before their indentation.
+    >>> columns_of("abc"), columns_of("日本"), columns_of("e\\u0301")
+    (3, 4, 1)
     """
-    if width is None or columns_of(joined := _joined(line).rstrip()) <= width:
-        yield line
-        return
-    hang = rest + _HANG
-    if len(hang) > width - _NARROWEST:
-        hang = ""
-    for number, (start, end) in enumerate(breaks(joined, width, width - len(hang))):
-        part = _slice(line, start, end)
-        yield (Span(hang, "dim"), *part) if number and hang else part
+    # Almost all text is ASCII but for what is cut. In a pipe, rich is not imported.
+    if text.isascii() or text.replace("…", "").isascii():
+        return len(text)
+    from rich.cells import cell_len
 
-
-def _slice(line: Line, start: int, end: int) -> Line:
-    """Return the characters of a line from *start* to *end*."""
-    found: list[Span] = []
-    at = 0
-    for span in line:
-        first, last = max(start - at, 0), min(end - at, len(span.text))
-        at += len(span.text)
-        if first < last:
-            found.append(_shortened(span, first, last))
-    return tuple(found)
-
-
-def _shortened(span: Span, first: int, last: int) -> Span:
-    text = span.text[first:last]
-    if isinstance(span, Mark):
-        return replace(span, text=text, signs=span.signs[first:last])
-    return replace(span, text=text)
+    return cell_len(text)
 
 
 # --- tables
 
 
-def table_lines(
-    table: Table, width: int | None, *, full: bool
-) -> tuple[Iterator[Line], list[Line]]:
-    """Return the lines of a table: header and rows, and those about what is missing."""
-    keeps_all = full or table.keeps_all
-    measured = _Measured(table)
-    layout = lay_out(table.columns, measured.widths, width, keeps_all=keeps_all)
-    is_whole = not layout.left_out and len(layout.parts) == 1
-    if table.narrower is not None and not is_whole and not keeps_all:
-        narrower = replace(table.narrower, more=table.more)
-        return table_lines(narrower, width, full=full)
-    foot = list(table.more.lines) if table.more is not None else []
-    if layout.left_out:
-        columns = [table.columns[index] for index in layout.left_out]
-        names = ", ".join(column.called or column.header for column in columns)
-        them = "it" if len(layout.left_out) == 1 else "them"
-        how = advice(f"-v or a wider terminal shows {them}")
-        foot.append(Text((Span(f"… left out: {names}", "dim"), how)))
-    foot_lines = [line for text in foot for line in _text(text, width, full)]
-    return measured.lines(layout, width, full), foot_lines
+def _table(table: Table) -> Iterator[Line]:
+    measured = MeasuredTable(table)
+    row_line = RowLayout(table.columns, measured.widths)
+    yield row_line(measured.headers, ["title"] * len(table.columns))
+    for index, (texts, styles) in enumerate(measured.rows()):
+        yield row_line(texts, styles)
+        yield from map(spans, table.notes.get(index, ()))
+    if table.more is not None:
+        yield from map(spans, table.more.lines)
 
+
+Styles = Sequence[Style | None]
+"""The style of each cell of a row; empty if none has one."""
 
 _SEPARATOR = "\x1f"
-_Packed = tuple[str, tuple[Style | None, ...] | None]
 
 
-class _Measured:
-    """A table, and the widths of its columns if nothing is cut."""
+class MeasuredTable:
+    """The texts of a table, and the widths of its columns if nothing is cut."""
 
     def __init__(self, table: Table) -> None:
-        self._columns = table.columns
-        self._notes = table.notes
-        self._rows: list[_Packed] = []
-        self.widths = [columns_of(column.header) for column in table.columns]
+        self.headers = [column.header for column in table.columns]
+        self.widths = list(map(columns_of, self.headers))
+        self._rows: list[tuple[str, Styles]] = []
         for row in table.rows:
             texts = _texts(row)
-            packed = _pack(row, texts)
+            styles = [None if isinstance(cell, str) else cell.style for cell in row]
+            # The cells of a table with 40,000 rows take 100 MB, their texts a tenth.
+            # Escaped texts do not contain the separator.
+            joined = _SEPARATOR.join(texts)
             # There may be very many rows, most of them ASCII.
-            measure = len if packed[0].isascii() else columns_of
+            measure = len if joined.isascii() else columns_of
             # A row may have fewer cells.
             self.widths[: len(texts)] = map(max, self.widths, map(measure, texts))
-            self._rows.append(packed)
+            self._rows.append((joined, styles if any(styles) else ()))
 
-    def lines(
-        self, layout: TableLayout, width: int | None, full: bool
-    ) -> Iterator[Line]:
-        """Yield the header and the rows, of each part after the other."""
-        header = [Span(column.header, "title") for column in self._columns]
-        for number, part in enumerate(layout.parts):
-            if number:
-                yield ()
-            yield clipped(tuple(_row(self._columns, part, header)), width)
-            for index, row_lines in enumerate(self._part(part, full)):
-                for line in row_lines:
-                    yield clipped(line, width)
-                for note in self._notes.get(index, ()) if not number else ():
-                    yield from _text(note, width, full)
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    def _part(self, part: Part, full: bool) -> Iterator[Sequence[Line]]:
-        """Yield each row, of several lines if cells are shown in full."""
-        is_all = [*part.values()] == self.widths
-        pattern = GAP.join(map(_field, self._columns, self.widths))
+    def rows(self) -> Iterator[tuple[list[str], Styles]]:
+        """Yield the cells of each row, one for each column."""
+        width = len(self.widths)
         for joined, styles in self._rows:
             texts = joined.split(_SEPARATOR)
-            if styles is None and is_all and joined.isascii():
-                # The usual case; there may be very many rows.
-                missing = [""] * (len(self._columns) - len(texts))
-                yield ((Span(pattern.format(*texts, *missing)),),)
-                continue
-            spans = list(map(Span, texts, styles or [None] * len(texts)))
-            below = _folded(spans, part) if full else [spans]
-            yield [tuple(_row(self._columns, part, row)) for row in below]
-
-
-def _folded(row: Sequence[Span], part: Part) -> Sequence[Sequence[Span]]:
-    """Divide cells that are too wide among rows below each other."""
-    cells = [
-        [
-            Span(span.text[start:end], span.style)
-            for start, end in breaks(span.text, part[index], part[index])
-        ]
-        if index in part
-        else [_MISSING]
-        for index, span in enumerate(row)
-    ]
-    return list(zip_longest(*cells, fillvalue=_MISSING))
+            missing = width - len(texts)
+            yield texts + [""] * missing, styles and [*styles, *[None] * missing]
 
 
 def _texts(row: Sequence[Cell]) -> list[str]:
@@ -233,38 +131,51 @@ def _texts(row: Sequence[Cell]) -> list[str]:
     return texts if "".join(texts).isprintable() else list(map(escape, texts))
 
 
-def _pack(row: Sequence[Cell], texts: Sequence[str]) -> _Packed:
-    """Pack a row until all widths are known.
+class RowLayout:
+    """Puts the cells of a row beside each other; none is wider than its column."""
 
-    The spans of a table with 40,000 rows take 100 MB, their texts a tenth. Escaped
-    texts do not contain the separator.
-    """
-    styles = tuple(None if isinstance(cell, str) else cell.style for cell in row)
-    return _SEPARATOR.join(texts), styles if any(styles) else None
+    def __init__(self, columns: Sequence[Column], widths: Sequence[int]) -> None:
+        self._widths = widths
+        self._are_right = [column.align == "right" for column in columns]
+        fields = zip(self._are_right, widths, strict=True)
+        self._format = GAP.join(
+            f"{{:{'>' if is_right else '<'}{width}}}" for is_right, width in fields
+        ).format
 
-
-def _field(column: Column, width: int) -> str:
-    """Return the field of a str.format() pattern for a column."""
-    return f"{{:{'>' if column.align == 'right' else '<'}{width}}}"
-
-
-def _row(columns: Sequence[Column], part: Part, row: Sequence[Span]) -> Iterator[Span]:
-    for number, (index, width) in enumerate(part.items()):
-        column, span = columns[index], row[index] if index < len(row) else _MISSING
-        if number:
-            yield Span(GAP)
-        text = cut(span.text, width, column.keeps)
-        padding = Span(" " * (width - columns_of(text)))
-        shown = Span(text, span.style)
-        yield from (padding, shown) if column.align == "right" else (shown, padding)
+    def __call__(self, texts: Sequence[str], styles: Styles = ()) -> Line:
+        """Return a row as a line."""
+        if not styles:
+            line = self._format(*texts)
+            if line.isascii():
+                # The usual case; there may be very many rows.
+                return (Span(line),)
+        gaps = [
+            " " * (width - columns_of(text))
+            for text, width in zip(texts, self._widths, strict=True)
+        ]
+        all_styles = styles or [None] * len(texts)
+        pieces: list[Span] = []
+        before = ""
+        for text, style, gap, is_right in zip(
+            texts, all_styles, gaps, self._are_right, strict=True
+        ):
+            if is_right:
+                before += gap
+            if style is None:
+                before += text
+            else:
+                pieces += (Span(before), Span(text, style))
+                before = ""
+            before += GAP if is_right else gap + GAP
+        return (*pieces, Span(before.rstrip(" ")))
 
 
 # --- trees
 
 
-def _tree(tree: Tree, first: str, rest: str) -> Iterator[tuple[Line, str]]:
-    """Yield each line of a tree, and what the lines below its label begin with."""
-    yield (Span(first, "dim"), _span(tree.label)), rest
+def _tree(tree: Tree, first: str, rest: str) -> Iterator[Line]:
+    """Yield each line of a tree."""
+    yield Span(first, "dim"), span(tree.label)
     for i, child in enumerate(tree.children, 1):
         is_last = i == len(tree.children)
         yield from _tree(

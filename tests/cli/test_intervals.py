@@ -217,49 +217,51 @@ def test_clock_that_stands_still(
 # How far a look is
 
 
-class Terminal:
+class Terminal(io.StringIO):
     """Stands for a stream; what is written comes in pieces."""
 
     def __init__(self, is_terminal: bool = True) -> None:
+        super().__init__()
         self.pieces: list[str] = []
         self._is_terminal = is_terminal
 
     def isatty(self) -> bool:
         return self._is_terminal
 
-    def write(self, text: str) -> None:
+    def write(self, text: str) -> int:
         self.pieces.append(text)
-
-    def flush(self) -> None:
-        pass
+        return len(text)
 
 
 def shown(clock: Clock, out: Terminal, *times: float) -> list[str]:
-    with ProgressLine("probe", out) as progress:  # type: ignore[arg-type]
+    with ProgressLine("probe", out) as progress:
         for done, at_s in enumerate(times):
             clock.now_s = 1000 + at_s
             progress(done, 4)
     return out.pieces
 
 
-def test_progress(clock: Clock) -> None:
+def test_progress(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is shown after a second, ten times a second, and erased in the end."""
+    monkeypatch.setenv("NO_COLOR", "1")
     assert shown(clock, Terminal(), 0, 0.99) == []
     clock.now_s = 1000
     assert shown(clock, Terminal(), 0, 1.0, 1.09, 1.11) == [
-        "\rprobe: 25 %\x1b[K",
-        "\rprobe: 75 %\x1b[K",
+        "\rprobe: ----- 25 %\x1b[K",
+        "\rprobe: --------------- 75 %\x1b[K",
         "\r\x1b[K",
     ]
+    clock.now_s = 1000
     assert shown(clock, Terminal(is_terminal=False), 0, 9, 99) == []
 
 
-def test_progress_of_nothing(clock: Clock) -> None:
+def test_progress_of_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
     out = Terminal()
-    with ProgressLine("probe", out) as progress:  # type: ignore[arg-type]
+    with ProgressLine("probe", out) as progress:
         clock.pass_by(2)
         progress(0, 0)
-    assert out.pieces[0] == "\rprobe: 0 %\x1b[K"
+    assert out.pieces[0] == "\rprobe:  0 %\x1b[K"
 
 
 def test_progress_of_a_stream_that_is_closed(clock: Clock) -> None:

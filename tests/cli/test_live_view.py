@@ -180,7 +180,8 @@ class Live:
 
         def is_there() -> bool:
             parts = self.terminal.seen.split("\x1b[H")[1:]
-            frames = [CODE.sub("", part).split("\r\n") for part in parts]
+            texts = (CODE.sub("", part).replace("\r", "") for part in parts)
+            frames = [[*map(str.rstrip, text.split("\n"))] for text in texts]
             found[:] = [f for f in frames if len(f) == self._height and fits(f)]
             return bool(found)
 

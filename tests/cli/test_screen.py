@@ -32,7 +32,12 @@ def frames(terminal: Terminal) -> list[list[str]]:
     """Return the lines of each frame, without escape codes."""
     on_screen = terminal.seen.split(LEAVE)[0]
     parts = [CODE.sub("", part) for part in on_screen.split(HOME)[1:]]
-    return [part.split("\r\n") for part in parts if part]
+    return [lines_of(part) for part in parts if part]
+
+
+def lines_of(frame: str) -> list[str]:
+    """Return the lines of a frame, without the blanks that clear what was there."""
+    return [line.rstrip() for line in frame.replace("\r", "").split("\n")]
 
 
 def left(terminal: Terminal) -> list[str]:
@@ -97,7 +102,7 @@ def test_resize() -> None:
         seen = len(terminal.seen)
         terminal.resize(columns, lines)
         # Only the last line is dim.
-        terminal.read_until(r"(?s)\x1b\[H.*\x1b\[2m[^\x1b]*\x1b\[0m$", seen)
+        terminal.read_until(r"(?s)\x1b\[H.*\x1b\[2m[^\x1b]*\x1b\[0m *$", seen)
         assert len(frames(terminal)[-1]) == lines
         assert max(map(len, frames(terminal)[-1])) <= columns
     terminal.press("q")

@@ -76,7 +76,7 @@ def test_resize() -> None:
     """Columns and words come and go with the width, before the next sample."""
     command = replace(COMMAND, blocks=blocks)
     terminal = on_terminal(*GUEST, "0.05", "1000", command=command, size=(80, 24))
-    terminal.read_until(r"a name  12345  a cause of many words\r\n")
+    terminal.read_until(r"a name  12345  a cause of many words *\r\n")
     for columns, row in (
         (30, r"a name  12345  a cause of man…"),
         (24, r"a name  a cause of many…"),
@@ -84,7 +84,7 @@ def test_resize() -> None:
     ):
         seen = len(terminal.seen)
         terminal.resize(columns, 9)
-        terminal.read_until(rf"\x1b\[K{row}\r\n", seen)
+        terminal.read_until(rf"\n\r?{row} *\r\n", seen)
         if columns == 24:
             terminal.read_until(r"… left out: COST: -v or", seen)
     terminal.press("q")

@@ -90,7 +90,7 @@ def test_terminal_that_is_wide_differs_only_in_styles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    blocks = [TABLE, text(Span("x" * 200, "bad")), Tree("a", (Tree("b"),))]
+    blocks = [TABLE, text(Span("x" * 200, "bad"))]
     out = FakeTerminal()
     show(blocks, out)
     assert "\x1b[32mok\x1b[0m" in out.getvalue()

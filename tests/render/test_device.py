@@ -39,13 +39,13 @@ def terminal() -> Iterator[TextIO]:
 @pytest.mark.parametrize(
     ("name", "value", "colours"),
     [
-        ("TERM", "xterm-256color", Colours.INDEXED),
-        ("TERM", "linux", Colours.NAMED),
-        ("TERM", "xterm-direct", Colours.ALL),
-        ("COLORTERM", "truecolor", Colours.ALL),
-        ("TERM", "dumb", Colours.NONE),
-        ("NO_COLOR", "1", Colours.NONE),
-        ("NO_COLOR", "", Colours.INDEXED),
+        ("TERM", "xterm-256color", "256"),
+        ("TERM", "linux", "standard"),
+        ("TERM", "xterm-direct", "truecolor"),
+        ("COLORTERM", "truecolor", "truecolor"),
+        ("TERM", "dumb", None),
+        ("NO_COLOR", "1", None),
+        ("NO_COLOR", "", "256"),
     ],
 )
 def test_terminal(
@@ -53,7 +53,7 @@ def test_terminal(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     value: str,
-    colours: Colours,
+    colours: Colours | None,
 ) -> None:
     monkeypatch.setenv(name, value)
     # The size is that of the terminal now.
@@ -62,10 +62,13 @@ def test_terminal(
 
 
 @pytest.mark.parametrize(
-    ("colour", "colours"), [("always", Colours.NAMED), ("never", Colours.NONE)]
+    ("colour", "colours"), [("always", "standard"), ("never", None)]
 )
 def test_the_option_is_stronger_than_the_environment(
-    terminal: TextIO, monkeypatch: pytest.MonkeyPatch, colour: Colour, colours: Colours
+    terminal: TextIO,
+    monkeypatch: pytest.MonkeyPatch,
+    colour: Colour,
+    colours: Colours | None,
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
@@ -80,10 +83,10 @@ def test_pipe_has_no_width_unless_it_is_coloured(
 ) -> None:
     pipe = io.StringIO()
     assert device_of(pipe) == Device()
-    assert device_of(pipe, "always") == Device(colours=Colours.INDEXED)
+    assert device_of(pipe, "always") == Device(colours="256")
     monkeypatch.setenv("COLUMNS", "90")
     assert device_of(pipe) == device_of(pipe, "never") == Device()
-    assert device_of(pipe, "always") == Device(90, None, Colours.INDEXED)
+    assert device_of(pipe, "always") == Device(90, None, "256")
     for wrong in ("", "0", "wide", "-3"):
         monkeypatch.setenv("COLUMNS", wrong)
         assert device_of(pipe, "always").width is None
@@ -102,12 +105,12 @@ def test_encoding_without_signs(terminal: TextIO) -> None:
 @pytest.mark.parametrize(
     ("colours", "printed"),
     [
-        (Colours.NONE, "a b\n"),
-        (Colours.NAMED, "\x1b[1;31ma\x1b[0m b\n"),
-        (Colours.ALL, "\x1b[1;31ma\x1b[0m b\n"),
+        (None, "a b\n"),
+        ("standard", "\x1b[1;31ma\x1b[0m b\n"),
+        ("truecolor", "\x1b[1;31ma\x1b[0m b\n"),
     ],
 )
-def test_styles(colours: Colours, printed: str) -> None:
+def test_styles(colours: Colours | None, printed: str) -> None:
     out = io.StringIO()
     blanks = Span("  ", "title")
     show([text(Span("a", "bad"), " b ", blanks)], out, Device(colours=colours))

@@ -13,7 +13,8 @@ from msatools.render.blocks import (
     text,
 )
 from msatools.render.device import Device
-from msatools.render.fit import fit, laid_out
+from msatools.render.fit import drawn, fit
+from msatools.render.terminal import STYLES, Drawing
 
 
 def table(rows: int) -> Table:
@@ -21,8 +22,9 @@ def table(rows: int) -> Table:
 
 
 def fitted(blocks: list[Block], width: int, height: int) -> tuple[list[str], int]:
-    lines, left_out = fit(blocks, width, height)
-    return ["".join(span.text for span in line).rstrip() for line in lines], left_out
+    drawing = Drawing(Device(width))
+    lines, left_out = fit(blocks, drawing, height)
+    return list(map(drawing.styled, lines)), left_out
 
 
 def test_blocks_that_fit_are_whole() -> None:
@@ -53,18 +55,19 @@ def test_more_blocks_than_lines() -> None:
 
 
 def test_text_is_folded_and_keeps_its_styles() -> None:
-    lines, left_out = fit([text("abcd", Span("efghij", "bad"))], 5, 9)
-    assert [[span.text for span in line] for line in lines] == [
+    spans = text("abcd", Span("efghij", "bad"))
+    lines, left_out = fit([spans], Drawing(Device(5, colours="256")), 9)
+    assert [[piece.text for piece in line] for line in lines] == [
         ["abcd", "e"],
         ["fghij"],
     ]
-    assert [line[-1].style for line in lines] == ["bad", "bad"]
+    assert [line[-1].style for line in lines] == [STYLES["bad"]] * 2
     assert left_out == 0
 
 
 def test_trees_are_cut_and_not_folded() -> None:
     lines, _ = fitted([Tree("root", (Tree("a long label"),))], 9, 9)
-    assert lines == ["root", "`- a lon…"]
+    assert lines == ["root", "`-- a lo…"]
 
 
 def test_what_a_narrow_table_lacks_is_said_even_if_rows_are_cut() -> None:
@@ -83,8 +86,7 @@ def test_what_a_narrow_table_lacks_is_said_even_if_rows_are_cut() -> None:
 def test_items_without_room_are_counted(left: int) -> None:
     """Also if there was room for more of them than there are."""
     items = [(text(f"root {n}"), *(text("task") for _ in range(9))) for n in range(5)]
-    shown = laid_out([Items(items, More("root", left))], Device(80, 24))
-    lines = ["".join(span.text for span in line) for line in shown]
+    lines = list(drawn([Items(items, More("root", left))], Device(80, 24)))
     roots = sum(line.startswith("root") for line in lines)
     assert 0 < roots < 5
     more = 5 - roots + max(left, 0)
@@ -94,8 +96,6 @@ def test_items_without_room_are_counted(left: int) -> None:
 @pytest.mark.parametrize("left", [-5, 2])
 def test_rows_without_room_are_counted(left: int) -> None:
     many = Table((Column("N"),), [[str(n)] for n in range(50)], More("row", left))
-    lines = [
-        "".join(span.text for span in line) for line in laid_out([many], Device(80, 24))
-    ]
+    lines = list(drawn([many], Device(80, 24)))
     shown = sum(line.strip().isdigit() for line in lines)
     assert lines[-1].startswith(f"… {50 - shown + max(left, 0)} more rows: ")

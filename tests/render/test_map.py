@@ -17,13 +17,13 @@ from msatools.memory.map.model import Cells, MapPlace, MemoryMap
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.render import plain, show
 from msatools.render.blocks import Chart, Mark
-from msatools.render.device import Colours, Device
+from msatools.render.device import Device
 from msatools.render.fit import fit
 from msatools.render.memstat import map_picture, map_text
 from msatools.render.memstat.map import bands, shades
 from msatools.render.memstat.palette import FREE_COLOUR, LOOKS, mix
 from msatools.render.memstat.picture import Box, Picture, png, svg
-from msatools.render.terminal import styled
+from msatools.render.terminal import Drawing
 from tests.support.golden import Golden
 
 PAGE = 4096
@@ -245,12 +245,13 @@ def test_letters_without_colours(coloured: pytest.MonkeyPatch) -> None:
 
 
 def test_charts_are_cut_and_not_folded() -> None:
-    device = Device(width=3, colours=Colours.ALL, has_signs=True)
-    (line,), left_out = fit([MARKS], width=3, height=5)
-    assert list(styled([line], device)) == ["x\x1b[2m…\x1b[0m"]
+    drawing = Drawing(Device(width=3, colours="truecolor", has_signs=True))
+    (line,), left_out = fit([MARKS], drawing, height=5)
+    assert [drawing.styled(line)] == ["x\x1b[2m…\x1b[0m"]
     assert left_out == 0
-    (line,), _ = fit([MARKS], width=4, height=5)
-    assert list(styled([line], device)) == ["x \x1b[38;2;0;85;204m██\x1b[0m"]
+    drawing = Drawing(Device(width=4, colours="truecolor", has_signs=True))
+    (line,), _ = fit([MARKS], drawing, height=5)
+    assert [drawing.styled(line)] == ["x \x1b[38;2;0;85;204m██\x1b[0m"]
 
 
 @pytest.fixture

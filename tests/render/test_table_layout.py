@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from msatools.render import plain
 from msatools.render.blocks import Column, Span, Table, free_text, text
+from msatools.render.device import Device
+from msatools.render.fit import drawn
+from msatools.render.plain import columns_of
 from msatools.render.table_layout import lay_out
-from msatools.render.text_width import breaks, columns_of, cut
+from msatools.render.terminal import breaks, cut
 
 COLUMNS = (
     Column("KEY"),
@@ -76,8 +78,7 @@ def test_several_texts_share_the_room() -> None:
 
 
 def printed(table: Table, width: int, full: bool = False) -> list[str]:
-    lines = plain.lines(table, width, full=full)
-    return ["".join(span.text for span in line).rstrip() for line in lines]
+    return list(drawn([table], Device(width, full=full)))
 
 
 ROW = ["key", "1", "22", "333", "some words that are long"]
@@ -165,7 +166,7 @@ def test_wide_characters_take_two_columns() -> None:
         ("abcdef", 5, "abcd…", "…cdef"),
         ("日本日", 5, "日本…", "…本日"),
         ("日本日", 4, "日…", "…日"),
-        ("e\u0301e\u0301e\u0301", 2, "e\u0301…", "…\u0301e\u0301"),
+        ("e\u0301e\u0301e\u0301", 2, "e\u0301…", "…e\u0301"),
         ("abc", 1, "…", "…"),
     ],
 )

@@ -12,12 +12,11 @@ import pytest
 from fixtures.demo import QUESTIONS
 from fixtures.demo.questions import command
 from msatools.registry import NAMES
-from msatools.render import plain
 from msatools.render.blocks import Block, Table, Text
 from msatools.render.device import Device
-from msatools.render.fit import laid_out
-from msatools.render.terminal import styled
-from msatools.render.text_width import columns_of
+from msatools.render.fit import drawn
+from msatools.render.plain import columns_of, lines
+from msatools.render.terminal import Drawing
 from tests.support.calls import call
 from tests.support.golden import Golden
 
@@ -64,7 +63,7 @@ def blocks_of(view: str) -> tuple[Sequence[Block], bool]:
 def lines_of(view: str, columns: int) -> Iterator[str]:
     blocks, full = blocks_of(view)
     device = Device(columns, SIZES[columns], full=full)
-    for line in styled(laid_out(blocks, device), device):
+    for line in drawn(blocks, device):
         if line.startswith("-- for a bug report"):
             # It has what other tests have asked of the same program.
             return
@@ -88,8 +87,7 @@ def test_no_line_is_wider_than_the_terminal(view: str, columns: int) -> None:
         if isinstance(block, Text) and block.narrow == "keep":
             # For another program.
             continue
-        for line in plain.lines(block, columns, full=full):
-            text = "".join(span.text for span in line).rstrip()
+        for text in drawn([block], Device(columns, full=full)):
             assert columns_of(text) <= columns, text
 
 
@@ -98,7 +96,7 @@ def test_no_line_is_wider_than_the_terminal(view: str, columns: int) -> None:
 def test_each_row_is_one_line(view: str, columns: int) -> None:
     tables = [block for block in blocks_of(view)[0] if isinstance(block, Table)]
     for table in tables:
-        body, _ = plain.table_lines(table, columns, full=False)
+        body, _ = Drawing(Device(columns)).table_lines(table)
         rows = 1 + len(table.rows) + sum(map(len, table.notes.values()))
         narrower = rows
         if table.narrower is not None:
@@ -115,13 +113,12 @@ def test_each_row_is_one_line(view: str, columns: int) -> None:
 def test_one_list_fills_the_screen(view: str, lines: int) -> None:
     """One line is for the prompt; how many rows there are besides is said."""
     blocks, _ = blocks_of(view)
-    found = list(laid_out(blocks, Device(80, lines)))
-    whole = list(laid_out(blocks, Device(80)))
+    found = list(drawn(blocks, Device(80, lines)))
+    whole = list(drawn(blocks, Device(80)))
     assert len(found) <= lines - 1
     if len(whole) > lines:
         assert len(found) >= lines - 2
-        text = "\n".join("".join(span.text for span in line) for line in found)
-        (left,) = re.findall(r"… (\d+) more", text)
+        (left,) = re.findall(r"… (\d+) more", "\n".join(found))
         assert int(left) == len(whole) - len(found) + 1
     else:
         assert found == whole
@@ -129,11 +126,9 @@ def test_one_list_fills_the_screen(view: str, lines: int) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_everything_is_in_a_pipe(view: str) -> None:
-    blocks, full = blocks_of(view)
-    text = [
-        "".join(span.text for span in line)
-        for line in laid_out(blocks, Device(full=full))
-    ]
+    blocks, _ = blocks_of(view)
+    laid = (line for block in blocks for line in lines(block))
+    text = ["".join(span.text for span in line) for line in laid]
     assert not any("left out" in line for line in text)
     for table in (block for block in blocks if isinstance(block, Table)):
         assert all(column.header in "".join(text) for column in table.columns)
