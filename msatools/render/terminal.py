@@ -132,7 +132,7 @@ class Drawing:
             return row[0].text.rstrip(" ")
         system = COLOR_SYSTEMS.get(self._device.colours or "")
         text = ""
-        for piece, style, _ in reversed(row):
+        for piece, style, _ in reversed([*Segment.simplify(row)]):
             shown = piece if text else piece.rstrip(" ")
             if style is not None:
                 shown = style.render(shown, color_system=system)
