@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-locks: who waits for whom, and what keeps them all waiting."""
+"""msa-locks: who waits for whom, and why."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _checks() -> Sequence[Check]:
 
 COMMAND = Command(
     name="locks",
-    summary="show who waits for whom, and what keeps them all waiting",
+    summary="show who waits for whom, and why",
     arguments=(
         pids("only these tasks, looked up directly, and all that they wait for"),
         *memberships(),

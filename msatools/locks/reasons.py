@@ -66,7 +66,7 @@ def reason(
         for function in (_BELOW_WORK, work.partition(" of ")[0]):
             before, found, module = text.rpartition(f" in {function}")
             if found and (not module or module.startswith(" [")):
-                return f"{before} in work {work}{module}"
+                return f"{before} in work {work}"
         return f"{text}, in work {work}"
     exits = int(context.tasks["flags"][row]) & PF_EXITING
     return f"exiting, {text}" if exits else text

@@ -58,6 +58,6 @@ def test_the_balloon_is_told(run: lab.Run, judged: dict[str, Any]) -> None:
     text = found["balloon"]["text"] + " ".join(found["balloon"]["evidence"])
     mib = run.workload["balloon_pages"] * PAGE / 2**20
     assert f"{mib:.1f} MiB" in text
-    assert f"killed {run.workload['victim']} victim" in (
+    assert f"killed pid {run.workload['victim']} victim" in (
         found["out-of-memory"]["text"] + " ".join(found["out-of-memory"]["evidence"])
     )

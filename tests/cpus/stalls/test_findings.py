@@ -246,7 +246,7 @@ def test_thread_of_rcu_without_a_turn() -> None:
     )
     stall = next(each for each in found if each.code == "rcu-stalled")
     assert stall.text == (
-        "RCU makes no progress for 30.0s: its thread 17 rcu_preempt has had no turn, "
+        "RCU makes no progress for 30.0s: its thread 17 rcu_preempt has not run, "
         "as cpu2 runs pid 50 hog (FIFO 50)"
     )
     assert (stall.culprit_cpu, stall.culprit_pid) == (2, 50)
@@ -261,7 +261,7 @@ def test_thread_of_rcu_that_a_late_cpu_is_to_wake() -> None:
     found = find_stalls(evidence(held(1, **OFF), rcu=rcu, calls=[call]))
     stall = next(each for each in found if each.code == "rcu-stalled")
     assert stall.text == (
-        "RCU makes no progress for 30.0s: its thread 17 rcu_preempt has had no turn, "
+        "RCU makes no progress for 30.0s: its thread 17 rcu_preempt has not run, "
         "as cpu1 is to wake it: pid 101 task1 is in f with interrupts off"
     )
     assert (stall.culprit_cpu, stall.culprit_pid) == (1, 101)

@@ -148,7 +148,7 @@ def test_root_of_a_pool() -> None:
     root = root_of_pool(few)
     assert root.reason == (
         f"pool {pool.id} (CPU {SPINNING_CPU}) with 1 work item pending, and none begun "
-        f"for 30.0 s: {pool.why}"
+        f"for 30.0s: {pool.why}"
     )
     assert (root.kind, root.pid, root.pool) == ("external", *pool.culprits, pool.id)
 
