@@ -1327,6 +1327,7 @@ WHATIS = Row(
                     "merged": int,
                     "merged_names": [str],
                     "object_bytes": COUNT,
+                    "points_to": [str],
                 },
                 "page_struct?": {"pfn": int, "offset": int},
                 "percpu?": {
