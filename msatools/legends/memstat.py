@@ -181,8 +181,8 @@ CLASSES = Group(
             key="kernel.tracing",
         ),
         Entry(
-            "tables of the kernel",
-            "hash tables and single pages that variables point to",
+            "hash tables",
+            "made at boot; and single pages that variables point to",
             "In no counter.",
             key="kernel.globals",
         ),

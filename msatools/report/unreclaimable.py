@@ -38,7 +38,7 @@ _KERNEL: dict[str, tuple[str, tuple[str, ...]]] = {
     "kernel.dmabuf": ("dma-bufs", ("--by", "dmabuf")),
     "kernel.mempools": ("memory pools", _MORE),
     "kernel.tracing": ("tracing", _MORE),
-    "kernel.globals": ("tables of the kernel", _MORE),
+    "kernel.globals": ("hash tables", _MORE),
     "kernel.percpu": ("per-CPU memory", _MORE),
     "kernel.large_kmalloc": ("large kmalloc", _BARE),
     "kernel.unattributed": (

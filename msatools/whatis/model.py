@@ -117,6 +117,10 @@ class SlabPlace:
     """Bytes of an object without padding and debug data; null if unknown. An address
     after these is in no object."""
 
+    points_to: tuple[str, ...] = field(default=(), metadata=ADDED)
+    """Functions and variables that an object of a general cache (kmalloc) points to,
+    those of modules first: whose it is."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageFile:

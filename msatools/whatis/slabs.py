@@ -62,6 +62,11 @@ _CUT = ("task_struct", "kmem_cache")
 state of the FPU (arch_task_struct_size), and for the nodes of NUMA."""
 
 
+_MAX_BYTES = 4096
+_NAMES = 3
+"""Of one object: bytes that are looked at, and names that are listed."""
+
+
 class SlabObjects:
     """Finds slab objects."""
 
@@ -100,7 +105,23 @@ class SlabObjects:
             merged=max(shared, 0),
             merged_names=self._others(cache) if shared > 0 else (),
             object_bytes=self._object_bytes(info.slab_cache),
+            points_to=self._points_to(cache, start) if info.allocated else (),
         )
+
+    def _points_to(self, cache: SlabCache, start: int) -> tuple[str, ...]:
+        """Return what an object of a general cache points to, of modules first."""
+        if not cache.name.startswith("kmalloc"):
+            return ()
+        size = min(cache.size, _MAX_BYTES) // 8
+        try:
+            words = self._lookup.reader.words(start, size)
+        except UNREADABLE:
+            return ()
+        symbols = self._lookup.symbols
+        named = words[symbols.may_name(words)].tolist()
+        found = [name for word in named if (name := symbols.name(word)) is not None]
+        found.sort(key=lambda name: name.module is None)
+        return tuple(dict.fromkeys(name.name for name in found))[:_NAMES]
 
     def cache_at(self, address: int) -> str | None:
         """Return the cache whose slab is at an address; ``None`` if unknown."""

@@ -14,6 +14,7 @@ from msatools.target import TargetSpec, open_target
 from tests.report.judged import report_of
 
 from . import sums
+from .shares import MOST, share_of
 
 PAGE = 4096
 KERNELS = ("6.1", "6.12", "7.x")
@@ -42,6 +43,11 @@ def test_the_balloon_has_what_the_guest_gave(
     assert sums.pages_of(memory)["offline"] == run.workload["balloon_pages"]
     wrong = [c for c in memory.checks if c.difference and c.explained_by is None]
     assert not wrong
+
+
+def test_little_is_unattributed(memory: MemstatReport) -> None:
+    """Of a small machine what the kernel made at boot is the most."""
+    assert share_of(memory) <= MOST
 
 
 def test_parts_are_the_whole(run: lab.Run, judged: dict[str, Any]) -> None:

@@ -2,14 +2,24 @@
 
 """Memory whose owner has no page of it is found by the kernel's own lists."""
 
+import io
+import json
 import re
+from contextlib import redirect_stdout
+from itertools import islice
 
 import pytest
 from drgn import Object, Program
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu
+from drgn.helpers.linux.slab import (
+    find_slab_cache,
+    slab_cache_for_each_allocated_object,
+)
+from msatools.commands.whatis import COMMAND
 
 from fixtures import lab
+from msatools.cli.in_drgn import run_in_drgn
 from msatools.memory.by.groups import (
     CgroupGroup,
     FileSystemGroup,
@@ -217,6 +227,24 @@ def test_objects_of_a_module(run: lab.Run, report: MemstatReport) -> None:
     assert cache.module_share > 0.9
     assert cache.words is not None
     assert cache.words[0].name == "hm_done [heapmodule]"
+
+
+def test_whatis_names_the_module_of_an_object(
+    run: lab.Run, report: MemstatReport
+) -> None:
+    (cache,) = (g for g in view(report, "slab") if getattr(g, "module", None))
+    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    objects = slab_cache_for_each_allocated_object(
+        find_slab_cache(prog, cache.name), "void"
+    )
+    # Most of the cache's objects are of the module.
+    some = [f"{found.value_():#x}" for found in islice(objects, 20_000, 20_020)]
+    out = io.StringIO()
+    with redirect_stdout(out):
+        run_in_drgn(COMMAND, prog, ["--json", *some])
+    answers = json.loads(out.getvalue())["answers"]
+    told = [answer["slab"]["points_to"] for answer in answers]
+    assert sum(names[:1] == ["hm_done [heapmodule]"] for names in told) > len(some) / 2
 
 
 def test_verdicts(run: lab.Run, report: MemstatReport) -> None:

@@ -86,7 +86,10 @@ def _facts(answer: AddressAnswer) -> Iterator[tuple[str, str, str]]:
         slab = answer.slab
         names = ", ".join(slab.merged_names) or f"{slab.merged} more caches"
         text = f"{slab.cache}, object {slab.object:#x} of {slab.bytes:,} bytes"
-        yield "slab-object", "slab", text + (f"; as {names}" if slab.merged else "")
+        text += f"; as {names}" if slab.merged else ""
+        if slab.points_to:
+            text += f"; points to {', '.join(slab.points_to)}"
+        yield "slab-object", "slab", text
     if answer.symbol is not None:
         yield "symbol", "symbol", symbol_text(answer.symbol)
     if answer.vmalloc is not None:
