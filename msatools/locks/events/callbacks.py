@@ -20,6 +20,9 @@ from msatools.target.addresses import KERNEL_HALF
 MAX_CALLBACKS = 1 << 16
 """Maximum number of callbacks of one CPU to go through."""
 
+_MAX_OF_ALL = 1 << 18
+"""Maximum number of callbacks of all CPUs to go through."""
+
 
 @dataclass(frozen=True)
 class QueuedCallback:
@@ -137,7 +140,7 @@ def callbacks(context: LockContext) -> _Callbacks:
         try:
             last = layout.member(data, "rcu_data", "cblist.tails[0]")
             place, is_ready = data + start, last != data + start
-            for count in range(MAX_CALLBACKS):
+            for count in range(min(MAX_CALLBACKS, _MAX_OF_ALL - len(found))):
                 node = layout.word(place)
                 if node < KERNEL_HALF:
                     if layout.member(data, "rcu_data", "cblist.len") > count:
