@@ -36,6 +36,8 @@ SECONDS = 240.0
 PANIC = b"end Kernel panic"
 BUSY = b"LAB-BUSY"
 STOPS = 20
+COPIES = 5
+"""By chance one can be whole; 8 in a row had 2 to 17 contradictions each."""
 
 
 class Machine(NamedTuple):
@@ -245,7 +247,10 @@ def test_a_copy_while_the_guest_ran(msa: Msa, tmp_path: Path) -> None:
     chance = random.Random(1)
     memory, copy = tmp_path / "ram", tmp_path / "copy"
     with running(tmp_path, MACHINES["1"], BUSY, init) as qmp:
-        sparse.copy_file(memory, copy)
+        for _ in range(COPIES):
+            sparse.copy_file(memory, copy)
+            if opened(copy).torn:
+                break
         for _ in range(STOPS):
             qmp.execute("stop")
             assert opened(memory).torn == 0
