@@ -119,7 +119,8 @@ def _differences(
         if expected == seen:
             return [differences.INLINED, differences.LINES]
         if _unnamed(expected) == _unnamed(seen):
-            return [differences.INLINED, differences.LINES, differences.LABELS]
+            names = differences.LABELS, differences.NAMES
+            return [differences.INLINED, differences.LINES, *names]
     # The kind of a symbol is that of a section, where kallsyms says it.
     said = (
         Said(re.sub(r"\[(function|object) ", "[", each["out"]), "")
@@ -147,8 +148,13 @@ def _physical(text: str) -> list[str]:
 
 
 def _unnamed(frames: list[str]) -> list[str]:
-    """Leave out the names of frames."""
-    return [re.sub(r"^(\[\w+\] 0x\w+) \S+$", r"\1", frame) for frame in frames]
+    """Leave out the names of frames, and what DWARF has above a thread's first."""
+    named = (re.sub(r"^(\[\w+\] 0x\w+) \S+$", r"\1", frame) for frame in frames)
+    return [
+        frame
+        for frame in named
+        if frame != "[0] 0x0" and "continuing to previous stack" not in frame
+    ]
 
 
 def _short(error: str) -> str:

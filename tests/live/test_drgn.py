@@ -66,4 +66,4 @@ def test_crash_command(facts: dict[str, Any]) -> None:
     session = facts["msa crash"]
     assert (session["status"], session["err"]) == (0, "")
     assert f" {facts['told']['asleep']} " in session["out"]
-    assert session["out"].rstrip().endswith("sleep")
+    assert session["out"].rstrip().endswith("python3")
