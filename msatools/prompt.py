@@ -33,8 +33,6 @@ _MARK = "_msatools_has_commands"
 """Attribute of drgn's completer once it completes commands, and of the hook for errors
 once it gives hints."""
 
-_SHOWN_AS_TEXT: set[type] = set()
-
 _NOT_FOUND = r"could not find (?:\w+ )?'(?:(\w+) )?([^']+)'(?s:.*)"
 """What drgn's errors of lookups say; it is compiled when one occurs."""
 
@@ -161,13 +159,6 @@ def _options_of(name: str) -> "tuple[Option, ...]":
     from msatools.derived.options import options_of
 
     return options_of(load(name)) if name in NAMES else ()
-
-
-def show_as_text(kind: type) -> None:
-    """Have drgn's prompt, if there is one, show values of a class as ``str()`` does."""
-    display_str = getattr(sys.modules.get("drgn.cli"), "display_str", None)
-    if display_str is not None and kind not in _SHOWN_AS_TEXT:
-        _SHOWN_AS_TEXT.add(display_str(kind))
 
 
 def hint_at_failed_lookups() -> None:

@@ -20,7 +20,7 @@ from msatools.cli.runner import RunResult, print_report, run
 from msatools.cli.usage import Asked, UsageError
 from msatools.cli.words import parse_words
 from msatools.faults import fault_of
-from msatools.prompt import show_as_text
+from msatools.presentation import show_as_text
 from msatools.render.blocks import escape
 from msatools.render.json import Document
 from msatools.reports.presented import Presented
