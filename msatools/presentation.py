@@ -5,7 +5,6 @@
 :class:`msatools.reports.presented.Presented` calls it.
 """
 
-import sys
 from collections.abc import Iterable, Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,6 @@ _CSS: dict[Style, str] = {
     "bad": "color: #c00000; font-weight: bold",
     "dim": "opacity: 0.6",
 }
-
-
-_SHOWN_AS_TEXT: set[type] = set()
 
 
 def rich_text(report: Any) -> "Group":
@@ -95,10 +91,3 @@ def _blocks(report: Any) -> Iterable[Block]:
     command = load(family.removeprefix("msatools."))
     args = make_parser(command, in_drgn=True).parse_intermixed_args([])
     return command.blocks(report, args)
-
-
-def show_as_text(kind: type) -> None:
-    """Have drgn's prompt, if there is one, show values of a class as ``str()`` does."""
-    display_str = getattr(sys.modules.get("drgn.cli"), "display_str", None)
-    if display_str is not None and kind not in _SHOWN_AS_TEXT:
-        _SHOWN_AS_TEXT.add(display_str(kind))

@@ -20,7 +20,6 @@ from msatools.cli.runner import RunResult, print_report, run
 from msatools.cli.usage import Asked, UsageError
 from msatools.cli.words import parse_words
 from msatools.faults import fault_of
-from msatools.presentation import show_as_text
 from msatools.render.blocks import escape
 from msatools.render.json import Document
 from msatools.reports.presented import Presented
@@ -34,6 +33,8 @@ _ABOUT_OUTPUT = ("--json", "--strict")
 """Options on which a report does not depend."""
 
 _WHAT_TO_DO = "send its authors this, and the traceback above"
+
+_SHOWN_AS_TEXT: set[type] = set()
 
 
 def run_in_drgn(
@@ -50,7 +51,7 @@ def run_in_drgn(
     :raises CommandError: for a fault of msatools, which it names
     :raises TargetError: if the program is not a kernel, or has no types
     """
-    show_as_text(Presented)
+    _show_as_text(Presented)
     try:
         return _run(command, prog, argv)
     except Exception as error:
@@ -162,3 +163,10 @@ def _require_complete(
 ) -> None:
     if args.strict and incomplete:
         raise CommandError(f"%{command.name}: the report is not complete")
+
+
+def _show_as_text(kind: type) -> None:
+    """Have drgn's prompt, if there is one, show values of a class as ``str()`` does."""
+    display_str = getattr(sys.modules.get("drgn.cli"), "display_str", None)
+    if display_str is not None and kind not in _SHOWN_AS_TEXT:
+        _SHOWN_AS_TEXT.add(display_str(kind))
