@@ -32,7 +32,7 @@ class PerCpu:
     offsets: Addresses
     """Offset of each CPU's variables from per-CPU pointers (``__per_cpu_offset``)."""
 
-    _pointers: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _pointers: dict[str, int] = field(default_factory=dict)
     """Per-CPU pointers of the variables looked up so far, by name."""
 
     def addresses(self, name: str) -> Addresses:

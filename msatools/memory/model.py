@@ -4,13 +4,14 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
 from msatools.memory.by.groups import PageGroup, Section
 from msatools.memory.frag.model import Frag
 from msatools.memory.scan.model import ScanChanges
 from msatools.memory.unattributed.model import UnattributedGroup
+from msatools.model import equal_but
 from msatools.records import dataclass
 
 if TYPE_CHECKING:
@@ -222,8 +223,11 @@ class MemstatReport(Report):
     leaks: tuple[Leak, ...] | None = field(default=None, metadata=ADDED)
     """What modules have, the most first; on request (``--leaks``)."""
 
-    scan_ns: int | None = field(default=None, compare=False)
+    scan_ns: int | None = None
     """Time to read and classify the struct pages, on the clock of this process."""
 
     changes: ScanChanges | None = None
     """Changes during the scan; ``None`` for a dump."""
+
+    def __eq__(self, other: object) -> Any:
+        return equal_but(self, other, "scan_ns")

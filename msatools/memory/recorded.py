@@ -3,12 +3,11 @@
 """Reads memstat reports back: recorded ones, and the output of ``--json``."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
-from msatools.kernel.report import ADDED
 from msatools.memory.by.groups import (
     CgroupGroup,
     DmaBufGroup,
@@ -22,6 +21,7 @@ from msatools.memory.by.groups import (
 from msatools.memory.by.order import OrderGroup
 from msatools.memory.by.section import SectionGroup
 from msatools.memory.model import Check, ClassCount, MemstatReport
+from msatools.model import values
 from msatools.records import dataclass
 from msatools.reports.codec import convert
 from msatools.reports.json_file import Reports, head_of
@@ -46,9 +46,7 @@ GROUPS: Mapping[str, type[PageGroup]] = {
 class RecordedMemstat(MemstatReport):
     """A decoded report whose groups are not yet converted to their types."""
 
-    by: Mapping[str, tuple[dict[str, Any], ...]] | None = field(  # type: ignore[assignment]
-        default=None, metadata=ADDED
-    )
+    by: Mapping[str, tuple[dict[str, Any], ...]] | None = None  # type: ignore[assignment]
     map: None = None
 
 
@@ -58,11 +56,11 @@ def whole(recorded: RecordedMemstat) -> MemstatReport:
 
     :raises ValueError: if a group does not match its break-down
     """
-    values = {item.name: getattr(recorded, item.name) for item in fields(recorded)}
+    parts = values(recorded)
     by = recorded.by
     if by is not None:
-        values["by"] = {name: _groups(name, groups) for name, groups in by.items()}
-    return MemstatReport(**values)
+        parts["by"] = {name: _groups(name, groups) for name, groups in by.items()}
+    return MemstatReport(**parts)
 
 
 def _groups(name: str, groups: Collection[dict[str, Any]]) -> tuple[PageGroup, ...]:

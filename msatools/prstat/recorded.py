@@ -10,7 +10,7 @@ uninterruptible sleep (kernel/sched/loadavg.c).
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from msatools.kernel.reader import distinct
 from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.herds import MIN_WAITERS
+from msatools.model import is_model, values
 from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.model import Load, LoadGroup, PrstatReport, Totals
 from msatools.prstat.options import Options
@@ -43,8 +44,7 @@ class RecordedPrstat(PrstatReport):
 
 def recorded(report: PrstatReport, kept: Kept) -> RecordedPrstat:
     """Return a report of all threads without rows, from which others are made."""
-    values = {each.name: getattr(report, each.name) for each in fields(report)}
-    return RecordedPrstat(**values, kept=kept)
+    return RecordedPrstat(**values(report), kept=kept)
 
 
 def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
@@ -57,8 +57,9 @@ def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
     if options.selection.pids is not None:
         rows = rows.take(_named(rows, options.selection.pids, options.by_thread))
     wanted = threads_of(rows)
-    values = {each.name: getattr(report, each.name) for each in fields(PrstatReport)}
-    chosen = PrstatReport(**values)
+    parts = values(report)
+    del parts["kept"]
+    chosen = PrstatReport(**parts)
     tids = {*kept.columns["pid"][wanted].tolist()}
     return with_views(
         replace(
@@ -187,9 +188,9 @@ def _arrays(value: Any) -> Iterable[Any]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from _arrays(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        for each in fields(value):
-            yield from _arrays(getattr(value, each.name))
+    elif is_model(value):
+        for item in values(value).values():
+            yield from _arrays(item)
 
 
 def collect_load(

@@ -3,10 +3,10 @@
 """Results of queries."""
 
 from collections.abc import Callable
-from dataclasses import field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from msatools.model import equal_but, hash_but
 from msatools.prstat.pasts import Time
 from msatools.records import dataclass
 from msatools.reports.units import duration
@@ -112,8 +112,14 @@ class Thread(_Answer):
     """Sum of the five times that Linux always keeps: user, system, latency, off the CPU
     (``states.sleep``, ``states.stopped`` and interrupts), and zombie."""
 
-    read_now: Callable[[], Now] = field(repr=False, compare=False)
+    read_now: Callable[[], Now]
     """Computes ``now`` from what was read with the times."""
+
+    def __eq__(self, other: object) -> Any:
+        return equal_but(self, other, "read_now")
+
+    def __hash__(self) -> int:
+        return hash_but(self, "read_now")
 
     @cached_property
     def now(self) -> Now:
@@ -133,8 +139,14 @@ class Process(_Answer):
     keeps only their CPU time; its split is an estimate."""
 
     ended_system_ns: int
-    read_now: Callable[[], tuple[Now, ...]] = field(repr=False, compare=False)
+    read_now: Callable[[], tuple[Now, ...]]
     """Computes ``now`` from what was read with the times."""
+
+    def __eq__(self, other: object) -> Any:
+        return equal_but(self, other, "read_now")
+
+    def __hash__(self) -> int:
+        return hash_but(self, "read_now")
 
     @cached_property
     def now(self) -> tuple[Now, ...]:

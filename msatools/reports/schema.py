@@ -12,12 +12,12 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from msatools.model import is_model, keys, marks, names
 from msatools.reports.glossary import MEANINGS
 from msatools.target.model import Address
 
@@ -37,7 +37,7 @@ _PLAIN: dict[Any, str] = {
 def schema_of(model: type[Any], name: str, what: str) -> Schema:
     """Return the schema of a document.
 
-    :param model: Its class, a dataclass.
+    :param model: Its class.
     :param name: Name and version, such as ``msatools.memstat/1``.
     :param what: The command that prints it, for the title.
     """
@@ -64,20 +64,20 @@ class _Schema:
         }
 
     def _object(self, model: type[Any]) -> Schema:
-        """Return the schema of a dataclass."""
+        """Return the schema of a model."""
         hints = get_type_hints(model, localns=_typing_names(model))
         docs = field_docs(model)
         properties: Schema = {}
         required = []
-        for item in fields(model):
-            if item.metadata.get("unlisted"):
+        marked = marks(model)
+        for name, key in zip(names(model), keys(model), strict=True):
+            if marked[name].get("unlisted"):
                 continue
-            key = item.metadata.get("key", item.name)
-            is_added = bool(item.metadata.get("added"))
+            is_added = bool(marked[name].get("added"))
             if not is_added:
                 required.append(key)
-            described = self._property(item, hints[item.name], is_added)
-            text = docs.get(item.name) or self._meaning(model, key, described)
+            described = self._property(marked[name], hints[name], is_added)
+            text = docs.get(name) or self._meaning(model, key, described)
             if text and is_added:
                 text = text.replace("null", "absent")
             properties[key] = {**described, **({"description": text} if text else {})}
@@ -98,14 +98,15 @@ class _Schema:
             return str(self._definitions[name]["description"])
         return MEANINGS.get(key)
 
-    def _property(self, item: "Field[Any]", hint: Any, is_added: bool) -> Schema:
+    def _property(self, marked: Mapping[str, Any], hint: Any, is_added: bool) -> Schema:
         """Return the schema of a field.
 
+        :param marked: Its marks.
         :param is_added: Whether the key is missing where the value is ``None``.
         """
-        if (form := item.metadata.get("form")) is not None:
+        if (form := marked.get("form")) is not None:
             hint = get_type_hints(form, localns=_typing_names(form))["return"]
-        if (groups := item.metadata.get("groups")) is not None:
+        if (groups := marked.get("groups")) is not None:
             by_key = {
                 key: {"type": "array", "items": self._value(row)}
                 for key, row in groups().items()
@@ -129,7 +130,7 @@ class _Schema:
             return {"enum": [*words]}
         if origin in (Union, UnionType):
             return _any_of([self._value(word) for word in words])
-        if is_dataclass(hint):
+        if is_model(hint):
             return {"$ref": f"#/$defs/{self._defined(hint)}"}
         kind = origin or hint
         if isinstance(kind, type) and issubclass(kind, Mapping):
@@ -155,7 +156,7 @@ class _Schema:
         return {"type": "array", "items": self._value(words[0])}
 
     def _defined(self, model: Any) -> str:
-        """Define a dataclass, and return its name."""
+        """Define a model, and return its name."""
         name: str = model.__name__
         if name not in self._definitions:
             self._definitions[name] = {}  # a model may contain itself
@@ -191,10 +192,10 @@ def _without_none(hint: Any) -> Any:
 
 
 def field_docs(model: type[Any]) -> dict[str, str]:
-    """Return the docstrings of the fields of a dataclass, with those it inherits."""
+    """Return the docstrings of the fields of a model, with those it inherits."""
     docs: dict[str, str] = {}
     for each in reversed(model.__mro__):
-        if is_dataclass(each):
+        if is_model(each):
             docs |= _own_docs(each)
     return docs
 

@@ -3,10 +3,10 @@
 """Converts any report's model to the plain values that JSON has."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any, SupportsIndex
 
+from msatools.model import is_model, keys, marks, names
 from msatools.records import dataclass
 from msatools.target.model import Address
 
@@ -40,11 +40,16 @@ def _model(type_: type[Any]) -> _Model:
 
 
 def _make_model(type_: type[Any]) -> _Model:
-    listed = [item for item in fields(type_) if not item.metadata.get("unlisted")]
-    by_key = {item.metadata.get("key", item.name): item.metadata for item in listed}
+    marked = marks(type_)
+    listed = {
+        name: key
+        for name, key in zip(names(type_), keys(type_), strict=True)
+        if not marked[name].get("unlisted")
+    }
+    by_key = {key: marked[name] for name, key in listed.items()}
     return _Model(
         keys=tuple(by_key),
-        values=_values([item.name for item in listed]),
+        values=_values([*listed]),
         on_request=tuple(key for key, data in by_key.items() if data.get("added")),
         forms=tuple(
             (key, data["form"]) for key, data in by_key.items() if data.get("form")
@@ -100,7 +105,7 @@ def plain_value(value: object) -> object:
         return [plain_value(item) for item in value]
     if isinstance(value, Set):
         return sorted(plain_value(item) for item in value)  # type: ignore[type-var]
-    if is_dataclass(value):
+    if is_model(value):
         return _object(value)
     if isinstance(value, SupportsIndex):
         # numpy's integers.

@@ -9,14 +9,14 @@ not trusted, as the dump may be damaged.
 import re
 import sys
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from msatools.model import values
 from msatools.records import dataclass
 from msatools.selfdesc.tables import Words, at, library
 
@@ -55,7 +55,7 @@ class KallsymsTables:
 
     def start(self) -> int:
         """Return the lowest address of any table."""
-        addresses: tuple[int, ...] = astuple(self)
+        addresses: Iterable[int] = values(self).values()
         return min(address for address in addresses if address)
 
     def end(self, count: int, word: int) -> int:

@@ -27,6 +27,7 @@ from msatools.memory.scan.freelists import ListedPages, listed_pages, pcp_lists
 from msatools.memory.scan.pagecache import CacheClasses
 from msatools.memory.scan.scan import FarHeadReader
 from msatools.memory.scan.swapcache import nameless_swap, swapped_shmem
+from msatools.model import values
 from msatools.records import dataclass
 from msatools.selfdesc.find import find_type
 from msatools.target.addresses import KERNEL_HALF
@@ -120,7 +121,7 @@ class Pages:
         code = self._settled(block, index, found)
         marked = self._layout.types.has("large_kmalloc")
         is_guess = code == PageClass.LARGE_KMALLOC and not marked
-        return PageFound(**{**vars(found), "code": code, "is_guess": is_guess})
+        return PageFound(**{**values(found), "code": code, "is_guess": is_guess})
 
     def file(self, page: PageFound) -> CachedFile | None:
         """Return the file that a page caches a part of; ``None`` if of none."""

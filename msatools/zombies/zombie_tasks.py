@@ -6,8 +6,6 @@ kernel/exit.c. A leader stays until its parent reaps it. Another thread is relea
 once, unless it is traced: then it stays until its tracer reaps it.
 """
 
-from dataclasses import fields
-
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +14,7 @@ from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
+from msatools.model import values
 from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows
@@ -113,7 +112,7 @@ class Dead:
 
     def only(self, wanted: Booleans | Rows) -> "Dead":
         """Return some of them."""
-        return Dead(*(getattr(self, column.name)[wanted] for column in fields(self)))
+        return Dead(*(column[wanted] for column in values(self).values()))
 
 
 def zombie_rows(tasks: TaskTable) -> Rows:

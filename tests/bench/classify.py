@@ -25,6 +25,7 @@ from msatools.memory.pages.memmap import read_chunks
 from msatools.memory.scan.parallel import cores
 from msatools.memory.scan.result import ScanResult
 from msatools.memory.scan.scan import scan
+from msatools.model import values
 from msatools.native import SWITCH
 from tests.bench.pages import Kernel, Stream, open_kernel
 from tests.bench.process import run_process
@@ -143,7 +144,7 @@ def faster(kernel: Kernel, rounds: int) -> float:
 def held_bytes(result: ScanResult, kernel: Kernel) -> int:
     """Sum up what grows with the machine's memory."""
     arrays = [kernel.owned.pfns, kernel.owned.codes, *result.cache.sum()]
-    for columns in vars(result.candidates).values():
+    for columns in values(result.candidates).values():
         arrays += columns
     return sum(array.nbytes for array in arrays)
 

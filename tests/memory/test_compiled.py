@@ -33,6 +33,7 @@ from msatools.memory.pages.layout import HugetlbMark, PageLayout, page_layout
 from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
 from msatools.memory.scan.result import ScanResult
 from msatools.memory.scan.scan import scan
+from msatools.model import values
 
 from .madepages import ADDRESS, Pages, open_demo, type_word
 
@@ -72,11 +73,13 @@ def comparable(result: ScanResult) -> dict[str, Any]:
     def joined(parts: list[Any]) -> list[int]:
         return [int(number) for part in parts for number in part]
 
-    found = {name: value for name, value in vars(result).items() if np.isscalar(value)}
+    found = {
+        name: value for name, value in values(result).items() if np.isscalar(value)
+    }
     return found | {
         "counts": {key: row.tolist() for key, row in result.counts.items()},
         "cache": [column.tolist() for column in result.cache.sum()],
-        "candidates": [joined(parts) for parts in vars(result.candidates).values()],
+        "candidates": [joined(parts) for parts in values(result.candidates).values()],
         "swap": (joined(result.swap_entries), joined(result.swap_keys)),
     }
 

@@ -3,7 +3,7 @@
 """Intervals of simulated threads: results are compared with what the threads did."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from msatools.kernel.clocks import Clocks
+from msatools.model import names
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval, OffCpuByClass
 from msatools.tasks.classes import TaskClass
@@ -613,7 +614,7 @@ def processes(count: int, **dead: list[int]) -> Processes:
         known=np.ones(count, np.bool_),
         nr_threads=zeros,
         group_exit_code=zeros,
-        dead=ProcessSums(*(column(field.name) for field in fields(ProcessSums))),
+        dead=ProcessSums(*map(column, names(ProcessSums))),
         dead_sum_exec_ns=column("sum_exec"),
     )
 

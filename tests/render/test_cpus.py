@@ -2,7 +2,7 @@
 
 """The views of msa-cpus, of reports made by hand: see ``tests/golden/cpus``."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -10,6 +10,7 @@ import pytest
 
 from msatools.cpus.model import Cpu, CpusReport, State
 from msatools.kernel.report import Note
+from msatools.model import names
 from msatools.render.cpus.report import COLUMNS, View, blocks
 from msatools.render.cpus.words import amount, percent
 from msatools.target.model import Crash
@@ -439,7 +440,7 @@ def psrset() -> Screens:
 
 def nothing_is_known() -> Screens:
     """Unknown values are a dash, never 0."""
-    none: dict[str, Any] = dict.fromkeys(field.name for field in fields(processor(0)))
+    none: dict[str, Any] = dict.fromkeys(names(processor(0)))
     unknown = replace(processor(0), **(none | {"siblings": ()}))
     made = report(
         [cpu(0, **{**NOTHING, "state": ON}, processor=unknown)],
@@ -510,8 +511,8 @@ def test_golden_numbers(golden: Golden) -> None:
 
 
 def test_columns_are_those_of_the_model() -> None:
-    names = {field.name.removesuffix("_ns") for field in fields(Cpu)}
-    assert set(COLUMNS) == names - {"online", "processor"}
+    columns = {name.removesuffix("_ns") for name in names(Cpu)}
+    assert set(COLUMNS) == columns - {"online", "processor"}
 
 
 def test_many_cpus_have_rows_on_request() -> None:

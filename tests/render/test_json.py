@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -99,7 +99,7 @@ def test_field_that_has_another_form_in_json(
     names: tuple[str, ...] | None, expected: int | None
 ) -> None:
     made = report()
-    common = {each.name: getattr(made, each.name) for each in fields(Report)}
+    common = {name: getattr(made, name) for name in names(Report)}
     formed = FormedReport(**common, names=names)
     assert json.loads(dumps(formed))["names"] == expected
 

@@ -17,6 +17,7 @@ from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.memstat import collect_memstat
 from msatools.registry import load
 from msatools.render.report.report import VERDICTS, page_parts
+from msatools.model import names
 from msatools.report import rules
 from msatools.report.events import parse_events
 from msatools.report.log_lines import last_lines
@@ -250,8 +251,7 @@ def test_each_rule_is_true_to_its_form() -> None:
     # Stalls have two rules each: what stands still now, and what the log has, or who
     # has no turn though nothing stands still.
     assert max(Counter(rule.code for rule in RULES).values()) == 2
-    fields = ReportParts.__dataclass_fields__
-    assert all({*rule.needs} <= {*fields} for rule in RULES)
+    assert all({*rule.needs} <= {*names(ReportParts)} for rule in RULES)
     parts = parts_of("locks-6.12")
     for verdict in verdicts(RULES, parts):
         assert verdict.text[0] not in " ."

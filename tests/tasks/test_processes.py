@@ -4,7 +4,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from msatools.kernel.cgroups import _path
 from msatools.kernel.percpusums import sum_parts
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.model import values
 from msatools.tasks.delays import Delays, read_delays
 from msatools.tasks.identity import Identities, read_identities
 from msatools.tasks.memory import TaskMemory, read_memory
@@ -229,7 +230,7 @@ def test_btf_and_dwarf_agree(name: str) -> None:
     by_btf, by_dwarf = read(name, "btf"), read(name, "dwarf")
     for part in ("identities", "processes", "memory", "cgroups", "delays"):
         one, other = getattr(by_btf, part), getattr(by_dwarf, part)
-        np.testing.assert_equal(asdict(one), asdict(other))
+        np.testing.assert_equal(values(one), values(other))
     assert not by_btf.losses.notes
     assert by_btf.memory.known.sum() > 30
 

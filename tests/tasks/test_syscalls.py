@@ -3,7 +3,7 @@
 """System calls and their arguments are those in /proc/PID/task/TID/syscall."""
 
 import re
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.model import values
 from msatools.tasks.stackmemory import read_stacks, stack_bytes
 from msatools.tasks.syscalls import (
     _X86_NAMES,
@@ -105,7 +106,7 @@ def test_stacks_in_memory_give_the_same(dump: Read) -> None:
 
 
 def assert_same(calls: Syscalls, others: Syscalls) -> None:
-    for one, other in zip(astuple(calls), astuple(others), strict=True):
+    for one, other in zip(values(calls).values(), values(others).values(), strict=True):
         assert np.array_equal(one, other)
 
 

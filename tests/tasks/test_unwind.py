@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msatools.model import values
 from msatools.tasks.framerules import End
 from msatools.tasks.orc import BY_FRAME_POINTER, Base, OrcKind, Rule
 from msatools.tasks.stackmemory import StackMemory
@@ -53,7 +54,7 @@ def unwind(rules: dict[int, Rule], *stacks: list[int]) -> Frames:
     """
     few = unwind_together(rules, *stacks)
     many = unwind_together(rules, *stacks, *[[]] * 20)
-    for found, one in zip(vars(many).values(), vars(few).values(), strict=True):
+    for found, one in zip(values(many).values(), values(few).values(), strict=True):
         assert found[: len(stacks)].tolist() == one.tolist()
     return few
 

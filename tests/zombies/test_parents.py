@@ -9,6 +9,7 @@ import pytest
 from drgn import Object, Program, sizeof
 
 from msatools.kernel.report import LossLog
+from msatools.model import values
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader
 from msatools.zombies.model import ParentThread
@@ -274,8 +275,8 @@ def test_selection_of_a_parents_threads(dump: Dump) -> None:
     """A parent with more threads than are listed."""
     hog, first = dump.parent("hog"), dump.parent("waiter-polls")
     rows = (*range(20, 20 + 2 * MAX_THREADS), *hog.living, *first.living)
-    made = ParentFacts(**{**vars(hog), "living": rows, "waits": first.waits})
-    parents = Parents(**{**vars(dump.parents), "facts": (made,)})
+    made = ParentFacts(**{**values(hog), "living": rows, "waits": first.waits})
+    parents = Parents(**{**values(dump.parents), "facts": (made,)})
     (found,) = threads_of(dump, parents)
     assert len(found) == MAX_THREADS
     assert found[0].waiting is not None

@@ -3,13 +3,14 @@
 """Sums up blocks of memory by state: free, movable, blocked and so on."""
 
 from collections.abc import Sequence
-from dataclasses import field, fields
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.counting import Counts
+from msatools.model import names
 from msatools.records import dataclass
 
 FREE = (PageClass.FREE_BUDDY, PageClass.FREE_PCP)
@@ -71,8 +72,8 @@ class BlockRows:
 def joined(parts: Sequence[BlockRows]) -> BlockRows:
     return BlockRows(
         *(
-            np.concatenate([getattr(part, column.name) for part in parts])
-            for column in fields(BlockRows)
+            np.concatenate([getattr(part, column) for part in parts])
+            for column in names(BlockRows)
         )
     )
 

@@ -3,7 +3,7 @@
 """Physical memory in pfn order, in a bounded number of cells."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import CLASSES
 from msatools.memory.pages.counting import Counts
+from msatools.model import equal_but, hash_but
 from msatools.records import dataclass
 
 OUTLINE_CELLS = 1 << 10
@@ -84,7 +85,13 @@ class MemoryMap:
     """Pages that a cell spans, a power of two."""
 
     section_pages: int
-    cells: Cells = field(compare=False)
+    cells: Cells
+
+    def __eq__(self, other: object) -> Any:
+        return equal_but(self, other, "cells")
+
+    def __hash__(self) -> int:
+        return hash_but(self, "cells")
 
     def outline(self) -> Outline:
         """Return the form in JSON, of no more than :data:`OUTLINE_CELLS` cells."""

@@ -13,7 +13,7 @@ it, is named after that object.
 
 import contextlib
 import re
-from dataclasses import field
+from typing import Any
 
 import drgn
 import numpy as np
@@ -25,6 +25,7 @@ from msatools.kernel.modules import CodeModules, module_area
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
+from msatools.model import equal_but, hash_but
 from msatools.records import dataclass
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
@@ -61,8 +62,14 @@ class SymbolName:
     module: str | None
     """Name of the module; ``None`` for the kernel image."""
 
-    start: int | None = field(default=None, compare=False)
+    start: int | None = None
     """Address of the symbol; ``None`` if it has none there."""
+
+    def __eq__(self, other: object) -> Any:
+        return equal_but(self, other, "start")
+
+    def __hash__(self) -> int:
+        return hash_but(self, "start")
 
 
 class SymbolNames:

@@ -2,11 +2,11 @@
 
 """Renders memstat's break-downs of the classes (``--by``) as tables."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import Field, fields
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 from msatools.memory.by.groups import CgroupGroup, PageGroup
+from msatools.model import hints, marks, names
 from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, text
 from msatools.reports.units import size
 
@@ -19,7 +19,7 @@ _MOST = 3
 _NUMBERS = frozenset(("pid", "node"))
 """Numbers that identify rather than count."""
 
-_COMMON = frozenset(field.name for field in fields(PageGroup))
+_COMMON = frozenset(names(PageGroup))
 
 
 def groups_table(
@@ -34,7 +34,7 @@ def groups_table(
         return _across(groups)
     groups = [group for group in groups if not _has_nothing(group)]
     shown = groups[:top]
-    extra = tuple(_extra_fields(groups))
+    extra = dict(_extra_fields(groups))
     rows = [_row(group, extra, page_size) for group in shown]
     rest = groups[len(shown) :]
     if rest:
@@ -46,7 +46,7 @@ def groups_table(
     columns = (
         Column("PAGES", "right"),
         Column("SIZE", "right", worth=1),
-        *(_extra_column(field, -n) for n, field in enumerate(extra)),
+        *(_extra_column(*field, -n) for n, field in enumerate(extra.items())),
         free_text("CLASSES", worth=-3),
         Column(by.upper(), least=24, keeps="end", is_key=True),
     )
@@ -62,11 +62,11 @@ def _has_nothing(group: PageGroup) -> bool:
     )
 
 
-def _extra_column(field: "Field[object]", worth: int) -> Column:
-    if _align(field) == "left":
-        return free_text(_header(field), worth, least=12)
-    is_key = field.name in _NUMBERS
-    return Column(_header(field), "right", None if is_key else worth)
+def _extra_column(name: str, hint: object, worth: int) -> Column:
+    if _align(hint) == "left":
+        return free_text(_header(name), worth, least=12)
+    is_key = name in _NUMBERS
+    return Column(_header(name), "right", None if is_key else worth)
 
 
 def _across(groups: Sequence[PageGroup]) -> Table:
@@ -81,13 +81,11 @@ def _across(groups: Sequence[PageGroup]) -> Table:
     return Table(columns, rows, keeps_all=True)
 
 
-def _row(
-    group: PageGroup, extra: Sequence["Field[object]"], page_size: int
-) -> tuple[Cell, ...]:
+def _row(group: PageGroup, extra: Iterable[str], page_size: int) -> tuple[Cell, ...]:
     return (
         f"{group.pages:,}",
         size(group.pages * page_size),
-        *(_value_text(field.name, _value(group, field), page_size) for field in extra),
+        *(_value_text(name, getattr(group, name, None), page_size) for name in extra),
         _largest(group),
         group.name,
     )
@@ -100,36 +98,34 @@ def _largest(group: PageGroup) -> str:
     return f"{shown}, ..." if len(classes) > _MOST else shown
 
 
-def _extra_fields(groups: Sequence[PageGroup]) -> Iterator["Field[object]"]:
-    """Yield the fields beyond those of all groups that any group has a value for."""
+def _extra_fields(groups: Sequence[PageGroup]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields beyond those of all groups that any group has a value for.
+
+    :return: Names and types.
+    """
     models = dict.fromkeys(type(group) for group in groups)
     extra = {
-        field.name: field
+        name: hint
         for model in models
-        for field in fields(model)
-        if field.name not in _COMMON and not field.metadata.get("detail")
+        for name, hint in hints(model).items()
+        if name not in _COMMON and not marks(model)[name].get("detail")
     }
-    for name, field in extra.items():
+    for name, hint in extra.items():
         if any(getattr(group, name, None) is not None for group in groups):
-            yield field
+            yield name, hint
 
 
 _UNITS = ("_pages", "_bytes")
 
 
-def _header(field: "Field[object]") -> str:
-    name = field.name
+def _header(name: str) -> str:
     for unit in _UNITS:
         name = name.removesuffix(unit)
     return name.replace("_", " ").upper()
 
 
-def _align(field: "Field[object]") -> Literal["left", "right"]:
-    return "right" if field.type in (int, "int", int | None, "int | None") else "left"
-
-
-def _value(group: PageGroup, field: "Field[object]") -> object:
-    return getattr(group, field.name, None)
+def _align(hint: object) -> Literal["left", "right"]:
+    return "right" if hint in (int, int | None) else "left"
 
 
 def _value_text(name: str, value: object, page_size: int) -> str:

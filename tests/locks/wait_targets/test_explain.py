@@ -2,7 +2,7 @@
 
 """The wait target of every task of the workload."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.sleeping.kernellocks import KernelLocks
 from msatools.locks.sleeping.list_locks import LIST_LOCKS
 from msatools.locks.wait_targets.explain import Explainer
+from msatools.model import names as fields_of
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
 from tests.locks.seen import TASKS, Seen, Truth, damaged, seen
@@ -250,10 +251,8 @@ def test_one_of_a_thousand_waiters(dump: Seen) -> None:
 
 
 def without_now(on: WaitTarget | None) -> Truth:
-    names = {
-        field.name: None for field in fields(WaitTarget) if field.name != "left_ns"
-    }
-    return members(on, names)
+    wanted = dict.fromkeys(name for name in fields_of(WaitTarget) if name != "left_ns")
+    return members(on, wanted)
 
 
 def test_dwarf_gives_the_same(tasks: Seen) -> None:
