@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Serialises any report's model as JSON."""
+"""Serialises any report's model as JSON: one line of ASCII."""
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import cache
 from itertools import islice
-from typing import Protocol, TextIO
+from operator import attrgetter
+from typing import Any, Protocol, SupportsIndex, TextIO
 
-from msatools.reports.values import field_values, plain_value
+import msgspec
+
+from msatools.model import is_model, keys, marks, names
+from msatools.records import dataclass
+from msatools.target.model import Address
 
 
 class Document(Protocol):
@@ -20,7 +28,6 @@ class Document(Protocol):
 
 def show(report: Document, out: TextIO) -> None:
     """Print a report as one line of JSON."""
-    # Not through rich, which would wrap it.
     for piece in _pieces(report):
         out.write(piece)
     out.write("\n")
@@ -34,25 +41,147 @@ def dumps(report: Document) -> str:
 def _pieces(report: Document) -> Iterator[str]:
     """Serialise a report in pieces: it may have a hundred thousand rows."""
     yield f'{{"schema": {_text(report.schema)}'
-    for key, value in field_values(report).items():
+    model: Any = type(report)
+    for key, value in _shape(model).items(report).items():
         yield f", {_text(key)}: "
         if isinstance(value, Sequence) and not isinstance(value, str):
             yield "["
             items = iter(value)
             comma = ""
-            while some := [plain_value(item) for item in islice(items, _AT_ONCE)]:
+            while some := [_plain(item) for item in islice(items, _AT_ONCE)]:
                 yield comma + _text(some)[1:-1]
                 comma = ", "
             yield "]"
         else:
-            yield _text(plain_value(value))
+            yield _text(_plain(value))
     yield "}"
 
 
-_ENCODER = json.JSONEncoder(allow_nan=False)
 _AT_ONCE = 64
 """Items of a list to serialise at once: each call has a cost."""
 
 
+# --- models
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What JSON has of the fields of one model, kept for many rows."""
+
+    keys: tuple[str, ...]
+    values: Callable[[object], tuple[object, ...]]
+    """Function that returns the listed fields of a row, in the order of the keys."""
+
+    added: tuple[str, ...]
+    """Keys that are omitted if null."""
+
+    forms: tuple[tuple[str, Callable[[Any], object]], ...]
+    """Functions that convert the value of a key to its form in JSON."""
+
+    def items(self, row: object) -> dict[str, object]:
+        """Return the values of a row by key, each of them as the model has it."""
+        found = dict(zip(self.keys, self.values(row), strict=True))
+        for key in self.added:
+            if found[key] is None:
+                del found[key]
+        for key, form in self.forms:
+            if (value := found.get(key)) is not None:
+                found[key] = form(value)
+        return found
+
+
+@cache
+def _shape(model: Any) -> _Shape:
+    marked = marks(model)
+    listed = {
+        name: key
+        for name, key in zip(names(model), keys(model), strict=True)
+        if "unlisted" not in marked[name]
+    }
+    return _Shape(
+        keys=tuple(listed.values()),
+        values=_getter([*listed]),
+        added=tuple(key for name, key in listed.items() if "added" in marked[name]),
+        forms=tuple(
+            (key, marked[name]["form"])
+            for name, key in listed.items()
+            if "form" in marked[name]
+        ),
+    )
+
+
+def _getter(listed: Sequence[str]) -> Callable[[object], tuple[object, ...]]:
+    if len(listed) > 1:
+        return attrgetter(*listed)
+    return lambda row: tuple(getattr(row, name) for name in listed)
+
+
+# --- values
+
+
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
+def _plain(value: object) -> object:
+    """Return a value of a model in types that msgspec and JSON have.
+
+    :raises TypeError: if it is of a type that no report has
+    """
+    if type(value) in _PLAIN:
+        return value
+    if is_model(value):
+        model: Any = type(value)
+        found = _shape(model).items(value)
+        for key, item in found.items():
+            # Most are plain. Replacing a value while iterating is allowed.
+            if type(item) not in _PLAIN:
+                found[key] = _plain(item)
+        return found
+    if isinstance(value, Address):
+        return hex(value)
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    if isinstance(value, Set):
+        return sorted(_plain(item) for item in value)  # type: ignore[type-var]
+    if isinstance(value, SupportsIndex):
+        # numpy's integers, too.
+        return value.__index__()
+    raise TypeError(f"a report cannot hold a {type(value).__name__}")
+
+
+def _number(value: float) -> object:
+    if not math.isfinite(value):
+        raise ValueError(f"JSON has no {value}")
+    if 1e-4 <= abs(value) < 1e16:
+        return float(value)
+    # msgspec writes other digits where Python has an exponent.
+    return msgspec.Raw(repr(float(value)).encode())
+
+
+# --- text
+
+_ESCAPED = re.compile("[^\\x00-\\x7e]")
+
+
 def _text(value: object) -> str:
-    return _ENCODER.encode(value)
+    """Return plain values as JSON: a space after commas and colons, and ASCII only."""
+    try:
+        data = msgspec.json.format(msgspec.json.encode(value), indent=0)
+    except UnicodeEncodeError:
+        # A path of the command line whose bytes are no text.
+        return json.dumps(value, default=_raw)
+    return _ESCAPED.sub(_escape, data.decode())
+
+
+def _escape(found: "re.Match[str]") -> str:
+    return json.dumps(found[0])[1:-1]
+
+
+def _raw(value: Any) -> object:
+    return float(bytes(value))

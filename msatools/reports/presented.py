@@ -2,9 +2,12 @@
 
 """Reports as programs, prompts and notebooks see them."""
 
+import json
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from msatools.model import marks, values
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -30,10 +33,8 @@ class Presented:
         ``class`` is the field ``task_class``, ``sched_class`` or ``class_name``.
         docs/schema has the schemas.
         """
-        from msatools.reports.values import field_values, plain_value
-
-        values = {key: plain_value(item) for key, item in field_values(self).items()}
-        return {"schema": self.schema, **values}  # type: ignore[attr-defined]
+        found: dict[str, Any] = json.loads(_above("render.json").dumps(self))
+        return found
 
     def __repr__(self) -> str:
         """Return one line: of what it is a report, and how many rows it has."""
@@ -48,11 +49,11 @@ class Presented:
         return f"{getattr(before, 'file', None)!r}, {getattr(after, 'file', None)!r}"
 
     def _sizes(self) -> Iterator[str]:
-        from msatools.reports.values import field_values
-
-        for key, value in field_values(self).items():
-            if isinstance(value, Sequence) and not isinstance(value, str) and value:
-                yield f"{len(value):,} {key}"
+        marked = marks(type(self))
+        for name, value in values(self).items():
+            is_list = isinstance(value, Sequence) and not isinstance(value, str)
+            if is_list and value and "unlisted" not in marked[name]:
+                yield f"{len(value):,} {name}"
 
     def __str__(self) -> str:
         """Return what the command prints, without colours."""
@@ -61,7 +62,7 @@ class Presented:
 
     def __rich__(self) -> "Group":
         """Return what the command prints, for :func:`rich.print`."""
-        text: Group = _presentation().rich_text(self)
+        text: Group = _above("presentation").rich_text(self)
         return text
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -73,10 +74,10 @@ class Presented:
 
     def _repr_html_(self) -> str:
         """Return what the command prints, for a notebook."""
-        html: str = _presentation().html(self)
+        html: str = _above("presentation").html(self)
         return html
 
 
-def _presentation() -> Any:
-    # By name: it stands above the models, and only this shows them.
-    return import_module("msatools.presentation")
+def _above(module: str) -> Any:
+    # By name: what shows the models stands above them.
+    return import_module(f"msatools.{module}")

@@ -195,7 +195,7 @@ def field_docs(model: type[Any]) -> dict[str, str]:
     """Return the docstrings of the fields of a model, with those it inherits."""
     docs: dict[str, str] = {}
     for each in reversed(model.__mro__):
-        if is_model(each):
+        if is_model(each) and names(each):
             docs |= _own_docs(each)
     return docs
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from msatools.kernel.report import Note, Report
+from msatools.model import names as fields_of
 from msatools.records import dataclass
 from msatools.render.json import dumps, show
 from msatools.target import Crash
@@ -99,7 +100,7 @@ def test_field_that_has_another_form_in_json(
     names: tuple[str, ...] | None, expected: int | None
 ) -> None:
     made = report()
-    common = {name: getattr(made, name) for name in names(Report)}
+    common = {name: getattr(made, name) for name in fields_of(Report)}
     formed = FormedReport(**common, names=names)
     assert json.loads(dumps(formed))["names"] == expected
 
