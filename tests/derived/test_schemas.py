@@ -8,7 +8,7 @@ All output that the tests parse is checked against them: see tests/support/calls
 import keyword
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import pytest
 import msatools
 from msatools.derived.schemas import file_name, schemas, text_of
 from msatools.kernel.report import ADDED
+from msatools.records import dataclass
 from msatools.registry import NAMES, load
 from msatools.reports.glossary import MEANINGS
 from msatools.reports.schema import Schema, field_docs, plain_text, schema_of
@@ -87,7 +88,8 @@ def test_every_meaning_is_used() -> None:
 def test_keys_are_names_of_fields() -> None:
     """Programs find a value by its JSON key; Python's keywords cannot be names."""
     sources = (path.read_text() for path in PACKAGE.rglob("*.py"))
-    renamed = [key for text in sources for key in re.findall('"key": "([^"]+)"', text)]
+    given = re.compile(r'field\((?:metadata=\{"key": |name=)"([^"]+)"')
+    renamed = [key for text in sources for key in given.findall(text)]
     assert len(renamed) > 5
     assert all(map(keyword.iskeyword, renamed)), renamed
 
