@@ -93,7 +93,7 @@ def _require(report: WhatisReport, args: argparse.Namespace) -> None:
 
 def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
     """Return the answers of a recording about the addresses that are named."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     answers = {answer.asked: answer for answer in report.answers}
     return replace(report, answers=tuple(answers[word] for word in args.operands))

@@ -120,7 +120,7 @@ def _model() -> type[ZombiesReport]:
 
 
 def _choose(report: ZombiesReport, args: argparse.Namespace) -> ZombiesReport:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from msatools.zombies.choose import choose
 

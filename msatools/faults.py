@@ -9,8 +9,9 @@ kernel, the dump or the command line: it is reported as ours.
 import traceback
 from types import FrameType
 
+from msgspec import Struct
+
 from msatools import __version__
-from msatools.records import dataclass
 
 EXIT_FAULT = 70
 """Exit status of a run with a fault; <sysexits.h> EX_SOFTWARE."""
@@ -22,8 +23,7 @@ _CALLS = f"{_PACKAGE}.selfdesc.find"
 """The module by which all others call drgn: a fault is at what calls it."""
 
 
-@dataclass(frozen=True)
-class OwnFault:
+class OwnFault(Struct, frozen=True):
     """One fault of msatools."""
 
     text: str

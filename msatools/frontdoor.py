@@ -138,7 +138,7 @@ def _write(text: str, out: TextIO) -> None:
 
 
 def _show_page(blocks: "Iterable[Block]", out: TextIO) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from msatools.cli.pager import is_usable, page
     from msatools.render import show

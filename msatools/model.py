@@ -1,40 +1,70 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is known of a model's class: its fields, their keys in JSON, and their marks."""
+"""Fields of models: their keys in JSON, and their marks.
 
-from collections.abc import Mapping
-from dataclasses import fields
+A model is a :class:`msgspec.Struct`. What JSON has of a field is said by marks beside
+its type::
+
+    cost: Annotated[Cost | None, ADDED] = None
+"""
+
+from collections.abc import Hashable, Mapping
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+
+class Mark(Struct, frozen=True):
+    """A mark of a field, within ``Annotated``."""
+
+    name: str
+    value: Hashable = True
 
 
 def names(model: Any) -> tuple[str, ...]:
     """Return the names of the fields of a model or its class, in order."""
-    return tuple(each.name for each in fields(model))
+    found: tuple[str, ...] = model.__struct_fields__
+    return found
 
 
 def keys(model: Any) -> tuple[str, ...]:
     """Return the keys of the fields in JSON, in order; most are the names."""
-    return tuple(each.metadata.get("key", each.name) for each in fields(model))
+    found: tuple[str, ...] = model.__struct_encode_fields__
+    return found
 
 
-def marks(model: Any) -> dict[str, Mapping[str, Any]]:
+def marks(model: type[Any]) -> dict[str, Mapping[str, Any]]:
     """Return the marks of each field by name."""
-    return {each.name: each.metadata for each in fields(model)}
+    return {
+        name: {
+            mark.name: mark.value
+            for mark in getattr(hint, "__metadata__", ())
+            if isinstance(mark, Mark)
+        }
+        for name, hint in hints(model).items()
+    }
 
 
-def hints(model: Any) -> dict[str, Any]:
+def hints(model: type[Any]) -> dict[str, Any]:
     """Return the annotation of each field as it is written."""
-    return {each.name: each.type for each in fields(model)}
+    found: dict[str, Any] = {}
+    for each in reversed(model.__mro__):
+        found |= getattr(each, "__annotations__", {})
+    return {name: found[name] for name in names(model)}
 
 
 def values(model: Any) -> dict[str, Any]:
     """Return the values of a model by name; they are not copied."""
-    return {each.name: getattr(model, each.name) for each in fields(model)}
+    found: dict[str, Any] = asdict(model)
+    return found
 
 
 def is_model(value: object) -> bool:
     """Return whether something is a model, or the class of one."""
-    return hasattr(value, "__dataclass_fields__")
+    if isinstance(value, Struct):
+        return True
+    return isinstance(value, type) and value is not Struct and issubclass(value, Struct)
 
 
 def hash_but(model: Any, name: str) -> int:

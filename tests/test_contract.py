@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -32,6 +31,7 @@ from drgn.commands import (
     run_command,
 )
 from drgn.helpers.linux.pid import for_each_task
+from msgspec.structs import replace
 
 import msatools
 from fixtures import lab

@@ -8,7 +8,6 @@ interval and at drgn's prompt.
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from importlib import import_module
 from itertools import count, cycle
 from typing import Any, NoReturn
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 from drgn import FaultError, Program
 from drgn.commands import CommandError
+from msgspec.structs import replace
 
 from msatools import report as report_package
 from msatools.cli.in_drgn import run_in_drgn

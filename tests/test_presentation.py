@@ -5,11 +5,11 @@
 import io
 import json
 import re
-from dataclasses import replace
 from html import unescape
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from msatools.cli.in_drgn import run_in_drgn

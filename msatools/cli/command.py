@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 if TYPE_CHECKING:
     # They take most of the time of --help to import.
@@ -39,8 +39,7 @@ class mutually_exclusive_group:  # noqa: N801
         self.required = required
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """The result of a command that reads no target."""
 
     document: "Document"
@@ -50,8 +49,7 @@ class Answer:
     """Whether something is missing, as :attr:`Command.problems` of a report."""
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(Struct, frozen=True):
     """The words that a command takes besides the target, in place of an interval.
 
     They are told from the target by their form alone: a file whose name looks like one
@@ -65,8 +63,7 @@ class Operands:
     """Returns whether a word has the form of one."""
 
 
-@dataclass(frozen=True)
-class Excluded:
+class Excluded(Struct, frozen=True):
     """Options that have no effect together with another: they are refused.
 
     Options that ask for more have their effect with ``--json`` as it is: it has that.
@@ -93,8 +90,7 @@ def _everything(report: R, args: argparse.Namespace) -> R:
     return report
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded(Generic[R]):
+class Recorded(Struct, Generic[R], frozen=True, kw_only=True):
     """How the reports of a command are recorded and replayed.
 
     A recording has complete reports, independent of the options that select parts:
@@ -125,8 +121,7 @@ class Recorded(Generic[R]):
         return next(given, None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command(Generic[R]):
+class Command(Struct, Generic[R], frozen=True, kw_only=True):
     """The description of a command."""
 
     name: str

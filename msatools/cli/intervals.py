@@ -5,21 +5,21 @@
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.cli.budget import Pace
 from msatools.errors import UNREADABLE
 from msatools.kernel.report import Note
 from msatools.kernel.session import Progress, R, Session
-from msatools.records import dataclass
 from msatools.target.kcore import MovedError
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Interval, number and cost of the reports."""
 
     interval_s: float

@@ -6,8 +6,9 @@ Nothing here reads a kernel or writes to the terminal.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from msatools.legends import Legend
 from msatools.render.blocks import Block, Cell, Span, Table, text

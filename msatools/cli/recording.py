@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from msgspec import Struct
+
 import msatools
 from msatools.cli.output import OutputError
 from msatools.errors import DamagedDataError
-from msatools.records import dataclass
 from msatools.target.errors import TargetError
 
 FORMAT = "msatools.recording/1"
@@ -50,8 +51,7 @@ class RecordingError(TargetError):
     """A file is not a recording, or cannot be read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
+class Header(Struct, frozen=True, kw_only=True):
     """The header of a recording."""
 
     format: str
@@ -62,8 +62,7 @@ class Header:
     """Version of msatools that wrote it."""
 
 
-@dataclass(frozen=True)
-class RecordedSample:
+class RecordedSample(Struct, frozen=True):
     """One report, and its time."""
 
     taken_s: float

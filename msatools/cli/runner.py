@@ -6,11 +6,12 @@ import contextlib
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
 from drgn import Program
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command
@@ -24,7 +25,6 @@ from msatools.errors import UNREADABLE
 from msatools.faults import OwnFault
 from msatools.kernel.report import Cost
 from msatools.kernel.session import Progress, R
-from msatools.records import dataclass
 from msatools.render import json
 from msatools.render.blocks import Block
 from msatools.selfdesc import BtfError
@@ -42,8 +42,7 @@ _SCREEN_ROWS = 10_000
 sorted by keys among."""
 
 
-@dataclass
-class RunResult(Generic[R]):
+class RunResult(Struct, Generic[R]):
     """The result so far, which is valid however the run ends."""
 
     last: R | None = None

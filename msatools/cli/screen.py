@@ -14,9 +14,10 @@ import tty
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TextIO, cast
+
+from msgspec.structs import replace
 
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost

@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from msatools.cli.command import argument
 from msatools.cli.main import EXIT_DONE, failed
 from msatools.cli.output import OutputClosed, output
@@ -25,11 +27,9 @@ from msatools.cli.usage import (
     Version,
     example_lines,
 )
-from msatools.records import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subcommand:
+class Subcommand(Struct, frozen=True, kw_only=True):
     """One thing that a group of subcommands does."""
 
     name: str
@@ -50,8 +50,7 @@ class Subcommand:
     """Does it, and returns the exit status; raises UsageError for contradictions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandGroup:
+class CommandGroup(Struct, frozen=True, kw_only=True):
     """A command whose first argument names what it does."""
 
     name: str

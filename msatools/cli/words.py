@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from msatools.cli.usage import UsageError
-from msatools.records import dataclass
 
 _MAX_INTERVAL_S = 1e8
 """Maximum interval, three years: below the limits of the system's clocks."""
@@ -18,8 +19,7 @@ _NUMBER = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Struct, frozen=True):
     """Values of the positional arguments."""
 
     target: str | None = None

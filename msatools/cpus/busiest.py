@@ -4,9 +4,10 @@
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from msatools.cpus.model import Irq
 from msatools.kernel.ranges import ranges
-from msatools.records import dataclass
 
 MOST = 0.5
 """Minimum share of all interrupts on one CPU that is reported."""
@@ -25,8 +26,7 @@ _TIMERS = ("timer", "arch_timer")
 boot, which says nothing of devices."""
 
 
-@dataclass(frozen=True)
-class BusiestCpu:
+class BusiestCpu(Struct, frozen=True):
     """The CPU that takes most interrupts of devices."""
 
     cpu: int

@@ -3,7 +3,8 @@
 """Select the requested part of a report of all CPUs. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.cpus.diagnostics import Known, findings
 from msatools.cpus.model import CpuSet, CpusReport, StackOfCpu

@@ -9,6 +9,7 @@ queues as in kernel/sched/core.c. Each per-CPU variable takes one read a CPU.
 from collections.abc import Mapping
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.cpus.counts import Counts, Numbers, believed, total
 from msatools.cpus.idle_time import (
@@ -39,7 +40,6 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
-from msatools.records import dataclass
 
 _QUEUE: Members = {
     "csw": ("nr_switches",),
@@ -67,8 +67,7 @@ _NAPS: Members = {
 }
 
 
-@dataclass(frozen=True)
-class CpuCounters:
+class CpuCounters(Struct, frozen=True):
     """Counters and times of each CPU, since boot or in an interval."""
 
     cpus: Numbers

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs
 from msatools.kernel.words import MAX_PLAUSIBLE
-from msatools.records import dataclass
 
 Numbers = npt.NDArray[np.int64]
 """One value a CPU."""
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """One number a CPU."""
 
     values: Numbers

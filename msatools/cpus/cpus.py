@@ -3,11 +3,12 @@
 """Collect reports of processor sets and per-CPU work of one kernel."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
 from drgn.helpers.linux.percpu import per_cpu
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.cpus.choose import choose, wanted_cpus
 from msatools.cpus.counters import CpuCounters, read_counters
@@ -53,7 +54,6 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.report import LossLog
 from msatools.kernel.session import KernelSession, Progress, quietly
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, ask_each, drgn_lookups, find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.describe import describe
@@ -101,8 +101,7 @@ def collect_cpus(
     return session.report(progress or quietly)
 
 
-@dataclass(frozen=True)
-class _CpuSample:
+class _CpuSample(Struct, frozen=True):
     """Everything that is read at one time."""
 
     counters: CpuCounters

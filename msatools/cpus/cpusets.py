@@ -13,6 +13,7 @@ from typing import Literal
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.cgroups import cgroup_paths
@@ -31,7 +32,6 @@ from msatools.kernel.structs import (
     read_structs,
 )
 from msatools.kernel.walks import list_records
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     find_symbol,
     find_type,
@@ -66,8 +66,7 @@ _MASKS = {
 }
 
 
-@dataclass(frozen=True)
-class Cpuset:
+class Cpuset(Struct, frozen=True):
     """One cpuset; ``None`` if this kernel does not keep a member."""
 
     address: int
@@ -111,8 +110,7 @@ class Cpuset:
     """``cpuset.sched_load_balance`` of v1."""
 
 
-@dataclass(frozen=True)
-class Cpusets:
+class Cpusets(Struct, frozen=True):
     """All cpusets."""
 
     all: tuple[Cpuset, ...]

@@ -7,9 +7,9 @@ it was read, and its growth is unknown.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.cpus.counters import CpuCounters
 from msatools.cpus.counts import Counts, counts

@@ -4,6 +4,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import Struct
+
 from msatools.cpus.busiest import MANY, MANY_SINCE_BOOT, busiest_cpu
 from msatools.cpus.model import (
     Cpu,
@@ -17,7 +19,6 @@ from msatools.cpus.model import (
 from msatools.cpus.sets import DEFAULT, PARTITIONS
 from msatools.cpus.stalls.model import Stall
 from msatools.kernel.ranges import ranges
-from msatools.records import dataclass
 from msatools.reports.units import duration
 
 LONG_NS = 1_000_000_000
@@ -41,8 +42,7 @@ _LINES = 5
 """Maximum number of findings of one kind; for further CPUs only numbers are shown."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
+class Known(Struct, frozen=True, kw_only=True):
     """The data of the findings."""
 
     cpus: Sequence[Cpu]

@@ -8,6 +8,8 @@ of them, such as isolated and offline ones, are in ``def_root_domain``.
 
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.cpumask import Cpus
 from msatools.kernel.losses import Loss
@@ -15,15 +17,13 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 from msatools.target.model import Address
 
 _RUN_QUEUE = {"domain": ("rd",)}
 
 
-@dataclass(frozen=True)
-class RootDomains:
+class RootDomains(Struct, frozen=True):
     """The root domain of each CPU."""
 
     by_cpu: MappingProxyType[int, int]

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.cpus.counts import Counts, Numbers, counts
 from msatools.errors import UNREADABLE, MissingError
@@ -22,7 +23,6 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, find_offset, lose_many
 from msatools.kernel.timekeeper import last_update
 from msatools.kernel.words import MAX_PLAUSIBLE
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_symbol, find_type, member_of
 
 # Bits of ``flags``: TS_FLAG_* macros of kernel/time/tick-sched.h. They were bit-fields
@@ -34,8 +34,7 @@ _TRIES = 4
 """Maximum attempts to read data that changes on a live kernel."""
 
 
-@dataclass(frozen=True)
-class IdleState:
+class IdleState(Struct, frozen=True):
     """Counted idle time of each CPU, and the start of its current idle period."""
 
     idle: Counts
@@ -74,8 +73,7 @@ def idle_times(
     )
 
 
-@dataclass(frozen=True)
-class TickRecords:
+class TickRecords(Struct, frozen=True):
     """The raw ``struct tick_sched`` of each CPU; zeros if unreadable."""
 
     type_: drgn.Type
@@ -115,8 +113,7 @@ def bits_at(records: npt.NDArray[np.uint8], bit: int) -> Booleans:
     return is_set
 
 
-@dataclass(frozen=True)
-class Ticks:
+class Ticks(Struct, frozen=True):
     """``struct tick_sched`` of each CPU: one value a CPU, 0 if unreadable."""
 
     idle_ns: Numbers | None

@@ -9,6 +9,7 @@ lists them as ``IPI0`` and so on.
 from collections.abc import Mapping
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.cpus.counts import Counts, counts
 from msatools.errors import UNREADABLE, MissingError
@@ -18,15 +19,13 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_symbol, find_type, offset_of
 
 _MOST = 16
 _TEXT_SIZE = 64
 
 
-@dataclass(frozen=True)
-class Ipis:
+class Ipis(Struct, frozen=True):
     """The interrupts by name; all empty except on arm64."""
 
     counts: Mapping[str, Counts]

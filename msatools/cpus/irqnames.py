@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
@@ -13,7 +14,6 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Booleans, read_structs
-from msatools.records import dataclass
 
 MAX_HANDLERS = 64
 """Maximum number of handlers of one interrupt that are read."""
@@ -32,8 +32,7 @@ _CHIP = {
 }
 
 
-@dataclass(frozen=True)
-class Chips:
+class Chips(Struct, frozen=True):
     """The ``struct irq_chip`` of each interrupt's controller."""
 
     names: tuple[str | None, ...]

@@ -8,12 +8,13 @@ affinity, after a write to smp_affinity or when a CPU goes offline.
 """
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.cpus.irqnames import IrqNames, handlers, read_chips
 from msatools.cpus.model import CpuSet, Irq, Vector
@@ -26,7 +27,6 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs, find_offset, read_structs
 from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable
 from msatools.tasks.text import KernelText, kernel_symbol
 
@@ -57,8 +57,7 @@ _DESC = {
 }
 
 
-@dataclass(frozen=True)
-class IrqTable:
+class IrqTable(Struct, frozen=True):
     """The interrupts that have a number, one row each, ascending."""
 
     cpus: npt.NDArray[np.int64]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import drgn
+from msgspec import Struct
 
 from msatools.cpus.domains import RootDomains
 from msatools.errors import LOST, UNREADABLE, MissingError
@@ -26,7 +27,6 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 
 _MAX_COMMAND_LINE = 1 << 16
@@ -39,8 +39,7 @@ _DOMAIN = ("HK_TYPE_DOMAIN_BOOT", "HK_TYPE_DOMAIN")
 _MANAGED_IRQ = ("HK_TYPE_MANAGED_IRQ",)
 
 
-@dataclass(frozen=True)
-class CpuMasks:
+class CpuMasks(Struct, frozen=True):
     """CPU masks; ``None`` if this kernel does not have one, or it is unreadable."""
 
     possible: Cpus

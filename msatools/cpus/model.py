@@ -7,13 +7,13 @@ an interval; states are those at its end.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Struct, field
 
 from msatools.cpus.plan_model import CpuPlan
 from msatools.cpus.stalls.model import Stalls
 from msatools.kernel.report import ADDED, Report
-from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Address
 
 SchedClass = Literal["stop", "deadline", "realtime", "fair", "ext", "idle"]
@@ -48,17 +48,15 @@ invalid one, a cpuset that only limits its tasks; or a word of the command line.
 # --- each CPU
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class Running(Struct, frozen=True, kw_only=True):
     """The task that a CPU runs."""
 
     pid: int
     comm: str
-    sched_class: SchedClass = field(metadata={"key": "class"})
+    sched_class: SchedClass = field(name="class")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cpu:
+class Cpu(Struct, frozen=True, kw_only=True):
     """One CPU: psrinfo's and mpstat's row. ``None`` if the kernel does not keep a
     value, or it could not be read."""
 
@@ -89,10 +87,10 @@ class Cpu:
     csw: int | None
     """Context switches."""
 
-    icsw: int | None = field(default=None)
+    icsw: int | None = None
     """Involuntary context switches of tasks that were last on it; on request."""
 
-    migr: int | None = field(default=None)
+    migr: int | None = None
     """Migrations of tasks that are on it now; on request."""
 
     smtx: None = None
@@ -130,8 +128,7 @@ class Cpu:
     processor: "Processor"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Processor:
+class Processor(Struct, frozen=True, kw_only=True):
     """Description of a CPU: psrinfo -v."""
 
     active: bool | None
@@ -168,13 +165,12 @@ class Processor:
 # --- run queues
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunnableTask:
+class RunnableTask(Struct, frozen=True, kw_only=True):
     """A task on a run queue."""
 
     pid: int
     comm: str
-    sched_class: SchedClass = field(metadata={"key": "class"})
+    sched_class: SchedClass = field(name="class")
     policy: str
     """The policy without ``SCHED_``, as chrt shows it: ``OTHER``, ``FIFO``."""
 
@@ -196,12 +192,11 @@ class RunnableTask:
     throttled: bool
     """Whether its group (or class) has used up its quota."""
 
-    throttle: str | None = field(default=None, metadata=ADDED)
+    throttle: Annotated[str | None, ADDED] = None
     """Why it is throttled, as in ``throttled by the quota of /batch (1ms each 1s)``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunQueue:
+class RunQueue(Struct, frozen=True, kw_only=True):
     """The run queue of one CPU."""
 
     cpu: int
@@ -230,12 +225,11 @@ class RunQueue:
     panicked: bool
     """Whether the kernel panicked on this CPU."""
 
-    doing: str | None = field(default=None, metadata=ADDED)
+    doing: Annotated[str | None, ADDED] = None
     """In a dump: ``user mode``, or ``kernel`` or ``interrupt`` and the function."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackOfCpu:
+class StackOfCpu(Struct, frozen=True, kw_only=True):
     """The stack of a CPU in a dump, down to user mode."""
 
     cpu: int
@@ -251,8 +245,7 @@ class StackOfCpu:
 # --- sets
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoundTask:
+class BoundTask(Struct, frozen=True, kw_only=True):
     """A task and the CPUs that it may run on."""
 
     pid: int
@@ -269,8 +262,7 @@ class BoundTask:
     """Whether it is a kernel thread."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SetTasks:
+class SetTasks(Struct, frozen=True, kw_only=True):
     """The tasks of a set."""
 
     members: int
@@ -287,8 +279,7 @@ class SetTasks:
     """Number of per-CPU kernel threads of its CPUs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CpuSet:
+class CpuSet(Struct, frozen=True, kw_only=True):
     """A set of CPUs, in force or only requested."""
 
     name: str
@@ -329,14 +320,13 @@ class CpuSet:
     irqs_managed: int
     """Number of the latter whose affinity only the kernel sets."""
 
-    tasks: SetTasks | None = field(default=None, metadata=ADDED)
+    tasks: Annotated[SetTasks | None, ADDED] = None
 
 
 # --- interrupts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Irq:
+class Irq(Struct, frozen=True, kw_only=True):
     """An interrupt of a device."""
 
     irq: int
@@ -362,16 +352,15 @@ class Irq:
     time_ns: None = None
     """Time in handlers, which Linux does not keep."""
 
-    disabled: bool = field(default=False, metadata=ADDED)
+    disabled: Annotated[bool, ADDED] = False
     """Whether it was disabled after it had been started, and cannot come."""
 
-    functions: tuple[str, ...] = field(default=(), metadata=ADDED)
+    functions: Annotated[tuple[str, ...], ADDED] = ()
     """Functions of its handlers, in the order of their names, with their modules:
     ``nvme_irq [nvme]``. Of one that only wakes its thread it is the thread's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Vector:
+class Vector(Struct, frozen=True, kw_only=True):
     """Interrupts of the architecture of one kind, or softirqs."""
 
     name: str
@@ -383,8 +372,7 @@ class Vector:
     """Sum over all CPUs; ``None`` if a part is unreadable."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Storm:
+class Storm(Struct, frozen=True, kw_only=True):
     """Much work for a CPU, and the function that makes it."""
 
     kind: str
@@ -405,22 +393,21 @@ class Storm:
     share of those looked at that are of this function. Of packets: the dropped share.
     """
 
-    waiting: int | None = field(default=None, metadata=ADDED)
+    waiting: Annotated[int | None, ADDED] = None
     """Number of callbacks of RCU that wait on that CPU, of all functions, or of packets
     that were dropped there."""
 
-    irq: int | None = field(default=None, metadata=ADDED)
+    irq: Annotated[int | None, ADDED] = None
     """Number of the interrupt, if it is one."""
 
-    device: str | None = field(default=None, metadata=ADDED)
+    device: Annotated[str | None, ADDED] = None
     """Name of the network device that is polled."""
 
 
 # --- the report
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnostic:
+class Diagnostic(Struct, frozen=True, kw_only=True):
     """A finding about the partitioning of CPUs, in one line."""
 
     code: str
@@ -435,12 +422,11 @@ class Diagnostic:
     advice: str | None
     """The command that fixes it, if there is one."""
 
-    evidence: tuple[str, ...] = field(default=(), metadata=UNLISTED)
+    evidence: Annotated[tuple[str, ...], UNLISTED] = ()
     """Facts that it stands on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpusReport(Report):
+class CpusReport(Report, frozen=True, kw_only=True):
     """Processor sets and per-CPU work."""
 
     schema: ClassVar[str] = "msatools.cpus/1"
@@ -452,21 +438,21 @@ class CpusReport(Report):
     sets: tuple[CpuSet, ...]
     run_queues: tuple[RunQueue, ...]
     findings: tuple[Diagnostic, ...]
-    irqs: tuple[Irq, ...] | None = field(default=None, metadata=ADDED)
-    vectors: tuple[Vector, ...] | None = field(default=None, metadata=ADDED)
-    softirqs: tuple[Vector, ...] | None = field(default=None, metadata=ADDED)
+    irqs: Annotated[tuple[Irq, ...] | None, ADDED] = None
+    vectors: Annotated[tuple[Vector, ...] | None, ADDED] = None
+    softirqs: Annotated[tuple[Vector, ...] | None, ADDED] = None
     nodes: Sequence[int] = ()
     """Online NUMA nodes."""
 
-    stalls: Stalls | None = field(default=None, metadata=ADDED)
+    stalls: Annotated[Stalls | None, ADDED] = None
     """What stands still, and the evidence; on request (``--stalls``)."""
 
-    storms: tuple[Storm, ...] | None = field(default=None, metadata=ADDED)
+    storms: Annotated[tuple[Storm, ...] | None, ADDED] = None
     """Work of which some CPUs have far more than others need, if there is such."""
 
-    stacks: tuple[StackOfCpu, ...] | None = field(default=None, metadata=ADDED)
+    stacks: Annotated[tuple[StackOfCpu, ...] | None, ADDED] = None
     """The stack of each CPU; on request (``--stacks``), and only of a dump: those of a
     running kernel move."""
 
-    plan: CpuPlan | None = field(default=None, metadata=ADDED)
+    plan: Annotated[CpuPlan | None, ADDED] = None
     """The plan to set some CPUs apart, if asked for."""

@@ -2,11 +2,10 @@
 
 """Options of msa-cpus."""
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class CpusOptions:
+class CpusOptions(Struct, frozen=True):
     """What to read and report."""
 
     cpus: frozenset[int] | None = None

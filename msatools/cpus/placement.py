@@ -3,12 +3,13 @@
 """The CPUs that each thread may run on, its set, and straying threads."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import BoundTask, CpuSet, SetTasks
@@ -19,7 +20,6 @@ from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
-from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups, read_cpuset_groups
@@ -30,8 +30,7 @@ PF_NO_SETAFFINITY = 0x04000000
 Numbers = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class Affinities:
+class Affinities(Struct, frozen=True):
     """The affinity of each thread."""
 
     masks: Masks
@@ -103,8 +102,7 @@ def place(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True, dict=True):
     """The threads by set; see :func:`place` for the terms.
 
     Sets are numbered in their order; 0 is the default set. Arrays are by mask (one

@@ -4,11 +4,10 @@
 
 from typing import Literal
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanStep:
+class PlanStep(Struct, frozen=True, kw_only=True):
     """One part of a plan to set CPUs apart."""
 
     name: Literal["partition", "interrupts", "workqueues", "boot"]
@@ -21,8 +20,7 @@ class PlanStep:
     """Lines for a shell; of ``boot`` words for the kernel's command line."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanRest:
+class PlanRest(Struct, frozen=True, kw_only=True):
     """What stays on the CPUs of a plan all the same."""
 
     name: Literal[
@@ -46,8 +44,7 @@ class PlanRest:
     """IDs of the tasks, if it is some."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CpuPlan:
+class CpuPlan(Struct, frozen=True, kw_only=True):
     """A plan to set CPUs apart, which is printed and never run."""
 
     cpus: tuple[int, ...]

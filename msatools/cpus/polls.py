@@ -16,6 +16,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -25,7 +26,6 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_structs
 from msatools.kernel.walks import list_nodes
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_symbol, find_type, object_at, offset_of
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
@@ -49,8 +49,7 @@ _COUNTS: Members = {
 }
 
 
-@dataclass(frozen=True)
-class Poll:
+class Poll(Struct, frozen=True):
     """What a CPU polls, or has polled last."""
 
     function: int
@@ -60,8 +59,7 @@ class Poll:
     """Name of the network device; ``None`` if unknown."""
 
 
-@dataclass(frozen=True)
-class PacketCounts:
+class PacketCounts(Struct, frozen=True):
     """Packets of one CPU, as in /proc/net/softnet_stat."""
 
     processed: int

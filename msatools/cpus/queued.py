@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.cpus.model import SchedClass
 from msatools.errors import UNREADABLE
@@ -29,7 +30,6 @@ from msatools.kernel.structs import (
     read_structs,
 )
 from msatools.kernel.walks import list_records, tree_records
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, offset_of
 
 _PRIORITIES = 100
@@ -75,8 +75,7 @@ _TRIES = 3
 """Maximum attempts to walk a list of a live kernel, which may change meanwhile."""
 
 
-@dataclass(frozen=True)
-class QueuedTask:
+class QueuedTask(Struct, frozen=True):
     """A task on a run queue: running, waiting, or a delayed sleeper."""
 
     address: int
@@ -84,8 +83,7 @@ class QueuedTask:
     throttled: bool = False
 
 
-@dataclass(frozen=True)
-class RunQueueLists:
+class RunQueueLists(Struct, frozen=True):
     """``struct rq`` of each CPU, in the order of ``PerCpu.cpus``."""
 
     rq: Structs

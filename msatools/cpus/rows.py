@@ -10,16 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.cpus.counts import Counts, counts
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import Cpu, Processor, Running, RunQueue, State
-from msatools.records import dataclass
 from msatools.tasks.table import TaskTable
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
+class Parts(Struct, frozen=True, kw_only=True):
     """Data of the CPUs."""
 
     cpus: Sequence[int]

@@ -8,9 +8,10 @@ with exclusive CPUs. Other cpusets only limit their tasks. ``isolcpus=`` and
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from drgn.helpers.linux.nodemask import for_each_online_node
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.cpus.cpusets import Cpuset, Cpusets, Nodes, read_cpusets
 from msatools.cpus.domains import RootDomains
@@ -22,7 +23,6 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask_each
 
 DEFAULT = "default"
@@ -105,8 +105,7 @@ def _by_rank(sets: Sequence[CpuSet]) -> Iterator[CpuSet]:
             yield one
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Made:
+class _Made(Struct, frozen=True, kw_only=True):
     """A set before its root domain is known."""
 
     name: str

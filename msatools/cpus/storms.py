@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.cpus.irqs import IrqTable, handler_names
 from msatools.cpus.model import Cpu, CpusReport, RunQueue, Storm, Vector
@@ -26,7 +27,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.kernel.words import MAX_PLAUSIBLE
-from msatools.records import dataclass
 from msatools.tasks.text import KernelText
 
 TASKLETS_A_SECOND = 5_000
@@ -73,8 +73,7 @@ _Row = tuple[str, Mapping[int, int], float, Callable[[int], "_Source | None"]]
 its source on a CPU."""
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(Struct, frozen=True):
     """What makes the work."""
 
     function: str

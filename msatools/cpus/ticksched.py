@@ -7,6 +7,7 @@ kernel/time/tick-sched.c, kernel/time/hrtimer.c
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.cpus.idle_time import TickRecords, bits_at, read_tick_records
 from msatools.errors import LOST
@@ -17,15 +18,13 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
 from msatools.kernel.words import MAX_PLAUSIBLE
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of, offset_of
 
 _FAR_NS = 1_000_000_000
 """Much more than jiffies, or the last tick of a busy CPU, may lag."""
 
 
-@dataclass(frozen=True)
-class TickSched:
+class TickSched(Struct, frozen=True):
     """One value a CPU, in the order of ``PerCpu.cpus``."""
 
     stopped: tuple[bool | None, ...]

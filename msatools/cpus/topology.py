@@ -2,10 +2,10 @@
 
 """Topology of the CPUs: /sys/devices/system/cpu/cpuN/topology and node."""
 
-from dataclasses import replace
-
 import drgn
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import MissingError
 from msatools.kernel.cpumask import Cpus, cpus_of, is_pointer, masks_at
@@ -14,7 +14,6 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, lose_many, read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 _X86: Members = {
@@ -32,8 +31,7 @@ _X86: Members = {
 _ARM64: Members = {"package": ("package_id",), "core": ("core_id",)}
 
 
-@dataclass(frozen=True)
-class CpuPlace:
+class CpuPlace(Struct, frozen=True):
     """Topology of one CPU; ``None`` if unknown."""
 
     package: int | None = None

@@ -7,7 +7,8 @@ architectures count their own interrupts like those of devices.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from msatools.cpus.counts import Counts, believed, counts, total
 from msatools.cpus.ipis import read_ipis
@@ -20,7 +21,6 @@ from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_symbol, find_type, member_of
 
 # Columns: name in /proc/interrupts, in its order; ``+`` if it is included in ``intr``
@@ -66,8 +66,7 @@ CALLS = "CAL"
 FLUSHES = "TLB"
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(Struct, frozen=True):
     """One line of the table."""
 
     name: str
@@ -85,8 +84,7 @@ def _kind(line: str) -> _Kind:
 _KINDS = [_kind(line) for line in _TABLE.strip().splitlines()]
 
 
-@dataclass(frozen=True)
-class Vectors:
+class Vectors(Struct, frozen=True):
     """Interrupts of the CPUs' own, by name as in /proc/interrupts."""
 
     counts: Mapping[str, Counts]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.cpus.counts import Counts, Numbers, counts
 from msatools.errors import LOST, MissingError
@@ -21,7 +22,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
 from msatools.kernel.words import MAX_PLAUSIBLE
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable
 
 _NICE_0 = 120
@@ -45,8 +45,7 @@ _TASK: Members = {
 _QUEUE: Members = {"current": ("curr",)}
 
 
-@dataclass(frozen=True)
-class Vtime:
+class Vtime(Struct, frozen=True):
     """``struct vtime`` of the running task of each CPU."""
 
     exact: Booleans

@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from msatools.cli.arguments import make_parser
 from msatools.cli.command import Command
 from msatools.cli.maybe_file import MaybeFile
 from msatools.cli.subcommands import CommandGroup, Subcommand, make_group_parser
 from msatools.cli.values import UnknownName
-from msatools.records import dataclass
 
 Value = Literal["none", "file", "maybe file", "choice", "names", "other"]
 """Values of an option: none, a file, perhaps a file, one of some names, a list of them
@@ -21,8 +22,7 @@ _FILES = frozenset(("FILE", "PATH", "VMLINUX", "ADDR", "A", "B"))
 """Names of values that are files; the address of a guest is one of a socket."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+class Option(Struct, frozen=True, kw_only=True):
     """One option of a command."""
 
     flags: tuple[str, ...]

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 
+from msgspec import Struct
+
 from msatools.fleet.model import Bucket, FleetDump, FleetReport, FleetVerdict
 from msatools.fleet.store import Results
-from msatools.records import dataclass
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -24,8 +25,7 @@ SELECT result, code, severity, confidence, "text" FROM verdicts ORDER BY result,
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """Which dumps are wanted; ``None`` for all."""
 
     host: str | None = None

@@ -19,9 +19,9 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.dataset as pds
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from msatools.fleet.model import FleetNote
-from msatools.records import dataclass
 
 _VERDICTS = b"msatools.verdicts"
 """Key in the metadata of a file of ``dumps``: the number of their verdicts."""
@@ -30,8 +30,7 @@ _NAME = re.compile(r"(?P<batch>[^.]+)\.(?P<checksum>[0-9a-f]{8})\.parquet")
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Footer:
+class _Footer(Struct, frozen=True, kw_only=True):
     """What the end of a file says."""
 
     rows: int

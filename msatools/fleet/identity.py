@@ -13,8 +13,9 @@ import re
 import stat
 import struct
 
+from msgspec import Struct
+
 from msatools.errors import DamagedDataError
-from msatools.records import dataclass
 from msatools.target import kdump
 from msatools.target.splitparts import SUB_HEADER_BYTES, common
 
@@ -36,8 +37,7 @@ END_S = 1 << 33
 """Times are before the year 2242, so that they fit into 64 bits in ns."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(Struct, frozen=True, kw_only=True):
     """A dump file, and what its first part says about the crash."""
 
     path: str

@@ -3,17 +3,17 @@
 """What is known of a fleet: its dumps, and the buckets that they fall into."""
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Struct
 
 from msatools.fleet.single import State
-from msatools.records import dataclass
+from msatools.model import Mark
 
-_UNLISTED = {"unlisted": True}
+_UNLISTED = Mark("unlisted")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetVerdict:
+class FleetVerdict(Struct, frozen=True, kw_only=True):
     """A verdict of a report, without its evidence."""
 
     code: str
@@ -29,8 +29,7 @@ class FleetVerdict:
     """One sentence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FleetDump:
+class FleetDump(Struct, frozen=True, kw_only=True):
     """One dump, and what came of it."""
 
     path: str
@@ -61,16 +60,15 @@ class FleetDump:
     fingerprint: str | None
     """Of the crash: see docs/guides/fingerprints.md; ``None`` if there was none."""
 
-    time_ns: int | None = field(metadata=_UNLISTED)
-    cause: str | None = field(metadata=_UNLISTED)
-    function: str | None = field(metadata=_UNLISTED)
-    module: str | None = field(metadata=_UNLISTED)
-    is_truncated: bool = field(metadata=_UNLISTED)
-    verdicts: tuple[FleetVerdict, ...] = field(metadata=_UNLISTED)
+    time_ns: Annotated[int | None, _UNLISTED]
+    cause: Annotated[str | None, _UNLISTED]
+    function: Annotated[str | None, _UNLISTED]
+    module: Annotated[str | None, _UNLISTED]
+    is_truncated: Annotated[bool, _UNLISTED]
+    verdicts: Annotated[tuple[FleetVerdict, ...], _UNLISTED]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bucket:
+class Bucket(Struct, frozen=True, kw_only=True):
     """Dumps that have one thing in common: they are most likely of one bug."""
 
     fingerprint: str | None
@@ -113,12 +111,11 @@ class Bucket:
     days: Mapping[str, int]
     """Number of dumps by day (UTC); without those whose time is not known."""
 
-    first_ns: int | None = field(metadata=_UNLISTED)
-    last_ns: int | None = field(metadata=_UNLISTED)
+    first_ns: Annotated[int | None, _UNLISTED]
+    last_ns: Annotated[int | None, _UNLISTED]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetNote:
+class FleetNote(Struct, frozen=True, kw_only=True):
     """One fact that limits how far the results can be trusted."""
 
     code: str
@@ -129,8 +126,7 @@ class FleetNote:
     """One sentence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FleetReport:
+class FleetReport(Struct, frozen=True, kw_only=True):
     """The dumps of a fleet, and their buckets."""
 
     schema: ClassVar[str] = "msatools.fleet/1"
@@ -143,7 +139,7 @@ class FleetReport:
     buckets: tuple[Bucket, ...]
     """The largest first."""
 
-    states: Mapping[str, int] = field(metadata=_UNLISTED)
+    states: Annotated[Mapping[str, int], _UNLISTED]
     """Number of dumps by state."""
 
     @property

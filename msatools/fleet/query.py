@@ -5,9 +5,10 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from msatools.fleet.errors import FleetError
 from msatools.fleet.store import Results
-from msatools.records import dataclass
 
 if TYPE_CHECKING:
     import duckdb
@@ -16,8 +17,7 @@ _REACH = "a query reaches the tables dumps and verdicts alone"
 _HINT = "msa-fleet sql RESULTS 'DESCRIBE dumps' lists the columns"
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueryResult:
+class QueryResult(Struct, frozen=True, kw_only=True):
     """Names of the columns, and the rows."""
 
     columns: tuple[str, ...]

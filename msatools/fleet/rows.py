@@ -6,13 +6,14 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 import msatools
 from msatools.fleet.identity import END_S, Identity
 from msatools.fleet.single import NO_REPORT, Outcome, parse_report
-from msatools.records import dataclass
 
 Row = Mapping[str, object]
 
@@ -23,8 +24,7 @@ _CODE = re.compile("[a-z][a-z0-9-]{0,39}")
 """What the code of a verdict looks like."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Struct, frozen=True, kw_only=True):
     """The rows of one dump."""
 
     dump: Row

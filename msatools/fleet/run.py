@@ -9,11 +9,11 @@ import queue
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
 from functools import partial
 from typing import NamedTuple
 
 from distributed import Client, Future
+from msgspec import Struct, field
 
 from msatools.fleet.cluster import replace_lost, workers_of
 from msatools.fleet.errors import FleetError
@@ -21,7 +21,6 @@ from msatools.fleet.identity import Identity, identify, unknown
 from msatools.fleet.rows import VERSION, Result, result_of
 from msatools.fleet.single import Outcome, State
 from msatools.fleet.store import Results
-from msatools.records import dataclass
 
 Report = Callable[[str], Outcome]
 """Returns what came of the dump at a path; workers import it by its name."""
@@ -41,8 +40,7 @@ _MAX_LINE = 1000
 _FLUSH_ROWS = 1000
 
 
-@dataclass
-class Progress:
+class Progress(Struct):
     """How far a run is."""
 
     total: int

@@ -18,8 +18,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from msgspec import Struct
+
 import msatools
-from msatools.records import dataclass
 
 State = Literal["done", "failed", "timeout", "crashed"]
 """``done``: there is a report; ``failed``: the dump cannot be opened or read;
@@ -53,16 +54,14 @@ _POLL_S = 0.5
 _CHUNK = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
+class Bounds(Struct, frozen=True, kw_only=True):
     """What reading one dump may take."""
 
     memory_bytes: int
     seconds: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """What came of one dump."""
 
     state: State

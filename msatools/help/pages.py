@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 from pathlib import Path
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 _PLACES = (Path(__file__).parents[1] / "docs", Path(__file__).parents[2] / "docs")
 """Where the documentation is: within the package, or beside it in the source."""
@@ -16,8 +16,7 @@ _FOLDERS = ("commands", "guides")
 _EXAMPLE = re.compile(r"^```console[^\n]*\n(.*?)^```$", re.M | re.S)
 
 
-@dataclass(frozen=True)
-class HelpPage:
+class HelpPage(Struct, frozen=True, dict=True):
     """A page in Markdown."""
 
     path: Path

@@ -10,11 +10,11 @@ import struct
 from typing import NamedTuple
 
 import drgn
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_symbol, find_type
 
 _COUNT = struct.Struct("<i")
@@ -25,8 +25,7 @@ class _Switch(NamedTuple):
     address: int
 
 
-@dataclass(frozen=True)
-class Accounting:
+class Accounting(Struct, frozen=True):
     """The switches at one moment."""
 
     schedstats: bool | None

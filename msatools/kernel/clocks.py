@@ -18,6 +18,7 @@ from typing import NamedTuple
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.cpumask import online_cpus
@@ -27,7 +28,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.timekeeper import last_update
 from msatools.kernel.words import MAX_PLAUSIBLE, U64
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_symbol, find_type, find_variable, offset_of
 
 Nanoseconds = npt.NDArray[np.int64]
@@ -37,8 +37,7 @@ _S64 = struct.Struct("<q")
 _DIFFERENCE = "how CLOCK_MONOTONIC differs from the others"
 
 
-@dataclass(frozen=True)
-class Clocks:
+class Clocks(Struct, frozen=True):
     """The clocks at one moment."""
 
     local_ns: int

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.live_lists import changing_list
@@ -26,7 +27,6 @@ from msatools.kernel.structs import (
     read_structs,
     struct_layout,
 )
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
 MAX_OPEN = 1 << 20
@@ -74,8 +74,7 @@ def _file_members(columns: Iterable[str]) -> Members:
     return {name: FILE[name] for name in columns}
 
 
-@dataclass(frozen=True)
-class DescriptorTables:
+class DescriptorTables(Struct, frozen=True):
     """The descriptor tables of some tasks, one row per task."""
 
     files: Addresses
@@ -255,8 +254,7 @@ def _rows(
 _RINGS = ("io_uring", "perf_event_list")
 
 
-@dataclass(frozen=True)
-class FileTables:
+class FileTables(Struct, frozen=True):
     """Pointers in the ``struct task_struct`` of each thread group leader."""
 
     files: Addresses

@@ -3,13 +3,12 @@
 """Converts jiffies, the kernel's count of ticks, to times."""
 
 import drgn
+from msgspec import Struct
 
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 
 
-@dataclass(frozen=True)
-class Jiffies:
+class Jiffies(Struct, frozen=True):
     """The count of ticks at its last update."""
 
     tick_ns: int

@@ -7,18 +7,17 @@ to the root mount.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 Place = tuple[int, int]
@@ -80,8 +79,7 @@ class _Mount(NamedTuple):
     mountpoint: int
 
 
-@dataclass
-class Paths:
+class Paths(Struct, dict=True):
     """The paths of one kernel; entries and mounts are read once."""
 
     reader: Reader

@@ -3,26 +3,24 @@
 """Addresses of per-CPU variables (include/linux/percpu-defs.h, mm/percpu.c)."""
 
 from collections.abc import Sequence
-from dataclasses import field
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 
 _OFFSET_BYTES = 8
 """Bytes of an element of ``__per_cpu_offset``, an unsigned long."""
 
 
-@dataclass(frozen=True)
-class PerCpu:
+class PerCpu(Struct, frozen=True):
     """The CPUs that can ever be online, and the offsets of their variables."""
 
     prog: drgn.Program

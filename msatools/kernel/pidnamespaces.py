@@ -5,6 +5,7 @@
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
@@ -12,7 +13,6 @@ from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 MAX_LEVEL = 32
@@ -40,8 +40,7 @@ _PID = {"level": ("level",), "space": ("numbers[0].ns",)}
 _UPID = {"nr": ("nr",), "space": ("ns",)}
 
 
-@dataclass(frozen=True)
-class PidNamespace:
+class PidNamespace(Struct, frozen=True):
     """A ``struct pid_namespace``."""
 
     address: int

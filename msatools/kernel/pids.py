@@ -11,6 +11,7 @@ there are.
 from collections.abc import Container, Iterable
 
 import drgn
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
@@ -18,7 +19,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import unsigned
 from msatools.kernel.xarray import XArray
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 from msatools.target.errors import TargetError
 
@@ -95,8 +95,7 @@ def _initial(prog: drgn.Program) -> int:
     return address
 
 
-@dataclass(frozen=True)
-class _PidLayout:
+class _PidLayout(Struct, frozen=True):
     """Offsets of members."""
 
     tree: int

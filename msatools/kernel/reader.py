@@ -11,10 +11,10 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mm import totalram_pages
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError
 from msatools.kernel.words import PAGE
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_variable
 from msatools.target.linear import direct_map
 
@@ -75,8 +75,7 @@ def first_of_each(ascending: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return first
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """A part of a range that could not be read."""
 
     offset: int

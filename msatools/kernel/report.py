@@ -5,15 +5,14 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
-from types import MappingProxyType
-from typing import ClassVar, TypedDict
+from typing import Annotated, ClassVar, TypedDict
 
 from drgn import Program
+from msgspec import Struct, field
 
 from msatools.faults import OwnFault
 from msatools.kernel.losses import Loss, is_loss
-from msatools.records import dataclass
+from msatools.model import Mark
 from msatools.reports.presented import Presented
 from msatools.selfdesc import refusals
 from msatools.target.model import UNLISTED, Target
@@ -21,7 +20,7 @@ from msatools.target.model import UNLISTED, Target
 _LOGS = "msatools.logs"
 """Key of the program's cache."""
 
-ADDED = MappingProxyType({"added": True})
+ADDED = Mark("added")
 """
 Metadata of a field that is present on request only.
 
@@ -30,8 +29,7 @@ any other field means that the kernel does not keep it, and is null in JSON.
 """
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """One fact that limits how far a report can be trusted."""
 
     code: str
@@ -41,8 +39,7 @@ class Note:
     """One sentence."""
 
 
-@dataclass
-class LossLog:
+class LossLog(Struct):
     """The notes and the coverage that a collector gathers for its report."""
 
     coverage: Counter[str] = field(default_factory=Counter)
@@ -154,8 +151,7 @@ def noting_refusals(prog: Program, losses: LossLog) -> Iterator[None]:
         losses.lose(Loss.TYPES, f"{name} is left out: {why}", about=name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(Struct, frozen=True, kw_only=True):
     """Cost of one of several samples, on the machine that msatools runs on."""
 
     cpu_ns: int
@@ -171,8 +167,7 @@ class Cost:
     """Peak resident memory of this process; ``None`` if /proc does not show it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report(Presented):
+class Report(Presented, Struct, frozen=True, kw_only=True):
     """The head of every report; subclasses add the payload."""
 
     schema: ClassVar[str]
@@ -189,10 +184,10 @@ class Report(Presented):
 
     notes: tuple[Note, ...]
 
-    cost: Cost | None = field(default=None, metadata=ADDED)
+    cost: Annotated[Cost | None, ADDED] = None
     """Cost of the sample; ``None`` for a report without an interval."""
 
-    faults: tuple[OwnFault, ...] = field(default=(), metadata=UNLISTED)
+    faults: Annotated[tuple[OwnFault, ...], UNLISTED] = ()
     """Faults of msatools that cost a part of the report."""
 
 

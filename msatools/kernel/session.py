@@ -4,10 +4,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 from drgn import Program
+from msgspec.structs import replace
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Head, Report, log_of, noting_refusals, ns_between

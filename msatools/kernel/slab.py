@@ -11,6 +11,7 @@ from typing import Any
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import enumerators
@@ -20,7 +21,6 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_struct, read_structs, struct_layout
 from msatools.kernel.walks import list_records, tree_records
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_constant,
@@ -57,8 +57,7 @@ _CACHE: Members = {
 }
 
 
-@dataclass(frozen=True)
-class SlabCache:
+class SlabCache(Struct, frozen=True):
     """A ``struct kmem_cache``."""
 
     address: int

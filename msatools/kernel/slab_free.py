@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.nodemask import for_each_online_node
+from msgspec import Struct
 
 from msatools.errors import LOST, MissingError
 from msatools.kernel.losses import Loss
@@ -22,7 +23,6 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, find_offset, read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask_each, find_type
 
 Counts = npt.NDArray[np.int64]
@@ -99,8 +99,7 @@ def _on_lists(reader: Reader, known: Structs, losses: LossLog) -> Counts:
     return _sum_rows(lengths, cpus)
 
 
-@dataclass(frozen=True)
-class _Links:
+class _Links(Struct, frozen=True):
     """Format of the links between the free objects of each list."""
 
     offsets: Addresses
@@ -169,8 +168,7 @@ def _in_barns(
     return total
 
 
-@dataclass(frozen=True)
-class _Values:
+class _Values(Struct, frozen=True):
     """One member of many structures."""
 
     values: Addresses

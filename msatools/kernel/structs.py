@@ -10,6 +10,7 @@ from typing import Any
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import (
     DamagedDataError,
@@ -19,15 +20,13 @@ from msatools.errors import (
 from msatools.kernel.losses import struct_key
 from msatools.kernel.reader import MAX_READ, Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import drgn_lookups, find_type, member_of, offset_of
 from msatools.selfdesc.lookups import note_member
 
 Booleans = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class WordArray:
+class WordArray(Struct, frozen=True):
     """A member that is read whole as 64-bit words, such as a mask or list heads."""
 
     members: tuple[str, ...]
@@ -42,8 +41,7 @@ The member's type determines the width and the sign of the column: see
 """
 
 
-@dataclass(frozen=True)
-class Structs:
+class Structs(Struct, frozen=True):
     """Members of many structures, one row for each requested address."""
 
     columns: Mapping[str, npt.NDArray[Any]]
@@ -116,8 +114,7 @@ _INTEGERS = (drgn.TypeKind.INT, drgn.TypeKind.BOOL, drgn.TypeKind.POINTER)
 _WRAPPERS = (drgn.TypeKind.TYPEDEF, drgn.TypeKind.ENUM, drgn.TypeKind.ARRAY)
 
 
-@dataclass(frozen=True)
-class StructLayout:
+class StructLayout(Struct, frozen=True, dict=True):
     """The part of a structure from the first to the last of some members."""
 
     start: int

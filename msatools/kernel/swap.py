@@ -3,14 +3,13 @@
 """How much swap there is (mm/swapfile.c)."""
 
 import drgn
+from msgspec import Struct
 
 from msatools.errors import LOST
-from msatools.records import dataclass
 from msatools.selfdesc.find import drgn_lookups, find_variable
 
 
-@dataclass(frozen=True)
-class Swap:
+class Swap(Struct, frozen=True):
     """All swap devices and files; ``None`` if unknown, or without CONFIG_SWAP."""
 
     pages: int | None

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of, offset_of
 
 MAX_NODES = 1 << 20
@@ -135,8 +135,7 @@ class XArray:
         return self._nodes[entry]
 
 
-@dataclass(frozen=True)
-class _XArrayNodes:
+class _XArrayNodes(Struct, frozen=True):
     """Offsets of members of ``struct xarray`` and ``struct xa_node``."""
 
     head: int

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import drgn
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask_each
 
 DEVICE_ZONE = "Device"
@@ -22,8 +22,7 @@ _MAX_NAME = 64
 """Maximum bytes of a zone's name; the longest has 7."""
 
 
-@dataclass(frozen=True)
-class Zone:
+class Zone(Struct, frozen=True):
     """One populated zone."""
 
     object: drgn.Object

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Literal
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 Bound = Literal["exact", "estimate", "upper", "lower", "not kept"]
 """Accuracy of a value: right; an estimate; at most, or at least the true value; or not
@@ -16,8 +16,7 @@ recorded by the kernel."""
 _TYPEABLE = re.compile(r"[A-Za-z0-9_./+-]*[A-Za-z0-9_./]")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """What one name in an output means."""
 
     name: str
@@ -45,8 +44,7 @@ class Entry:
         return f"{start}{self.meaning[1:]}. {self.source}".rstrip()
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Struct, frozen=True):
     """Names of one kind, such as the classes of tasks."""
 
     title: str

@@ -5,6 +5,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -19,7 +20,6 @@ from msatools.locks.io.asynchronous import AIO, CANCEL, asynchronous_io
 from msatools.locks.lock_types import requests_of, what_of
 from msatools.locks.user.userlocks import futex_requests, recorded
 from msatools.locks.wait_targets.explain import wait_target
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import asleep, letters
@@ -41,8 +41,7 @@ _DUMPED = ("coredump_task_exit", "do_exit")
 """Where a thread sleeps while another dumps the core of their process."""
 
 
-@dataclass(frozen=True)
-class Blocked:
+class Blocked(Struct, frozen=True):
     """A blocked task, and what it waits for."""
 
     row: int

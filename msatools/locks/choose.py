@@ -3,7 +3,8 @@
 """The part of a report that the options ask for. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.locks.base.lock import LockTypeName
 from msatools.locks.options import LocksOptions

@@ -16,7 +16,8 @@ lock that the task waits for. So cycles are read twice: see :func:`unconfirmed`.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans

@@ -12,12 +12,12 @@ per second that tasks wait for a lock is the mean number of waiters.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from msatools.locks.base.lock import Lock
 from msatools.locks.report import Contended, OwnerSeen
 from msatools.locks.wait_snapshot import WaitSnapshot
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 
@@ -25,8 +25,7 @@ MAX_OWNERS = 8
 """Maximum number of owners of one lock to report, the most frequent first."""
 
 
-@dataclass(frozen=True)
-class Met:
+class Met(Struct, frozen=True):
     """The waiters and owners of one lock in one sample."""
 
     lock: Lock
@@ -34,8 +33,7 @@ class Met:
     owners: Sequence["SeenOwner"]
 
 
-@dataclass(frozen=True)
-class SeenOwner:
+class SeenOwner(Struct, frozen=True):
     """An owner of a lock, and what it was doing."""
 
     pid: int
@@ -66,8 +64,7 @@ def _where(snapshot: WaitSnapshot, row: int) -> str:
     return f"{task_class.name} {function}" if function else task_class.name
 
 
-@dataclass
-class _LockSums:
+class _LockSums(Struct):
     looks: int = 0
     waiters: int = 0
     squares: int = 0

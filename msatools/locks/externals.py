@@ -5,6 +5,8 @@
 import re
 from collections.abc import Hashable, Sequence
 
+from msgspec import Struct
+
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
 from msatools.locks.base.lock_context import LockContext
@@ -23,7 +25,6 @@ from msatools.locks.io.nbd import nbd_servers
 from msatools.locks.io.waits import disk_of_wait
 from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
 from msatools.locks.wait_targets import data
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 
@@ -40,8 +41,7 @@ _DATA = {
 _NUMBERS = re.compile(r"\d+:\d+")
 
 
-@dataclass(frozen=True)
-class External:
+class External(Struct, frozen=True):
     """Something that a task waits for, outside of all tasks."""
 
     kind: ExternalKind

@@ -15,8 +15,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import cached_property
 from graphlib import TopologicalSorter
 
+from msgspec import Struct
+
 from msatools.locks.base.lock import Lock, OwnerConfidence
-from msatools.records import dataclass
 
 Thing = Hashable
 """Something that tasks wait for: no task, or a lock with no known owner."""
@@ -25,8 +26,7 @@ Thing = Hashable
 _ORDER: tuple[OwnerConfidence, ...] = ("exact", "likely", "evidence")
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(Struct, frozen=True):
     """One task waits for another."""
 
     waiter: int
@@ -38,8 +38,7 @@ class Edge:
     """Whether it may be part of a deadlock."""
 
 
-@dataclass(frozen=True)
-class Cycle:
+class Cycle(Struct, frozen=True):
     """Tasks that wait for each other."""
 
     edges: tuple[Edge, ...]
@@ -55,8 +54,7 @@ class Cycle:
         return all(edge.confidence == "exact" for edge in self.edges)
 
 
-@dataclass(frozen=True)
-class GraphRoot:
+class GraphRoot(Struct, frozen=True):
     """A root: the end of a chain of waits."""
 
     tasks: frozenset[int]

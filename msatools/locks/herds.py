@@ -23,16 +23,16 @@ requests.
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.locks.base.model import Herd, WaitTarget, Waker
-from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import asleep
@@ -59,8 +59,7 @@ _RECENT_NS = 5_000_000_000
 _OF_PROCESS = frozenset({"epoll", "io_uring", "poll", "eventfd", "timerfd", "inotify"})
 
 
-@dataclass(frozen=True)
-class _Thing:
+class _Thing(Struct, frozen=True):
     """A thing that several tasks may wait on."""
 
     kind: str
@@ -83,8 +82,7 @@ class _Thing:
         return f"{self.kind} {shape}{of}"
 
 
-@dataclass(frozen=True)
-class Watched:
+class Watched(Struct, frozen=True):
     """Data of threads that are read repeatedly."""
 
     slept: npt.NDArray[np.int64] | None = None

@@ -4,11 +4,11 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.clocks import Clocks, read_clocks

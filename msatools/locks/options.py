@@ -2,13 +2,13 @@
 
 """Options of a report of msa-locks."""
 
+from msgspec import Struct
+
 from msatools.locks.base.lock import LockTypeName
-from msatools.records import dataclass
 from msatools.tasks.membership import ANY, Membership
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocksOptions:
+class LocksOptions(Struct, frozen=True, kw_only=True):
     """The waits that a report includes; ``None`` for all.
 
     The graph of waits is made of all tasks, or, with *pids*, of these and all tasks

@@ -4,8 +4,9 @@
 
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec import Struct
+
 from msatools.locks.base.lock import Lock, OwnerConfidence
-from msatools.records import dataclass
 
 BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem", "srcu"})
 """Lock types that do not record all owners: stacks are searched."""
@@ -14,8 +15,7 @@ MAX_BY_STACK = 32
 """Maximum number of owners of one lock to report by their stacks."""
 
 
-@dataclass(frozen=True)
-class Owned:
+class Owned(Struct, frozen=True):
     """An owner of a lock, certain or probable."""
 
     row: int

@@ -6,23 +6,23 @@ Plain data: a renderer prints it, JSON serialises it.
 """
 
 from collections.abc import Iterable
-from dataclasses import field, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from msatools.kernel.report import ADDED, Report, ns_between
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.base.model import ExternalKind, Herd, Mode, WaitTarget
 from msatools.locks.io.model import DiskIo
 from msatools.locks.workqueues.model import Workqueues
-from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Address
 
 RootKind = Literal["task", "external", "cycle"]
 DeadlockConfidence = Literal["exact", "possible"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True, kw_only=True):
     """A task that is blocked: in uninterruptible sleep, or on a lock."""
 
     pid: int
@@ -43,7 +43,7 @@ class Wait:
     lock: str | None
     """ID of the lock; ``None`` if it waits for no lock, or that was not found."""
 
-    task_class: str = field(metadata={"key": "class"})
+    task_class: str = field(name="class")
 
     caller: str | None
     """The calling function."""
@@ -51,33 +51,32 @@ class Wait:
     call: str | None
     """The current system call."""
 
-    start_ns: int = field(default=0, metadata=UNLISTED)
+    start_ns: Annotated[int, UNLISTED] = 0
     """Start time of the thread, in CLOCK_MONOTONIC."""
 
-    switches: int = field(default=0, metadata=UNLISTED)
+    switches: Annotated[int, UNLISTED] = 0
     """Number of context switches."""
 
-    owners: tuple[int, ...] = field(default=(), metadata=UNLISTED)
+    owners: Annotated[tuple[int, ...], UNLISTED] = ()
     """IDs of the threads that it waits for."""
 
-    any_of: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    any_of: Annotated[tuple[str, ...] | None, ADDED] = None
     """IDs of several locks, any one of which ends the wait."""
 
-    on: WaitTarget | None = field(default=None, metadata=ADDED)
+    on: Annotated[WaitTarget | None, ADDED] = None
     """The wait target, if it is no lock."""
 
-    why: str | None = field(default=None, metadata=ADDED)
+    why: Annotated[str | None, ADDED] = None
     """The reason why its lock is unknown."""
 
-    module: str | None = field(default=None, metadata=ADDED)
+    module: Annotated[str | None, ADDED] = None
     """The module that has the calling function; ``None`` if the kernel itself does."""
 
-    stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    stack: Annotated[tuple[str, ...] | None, ADDED] = None
     """Functions, innermost first, if asked for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True, kw_only=True):
     """An owner of a lock, certain or probable."""
 
     pid: int
@@ -86,12 +85,11 @@ class Owner:
     seen: bool
     """Whether its stack has the lock's address."""
 
-    evidence: tuple[str, ...] = field(default=(), metadata=ADDED)
+    evidence: Annotated[tuple[str, ...], ADDED] = ()
     """What contradicts that it has the lock, each in a few words."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LockRow:
+class LockRow(Struct, frozen=True, kw_only=True):
     """A lock that tasks wait for."""
 
     id: str
@@ -111,33 +109,32 @@ class LockRow:
     max_age_ns: int
     """The longest wait."""
 
-    refuted: tuple[Owner, ...] = field(default=(), metadata=ADDED)
+    refuted: Annotated[tuple[Owner, ...], ADDED] = ()
     """Whom the lock names, though their ``evidence`` refutes it: who had it has exited,
     or left the kernel without unlocking it."""
 
-    readers: int | None = field(default=None, metadata=ADDED)
+    readers: Annotated[int | None, ADDED] = None
     """The number of readers, if it counts them."""
 
-    path: str | None = field(default=None, metadata=ADDED)
-    inode: int | None = field(default=None, metadata=ADDED)
-    device: str | None = field(default=None, metadata=ADDED)
-    pid: int | None = field(default=None, metadata=ADDED)
+    path: Annotated[str | None, ADDED] = None
+    inode: Annotated[int | None, ADDED] = None
+    device: Annotated[str | None, ADDED] = None
+    pid: Annotated[int | None, ADDED] = None
     """ID of the process whose memory contains the lock, or whose address space it
     protects."""
 
-    cache: str | None = field(default=None, metadata=ADDED)
+    cache: Annotated[str | None, ADDED] = None
     """Slab cache of the object that contains the lock."""
 
-    what: str | None = field(default=None, metadata=ADDED)
+    what: Annotated[str | None, ADDED] = None
     """Description of what its waiters wait for, such as a work item, if it is a
     completion or a wait queue; or of what a futex is, if it has no known owner."""
 
-    delta_waiters: int | None = field(default=None, metadata=ADDED)
+    delta_waiters: Annotated[int | None, ADDED] = None
     """Change of the number of waiters within the interval."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Root:
+class Root(Struct, frozen=True, kw_only=True):
     """A root: the end of a chain of waits."""
 
     kind: RootKind
@@ -170,33 +167,32 @@ class Root:
     max_age_ns: int
     """The longest wait for it, direct or indirect."""
 
-    behind: tuple[int, ...] = field(default=(), metadata=UNLISTED)
+    behind: Annotated[tuple[int, ...], UNLISTED] = ()
     """IDs of all tasks that wait for it, directly or indirectly, and its own."""
 
-    lock: str | None = field(default=None, metadata=ADDED)
+    lock: Annotated[str | None, ADDED] = None
     """ID of a lock with no known owner."""
 
-    disks: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    disks: Annotated[tuple[str, ...] | None, ADDED] = None
     """For a wait for I/O: names of the disks from the one that is waited for down to
     the one that holds the I/O; ``io`` has each of them."""
 
-    pool: int | None = field(default=None, metadata=ADDED)
+    pool: Annotated[int | None, ADDED] = None
     """Number of a pool of workers that does not begin its work."""
 
-    stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    stack: Annotated[tuple[str, ...] | None, ADDED] = None
     """Functions on the task's stack, innermost first, if asked for."""
 
-    confidence: OwnerConfidence | None = field(default=None, metadata=ADDED)
+    confidence: Annotated[OwnerConfidence | None, ADDED] = None
     """How well the task is known to have what others wait for, by the surest of them;
     ``None`` if it is no task, or nobody waits for it directly."""
 
-    external: ExternalKind | None = field(default=None, metadata=ADDED)
+    external: Annotated[ExternalKind | None, ADDED] = None
     """What is waited for outside of all tasks, by the only task that waits for it or by
     several: a disk, swap, a FUSE or network server, a frozen file system."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deadlock:
+class Deadlock(Struct, frozen=True, kw_only=True):
     """Tasks that wait for each other."""
 
     confidence: DeadlockConfidence
@@ -209,8 +205,7 @@ class Deadlock:
     """IDs of the locks that these tasks wait for, in the same order."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inversion:
+class Inversion(Struct, frozen=True, kw_only=True):
     """A runnable owner off the CPU that a more urgent task waits for.
 
     A task is more urgent if it is of a higher scheduling class, or has a higher
@@ -225,15 +220,14 @@ class Inversion:
     """As in /proc and ps: 0 to 39 for ordinary tasks, below 0 for real time."""
 
     waiter_pri: int
-    owner_policy: str | None = field(default=None, metadata=ADDED)
+    owner_policy: Annotated[str | None, ADDED] = None
     """``IDLE`` if the owner is less urgent only because it is of SCHED_IDLE."""
 
-    owner_ready_ns: int | None = field(default=None, metadata=ADDED)
+    owner_ready_ns: Annotated[int | None, ADDED] = None
     """Time that the owner has waited for a CPU since its last turn, or its wake-up."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockChanges:
+class LockChanges(Struct, frozen=True, kw_only=True):
     """Changes within an interval, as IDs of threads."""
 
     begun: tuple[int, ...]
@@ -247,8 +241,7 @@ class LockChanges:
     """Threads that were in the same wait all the time."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnerSeen:
+class OwnerSeen(Struct, frozen=True, kw_only=True):
     """A task that owned a lock in samples within an interval."""
 
     pid: int
@@ -260,8 +253,7 @@ class OwnerSeen:
     """Class of the task and the function that it slept in."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contended:
+class Contended(Struct, frozen=True, kw_only=True):
     """A lock for which tasks waited within an interval, by samples."""
 
     lock: str
@@ -287,8 +279,7 @@ class Contended:
     """The owners, the most frequent first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocksReport(Report):
+class LocksReport(Report, frozen=True, kw_only=True):
     """The waits, locks, roots, deadlocks and herds of a kernel."""
 
     schema: ClassVar[str] = "msatools.locks/1"
@@ -305,21 +296,21 @@ class LocksReport(Report):
     deadlocks: tuple[Deadlock, ...]
     herds: tuple[Herd, ...]
     inversions: tuple[Inversion, ...]
-    changes: LockChanges | None = field(default=None, metadata=ADDED)
-    contention: tuple[Contended, ...] | None = field(default=None, metadata=ADDED)
+    changes: Annotated[LockChanges | None, ADDED] = None
+    contention: Annotated[tuple[Contended, ...] | None, ADDED] = None
     """Contention of locks in an interval, those with the longest waits first."""
 
-    workqueues: Workqueues | None = field(default=None, metadata=ADDED)
+    workqueues: Annotated[Workqueues | None, ADDED] = None
     """Pools of workers and workqueues, if asked for."""
 
-    io: tuple[DiskIo, ...] | None = field(default=None, metadata=ADDED)
+    io: Annotated[tuple[DiskIo, ...] | None, ADDED] = None
     """I/O in flight, the oldest first: of the disks of roots, or of all if asked for.
     ``None`` if neither."""
 
-    has_all_io: bool | None = field(default=None, metadata=ADDED)
+    has_all_io: Annotated[bool | None, ADDED] = None
     """Whether ``io`` has all disks; ``None`` if that was not asked for."""
 
-    pids: tuple[int, ...] = field(default=(), metadata=UNLISTED)
+    pids: Annotated[tuple[int, ...], UNLISTED] = ()
     """IDs of all threads that were read."""
 
 

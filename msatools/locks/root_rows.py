@@ -3,9 +3,9 @@
 """The roots of a snapshot: who or what keeps tasks waiting, and why."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.locks.base.blocked_tasks import read_cases
 from msatools.locks.base.lock import Lock

@@ -3,8 +3,10 @@
 """Snapshots of waits, locks and owners, from which reports are made."""
 
 from collections.abc import Iterable
-from dataclasses import field, replace
 from functools import cached_property
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.clocks import Clocks
@@ -19,7 +21,6 @@ from msatools.locks.reasons import wait_text
 from msatools.locks.sleeping.spinlocks import spins
 from msatools.locks.user.futexcontent import condition_at
 from msatools.locks.user.userlocks import FUTEX
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import letters
@@ -30,15 +31,13 @@ BRIEF_NS = 1_000_000_000
 """Waits for contended locks are usually much shorter."""
 
 
-@dataclass(frozen=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """Uninterruptible sleep for something else than a lock, by the calling function."""
 
     text: str
 
 
-@dataclass
-class Wanted:
+class Wanted(Struct):
     """A lock that tasks wait for."""
 
     lock: Lock
@@ -53,8 +52,7 @@ class Wanted:
     """Those whom the lock names, though something refutes it."""
 
 
-@dataclass(frozen=True)
-class WaitSnapshot:
+class WaitSnapshot(Struct, frozen=True, dict=True):
     """All tasks, and the locks that some of them wait for."""
 
     context: LockContext

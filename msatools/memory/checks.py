@@ -9,6 +9,7 @@ from functools import partial
 import drgn
 from drgn.helpers.linux.hugetlb import for_each_hstate
 from drgn.helpers.linux.mm import totalram_pages
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
@@ -28,14 +29,12 @@ from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.freelists import PcpLists
 from msatools.memory.scan.pagecache import blockdev_pages
 from msatools.memory.scan.result import ScanResult
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, ask_each, drgn_lookups, find_variable
 
 _MAX_HUGE_ORDER = 30
 
 
-@dataclass(frozen=True)
-class MemoryCounters:
+class MemoryCounters(Struct, frozen=True):
     """The kernel's counters at one moment, in pages."""
 
     values: Mapping[str, int | None]

@@ -3,20 +3,19 @@
 """Compares two snapshots of memory: two memstat reports."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Struct
 
 from msatools.kernel.report import ADDED, Note
 from msatools.memory.by.groups import PageGroup
 from msatools.memory.model import Check, MemstatReport
-from msatools.records import dataclass
 from msatools.reports.diff import earlier, elapsed, other_kernel
 from msatools.reports.presented import Presented
 from msatools.target.model import Target
 
 
-@dataclass(frozen=True)
-class PagesSide:
+class PagesSide(Struct, frozen=True):
     """One of the two snapshots."""
 
     file: str
@@ -37,8 +36,7 @@ class PagesSide:
     """Notes of the snapshot's own report."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """The pages of one class in both snapshots."""
 
     name: str
@@ -52,8 +50,7 @@ class Change:
     delta_bytes: int
 
 
-@dataclass(frozen=True)
-class GroupChange(Change):
+class GroupChange(Change, frozen=True):
     """The pages of one node, process, file or the like in both snapshots."""
 
     key: str
@@ -66,8 +63,7 @@ class GroupChange(Change):
     """Classes that changed, the largest change first."""
 
 
-@dataclass(frozen=True)
-class CheckPair:
+class CheckPair(Struct, frozen=True):
     """One check in both snapshots; ``None`` in a snapshot that lacks it."""
 
     name: str
@@ -75,8 +71,7 @@ class CheckPair:
     after: Check | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemstatDiff(Presented):
+class MemstatDiff(Presented, Struct, frozen=True, kw_only=True):
     """The change in the pages of each class from one snapshot to another."""
 
     schema: ClassVar[str] = "msatools.memstat-diff/1"
@@ -99,9 +94,7 @@ class MemstatDiff(Presented):
 
     checks: tuple[CheckPair, ...]
 
-    by: Mapping[str, tuple[GroupChange, ...]] | None = field(
-        default=None, metadata=ADDED
-    )
+    by: Annotated[Mapping[str, tuple[GroupChange, ...]] | None, ADDED] = None
     """Breakdowns that both have; the group with the largest change first."""
 
 
@@ -132,8 +125,7 @@ def compare(
     )
 
 
-@dataclass(frozen=True)
-class _PageSizes:
+class _PageSizes(Struct, frozen=True):
     """The page sizes of both snapshots, in bytes."""
 
     before: int

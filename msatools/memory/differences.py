@@ -9,9 +9,10 @@ running kernel, pages and counters change during the scan, by amounts that the k
 counts as well.
 """
 
+from msgspec import Struct
+
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 
 _MAX_CPU_DELTA = 127
 """Largest value of a CPU's part of a counter, a signed byte (vm_stat_diff)."""
@@ -57,16 +58,14 @@ _PASSING = _PER_CPU | {"cache.blockdev", "kernel.vmalloc"}
 """Checks of pages that may be freed and reused during a scan."""
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """A known cause of a difference between a sum and a counter, and its pages."""
 
     pages: int
     text: str
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """A sum and the counter that differs from it, in pages."""
 
     name: str
@@ -99,8 +98,7 @@ class Difference:
         return f"{self.reason.text}; {text}"
 
 
-@dataclass(frozen=True)
-class Meanwhile:
+class Meanwhile(Struct, frozen=True):
     """Pages that a running kernel moved, allocated and freed during the scan."""
 
     moved: int = 0

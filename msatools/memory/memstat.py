@@ -4,12 +4,12 @@
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import drgn
 import numpy as np
 from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
+from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import monotonic_offset

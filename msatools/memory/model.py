@@ -3,24 +3,23 @@
 """The report of memstat."""
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from msgspec import Struct
 
 from msatools.kernel.report import ADDED, Report
 from msatools.memory.by.groups import PageGroup, Section
 from msatools.memory.frag.model import Frag
 from msatools.memory.scan.model import ScanChanges
 from msatools.memory.unattributed.model import UnattributedGroup
-from msatools.model import equal_but
-from msatools.records import dataclass
+from msatools.model import Mark, equal_but
 
 if TYPE_CHECKING:
     # This imports numpy, which is slow to load.
     from msatools.memory.map.model import MemoryMap, Outline
 
 
-@dataclass(frozen=True)
-class ClassCount:
+class ClassCount(Struct, frozen=True):
     """The pages of one class."""
 
     name: str
@@ -29,12 +28,11 @@ class ClassCount:
     pages: int
     bytes: int
 
-    delta_pages: int | None = field(default=None, metadata=ADDED)
+    delta_pages: Annotated[int | None, ADDED] = None
     """Change over the interval; ``None`` in a one-shot report."""
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Struct, frozen=True):
     """One sum of the scan compared with a counter that the kernel keeps."""
 
     name: str
@@ -53,8 +51,7 @@ class Check:
     """Reason of a difference; ``None`` if there is no difference or no known reason."""
 
 
-@dataclass(frozen=True)
-class VmallocCaller:
+class VmallocCaller(Struct, frozen=True):
     """The vmalloc pages that one kernel function allocated."""
 
     caller: str
@@ -75,18 +72,17 @@ def _group_types() -> Mapping[str, type[PageGroup]]:
     return GROUPS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leak:
+class Leak(Struct, frozen=True, kw_only=True):
     """Memory of one kind that one module has: leaked, or in use."""
 
-    cache: str | None = field(default=None, metadata=ADDED)
+    cache: Annotated[str | None, ADDED] = None
     """The slab cache of the objects; else :attr:`area` or :attr:`order` says what they
     are, or they are pages that are no block."""
 
-    area: str | None = field(default=None, metadata=ADDED)
+    area: Annotated[str | None, ADDED] = None
     """The function that allocated the areas of vmalloc."""
 
-    order: int | None = field(default=None, metadata=ADDED)
+    order: Annotated[int | None, ADDED] = None
     """The order of blocks of pages."""
 
     objects: int | None
@@ -107,8 +103,7 @@ class Leak:
     a sample; by pointers in most."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwapDevice:
+class SwapDevice(Struct, frozen=True, kw_only=True):
     """A device or file of swap, as in /proc/swaps."""
 
     name: str
@@ -121,8 +116,7 @@ class SwapDevice:
     """Pages of it that are in use."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Zswap:
+class Zswap(Struct, frozen=True, kw_only=True):
     """Pages on swap whose contents are kept in memory, compressed (mm/zswap.c)."""
 
     stored_pages: int
@@ -136,8 +130,7 @@ class Zswap:
     """Size of what is stored by that of the pools."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Zram:
+class Zram(Struct, frozen=True, kw_only=True):
     """What zram devices that are used for swap have in memory, compressed.
 
     As in ``mm_stat`` of each device (drivers/block/zram/zram_drv.c).
@@ -156,8 +149,7 @@ class Zram:
     """Size of what is stored by that of the pools."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwapUse:
+class SwapUse(Struct, frozen=True, kw_only=True):
     """Swap as a whole, in pages."""
 
     devices: tuple[SwapDevice, ...]
@@ -183,8 +175,7 @@ class SwapUse:
     """``None`` if no device of swap is one of zram, or if its types are unknown."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemstatReport(Report):
+class MemstatReport(Report, frozen=True, kw_only=True):
     """Every struct page in exactly one class, beside the kernel's counters."""
 
     schema: ClassVar[str] = "msatools.memstat/1"
@@ -207,20 +198,18 @@ class MemstatReport(Report):
     swap_free_pages: int | None = None
     """Those of them that are free; CPUs may have kept further ones for themselves."""
 
-    swap: SwapUse | None = field(default=None, metadata=ADDED)
+    swap: Annotated[SwapUse | None, ADDED] = None
     """Swap as a whole; ``None`` if unknown, or without CONFIG_SWAP."""
 
-    by: Mapping[str, tuple[PageGroup, ...]] | None = field(
-        default=None, metadata={**ADDED, "groups": _group_types}
-    )
-    unattributed: tuple[UnattributedGroup, ...] | None = field(
-        default=None, metadata=ADDED
-    )
-    frag: Frag | None = field(default=None, metadata=ADDED)
-    map: "MemoryMap | None" = field(default=None, metadata={**ADDED, "form": _outline})
-    sections: tuple[Section, ...] | None = field(default=None, metadata=ADDED)
-    vmalloc: tuple[VmallocCaller, ...] | None = field(default=None, metadata=ADDED)
-    leaks: tuple[Leak, ...] | None = field(default=None, metadata=ADDED)
+    by: Annotated[
+        Mapping[str, tuple[PageGroup, ...]] | None, ADDED, Mark("groups", _group_types)
+    ] = None
+    unattributed: Annotated[tuple[UnattributedGroup, ...] | None, ADDED] = None
+    frag: Annotated[Frag | None, ADDED] = None
+    map: Annotated["MemoryMap | None", ADDED, Mark("form", _outline)] = None
+    sections: Annotated[tuple[Section, ...] | None, ADDED] = None
+    vmalloc: Annotated[tuple[VmallocCaller, ...] | None, ADDED] = None
+    leaks: Annotated[tuple[Leak, ...] | None, ADDED] = None
     """What modules have, the most first; on request (``--leaks``)."""
 
     scan_ns: int | None = None

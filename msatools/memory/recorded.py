@@ -3,10 +3,10 @@
 """Reads memstat reports back: recorded ones, and the output of ``--json``."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from msatools.memory.by.groups import (
     CgroupGroup,
@@ -22,7 +22,6 @@ from msatools.memory.by.order import OrderGroup
 from msatools.memory.by.section import SectionGroup
 from msatools.memory.model import Check, ClassCount, MemstatReport
 from msatools.model import values
-from msatools.records import dataclass
 from msatools.reports.codec import convert
 from msatools.reports.json_file import Reports, head_of
 
@@ -42,8 +41,7 @@ GROUPS: Mapping[str, type[PageGroup]] = {
 """Maps a break-down to the type of its groups."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedMemstat(MemstatReport):
+class RecordedMemstat(MemstatReport, frozen=True, kw_only=True):
     """A decoded report whose groups are not yet converted to their types."""
 
     by: Mapping[str, tuple[dict[str, Any], ...]] | None = None  # type: ignore[assignment]

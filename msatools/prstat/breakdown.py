@@ -18,11 +18,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.structs import Booleans
-from msatools.records import dataclass
 from msatools.tasks.delays import Delays
 from msatools.tasks.microstates import Microstates, bound_of
 from msatools.tasks.states import INTERRUPTIBLE, UNINTERRUPTIBLE, asleep
@@ -34,8 +34,7 @@ _SUMS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns")
 _STAMPS = ("sleep_start_ns", "block_start_ns")
 
 
-@dataclass(frozen=True)
-class SplitColumn:
+class SplitColumn(Struct, frozen=True):
     """One value a thread, if known."""
 
     ns: Nanoseconds
@@ -51,8 +50,7 @@ class SplitColumn:
         return int(self.ns[selected].sum())
 
 
-@dataclass(frozen=True)
-class Sleeps:
+class Sleeps(Struct, frozen=True):
     """Sleep up to now; the kinds do not overlap."""
 
     sleep: SplitColumn
@@ -87,8 +85,7 @@ class Sleeps:
         return Sleeps(*(_where(kind.ns, kind.known & known) for kind in kinds))
 
 
-@dataclass(frozen=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True):
     """The parts of the time off the CPU."""
 
     sleeps: Sleeps

@@ -3,11 +3,11 @@
 """The work of threads that ended within an interval. Pure."""
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.rows import find_rows
 from msatools.kernel.structs import Booleans
-from msatools.records import dataclass
 from msatools.tasks.microstates import user_time
 from msatools.tasks.processes import Processes
 from msatools.tasks.task_samples import (
@@ -20,8 +20,7 @@ from msatools.tasks.task_samples import (
 )
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """What ended threads add to their process within an interval.
 
     One value for each thread of the last sample, the same for all of a process.

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.structs import Booleans
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.microstates import BOUND_NS, Microstates, user_time
 from msatools.tasks.states import asleep
@@ -63,8 +63,7 @@ class Part(NamedTuple):
     on_code: bool
 
 
-@dataclass(frozen=True)
-class OffCpuByClass:
+class OffCpuByClass(Struct, frozen=True):
     """Time that threads spent off the CPU, by class."""
 
     ns: npt.NDArray[np.int64]
@@ -117,8 +116,7 @@ class OffCpuByClass:
         return sorted(found, key=lambda part: -part.ns)
 
 
-@dataclass(frozen=True)
-class Deltas:
+class Deltas(Struct, frozen=True):
     """One value for each thread of the last sample."""
 
     interval_ns: int

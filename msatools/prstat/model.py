@@ -3,19 +3,19 @@
 """The report of prstat."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Struct, field
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import ADDED, Report
 from msatools.locks.base.model import Herd, WaitTarget
+from msatools.model import Mark
 from msatools.prstat.states import StateTime
-from msatools.records import dataclass
 from msatools.target.model import UNLISTED
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(Struct, frozen=True):
     """The parts of the time off the CPU that the kernel keeps."""
 
     iowait_ns: int | None
@@ -37,23 +37,21 @@ class Split:
     """Share of the time off the CPU that the times above explain."""
 
 
-@dataclass(frozen=True)
-class OffCpu:
+class OffCpu(Struct, frozen=True):
     """Time off the CPU in one class within an interval."""
 
-    task_class: str | None = field(metadata={"key": "class"})
+    task_class: str | None = field(name="class")
     """``None`` for time that no sample shows."""
 
     ns: int
     error_ns: int
     """The standard error, 0 if the time is exact."""
 
-    on_code: bool | None = field(default=None, metadata=ADDED)
+    on_code: Annotated[bool | None, ADDED] = None
     """``True`` for page faults on executable mappings."""
 
 
-@dataclass(frozen=True)
-class Waited:
+class Waited(Struct, frozen=True):
     """Time off the CPU as Solaris splits it: of an interval, or the current wait."""
 
     code_faults_ns: int
@@ -66,8 +64,7 @@ class Waited:
     is_estimate: bool
 
 
-@dataclass(frozen=True)
-class Children:
+class Children(Struct, frozen=True):
     """Sums over reaped children, including those that they reaped."""
 
     user_ns: int
@@ -78,8 +75,7 @@ class Children:
     maj_flt: int
 
 
-@dataclass(frozen=True)
-class TaskRow:
+class TaskRow(Struct, frozen=True):
     """A process, or a thread. ``None`` if the kernel does not keep a value."""
 
     pid: int
@@ -104,7 +100,7 @@ class TaskRow:
 
     size_bytes: int | None
     rss_bytes: int | None
-    task_class: str = field(metadata={"key": "class"})
+    task_class: str = field(name="class")
     class_age_ns: int
     class_age_bound: str
     """``exact``, ``upper`` or ``estimate``."""
@@ -130,16 +126,15 @@ class TaskRow:
     signals: None = None
     """Linux does not count them."""
 
-    sleeps: int = field(default=0, metadata=UNLISTED)
+    sleeps: Annotated[int, UNLISTED] = 0
     """Voluntary switches of the threads included in *off_cpu_ns*."""
 
-    off_cpu: tuple[OffCpu, ...] | None = field(default=None, metadata=ADDED)
-    waited: Waited | None = field(default=None, metadata=UNLISTED)
-    children: Children | None = field(default=None, metadata=ADDED)
+    off_cpu: Annotated[tuple[OffCpu, ...] | None, ADDED] = None
+    waited: Annotated[Waited | None, UNLISTED] = None
+    children: Annotated[Children | None, ADDED] = None
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """Totals of the selected tasks, before the number of rows was limited."""
 
     processes: int
@@ -159,8 +154,7 @@ class Totals:
     ram_bytes: int | None
 
 
-@dataclass(frozen=True)
-class TaskGroup:
+class TaskGroup(Struct, frozen=True):
     """Processes or threads with a common property."""
 
     key: str
@@ -180,8 +174,7 @@ class TaskGroup:
     """Share of one CPU, over the life of each process or the interval."""
 
 
-@dataclass(frozen=True)
-class ClassGroup:
+class ClassGroup(Struct, frozen=True):
     """Threads in one class now, and the time in that class."""
 
     key: str
@@ -200,14 +193,13 @@ class ClassGroup:
     """The standard error of :attr:`ns`, 0 if it is exact."""
 
 
-@dataclass(frozen=True)
-class LoadGroup:
+class LoadGroup(Struct, frozen=True):
     """Threads that contribute to the load in the same way."""
 
     state: str
     """R or D."""
 
-    task_class: str = field(metadata={"key": "class"})
+    task_class: str = field(name="class")
     comm: str
     on: WaitTarget | None
     function: str | None
@@ -217,8 +209,7 @@ class LoadGroup:
     max_age_ns: int
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(Struct, frozen=True):
     """The threads that make up the current load."""
 
     runnable: int
@@ -228,24 +219,22 @@ class Load:
     groups: tuple[LoadGroup, ...]
 
 
-@dataclass(frozen=True)
-class StackGroup:
+class StackGroup(Struct, frozen=True):
     """Threads with the same stack trace."""
 
     frames: tuple[str, ...]
     """Functions, innermost first; ``name [module]`` in a module."""
 
-    task_class: str = field(metadata={"key": "class"})
+    task_class: str = field(name="class")
     pids: tuple[int, ...]
     min_age_ns: int
     max_age_ns: int
-    ages_ns: tuple[int, ...] = field(metadata=UNLISTED)
-    comms: tuple[str, ...] = field(metadata=UNLISTED)
+    ages_ns: Annotated[tuple[int, ...], UNLISTED]
+    comms: Annotated[tuple[str, ...], UNLISTED]
     """Names of the threads, in the order of ``pids``."""
 
 
-@dataclass(frozen=True)
-class Why:
+class Why(Struct, frozen=True):
     """Source and accuracy of a field on this kernel."""
 
     field: str
@@ -261,8 +250,7 @@ def _group_types() -> Mapping[str, type[Any]]:
     return {name: ClassGroup if name == "class" else TaskGroup for name in GROUPS}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrstatReport(Report):
+class PrstatReport(Report, frozen=True, kw_only=True):
     """Processes or threads, and where their time went."""
 
     schema: ClassVar[str] = "msatools.prstat/1"
@@ -273,20 +261,20 @@ class PrstatReport(Report):
     accounting: Accounting
     totals: Totals
     tasks: Sequence[TaskRow]
-    per_thread: bool = field(metadata=UNLISTED)
-    selects: bool = field(default=False, metadata=UNLISTED)
+    per_thread: Annotated[bool, UNLISTED]
+    selects: Annotated[bool, UNLISTED] = False
     """Whether only some tasks were requested."""
 
     herds: tuple[Herd, ...]
-    states: tuple[StateTime, ...] | None = field(default=None, metadata=ADDED)
-    load: Load | None = field(default=None, metadata=ADDED)
-    users: tuple[TaskGroup, ...] | None = field(default=None, metadata=ADDED)
-    cgroups: tuple[TaskGroup, ...] | None = field(default=None, metadata=ADDED)
-    by: Mapping[str, tuple[Any, ...]] | None = field(
-        default=None, metadata={**ADDED, "groups": _group_types}
-    )
+    states: Annotated[tuple[StateTime, ...] | None, ADDED] = None
+    load: Annotated[Load | None, ADDED] = None
+    users: Annotated[tuple[TaskGroup, ...] | None, ADDED] = None
+    cgroups: Annotated[tuple[TaskGroup, ...] | None, ADDED] = None
+    by: Annotated[
+        Mapping[str, tuple[Any, ...]] | None, ADDED, Mark("groups", _group_types)
+    ] = None
     """Groups by the requested kinds of :data:`msatools.prstat.options.GROUPS`: a
     :class:`ClassGroup` for ``class``, else a :class:`TaskGroup`."""
 
-    stacks: tuple[StackGroup, ...] | None = field(default=None, metadata=ADDED)
-    why: tuple[Why, ...] | None = field(default=None, metadata=ADDED)
+    stacks: Annotated[tuple[StackGroup, ...] | None, ADDED] = None
+    why: Annotated[tuple[Why, ...] | None, ADDED] = None

@@ -2,17 +2,15 @@
 
 """Options of prstat."""
 
-from dataclasses import field
+from msgspec import Struct, field
 
 from msatools.prstat.select import Selection, SortKey
-from msatools.records import dataclass
 
 GROUPS = ("user", "cgroup", "container", "ns", "class", "comm")
 """Properties that rows can be grouped by."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Struct, frozen=True, kw_only=True):
     """Contents of a report."""
 
     per_thread: bool = False

@@ -3,12 +3,13 @@
 """Collect reports of what all tasks are doing, and where their time went."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mm import totalram_pages
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import LOST
 from msatools.kernel.accounting import Accounting, read_accounting
@@ -47,7 +48,6 @@ from msatools.prstat.rows import (
 )
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask
 from msatools.target.describe import describe
 from msatools.target.model import Target
@@ -106,8 +106,7 @@ def collect_prstat(
     return session.report(progress or quietly)
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(Struct, frozen=True):
     """Times of threads that only some kernels keep."""
 
     accounting: Accounting

@@ -10,11 +10,11 @@ uninterruptible sleep (kernel/sched/loadavg.c).
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from msatools.errors import DamagedDataError
 from msatools.kernel.reader import distinct
@@ -27,7 +27,6 @@ from msatools.prstat.model import Load, LoadGroup, PrstatReport, Totals
 from msatools.prstat.options import Options
 from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
 from msatools.prstat.select import Indices, order, selected
-from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Target
 from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
 from msatools.tasks.identity import comm_text
@@ -35,11 +34,10 @@ from msatools.tasks.states import LETTERS
 from msatools.tasks.task_state import AgeBound
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedPrstat(PrstatReport):
+class RecordedPrstat(PrstatReport, frozen=True, kw_only=True):
     """A report without rows, with the data of all threads."""
 
-    kept: Kept = field(metadata=UNLISTED)
+    kept: Annotated[Kept, UNLISTED]
 
 
 def recorded(report: PrstatReport, kept: Kept) -> RecordedPrstat:

@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.structs import Booleans
@@ -20,7 +21,6 @@ from msatools.prstat.ended import Ended
 from msatools.prstat.interval import OffCpuByClass
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
 from msatools.prstat.waited import WAITED, lasting, within
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities, comm_text
 from msatools.tasks.memory import TaskMemory
@@ -52,8 +52,7 @@ _AT_ONCE = 1024
 _BOUNDS = {bound.value: bound.name.lower() for bound in AgeBound}
 
 
-@dataclass(frozen=True)
-class Spent:
+class Spent(Struct, frozen=True):
     """The work of each thread over its life or an interval; one value a thread."""
 
     lives: Microstates
@@ -69,8 +68,7 @@ class Spent:
     """Only of an interval."""
 
 
-@dataclass(frozen=True)
-class Threads:
+class Threads(Struct, frozen=True):
     """All data of some threads."""
 
     tasks: TaskTable
@@ -92,8 +90,7 @@ class Threads:
     """If they were asked for."""
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """All data that rows are built from, which is what a recording has of threads."""
 
     columns: Mapping[str, npt.NDArray[Any]]

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.structs import Booleans
 from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.rows import Columns, TaskRows
 from msatools.prstat.waited import WAITED
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.membership import ANY, Membership, members
 from msatools.tasks.task_cgroups import TaskCgroups
@@ -32,8 +32,7 @@ DELAY_OF = {
 """Columns of delays, and the kernel's names of them."""
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Conditions of wanted rows; ``None`` for any."""
 
     pids: tuple[int, ...] | None = None
@@ -57,8 +56,7 @@ class Selection:
         return self == Selection()
 
 
-@dataclass(frozen=True)
-class SortKey:
+class SortKey(Struct, frozen=True):
     """A column to sort by."""
 
     name: str

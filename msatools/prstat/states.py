@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Nanoseconds
@@ -27,7 +28,6 @@ from msatools.prstat.pasts import (
     StateSums,
     pasts,
 )
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.microstates import Microstates, bound_of
 from msatools.tasks.states import UNINTERRUPTIBLE
@@ -35,8 +35,7 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
 
-@dataclass(frozen=True)
-class StateTime:
+class StateTime(Struct, frozen=True):
     """Time in one state, summed over the selected threads."""
 
     name: str

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from msgspec import Struct
+
 from msatools.model import equal_but, hash_but
 from msatools.prstat.pasts import Time
-from msatools.records import dataclass
 from msatools.reports.units import duration
 
 
@@ -45,8 +46,7 @@ class States(NamedTuple):
     stopped: Time
 
 
-@dataclass(frozen=True)
-class Now:
+class Now(Struct, frozen=True):
     """What a thread was doing at the time of the query."""
 
     task_class: str | None
@@ -66,8 +66,7 @@ class Now:
     age_bound: Literal["exact", "upper", "estimate"]
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     """Fields of all results."""
 
     taken_at_ns: int | None
@@ -77,11 +76,6 @@ class _Answer:
     states: States
     notes: tuple[str, ...]
     """Messages about data that could not be read."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        # A dataclass would get one that prints every time, on some forty lines.
-        cls.__repr__ = _Answer.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         """Return one line: who it is, and where most of the time went."""
@@ -99,8 +93,7 @@ _SHOWN = 3
 """States of a line."""
 
 
-@dataclass(frozen=True)
-class Thread(_Answer):
+class Thread(_Answer, frozen=True, dict=True):
     """One thread: its times since it started."""
 
     tid: int
@@ -127,8 +120,7 @@ class Thread(_Answer):
         return self.read_now()
 
 
-@dataclass(frozen=True)
-class Process(_Answer):
+class Process(_Answer, frozen=True, dict=True):
     """One process: the sum of its threads that have not been reaped."""
 
     pid: int
@@ -154,8 +146,7 @@ class Process(_Answer):
         return self.read_now()
 
 
-@dataclass(frozen=True)
-class ChildTimes(_Answer):
+class ChildTimes(_Answer, frozen=True):
     """Times of the reaped children of a process, including those that they reaped."""
 
     pid: int

@@ -3,24 +3,21 @@
 """Blocks of a report, independent of the output device."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Literal
 
-from msatools.records import dataclass
+from msgspec import Struct, field
 
 Style = Literal["title", "good", "warn", "bad", "dim"]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Struct, frozen=True):
     """Text in one style. Printers escape characters that are not printable."""
 
     text: str
     style: Style | None = None
 
 
-@dataclass(frozen=True)
-class Advice(Span):
+class Advice(Span, frozen=True):
     """What to type to see more, and what joins it to the text before.
 
     A page, which has no options, leaves it out.
@@ -32,8 +29,7 @@ def advice(words: str, joint: str = ": ") -> Advice:
     return Advice(f"{joint}{words}", "dim")
 
 
-@dataclass(frozen=True)
-class Mark(Span):
+class Mark(Span, frozen=True):
     """Coloured signs; a printer without colours prints the text instead."""
 
     colour: str | None = None
@@ -47,8 +43,7 @@ Cell = str | Span
 """A piece of text; a string has no style."""
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(Struct, frozen=True):
     """One line; made by :func:`text`, :func:`one_line` or :func:`verbatim`."""
 
     spans: tuple[Cell, ...]
@@ -76,8 +71,7 @@ def verbatim(line: str) -> Text:
 Side = Literal["start", "end"]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of a table."""
 
     header: str
@@ -110,8 +104,7 @@ def free_text(
     return Column(header, worth=worth, least=least, keeps=keeps)
 
 
-@dataclass(frozen=True)
-class More:
+class More(Struct, frozen=True):
     """How many rows, or other things, there are besides those that a block has."""
 
     what: str
@@ -133,8 +126,7 @@ class More:
         return (text(words, advice(f"-n COUNT shows {it}")),)
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True):
     """Rows under a line of headers; columns are as wide as needed, if they fit."""
 
     columns: tuple[Column, ...]
@@ -154,23 +146,20 @@ class Table:
     """A table that says the same in fewer columns, where this is too wide."""
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(Struct, frozen=True):
     """Things of one line or several each, as many as a screen has room for."""
 
     items: Sequence[Sequence[Text]]
     more: More
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(Struct, frozen=True):
     """Lines with fixed columns: they are never wrapped."""
 
     rows: Sequence[tuple[Cell, ...]]
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """A line with subordinate lines."""
 
     label: Cell

@@ -5,7 +5,7 @@
 import os
 from typing import Literal, TextIO, cast
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 Colour = Literal["auto", "always", "never"]
 """Values of ``--color``."""
@@ -16,8 +16,7 @@ Colours = Literal["standard", "256", "truecolor"]
 as red; those of xterm; any ``#rrggbb``."""
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True):
     """What text is written to; by default a file, which has neither end nor colours."""
 
     width: int | None = None

@@ -7,8 +7,9 @@ in place of the last has no more lines either.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
+
+from msgspec.structs import replace
 
 from msatools.render.blocks import Block, Items, Table
 from msatools.render.device import Device

@@ -12,9 +12,9 @@ from operator import attrgetter
 from typing import Any, Protocol, SupportsIndex, TextIO
 
 import msgspec
+from msgspec import Struct
 
 from msatools.model import is_model, keys, marks, names
-from msatools.records import dataclass
 from msatools.target.model import Address
 
 
@@ -64,8 +64,7 @@ _AT_ONCE = 64
 # --- models
 
 
-@dataclass(frozen=True)
-class _Shape:
+class _Shape(Struct, frozen=True):
     """What JSON has of the fields of one model, kept for many rows."""
 
     keys: tuple[str, ...]

@@ -4,7 +4,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.render.blocks import Column
 
 GAP = "  "
@@ -13,8 +14,7 @@ Part = Mapping[int, int]
 """The columns that stand beside each other: maps the index of each to its width."""
 
 
-@dataclass(frozen=True)
-class TableLayout:
+class TableLayout(Struct, frozen=True):
     """The columns to show."""
 
     parts: tuple[Part, ...]

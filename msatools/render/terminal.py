@@ -10,11 +10,11 @@ Nothing is parsed as rich's markup: rich gets text objects, of escaped text.
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, zip_longest
 from typing import TextIO
 
+from msgspec.structs import replace
 from rich.cells import set_cell_size
 from rich.console import COLOR_SYSTEMS, Console
 from rich.progress_bar import ProgressBar

@@ -9,11 +9,12 @@ stack, or is lost, the stack of the crashed task is unwound.
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from msgspec import Struct
+
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
-from msatools.records import dataclass
 from msatools.report.causes import EXCEPTION, OOPSES, WATCHDOGS, Cause
 from msatools.report.events import PANIC, Backtrace, Event
 from msatools.report.frames import (
@@ -57,8 +58,7 @@ _BY_FUNCTION: dict[str, Cause] = {
 """Causes by a function on the stack, where the log is lost; in this order."""
 
 
-@dataclass(frozen=True)
-class CrashLog:
+class CrashLog(Struct, frozen=True):
     """What the kernel's log has of crashes."""
 
     events: Sequence[Event]

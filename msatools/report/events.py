@@ -7,10 +7,11 @@ Lines of several CPUs may be mixed: each line says which thread or CPU wrote it.
 
 import re
 from collections.abc import Iterable
-from dataclasses import field, replace
 from itertools import takewhile
 
-from msatools.records import dataclass
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from msatools.report.causes import Cause, event_cause, panic_cause
 from msatools.report.frames import Frame, is_entry, parse_frame
 from msatools.target.printk import LogRecord
@@ -51,8 +52,7 @@ _EXECUTED = ("kernel tried to execute ", "unable to execute userspace code ")
 _GUESS = "? "
 
 
-@dataclass
-class Backtrace:
+class Backtrace(Struct):
     """The registers and the stack of one CPU or task."""
 
     cpu: int | None = None
@@ -85,8 +85,7 @@ class Backtrace:
         return list(takewhile(lambda frame: not is_entry(frame), self.guesses))
 
 
-@dataclass
-class Event:
+class Event(Struct):
     """A report of the kernel on one fault."""
 
     cause: Cause

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.causes import WATCHDOGS, Cause
 
 CALLERS = 3
@@ -87,8 +88,7 @@ _ALLOCATION = re.compile(
 """Functions that allocate memory, or charge a control group for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """A frame of a stack."""
 
     function: str

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import enumerators
@@ -28,7 +29,6 @@ from msatools.memory.by.cgrouptree import (
     read_tree,
 )
 from msatools.memory.by.memcgs import Memcgs
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_constant,
@@ -49,8 +49,7 @@ _LRU_LISTS = 5
 """Lists in enum lru_list: anonymous (inactive, active), of files, unevictable."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZoneState:
+class ZoneState(Struct, frozen=True, kw_only=True):
     """Free pages of a zone, and what an ordinary allocation may take."""
 
     node: int
@@ -77,8 +76,7 @@ class ZoneState:
         return self.free - self.reserve - self.low
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupAtLimit:
+class GroupAtLimit(Struct, frozen=True, kw_only=True):
     """A control group that has used up its memory."""
 
     path: str | None
@@ -96,8 +94,7 @@ class GroupAtLimit:
     kills: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryState:
+class MemoryState(Struct, frozen=True, kw_only=True):
     """What is left of memory."""
 
     zones: tuple[ZoneState, ...]

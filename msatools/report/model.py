@@ -3,11 +3,11 @@
 """The report of msa-report: what happened, what is wrong, and what to look at next."""
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from msgspec import Struct
 
 from msatools.kernel.report import ADDED, Report
-from msatools.records import dataclass
 from msatools.report.causes import Cause
 from msatools.target.model import UNLISTED
 
@@ -25,8 +25,7 @@ SECTIONS = ("memstat", "prstat", "locks", "zombies", "cpus")
 """The commands whose reports are read."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TriageVerdict:
+class TriageVerdict(Struct, frozen=True, kw_only=True):
     """One thing that is wrong, or that happened."""
 
     code: str
@@ -49,8 +48,7 @@ class TriageVerdict:
     """The command line that shows more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NestedFault:
+class NestedFault(Struct, frozen=True, kw_only=True):
     """A fault in what panic() calls."""
 
     cause: Cause
@@ -69,8 +67,7 @@ class NestedFault:
     """When, by the log's clock."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unloaded:
+class Unloaded(Struct, frozen=True, kw_only=True):
     """A bad address where a module was, or may have been."""
 
     address: str
@@ -80,8 +77,7 @@ class Unloaded:
     """The module that was unloaded last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CrashDetails:
+class CrashDetails(Struct, frozen=True, kw_only=True):
     """How the kernel crashed."""
 
     cause: Cause
@@ -114,18 +110,17 @@ class CrashDetails:
     time_ns: int | None
     """When it crashed, by the log's clock."""
 
-    is_jump: bool = field(default=False, metadata=ADDED)
+    is_jump: Annotated[bool, ADDED] = False
     """Whether that function jumped to what is no code."""
 
-    unloaded: Unloaded | None = field(default=None, metadata=ADDED)
+    unloaded: Annotated[Unloaded | None, ADDED] = None
     """What is known of the address, if modules were there and none is."""
 
-    nested: tuple[NestedFault, ...] = field(default=(), metadata=ADDED)
+    nested: Annotated[tuple[NestedFault, ...], ADDED] = ()
     """Faults in panic() itself, the oldest first: results of the crash, not causes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """The machine, and since when it ran."""
 
     host: str | None
@@ -153,19 +148,17 @@ class Machine:
     """Letters, such as ``OE``; empty if the kernel is not tainted."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportSection:
+class ReportSection(Struct, frozen=True, kw_only=True):
     """What one command has to say; either key is there."""
 
-    summary: str | None = field(default=None, metadata=ADDED)
+    summary: Annotated[str | None, ADDED] = None
     """One line."""
 
-    error: str | None = field(default=None, metadata=ADDED)
+    error: Annotated[str | None, ADDED] = None
     """Why it has no report."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NextStep:
+class NextStep(Struct, frozen=True, kw_only=True):
     """A command line to go on with."""
 
     command: str
@@ -175,8 +168,7 @@ class NextStep:
     """What it shows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TriageReport(Report):
+class TriageReport(Report, frozen=True, kw_only=True):
     """What happened to a kernel, and what is wrong with it."""
 
     schema: ClassVar[str] = "msatools.report/1"
@@ -185,10 +177,10 @@ class TriageReport(Report):
     verdicts: tuple[TriageVerdict, ...]
     """The worst first."""
 
-    checked: int | None = field(default=None, metadata=ADDED)
+    checked: Annotated[int | None, ADDED] = None
     """Number of codes whose conditions were tested; ``None`` in older recordings."""
 
-    unchecked: tuple[str, ...] = field(default=(), metadata=ADDED)
+    unchecked: Annotated[tuple[str, ...], ADDED] = ()
     """Codes that could not be tested, as parts of the kernel are missing, or a rule has
     a fault."""
 
@@ -204,12 +196,11 @@ class TriageReport(Report):
     next: tuple[NextStep, ...]
     """Command lines to go on with, the most useful first."""
 
-    parts: "ReportParts | None" = field(default=None, metadata=UNLISTED)
+    parts: Annotated["ReportParts | None", UNLISTED] = None
     """The reports of all commands; ``None`` in a recording."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedTriage(TriageReport):
+class RecordedTriage(TriageReport, frozen=True, kw_only=True):
     """A report in a recording, which has no reports of other commands."""
 
-    parts: None = field(default=None, metadata=UNLISTED)
+    parts: Annotated[None, UNLISTED] = None

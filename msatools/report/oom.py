@@ -4,11 +4,12 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, replace
 from itertools import takewhile
 from typing import Literal
 
-from msatools.records import dataclass
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from msatools.report.oomstat import Filled, group_filled, machine_filled
 from msatools.target.printk import LogRecord
 
@@ -50,8 +51,7 @@ _MAX = 1024
 _KIB = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
+class Victim(Struct, frozen=True):
     """A process that the kernel killed for memory."""
 
     pid: int
@@ -63,8 +63,7 @@ class Victim:
     """Anonymous memory that it had in RAM."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryHolder:
+class MemoryHolder(Struct, frozen=True):
     """A process and its memory, in the log's table of tasks."""
 
     pid: int
@@ -72,8 +71,7 @@ class MemoryHolder:
     rss_pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(Struct, frozen=True):
     """One lack of memory, and what followed."""
 
     time_ns: int

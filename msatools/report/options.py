@@ -2,11 +2,10 @@
 
 """Options of msa-report."""
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(Struct, frozen=True, kw_only=True):
     """What to read."""
 
     crash_only: bool = False

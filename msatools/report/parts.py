@@ -4,11 +4,12 @@
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from msatools.cpus.model import CpusReport
 from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, PrstatReport, StackGroup
-from msatools.records import dataclass
 from msatools.report.events import Event
 from msatools.report.memory import MemoryState
 from msatools.report.model import CrashDetails, Machine
@@ -19,8 +20,7 @@ from msatools.tasks.spaces import AddressSpace
 from msatools.zombies.model import Limit, ZombiesReport
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportParts:
+class ReportParts(Struct, frozen=True, kw_only=True):
     """What was read of a kernel. A part that failed is ``None``, and among the errors.
 
     A further source of findings is a further field here, and is read in

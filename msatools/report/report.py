@@ -4,12 +4,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import drgn
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.cpus.cpus import collect_cpus
 from msatools.cpus.options import CpusOptions

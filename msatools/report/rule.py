@@ -8,7 +8,8 @@ A rule is data: :mod:`msatools.report.rules` has a file for each.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.command_lines import command_line
 from msatools.report.model import Severity, TriageVerdict, VerdictConfidence
 from msatools.report.parts import ReportParts
@@ -18,8 +19,7 @@ S = TypeVar("S")
 ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerdictRule(Generic[S]):
+class VerdictRule(Struct, Generic[S], frozen=True, kw_only=True):
     """One rule, on subjects of one kind: a lock, a process, the whole machine."""
 
     code: str

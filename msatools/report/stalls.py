@@ -9,10 +9,11 @@ more.
 
 from collections.abc import Callable, Iterator
 
+from msgspec import Struct
+
 from msatools.cpus.model import RunnableTask
 from msatools.cpus.stalls.model import Stall, StallCode
 from msatools.locks.report import Root
-from msatools.records import dataclass
 from msatools.report.causes import Cause
 from msatools.report.events import Event
 from msatools.report.frames import faulting
@@ -40,8 +41,7 @@ _RECENT_NS = 60_000_000_000
 # --- what stands still now
 
 
-@dataclass(frozen=True)
-class _PresentStall:
+class _PresentStall(Struct, frozen=True):
     stall: Stall
     parts: ReportParts
 
@@ -99,8 +99,7 @@ def pools_of(parts: ReportParts) -> Iterator[Root]:
 # --- what the watchdogs have logged
 
 
-@dataclass(frozen=True)
-class LoggedStalls:
+class LoggedStalls(Struct, frozen=True):
     """Reports of one kind in the kernel's log, the latest last."""
 
     events: list[Event]

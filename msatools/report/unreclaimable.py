@@ -4,17 +4,17 @@
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.memory.by.groups import SlabGroup
 from msatools.memory.model import MemstatReport
-from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.reports.units import size
 
 SHOWN = 4
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """Memory of one kind."""
 
     name: str

@@ -7,12 +7,12 @@ are untrusted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
-from typing import Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
+
+from msgspec import Struct
 
 from msatools.kernel.ranges import ranges
 from msatools.kernel.report import Note, Report
-from msatools.records import dataclass
 from msatools.reports.diff_rows import DiffRows
 from msatools.reports.json_file import ReportFile, head_of
 from msatools.reports.presented import Presented
@@ -41,8 +41,7 @@ class Moment(Protocol):
     def taken_at_ns(self) -> int | None: ...
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(Struct, frozen=True):
     """One of the two reports."""
 
     file: str
@@ -57,16 +56,14 @@ class Side:
     """Notes of the report itself."""
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """A field that is not a number, in both reports."""
 
     before: Value
     after: Value
 
 
-@dataclass(frozen=True)
-class RowChange:
+class RowChange(Struct, frozen=True):
     """A row that differs, or that only one report has."""
 
     change: Literal["came", "gone", "changed"]
@@ -79,11 +76,10 @@ class RowChange:
     """Facts that differ; all facts if the row came or is gone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportDiff(Presented):
+class ReportDiff(Presented, Struct, frozen=True, kw_only=True):
     """The differences between two reports of one command."""
 
-    command: str = field(metadata=UNLISTED)
+    command: Annotated[str, UNLISTED]
     before: Side
     after: Side
 
@@ -194,8 +190,7 @@ def _side(report: Report, file: str) -> Side:
     )
 
 
-@dataclass(frozen=True)
-class _DiffRow:
+class _DiffRow(Struct, frozen=True):
     key: Mapping[str, Value]
     counts: Mapping[str, int | None]
     facts: Mapping[str, Value]

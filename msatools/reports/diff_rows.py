@@ -2,11 +2,10 @@
 
 """Which rows of a command's reports ``--diff`` compares, and by which fields."""
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiffRows:
+class DiffRows(Struct, frozen=True, kw_only=True):
     """Fields to compare in the rows under one key of a report."""
 
     name: str

@@ -4,11 +4,10 @@
 
 from typing import ClassVar
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """What one name means."""
 
     name: str
@@ -27,8 +26,7 @@ class Explained:
     """Accuracy: ``exact``, ``estimate``, ``upper``, ``lower`` or ``not kept``."""
 
 
-@dataclass(frozen=True)
-class Explanations:
+class Explanations(Struct, frozen=True):
     """What the names mean that were asked for."""
 
     schema: ClassVar[str] = "msatools.why/1"

@@ -4,11 +4,10 @@
 
 from collections.abc import Mapping
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gauge:
+class Gauge(Struct, frozen=True, kw_only=True):
     """A number, or one for each value of some labels."""
 
     name: str

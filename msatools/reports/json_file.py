@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from msgspec import Struct
+
 from msatools.kernel.report import Report
-from msatools.records import dataclass
 from msatools.target.errors import TargetError
 
 T = TypeVar("T")
@@ -32,8 +33,7 @@ def file_name(path: str) -> str:
     return "standard input" if path == STDIN else path
 
 
-@dataclass(frozen=True)
-class Reports:
+class Reports(Struct, frozen=True):
     """Reads the reports of one command."""
 
     command: str
@@ -119,8 +119,7 @@ class Reports:
         )
 
 
-@dataclass(frozen=True)
-class ReportFile:
+class ReportFile(Struct, frozen=True):
     """One report as decoded from a file."""
 
     values: Mapping[str, object]

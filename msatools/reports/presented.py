@@ -14,17 +14,12 @@ if TYPE_CHECKING:
 
 
 class Presented:
-    """Base class of reports and differences: dataclasses with a ``schema``.
+    """Base class of reports and differences: models with a ``schema``.
 
     Its methods do not depend on the class: all reports look alike.
     """
 
-    def __init_subclass__(cls, **words: Any) -> None:
-        super().__init_subclass__(**words)
-        # A dataclass would get one that prints every row.
-        cls.__repr__ = Presented.__repr__  # type: ignore[method-assign]
-        # IPython takes the first that it meets in a class, and then in its bases.
-        cls._repr_pretty_ = Presented._repr_pretty_  # type: ignore[method-assign]
+    __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it, in plain values.
@@ -57,7 +52,7 @@ class Presented:
 
     def __str__(self) -> str:
         """Return what the command prints, without colours."""
-        text: str = _presentation().text(self)
+        text: str = _above("presentation").text(self)
         return text
 
     def __rich__(self) -> "Group":

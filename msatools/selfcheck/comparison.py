@@ -4,12 +4,12 @@
 
 from collections.abc import Sequence
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.selfcheck.model import SelfCheck, Verdict
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     """Two numbers at one reading of the kernel."""
 
     name: str

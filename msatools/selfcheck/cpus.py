@@ -3,8 +3,9 @@
 """Checks of msa-cpus: masks of CPUs, sets, and the counters of each CPU."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from msatools.errors import MissingError
 from msatools.kernel.cpumask import kept_mask

@@ -4,11 +4,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.nodemask import for_each_online_node
+from msgspec.structs import replace
 
 from msatools.errors import MissingError
 from msatools.kernel.reader import distinct

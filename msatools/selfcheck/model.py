@@ -5,8 +5,9 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from msgspec import Struct
+
 from msatools.kernel.report import Report
-from msatools.records import dataclass
 
 Verdict = Literal["ok", "moved", "differs", "unknown", "not-applicable"]
 """``ok``: the numbers agree, or their difference is allowed. ``moved``: they differ,
@@ -18,8 +19,7 @@ FAILED: frozenset[Verdict] = frozenset({"differs", "unknown"})
 """Verdicts that make the exit status 3 with ``--strict``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SelfCheck:
+class SelfCheck(Struct, frozen=True, kw_only=True):
     """Two numbers that should agree."""
 
     name: str
@@ -49,8 +49,7 @@ class SelfCheck:
         return self.verdict in FAILED
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Software:
+class Software(Struct, frozen=True, kw_only=True):
     """Versions of what the command runs on."""
 
     msatools: str
@@ -58,8 +57,7 @@ class Software:
     python: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KernelFacts:
+class KernelFacts(Struct, frozen=True, kw_only=True):
     """Properties of a kernel that decide how it is read."""
 
     paging_levels: int | None
@@ -84,8 +82,7 @@ class KernelFacts:
     """Members that were found by an older name than the newest."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelfCheckReport(Report):
+class SelfCheckReport(Report, frozen=True, kw_only=True):
     """Whether the numbers of one command agree with others on a kernel."""
 
     schema: ClassVar[str] = "msatools.selfcheck/1"

@@ -4,10 +4,10 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from drgn.helpers.linux.mm import follow_phys
+from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, NotSupportedError
 from msatools.kernel.reader import Addresses

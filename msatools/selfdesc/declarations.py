@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from drgn import Type, TypeKind
+from msgspec import Struct
 
 from msatools.errors import MissingError
-from msatools.records import dataclass
 from msatools.selfdesc.find import member_of
 from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
@@ -21,8 +21,7 @@ class NotSoError(MissingError):
     """The condition of a declaration does not hold for this kernel."""
 
 
-@dataclass(frozen=True)
-class Declaration:
+class Declaration(Struct, frozen=True):
     """One line of the table."""
 
     name: str

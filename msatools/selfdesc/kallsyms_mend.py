@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from msatools.records import dataclass
 from msatools.selfdesc.kallsyms_tables import (
     MAX_SYMBOLS,
     MAX_TEXT,
@@ -42,8 +42,7 @@ _LEAST_BYTES = NAMES_PER_MARKER * 2
 """Minimum distance of two markers: a length and one token for each name."""
 
 
-@dataclass(frozen=True)
-class PartialImage:
+class PartialImage(Struct, frozen=True):
     """Memory of which some pages are lost."""
 
     image: Image
@@ -139,8 +138,7 @@ def _names(
         yield from [None] * (expected - len(found))
 
 
-@dataclass(frozen=True)
-class _PartialNames:
+class _PartialNames(Struct, frozen=True):
     """The names, read as a kernel with or without two-byte lengths writes them."""
 
     address: int

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from drgn import Program
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
-from msatools.records import dataclass
 from msatools.selfdesc.kallsyms_tables import (
     INDEX_BYTES,
     MAX_ALIGNMENT,
@@ -162,14 +162,12 @@ class Search:
         return Image(start, b"".join(parts), self.word, self.little)
 
 
-@dataclass(frozen=True)
-class _Tokens:
+class _Tokens(Struct, frozen=True):
     table: int
     index: int
 
 
-@dataclass(frozen=True)
-class _Names:
+class _Names(Struct, frozen=True):
     label: int
     """Address of the variable num_syms."""
 

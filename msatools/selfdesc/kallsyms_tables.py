@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.model import values
-from msatools.records import dataclass
 from msatools.selfdesc.tables import Words, at, library
 
 TOKENS = 256
@@ -41,8 +41,7 @@ class BadTablesError(ValueError):
     """The tables contradict themselves or each other."""
 
 
-@dataclass(frozen=True)
-class KallsymsTables:
+class KallsymsTables(Struct, frozen=True):
     """Addresses of the tables; 0 for one that this kernel lacks."""
 
     names: int
@@ -73,8 +72,7 @@ class KallsymsTables:
         return max(ends)
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(Struct, frozen=True):
     """A range of the target's memory."""
 
     base: int

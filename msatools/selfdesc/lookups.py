@@ -6,18 +6,14 @@ A kernel that lacks a variable or a member is read another way, or not at all; o
 kernel that nobody tried, this list is the first thing to look at.
 """
 
-from dataclasses import field
-
 import drgn
-
-from msatools.records import dataclass
+from msgspec import Struct, field
 
 _KEY = "msatools.lookups"
 """Key of the program's cache."""
 
 
-@dataclass
-class Lookups:
+class Lookups(Struct):
     """Names that were looked up in one program."""
 
     variables_missing: set[str] = field(default_factory=set)

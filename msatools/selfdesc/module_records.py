@@ -12,9 +12,9 @@ from typing import Any
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import DamagedDataError, MissingError
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_type,
@@ -53,8 +53,7 @@ _BINDINGS = {
 }
 
 
-@dataclass(frozen=True)
-class LoadedModule:
+class LoadedModule(Struct, frozen=True):
     """A loaded module."""
 
     address: int
@@ -115,8 +114,7 @@ class ModuleLayout:
         return LoadedModule(address, name, tuple(regions))
 
 
-@dataclass(frozen=True)
-class _MemberSpan:
+class _MemberSpan(Struct, frozen=True):
     offset: int
     size: int
 

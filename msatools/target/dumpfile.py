@@ -6,13 +6,13 @@ import os
 import shlex
 import stat
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Literal
 
 from drgn import Program
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import DamagedDataError, NotSupportedError
-from msatools.records import dataclass
 from msatools.target import elf, flattened, foreign, kdump
 from msatools.target.descriptors import DescriptorCheck, check_descriptors
 from msatools.target.errors import (
@@ -36,8 +36,7 @@ _LEAST_MEMORY = 1 << 20
 """Minimum size of a file without a header that is searched for a kernel, in bytes."""
 
 
-@dataclass(frozen=True)
-class DumpFile:
+class DumpFile(Struct, frozen=True):
     """Facts from the headers of a dump."""
 
     kind: Literal["elf", "kdump", "raw"]

@@ -5,8 +5,9 @@
 import struct
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.errors import DamagedDataError
-from msatools.records import dataclass
 from msatools.target.reading import ReadAt, read_exactly
 
 MAGIC = b"\x7fELF"
@@ -27,8 +28,7 @@ _MOST_NOTES = 64 << 20
 """Maximum size of all notes in bytes; each of 8,192 CPUs has some hundred."""
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(Struct, frozen=True):
     """The parts of a program header or section header that are used here."""
 
     kind: int
@@ -44,8 +44,7 @@ class Extent:
     """``p_paddr``, or ``sh_addr``."""
 
 
-@dataclass(frozen=True)
-class Elf:
+class Elf(Struct, frozen=True):
     """The headers of an ELF file."""
 
     is_core: bool
@@ -127,8 +126,7 @@ def parse(read: ReadAt) -> Elf:
     )
 
 
-@dataclass(frozen=True)
-class ElfNote:
+class ElfNote(Struct, frozen=True):
     """An ELF note."""
 
     name: bytes

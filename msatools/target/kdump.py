@@ -8,8 +8,9 @@ kdump_sub_header``.
 
 import struct
 
+from msgspec import Struct
+
 from msatools.errors import DamagedDataError
-from msatools.records import dataclass
 from msatools.target.reading import ReadAt, read_exactly
 
 SIGNATURE = b"KDUMP   "
@@ -38,8 +39,7 @@ UTSNAME_FIELD = 65
 UTSNAME_OFFSET = 12
 
 
-@dataclass(frozen=True)
-class Kdump:
+class Kdump(Struct, frozen=True):
     """The headers of a kdump."""
 
     version: int

@@ -2,17 +2,17 @@
 
 """Description of the target in every report."""
 
-from dataclasses import field
-from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
-from msatools.records import dataclass
+from msgspec import Struct
+
+from msatools.model import Mark
 
 Kind = Literal["elf", "kdump", "raw", "kcore", "qmp"]
 Types = Literal["dwarf", "btf"]
 
 
-UNLISTED = MappingProxyType({"unlisted": True})
+UNLISTED = Mark("unlisted")
 """Metadata of a field that is shown as text, but is not in JSON."""
 
 
@@ -22,8 +22,7 @@ class Address(int):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
-class Crash:
+class Crash(Struct, frozen=True):
     """How the kernel crashed; a field is ``None`` if it is unknown."""
 
     message: str | None
@@ -34,8 +33,7 @@ class Crash:
     comm: str | None
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     """Source of the types of one module."""
 
     module: str
@@ -47,8 +45,7 @@ class Source:
     """File with the debug info; ``None`` for the kernel's own BTF."""
 
 
-@dataclass(frozen=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """What stack frames show, which depends on the source of types."""
 
     frame_locals: bool
@@ -67,8 +64,7 @@ _CAPABILITIES: dict[Types, Capabilities] = {
 }
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Struct, frozen=True):
     """The target kernel, and what it was read from."""
 
     path: str
@@ -94,23 +90,23 @@ class Target:
     format: str = ""
     """Name of the file format, such as ``kdump zlib, flattened``."""
 
-    bad_descriptors: int = field(default=0, metadata=UNLISTED)
+    bad_descriptors: Annotated[int, UNLISTED] = 0
     """Number of pages of a kdump that are not in the file, or of an impossible size."""
 
-    lacks_parts: bool = field(default=False, metadata=UNLISTED)
+    lacks_parts: Annotated[bool, UNLISTED] = False
     """Whether it is a split dump, and not all parts are there."""
 
-    lost_symbols: int = field(default=0, metadata=UNLISTED)
+    lost_symbols: Annotated[int, UNLISTED] = 0
     """Number of the kernel's symbols that were lost with pages of their table."""
 
-    torn: int = field(default=0, metadata=UNLISTED)
+    torn: Annotated[int, UNLISTED] = 0
     """Number of contradictions in memory without a dump's headers: it was copied while
     its guest ran on."""
 
-    options: tuple[str, ...] = field(default=(), metadata=UNLISTED)
+    options: Annotated[tuple[str, ...], UNLISTED] = ()
     """Options that say which of several kernels in the file this is."""
 
-    sources: tuple[Source, ...] = field(default=(), metadata=UNLISTED)
+    sources: Annotated[tuple[Source, ...], UNLISTED] = ()
     """Source of each module that has types, the kernel proper first."""
 
     @property

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 import drgn
 from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
+from msgspec import Struct
 
 from msatools.errors import LOST
-from msatools.records import dataclass
 from msatools.selfdesc import (
     BtfError,
     NotSelfDescribedError,
@@ -52,8 +52,7 @@ _MASKED = (Architecture.X86_64, Architecture.AARCH64, Architecture.RISCV64)
 """Architectures whose user addresses are below the kernel's half."""
 
 
-@dataclass(frozen=True)
-class TargetSpec:
+class TargetSpec(Struct, frozen=True):
     """A target as requested: without path and guest, the running kernel."""
 
     path: str | None = None

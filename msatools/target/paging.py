@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 from drgn import FaultError
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
-from msatools.records import dataclass
 
 Words = npt.NDArray[np.uint64]
 Booleans = npt.NDArray[np.bool_]
@@ -22,8 +22,7 @@ Booleans = npt.NDArray[np.bool_]
 _U64 = struct.Struct("<Q")
 
 
-@dataclass(frozen=True)
-class TableFormat:
+class TableFormat(Struct, frozen=True):
     """
     Format of the page tables of one kernel; entries have 8 bytes.
 

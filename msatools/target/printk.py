@@ -14,9 +14,9 @@ from typing import Any
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import DamagedDataError
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
 Read = Callable[[int, int], tuple[bytes | bytearray, list[range]]]
@@ -48,8 +48,7 @@ _INFO = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(Struct, frozen=True):
     """One message of the kernel's log."""
 
     time_ns: int
@@ -140,8 +139,7 @@ def _overlaps(gaps: list[range], start: int, end: int) -> bool:
     return index < len(gaps) and gaps[index].start < end
 
 
-@dataclass(frozen=True)
-class _Ring:
+class _Ring(Struct, frozen=True):
     """The part in use of an array whose end is followed by its start."""
 
     read_memory: Read

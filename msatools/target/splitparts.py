@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from msatools.errors import DamagedDataError
-from msatools.records import dataclass
 from msatools.target import kdump
 from msatools.target.reading import opened
 
@@ -24,8 +25,7 @@ _COMMON = ((0, 16), (32, 80), (96, SUB_HEADER_BYTES))
 start_pfn and end_pfn, of 32 bits and then of 64."""
 
 
-@dataclass(frozen=True)
-class DumpPart:
+class DumpPart(Struct, frozen=True):
     """One part."""
 
     path: str

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_struct, read_structs
-from msatools.records import dataclass
 from msatools.tasks.table import TaskTable, cut
 
 # In the order in which the kernel added them; older kernels have fewer.
@@ -25,8 +25,7 @@ _MEMBERS = {
 _OWNER = {"pid": ("pid",), "delays": ("delays",)}
 
 
-@dataclass(frozen=True)
-class Delays:
+class Delays(Struct, frozen=True):
     """One value a thread, by the kinds of delay that this kernel keeps.
 
     ``thrashing`` overlaps ``blkio`` and ``swapin``. A delay is added when it ends.

@@ -13,9 +13,9 @@ thread, is the last.
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.reader import Addresses
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of, offset_of
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 from msatools.target.addresses import KERNEL_HALF, code_start
@@ -36,8 +36,7 @@ _EL = 0xF
 """PSR_MODE_MASK: exception level; 0 is user mode, of AArch32 too."""
 
 
-@dataclass(frozen=True)
-class _RecordOffsets:
+class _RecordOffsets(Struct, frozen=True):
     """Offsets of members of ``struct pt_regs`` from the frame record in it."""
 
     fp: int

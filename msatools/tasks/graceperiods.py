@@ -10,6 +10,7 @@ waits for a grace period are both explained by it.
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
@@ -18,7 +19,6 @@ from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, read_struct, read_structs
 from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_symbol, find_type, offset_of
 
 _UNDER_WAY = 3
@@ -55,8 +55,7 @@ _MAX_TASKS = 256
 """Maximum number of tasks of one leaf to name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GracePeriodState:
+class GracePeriodState(Struct, frozen=True, kw_only=True):
     """The state of RCU, with addresses of tasks; times are in jiffies."""
 
     sequence: int
@@ -93,8 +92,7 @@ class GracePeriodState:
     expedited_tasks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Leaves:
+class _Leaves(Struct, frozen=True):
     """The leaves of the tree, and the callbacks of all CPUs."""
 
     nodes: Structs

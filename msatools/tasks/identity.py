@@ -4,13 +4,13 @@
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import read_structs
-from msatools.records import dataclass
 from msatools.tasks.table import TaskTable
 
 UNKNOWN = -1
@@ -21,8 +21,7 @@ _CRED = {"uid": ("uid.val",), "euid": ("euid.val",)}
 _TASK = {"tgid": ("tgid",)}
 
 
-@dataclass(frozen=True)
-class Users:
+class Users(Struct, frozen=True):
     """One value a thread; :data:`UNKNOWN` if unreadable."""
 
     uid: Numbers
@@ -32,8 +31,7 @@ class Users:
     """The effective user."""
 
 
-@dataclass(frozen=True)
-class Identities(Users):
+class Identities(Users, frozen=True):
     """One value a thread; :data:`UNKNOWN` if unreadable."""
 
     ppid: Numbers

@@ -9,12 +9,12 @@ import re
 from fnmatch import fnmatchcase
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.kernel.cgroups import DELETED
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
-from msatools.records import dataclass
 from msatools.tasks.namespaces import TaskNamespaces, read_namespaces
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import TaskCgroups, read_cgroups
@@ -23,8 +23,7 @@ _CONTAINER = re.compile(r"(?:^|[-_:.])([0-9a-f]{64})(?:$|\.)")
 """Container engines put the ID into the name of the container's control group."""
 
 
-@dataclass(frozen=True)
-class Membership:
+class Membership(Struct, frozen=True):
     """Where wanted threads are: in any of the given; ``None`` for anywhere."""
 
     cgroups: tuple[str, ...] | None = None

@@ -4,6 +4,7 @@
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.enums import constant
@@ -18,7 +19,6 @@ from msatools.kernel.structs import (
     lose_many,
     read_structs,
 )
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, offset_of
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
@@ -31,8 +31,7 @@ _MOST_PAGES = 1 << 45
 _RESIDENT = ("MM_FILEPAGES", "MM_ANONPAGES", "MM_SHMEMPAGES")
 
 
-@dataclass(frozen=True)
-class TaskMemory:
+class TaskMemory(Struct, frozen=True):
     """One value a thread, the same for all threads that share an address space."""
 
     has_mm: Booleans

@@ -7,16 +7,16 @@ at all times (kernel/sched/cputime.c, stats.h), so the states add up to the life
 time neither on the CPU nor waiting for one is off the CPU.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.structs import Booleans
-from msatools.records import dataclass
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 EXIT_ZOMBIE = 0x20
@@ -30,8 +30,7 @@ UNSTABLE_BOUND_NS = 100_000_000
 few times the worst measured: 17 ms, in a guest with the HPET as clock source."""
 
 
-@dataclass(frozen=True)
-class Microstates:
+class Microstates(Struct, frozen=True):
     """One value a thread, in nanoseconds; the first five make up the lifetime."""
 
     user_ns: Nanoseconds

@@ -12,13 +12,13 @@ from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import MissingError
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.records import dataclass
 from msatools.tasks.table import TaskTable
 
 UNKNOWN = -1
@@ -52,8 +52,7 @@ KINDS = tuple(_TYPES)
 """Names of the kinds, as in /proc/PID/ns."""
 
 
-@dataclass(frozen=True)
-class TaskNamespaces:
+class TaskNamespaces(Struct, frozen=True):
     """Inode numbers of namespaces by kind, one a thread.
 
     :data:`UNKNOWN` if unreadable, if the thread is dead, or if this kernel has no such

@@ -12,13 +12,13 @@ from enum import IntEnum
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.generated_code import OPTIMISED_PROBES
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of, object_at
 from msatools.selfdesc.module_records import LoadedModule
 from msatools.tasks.text import KernelText, kernel_symbol
@@ -79,8 +79,7 @@ _NUMBERING = {
 }
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """How to unwind one frame."""
 
     kind: OrcKind
@@ -108,8 +107,7 @@ _CALL = 0xE8
 """The ``call rel32`` of x86-64."""
 
 
-@dataclass(frozen=True)
-class _OrcField:
+class _OrcField(Struct, frozen=True):
     shift: int
     mask: int
 
@@ -164,8 +162,7 @@ def _flag(entry: drgn.Type, name: str) -> _OrcField:
     return _OrcField(member.bit_offset - 32, (1 << size) - 1)
 
 
-@dataclass(frozen=True)
-class _OrcTable:
+class _OrcTable(Struct, frozen=True):
     """The entries of the kernel or a module; each applies up to the next."""
 
     pcs: npt.NDArray[np.uint64]

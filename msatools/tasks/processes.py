@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs, read_struct, read_structs
-from msatools.records import dataclass
 from msatools.tasks.table import TaskTable, cut
 
 Counts = npt.NDArray[np.int64]
@@ -33,8 +33,7 @@ _LEADER = {"tgid": ("tgid",), "signal": ("signal",)}
 _REAPED = {f"c{name}": (f"c{name}",) for name in _SUMS}
 
 
-@dataclass(frozen=True)
-class ProcessSums:
+class ProcessSums(Struct, frozen=True):
     """One value a thread of the table, the same for all threads of a process."""
 
     utime_ns: Nanoseconds
@@ -48,8 +47,7 @@ class ProcessSums:
     maj_flt: Counts
 
 
-@dataclass(frozen=True)
-class Processes:
+class Processes(Struct, frozen=True):
     """One value a thread of the table, the same for all threads of a process."""
 
     known: Booleans

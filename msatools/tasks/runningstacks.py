@@ -3,19 +3,18 @@
 """The stacks of tasks that run, in a dump: by their registers, through interrupts."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from itertools import zip_longest
 from typing import Literal
 
 import drgn
 import numpy as np
+from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
 from msatools.kernel.words import U64
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, object_at, offset_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import KERNEL_HALF
@@ -58,8 +57,7 @@ _SWITCHES = ("__schedule", "__switch_to")
 begin."""
 
 
-@dataclass(frozen=True)
-class CpuStack:
+class CpuStack(Struct, frozen=True):
     """The stack and registers of a CPU in a dump."""
 
     names: tuple[str, ...]
@@ -274,8 +272,7 @@ class StackReader:
         return address + distance if code[0] == _CALL else None
 
 
-@dataclass
-class _CpuStack:
+class _CpuStack(Struct):
     """A stack while it is read."""
 
     text: KernelText

@@ -9,10 +9,10 @@ not switched since the last sample, is unchanged: it is not read again.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.clocks import Clocks, read_clocks

@@ -4,19 +4,18 @@
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
-from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 
 _MM: Members = {"pgd": ("pgd",), "tables": ("pgtables_bytes.counter",)}
 
 
-@dataclass(frozen=True)
-class AddressSpace:
+class AddressSpace(Struct, frozen=True):
     """An address space, and one of its threads."""
 
     pid: int

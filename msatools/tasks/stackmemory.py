@@ -8,13 +8,13 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.list import list_for_each_entry
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.cpumask import is_pointer
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask_each, find_type, find_variable, member_of
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
@@ -29,8 +29,7 @@ SAVED = ("sp", "fp", "pc")
 Rows = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class StackMemory:
+class StackMemory(Struct, frozen=True):
     """The words from each task's saved stack pointer to the end of its stack."""
 
     words: Addresses

@@ -10,18 +10,17 @@ frames that ORC does not support, drgn unwinds one stack after the other.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, MissingError, NotSupportedError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.traces import stack_trace
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch import arch_of
@@ -40,8 +39,7 @@ MAX_ASKED = 256
 """Maximum number of stacks unwound by drgn beside ORC: each takes milliseconds."""
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(Struct, frozen=True):
     """A stack trace; tasks with the same trace share it."""
 
     addresses: tuple[int, ...]
@@ -67,8 +65,7 @@ class Stack:
 NO_STACK = Stack((), end=End.NONE)
 
 
-@dataclass
-class Stacks:
+class Stacks(Struct):
     """The stacks of some tasks, in the order of the request."""
 
     text: KernelText
@@ -105,8 +102,7 @@ class Stacks:
         return None
 
 
-@dataclass(frozen=True)
-class _KernelWords:
+class _KernelWords(Struct, frozen=True):
     """The kernel's memory, read word by word."""
 
     reader: Reader

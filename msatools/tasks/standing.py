@@ -20,6 +20,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.cgroups import cgroup_paths
@@ -29,7 +30,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, read_bits, read_structs
 from msatools.kernel.words import MAX_PLAUSIBLE
-from msatools.records import dataclass
 from msatools.reports.units import duration
 from msatools.selfdesc.find import find_type, object_at, offset_of
 from msatools.tasks.table import TaskTable
@@ -61,8 +61,7 @@ _UNLIMITED = (1 << 64) - 1
 Rows = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Throttle:
+class Throttle(Struct, frozen=True, kw_only=True):
     """Why a runnable task may not run for now."""
 
     text: str

@@ -9,11 +9,11 @@ arm64). /proc/PID/syscall shows the same.
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, lose_many
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, offset_of
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.table import PF_KTHREAD, TaskTable
@@ -119,8 +119,7 @@ _ARM64_NAMES = {
 """From 424 on numbers are the same everywhere."""
 
 
-@dataclass(frozen=True)
-class Syscalls:
+class Syscalls(Struct, frozen=True):
     """One value a thread."""
 
     known: Booleans

@@ -14,6 +14,7 @@ from typing import Any
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingMemberError
 from msatools.kernel.cpumask import mask_bytes
@@ -24,7 +25,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder, column_type, find_member
 from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE, U64
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 Records = npt.NDArray[np.void]
@@ -135,8 +135,7 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class TaskTable:
+class TaskTable(Struct, frozen=True):
     """The members of each thread's ``struct task_struct``."""
 
     records: Records
@@ -172,8 +171,7 @@ class TaskTable:
         return leads
 
 
-@dataclass(frozen=True)
-class _WholeTable:
+class _WholeTable(Struct, frozen=True):
     """All threads of a dump, and what was lost of them."""
 
     table: TaskTable

@@ -4,6 +4,7 @@
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import MissingError
 from msatools.kernel.cgroups import cgroup_paths
@@ -11,7 +12,6 @@ from msatools.kernel.enums import constant
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.records import dataclass
 from msatools.tasks.table import TaskTable
 
 UNKNOWN = -1
@@ -20,8 +20,7 @@ _CSS_SET = {"cgroup": ("dfl_cgrp",)}
 _STATE = {"group": ("cgroup",)}
 
 
-@dataclass(frozen=True)
-class TaskCgroups:
+class TaskCgroups(Struct, frozen=True):
     """One group a thread; threads of the same group have the same index."""
 
     paths: tuple[str, ...]

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans
-from msatools.records import dataclass
 from msatools.tasks.microstates import Microstates
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
@@ -22,8 +22,7 @@ Counts = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class TaskSample:
+class TaskSample(Struct, frozen=True):
     """All threads at one moment."""
 
     tasks: TaskTable

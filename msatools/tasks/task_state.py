@@ -8,12 +8,12 @@ from functools import cached_property
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
 from msatools.kernel.traces import stack_trace
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import saved_registers
@@ -40,8 +40,7 @@ class AgeBound(IntEnum):
     """By the clock of a CPU that may have lagged."""
 
 
-@dataclass(frozen=True)
-class TaskState:
+class TaskState(Struct, frozen=True, dict=True):
     """One value a thread."""
 
     classes: npt.NDArray[np.uint8]

@@ -5,11 +5,11 @@
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import MissingError
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import each_once
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch.x86_64 import START_KERNEL_MAP
@@ -40,8 +40,7 @@ _USER, _CODE = np.uint64(KERNEL_HALF), np.uint64(START_KERNEL_MAP)
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Frames:
+class Frames(Struct, frozen=True):
     """The frames of many stacks, one column a frame, innermost first."""
 
     pcs: Addresses
@@ -57,8 +56,7 @@ class Frames:
     """Whether each stack has a frame whose code is in no ORC table."""
 
 
-@dataclass
-class _UnwindState:
+class _UnwindState(Struct):
     """Rows and registers of the stacks that have not ended."""
 
     rows: Rows

@@ -5,7 +5,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch.x86_64 import START_KERNEL_MAP
 from msatools.tasks.framerules import MAX_FRAMES, End, FrameRule
@@ -14,8 +15,7 @@ _WORD = 8
 _ALL = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class OneStack:
+class OneStack(Struct, frozen=True):
     """The frames of a stack, innermost first."""
 
     pcs: list[int]
@@ -33,8 +33,7 @@ class ReadsWords(Protocol):
         """Return a word; ``None`` if it cannot be read."""
 
 
-@dataclass(frozen=True)
-class OneMemory:
+class OneMemory(Struct, frozen=True):
     """The words from a saved stack pointer to the end of the stack."""
 
     words: list[int]
@@ -46,8 +45,7 @@ class OneMemory:
         return None if within or not 0 <= index < len(self.words) else self.words[index]
 
 
-@dataclass
-class OneState:
+class OneState(Struct):
     """Registers of a frame."""
 
     pc: int

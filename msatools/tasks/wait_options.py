@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import drgn
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
@@ -19,7 +20,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import U32, U64
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_constant, find_type, offset_of
 
 # Bits of wo_flags; include/uapi/linux/wait.h.
@@ -32,8 +32,7 @@ _CLONE = 0x8000_0000
 Kind = Literal["any", "pid", "group"]
 
 
-@dataclass(frozen=True)
-class WaitOpts:
+class WaitOpts(Struct, frozen=True):
     """A wait for children."""
 
     task: int

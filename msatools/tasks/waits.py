@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.functions import (
     CALLS,
@@ -21,8 +22,7 @@ from msatools.tasks.functions import (
 )
 
 
-@dataclass(frozen=True)
-class StackWait:
+class StackWait(Struct, frozen=True):
     """The wait that a stack shows."""
 
     task_class: TaskClass

@@ -5,7 +5,7 @@
 import re
 from typing import Literal
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 Space = Literal["kernel", "physical", "pfn", "user", "symbol"]
 
@@ -23,8 +23,7 @@ _AROUND = "[]<>(),;"
 """Characters around an address in an oops, a stack trace, or a list."""
 
 
-@dataclass(frozen=True)
-class AskedAddress:
+class AskedAddress(Struct, frozen=True):
     """An address that was asked about."""
 
     word: str

@@ -2,11 +2,11 @@
 
 """Finds what lies at an address, from the most specific to the least."""
 
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import drgn
+from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.locks.places.slabs import SlabObject

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import drgn
 from drgn.helpers.common.type import member_at_offset
+from msgspec import Struct
 
 from msatools.locks.base.lock import LockTypeName
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask
 
 LOCKS: dict[str, LockTypeName] = {
@@ -30,8 +30,7 @@ LOCKS: dict[str, LockTypeName] = {
 _STRUCTURES = (drgn.TypeKind.STRUCT, drgn.TypeKind.UNION)
 
 
-@dataclass(frozen=True)
-class LockMember:
+class LockMember(Struct, frozen=True):
     """A lock that is a member of a structure, or a variable."""
 
     type: LockTypeName

@@ -2,12 +2,12 @@
 
 """The report of msa-whatis: what lies at some addresses."""
 
-from dataclasses import field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Struct, field
 
 from msatools.kernel.report import ADDED, Report
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
-from msatools.records import dataclass
 from msatools.target.model import Address
 
 Kind = Literal[
@@ -30,8 +30,7 @@ vmalloc, a page of memory, memory of a process, a value that the kernel writes t
 memory as invalid, an address that nothing is mapped at, or none of these."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Symbol:
+class Symbol(Struct, frozen=True, kw_only=True):
     """The function or variable that contains an address."""
 
     name: str
@@ -45,8 +44,7 @@ class Symbol:
     """Whether the kernel freed its memory after boot: it is for something else now."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """A task, by its ``struct task_struct``."""
 
     pid: int
@@ -54,13 +52,12 @@ class Task:
     address: Address
     """Address of its struct task_struct."""
 
-    standing: str | None = field(default=None, metadata=ADDED)
+    standing: Annotated[str | None, ADDED] = None
     """How it stands with the scheduler, such as ``runs on CPU 1``, ``waits for CPU 2``
     or ``throttled by …``; null if it sleeps, or for an idle task."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackPlace:
+class StackPlace(Struct, frozen=True, kw_only=True):
     """The place of an address in the kernel stack of a task."""
 
     pid: int
@@ -88,8 +85,7 @@ class StackPlace:
     it is not known on arm64 where a frame ends. Else null."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlabPlace:
+class SlabPlace(Struct, frozen=True, kw_only=True):
     """An object of a slab cache."""
 
     cache: str
@@ -117,13 +113,12 @@ class SlabPlace:
     """Bytes of an object without padding and debug data; null if unknown. An address
     after these is in no object."""
 
-    points_to: tuple[str, ...] = field(default=(), metadata=ADDED)
+    points_to: Annotated[tuple[str, ...], ADDED] = ()
     """Functions and variables that an object of a general cache (kmalloc) points to,
     those of modules first: whose it is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageFile:
+class PageFile(Struct, frozen=True, kw_only=True):
     """The part of a file that a page caches."""
 
     name: str
@@ -138,8 +133,7 @@ class PageFile:
     """Name of the block device; null if its file system has none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageMapper:
+class PageMapper(Struct, frozen=True, kw_only=True):
     """A process that maps a page."""
 
     pid: int
@@ -148,8 +142,7 @@ class PageMapper:
     """Address of the page in its memory."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableOwner:
+class TableOwner(Struct, frozen=True, kw_only=True):
     """A process that a page table is of."""
 
     pid: int
@@ -161,12 +154,11 @@ class TableOwner:
     """Size of what the table maps."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
+class Page(Struct, frozen=True, kw_only=True):
     """A page of physical memory, and what is in it."""
 
     pfn: int
-    page_class: str = field(metadata={"key": "class"})
+    page_class: str = field(name="class")
     """Class as in msa-memstat, such as ``cache.file``."""
 
     owner: str | None
@@ -185,26 +177,25 @@ class Page:
     cgroup: str | None
     """Control group that it is charged to; null if to none."""
 
-    is_guess: bool = field(default=False, metadata=ADDED)
+    is_guess: Annotated[bool, ADDED] = False
     """Whether its class follows from its looks alone, and it may be another: before
     v6.14 compound pages of a driver look like a large kmalloc."""
 
-    file: PageFile | None = field(default=None, metadata=ADDED)
+    file: Annotated[PageFile | None, ADDED] = None
     """Part of a file that it caches."""
 
-    mappers: tuple[PageMapper, ...] | None = field(default=None, metadata=ADDED)
+    mappers: Annotated[tuple[PageMapper, ...] | None, ADDED] = None
     """Processes that map it; not all of them if there are many."""
 
-    cache: str | None = field(default=None, metadata=ADDED)
+    cache: Annotated[str | None, ADDED] = None
     """Slab cache that it is a slab of."""
 
-    table_owners: tuple[TableOwner, ...] | None = field(default=None, metadata=ADDED)
+    table_owners: Annotated[tuple[TableOwner, ...] | None, ADDED] = None
     """Processes that it is a page table of, if there are any; several share those of
     hugetlb pages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VmallocArea:
+class VmallocArea(Struct, frozen=True, kw_only=True):
     """An area of the kernel's vmalloc range."""
 
     start: Address
@@ -228,8 +219,7 @@ class VmallocArea:
     """Physical address that is mapped there, of devices; null for memory."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PerCpuPlace:
+class PerCpuPlace(Struct, frozen=True, kw_only=True):
     """The place of an address in per-CPU memory."""
 
     cpu: int | None
@@ -251,8 +241,7 @@ class PerCpuPlace:
     """Whether it is allocated; null if not known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageStruct:
+class PageStruct(Struct, frozen=True, kw_only=True):
     """A ``struct page`` in the memmap."""
 
     pfn: int
@@ -262,8 +251,7 @@ class PageStruct:
     """Offset of the address in it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UserPlace:
+class UserPlace(Struct, frozen=True, kw_only=True):
     """The place of an address in the memory of a process."""
 
     pid: int
@@ -290,8 +278,7 @@ class UserPlace:
     ``none`` if it has no memory, as a kernel thread, or one that has exited."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AddressAnswer:
+class AddressAnswer(Struct, frozen=True, kw_only=True):
     """What is known of one address."""
 
     asked: str
@@ -310,32 +297,31 @@ class AddressAnswer:
     readable: bool | None
     """Whether the byte at the address is in the dump; null if it was not tried."""
 
-    symbol: Symbol | None = field(default=None, metadata=ADDED)
-    task: Task | None = field(default=None, metadata=ADDED)
-    stack: StackPlace | None = field(default=None, metadata=ADDED)
-    slab: SlabPlace | None = field(default=None, metadata=ADDED)
-    page_struct: PageStruct | None = field(default=None, metadata=ADDED)
-    percpu: PerCpuPlace | None = field(default=None, metadata=ADDED)
-    vmalloc: VmallocArea | None = field(default=None, metadata=ADDED)
-    user: UserPlace | None = field(default=None, metadata=ADDED)
-    page: Page | None = field(default=None, metadata=ADDED)
+    symbol: Annotated[Symbol | None, ADDED] = None
+    task: Annotated[Task | None, ADDED] = None
+    stack: Annotated[StackPlace | None, ADDED] = None
+    slab: Annotated[SlabPlace | None, ADDED] = None
+    page_struct: Annotated[PageStruct | None, ADDED] = None
+    percpu: Annotated[PerCpuPlace | None, ADDED] = None
+    vmalloc: Annotated[VmallocArea | None, ADDED] = None
+    user: Annotated[UserPlace | None, ADDED] = None
+    page: Annotated[Page | None, ADDED] = None
     """The page of memory at the address; of a struct page, the page it describes."""
 
-    type: str | None = field(default=None, metadata=ADDED)
+    type: Annotated[str | None, ADDED] = None
     """Type of the object or variable, if it is certain."""
 
-    member: str | None = field(default=None, metadata=ADDED)
+    member: Annotated[str | None, ADDED] = None
     """Member of that type at the address."""
 
-    object: str | None = field(default=None, metadata=ADDED)
+    object: Annotated[str | None, ADDED] = None
     """What the object is for: a path, a process, a device."""
 
-    lock: str | None = field(default=None, metadata=ADDED)
+    lock: Annotated[str | None, ADDED] = None
     """ID of the lock at the address, as in ``locks``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LockOwner:
+class LockOwner(Struct, frozen=True, kw_only=True):
     """An owner of a lock."""
 
     pid: int
@@ -343,8 +329,7 @@ class LockOwner:
     confidence: OwnerConfidence
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LockThere:
+class LockThere(Struct, frozen=True, kw_only=True):
     """A lock that lies at an address that was asked about."""
 
     id: str
@@ -364,8 +349,7 @@ class LockThere:
     """Number of readers; null if it does not count them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatisReport(Report):
+class WhatisReport(Report, frozen=True, kw_only=True):
     """What lies at some addresses."""
 
     schema: ClassVar[str] = "msatools.whatis/1"

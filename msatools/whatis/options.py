@@ -2,12 +2,12 @@
 
 """Options of a report of msa-whatis."""
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.whatis.asked import AskedAddress
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatisOptions:
+class WhatisOptions(Struct, frozen=True, kw_only=True):
     """What a report answers."""
 
     addresses: tuple[AskedAddress, ...]

@@ -2,7 +2,7 @@
 
 """What a page of memory is, and what it belongs to."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from msatools.memory.pages.classes import PageClass
 from msatools.whatis.kernelmap import KernelMap

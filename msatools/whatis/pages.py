@@ -9,6 +9,7 @@ only for pages whose struct page does not say enough.
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
@@ -28,7 +29,6 @@ from msatools.memory.scan.pagecache import CacheClasses
 from msatools.memory.scan.scan import FarHeadReader
 from msatools.memory.scan.swapcache import nameless_swap, swapped_shmem
 from msatools.model import values
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type
 from msatools.target.addresses import KERNEL_HALF
 from msatools.whatis.lookup import Lookup
@@ -47,8 +47,7 @@ _FREE = (PageClass.FREE_BUDDY, PageClass.FREE_PCP, PageClass.FREE_HUGETLB)
 _INDEX = ("index", "__folio_index")
 
 
-@dataclass(frozen=True)
-class PageFound:
+class PageFound(Struct, frozen=True):
     """A page, its class, and the words of its struct page."""
 
     pfn: int

@@ -6,11 +6,11 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 import drgn
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.traces import stack_trace
-from msatools.records import dataclass
 from msatools.selfdesc.find import drgn_lookups, find_type
 from msatools.target.model import Address
 from msatools.tasks.text import KernelText
@@ -42,8 +42,7 @@ class _InStack(NamedTuple):
     next_function: str | None = None
 
 
-@dataclass(frozen=True)
-class _Frames:
+class _Frames(Struct, frozen=True):
     """The frames of a stack, innermost first."""
 
     frames: tuple[_Frame, ...]

@@ -6,13 +6,13 @@ from typing import Literal
 
 import drgn
 from drgn.helpers.linux.mm import vma_name
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingMemberError
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.strings import decode_string
 from msatools.locks.user.mappings import find_mapping
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, drgn_lookups, pointer_to
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
@@ -27,8 +27,7 @@ _MAY_SHARE = 0x80
 State = Literal["mapped", "swapped", "absent", "none", "unknown"]
 
 
-@dataclass(frozen=True)
-class UserFound:
+class UserFound(Struct, frozen=True):
     """The place of an address, and the page that is there."""
 
     task: Task

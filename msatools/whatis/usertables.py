@@ -5,10 +5,10 @@
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.words import U64
-from msatools.records import dataclass
 from msatools.target.arch import table_format
 from msatools.target.paging import TableFormat
 from msatools.whatis.lookup import Lookup
@@ -16,8 +16,7 @@ from msatools.whatis.lookup import Lookup
 State = Literal["mapped", "swapped", "absent", "unknown"]
 
 
-@dataclass(frozen=True)
-class UserEntry:
+class UserEntry(Struct, frozen=True):
     """The entry for an address in the page tables of a process."""
 
     state: State

@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.reports.units import size
 from msatools.whatis.asked import AskedAddress
 from msatools.whatis.model import (
@@ -27,8 +28,7 @@ _NAMED = 3
 """Processes that are named in a line; of more their number is."""
 
 
-@dataclass(frozen=True)
-class AddressEnds:
+class AddressEnds(Struct, frozen=True):
     """Where addresses of some kinds end."""
 
     page_size: int

@@ -4,7 +4,8 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.tasks.membership import is_in_path
 from msatools.zombies.exit_status import ending

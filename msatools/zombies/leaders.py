@@ -2,15 +2,14 @@
 
 """Dead first threads of processes: what keeps the other threads alive."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.records import dataclass
 from msatools.tasks.states import WAKEKILL, loads
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import ZombieGroup
@@ -20,8 +19,7 @@ _GROUP_EXIT = 0x4
 """``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``: exit_group(), or a fatal signal."""
 
 
-@dataclass(frozen=True)
-class Survivors:
+class Survivors(Struct, frozen=True):
     """The living threads of processes whose first thread has ended."""
 
     stuck: tuple[int, ...]

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mm import PageReserved, follow_page
 from drgn.helpers.linux.slab import slab_object_info
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -31,7 +32,6 @@ from msatools.kernel.rows import find_rows
 from msatools.kernel.slab import SlabCache
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.evidence import seen_on_stacks
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     ask,
     find_symbol,
@@ -81,8 +81,7 @@ Found = Iterator[tuple[int, str]]
 """Index of a wanted ``struct pid``, and the kind of its holder."""
 
 
-@dataclass(frozen=True)
-class _Pids:
+class _Pids(Struct, frozen=True):
     """All ``struct pid``, one row each, by ascending address."""
 
     address: Addresses

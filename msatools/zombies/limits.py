@@ -9,10 +9,10 @@ its control group and to each above, and counts as a process of its user.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import drgn
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.errors import LOST, MissingError
 from msatools.kernel.cgroups import MAX_DEPTH, cgroup_paths

@@ -6,11 +6,11 @@ Plain data, to be rendered as text or JSON.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Struct, field
 
 from msatools.kernel.report import ADDED, Report
-from msatools.records import dataclass
 from msatools.target.model import Address
 
 Verdict = Literal[
@@ -33,8 +33,7 @@ Reaper = Literal["init", "subreaper"]
 Disposition = Literal["default", "ignored", "handler"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Zombie:
+class Zombie(Struct, frozen=True, kw_only=True):
     """A task that has ended and was not waited for."""
 
     pid: int
@@ -61,11 +60,10 @@ class Zombie:
     threads: int
     """Number of living threads of its process."""
 
-    tracer: int | None = field(default=None, metadata=ADDED)
+    tracer: Annotated[int | None, ADDED] = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True, kw_only=True):
     """The children that a thread in wait() waits for."""
 
     kind: Literal["any", "pid", "group"]
@@ -80,8 +78,7 @@ class Waiting:
     """Whether children with any exit signal count (``__WALL``)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParentThread:
+class ParentThread(Struct, frozen=True, kw_only=True):
     """What a thread of a parent is doing."""
 
     pid: int
@@ -89,7 +86,7 @@ class ParentThread:
     state: str
     """The letter as in /proc."""
 
-    task_class: str = field(metadata={"key": "class"})
+    task_class: str = field(name="class")
     age_ns: int
     doing: str
     """A short description."""
@@ -100,8 +97,7 @@ class ParentThread:
     blocks_sigchld: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """The evidence for a verdict on the children of one parent."""
 
     text: str
@@ -134,8 +130,7 @@ class Evidence:
     root_pid: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldNamespace:
+class HeldNamespace(Struct, frozen=True, kw_only=True):
     """A PID namespace that cannot end, as its init waits for zombies in it."""
 
     namespace: int
@@ -149,8 +144,7 @@ class HeldNamespace:
     """Time of the init in its state."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZombieGroup:
+class ZombieGroup(Struct, frozen=True, kw_only=True):
     """Dead children of one parent with the same verdict."""
 
     ppid: int
@@ -174,19 +168,18 @@ class ZombieGroup:
     cgroups: tuple[str, ...]
     namespaces: tuple[int, ...]
     pids: Sequence[int]
-    heir: int | None = field(default=None, metadata=ADDED)
+    heir: Annotated[int | None, ADDED] = None
     """PID of the process that would inherit them if the parent died."""
 
-    holds: tuple[HeldNamespace, ...] = field(default=(), metadata=ADDED)
+    holds: Annotated[tuple[HeldNamespace, ...], ADDED] = ()
     """PID namespaces, such as those of containers, that end only once these are
     reaped."""
 
-    delta: int | None = field(default=None, metadata=ADDED)
+    delta: Annotated[int | None, ADDED] = None
     """Growth of *count* in the interval."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True, kw_only=True):
     """A limit that zombies count against."""
 
     name: str
@@ -212,12 +205,11 @@ class Limit:
     first: bool
     """Whether it is the limit with the least left."""
 
-    left_ns: int | None = field(default=None, metadata=ADDED)
+    left_ns: Annotated[int | None, ADDED] = None
     """Time until it is hit, at the rate of the interval."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldMemory:
+class HeldMemory(Struct, frozen=True, kw_only=True):
     """Memory that zombies hold."""
 
     bytes: int
@@ -225,8 +217,7 @@ class HeldMemory:
     """Size of one object by its type: ``task_struct``, ``signal_struct`` and so on."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leak:
+class Leak(Struct, frozen=True, kw_only=True):
     """A ``struct pid`` with more references than known holders."""
 
     address: Address
@@ -239,8 +230,7 @@ class Leak:
     """``zombie``, ``alive``, or ``None`` if no task has it any more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heir:
+class Heir(Struct, frozen=True, kw_only=True):
     """The process that would inherit the dead children of one parent."""
 
     ppid: int
@@ -256,8 +246,7 @@ class Heir:
     """Whether the heir reaps its children; ``None`` if unknown."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZombieChanges:
+class ZombieChanges(Struct, frozen=True, kw_only=True):
     """Changes in an interval."""
 
     begun: int
@@ -267,8 +256,7 @@ class ZombieChanges:
     """Number of zombies that were reaped."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZombiesReport(Report):
+class ZombiesReport(Report, frozen=True, kw_only=True):
     """Why the dead are not reaped."""
 
     schema: ClassVar[str] = "msatools.zombies/1"
@@ -283,24 +271,23 @@ class ZombiesReport(Report):
     held: HeldMemory | None
     """``None`` if not read, likewise."""
 
-    heirs: tuple[Heir, ...] | None = field(default=None, metadata=ADDED)
-    leaks: tuple[Leak, ...] | None = field(default=None, metadata=ADDED)
-    asked: tuple["TaskAsked", ...] | None = field(default=None, metadata=ADDED)
+    heirs: Annotated[tuple[Heir, ...] | None, ADDED] = None
+    leaks: Annotated[tuple[Leak, ...] | None, ADDED] = None
+    asked: Annotated[tuple["TaskAsked", ...] | None, ADDED] = None
     """Tasks selected by PID, dead or alive."""
 
-    changes: ZombieChanges | None = field(default=None, metadata=ADDED)
-    reads: int | None = field(default=None, metadata=ADDED)
+    changes: Annotated[ZombieChanges | None, ADDED] = None
+    reads: Annotated[int | None, ADDED] = None
     """Number of reads that the report took, if requested."""
 
-    read_bytes: int | None = field(default=None, metadata=ADDED)
+    read_bytes: Annotated[int | None, ADDED] = None
     """Bytes of the kernel's memory that it asked for, if requested."""
 
-    elapsed_ns: int | None = field(default=None, metadata=ADDED)
+    elapsed_ns: Annotated[int | None, ADDED] = None
     """Time that it took, if requested."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskAsked:
+class TaskAsked(Struct, frozen=True, kw_only=True):
     """A task selected by its PID, dead or alive."""
 
     pid: int

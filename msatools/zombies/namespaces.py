@@ -9,7 +9,8 @@ outside, as of a program that was started inside with nsenter.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.pidnamespaces import (

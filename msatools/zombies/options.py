@@ -2,13 +2,13 @@
 
 """Options of msa-zombies."""
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.tasks.membership import ANY, Membership
 from msatools.zombies.model import Verdict
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZombiesOptions:
+class ZombiesOptions(Struct, frozen=True, kw_only=True):
     """Contents of a report; ``None`` for all tasks.
 
     Limits and held memory are always of all zombies.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import MissingError
 from msatools.kernel.clocks import Nanoseconds
@@ -14,7 +15,6 @@ from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_bits, read_structs
-from msatools.records import dataclass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import (
@@ -43,8 +43,7 @@ _THREAD = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParentFacts:
+class ParentFacts(Struct, frozen=True, kw_only=True):
     """A process that has dead children."""
 
     process: int

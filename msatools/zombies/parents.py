@@ -9,13 +9,13 @@ thread of its process may wait for the task. A tracer (``parent``) has to wait f
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.rows import NOT_FOUND, find_rows
 from msatools.kernel.structs import Booleans, read_structs
-from msatools.records import dataclass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.parentfacts import ParentFacts, read_facts
@@ -30,8 +30,7 @@ _GROUP = {"group": ("pids[2]",)}
 _TRACER = {"process": ("signal",), "tgid": ("tgid",)}
 
 
-@dataclass(frozen=True)
-class Parents:
+class Parents(Struct, frozen=True):
     """Each parent once; the other members have one value for each dead task."""
 
     facts: tuple[ParentFacts, ...]

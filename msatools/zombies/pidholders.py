@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
+from msgspec import Struct
 
 from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.cpumask import possible_cpus
@@ -21,7 +22,6 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
 from msatools.kernel.words import unsigned
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_type, find_variable, offset_of
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
@@ -34,8 +34,7 @@ _MAX_CALLBACKS = 1 << 20
 _FILE = ("operations", "private", "owner", "owned")
 
 
-@dataclass(frozen=True)
-class Holders:
+class Holders(Struct, frozen=True):
     """Holders of one kind."""
 
     kind: str

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
@@ -21,7 +22,6 @@ from msatools.kernel.pidnamespaces import (
 )
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import object_at
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
@@ -64,8 +64,7 @@ def find_heirs(
     return tuple(sorted(heirs, key=lambda heir: heir.ppid))
 
 
-@dataclass(frozen=True)
-class _Process:
+class _Process(Struct, frozen=True):
     """Members of a ``struct signal_struct`` about children."""
 
     takes_orphans: bool

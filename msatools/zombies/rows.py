@@ -8,8 +8,8 @@ from typing import overload
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from msatools.records import dataclass
 from msatools.tasks.identity import Users, comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
@@ -23,8 +23,7 @@ from msatools.zombies.verdicts import VERDICTS
 from msatools.zombies.zombie_tasks import UNKNOWN, Dead
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True):
     """The data of some dead tasks; columns in their order."""
 
     tasks: TaskTable

@@ -7,11 +7,11 @@ from typing import Any
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of, offset_of
 from msatools.zombies.model import Disposition
 
@@ -19,8 +19,7 @@ _DEFAULT, _IGNORE = 0, 1
 """``SIG_DFL`` and ``SIG_IGN`` (include/uapi/asm-generic/signal-defs.h)."""
 
 
-@dataclass(frozen=True)
-class Actions:
+class Actions(Struct, frozen=True):
     """Signal handlers of one process."""
 
     handlers: tuple[int, ...]

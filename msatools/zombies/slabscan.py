@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
@@ -19,7 +20,6 @@ from msatools.kernel.slab import MAX_OBJECT, SlabCache, slab_caches, slab_type
 from msatools.kernel.structs import lose_many
 from msatools.memory.pages.layout import page_layout
 from msatools.memory.pages.memmap import memmap_ranges, read_chunks
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable, member_of
 from msatools.target.linear import page_address
 
@@ -34,8 +34,7 @@ _MAX_OBJECTS = (1 << 15) - 1
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class SlabPages:
+class SlabPages(Struct, frozen=True):
     """The slabs of some caches, one row a slab."""
 
     cache: Addresses
@@ -48,8 +47,7 @@ class SlabPages:
     """Number of objects, allocated and free."""
 
 
-@dataclass(frozen=True)
-class SlabWord:
+class SlabWord(Struct, frozen=True):
     """A wanted word that was found in a slab."""
 
     address: int

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import MissingError
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_constant
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
@@ -47,8 +47,7 @@ _SAME = {
 """Members that identify a task when its limits have been read."""
 
 
-@dataclass
-class _Account:
+class _Account(Struct):
     """The count of a user's processes: a ``struct ucounts`` or ``user_struct``."""
 
     uid: int

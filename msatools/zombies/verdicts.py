@@ -10,9 +10,9 @@ from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.structs import Booleans
-from msatools.records import dataclass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.wait_options import WaitOpts
 from msatools.zombies.model import Verdict
@@ -42,8 +42,7 @@ def verdicts(dead: Dead, parents: Parents) -> Numbers:
     return found
 
 
-@dataclass(frozen=True)
-class _Case:
+class _Case(Struct, frozen=True):
     """The dead, their parents, and how each of the dead fits its parent's waits."""
 
     dead: Dead

@@ -8,6 +8,7 @@ once, unless it is traced: then it stays until its tracer reaps it.
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.pidnamespaces import innermost_numbers
@@ -15,7 +16,6 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.model import values
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import asleep
@@ -42,8 +42,7 @@ _PROCESS = {
 _SPACE = {"inode": ("ns.inum",)}
 
 
-@dataclass(frozen=True)
-class Aged:
+class Aged(Struct, frozen=True):
     """Time that each task of a table has been in its state."""
 
     age_ns: Nanoseconds
@@ -58,8 +57,7 @@ def read_ages(tasks: TaskTable, clocks: Clocks) -> Aged:
     return Aged(*ages(tasks, clocks, classes.astype(np.uint8)))
 
 
-@dataclass(frozen=True)
-class Dead:
+class Dead(Struct, frozen=True):
     """One value for each dead task that is not reaped, in the order of the table."""
 
     row: Rows

@@ -4,11 +4,12 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import compress
 
 import drgn
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import LOST
 from msatools.kernel.clocks import Clocks, read_clocks
@@ -20,7 +21,6 @@ from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError
@@ -109,8 +109,7 @@ def collect_zombies(
     return session.report(progress or quietly)
 
 
-@dataclass(frozen=True)
-class _ZombieSample:
+class _ZombieSample(Struct, frozen=True):
     """The tasks that were read, and the dead among them."""
 
     found: Found

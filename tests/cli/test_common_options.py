@@ -5,10 +5,10 @@
 import argparse
 import os
 import pwd
-from dataclasses import replace
 
 import pytest
 from msatools.commands.prstat import COMMAND
+from msgspec.structs import replace
 
 from msatools.cli.arguments import make_parser
 from msatools.cli.common_options import membership, uids

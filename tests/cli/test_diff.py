@@ -6,13 +6,13 @@ compares pages (tests/memory/test_diff.py)."""
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from drgn.commands import CommandArgumentError, run_command
+from msgspec.structs import replace
 
 from msatools.cli.in_drgn import run_in_drgn
 from msatools.derived.options import options_of

@@ -15,12 +15,12 @@ import subprocess
 import sys
 import termios
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from drgn import FaultError, Program
+from msgspec.structs import replace
 
 from msatools.cli.main import run_console
 from msatools.cli.screen import Keys

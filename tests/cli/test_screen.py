@@ -12,9 +12,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.cli.common_options import rows
 from msatools.cli.screen import footer

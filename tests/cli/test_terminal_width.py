@@ -6,10 +6,10 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.render.blocks import Block, Column, Table, free_text
 from tests.support.calls import CORE

@@ -2,7 +2,7 @@
 
 """Interrupts agree with the guest's record and with drgn."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from drgn.helpers.linux.irq import (
     irq_desc_chip_name,
     irq_desc_kstat_cpu,
 )
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.cpus.irqs import (

@@ -2,11 +2,10 @@
 
 """Topology, hotplug state and ticks of CPUs agree with the guest's sysfs."""
 
-from dataclasses import replace
-
 import pytest
 from drgn import Program, offsetof, sizeof
 from drgn.helpers.linux.percpu import per_cpu
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.cpus.model import Processor

@@ -8,12 +8,12 @@ put together, and have their findings.
 
 import re
 from collections import Counter
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.cpus.choose import NoSuchSetError

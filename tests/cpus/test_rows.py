@@ -3,11 +3,11 @@
 """Rows of CPUs are put together from their parts, made by hand."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.cpus.counts import Counts, counts
 from msatools.cpus.model import Cpu, Running

@@ -4,7 +4,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +15,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.rbtree import rbtree_inorder_for_each_entry
 from drgn.helpers.linux.sched import cpu_curr, task_cpu
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.cpus.fairqueue import _Entity, _Queue, _turn

@@ -3,10 +3,10 @@
 """Masks, cpusets and processor sets agree with the guest's record."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from drgn import FaultError, Object, Program, container_of
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.cpus.cpusets import Cpuset

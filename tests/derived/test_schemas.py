@@ -8,17 +8,16 @@ All output that the tests parse is checked against them: see tests/support/calls
 import keyword
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import fastjsonschema
 import pytest
+from msgspec import Struct, field
 
 import msatools
 from msatools.derived.schemas import file_name, schemas, text_of
 from msatools.kernel.report import ADDED
-from msatools.records import dataclass
 from msatools.registry import NAMES, load
 from msatools.reports.glossary import MEANINGS
 from msatools.reports.schema import Schema, field_docs, plain_text, schema_of
@@ -97,15 +96,13 @@ def test_keys_are_names_of_fields() -> None:
 # --- the generator
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """A part."""
 
     ns: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Model:
+class _Model(Struct, frozen=True, kw_only=True):
     """A model."""
 
     schema: ClassVar[str] = "x/1"
@@ -113,7 +110,7 @@ class _Model:
     count: int | None
     """How many; ``None`` if :class:`.elsewhere.Thing` says *so*."""
 
-    kind: str = field(metadata={"key": "class"})
+    kind: str = field(name="class")
     """Two lines
     of text."""
 
@@ -123,13 +120,13 @@ class _Model:
     parts: tuple[_Part, ...] | None
     """Its parts."""
 
-    flag: bool | None = field(default=None, metadata=ADDED)
+    flag: Annotated[bool | None, ADDED] = None
     """A flag; ``None`` if not asked for."""
 
     by_cpu: Mapping[int, float] = field(default_factory=dict)
     """By CPU."""
 
-    hidden: object = field(default=None, metadata=UNLISTED)
+    hidden: Annotated[object, UNLISTED] = None
 
 
 def test_schema_of_a_model() -> None:

@@ -9,13 +9,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from distributed import Client, wait
+from msgspec.structs import replace
 
 from msatools.fleet import cluster
 from msatools.fleet import run as run_module

@@ -3,19 +3,17 @@
 """The default methods of a session that implements only its reports."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.report import Report
 from msatools.kernel.session import Progress, Session, quietly
-from msatools.records import dataclass
 from tests.support.calls import MADE
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeReport(Report):
+class TimeReport(Report, frozen=True, kw_only=True):
     schema: ClassVar[str] = "msatools.time/1"
 
     grown_ns: int = 0

@@ -2,11 +2,11 @@
 
 """Waits that changed while a running kernel was read are left out."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.locks.base.lock import Lock, OwnerConfidence, QueuedWaiter, Request
 from msatools.locks.blocked import Blocked

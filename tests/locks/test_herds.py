@@ -3,10 +3,10 @@
 """Crowds that are herds, in dumps and made by hand."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import LossLog

@@ -2,9 +2,8 @@
 
 """Owners of a lock, from its own record and from stacks."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from msatools.locks.base.lock import Lock, OwnerConfidence
 from msatools.locks.owners import MAX_BY_STACK, Owned, owners

@@ -3,11 +3,11 @@
 """The reason why a task blocks others."""
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.locks.base.lock import Holder
 from msatools.locks.base.lock_context import LockContext

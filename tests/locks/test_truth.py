@@ -6,12 +6,12 @@ Facts of single locks are in ``tests/truth/locks.py``.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from drgn import FaultError
 from drgn.helpers.linux.sched import cpu_curr
+from msgspec.structs import replace
 
 from msatools.errors import MissingError
 from msatools.kernel.accounting import read_accounting

@@ -2,7 +2,7 @@
 
 """Wakers of herds get user stack frames (live: tests/live/test_herddumps.py)."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from msatools.locks.base.model import Herd, Waker
 from msatools.locks.user.wakers import with_frames

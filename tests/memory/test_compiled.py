@@ -8,7 +8,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 from drgn import Program
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fixtures.demo import DEMOS
 from msatools import native

@@ -6,7 +6,6 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from drgn import Program
 from drgn.commands import CommandArgumentError, CommandError, run_command
 from msatools.commands.memstat import COMMAND
+from msgspec.structs import replace
 
 from fixtures.demo import DEMOS
 from msatools.cli.main import run_console

@@ -3,11 +3,11 @@
 """Pages on per-CPU lists are recognized by their links if a list cannot be walked."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from drgn import Program
+from msgspec.structs import replace
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog

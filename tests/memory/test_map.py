@@ -3,10 +3,10 @@
 """Cells of a map, on real dumps and for memory of any size."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.memory.map.model import OUTLINE_CELLS, Cells, MapPlace, MemoryMap, PageRun
 from msatools.memory.map.view import MAX_CELLS, cell_size

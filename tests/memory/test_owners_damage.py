@@ -3,7 +3,6 @@
 """Pages of damaged owners are still counted, and the damage is reported."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from drgn import Object, Program
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task
 from msatools.commands.memstat import COMMAND
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.memory.by.groups import SlabGroup

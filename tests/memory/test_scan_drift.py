@@ -3,10 +3,10 @@
 """Struct pages that changed between two reads, and their folios."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.memory.pages.classify import FarHead, classify
 from msatools.memory.pages.layout import PageLayout

@@ -2,11 +2,11 @@
 
 """The breakdown of off-CPU time, for threads made by hand."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.reader import Reader

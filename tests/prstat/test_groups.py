@@ -2,9 +2,8 @@
 
 """Processes and threads summed by user, control group and other keys."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.interval import ON_CODE, OffCpuByClass

@@ -3,12 +3,13 @@
 """Intervals of simulated threads: results are compared with what the threads did."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.clocks import Clocks
 from msatools.model import names

@@ -3,11 +3,11 @@
 """The JSON of msa-prstat on each kernel's dumps."""
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.prstat.prstat import _why_impossible
 from tests.prstat.dumps import MIDWAY, OFF, ON, long

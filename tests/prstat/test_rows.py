@@ -2,11 +2,11 @@
 
 """Rows of threads and processes made by hand."""
 
-from dataclasses import replace
 from math import nan
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.locks.base.model import WaitTarget
 from msatools.prstat.interval import ON_CODE, OffCpuByClass

@@ -2,10 +2,9 @@
 
 """Gelato and Solaris states, of threads made by hand and in the lab's dumps."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.structs import Booleans
 from msatools.prstat.states import StateTime, states

@@ -2,11 +2,11 @@
 
 """The views of msa-cpus, of reports made by hand: see ``tests/golden/cpus``."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.cpus.model import Cpu, CpusReport, State
 from msatools.kernel.report import Note

@@ -2,7 +2,7 @@
 
 """The first lines of each report: see ``tests/golden/header.txt``."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from msatools.render.header import header
 from msatools.target import Crash

@@ -3,15 +3,16 @@
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.kernel.report import Note, Report
+from msatools.model import Mark
 from msatools.model import names as fields_of
-from msatools.records import dataclass
 from msatools.render.json import dumps, show
 from msatools.target import Crash
 from msatools.target.model import Address
@@ -22,15 +23,13 @@ DUMP = replace(
 )
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(Struct, frozen=True):
     name: str
     where: Address
     pages: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleReport(Report):
+class SampleReport(Report, frozen=True, kw_only=True):
     schema: ClassVar[str] = "msatools.sample/1"
 
     items: tuple[Item, ...] = ()
@@ -88,11 +87,10 @@ def test_values(value: object, expected: str) -> None:
     assert out.endswith(f'"extra": {expected}}}')
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormedReport(Report):
+class FormedReport(Report, frozen=True, kw_only=True):
     schema: ClassVar[str] = "msatools.formed/1"
 
-    names: tuple[str, ...] | None = field(default=None, metadata={"form": len})
+    names: Annotated[tuple[str, ...] | None, Mark("form", len)] = None
 
 
 @pytest.mark.parametrize(("names", "expected"), [(("a", "b"), 2), (None, None)])

@@ -3,12 +3,12 @@
 """The views of msa-locks, of reports made by hand: see ``tests/golden/locks``."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.report import Note
 from msatools.locks.base.model import Confidence, Herd, UserFrame, WaitTarget, Waker

@@ -2,10 +2,10 @@
 
 """The views of I/O in flight and of workqueues: see ``tests/golden/locks``."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.locks.io.model import DiskIo, InFlight, Stage
 from msatools.locks.report import LocksReport

@@ -2,19 +2,17 @@
 
 """Tables that break the classes down, of groups made by hand."""
 
-from dataclasses import field
+from typing import Annotated
 
 import pytest
 
 from msatools.memory.by.groups import DETAIL, PageGroup
-from msatools.records import dataclass
 from msatools.render import plain
 from msatools.render.memstat.groups import groups_table
 from tests.support.golden import Golden
 
 
-@dataclass(frozen=True)
-class Odd(PageGroup):
+class Odd(PageGroup, frozen=True):
     """A group with more columns."""
 
     pid: int | None = None
@@ -23,7 +21,7 @@ class Odd(PageGroup):
     dying: bool | None = None
     names: tuple[str, ...] | None = None
     never: int | None = None
-    hidden: int | None = field(default=None, metadata=DETAIL)
+    hidden: Annotated[int | None, DETAIL] = None
 
 
 CLASSES = {"user.anon": 10, "cache.file": 2000, "kernel.slab": 0}

@@ -2,9 +2,8 @@
 
 """The view of ``msa-memstat --diff``."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.report import Note
 from msatools.memory.diff import MemstatDiff, compare

@@ -2,7 +2,7 @@
 
 """What msa-memstat shows about its scan, and about changes during it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from msatools.memory.model import MemstatReport
 from msatools.memory.pages.classes import CLASSES

@@ -4,10 +4,10 @@
 
 import os
 import pwd
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import Note

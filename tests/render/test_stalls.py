@@ -3,7 +3,8 @@
 """The view ``--stalls`` of reports made by hand: see ``tests/golden/cpus``."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.cpus.stalls.evidence import StallEvidence
 from msatools.cpus.stalls.findings import find_stalls

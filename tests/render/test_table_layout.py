@@ -3,9 +3,9 @@
 """Which columns a terminal has room for."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.render.blocks import Column, Span, Table, free_text, text
 from msatools.render.device import Device

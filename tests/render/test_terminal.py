@@ -6,9 +6,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.render.blocks import (
     Block,

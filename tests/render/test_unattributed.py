@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.memory.unattributed.model import Allocator, PageWord, UnattributedGroup
 from msatools.render.memstat.unattributed import blocks

@@ -3,11 +3,11 @@
 """The views of msa-zombies, of reports made by hand: see ``tests/golden/zombies``."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.report import Note
 from msatools.render.blocks import Block

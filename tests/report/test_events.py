@@ -2,9 +2,8 @@
 
 """Events of the kernel's log, for what the lab's guests cannot be made to do."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from msatools.report.causes import Cause, event_cause, panic_cause
 from msatools.report.events import MAX_EVENTS, PANIC, parse_events

@@ -5,7 +5,7 @@
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cache
 from html import escape, unescape
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from drgn.helpers.linux.pid import find_task
 from msatools.commands.report import COMMAND
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools import __version__

@@ -2,7 +2,7 @@
 
 """Lacks of memory in the kernel's log."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from msatools.report.oom import parse_ooms, victims
 from tests.report.test_events import log

@@ -5,19 +5,19 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.locks.report import LocksReport, Root, Wait
 from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.memstat import collect_memstat
+from msatools.model import names
 from msatools.registry import load
 from msatools.render.report.report import VERDICTS, page_parts
-from msatools.model import names
 from msatools.report import rules
 from msatools.report.events import parse_events
 from msatools.report.log_lines import last_lines

@@ -3,7 +3,6 @@
 """All checks hold on real kernels, and each notices the damage that it is for."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, NoReturn
 
@@ -12,6 +11,7 @@ from drgn import FaultError, Object, Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_pid, find_task
 from drgn.helpers.linux.slab import find_slab_cache
+from msgspec.structs import replace
 
 from fixtures import lab
 from fixtures.demo import DEMOS

@@ -2,9 +2,8 @@
 
 """Verdicts on two numbers, read once or several times."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from msatools.selfcheck.comparison import Comparison, judge
 

@@ -11,12 +11,13 @@ import json
 import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 from drgn import Program
+from msgspec.structs import replace
 
 from fixtures.demo import DEMOS
 from msatools.cli.command import Command

@@ -7,25 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 from drgn import Program
+from msgspec.structs import replace
 
 from msatools.cli.command import Command, Recorded, argument
 from msatools.cli.main import run_console
 from msatools.kernel.report import Report
 from msatools.kernel.session import Progress, Session
-from msatools.records import dataclass
 from msatools.render.blocks import Block, text
 from msatools.target import Target
 from tests.support.calls import Ran, end, open_nothing, start
 from tests.support.terminal import Terminal
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeReport(Report):
+class ProbeReport(Report, frozen=True, kw_only=True):
     schema: ClassVar[str] = "msatools.probe/1"
 
     number: int

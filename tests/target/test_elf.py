@@ -3,9 +3,9 @@
 """ELF headers and notes are parsed; damaged ones raise errors."""
 
 import struct
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from msatools.errors import DamagedDataError
 from msatools.target import elf

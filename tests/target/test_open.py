@@ -6,11 +6,11 @@ import gzip
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from drgn import FaultError, Platform, Program
+from msgspec.structs import replace
 
 from fixtures import lab
 from fixtures.lab import sparse

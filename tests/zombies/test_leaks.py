@@ -4,12 +4,12 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import drgn
 import pytest
 from drgn import Program
+from msgspec.structs import replace
 
 from msatools.errors import MissingError
 from msatools.kernel.report import LossLog

@@ -4,11 +4,11 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fixtures.lab.zombies import SLACK_NS, ran_last_ns
 from msatools.render.json import dumps as as_json

@@ -2,11 +2,11 @@
 
 """Every verdict, for real zombies and for zombies made by hand."""
 
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from msatools.kernel.report import LossLog
 from msatools.tasks.stacks import StackCollector

@@ -9,8 +9,10 @@ interrupt of its own is in two lists beside that (kernel/irq_work.c).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.cpus.stalls.model import CrossCall
 from msatools.errors import LOST, MissingError
@@ -19,7 +21,6 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import TaskReader
@@ -61,8 +62,7 @@ _KINDS: Mapping[int, Kind] = {
 }
 
 
-@dataclass(frozen=True)
-class _Callers:
+class _Callers(Struct, frozen=True):
     """Where the CPUs that wait have the structures of their calls."""
 
     stacks: Mapping[int, int]

@@ -4,6 +4,8 @@
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from msatools.cpus.model import RunnableTask, RunQueue
 from msatools.cpus.stalls.evidence import LATE_NS, StallEvidence
 from msatools.cpus.stalls.model import Confidence, GracePeriodTask, HeldCpu
@@ -13,13 +15,11 @@ from msatools.cpus.stalls.words import (
     functions_text,
     starved_text,
 )
-from msatools.records import dataclass
 
 _WEIGHT: Mapping[Confidence, int] = {"exact": 0, "likely": 1, "evidence": 2}
 
 
-@dataclass(frozen=True)
-class StallCause:
+class StallCause(Struct, frozen=True):
     """Where a chain of waits ends, and its steps."""
 
     steps: tuple[str, ...]
@@ -33,8 +33,7 @@ class StallCause:
     pid: int | None
 
 
-@dataclass(frozen=True)
-class RunningTask:
+class RunningTask(Struct, frozen=True):
     """The task that a CPU runs."""
 
     cpu: int

@@ -5,8 +5,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from msatools.cpus.stalls.model import Mode, Why
-from msatools.records import dataclass
 from msatools.tasks.runningstacks import ENTRIES, NMI
 from msatools.tasks.waits import classify
 
@@ -56,8 +57,7 @@ _STOPPED = ("multi_cpu_stop", "stop_machine_yield")
 _LOCK_WORDS = re.compile(r"_*(raw_)?(spin|read|write)_(lock|trylock)\w*|do_raw_\w+")
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Struct, frozen=True):
     """What a CPU does."""
 
     mode: Mode

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.cpus.model import RunQueue
 from msatools.cpus.runqueues import tick_delay
@@ -16,7 +17,6 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
-from msatools.records import dataclass
 from msatools.target.model import Crash
 from msatools.tasks.preemptcounts import PreemptCounts
 from msatools.tasks.table import TaskReader, TaskTable
@@ -25,8 +25,7 @@ from msatools.tasks.text import KernelText
 _QUEUES: Members = {"current": ("curr",), "idle": ("idle",)}
 
 
-@dataclass(frozen=True)
-class CpuState:
+class CpuState(Struct, frozen=True):
     """What is known of the CPUs of a kernel before stalls are looked for."""
 
     percpu: PerCpu
@@ -36,8 +35,7 @@ class CpuState:
     crash: Crash | None = None
 
 
-@dataclass(frozen=True)
-class RunningTasks:
+class RunningTasks(Struct, frozen=True):
     """The tasks that CPUs run, in the order of ``PerCpu.cpus``."""
 
     addresses: Addresses

@@ -4,6 +4,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from msatools.cpus.model import RunQueue
 from msatools.cpus.stalls.model import (
     CrossCall,
@@ -14,14 +16,12 @@ from msatools.cpus.stalls.model import (
     StallLimits,
     StopMachine,
 )
-from msatools.records import dataclass
 
 LATE_NS = 1_000_000_000
 """What stands still for less is not looked at: a turn of other tasks, a busy host."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StallEvidence:
+class StallEvidence(Struct, frozen=True, kw_only=True):
     """Everything that was read."""
 
     limits: StallLimits

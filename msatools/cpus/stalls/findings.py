@@ -3,7 +3,8 @@
 """What stands still, by the evidence of stalls. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.cpus.stalls.chains import StallCause, WaitChains
 from msatools.cpus.stalls.evidence import LATE_NS, StallEvidence

@@ -2,11 +2,11 @@
 
 """The part of the report of msa-cpus on stalls: evidence, and what follows from it."""
 
-from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Struct
 
 from msatools.kernel.report import ADDED
-from msatools.records import dataclass
 from msatools.target.model import Address
 
 Confidence = Literal["exact", "likely", "evidence"]
@@ -51,8 +51,7 @@ a system call; in a kernel thread; in a program; its hypervisor does not run it;
 kernel was reporting its own crash there."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StallLimits:
+class StallLimits(Struct, frozen=True, kw_only=True):
     """From when on something is a stall: the limits of the kernel's own detectors."""
 
     no_tick_ns: int
@@ -76,8 +75,7 @@ class StallLimits:
     """Whether the kernel looks for hard lockups."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpinlockOwner:
+class SpinlockOwner(Struct, frozen=True, kw_only=True):
     """A task that probably has the spinlock that a CPU spins for."""
 
     pid: int
@@ -88,8 +86,7 @@ class SpinlockOwner:
     confidence: Confidence
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WantedLock:
+class WantedLock(Struct, frozen=True, kw_only=True):
     """A spinlock that a CPU spins for."""
 
     address: Address
@@ -99,8 +96,7 @@ class WantedLock:
     owners: tuple[SpinlockOwner, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldCpu:
+class HeldCpu(Struct, frozen=True, kw_only=True):
     """A CPU that does not do what others wait for: evidence of what it does."""
 
     cpu: int
@@ -163,12 +159,11 @@ class HeldCpu:
     frames: tuple[str, ...]
     """Functions on its stack, the innermost first."""
 
-    module: str | None = field(default=None, metadata=ADDED)
+    module: Annotated[str | None, ADDED] = None
     """The module that has *function*; ``None`` if the kernel itself does."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GracePeriodTask:
+class GracePeriodTask(Struct, frozen=True, kw_only=True):
     """A task that has to do with a grace period."""
 
     pid: int
@@ -189,8 +184,7 @@ class GracePeriodTask:
     """The function in which it waits."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GracePeriod:
+class GracePeriod(Struct, frozen=True, kw_only=True):
     """The state of RCU."""
 
     active: bool
@@ -224,8 +218,7 @@ class GracePeriod:
     looked for, as a grace period that ends in time makes nobody wait."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CrossCall:
+class CrossCall(Struct, frozen=True, kw_only=True):
     """A function that a CPU has to run for another one."""
 
     cpu: int
@@ -241,14 +234,13 @@ class CrossCall:
     """A call that someone waits for; one that nobody does; work in an interrupt; the
     wake-up of a task."""
 
-    pid: int | None = field(default=None, metadata=ADDED)
+    pid: Annotated[int | None, ADDED] = None
     """The task to wake up."""
 
-    comm: str | None = field(default=None, metadata=ADDED)
+    comm: Annotated[str | None, ADDED] = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopMachine:
+class StopMachine(Struct, frozen=True, kw_only=True):
     """CPUs that stop to run a function while nothing else runs."""
 
     function: str | None
@@ -267,8 +259,7 @@ class StopMachine:
     """Time that the first CPU has been waiting."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OverdueTimer:
+class OverdueTimer(Struct, frozen=True, kw_only=True):
     """A timer that has expired and has not been run."""
 
     cpu: int
@@ -282,8 +273,7 @@ class OverdueTimer:
     """Time since it expired."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stall:
+class Stall(Struct, frozen=True, kw_only=True):
     """Something that stands still, and what follows from the evidence."""
 
     code: StallCode
@@ -325,8 +315,7 @@ class Stall:
     """Number of tasks that are known to wait for it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stalls:
+class Stalls(Struct, frozen=True, kw_only=True):
     """What stands still, and the evidence."""
 
     limits: StallLimits

@@ -7,10 +7,10 @@ are late, or that hold something up: on a quiet kernel for none.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import drgn
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.cpus.model import RunQueue
 from msatools.cpus.runqueues import read_run_queues

@@ -9,6 +9,7 @@ twice ``watchdog_thresh`` has a soft lockup; one that took no such timer's inter
 """
 
 import drgn
+from msgspec import Struct
 
 from msatools.cpus.stalls.model import StallLimits
 from msatools.errors import UNREADABLE, MissingError
@@ -17,7 +18,6 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 
 _SECOND = 1_000_000_000
@@ -40,8 +40,7 @@ _STAMP_SHIFT = 30
 _MAX_S = 3600
 
 
-@dataclass(frozen=True)
-class Watchdogs:
+class Watchdogs(Struct, frozen=True):
     """The limits, and the age of each CPU's stamp."""
 
     limits: StallLimits

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.paths import Place
@@ -15,7 +16,6 @@ from msatools.kernel.structs import Structs
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.ownstack import OwnStack
 from msatools.locks.base.sockets import Sockets
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows, read_stacks
 from msatools.tasks.syscalls import Syscalls, syscalls_of
@@ -42,8 +42,7 @@ _ABOUT_FILES = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class OpenFile:
+class OpenFile(Struct, frozen=True):
     """An open file of a task."""
 
     fd: int | None
@@ -56,8 +55,7 @@ class OpenFile:
     place: Place
 
 
-@dataclass
-class BlockedTask:
+class BlockedTask(Struct):
     """A task with its stack and its system call."""
 
     row: int

@@ -4,9 +4,10 @@
 
 from typing import Literal
 
+from msgspec import Struct
+
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.model import Mode
-from msatools.records import dataclass
 
 LockTypeName = Literal[
     "mutex",
@@ -40,8 +41,7 @@ OwnerConfidence = Literal["exact", "likely", "evidence"]
 ``evidence``: the lock's address is on the stack of a task that does not wait for it."""
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(Struct, frozen=True):
     """A lock that tasks wait for; two are equal if they are the same lock."""
 
     type: LockTypeName
@@ -59,16 +59,14 @@ class Lock:
     the CPU that goes offline."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """A lock that a task waits for, and the mode."""
 
     lock: Lock
     mode: Mode | None = None
 
 
-@dataclass(frozen=True)
-class QueuedWaiter:
+class QueuedWaiter(Struct, frozen=True):
     """A task in the queue of a lock."""
 
     task: int
@@ -77,8 +75,7 @@ class QueuedWaiter:
     mode: Mode | None = None
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """A task that holds a lock, or probably holds it."""
 
     task: int

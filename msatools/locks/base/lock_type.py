@@ -4,10 +4,11 @@
 
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
-from msatools.records import dataclass
 from msatools.tasks.classes import TaskClass
 
 
@@ -32,8 +33,7 @@ def _no_description(
 Finder = Callable[[LockContext, BlockedTask], Request | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockType:
+class LockType(Struct, frozen=True, kw_only=True):
     """A type of locks, or several types that are read the same way.
 
     All functions may raise ``UNREADABLE`` if memory cannot be read, or is

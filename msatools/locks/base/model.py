@@ -2,11 +2,11 @@
 
 """Wait targets and herds: plain data for renderers and JSON."""
 
-from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Struct
 
 from msatools.kernel.report import ADDED
-from msatools.records import dataclass
 from msatools.target.model import UNLISTED, Address
 
 Mode = Literal["read", "write"]
@@ -19,8 +19,7 @@ Confidence = Literal["none", "one dump", "confirmed"]
 interval."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaitTarget:
+class WaitTarget(Struct, frozen=True, kw_only=True):
     """The thing that a task waits on. ``None`` marks unknown or inapplicable fields."""
 
     kind: str
@@ -33,76 +32,76 @@ class WaitTarget:
     ``flock``, ``posix_lock``, ``msgqueue``, ``semaphore``, ``mqueue``, ``tty``,
     ``io_uring``, ``aio``, ``userfaultfd`` or ``cgroup``."""
 
-    type: str | None = field(default=None, metadata=ADDED)
+    type: Annotated[str | None, ADDED] = None
     """For a lock: a lock type of contract ``locks``; for a PI futex ``pi_futex``; for a
     socket ``tcp``, ``unix stream`` and the like."""
 
-    address: Address | None = field(default=None, metadata=ADDED)
+    address: Annotated[Address | None, ADDED] = None
     """Address of a futex or a fault in the task's memory, of a lock in the kernel's."""
 
-    addresses: tuple[Address, ...] | None = field(default=None, metadata=ADDED)
+    addresses: Annotated[tuple[Address, ...] | None, ADDED] = None
     """Addresses of the futexes of a futex_waitv()."""
 
-    waiters: int | None = field(default=None, metadata=ADDED)
+    waiters: Annotated[int | None, ADDED] = None
     """Number of waiters for the same futex or lock, this task included."""
 
-    shared: bool | None = field(default=None, metadata=ADDED)
+    shared: Annotated[bool | None, ADDED] = None
     """Whether other processes may use the futex."""
 
-    owner: int | None = field(default=None, metadata=ADDED)
+    owner: Annotated[int | None, ADDED] = None
     """ID of the thread or process that holds it, only if the kernel records it."""
 
-    mode: Mode | None = field(default=None, metadata=ADDED)
+    mode: Annotated[Mode | None, ADDED] = None
     """Mode in which a lock is requested."""
 
-    name: str | None = field(default=None, metadata=ADDED)
+    name: Annotated[str | None, ADDED] = None
     """Name of the member or variable that is the lock."""
 
-    path: str | None = field(default=None, metadata=ADDED)
+    path: Annotated[str | None, ADDED] = None
     """Path of a file or a control group."""
 
-    device: str | None = field(default=None, metadata=ADDED)
+    device: Annotated[str | None, ADDED] = None
     """Name and numbers of the block device, as ``vda 254:0``."""
 
-    fs: str | None = field(default=None, metadata=ADDED)
+    fs: Annotated[str | None, ADDED] = None
     """Type of a file system without a block device, with the kernel's name for it if it
     has another: ``tmpfs``, ``nfs4 0:45``, ``btrfs sda1``."""
 
-    inode: int | None = field(default=None, metadata=ADDED)
-    fd: int | None = field(default=None, metadata=ADDED)
+    inode: Annotated[int | None, ADDED] = None
+    fd: Annotated[int | None, ADDED] = None
 
-    fds: tuple[int, ...] | None = field(default=None, metadata=ADDED)
+    fds: Annotated[tuple[int, ...] | None, ADDED] = None
     """Descriptors that are polled, if there are few."""
 
-    count: int | None = field(default=None, metadata=ADDED)
+    count: Annotated[int | None, ADDED] = None
     """Number of files that are polled."""
 
-    text: bool | None = field(default=None, metadata=ADDED)
+    text: Annotated[bool | None, ADDED] = None
     """Whether a page is of code."""
 
-    pid: int | None = field(default=None, metadata=ADDED)
+    pid: Annotated[int | None, ADDED] = None
     """ID of a child (``None``: any), a tracer, the task that commits a journal, or the
     process that owns the memory."""
 
-    pgid: int | None = field(default=None, metadata=ADDED)
+    pgid: Annotated[int | None, ADDED] = None
     """Process group of the children."""
 
-    signals: tuple[int, ...] | None = field(default=None, metadata=ADDED)
+    signals: Annotated[tuple[int, ...] | None, ADDED] = None
     """Numbers of the signals that end the wait; for a stop, the one that began it."""
 
-    cpu: int | None = field(default=None, metadata=ADDED)
+    cpu: Annotated[int | None, ADDED] = None
     """CPU that a task runs on or waits for."""
 
-    id: int | None = field(default=None, metadata=ADDED)
+    id: Annotated[int | None, ADDED] = None
     """ID of a System V queue or set of semaphores."""
 
-    local: str | None = field(default=None, metadata=ADDED)
-    peer: str | None = field(default=None, metadata=ADDED)
+    local: Annotated[str | None, ADDED] = None
+    peer: Annotated[str | None, ADDED] = None
 
-    expires_ns: int | None = field(default=None, metadata=ADDED)
+    expires_ns: Annotated[int | None, ADDED] = None
     """Time at which the wait ends by itself, in CLOCK_MONOTONIC."""
 
-    left_ns: int | None = field(default=None, metadata=ADDED)
+    left_ns: Annotated[int | None, ADDED] = None
     """Time until then; negative if overdue."""
 
 
@@ -110,8 +109,7 @@ CONDITION = "condition variable"
 """Name of both futexes of a ``pthread_cond_t``, which has the address of its start."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UserFrame:
+class UserFrame(Struct, frozen=True, kw_only=True):
     """A frame of a thread's stack in user space."""
 
     function: str | None
@@ -127,8 +125,7 @@ class UserFrame:
     """Whether the return address may be left over from a call that has ended."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Waker:
+class Waker(Struct, frozen=True, kw_only=True):
     """The thread that most likely woke a herd: of the same process, and waking many."""
 
     pid: int
@@ -136,12 +133,11 @@ class Waker:
 
     tgid: int
     comm: str
-    frames: tuple[UserFrame, ...] | None = field(default=None, metadata=ADDED)
+    frames: Annotated[tuple[UserFrame, ...] | None, ADDED] = None
     """First frames of the user stack, the innermost first; ``None`` if unknown."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Herd:
+class Herd(Struct, frozen=True, kw_only=True):
     """Many tasks that wait on one thing and are woken together, mostly needlessly."""
 
     lock: str
@@ -171,15 +167,15 @@ class Herd:
 
     waker: Waker | None = None
 
-    name: str | None = field(default=None, metadata=ADDED)
+    name: Annotated[str | None, ADDED] = None
     """Name of the thing they wait on, if known: :data:`CONDITION`, or what a socket is
     bound to, as ``tcp 0.0.0.0:80``."""
 
-    wakeups: int | None = field(default=None, metadata=ADDED)
+    wakeups: Annotated[int | None, ADDED] = None
     """Number of wake-ups of its waiters within an interval."""
 
-    in_vain: float | None = field(default=None, metadata=ADDED)
+    in_vain: Annotated[float | None, ADDED] = None
     """Share of needless wake-ups, if each time a single one would have been enough."""
 
-    members: tuple[int, ...] = field(default=(), metadata=UNLISTED)
+    members: Annotated[tuple[int, ...], UNLISTED] = ()
     """IDs of the threads that wait, or are just being woken."""

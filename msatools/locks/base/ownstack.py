@@ -10,12 +10,12 @@ function that identifies its type. Its other members have to be consistent with 
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Addresses
 from msatools.kernel.words import U32, U64
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_ENTRIES = 64
@@ -25,8 +25,7 @@ _MAX_USER = 1 << 56
 _ENQUEUED = 1
 
 
-@dataclass(frozen=True)
-class WaitEntry:
+class WaitEntry(Struct, frozen=True):
     """A ``struct wait_queue_entry`` that is on a wait queue."""
 
     address: int
@@ -39,8 +38,7 @@ class WaitEntry:
     previous: int
 
 
-@dataclass(frozen=True)
-class Timer:
+class Timer(Struct, frozen=True):
     """A ``struct hrtimer`` that will end the wait."""
 
     expires_ns: int
@@ -48,8 +46,7 @@ class Timer:
     """Address of its ``struct hrtimer_clock_base``, which identifies the clock."""
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """A page fault, from its ``struct vm_fault``."""
 
     vma: int

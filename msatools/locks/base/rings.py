@@ -6,12 +6,13 @@ On a running kernel a ring may change while it is read. So ``next`` and ``prev``
 neighbours have to point at each other.
 """
 
+from msgspec import Struct
+
 from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import U32, U64
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _TASK_ALIGNED = 64
@@ -25,8 +26,7 @@ def may_be_task(address: int | None) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A node of a ring, read as if it were a waiter."""
 
     node: int
@@ -41,8 +41,7 @@ class Entry:
     has no such member."""
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """The layout of a kind of waiter; offsets are from its list node."""
 
     node: int
@@ -73,8 +72,7 @@ class Shape:
         return cls(node_offset, start, end - start, task_offset, kind_offset)
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(Struct, frozen=True):
     """A ring that was followed from one of its nodes."""
 
     entries: list[Entry]

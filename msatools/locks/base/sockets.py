@@ -10,13 +10,13 @@ import struct
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, WordArray, read_structs
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _SOCKET = {"sock": ("sk",), "type": ("type",)}
@@ -38,8 +38,7 @@ _TYPES = {1: "stream", 2: "dgram", 3: "raw", 5: "seqpacket"}
 _MAX_PATH = 108
 
 
-@dataclass(frozen=True)
-class Endpoints:
+class Endpoints(Struct, frozen=True):
     """The type, the local address and the peer of a socket."""
 
     type: str

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
@@ -13,7 +14,6 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _INODE = {
@@ -36,8 +36,7 @@ _MAX_NAME = 255
 """Maximum length of the name of a block device (DISK_NAME_LEN) or file system type."""
 
 
-@dataclass(frozen=True)
-class Inode:
+class Inode(Struct, frozen=True):
     """Some members of a ``struct inode``."""
 
     address: int

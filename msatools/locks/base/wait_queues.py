@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
@@ -21,7 +22,6 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.ownstack import OwnStack, WaitEntry
 from msatools.locks.base.rings import Entry, Rings, Shape
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
 
@@ -36,8 +36,7 @@ _MANY = 256
 _Test = Callable[[Entry], bool]
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(Struct, frozen=True):
     """A wait queue."""
 
     head: int
@@ -47,8 +46,7 @@ class Queue:
     """The waiters in order; ``None`` if there are too many to read."""
 
 
-@dataclass(frozen=True)
-class QueueKey:
+class QueueKey(Struct, frozen=True):
     """Offsets of the key in a waiter whose queue is a hashed bucket."""
 
     wait: int

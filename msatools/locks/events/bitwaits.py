@@ -5,6 +5,8 @@
 The kernel does not record the task that will change it.
 """
 
+from msgspec import Struct
+
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
@@ -13,7 +15,6 @@ from msatools.locks.base.ownstack import WaitEntry
 from msatools.locks.base.storage import Inode
 from msatools.locks.base.wait_queues import QueueKey, wait_queues
 from msatools.locks.events.events import wait_of
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _VARIABLE = -1
@@ -25,8 +26,7 @@ _STATE_BITS = 3
 _VARIABLE_U32 = (1 << 32) - 1
 
 
-@dataclass(frozen=True)
-class BitWait:
+class BitWait(Struct, frozen=True):
     """The key of a waiter."""
 
     word: int

@@ -8,13 +8,14 @@ has a callback of its own, on its stack. A thread makes the callbacks of a CPU w
 they are taken from it (rcu_nocbs=; kernel/rcu/tree_nocb.h), else a softirq does.
 """
 
+from msgspec import Struct
+
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.ranges import ranges
 from msatools.locks.base.lock import Holder
 from msatools.locks.base.lock_context import LockContext, per_context
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_CALLBACKS = 1 << 16
@@ -24,8 +25,7 @@ _MAX_OF_ALL = 1 << 18
 """Maximum number of callbacks of all CPUs to go through."""
 
 
-@dataclass(frozen=True)
-class QueuedCallback:
+class QueuedCallback(Struct, frozen=True):
     """A callback in the list of a CPU."""
 
     cpu: int
@@ -36,8 +36,7 @@ class QueuedCallback:
     """Whether its grace period has ended, so that it is to be made."""
 
 
-@dataclass(frozen=True)
-class _Callbacks:
+class _Callbacks(Struct, frozen=True):
     """The callbacks in the lists of all CPUs."""
 
     by_head: dict[int, QueuedCallback]
@@ -49,8 +48,7 @@ class _Callbacks:
     counted them yet."""
 
 
-@dataclass(frozen=True)
-class _Awaited:
+class _Awaited(Struct, frozen=True):
     """The callback of one CPU that is waited for."""
 
     queued: QueuedCallback

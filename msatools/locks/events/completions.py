@@ -10,6 +10,7 @@ vforked child points, or a work item that is queued after the one that is waited
 from collections.abc import Callable
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -35,7 +36,6 @@ from msatools.locks.events.work import Work, workqueues
 from msatools.locks.workqueues.beside import work_beside
 from msatools.locks.workqueues.delays import Delay
 from msatools.locks.workqueues.pools import work_pools
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _HOTPLUG_BYTES = 1024
@@ -45,8 +45,7 @@ _MAX_CHILDREN = 4096
 _UNNAMED = "of unknown name"
 
 
-@dataclass(frozen=True)
-class _Purpose:
+class _Purpose(Struct, frozen=True):
     """The purpose of a completion, by the structure that contains it."""
 
     what: str

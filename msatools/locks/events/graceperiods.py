@@ -10,6 +10,7 @@ who holds that up, which :mod:`msatools.tasks.graceperiods` reads, as it does fo
 """
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.jiffies import read_jiffies
@@ -23,7 +24,6 @@ from msatools.locks.events.callbacks import (
     callback_thread,
     callbacks,
 )
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.graceperiods import GracePeriodState, read_grace_period_state
 
@@ -37,8 +37,7 @@ _MAX_REQUESTS = 4096
 _WHAT = "RCU grace period"
 
 
-@dataclass(frozen=True)
-class _Blockers:
+class _Blockers(Struct, frozen=True):
     """What holds up the grace period that is under way."""
 
     text: str

@@ -4,6 +4,8 @@
 
 from functools import cached_property
 
+from msgspec import Struct
+
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
@@ -15,7 +17,6 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.events.kthreads import KernelThreads, kernel_threads
 from msatools.locks.workqueues.delays import Delay, WorkDelays, work_delays
 from msatools.locks.workqueues.pools import WorkItem, WorkPools, work_pools
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_WORK = 1 << 16
@@ -25,8 +26,7 @@ _NAME_BYTES = 32
 """``WQ_NAME_LEN``, which was 24 before 2024."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """The work item that a barrier waits for."""
 
     function: str | None
@@ -40,8 +40,7 @@ class Work:
     """Why it has not begun, if known."""
 
 
-@dataclass(frozen=True)
-class Flushed:
+class Flushed(Struct, frozen=True):
     """A workqueue that is being flushed."""
 
     address: int

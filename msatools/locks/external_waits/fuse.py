@@ -12,6 +12,7 @@ from functools import cached_property
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.files import Descriptors
@@ -26,7 +27,6 @@ from msatools.locks.base.storage import file_system_type, super_blocks
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.base.wait_queues import WaitQueues, wait_queues
 from msatools.locks.places.slabs import Slabs
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.states import INTERRUPTIBLE, loads
 from msatools.tasks.table import TaskTable
@@ -48,8 +48,7 @@ _FLAGS = 0b111
 """Low bits of a pointer that may be flags."""
 
 
-@dataclass(frozen=True)
-class FuseMount:
+class FuseMount(Struct, frozen=True):
     """A FUSE file system."""
 
     super_block: int

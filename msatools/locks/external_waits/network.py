@@ -10,6 +10,8 @@ known.
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
 
+from msgspec import Struct
+
 from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.strings import read_string
@@ -17,7 +19,6 @@ from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.storage import super_blocks
-from msatools.records import dataclass
 from msatools.reports.units import duration
 from msatools.target.addresses import KERNEL_HALF
 
@@ -53,8 +54,7 @@ _MAX_PARENTS = 8
 """Maximum number of clients cloned from each other."""
 
 
-@dataclass(frozen=True)
-class FileServer:
+class FileServer(Struct, frozen=True):
     """A server of a network file system."""
 
     identity: Hashable
@@ -65,8 +65,7 @@ class FileServer:
     """Where its file system is mounted, if it is one."""
 
 
-@dataclass(frozen=True)
-class _Client:
+class _Client(Struct, frozen=True):
     """A client of RPC (``struct rpc_clnt``), and its transport."""
 
     client: int

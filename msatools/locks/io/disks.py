@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import islice
 
 from drgn.helpers.linux.block import for_each_disk, for_each_partition
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
@@ -16,7 +17,6 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.storage import Storage
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.external_waits.mapper import is_suspended
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask_each
 from msatools.target.addresses import KERNEL_HALF
 
@@ -28,8 +28,7 @@ _LOOP_MAJOR, _MD_MAJOR = 7, 9
 _MINOR_BITS = 20
 
 
-@dataclass(frozen=True)
-class Disk:
+class Disk(Struct, frozen=True):
     """Some members of a ``struct gendisk``."""
 
     address: int

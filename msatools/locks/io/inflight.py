@@ -5,6 +5,7 @@
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, DamagedDataError
 from msatools.kernel.losses import Loss
@@ -14,7 +15,6 @@ from msatools.locks.io.bios import all_bios
 from msatools.locks.io.disks import Disk, Disks, all_disks
 from msatools.locks.io.model import DiskIo
 from msatools.locks.io.requests import QueueState, all_requests
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 STUCK_NS = 30 * 10**9
@@ -24,8 +24,7 @@ _MAX_HEIGHT = 32
 """Maximum number of disks stacked on each other."""
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(Struct, frozen=True):
     """The way from a disk down to the one that holds its I/O."""
 
     disks: tuple[Disk, ...]

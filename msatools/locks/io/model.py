@@ -4,7 +4,8 @@
 
 from typing import Literal
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.target.model import Address
 
 Stage = Literal[
@@ -26,8 +27,7 @@ hardware; ``completed``: done by the hardware, but not yet reported. Of a device
 disk: ``deferred``: held back while it is suspended; ``delayed``: held by dm-delay."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InFlight:
+class InFlight(Struct, frozen=True, kw_only=True):
     """A request, or a bio that a stacked disk holds."""
 
     address: Address
@@ -58,8 +58,7 @@ class InFlight:
     """ID of the thread in whose plug it is; ``None`` in other stages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiskIo:
+class DiskIo(Struct, frozen=True, kw_only=True):
     """A disk and its I/O in flight."""
 
     name: str

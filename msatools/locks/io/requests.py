@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.cpumask import is_pointer
@@ -29,7 +30,6 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.io.disks import Disk
 from msatools.locks.io.model import InFlight, Stage
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
@@ -68,8 +68,7 @@ _REQUEST = {
 }
 
 
-@dataclass(frozen=True)
-class QueueState:
+class QueueState(Struct, frozen=True):
     """The state of a disk's ``struct request_queue``, and its requests."""
 
     scheduler: str | None

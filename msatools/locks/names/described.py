@@ -5,9 +5,10 @@
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.strings import read_string
@@ -19,7 +20,6 @@ from msatools.locks.places.places import (
     LockPlace,
     lock_places,
 )
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_NAME = 255
@@ -27,8 +27,7 @@ _NO_PATH = re.compile(r"pipe:|socket:|anon_inode:|\[")
 """Names of files that have no path."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Name:
+class Name(Struct, frozen=True, kw_only=True):
     """The name and related IDs of a lock, as in ``LockRow``; ``None`` if unknown."""
 
     name: str | None = None

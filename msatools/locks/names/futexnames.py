@@ -3,7 +3,8 @@
 """Names of futexes, by the mapping that contains them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.futexkey import FutexKey

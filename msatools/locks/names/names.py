@@ -4,10 +4,10 @@
 
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST
 from msatools.kernel.reader import distinct
@@ -20,7 +21,6 @@ from msatools.locks.base.storage import Storage
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.places.slabs import SlabObject, Slabs
 from msatools.locks.places.variables import Variables
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable
@@ -35,8 +35,7 @@ _MAX_NODES = 1024
 """Maximum of MAX_NUMNODES on x86."""
 
 
-@dataclass(frozen=True)
-class LockPlace:
+class LockPlace(Struct, frozen=True):
     """The variable or structure that contains a lock."""
 
     name: str

@@ -10,18 +10,17 @@ from functools import cached_property, lru_cache
 
 import drgn
 from drgn.helpers.linux.mm import PageSlab, compound_head
+from msgspec import Struct
 
 from msatools.kernel.slab import SlabCache, read_cache, slab_cache_offset, slab_type
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_type, find_variable, member_of
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.linear import page_address
 
 
-@dataclass(frozen=True)
-class SlabObject:
+class SlabObject(Struct, frozen=True):
     """An object of a slab cache."""
 
     cache: str

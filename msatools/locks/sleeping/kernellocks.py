@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import islice
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
@@ -39,7 +40,6 @@ from msatools.locks.sleeping.list_locks import (
     sought_by,
 )
 from msatools.locks.sleeping.rtmutexes import RtMutex, RtMutexes
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WORDS = 96
@@ -52,8 +52,7 @@ _MANY = 256
 """A ring without a known lock is not followed again if it has more nodes than this."""
 
 
-@dataclass(frozen=True)
-class KernelLock:
+class KernelLock(Struct, frozen=True):
     """A lock that a task waits for."""
 
     type: LockTypeName

@@ -9,11 +9,12 @@ reads.
 
 from collections.abc import Callable, Mapping
 
+from msgspec import Struct
+
 from msatools.locks.base.lock import LockTypeName
 from msatools.locks.base.model import Mode
 from msatools.locks.base.rings import Shape
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 
 TASK = (1 << 64) - 1 & ~0b111
 """Mask of the task in the owner of a mutex or a rwsem; the low bits are flags
@@ -25,8 +26,7 @@ def _unknown(layout: Layout, lock: int) -> int | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListLock:
+class ListLock(Struct, frozen=True, kw_only=True):
     """A type of locks that have a list of waiters.
 
     The functions take the address of a lock. They raise ``drgn.FaultError`` if it

@@ -7,6 +7,8 @@ A new type is a file that makes a :class:`ListLock`, and a line here.
 
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from msatools.errors import MissingError
 from msatools.locks.base.lock import LockTypeName
 from msatools.locks.base.model import Mode
@@ -15,7 +17,6 @@ from msatools.locks.sleeping.list_lock import ListLock
 from msatools.locks.sleeping.mutexes import MUTEX, WW_MUTEX
 from msatools.locks.sleeping.rwsems import RWSEM
 from msatools.locks.sleeping.semaphores import SEMAPHORE
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of
 from msatools.target.addresses import KERNEL_HALF
 
@@ -38,8 +39,7 @@ class Sought(NamedTuple):
     mode: Mode | None
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Struct, frozen=True):
     """Members of a task that point at the lock it waits for; 0 if unset."""
 
     blocker: int = 0

@@ -2,7 +2,7 @@
 
 """Mutexes, also those in a ``ww_mutex``: owner and waiters (kernel/locking/mutex.c)."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.sleeping.list_lock import TASK, ListLock

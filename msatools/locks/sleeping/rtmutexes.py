@@ -7,20 +7,20 @@ is sorted by real-time priority. Ordinary tasks count as equal, whatever their n
 value; equals are in order of arrival.
 """
 
+from msgspec import Struct
+
 from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import U64
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_WAITERS = 1 << 22
 """Maximum number of waiters of one lock: as many as there can be tasks."""
 
 
-@dataclass(frozen=True)
-class RtMutex:
+class RtMutex(Struct, frozen=True):
     """The owner and the waiters of an ``rt_mutex``."""
 
     owner: int

@@ -17,6 +17,7 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.sched import cpu_curr
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.cpumask import online_cpus
@@ -30,7 +31,6 @@ from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.lock_type import LockType
 from msatools.locks.base.model import Mode
 from msatools.locks.sleeping.lockcode import refers_to
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.preemptcounts import (
@@ -68,8 +68,7 @@ _TAIL_SHIFT = 16
 """``_Q_TAIL_OFFSET``, with fewer than 16,384 CPUs (CONFIG_NR_CPUS)."""
 
 
-@dataclass(frozen=True)
-class Spin:
+class Spin(Struct, frozen=True):
     """A task whose CPU spins for a lock."""
 
     row: int
@@ -83,8 +82,7 @@ class Spin:
     """The function that takes the lock."""
 
 
-@dataclass(frozen=True)
-class _Cpu:
+class _Cpu(Struct, frozen=True):
     """What a CPU was doing when the dump was made."""
 
     number: int

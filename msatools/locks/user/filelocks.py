@@ -11,6 +11,7 @@ from collections import deque
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.losses import Loss
@@ -23,7 +24,6 @@ from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.model import Mode, WaitTarget
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.base.wait_queues import wait_queues
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskReader, TaskTable
@@ -34,8 +34,7 @@ _MODES: dict[int, Mode] = {0: "read", 1: "write"}
 """``F_RDLCK`` and ``F_WRLCK``."""
 
 
-@dataclass(frozen=True)
-class _FileLock:
+class _FileLock(Struct, frozen=True):
     """Some members of a ``struct file_lock``."""
 
     address: int

@@ -8,6 +8,8 @@ A lock of a C library is recognized if that library waits on it
 thread that can use the futex.
 """
 
+from msgspec import Struct
+
 from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
@@ -22,11 +24,9 @@ from msatools.locks.user.futexes import Waiter, futex_queues
 from msatools.locks.user.futexusers import FutexPlace, find_owner, find_place
 from msatools.locks.user.futexwaits import requested_futexes, waiters_on
 from msatools.locks.user.usermemory import UserMemory, user_memory
-from msatools.records import dataclass
 
 
-@dataclass(frozen=True)
-class FutexContent:
+class FutexContent(Struct, frozen=True):
     """The lock that a futex belongs to, by the memory of the process."""
 
     owner: int | None = None
@@ -115,8 +115,7 @@ def content_of(context: LockContext, waiter: Waiter) -> FutexContent:
     return contents[key]
 
 
-@dataclass(frozen=True)
-class _Words:
+class _Words(Struct, frozen=True):
     """The memory around a futex, of which the part on its page is read at once."""
 
     memory: UserMemory

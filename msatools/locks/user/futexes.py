@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -21,7 +22,6 @@ from msatools.kernel.words import LIST_HEAD, PAGE, U32, U64
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
@@ -46,8 +46,7 @@ _CONSTANT = re.compile(rb"(?=[\x48\x49][\xb8-\xbf](.{8}))", re.DOTALL)
 """``mov $imm64, %reg`` of x86-64: a runtime constant that is a pointer."""
 
 
-@dataclass(frozen=True)
-class Waiter:
+class Waiter(Struct, frozen=True):
     """One ``struct futex_q``."""
 
     address: int

@@ -2,6 +2,8 @@
 
 """The addresses of futexes in user memory, and the threads that can own them."""
 
+from msgspec import Struct
+
 from msatools.errors import DamagedDataError
 from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.pids import PidTree
@@ -13,7 +15,6 @@ from msatools.locks.places.places import lock_places
 from msatools.locks.user.futexes import Waiter
 from msatools.locks.user.futexwaits import waiters_on
 from msatools.locks.user.usermemory import user_memory
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _FEW_WAITERS = 8
@@ -23,8 +24,7 @@ _MAX_PROCESSES = 4096
 """Maximum number of processes that map a file with a futex."""
 
 
-@dataclass(frozen=True)
-class FutexPlace:
+class FutexPlace(Struct, frozen=True):
     """The address of a futex in the memory of one of its waiters."""
 
     task: int
@@ -34,8 +34,7 @@ class FutexPlace:
     """Address of the inode of the file that it is in; 0 if it is in no file."""
 
 
-@dataclass(frozen=True)
-class _Users:
+class _Users(Struct, frozen=True):
     """The processes that map a file."""
 
     mms: frozenset[int]

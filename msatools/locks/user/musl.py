@@ -18,11 +18,12 @@ address.
 
 import struct
 
+from msgspec import Struct
+
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.words import U32, U64
 from msatools.locks.base.model import Mode
 from msatools.locks.user.nptl import Mutex
-from msatools.records import dataclass
 
 MUTEX_BYTES = 40
 MUTEX_FUTEX = 4
@@ -54,8 +55,7 @@ _JOINABLE = (1, 2)
 """``DT_EXITING`` and ``DT_JOINABLE``."""
 
 
-@dataclass(frozen=True)
-class ReadWriteLock:
+class ReadWriteLock(Struct, frozen=True):
     """A ``pthread_rwlock_t`` that is taken."""
 
     readers: int

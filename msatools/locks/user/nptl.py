@@ -26,9 +26,10 @@ members are consistent. Otherwise its owner could be any other number.
 
 import struct
 
+from msgspec import Struct
+
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.locks.base.model import Mode
-from msatools.records import dataclass
 
 MUTEX_BYTES = 40
 RWLOCK_BYTES = 56
@@ -63,8 +64,7 @@ _FUTEXES_OFFSET, _FUTEXES_OFFSET_241 = 40, 32
 _U32_MASK = 0xFFFF_FFFF
 
 
-@dataclass(frozen=True)
-class Mutex:
+class Mutex(Struct, frozen=True):
     """A ``pthread_mutex_t`` that has an owner."""
 
     owner: int
@@ -74,8 +74,7 @@ class Mutex:
     """Whether the owner deadlocks if it takes the mutex again."""
 
 
-@dataclass(frozen=True)
-class Rwlock:
+class Rwlock(Struct, frozen=True):
     """A ``pthread_rwlock_t`` that has a writer or readers."""
 
     writer: int | None

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.strings import decode_string
-from msatools.records import dataclass
 from msatools.selfdesc.module_records import ELF64_SYM
 
 _MAX_SYMBOL_BYTES = 16 << 20
@@ -57,8 +57,7 @@ class Function(NamedTuple):
     """Bytes from the start of the function."""
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(Struct, frozen=True):
     """A part of the file that is loaded."""
 
     offset: int
@@ -66,8 +65,7 @@ class _Segment:
     size: int
 
 
-@dataclass(frozen=True)
-class _SymbolTable:
+class _SymbolTable(Struct, frozen=True):
     """Symbols and their string table."""
 
     symbols: npt.NDArray[np.void]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import drgn
 from drgn.helpers.linux.mm import access_remote_vm
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, NotSupportedError
 from msatools.kernel.losses import Loss
@@ -15,7 +16,6 @@ from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user.filepages import FilePages, split_by_page
 from msatools.locks.user.mappings import find_mapping, mappings_of
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, pointer_to
 from msatools.target.addresses import KERNEL_HALF
 
@@ -27,8 +27,7 @@ _TRIES = 64
 """Number of excluded pages after which all user memory is assumed to be excluded."""
 
 
-@dataclass(frozen=True)
-class SharedFile:
+class SharedFile(Struct, frozen=True):
     """A shared mapping of a file."""
 
     start: int

@@ -11,12 +11,13 @@ has ended. Such a frame is marked as a guess.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 import drgn
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
@@ -29,7 +30,6 @@ from msatools.locks.user.filepages import FilePages
 from msatools.locks.user.mappings import find_mapping
 from msatools.locks.user.programfile import ProgramFile
 from msatools.locks.user.usermemory import user_memory
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.arch import arch_of
 from msatools.tasks.stackmemory import stack_bytes
@@ -60,8 +60,7 @@ class Registers(NamedTuple):
     fp: int
 
 
-@dataclass(frozen=True)
-class CodeMapping:
+class CodeMapping(Struct, frozen=True):
     """A mapping that may be of code."""
 
     start: int

@@ -3,9 +3,9 @@
 """User stacks of the threads that wake herds."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import Herd

@@ -3,9 +3,9 @@
 """Wait targets of tasks that wait for data of a file or device, or for memory."""
 
 import stat
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from msatools.locks.base.blocked_tasks import BlockedTask, OpenFile
 from msatools.locks.base.lock_context import LockContext

@@ -4,7 +4,8 @@
 
 import re
 import stat
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE
 from msatools.locks.base.blocked_tasks import BlockedTask, OpenFile

@@ -4,7 +4,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.futexkey import FutexKey

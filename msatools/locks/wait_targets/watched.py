@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST
 from msatools.kernel.files import DescriptorTables
@@ -25,7 +26,6 @@ from msatools.locks.base.blocked_tasks import (
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.wait_targets.files import of_file
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows
@@ -55,8 +55,7 @@ _WATCHERS: Members = {
 }
 
 
-@dataclass(frozen=True)
-class _Watched:
+class _Watched(Struct, frozen=True):
     """A file, and the tasks that wait for it."""
 
     file: int

@@ -8,6 +8,8 @@ A driver often has both in one structure, on the waiter's stack or in a slab obj
 from collections.abc import Iterator
 from functools import cached_property
 
+from msgspec import Struct
+
 from msatools.errors import LOST
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
@@ -18,7 +20,6 @@ from msatools.locks.places.slabs import Slabs
 from msatools.locks.workqueues.delays import Delay, WorkDelays, work_delays
 from msatools.locks.workqueues.offline import DelayedWork, read_offline_work
 from msatools.locks.workqueues.pools import Worker, WorkItem, WorkPools, work_pools
-from msatools.records import dataclass
 
 _ON_STACK = 512
 """Maximum distance on a stack, in bytes."""
@@ -27,8 +28,7 @@ _MAX_OBJECT = 8192
 """Maximum bytes of a slab object."""
 
 
-@dataclass(frozen=True)
-class BesideWork:
+class BesideWork(Struct, frozen=True):
     """A work item beside a completion."""
 
     function: int

@@ -8,6 +8,8 @@ as running; a workqueue has at most ``max_active`` work items on a pool.
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
@@ -24,15 +26,13 @@ from msatools.locks.workqueues.pools import (
     WorkPools,
     work_pools,
 )
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 _WQ_UNBOUND = 1 << 1
 """``WQ_UNBOUND`` of ``workqueue_struct.flags``."""
 
 
-@dataclass(frozen=True)
-class Delay:
+class Delay(Struct, frozen=True):
     """Why a work item has not begun."""
 
     text: str

@@ -2,15 +2,15 @@
 
 """Rows of ``msa-locks --workqueues``: pools of workers, workqueues, delayed work."""
 
-from dataclasses import field
+from typing import Annotated
+
+from msgspec import Struct
 
 from msatools.kernel.report import ADDED
-from msatools.records import dataclass
 from msatools.target.model import Address
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BusyWorker:
+class BusyWorker(Struct, frozen=True, kw_only=True):
     """A worker that executes a work item."""
 
     pid: int
@@ -41,8 +41,7 @@ class BusyWorker:
     """Whether it is the rescuer of a workqueue, not a worker of the pool."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueuedWork:
+class QueuedWork(Struct, frozen=True, kw_only=True):
     """A work item that no worker has begun."""
 
     function: str | None
@@ -55,8 +54,7 @@ class QueuedWork:
     """For a barrier: ID of the thread that waits until what is before it is done."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkPool:
+class WorkPool(Struct, frozen=True, kw_only=True):
     """A pool of workers (``struct worker_pool``)."""
 
     id: int
@@ -121,8 +119,7 @@ class WorkPool:
     """Why pending work has not begun; ``None`` if nothing is pending."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workqueue:
+class Workqueue(Struct, frozen=True, kw_only=True):
     """A workqueue that holds back work, or asks for its rescuer."""
 
     name: str
@@ -152,8 +149,7 @@ class Workqueue:
     """Number of pools from which it waits for the rescuer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OfflineWork:
+class OfflineWork(Struct, frozen=True, kw_only=True):
     """A delayed work item whose timer is on an offline CPU, where it never fires."""
 
     cpu: int
@@ -169,8 +165,7 @@ class OfflineWork:
     """Time at which the timer should have fired, in CLOCK_MONOTONIC."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workqueues:
+class Workqueues(Struct, frozen=True, kw_only=True):
     """The pools and workqueues of a kernel."""
 
     pools: tuple[WorkPool, ...]
@@ -182,5 +177,5 @@ class Workqueues:
     offline: tuple[OfflineWork, ...]
     """Delayed work on offline CPUs."""
 
-    stalled_after_ns: int = field(default=0, metadata=ADDED)
+    stalled_after_ns: Annotated[int, ADDED] = 0
     """The kernel's own limit, after which a pool is stalled."""

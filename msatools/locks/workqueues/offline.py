@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.cpumask import online_cpus
@@ -18,7 +19,6 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import unsigned
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
@@ -26,8 +26,7 @@ _MAX_TIMERS = 1 << 12
 """Maximum number of timers of one offline CPU: there are hardly any."""
 
 
-@dataclass(frozen=True)
-class DelayedWork:
+class DelayedWork(Struct, frozen=True):
     """A ``struct delayed_work`` whose timer is pending."""
 
     cpu: int

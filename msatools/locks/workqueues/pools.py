@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import constant
@@ -18,7 +19,6 @@ from msatools.kernel.words import unsigned
 from msatools.kernel.xarray import xarray_entries
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.text import KernelText
 
@@ -71,8 +71,7 @@ _POOL = {
 }
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """Some members of a ``struct worker_pool``."""
 
     address: int
@@ -94,8 +93,7 @@ class Pool:
     """Whether there are work items that no worker has begun."""
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(Struct, frozen=True):
     """Some members of a ``struct worker``."""
 
     address: int
@@ -114,8 +112,7 @@ class Worker:
     """Address of the workqueue whose rescuer it is; 0 for another worker."""
 
 
-@dataclass(frozen=True)
-class WorkItem:
+class WorkItem(Struct, frozen=True):
     """A ``struct work_struct`` on a list."""
 
     address: int
@@ -127,8 +124,7 @@ class WorkItem:
     """Whether ``max_active`` holds it back."""
 
 
-@dataclass(frozen=True)
-class PoolQueue:
+class PoolQueue(Struct, frozen=True):
     """A ``struct pool_workqueue``: the work items of one workqueue on one pool."""
 
     address: int
@@ -139,8 +135,7 @@ class PoolQueue:
     """Its own limit, before v6.9; ``None`` if the workqueue has it."""
 
 
-@dataclass(frozen=True)
-class WorkqueueRecord:
+class WorkqueueRecord(Struct, frozen=True):
     """Some members of a ``struct workqueue_struct``."""
 
     address: int

@@ -9,18 +9,18 @@ more for each control group with pages of it.
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.locks.base.lock import Holder
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.workqueues.delays import Delay, work_delays
 from msatools.locks.workqueues.pools import work_pools
-from msatools.records import dataclass
 from msatools.target.addresses import KERNEL_HALF
 
 
-@dataclass(frozen=True)
-class Writeback:
+class Writeback(Struct, frozen=True):
     """The writeback of a backing device."""
 
     name: str

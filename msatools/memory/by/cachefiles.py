@@ -8,6 +8,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 from drgn.helpers.linux.block import part_name
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
@@ -16,7 +17,6 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string, read_string
 from msatools.kernel.structs import Members, Structs, read_structs
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     ask,
     drgn_lookups,
@@ -68,8 +68,7 @@ _MODES = {stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 _NAMELESS = frozenset((DEVICE, *_SHARED.values()))
 
 
-@dataclass(frozen=True)
-class FileSystem:
+class FileSystem(Struct, frozen=True):
     """One ``struct super_block``."""
 
     address: int
@@ -83,8 +82,7 @@ class FileSystem:
     has_device: bool
 
 
-@dataclass(frozen=True)
-class CachedFile:
+class CachedFile(Struct, frozen=True):
     """The file of a mapping; see :class:`msatools.memory.by.groups.FileGroup`."""
 
     key: str

@@ -8,9 +8,9 @@ cache. The same scan finds the files of that page cache.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import field
 
 import numpy as np
+from msgspec import Struct, field
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -33,7 +33,6 @@ from msatools.memory.owners.stacks import charged_stack_pages
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Words, where
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 from msatools.reports.units import size
 from msatools.target.model import Address
 
@@ -70,8 +69,7 @@ _CHARGED[
 ] = False
 
 
-@dataclass
-class ChargeTally:
+class ChargeTally(Struct):
     """Counts pages by their charge word (``page->memcg_data``)."""
 
     offset: int | None
@@ -113,16 +111,14 @@ class ChargeTally:
         return words
 
 
-@dataclass(frozen=True)
-class _Pins:
+class _Pins(Struct, frozen=True):
     """The page cache charged to a removed group."""
 
     largest: list[PinningFile]
     files: int
 
 
-@dataclass(frozen=True)
-class _Charges:
+class _Charges(Struct, frozen=True):
     """Pages by the counters of a group; ``None`` if unknown."""
 
     memory: int | None = None

@@ -8,12 +8,12 @@ is gone, so that the tree has those as well that no page is charged to.
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 from msatools.kernel.walks import list_nodes
-from msatools.records import dataclass
 from msatools.selfdesc.find import drgn_lookups, find_type, find_variable, offset_of
 
 Numbers = npt.NDArray[np.int64]
@@ -26,8 +26,7 @@ _BOTH: Members = {"both": ("memsw.usage.counter",)}
 """Version 1 counts memory and swap together, in the same place as ``swap``."""
 
 
-@dataclass(frozen=True)
-class GroupTree:
+class GroupTree(Struct, frozen=True):
     """The control groups of memory, each after its parent."""
 
     addresses: Addresses
@@ -37,8 +36,7 @@ class GroupTree:
     """Row of the parent; :data:`UNKNOWN` for the root."""
 
 
-@dataclass(frozen=True)
-class OwnCharges:
+class OwnCharges(Struct, frozen=True):
     """Pages charged to each group itself; :data:`UNKNOWN` for the root."""
 
     memory: Numbers

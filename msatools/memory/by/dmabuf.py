@@ -2,9 +2,8 @@
 
 """Counts pages by the dma-buf that has or pins them (``--by dmabuf``)."""
 
-from dataclasses import field
-
 import numpy as np
+from msgspec import Struct, field
 
 from msatools.memory.by.groups import (
     NO_OWNER,
@@ -17,11 +16,9 @@ from msatools.memory.by.tally import Tally, rank
 from msatools.memory.owners.dmabufs import DmaBuf, dma_bufs
 from msatools.memory.pages.classify import Block, Words
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 
 
-@dataclass
-class OwnedTally:
+class OwnedTally(Struct):
     """Counts pages by class and by the number of their owner, from 1 on."""
 
     pfns: Words

@@ -4,9 +4,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import field
 
 import numpy as np
+from msgspec import Struct, field
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -27,7 +27,6 @@ from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, rank, r
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, Words, where
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 from msatools.target.model import Address
 
 MAX_FILES = 100_000
@@ -53,8 +52,7 @@ _CACHED[
 ] = True
 
 
-@dataclass
-class MappingTally:
+class MappingTally(Struct):
     """Counts pages by their ``struct address_space`` and class."""
 
     tally: Tally = field(default_factory=Tally)

@@ -4,11 +4,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
-from types import MappingProxyType
+from typing import Annotated
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.memory.unattributed.model import PageWord
-from msatools.records import dataclass
+from msatools.model import Mark
 from msatools.target.model import Address
 
 NO_OWNER = "-"
@@ -18,12 +20,11 @@ REST = "-rest"
 """Key of the group of all owners that are too small to be listed."""
 
 
-DETAIL = MappingProxyType({"detail": True})
+DETAIL = Mark("detail")
 """Metadata of a group's field that only JSON has, not tables."""
 
 
-@dataclass(frozen=True)
-class PageGroup:
+class PageGroup(Struct, frozen=True):
     """
     The pages of one node, zone, file or other owner, by class.
 
@@ -40,8 +41,7 @@ class PageGroup:
     """Pages by class name; a class without pages may be left out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessGroup(PageGroup):
+class ProcessGroup(PageGroup, frozen=True, kw_only=True):
     """
     The pages that one address space maps; all threads and processes that share it.
 
@@ -80,8 +80,7 @@ class ProcessGroup(PageGroup):
     five levels. The pages themselves are in ``pages`` and ``classes``."""
 
 
-@dataclass(frozen=True)
-class FileGroup(PageGroup):
+class FileGroup(PageGroup, frozen=True):
     """The page cache of one file, block device or piece of shared memory."""
 
     kind: str | None = None
@@ -91,24 +90,23 @@ class FileGroup(PageGroup):
     mount: str | None = None
     """Mount point of its file system."""
 
-    fstype: str | None = field(default=None, metadata=DETAIL)
-    device: str | None = field(default=None, metadata=DETAIL)
+    fstype: Annotated[str | None, DETAIL] = None
+    device: Annotated[str | None, DETAIL] = None
     """Name of its block device."""
 
-    path: str | None = field(default=None, metadata=DETAIL)
+    path: Annotated[str | None, DETAIL] = None
     """``None`` if its dentry is gone, or if too many files are larger."""
 
-    inode: int | None = field(default=None, metadata=DETAIL)
-    deleted: bool | None = field(default=None, metadata=DETAIL)
+    inode: Annotated[int | None, DETAIL] = None
+    deleted: Annotated[bool | None, DETAIL] = None
     """Whether it has no name in any directory."""
 
-    size_bytes: int | None = field(default=None, metadata=DETAIL)
-    mapping: Address | None = field(default=None, metadata=DETAIL)
+    size_bytes: Annotated[int | None, DETAIL] = None
+    mapping: Annotated[Address | None, DETAIL] = None
     """Address of the ``struct address_space``."""
 
 
-@dataclass(frozen=True)
-class FileSystemGroup(PageGroup):
+class FileSystemGroup(PageGroup, frozen=True):
     """The page cache of all files of one file system."""
 
     fstype: str | None = None
@@ -121,14 +119,13 @@ class FileSystemGroup(PageGroup):
     swap_pages: int | None = None
     """Pages of files in memory (tmpfs) that are on swap, not in memory."""
 
-    mounts: tuple[str, ...] | None = field(default=None, metadata=DETAIL)
+    mounts: Annotated[tuple[str, ...] | None, DETAIL] = None
     """Mount points."""
 
-    super_block: Address | None = field(default=None, metadata=DETAIL)
+    super_block: Annotated[Address | None, DETAIL] = None
 
 
-@dataclass(frozen=True)
-class PinningFile:
+class PinningFile(Struct, frozen=True):
     """A file with pages that are charged to a control group."""
 
     key: str
@@ -138,8 +135,7 @@ class PinningFile:
     pages: int
 
 
-@dataclass(frozen=True)
-class CgroupGroup(PageGroup):
+class CgroupGroup(PageGroup, frozen=True):
     """The pages charged to one control group itself, not to those below it."""
 
     dying: bool | None = None
@@ -149,21 +145,20 @@ class CgroupGroup(PageGroup):
     """Pages on swap that are charged to it: ``memory.swap.current`` without the groups
     below it."""
 
-    charged_pages: int | None = field(default=None, metadata=DETAIL)
+    charged_pages: Annotated[int | None, DETAIL] = None
     """Pages that its counter has (``memory.current`` without the groups below it): also
     objects of slabs, per-CPU memory and sockets, and what CPUs charged ahead."""
 
-    pinned_by: tuple[PinningFile, ...] | None = field(default=None, metadata=DETAIL)
+    pinned_by: Annotated[tuple[PinningFile, ...] | None, DETAIL] = None
     """Files with the most page cache charged to a dying group."""
 
-    files: int | None = field(default=None, metadata=DETAIL)
+    files: Annotated[int | None, DETAIL] = None
     """Number of files with page cache charged to a dying group."""
 
-    mem_cgroup: Address | None = field(default=None, metadata=DETAIL)
+    mem_cgroup: Annotated[Address | None, DETAIL] = None
 
 
-@dataclass(frozen=True)
-class SlabGroup(PageGroup):
+class SlabGroup(PageGroup, frozen=True):
     """The slabs of one cache, including full ones."""
 
     slabs: int | None = None
@@ -184,17 +179,16 @@ class SlabGroup(PageGroup):
     """The module that at least half of the objects point into, of a sample of a large
     general cache (kmalloc): those of a driver, also if it leaks them."""
 
-    module_share: float | None = field(default=None, metadata=DETAIL)
+    module_share: Annotated[float | None, DETAIL] = None
     """Share of the objects looked at that point to one place of it."""
 
-    words: tuple[PageWord, ...] | None = field(default=None, metadata=DETAIL)
+    words: Annotated[tuple[PageWord, ...] | None, DETAIL] = None
     """The places that they point to most; ``None`` if they were not looked at."""
 
-    kmem_cache: Address | None = field(default=None, metadata=DETAIL)
+    kmem_cache: Annotated[Address | None, DETAIL] = None
 
 
-@dataclass(frozen=True)
-class VmallocGroup(PageGroup):
+class VmallocGroup(PageGroup, frozen=True):
     """The pages of the vmalloc areas that one kernel function allocated."""
 
     areas: int | None = None
@@ -202,8 +196,7 @@ class VmallocGroup(PageGroup):
     """The module of that function; ``None`` for the kernel's own."""
 
 
-@dataclass(frozen=True)
-class DmaBufGroup(PageGroup):
+class DmaBufGroup(PageGroup, frozen=True):
     """The pages of one dma-buf, whether they are its own or a file's that it pins.
 
     Its key is the number of its inode, as in /sys/kernel/debug/dma_buf/bufinfo. Pages
@@ -217,15 +210,14 @@ class DmaBufGroup(PageGroup):
     references: int | None = None
     """References to its file, by open files, mappings and devices."""
 
-    label: str | None = field(default=None, metadata=DETAIL)
+    label: Annotated[str | None, DETAIL] = None
     """The name that a program gave it (DMA_BUF_SET_NAME)."""
 
-    dma_buf: Address | None = field(default=None, metadata=DETAIL)
+    dma_buf: Annotated[Address | None, DETAIL] = None
     """Address of the ``struct dma_buf``."""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True):
     """One memory section: the unit in which the kernel keeps its struct pages."""
 
     nr: int

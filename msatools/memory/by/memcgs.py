@@ -4,6 +4,7 @@
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, MissingError
 from msatools.kernel.cgroups import cgroup_paths
@@ -16,7 +17,6 @@ from msatools.kernel.structs import (
     find_offset,
     read_structs,
 )
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_constant,
@@ -50,8 +50,7 @@ def charge_offset(prog: drgn.Program) -> int | None:
     return find_offset(find_type(prog, "struct page"), _MEMBERS)
 
 
-@dataclass(frozen=True)
-class Memcg:
+class Memcg(Struct, frozen=True):
     """One ``struct mem_cgroup``."""
 
     address: int

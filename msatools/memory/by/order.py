@@ -8,11 +8,9 @@ from msatools.memory.pages.counting import Counts, named
 from msatools.memory.pages.orders import NO_ORDER, ByOrder
 from msatools.memory.scan.context import ScanContext
 from msatools.memory.scan.freelists import listed_pages, pcp_lists
-from msatools.records import dataclass
 
 
-@dataclass(frozen=True)
-class OrderGroup(PageGroup):
+class OrderGroup(PageGroup, frozen=True):
     """The pages in free blocks and compound pages of one order."""
 
     blocks: int | None

@@ -8,10 +8,10 @@ page's mapcount (fs/proc/task_mmu.c, smaps_account()).
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.errors import LOST
 from msatools.kernel.losses import Loss
@@ -21,7 +21,6 @@ from msatools.memory.by.usertables import Mapped, UserTables
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.classify import Block
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 from msatools.tasks.spaces import AddressSpace, address_spaces
 
 Numbers = npt.NDArray[np.int64]
@@ -47,8 +46,7 @@ _COLUMNS = (
 """Columns of an address space in addition to its pages by class."""
 
 
-@dataclass
-class _SpaceSums:
+class _SpaceSums(Struct):
     """Sums by pair of address space and class, without empty pairs."""
 
     keys: list[Numbers] = field(default_factory=list)

@@ -3,7 +3,8 @@
 """Memory sections: as a list (``--sections``) and as a break-down."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from msatools.kernel.reader import distinct
 from msatools.kernel.zones import DEVICE_ZONE, Zone, spanning
@@ -13,20 +14,17 @@ from msatools.memory.pages.counting import Counts, class_counts, named
 from msatools.memory.pages.memmap import MemmapRange, pages_per_section
 from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 from msatools.target.model import Address
 
 
-@dataclass(frozen=True)
-class SectionGroup(PageGroup):
+class SectionGroup(PageGroup, frozen=True):
     """The pages of one memory section."""
 
     node: int | None
     zones: tuple[str, ...]
 
 
-@dataclass
-class SectionZones:
+class SectionZones(Struct):
     """Collects the nodes and zones of each section, as recorded in struct pages."""
 
     section_pages: int
@@ -45,7 +43,6 @@ class SectionZones:
             self.keys.setdefault(section, set()).update(keys)
 
 
-@dataclass
 class BySection(SectionZones):
     """Counts pages by section and class, and collects their nodes and zones."""
 

@@ -7,10 +7,10 @@ Full slabs are on no list of the allocator: they are found only in the memmap.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import field
 
 import drgn
 import numpy as np
+from msgspec import Struct, field
 
 from msatools.errors import LOST
 from msatools.kernel.losses import Loss
@@ -41,7 +41,6 @@ from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, where
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 from msatools.selfdesc.find import member_of
 from msatools.target.model import Address
 
@@ -53,8 +52,7 @@ _LARGE = 0.01
 """Share of all pages from which on the objects of a general cache are looked into."""
 
 
-@dataclass(frozen=True)
-class SlabLayout:
+class SlabLayout(Struct, frozen=True):
     """Offsets of the members of ``struct slab``."""
 
     cache: int
@@ -73,8 +71,7 @@ class SlabLayout:
         return cls(member_of(type_, "slab_cache").offset, counters)
 
 
-@dataclass
-class SlabTally:
+class SlabTally(Struct):
     """Counts pages by ``struct kmem_cache`` and class, and slabs by objects."""
 
     layout: SlabLayout

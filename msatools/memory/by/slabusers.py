@@ -7,15 +7,15 @@ has a pointer to a function or variable of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.content_hints import Contents
 from msatools.memory.unattributed.model import PageWord
-from msatools.records import dataclass
 
 GENERAL = "kmalloc-"
 """How the names of general caches begin."""
@@ -32,8 +32,7 @@ _KINDS = ("module", "symbol")
 _WORDS = 5
 
 
-@dataclass(frozen=True)
-class SlabUsers:
+class SlabUsers(Struct, frozen=True):
     """Where the objects of a sample point to."""
 
     module: str | None

@@ -3,14 +3,13 @@
 """Sums up pages by owner and kind while the memmap is scanned."""
 
 from collections.abc import Sequence
-from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.memory.pages.classes import CLASSES
 from msatools.memory.pages.classify import Words, where
-from msatools.records import dataclass
 
 Pages = npt.NDArray[np.int64]
 
@@ -28,8 +27,7 @@ _SHORT = 4
 _CODE_BITS = np.uint64(6)
 
 
-@dataclass(frozen=True)
-class TallySums:
+class TallySums(Struct, frozen=True):
     """Pages by pair of owner and kind, ascending by both."""
 
     owners: Words
@@ -46,8 +44,7 @@ class TallySums:
 _EMPTY = np.empty(0, np.uint64)
 
 
-@dataclass
-class Tally:
+class Tally(Struct):
     """
     Counts pages by two words, such as a file's mapping and a page's class.
 
@@ -142,8 +139,7 @@ def _without_least(sums: TallySums, most: int) -> TallySums:
     return TallySums(owners, sums.kinds, sums.pages)
 
 
-@dataclass(frozen=True)
-class TallyOwner:
+class TallyOwner(Struct, frozen=True):
     """The pages of one owner."""
 
     word: int
@@ -154,8 +150,7 @@ class TallyOwner:
     """Pages by class name, without empty classes, in the order of reports."""
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(Struct, frozen=True):
     """Owners by their pages."""
 
     owners: tuple[TallyOwner, ...]

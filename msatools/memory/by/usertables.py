@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_variable
 from msatools.target.arch import table_format
 from msatools.target.paging import Words
@@ -33,8 +33,7 @@ _AT_ONCE = 256
 """Tables decoded at once: with 4 KiB 1 MiB, which fits the L2 cache."""
 
 
-@dataclass(frozen=True)
-class Mapped:
+class Mapped(Struct, frozen=True):
     """
     Every mapping of a page by an address space, in pfn order.
 

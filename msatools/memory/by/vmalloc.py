@@ -3,9 +3,9 @@
 """Counts pages of vmalloc areas, kernel stacks included, by caller."""
 
 from collections import Counter
-from dataclasses import field
 
 import numpy as np
+from msgspec import Struct, field
 
 from msatools.memory.by.groups import NO_OWNER, PageGroup, VmallocGroup, largest_first
 from msatools.memory.by.tally import Tally, rank
@@ -13,11 +13,9 @@ from msatools.memory.owners.owners import pfns_of
 from msatools.memory.owners.vmalloc import VmallocAreas, caller_modules, caller_names
 from msatools.memory.pages.classify import Block, Words
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 
 
-@dataclass
-class AreaTally:
+class AreaTally(Struct):
     """Counts pages by class and by the number of their area's caller, from 1 on."""
 
     pfns: Words

@@ -3,15 +3,14 @@
 """Sums up blocks of memory by state: free, movable, blocked and so on."""
 
 from collections.abc import Sequence
-from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.counting import Counts
 from msatools.model import names
-from msatools.records import dataclass
 
 FREE = (PageClass.FREE_BUDDY, PageClass.FREE_PCP)
 
@@ -48,8 +47,7 @@ def _unmovable() -> npt.NDArray[np.bool_]:
 UNMOVABLE = _unmovable()
 
 
-@dataclass
-class BlockRows:
+class BlockRows(Struct):
     """Page blocks, or the scanned parts of them, in pfn order; a row each."""
 
     numbers: npt.NDArray[np.int64]
@@ -78,8 +76,7 @@ def joined(parts: Sequence[BlockRows]) -> BlockRows:
     )
 
 
-@dataclass
-class Blocks:
+class Blocks(Struct):
     """Blocks of one size by state, and the unmovable pages of blocked ones."""
 
     size: int
@@ -137,8 +134,7 @@ class Blocks:
         self.needed += later.needed
 
 
-@dataclass
-class Pieces:
+class Pieces(Struct):
     """Sums up blocks of one size, which may be larger than a block of the scan."""
 
     done: Blocks

@@ -4,11 +4,10 @@
 
 from collections.abc import Mapping
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class FreeList:
+class FreeList(Struct, frozen=True):
     """Free blocks of one zone by order, as in /proc/buddyinfo."""
 
     node: int
@@ -38,8 +37,7 @@ class FreeList:
     """
 
 
-@dataclass(frozen=True)
-class PageBlocks:
+class PageBlocks(Struct, frozen=True):
     """The page blocks of one zone that have one migrate type."""
 
     node: int
@@ -64,8 +62,7 @@ class PageBlocks:
     """Blocks with any unmovable page; a movable block should have none."""
 
 
-@dataclass(frozen=True)
-class Blocker:
+class Blocker(Struct, frozen=True):
     """A class of pages that keeps blocks from being free."""
 
     name: str
@@ -78,8 +75,7 @@ class Blocker:
     pages: int
 
 
-@dataclass(frozen=True)
-class Needed:
+class Needed(Struct, frozen=True):
     """Number of blocked blocks by their number of unmovable pages."""
 
     pages: int
@@ -88,8 +84,7 @@ class Needed:
     blocks: int
 
 
-@dataclass(frozen=True)
-class BlockSize:
+class BlockSize(Struct, frozen=True):
     """All aligned blocks of one size. Each is in one of five states."""
 
     order: int
@@ -120,8 +115,7 @@ class BlockSize:
     """Blocked blocks by unmovable pages, the fewest first."""
 
 
-@dataclass(frozen=True)
-class Frag:
+class Frag(Struct, frozen=True):
     """Fragmentation of memory."""
 
     huge_order: int

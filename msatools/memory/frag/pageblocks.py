@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import LOST, MissingError
 from msatools.kernel.losses import Loss
@@ -20,15 +21,13 @@ from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.pages.memmap import pages_per_section, section_usages
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_constant, find_type, member_of
 
 UNKNOWN_TYPE = 8
 """Not a type: a type has three bits."""
 
 
-@dataclass(frozen=True)
-class MigrateTypes:
+class MigrateTypes(Struct, frozen=True):
     """The type of each page block of each section."""
 
     order: int

@@ -3,10 +3,10 @@
 """Finds what keeps blocks of memory from being free (``--frag``)."""
 
 from collections.abc import Mapping
-from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.pagetables import pmd_order
@@ -41,7 +41,6 @@ from msatools.memory.pages.counting import Counts, class_counts
 from msatools.memory.pages.orders import ORDERS, free_blocks
 from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, member_of
 
 _GIB = 1 << 30
@@ -53,8 +52,7 @@ _BLOCKS, _MIXED, _POLLUTED = NCLASSES, NCLASSES + 1, NCLASSES + 2
 """Columns of page blocks after those of the classes."""
 
 
-@dataclass
-class FragObserver:
+class FragObserver(Struct):
     """Sums up page blocks and larger blocks for ``--frag``."""
 
     types: MigrateTypes

@@ -7,28 +7,26 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import CLASSES
 from msatools.memory.pages.counting import Counts
 from msatools.model import equal_but, hash_but
-from msatools.records import dataclass
 
 OUTLINE_CELLS = 1 << 10
 """Maximum number of cells in JSON: some 400 KB if each has a dozen classes and differs
 from the next, as in the memory of a large machine."""
 
 
-@dataclass(frozen=True)
-class MapPlace:
+class MapPlace(Struct, frozen=True):
     """A zone of a node."""
 
     node: int
     zone: str
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
+class Cells(Struct, frozen=True, eq=False):
     """Cells in pfn order, without those that have no struct pages."""
 
     numbers: npt.NDArray[np.int64]
@@ -47,8 +45,7 @@ class Cells:
         return len(self.numbers)
 
 
-@dataclass(frozen=True)
-class PageRun:
+class PageRun(Struct, frozen=True):
     """Consecutive cells that have the same number of pages of each class."""
 
     pfn: int
@@ -65,8 +62,7 @@ class PageRun:
     """Pages by class name over all cells, without empty classes."""
 
 
-@dataclass(frozen=True)
-class Outline:
+class Outline(Struct, frozen=True):
     """A map for JSON: few cells, with equal neighbours joined."""
 
     cell_pages: int
@@ -77,8 +73,7 @@ class Outline:
     """Runs in pfn order; pages between two runs have no struct pages."""
 
 
-@dataclass(frozen=True)
-class MemoryMap:
+class MemoryMap(Struct, frozen=True):
     """The classes of physical memory, cell by cell."""
 
     cell_pages: int

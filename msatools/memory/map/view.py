@@ -3,10 +3,10 @@
 """Makes a map of memory with a bounded number of cells (``--map``)."""
 
 from collections.abc import Sequence
-from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.errors import DamagedDataError
 from msatools.kernel.reader import distinct
@@ -16,14 +16,12 @@ from msatools.memory.pages.counting import class_counts
 from msatools.memory.pages.memmap import MemmapRange, pages_per_section
 from msatools.memory.pages.zonekeys import NOWHERE, node_and_zone, node_zone_keys
 from msatools.memory.scan.context import ScanContext
-from msatools.records import dataclass
 
 MAX_CELLS = 1 << 16
 """Maximum number of cells: 8 MiB, at 4 bytes for each of some 30 classes."""
 
 
-@dataclass
-class _Run:
+class _Run(Struct):
     """Consecutive cells."""
 
     first: int
@@ -36,8 +34,7 @@ class _Run:
     """Node and zone key of each cell's first struct page, or NOWHERE."""
 
 
-@dataclass
-class MapObserver:
+class MapObserver(Struct):
     """Counts pages by cell and class."""
 
     cell_pages: int

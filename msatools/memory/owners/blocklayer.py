@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.enums import constant
@@ -23,7 +24,6 @@ from msatools.memory.owners.blocks import (
     pages_of_blocks,
 )
 from msatools.memory.pages.layout import PageLayout
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_type,
@@ -59,8 +59,7 @@ def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
     return np.concatenate(parts)
 
 
-@dataclass(frozen=True)
-class HardwareQueues:
+class HardwareQueues(Struct, frozen=True):
     """What the hardware queues of all disks lead to."""
 
     tags: set[int]

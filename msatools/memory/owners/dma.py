@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -29,7 +30,6 @@ from msatools.memory.owners.blocks import (
     pages_of_blocks,
 )
 from msatools.memory.pages.layout import PageLayout
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     find_symbol,
     find_type,
@@ -49,8 +49,7 @@ _COMPLETION_BYTES = 16
 """``struct nvme_completion`` (include/linux/nvme.h), which the device writes."""
 
 
-@dataclass(frozen=True)
-class _Queue:
+class _Queue(Struct, frozen=True):
     """Memory of a queue."""
 
     address: int

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.files import OpenFiles
@@ -23,7 +24,6 @@ from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
 from msatools.memory.owners.blocks import NO_PFNS, Pfns, driver_type
 from msatools.memory.pages.layout import PageLayout
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_symbol,
@@ -46,8 +46,7 @@ _SG_FLAGS = np.uint64(3)
 """Flags in ``scatterlist.page_link`` (include/linux/scatterlist.h)."""
 
 
-@dataclass(frozen=True)
-class DmaBuf:
+class DmaBuf(Struct, frozen=True):
     """A dma-buf."""
 
     address: Address

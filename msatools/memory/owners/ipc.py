@@ -14,6 +14,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.files import OpenFiles, processes
@@ -22,7 +23,6 @@ from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records, tree_records
 from msatools.kernel.words import unsigned
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
 
 _MAX_RING = 1 << 20
@@ -107,8 +107,7 @@ def socket_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses
     return distinct(pages[pages != 0])
 
 
-@dataclass(frozen=True)
-class _SkbLayout:
+class _SkbLayout(Struct, frozen=True):
     """Offsets in a ``struct sk_buff``, and in its ``struct skb_shared_info``."""
 
     bytes: int

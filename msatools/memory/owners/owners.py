@@ -3,12 +3,12 @@
 """Finds the owners of pages whose struct page does not record an owner."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
 from functools import partial
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.errors import LOST, MissingError
 from msatools.kernel.files import OpenFiles
@@ -39,7 +39,6 @@ from msatools.memory.owners.vmalloc import (
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
-from msatools.records import dataclass
 from msatools.selfdesc.find import drgn_lookups, find_variable
 from msatools.tasks.spaces import address_spaces
 
@@ -52,16 +51,14 @@ _CLAIM_BITS = 64 - _PFN_BITS
 _CODE_BITS = 8
 
 
-@dataclass(frozen=True)
-class OwnedPages:
+class OwnedPages(Struct, frozen=True):
     """Pages claimed by other structures, ascending and unique by pfn."""
 
     pfns: npt.NDArray[np.uint64]
     codes: npt.NDArray[np.uint8]
 
 
-@dataclass
-class Owners:
+class Owners(Struct):
     """Pages claimed by their owners, and numbers that the checks need."""
 
     owned: list[tuple[int, Pfns]] = field(default_factory=list)

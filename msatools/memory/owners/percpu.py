@@ -8,6 +8,7 @@ from contextlib import suppress
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.cpumask import possible_cpus
@@ -17,7 +18,6 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, struct_layout
 from msatools.kernel.walks import list_records
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     find_constant,
     find_type,
@@ -50,8 +50,7 @@ _MAX_PAGES = 1 << 16
 """Maximum number of pages of a unit: 256 MiB, far above PCPU_MIN_UNIT_SIZE."""
 
 
-@dataclass(frozen=True)
-class PercpuPages:
+class PercpuPages(Struct, frozen=True):
     """The pages of chunks, and the excess of the kernel's own count."""
 
     pfns: list[int]
@@ -100,8 +99,7 @@ def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuP
     return PercpuPages(pfns, uncounted, spare)
 
 
-@dataclass(frozen=True)
-class PercpuPiece:
+class PercpuPiece(Struct, frozen=True):
     """An allocation in a chunk, or free memory."""
 
     start: int
@@ -113,8 +111,7 @@ class PercpuPiece:
     allocated: bool
 
 
-@dataclass(frozen=True)
-class PercpuChunk:
+class PercpuChunk(Struct, frozen=True):
     """A ``struct pcpu_chunk``."""
 
     reader: Reader
@@ -146,8 +143,7 @@ class PercpuChunk:
         return PercpuPiece(start * _MIN_BYTES, (end - start) * _MIN_BYTES, True)
 
 
-@dataclass(frozen=True)
-class PercpuOffset:
+class PercpuOffset(Struct, frozen=True):
     """A place in the units of a chunk."""
 
     chunk: PercpuChunk
@@ -155,8 +151,7 @@ class PercpuOffset:
     """Offset in each unit."""
 
 
-@dataclass(frozen=True)
-class PercpuUnits:
+class PercpuUnits(Struct, frozen=True):
     """The units of all chunks, those of the first chunk included."""
 
     chunks: list[PercpuChunk]

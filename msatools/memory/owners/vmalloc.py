@@ -13,6 +13,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.cpumask import possible_cpus
@@ -23,13 +24,11 @@ from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_columns
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, find_type, find_variable, member_of
 from msatools.tasks.text import KernelText, kernel_symbol
 
 
-@dataclass(frozen=True)
-class VmallocAreas:
+class VmallocAreas(Struct, frozen=True):
     """The areas that have pages, as columns."""
 
     start: Addresses
@@ -128,8 +127,7 @@ def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
     return _joined(own, _mapped(areas, reader, losses))
 
 
-@dataclass(frozen=True)
-class _Areas:
+class _Areas(Struct, frozen=True):
     """Areas whose pages are found by page tables, as columns."""
 
     start: Addresses

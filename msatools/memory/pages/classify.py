@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.reader import Gap, distinct
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
-from msatools.records import dataclass
 
 Words = npt.NDArray[np.uint64]
 Codes = npt.NDArray[np.uint8]
@@ -30,8 +30,7 @@ _MAX_ORDER = 20
 """Above every MAX_PAGE_ORDER; a higher order in a free page is damage."""
 
 
-@dataclass(frozen=True)
-class FarHead:
+class FarHead(Struct, frozen=True):
     """Class and mapping of a compound page's head that is outside the block."""
 
     code: int
@@ -42,8 +41,7 @@ FarHeads = Callable[[int], FarHead]
 """Function that looks up a head page outside the block by its address."""
 
 
-@dataclass
-class Block:
+class Block(Struct):
     """Consecutive struct pages, their classes, and columns of their members."""
 
     pfn: int

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.kernel.reader import Reader
 from msatools.memory.pages.classify import Indices, Words, where
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type
 
 UNLISTED = -1
@@ -43,8 +43,7 @@ def are_links(words: Words, kernel_start: int) -> npt.NDArray[np.bool_]:
     return links
 
 
-@dataclass(frozen=True)
-class FreeLinks:
+class FreeLinks(Struct, frozen=True):
     """Finds unreferenced, unclassified pages that were on a list, by their links."""
 
     first: int

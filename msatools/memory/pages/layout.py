@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import MissingError
 from msatools.kernel.words import bit
 from msatools.memory.pages.classes import PageClass
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_constant, find_type, member_of
 from msatools.selfdesc.vmcoreinfo import number, vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
@@ -20,8 +20,7 @@ _LAYOUT = "msatools.page layout"
 """Key in the program's cache."""
 
 
-@dataclass(frozen=True)
-class PageTypes:
+class PageTypes(Struct, frozen=True):
     """
     Encoding of ``page->page_type``, the use of an unmapped page.
 
@@ -43,8 +42,7 @@ class PageTypes:
         return name in self.names
 
 
-@dataclass(frozen=True)
-class HugetlbMark:
+class HugetlbMark(Struct, frozen=True):
     """
     Mark in the first tail page that distinguishes hugetlb from other compound pages.
 
@@ -59,8 +57,7 @@ class HugetlbMark:
     value: int
 
 
-@dataclass(frozen=True)
-class PageLayout:
+class PageLayout(Struct, frozen=True):
     """Offsets, bits and encodings of one kernel's ``struct page``."""
 
     size: int

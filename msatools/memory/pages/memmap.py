@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import drgn
 import numpy as np
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.enums import constant
@@ -25,7 +26,6 @@ from msatools.kernel.words import bit
 from msatools.memory.pages.bulk import BulkReader
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.pgmaps import device_ranges, pieces
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_constant, find_type, find_variable, member_of
 
 State = Literal["online", "offline", "device"]
@@ -175,8 +175,7 @@ def pages_per_section(prog: drgn.Program) -> int:
     return bit(section - page)
 
 
-@dataclass(frozen=True)
-class _SectionFlags:
+class _SectionFlags(Struct, frozen=True):
     """Bits in the low end of ``mem_section.section_mem_map``."""
 
     has_memmap: int

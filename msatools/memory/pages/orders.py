@@ -2,16 +2,14 @@
 
 """Counts pages by order: free blocks of the buddy allocator and compound pages."""
 
-from dataclasses import field
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.pages.counting import Counts
-from msatools.records import dataclass
 
 ORDERS = 24
 """Above any order: a page of 16 GiB has order 22."""
@@ -99,8 +97,7 @@ def _spread_compound(
     return parts
 
 
-@dataclass
-class ByOrder:
+class ByOrder(Struct):
     """
     Counts pages by the order of their free block or compound page.
 

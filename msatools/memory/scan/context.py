@@ -5,6 +5,7 @@
 from collections.abc import Mapping, Sequence
 
 import drgn
+from msgspec import Struct
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -12,11 +13,9 @@ from msatools.kernel.zones import Zone
 from msatools.memory.owners.owners import Owners
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
-from msatools.records import dataclass
 
 
-@dataclass(frozen=True)
-class ScanContext:
+class ScanContext(Struct, frozen=True):
     """Data that the scan and its views share."""
 
     reader: Reader

@@ -11,10 +11,10 @@ as something that it no longer was when the scan ended.
 
 import random
 from collections.abc import Sequence
-from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.reader import Reader, distinct
@@ -25,7 +25,6 @@ from msatools.memory.pages.classify import Block, FarHead, classify, where
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
 from msatools.memory.scan.model import ScanChanges
-from msatools.records import dataclass
 
 RUN_PAGES = 512
 """Pages of a run, which are read again at once: a huge page of x86-64."""
@@ -34,8 +33,7 @@ _RUNS = 32
 """Runs to read again: 1 MiB of struct pages in all; 4 GiB of memory has 64 MiB."""
 
 
-@dataclass
-class DriftSample:
+class DriftSample(Struct):
     """A sample of struct pages as the scan read them."""
 
     starts: npt.NDArray[np.uint64]

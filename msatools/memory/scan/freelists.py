@@ -17,6 +17,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingMemberError
 from msatools.kernel.cpumask import possible_cpus
@@ -37,7 +38,6 @@ from msatools.memory.pages.freelinks import (
 )
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.result import FreeCandidates, ScanResult
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask, drgn_lookups, member_of
 
 _LIST_HEAD = struct.Struct("<QQ")
@@ -47,8 +47,7 @@ _MAX_LISTED = 1 << 26
 """Maximum number of listed pages: an eighth of 2 TiB, more than CPUs keep."""
 
 
-@dataclass(frozen=True)
-class PcpList:
+class PcpList(Struct, frozen=True):
     """One list of free pages of one order."""
 
     head: int
@@ -59,8 +58,7 @@ class PcpList:
     order: int
 
 
-@dataclass(frozen=True)
-class PcpLists:
+class PcpLists(Struct, frozen=True):
     """All per-CPU lists, and the kernel's count of their pages."""
 
     lists: list[PcpList]
@@ -244,8 +242,7 @@ class _NodeIndices:
         return cast("list[int]", np.where(known, self._order[rows], len(self)).tolist())
 
 
-@dataclass(frozen=True)
-class ListedPages:
+class ListedPages(Struct, frozen=True):
     """Pages on the per-CPU lists, regardless of their struct pages."""
 
     pfns: npt.NDArray[np.uint64]

@@ -2,11 +2,10 @@
 
 """The part of a report that describes the scan itself."""
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class ScanChanges:
+class ScanChanges(Struct, frozen=True):
     """Changes to pages of a running kernel while their struct pages were read."""
 
     allocated_pages: int | None

@@ -8,6 +8,7 @@ from collections import defaultdict
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.losses import Loss
@@ -17,14 +18,12 @@ from msatools.kernel.walks import list_words, tree_records
 from msatools.kernel.words import unsigned
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.scan.result import ScanResult
-from msatools.records import dataclass
 from msatools.selfdesc.find import find_type, find_variable, member_of
 
 _VM_EXEC = 0x4
 
 
-@dataclass(frozen=True)
-class _Offsets:
+class _Offsets(Struct, frozen=True):
     """Offsets of the members that are read."""
 
     i_mode: int

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 
 import drgn
+from msgspec import Struct
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.session import Progress
@@ -23,7 +24,6 @@ from msatools.memory.scan.result import ScanResult
 from msatools.memory.scan.scan import prepare, scan
 from msatools.memory.scan.sums import Finals
 from msatools.memory.scan.workers import do_in_order
-from msatools.records import dataclass
 from msatools.target.kcore import open_again
 
 Part = list[MemmapRange]
@@ -39,8 +39,7 @@ _PAGES_PER_WORKER = 1 << 19
 of these pages 4 ms in an ELF dump and 20 to 40 ms in a kdump."""
 
 
-@dataclass(frozen=True)
-class Scanned:
+class Scanned(Struct, frozen=True):
     """The result of a scan, and the number of parts that were redone."""
 
     result: ScanResult
@@ -48,8 +47,7 @@ class Scanned:
     """Parts that the parent scanned because workers ended early."""
 
 
-@dataclass(frozen=True)
-class _PartResult:
+class _PartResult(Struct, frozen=True):
     """The result of one part, with the observers' sums and the reads."""
 
     result: ScanResult

@@ -2,17 +2,16 @@
 
 """Results of a scan of the memmap: only sums, so that memory use is bounded."""
 
-from dataclasses import field
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from msatools.kernel.report import LossLog
 from msatools.memory.pages.classes import NCLASSES
 from msatools.memory.pages.classify import where
 from msatools.memory.scan.model import ScanChanges
-from msatools.records import dataclass
 
 _COMPACT_AT = 1 << 20
 
@@ -24,8 +23,7 @@ def _joined(arrays: list[_Array]) -> list[_Array]:
     return [cast(_Array, np.concatenate(arrays))] if len(arrays) > 1 else arrays
 
 
-@dataclass
-class CachePages:
+class CachePages(Struct):
     """Pages of the page cache by mapping and by node and zone."""
 
     mappings: list[npt.NDArray[np.uint64]] = field(default_factory=list)
@@ -78,8 +76,7 @@ class CachePages:
         return triple
 
 
-@dataclass
-class FreeCandidates:
+class FreeCandidates(Struct):
     """
     Unreferenced pages without a class: per-CPU free pages, and tails of others.
 
@@ -119,8 +116,7 @@ class FreeCandidates:
         self.rooms = _joined(self.rooms)
 
 
-@dataclass
-class ScanResult:
+class ScanResult(Struct):
     """The result of a scan of the memmap, or of a part of it."""
 
     counts: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)

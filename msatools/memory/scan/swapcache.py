@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.swap import for_each_swap_info
+from msgspec import Struct
 
 from msatools.errors import LOST
 from msatools.kernel.reader import Addresses, Reader
@@ -16,7 +17,6 @@ from msatools.kernel.xarray import xarray_values
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.scan.result import ScanResult
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     ask_each,
     drgn_lookups,
@@ -58,8 +58,7 @@ def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> Non
         result.shmem_swapcache += 1
 
 
-@dataclass(frozen=True)
-class SwapMarks:
+class SwapMarks(Struct, frozen=True):
     """Use counts of swap entries, a byte each, which mark those of shared memory."""
 
     reader: Reader
@@ -79,8 +78,7 @@ class SwapMarks:
         return shmem
 
 
-@dataclass(frozen=True)
-class SwappedShmem:
+class SwappedShmem(Struct, frozen=True):
     """Swap entries of shared memory, as ranges in ascending order."""
 
     first: Addresses

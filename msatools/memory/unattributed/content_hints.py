@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.losses import Loss
@@ -24,7 +25,6 @@ from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.symbolnames import SymbolNames
-from msatools.records import dataclass
 from msatools.target.linear import page_address
 
 Numbers = npt.NDArray[np.int64]
@@ -47,8 +47,7 @@ _TEXT = re.compile(rb"[\x20-\x7e]{6,40}")
 _TEXT_SHARE = 0.9
 
 
-@dataclass(frozen=True)
-class Hints:
+class Hints(Struct, frozen=True):
     """The kind of contents of a page, and the owner of most of its pointers."""
 
     content: str
@@ -67,8 +66,7 @@ _RANKS = ("module", "symbol", "slab")
 """Kinds of pointers, the most specific first: most pages have a few into slabs."""
 
 
-@dataclass(frozen=True)
-class PageContents:
+class PageContents(Struct, frozen=True):
     """The contents of one page."""
 
     hints: Hints

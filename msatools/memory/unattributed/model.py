@@ -2,13 +2,10 @@
 
 """Groups of pages without a known owner."""
 
-from dataclasses import field
-
-from msatools.records import dataclass
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True)
-class PageWord:
+class PageWord(Struct, frozen=True):
     """A pointer or text in the contents of pages."""
 
     kind: str
@@ -24,8 +21,7 @@ class PageWord:
     """Number of occurrences in the examined pages."""
 
 
-@dataclass(frozen=True)
-class Allocator:
+class Allocator(Struct, frozen=True):
     """A thread that allocated blocks of a group; it may have exited since."""
 
     pid: int
@@ -36,11 +32,10 @@ class Allocator:
     pages: int
 
 
-@dataclass(frozen=True)
-class UnattributedGroup:
+class UnattributedGroup(Struct, frozen=True):
     """Similar blocks of pages without a known owner."""
 
-    class_name: str = field(metadata={"key": "class"})
+    class_name: str = field(name="class")
     """``kernel.unattributed``, or ``kernel.large_kmalloc`` on kernels that do not mark
     it, where a driver's own compound page looks the same."""
 

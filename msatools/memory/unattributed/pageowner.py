@@ -12,6 +12,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mmzone import pfn_to_section
+from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.losses import Loss
@@ -19,7 +20,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.words import bit
 from msatools.memory.pages.memmap import pages_per_section
-from msatools.records import dataclass
 from msatools.selfdesc.find import (
     ask,
     drgn_lookups,
@@ -63,8 +63,7 @@ OWNER = np.dtype(
 """Columns of a page's owner; all zero if unknown."""
 
 
-@dataclass(frozen=True)
-class _OwnerLayout:
+class _OwnerLayout(Struct, frozen=True):
     """Layout of the records of page_owner."""
 
     stride: int

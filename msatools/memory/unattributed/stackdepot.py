@@ -10,13 +10,13 @@ type is unknown: 6.3 renamed them, and later they became an array that is alloca
 from functools import cached_property
 
 import drgn
+from msgspec import Struct
 
 from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.unattributed.symbolnames import SymbolNames
-from msatools.records import dataclass
 from msatools.selfdesc.find import drgn_lookups, find_type, offset_of
 from msatools.tasks.text import kernel_symbol
 
@@ -27,8 +27,7 @@ _MAX_FRAMES = 64
 """CONFIG_STACKDEPOT_MAX_FRAMES is 64."""
 
 
-@dataclass(frozen=True)
-class _DepotLayout:
+class _DepotLayout(Struct, frozen=True):
     """Where records are, and what they look like."""
 
     pools: int

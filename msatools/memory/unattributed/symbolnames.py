@@ -18,6 +18,7 @@ from typing import Any
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.errors import MissingError
 from msatools.kernel.generated_code import GeneratedCode
@@ -26,7 +27,6 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
 from msatools.model import equal_but, hash_but
-from msatools.records import dataclass
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf
@@ -49,8 +49,7 @@ _END = re.compile(r"__(?:end|stop)_\w+|\w+_end")
 _SIZED = (drgn.SymbolKind.OBJECT, drgn.SymbolKind.FUNC)
 
 
-@dataclass(frozen=True)
-class SymbolName:
+class SymbolName(Struct, frozen=True):
     """The symbol or module that an address belongs to."""
 
     name: str

@@ -8,10 +8,11 @@ This finds leaks of drivers that take pages directly from the page allocator.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import field, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from msatools.kernel.reader import distinct
 from msatools.memory.pages.classes import CLASSES, PageClass
@@ -22,7 +23,6 @@ from msatools.memory.unattributed.content_hints import Contents, Hints, distinct
 from msatools.memory.unattributed.model import Allocator, UnattributedGroup
 from msatools.memory.unattributed.pageowner import OWNER, Owners, PageOwners, gfp_names
 from msatools.memory.unattributed.stackdepot import StackDepot
-from msatools.records import dataclass
 
 Numbers = npt.NDArray[np.int64]
 
@@ -59,8 +59,7 @@ _PAGE = np.dtype(
 """Columns of a page; ``order`` is the compound order, at the head."""
 
 
-@dataclass
-class UnattributedPages:
+class UnattributedPages(Struct):
     """Collects the pages of some classes, in pfn order."""
 
     codes: tuple[int, ...]
@@ -116,8 +115,7 @@ def _compound_orders(block: Block) -> npt.NDArray[np.int8]:
     return orders
 
 
-@dataclass(frozen=True)
-class Allocations:
+class Allocations(Struct, frozen=True):
     """Blocks of pages as they were allocated, and remaining runs: one row each."""
 
     pfn: Numbers

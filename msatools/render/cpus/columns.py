@@ -4,8 +4,9 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from msgspec import Struct
+
 from msatools.cpus.model import Cpu, CpusReport, State
-from msatools.records import dataclass
 from msatools.render.blocks import Cell, Column, Span, Text
 from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, share
@@ -27,8 +28,7 @@ _SET_WIDTH = 20
 _ALARMING: Collection[str] = ("stopped", "inactive")
 
 
-@dataclass(frozen=True)
-class CpuContext:
+class CpuContext(Struct, frozen=True):
     """Inputs of cells in addition to their row."""
 
     interval_ns: int | None

@@ -3,10 +3,11 @@
 """Renders device interrupts, architecture interrupts and softirqs, by CPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.cpus.model import CpusReport, Irq, Vector
-from msatools.records import dataclass
 from msatools.render import plain
 from msatools.render.blocks import (
     Block,
@@ -136,8 +137,7 @@ def _vectors(header: str, vectors: Sequence[Vector], report: CpusReport) -> Tabl
 # --- by CPU
 
 
-@dataclass(frozen=True)
-class _CpuRow:
+class _CpuRow(Struct, frozen=True):
     """A row of a table with counts by CPU: the cells before and after them."""
 
     cells: Sequence[Cell]

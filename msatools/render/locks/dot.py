@@ -10,8 +10,9 @@ dotted if by evidence. Deadlocks are red.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import Struct
+
 from msatools.locks.report import Deadlock, LockRow, LocksReport, Root
-from msatools.records import dataclass
 from msatools.render.blocks import Text, escape, verbatim
 from msatools.render.cells import plural
 from msatools.render.header import taken_from
@@ -199,8 +200,7 @@ def _others(name: str, left: int) -> Iterator[str]:
         yield f"{name}more -> {name}"
 
 
-@dataclass(frozen=True)
-class _Hop:
+class _Hop(Struct, frozen=True):
     waiter: int
     lock: str
     owner: int

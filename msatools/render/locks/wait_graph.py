@@ -5,8 +5,9 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
+from msgspec import Struct
+
 from msatools.locks.report import LockRow, LocksReport, Owner, Root, Wait
-from msatools.records import dataclass
 
 _IDLE = frozenset({"futex", "wait_queue"})
 """Types of locks that idle tasks wait on; they have no owner."""
@@ -19,16 +20,14 @@ def surest_first(owners: Iterable[Owner]) -> list[Owner]:
     return sorted(owners, key=lambda owner: _SUREST_FIRST.index(owner.confidence))
 
 
-@dataclass(frozen=True)
-class HeldLock:
+class HeldLock(Struct, frozen=True):
     """A lock that has waiters, and one of its owners."""
 
     lock: LockRow
     owner: Owner
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """A step from a waiter to the owner of its lock."""
 
     lock: LockRow

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
 from msatools.memory.pages.classes import CLASSES, PageClass
-from msatools.records import dataclass
 from msatools.render.memstat.palette import LOOKS, Style
 
 LEVELS = 4
@@ -31,8 +31,7 @@ _FEWEST_COLUMNS = 4
 """Minimum columns of a section to mark each section."""
 
 
-@dataclass(frozen=True)
-class Shades:
+class Shades(Struct, frozen=True):
     """The class and shade of each cell of a map."""
 
     codes: npt.NDArray[np.uint8]
@@ -54,8 +53,7 @@ def shades(memory: MemoryMap) -> Shades:
     return Shades(codes, levels)
 
 
-@dataclass(frozen=True)
-class MapRow:
+class MapRow(Struct, frozen=True):
     """A row of cells; a column may have no cell."""
 
     pfn: int
@@ -74,8 +72,7 @@ class MapRow:
     """Pages of the whole rows without any cell that precede this row."""
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(Struct, frozen=True):
     """Consecutive rows of one zone."""
 
     place: MapPlace | None
@@ -148,8 +145,7 @@ def _rows(
         last_row = number
 
 
-@dataclass(frozen=True)
-class MapRun:
+class MapRun(Struct, frozen=True):
     """Consecutive cells of a row with the same class and shade."""
 
     column: int
@@ -174,8 +170,7 @@ def runs(row: MapRow, shown: Shades) -> Iterator[MapRun]:
         yield MapRun(column, length, int(codes[start]), int(levels[start]))
 
 
-@dataclass(frozen=True)
-class LegendLine:
+class LegendLine(Struct, frozen=True):
     """One class of the legend."""
 
     name: str

@@ -3,10 +3,10 @@
 """Draws a map of memory as a picture."""
 
 from collections.abc import Iterator
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from msatools.memory.map.model import MemoryMap
-from msatools.records import dataclass
 from msatools.render.memstat.map import (
     LEVELS,
     Band,
@@ -81,8 +81,7 @@ def _amount(line: LegendLine, page_size: int) -> str:
     return f"{line.name}: {line.pages:,} pages, {size(line.pages * page_size)}"
 
 
-@dataclass
-class _Drawing:
+class _Drawing(Struct):
     memory: MemoryMap
     page_size: int
     boxes: dict[str, list[Box]] = field(default_factory=lambda: {_FRAME: []})

@@ -11,12 +11,12 @@ and tritanopia (Machado, Oliveira and Fernandes, 2009). Palettes that are made f
 such as those of Okabe and Ito or of Paul Tol, have too few colours for all classes.
 """
 
+from msgspec import Struct
+
 from msatools.memory.pages.classes import PageClass
-from msatools.records import dataclass
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(Struct, frozen=True):
     """Style of the cells of a class."""
 
     letter: str

@@ -4,11 +4,11 @@
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 from xml.sax.saxutils import escape as xml
 
-from msatools.records import dataclass
+from msgspec import Struct, field
+
 from msatools.render.blocks import escape
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ GREY = "#777777"
 PAPER = "#ffffff"
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(Struct, frozen=True):
     """A rectangle, in pixels."""
 
     x: int
@@ -31,8 +30,7 @@ class Box:
     height: int
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(Struct, frozen=True):
     """A line of text; each format escapes it as needed."""
 
     x: int
@@ -47,8 +45,7 @@ class Label:
     """Text to show while a pointer is on the label, if the format can."""
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """Boxes by colour, the first at the bottom, and labels on top."""
 
     width: int

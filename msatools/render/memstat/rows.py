@@ -2,11 +2,10 @@
 
 """The rows of memstat's tables: labels and order of the classes."""
 
-from msatools.records import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class ClassRow:
+class ClassRow(Struct, frozen=True):
     """A line of the table for one class."""
 
     name: str

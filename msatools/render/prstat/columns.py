@@ -3,12 +3,13 @@
 """The columns of prstat's tables: their cells, with marks of accuracy."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.locks.base.model import WaitTarget
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow, Waited
 from msatools.prstat.select import DELAY_OF
-from msatools.records import dataclass
 from msatools.render.blocks import Cell, Column
 from msatools.render.cells import (
     BOUND_MARKS,
@@ -27,8 +28,7 @@ from msatools.reports.units import clock, count, duration, short_size
 _PATH_WIDTH = 28
 
 
-@dataclass(frozen=True)
-class TaskContext:
+class TaskContext(Struct, frozen=True):
     """Inputs of cells in addition to their row."""
 
     names: bool
@@ -189,7 +189,7 @@ def _with_short_paths(on: WaitTarget) -> WaitTarget:
         for name, path in paths.items()
         if path and len(path) > _PATH_WIDTH
     }
-    return replace(on, **short) if short else on  # type: ignore[arg-type]
+    return replace(on, **short) if short else on
 
 
 def _command(row: TaskRow, about: TaskContext) -> str:

@@ -3,8 +3,9 @@
 """Renders prstat's report as tables."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import overload
+
+from msgspec.structs import replace
 
 from msatools.locks.base.model import Herd
 from msatools.prstat.model import (

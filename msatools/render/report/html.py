@@ -14,9 +14,9 @@ from importlib.resources import files
 
 from jinja2 import Environment
 from markupsafe import Markup
+from msgspec import Struct
 
 from msatools import __version__
-from msatools.records import dataclass
 from msatools.render.blocks import Block, Column, Table, Text, escape, free_text
 from msatools.render.header import header, taken_from
 from msatools.render.memstat.picture import Picture, svg
@@ -70,8 +70,7 @@ _TITLES = {
 _STYLES = {"critical": "bad", "warning": "warn"}
 
 
-@dataclass(frozen=True)
-class _Headline:
+class _Headline(Struct, frozen=True):
     """What happened, in a line."""
 
     label: str
@@ -81,8 +80,7 @@ class _Headline:
     text: str
 
 
-@dataclass(frozen=True)
-class _Section:
+class _Section(Struct, frozen=True):
     """A part of the page that folds."""
 
     name: str

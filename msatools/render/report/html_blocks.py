@@ -9,7 +9,8 @@ page shows all, up to its bounds, and how many rows and lines are left out.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.render import plain
 from msatools.render.blocks import (
     Advice,
@@ -36,16 +37,14 @@ MAX_CHARACTERS = 1000
 """Characters of a line or cell on the page."""
 
 
-@dataclass(frozen=True)
-class PagePiece:
+class PagePiece(Struct, frozen=True):
     """A piece of text in one style; its characters are printable."""
 
     text: str
     style: Style | Literal[""] = ""
 
 
-@dataclass(frozen=True)
-class PageLine:
+class PageLine(Struct, frozen=True):
     """A line of preformatted text."""
 
     pieces: Sequence[PagePiece]
@@ -53,15 +52,13 @@ class PageLine:
     """Columns of its indentation, which further lines of it keep if it is wrapped."""
 
 
-@dataclass(frozen=True)
-class PageText:
+class PageText(Struct, frozen=True):
     """Lines of preformatted text."""
 
     lines: Sequence[PageLine]
 
 
-@dataclass(frozen=True)
-class PageCell:
+class PageCell(Struct, frozen=True):
     """A cell of a table."""
 
     text: str
@@ -73,16 +70,14 @@ class PageCell:
     """Levels of indentation: a class below a group of classes."""
 
 
-@dataclass(frozen=True)
-class PageRow:
+class PageRow(Struct, frozen=True):
     """A row of a table, and lines below it."""
 
     cells: Sequence[PageCell]
     notes: Sequence[PageLine]
 
 
-@dataclass(frozen=True)
-class PageTable:
+class PageTable(Struct, frozen=True):
     """A table, with the line on what is left out of it."""
 
     columns: Sequence[Column]

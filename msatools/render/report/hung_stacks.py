@@ -7,8 +7,9 @@ Pure: they are chosen from the stacks that :mod:`msatools.report.report` has rea
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from msatools.prstat.model import StackGroup
-from msatools.records import dataclass
 from msatools.render.cells import plural
 from msatools.report.parts import ReportParts
 from msatools.reports.units import duration_range
@@ -18,8 +19,7 @@ MAX_FRAMES = 64
 MAX_PIDS = 24
 
 
-@dataclass(frozen=True)
-class HungStack:
+class HungStack(Struct, frozen=True):
     """A stack, and the tasks that have it."""
 
     count: str

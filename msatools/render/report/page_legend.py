@@ -8,6 +8,8 @@ A section has the entries of :mod:`msatools.legends` that it shows, and no other
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import Struct
+
 from msatools.legends import (
     Group,
     common,
@@ -20,7 +22,6 @@ from msatools.legends import (
 )
 from msatools.prstat.column_docs import FIELDS, why
 from msatools.prstat.model import PrstatReport
-from msatools.records import dataclass
 from msatools.render.memstat.rows import GROUPS, REST
 from msatools.render.report.html_blocks import PageBlock, PageTable, texts
 from msatools.report.model import TriageVerdict
@@ -53,8 +54,7 @@ MEMORY_CLASSES = {
 ZOMBIE_COLUMNS = _meanings(zombies.COLUMNS, zombies.LIMIT_COLUMNS)
 
 
-@dataclass(frozen=True)
-class PageLegend:
+class PageLegend(Struct, frozen=True):
     """Entries under a title: a mark, code or header, and what it means."""
 
     title: str

@@ -9,9 +9,10 @@ are left, so that the command lines can be copied where the dump lies. Pure.
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from msatools.kernel.report import Note, Report
 from msatools.report.model import ReportSection, TriageReport

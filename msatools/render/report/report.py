@@ -5,9 +5,10 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import groupby
+
+from msgspec.structs import replace
 
 from msatools.kernel.losses import Loss
 from msatools.legends.report import CONFIDENCE

@@ -6,11 +6,11 @@ A root is at the left; to its right are the locks that it holds, and who waits f
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
 from itertools import accumulate
 
+from msgspec import Struct, field
+
 from msatools.locks.report import Deadlock, LocksReport, Root
-from msatools.records import dataclass
 from msatools.render.cells import plural
 from msatools.render.locks.wait_graph import WaitGraph
 from msatools.render.locks.words import lock_text
@@ -59,8 +59,7 @@ _THICK = 2
 """Width of a line: thinner ones vanish where the picture is scaled down."""
 
 
-@dataclass
-class _Node:
+class _Node(Struct):
     text: str
     kind: str
     children: list["_Node"] = field(default_factory=list)

@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.rules.memory_low import RULE as LOW
@@ -16,8 +17,7 @@ _MUCH = 0.10
 """Share of all pages that is in the balloon."""
 
 
-@dataclass(frozen=True)
-class _Balloon:
+class _Balloon(Struct, frozen=True):
     parts: ReportParts
     pages: int
     total: int

@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.memory import GroupAtLimit
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -15,8 +16,7 @@ _CACHE = 0.1
 """A group with a greater share of file pages is at its limit as it should be."""
 
 
-@dataclass(frozen=True)
-class _FullGroup:
+class _FullGroup(Struct, frozen=True):
     group: GroupAtLimit
     page_size: int
 

@@ -5,8 +5,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import Struct
+
 from msatools.cpus.model import Diagnostic, RunnableTask, RunQueue
-from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -17,8 +18,7 @@ _BACKLOG = "callback: "
 """How the evidence of findings on RCU callbacks begins."""
 
 
-@dataclass(frozen=True)
-class _Backlog:
+class _Backlog(Struct, frozen=True):
     found: Diagnostic
     thread: RunnableTask | None
     """The thread that is to call them, if that waits for a CPU."""

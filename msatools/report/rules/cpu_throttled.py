@@ -4,9 +4,10 @@
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.cpus.model import RunnableTask
 from msatools.locks.report import Root
-from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -20,8 +21,7 @@ with a quota has some now and then."""
 _NAMED = 3
 
 
-@dataclass(frozen=True)
-class _Throttled:
+class _Throttled(Struct, frozen=True):
     """The tasks that are throttled for one reason."""
 
     why: str

@@ -4,8 +4,9 @@
 
 from collections.abc import Callable, Iterator
 
+from msgspec import Struct
+
 from msatools.locks.report import Deadlock, DeadlockConfidence, LocksReport, Owner, Wait
-from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import DOUBTS, count_text
@@ -14,8 +15,7 @@ from msatools.report.words import tasks_text as names_text
 _NAMED = 4
 
 
-@dataclass(frozen=True)
-class DeadlockSubject:
+class DeadlockSubject(Struct, frozen=True):
     """A deadlock, and the report that has its tasks and locks."""
 
     deadlock: Deadlock

@@ -4,8 +4,9 @@
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.kernel.losses import Loss
-from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 
@@ -16,8 +17,7 @@ _ZERO_PAGES = 1
 """``makedumpfile -d 1``: only zero pages are excluded."""
 
 
-@dataclass(frozen=True)
-class _Damage:
+class _Damage(Struct, frozen=True):
     parts: ReportParts
     losses: dict[str, int]
 

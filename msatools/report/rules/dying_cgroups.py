@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text
@@ -18,8 +19,7 @@ _MUCH = 0.05
 """Share of managed memory."""
 
 
-@dataclass(frozen=True)
-class _RemovedGroups:
+class _RemovedGroups(Struct, frozen=True):
     count: int
     pages: int | None
     """Pages charged to them; ``None`` if unknown."""

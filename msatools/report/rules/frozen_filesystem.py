@@ -5,8 +5,9 @@
 import shlex
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.locks.report import LocksReport, Root
-from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -19,8 +20,7 @@ _REASON = "frozen file system "
 _NAMED = 8
 
 
-@dataclass(frozen=True)
-class _FrozenRoot:
+class _FrozenRoot(Struct, frozen=True):
     root: Root
     locks: LocksReport
     is_live: bool

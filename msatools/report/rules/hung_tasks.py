@@ -13,8 +13,9 @@ A parent in vfork() is in state D until its child calls exec or exits
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from msgspec import Struct
+
 from msatools.locks.report import LocksReport, Wait
-from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -31,8 +32,7 @@ from msatools.reports.units import duration
 _ROOTS = 3
 
 
-@dataclass(frozen=True)
-class _LongWaits:
+class _LongWaits(Struct, frozen=True):
     locks: LocksReport
     waits: list[Wait]
     """The longest first; without those of parents in vfork()."""

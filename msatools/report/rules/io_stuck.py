@@ -4,10 +4,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from msatools.locks.report import LocksReport, Root
-from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -21,8 +21,7 @@ _SUSPENDED = "(suspended)"
 """In the reason of a disk of the device mapper (:mod:`msatools.locks.externals`)."""
 
 
-@dataclass
-class _StuckDevice:
+class _StuckDevice(Struct):
     """One device or server."""
 
     reason: str

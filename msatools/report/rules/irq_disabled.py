@@ -10,9 +10,10 @@ controller it is the likely cause.
 import re
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.cpus.model import Diagnostic
 from msatools.locks.report import Root
-from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -23,8 +24,7 @@ _QUEUE = re.compile(r"irq \d+ (nvme\d+)q\d+ ")
 nvme0n1 and so on (drivers/nvme/host/pci.c). Others do not have their disks' names."""
 
 
-@dataclass(frozen=True)
-class _Disabled:
+class _Disabled(Struct, frozen=True):
     found: Diagnostic
     roots: list[Root]
     """The disks of its controller that tasks have long waited for."""

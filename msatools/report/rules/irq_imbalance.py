@@ -4,9 +4,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from msatools.cpus.busiest import BusiestCpu, busiest_cpu
 from msatools.cpus.model import Cpu
-from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 
@@ -17,8 +18,7 @@ _TIMES_OTHERS = 3
 """Ratio to the share of the other CPUs: the timer interrupts all of them."""
 
 
-@dataclass(frozen=True)
-class _LoadedCpu:
+class _LoadedCpu(Struct, frozen=True):
     busiest: BusiestCpu
     share: float
     """Share of its time in interrupts and softirqs."""

@@ -5,7 +5,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.causes import OOPSES, Cause
 from msatools.report.events import Event
 from msatools.report.frames import faulting
@@ -24,8 +25,7 @@ _OF_TAINT: dict[str, tuple[str, frozenset[Cause]]] = {
 """What a taint says (kernel/panic.c, taint_flags), and which events are that."""
 
 
-@dataclass(frozen=True)
-class _Warnings:
+class _Warnings(Struct, frozen=True):
     events: list[Event]
     """Warnings of the log."""
 

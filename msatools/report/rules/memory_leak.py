@@ -4,8 +4,9 @@
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.memory.by.groups import SlabGroup
-from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.unreclaimable import slab_groups
@@ -17,8 +18,7 @@ _MUCH = 0.05
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class _Leak:
+class _Leak(Struct, frozen=True):
     parts: ReportParts
     cache: SlabGroup
     managed: int

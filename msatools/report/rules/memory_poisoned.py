@@ -5,7 +5,8 @@
 import re
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import count_text, pid_text
@@ -21,8 +22,7 @@ _SIGNALLED = re.compile(
 """mm/memory-failure.c, kill_proc() and kill_procs()"""
 
 
-@dataclass(frozen=True)
-class _Poisoned:
+class _Poisoned(Struct, frozen=True):
     parts: ReportParts
     pages: int
 

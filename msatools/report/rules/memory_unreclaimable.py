@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -19,8 +20,7 @@ _KERNEL = 0.4
 """Share of memory that the kernel itself has, which is much at any time."""
 
 
-@dataclass(frozen=True)
-class _PinnedMemory:
+class _PinnedMemory(Struct, frozen=True):
     parts: ReportParts
     kinds: list[Kind]
     managed: int

@@ -9,9 +9,10 @@ summarize on it is odd.
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
+from msgspec import Struct
+
 from msatools.locks.report import LocksReport, Root, Wait
 from msatools.memory.model import Check
-from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.rules.hung_tasks import roots_of
@@ -46,8 +47,7 @@ _A_WHILE_NS = 2_000_000_000
 # --- tasks that wait for others
 
 
-@dataclass(frozen=True)
-class _HeldUp:
+class _HeldUp(Struct, frozen=True):
     locks: LocksReport
     roots: list[Root]
     pids: set[int]
@@ -115,8 +115,7 @@ def _held_up_evidence(subject: _HeldUp) -> Iterator[str]:
         yield f"… {count_text(left, 'more task')} that others wait for"
 
 
-@dataclass(frozen=True)
-class _Uninterruptible:
+class _Uninterruptible(Struct, frozen=True):
     locks: LocksReport
     waits: list[Wait]
     """The longest first."""
@@ -164,8 +163,7 @@ def _uninterruptible_evidence(subject: _Uninterruptible) -> Iterator[str]:
 # --- memory
 
 
-@dataclass(frozen=True)
-class _KernelMemory:
+class _KernelMemory(Struct, frozen=True):
     parts: ReportParts
     largest: Kind
     pages: int
@@ -207,8 +205,7 @@ def _kernel_see(subject: _KernelMemory) -> tuple[str, ...]:
     return ("memstat", *subject.largest.view)
 
 
-@dataclass(frozen=True)
-class _Unattributed:
+class _Unattributed(Struct, frozen=True):
     pages: int
     managed: int
     page_size: int

@@ -9,8 +9,9 @@ ever, and that is a consequence of the fault.
 from collections.abc import Iterator
 from itertools import takewhile
 
+from msgspec import Struct
+
 from msatools.locks.report import LockRow
-from msatools.records import dataclass
 from msatools.report.causes import OOPSES
 from msatools.report.events import Event
 from msatools.report.frames import Frame, faulting
@@ -19,8 +20,7 @@ from msatools.report.rule import VerdictRule
 from msatools.report.words import ago, cause_text, count_text, pid_text, tasks_text
 
 
-@dataclass(frozen=True)
-class _Oopses:
+class _Oopses(Struct, frozen=True):
     events: list[Event]
     parts: ReportParts
     left: list[LockRow]

@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.model import Severity
 from msatools.report.oom import OutOfMemory, Victim, victims
 from msatools.report.parts import ReportParts
@@ -22,8 +23,7 @@ _DYING_NS = 3_000_000_000
 """A process that was killed, and is not stuck, frees its memory within so long."""
 
 
-@dataclass(frozen=True)
-class _MemoryShortage:
+class _MemoryShortage(Struct, frozen=True):
     parts: ReportParts
     last: OutOfMemory
     victims: list[Victim]

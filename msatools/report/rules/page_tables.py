@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import pid_text
@@ -18,8 +19,7 @@ many processes that map the same have more, or who touches a page here and there
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class _Tables:
+class _Tables(Struct, frozen=True):
     parts: ReportParts
     pages: int
     managed: int

@@ -5,8 +5,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.prstat.model import TaskRow
-from msatools.records import dataclass
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -17,8 +18,7 @@ _SYSTEM = "system"
 _NAMED = 3
 
 
-@dataclass(frozen=True)
-class _NearLimit:
+class _NearLimit(Struct, frozen=True):
     limit: Limit
     zombies: int
     parts: ReportParts

@@ -4,17 +4,17 @@
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.cpus.diagnostics import LONG_NS
 from msatools.locks.report import Inversion, LocksReport
-from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.words import pid_text
 from msatools.reports.units import duration
 
 
-@dataclass(frozen=True)
-class _NamedInversion:
+class _NamedInversion(Struct, frozen=True):
     inversion: Inversion
     names: dict[int, str]
 

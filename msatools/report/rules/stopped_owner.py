@@ -4,8 +4,9 @@
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from msatools.locks.report import LocksReport, Root
-from msatools.records import dataclass
 from msatools.report.model import Severity, VerdictConfidence
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
@@ -23,8 +24,7 @@ _NAMED = 3
 _SHOWN = 6
 
 
-@dataclass(frozen=True)
-class _StoppedRoots:
+class _StoppedRoots(Struct, frozen=True):
     roots: list[Root]
     locks: LocksReport
     is_live: bool

@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.records import dataclass
+from msgspec import Struct
+
 from msatools.report.memory import MemoryState
 from msatools.report.model import Severity
 from msatools.report.parts import ReportParts
@@ -19,8 +20,7 @@ _ENOUGH = 0.20
 """Share of memory that can be had without swapping."""
 
 
-@dataclass(frozen=True)
-class _FullSwap:
+class _FullSwap(Struct, frozen=True):
     memory: MemoryState
     page_size: int
     pages: int

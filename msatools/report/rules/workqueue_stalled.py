@@ -5,16 +5,16 @@
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import Struct
+
 from msatools.locks.report import Root
-from msatools.records import dataclass
 from msatools.report.parts import ReportParts
 from msatools.report.rule import VerdictRule
 from msatools.report.stalls import logged_stalls, pools_of
 from msatools.report.words import pid_text
 
 
-@dataclass(frozen=True)
-class _StalledPool:
+class _StalledPool(Struct, frozen=True):
     root: Root
     parts: ReportParts
 

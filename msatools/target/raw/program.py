@@ -3,14 +3,14 @@
 """drgn programs of memory without the note that says where the kernel is."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import pairwise
 
 from drgn import Program
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import LOST, DamagedDataError
-from msatools.records import dataclass
 from msatools.selfdesc.find import ask
 from msatools.target.dumpfile import DumpFile, os_error, remember_dump
 from msatools.target.errors import DamagedDumpError, NotADumpError, TargetError
@@ -35,8 +35,7 @@ _MOST_TEXT = 1 << 16
 """Maximum size of VMCOREINFO in a file of its own, in bytes."""
 
 
-@dataclass(frozen=True)
-class ProvenKernel:
+class ProvenKernel(Struct, frozen=True):
     """A kernel that is in memory, and how memory lies for it."""
 
     kernel: FoundKernel

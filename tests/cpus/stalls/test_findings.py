@@ -2,9 +2,8 @@
 
 """What follows from evidence of stalls: culprits, chains, limits."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from msatools.cpus.stalls.findings import find_stalls, found_by_kernel
 from msatools.cpus.stalls.model import CrossCall, OverdueTimer, Stall, StopMachine

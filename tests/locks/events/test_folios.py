@@ -2,7 +2,7 @@
 
 """Folios and bits that tasks wait for."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from msatools.locks.base.lock import Lock
 from msatools.locks.base.wait_queues import wait_queues

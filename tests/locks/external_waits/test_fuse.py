@@ -3,13 +3,13 @@
 """External waits: FUSE servers, suspended disks, frozen file systems."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 from drgn import FaultError
+from msgspec.structs import replace
 
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock, Request

@@ -5,7 +5,6 @@
 import stat
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import get_args
 
@@ -18,6 +17,7 @@ from drgn.helpers.linux.module import find_module
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.slab import slab_object_info
+from msgspec.structs import replace
 
 from msatools.kernel.report import LossLog
 from msatools.locks.base.blocked_tasks import BlockedTask

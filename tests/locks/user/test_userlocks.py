@@ -4,12 +4,12 @@
 
 import struct
 from collections import Counter
-from dataclasses import replace
 from itertools import chain
 
 import pytest
 from drgn import FaultError, Object
 from drgn.helpers.linux.mm import access_remote_vm
+from msgspec.structs import replace
 
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock import Request

@@ -2,11 +2,11 @@
 
 """The wait target of every task of the workload."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.lib.recfunctions import append_fields
 
 from msatools.kernel.report import LossLog

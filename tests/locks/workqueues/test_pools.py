@@ -6,12 +6,12 @@ Workers, work items and the ends of waits are facts in ``tests/truth/workqueues.
 """
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from drgn import Object, Program
 from drgn.helpers.linux.list import list_for_each_entry
+from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.kernel.jiffies import Jiffies, read_jiffies
