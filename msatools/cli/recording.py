@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, BinaryIO
 
+import msgspec
 from msgspec import Struct
 
 import msatools
@@ -218,8 +219,6 @@ class Recording:
 
     @contextlib.contextmanager
     def _damaged(self) -> Iterator[None]:
-        import msgspec
-
         try:
             yield
         except (
@@ -245,8 +244,6 @@ class Recording:
         line = next(self._lines, None)
         if line is None:
             raise RecordingError(self._path, "cut short", "record it again")
-        import msgspec
-
         try:
             header = codec.decode(line[:_MAX_HEADER], Header)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -294,7 +291,5 @@ class Recording:
 
 
 def _sample_type(model: type[Any]) -> type[Any]:
-    import msgspec
-
     fields = (("taken_s", float), ("report", model))
     return msgspec.defstruct("Sample", fields, forbid_unknown_fields=False)

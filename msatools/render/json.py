@@ -12,7 +12,8 @@ from operator import attrgetter
 from typing import Any, Protocol, SupportsIndex, TextIO
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from msatools.model import is_model, keys, marks, names
 from msatools.target.model import Address
@@ -71,16 +72,26 @@ class _Shape(Struct, frozen=True):
     values: Callable[[object], tuple[object, ...]]
     """Function that returns the listed fields of a row, in the order of the keys."""
 
-    added: tuple[str, ...]
-    """Keys that are omitted if null."""
+    added: Mapping[str, str]
+    """Keys, by the name of the field, that are omitted if null."""
 
     forms: tuple[tuple[str, Callable[[Any], object]], ...]
     """Functions that convert the value of a key to its form in JSON."""
 
+    hidden: Mapping[str, UnsetType]
+    """Values for msgspec of the fields that are not listed."""
+
+    def without_hidden(self, row: Any) -> object:
+        """Return a row of plain values of which msgspec writes what is listed."""
+        hidden = self.hidden
+        if absent := [name for name in self.added if getattr(row, name) is None]:
+            hidden = {**hidden, **dict.fromkeys(absent, UNSET)}
+        return replace(row, **hidden) if hidden else row
+
     def items(self, row: object) -> dict[str, object]:
         """Return the values of a row by key, each of them as the model has it."""
         found = dict(zip(self.keys, self.values(row), strict=True))
-        for key in self.added:
+        for key in self.added.values():
             if found[key] is None:
                 del found[key]
         for key, form in self.forms:
@@ -100,12 +111,13 @@ def _shape(model: Any) -> _Shape:
     return _Shape(
         keys=tuple(listed.values()),
         values=_getter([*listed]),
-        added=tuple(key for name, key in listed.items() if "added" in marked[name]),
+        added={name: key for name, key in listed.items() if "added" in marked[name]},
         forms=tuple(
             (key, marked[name]["form"])
             for name, key in listed.items()
             if "form" in marked[name]
         ),
+        hidden={name: UNSET for name in names(model) if name not in listed},
     )
 
 
@@ -130,7 +142,10 @@ def _plain(value: object) -> object:
         return value
     if is_model(value):
         model: Any = type(value)
-        found = _shape(model).items(value)
+        shape = _shape(model)
+        if not shape.forms and _PLAIN.issuperset(map(type, shape.values(value))):
+            return shape.without_hidden(value)
+        found = shape.items(value)
         for key, item in found.items():
             # Most are plain. Replacing a value while iterating is allowed.
             if type(item) not in _PLAIN:
@@ -175,7 +190,10 @@ def _text(value: object) -> str:
     except UnicodeEncodeError:
         # A path of the command line whose bytes are no text.
         return json.dumps(value, default=_raw)
-    return _ESCAPED.sub(_escape, data.decode())
+    text = data.decode()
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _ESCAPED.sub(_escape, text)
 
 
 def _escape(found: "re.Match[str]") -> str:

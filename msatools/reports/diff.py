@@ -9,6 +9,7 @@ are untrusted.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Protocol, cast
 
+import msgspec
 from msgspec import Struct
 
 from msatools.kernel.ranges import ranges
@@ -241,8 +242,6 @@ def _read_rows(table: DiffRows, report: ReportFile) -> Iterator[dict[str, Any]]:
 
     :raises SnapshotError: if a field has a type that it cannot have
     """
-    import msgspec
-
     types: dict[str, Any] = {
         **dict.fromkeys((*table.by, *table.facts), _JsonValue),
         **dict.fromkeys(table.counts, int | list[Any] | None),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from msatools.kernel.report import Report
@@ -84,8 +85,6 @@ class Reports(Struct, frozen=True):
 
     def _last_value(self, data: bytes, name: str) -> object:
         """Decode the last line, or the whole file if it was reformatted."""
-        import msgspec
-
         data = data.strip()
         if not data:
             raise SnapshotError(name, "empty", f"make it with {self._make}")
@@ -129,11 +128,9 @@ class ReportFile(Struct, frozen=True):
         """
         Return the fields of the report that a model has.
 
-        :param model: A dataclass or a :class:`msgspec.Struct`.
+        :param model: A :class:`msgspec.Struct`.
         :raises SnapshotError: if the report lacks one of them, or one is damaged
         """
-        import msgspec
-
         try:
             return msgspec.convert(self.values, model)
         except msgspec.ValidationError as error:
