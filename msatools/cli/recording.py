@@ -11,6 +11,7 @@ A file that is read is not trusted.
 
 import contextlib
 import os
+import re
 import stat
 import time
 import zlib
@@ -46,6 +47,9 @@ _MAX_LINE = 1 << 30
 """Maximum size of an uncompressed line; a report of a million tasks is smaller."""
 
 _MAX_HEADER = 1 << 16
+
+_FORMER_KEYS = re.compile(rb'"(?:task_class|sched_class|class_name)":')
+"""Keys in older recordings, which had the names of fields in place of --json's keys."""
 
 
 class RecordingError(TargetError):
@@ -192,7 +196,7 @@ class Recording:
         for line in self._lines:
             self._count += 1
             with self._damaged():
-                sample = codec.decode(line, sample_type)
+                sample = codec.decode(_FORMER_KEYS.sub(b'"class":', line), sample_type)
                 if not 0 <= sample.taken_s < _MAX_SECONDS:
                     raise DamagedDataError("a time that cannot be")
             yield RecordedSample(sample.taken_s, sample.report)

@@ -467,6 +467,25 @@ def test_names_are_escaped(lines: Callable[[Row], list[bytes]], tmp_path: Path) 
     assert r"a\x1b[31m\x0a[b]" in ran.out
 
 
+@pytest.mark.parametrize(
+    ("row", "former"), [(CPUS, b"sched_class"), (LOCKS, b"task_class")]
+)
+def test_keys_of_former_versions(
+    row: Row, former: bytes, lines: Callable[[Row], list[bytes]], tmp_path: Path
+) -> None:
+    header, sample = lines(row)
+    old = sample.replace(b'"class":', b'"%s":' % former)
+    assert old != sample
+    shown = []
+    for number, written in enumerate((sample, old)):
+        file = tmp_path / f"{number}"
+        file.write_bytes(packed(header, written))
+        ran = replayed(row, file, "--json")
+        assert (ran.status, ran.err) == (0, "")
+        shown.append(ran.out)
+    assert shown[0] == shown[1]
+
+
 def test_other_formats(lines: Callable[[Row], list[bytes]], tmp_path: Path) -> None:
     header, sample = lines(CPUS)
     file = tmp_path / "file"
