@@ -13,7 +13,7 @@ from typing import Any, Protocol, SupportsIndex, TextIO
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from msatools.model import is_model, keys, marks, names
 from msatools.target.model import Address
@@ -189,7 +189,7 @@ def _text(value: object) -> str:
         data = msgspec.json.format(msgspec.json.encode(value), indent=0)
     except UnicodeEncodeError:
         # A path of the command line whose bytes are no text.
-        return json.dumps(value, default=_raw)
+        return json.dumps(value, default=_builtin)
     text = data.decode()
     if text.isascii() and "\x7f" not in text:
         return text
@@ -200,5 +200,9 @@ def _escape(found: "re.Match[str]") -> str:
     return json.dumps(found[0])[1:-1]
 
 
-def _raw(value: Any) -> object:
-    return float(bytes(value))
+def _builtin(value: Any) -> object:
+    """Return what msgspec alone knows, in types of the standard library."""
+    if isinstance(value, msgspec.Raw):
+        return float(bytes(value))
+    items = zip(keys(value), astuple(value), strict=True)
+    return {key: item for key, item in items if item is not UNSET}
