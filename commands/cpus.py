@@ -8,27 +8,29 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from msatools.cli.command import (
+from msatools.cli.arguments import (
     Command,
     Excluded,
     Recorded,
     argument,
+    columns,
+    cpus,
     mutually_exclusive_group,
+    rows,
+    view,
 )
-from msatools.cli.common_options import columns, cpus, rows, view
-from msatools.cli.usage import UsageError
-from msatools.cli.values import column_list, cpu_list, name_list
-from msatools.reports.diff_rows import DiffRows
+from msatools.cli.options import UsageError, column_list, cpu_list, name_list
+from msatools.reports.presented import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program
 
+    from msatools.cpus.cpus import CpusOptions
     from msatools.cpus.model import CpusReport
-    from msatools.cpus.options import CpusOptions
-    from msatools.kernel.session import Session
+    from msatools.kernel.report import Session
+    from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
-    from msatools.target import Target
 
 
 _TASK_COLUMNS = ("icsw", "migr")
@@ -42,7 +44,7 @@ def _columns(word: str) -> tuple[str, ...]:
 
 
 def _options(args: argparse.Namespace) -> CpusOptions:
-    from msatools.cpus.options import CpusOptions
+    from msatools.cpus.cpus import CpusOptions
 
     return CpusOptions(
         cpus=args.cpus,
@@ -89,7 +91,7 @@ def _model() -> type[CpusReport]:
 
 
 def _choose(report: CpusReport, args: argparse.Namespace) -> CpusReport:
-    from msatools.cpus.choose import choose, has_tasks
+    from msatools.cpus.cpus import choose, has_tasks
 
     options = _options(args)
     if options.tasks and not has_tasks(report):
@@ -150,9 +152,9 @@ _COMPARED = (
 
 
 def _checks() -> Sequence[Check]:
-    from msatools.selfcheck import cpus, tasks
+    from msatools.selfcheck import commands, tasks
 
-    return (*cpus.CHECKS, *tasks.QUEUED)
+    return (*commands.CPUS_CHECKS, *tasks.QUEUED)
 
 
 COMMAND = Command(

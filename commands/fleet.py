@@ -12,19 +12,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from msatools.cli.command import argument
-from msatools.cli.common_options import rows, textfile
+from msatools.cli.arguments import argument, rows, textfile
+from msatools.cli.options import (
+    UsageError,
+    byte_size,
+    duration_ns,
+    moment_ns,
+    positive_number,
+)
 from msatools.cli.subcommands import CommandGroup, Subcommand
-from msatools.cli.usage import UsageError
-from msatools.cli.values import byte_size, duration_ns, moment_ns, positive_number
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from msatools.fleet.buckets import Choice
-    from msatools.fleet.model import FleetNote
     from msatools.fleet.run import Progress
-    from msatools.fleet.single import Bounds
+    from msatools.fleet.single import Bounds, FleetNote
     from msatools.render.blocks import Block
 
 _MODULES = ("cryptography", "distributed", "duckdb", "pyarrow")
@@ -32,15 +35,14 @@ _STATUS_INCOMPLETE = 3
 
 
 def _run(args: argparse.Namespace) -> int:
-    from msatools.fleet.errors import FleetError, require
+    from msatools.fleet.single import FleetError, require
 
     require(*_MODULES)
     from functools import partial
 
-    from msatools.cli.fleet_progress import FleetProgress
-    from msatools.fleet.cluster import dashboard_of
+    from msatools.cli.subcommands import FleetProgress
     from msatools.fleet.dumps import Told, find_dumps
-    from msatools.fleet.run import Run
+    from msatools.fleet.run import Run, dashboard_of
     from msatools.fleet.single import report_dump
     from msatools.fleet.store import Results
 
@@ -93,27 +95,27 @@ def _listed() -> Iterable[str]:
 
 
 def _bounds(args: argparse.Namespace) -> Bounds:
-    from msatools.fleet import cluster
+    from msatools.fleet import run
     from msatools.fleet.single import Bounds
 
     memory_bytes = args.memory
     if memory_bytes is None:
-        memory_bytes = cluster.MEMORY_BYTES
+        memory_bytes = run.MEMORY_BYTES
         if args.scheduler is None:
-            workers = args.workers or cluster.cores()
-            memory_bytes = min(memory_bytes, cluster.memory_for(workers))
-    seconds = cluster.SECONDS if args.timeout is None else -(-args.timeout // 10**9)
+            workers = args.workers or run.cores()
+            memory_bytes = min(memory_bytes, run.memory_for(workers))
+    seconds = run.SECONDS if args.timeout is None else -(-args.timeout // 10**9)
     return Bounds(memory_bytes=memory_bytes, seconds=max(seconds, 1))
 
 
 def _cluster(
     args: argparse.Namespace, bounds: Bounds
 ) -> AbstractContextManager[Client]:
-    from msatools.fleet import cluster
+    from msatools.fleet import run
 
     if args.scheduler is not None:
-        return cluster.remote(args.scheduler)
-    return cluster.local(args.workers or cluster.cores(), bounds)
+        return run.remote(args.scheduler)
+    return run.local(args.workers or run.cores(), bounds)
 
 
 def _run_text(progress: Progress, results: str) -> str:
@@ -125,14 +127,15 @@ def _run_text(progress: Progress, results: str) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from msatools.fleet.errors import require
+    from msatools.fleet.single import require
 
     require(*_MODULES)
     from msatools.cli.output import check_writable, device, output, replace_file
     from msatools.fleet.buckets import read_fleet
     from msatools.fleet.store import Results
-    from msatools.render import json, show
+    from msatools.render import show
     from msatools.render.fleet.fleet import blocks
+    from msatools.reports import forms
 
     for option, value in (("--color", args.color != "auto"), ("-n", args.rows)):
         if args.json and value:
@@ -149,12 +152,12 @@ def _show(args: argparse.Namespace) -> int:
         )
 
     if args.html is not None:
-        from msatools.render.fleet.html import page
+        from msatools.render.fleet.fleet import page
 
         replace_file(args.html, page(report, args.results).encode())
     with output() as out:
         if args.json:
-            json.show(report, out)
+            forms.show(report, out)
         else:
             show(shown(), out, device(args, out))
     _write_textfile(args)
@@ -173,14 +176,13 @@ def _choice(args: argparse.Namespace) -> Choice:
 
 
 def _sql(args: argparse.Namespace) -> int:
-    from msatools.fleet.errors import require
+    from msatools.fleet.single import require
 
     require(*_MODULES)
     from msatools.cli.output import device, output
-    from msatools.fleet.query import query
-    from msatools.fleet.store import Results
+    from msatools.fleet.store import Results, query
     from msatools.render import show
-    from msatools.render.fleet.rows import json_lines, table
+    from msatools.render.fleet.fleet import json_lines, table
 
     if args.json and args.color != "auto":
         raise UsageError("--color: no effect with --json, which has no colours")
@@ -203,7 +205,7 @@ def _status(args: argparse.Namespace, is_incomplete: bool) -> int:
 def _check_textfile(args: argparse.Namespace) -> None:
     """Check that metrics can be written, before anything is read."""
     if args.textfile is not None:
-        from msatools.cli.metrics import check_textfile
+        from msatools.cli.recording import check_textfile
 
         check_textfile(args.textfile)
 
@@ -211,9 +213,8 @@ def _check_textfile(args: argparse.Namespace) -> None:
 def _write_textfile(args: argparse.Namespace) -> None:
     if args.textfile is None:
         return
-    from msatools.cli.metrics import write_textfile
-    from msatools.fleet.buckets import Choice, read_fleet
-    from msatools.fleet.metrics import gauges
+    from msatools.cli.recording import write_textfile
+    from msatools.fleet.buckets import Choice, gauges, read_fleet
     from msatools.fleet.store import Results
 
     # Of all dumps, whatever was shown: a gauge has one meaning.

@@ -8,41 +8,38 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msatools.cli.command import (
+from msatools.cli.arguments import (
     Command,
     Excluded,
     Recorded,
     argument,
-    mutually_exclusive_group,
-)
-from msatools.cli.common_options import (
     membership,
     memberships,
     min_age,
+    mutually_exclusive_group,
     pids,
     rows,
     states,
     view,
 )
-from msatools.cli.usage import UsageError
-from msatools.cli.values import known_names
-from msatools.reports.diff_rows import DiffRows
+from msatools.cli.options import UsageError, known_names
+from msatools.reports.presented import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program
 
-    from msatools.kernel.session import Session
-    from msatools.locks.options import LocksOptions
+    from msatools.kernel.report import Session
     from msatools.locks.report import LocksReport
+    from msatools.locks.report_builder import LocksOptions
+    from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
-    from msatools.target import Target
 
 
 def _types(word: str) -> Any:
     from typing import get_args
 
-    from msatools.locks.base.lock import LockTypeName
+    from msatools.locks.report import LockTypeName
 
     return frozenset(
         known_names(word.lower().split(","), get_args(LockTypeName), "type")
@@ -50,7 +47,7 @@ def _types(word: str) -> Any:
 
 
 def _options(args: argparse.Namespace) -> LocksOptions:
-    from msatools.locks.options import LocksOptions
+    from msatools.locks.report_builder import LocksOptions
 
     return LocksOptions(
         pids=args.pids,
@@ -123,7 +120,7 @@ def _model() -> type[LocksReport]:
 
 
 def _choose(report: LocksReport, args: argparse.Namespace) -> LocksReport:
-    from msatools.locks.choose import choose, has_stacks
+    from msatools.locks.report_builder import choose, has_stacks
 
     if args.stacks and not has_stacks(report):
         raise UsageError("--stacks: was not recorded")
@@ -168,9 +165,10 @@ _COMPARED = (
 
 
 def _checks() -> Sequence[Check]:
-    from msatools.selfcheck import locks, reading, tasks
+    from msatools.selfcheck import commands, tasks
+    from msatools.selfcheck import tasks as reading
 
-    return (*tasks.ALL, *locks.CHECKS, *reading.STACKS)
+    return (*tasks.ALL, *commands.LOCKS_CHECKS, *reading.STACKS)
 
 
 COMMAND = Command(

@@ -10,21 +10,26 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from msatools.cli.command import Answer, Command, Excluded, Recorded, argument
-from msatools.cli.common_options import rows, textfile
-from msatools.cli.maybe_file import HERE, MaybeFile
-from msatools.cli.usage import UsageError
-from msatools.cli.values import known_names
+from msatools.cli.arguments import (
+    Answer,
+    Command,
+    Excluded,
+    Recorded,
+    argument,
+    rows,
+    textfile,
+)
+from msatools.cli.options import HERE, MaybeFile, UsageError, known_names
 
 if TYPE_CHECKING:
     from drgn import Program
 
-    from msatools.kernel.session import Progress, Session
-    from msatools.memory.map.model import MemoryMap
+    from msatools.kernel.report import Progress, Session
+    from msatools.memory.map import MemoryMap
     from msatools.memory.model import MemstatReport
+    from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
-    from msatools.target import Target
 
 
 _GROUPS = (
@@ -40,7 +45,7 @@ _GROUPS = (
     "process",
     "order",
 )
-"""All groupings of msatools.memory.by, which is slow to import."""
+"""All groupings of msatools.memory, which is slow to import."""
 
 _ROWS = 20
 
@@ -63,13 +68,12 @@ def _groups(word: str) -> list[str]:
 def _start(
     prog: Program, target: Target, args: argparse.Namespace
 ) -> Session[MemstatReport]:
-    from msatools.memory.memstat import collect_memstat
-    from msatools.memory.session import MemstatSession
+    from msatools.memory.memstat import MemstatSession, collect_memstat
 
     if _has_map_file(args):
         _check_map_file(args.map)
     if args.textfile is not None:
-        from msatools.cli.metrics import check_textfile
+        from msatools.cli.recording import check_textfile
 
         check_textfile(args.textfile)
     if args.workers is not None and args.workers > 1 and target.kind == "qmp":
@@ -101,15 +105,14 @@ def _blocks(report: MemstatReport, args: argparse.Namespace) -> Iterable[Block]:
     if _has_map_file(args):
         yield text(f"map written to {args.map}")
     elif report.map is not None:
-        from msatools.render.memstat import map_text
+        from msatools.render.memstat import map
 
-        yield from map_text.blocks(report.map, report.target.page_size)
+        yield from map.blocks(report.map, report.target.page_size)
 
 
 def _compare(args: argparse.Namespace) -> Answer:
-    from msatools.cli.comparison import load_pair
-    from msatools.memory.diff import compare
-    from msatools.memory.recorded import load_snapshot, whole
+    from msatools.cli.answers import load_pair
+    from msatools.memory.diff import compare, load_snapshot, whole
     from msatools.render.memstat.diff import blocks
 
     before, after = load_pair(COMMAND, args.diff, whole, load_snapshot)
@@ -145,7 +148,7 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
             "-n: rows of lists, and there is none without --by, --sections, "
             "--unattributed, --leaks or -v"
         )
-    from msatools.cli.metrics import textfile_complaint
+    from msatools.cli.recording import textfile_complaint
 
     return textfile_complaint(args)
 
@@ -159,8 +162,8 @@ def _keep(report: MemstatReport, args: argparse.Namespace) -> None:
         target = report.target
         _write_map(args.map, report.map, target.page_size, target.release)
     if args.textfile is not None:
-        from msatools.cli.metrics import write_textfile
-        from msatools.memory.gauges import gauges
+        from msatools.cli.recording import write_textfile
+        from msatools.memory.diff import gauges
 
         write_textfile(args.textfile, gauges(report))
 
@@ -186,8 +189,7 @@ def _write_map(path: str, memory: MemoryMap, page_size: int, release: str) -> No
     :raises OutputError: if it cannot be written
     """
     from msatools.cli.output import replace_file
-    from msatools.render.memstat.map_picture import picture
-    from msatools.render.memstat.picture import png, svg
+    from msatools.render.memstat.picture import picture, png, svg
 
     drawn = picture(memory, page_size, release)
     replace_file(path, png(drawn) if _is_png(path) else svg(drawn))
@@ -198,7 +200,7 @@ def _is_png(path: str) -> bool:
 
 
 def _problems(report: MemstatReport) -> bool:
-    from msatools.cli.completeness import is_incomplete
+    from msatools.cli.execution import is_incomplete
 
     return is_incomplete(report) or any(
         check.difference and check.explained_by is None for check in report.checks
@@ -206,13 +208,13 @@ def _problems(report: MemstatReport) -> bool:
 
 
 def _model() -> Any:
-    from msatools.memory.recorded import RecordedMemstat
+    from msatools.memory.diff import RecordedMemstat
 
     return RecordedMemstat
 
 
 def _choose(report: MemstatReport, args: argparse.Namespace) -> MemstatReport:
-    from msatools.memory.recorded import RecordedMemstat, choose, lacking, whole
+    from msatools.memory.diff import RecordedMemstat, choose, lacking, whole
 
     if isinstance(report, RecordedMemstat):
         report = whole(report)

@@ -9,19 +9,17 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msatools.cli.command import (
+from msatools.cli.arguments import (
     Command,
     Excluded,
     Recorded,
     argument,
-    mutually_exclusive_group,
-)
-from msatools.cli.common_options import (
     columns,
     cpus,
     membership,
     memberships,
     min_age,
+    mutually_exclusive_group,
     pids,
     rows,
     states,
@@ -29,20 +27,25 @@ from msatools.cli.common_options import (
     users,
     view,
 )
-from msatools.cli.usage import UsageError
-from msatools.cli.values import column_list, duration_ns, known_names, name_list
-from msatools.reports.diff_rows import DiffRows
+from msatools.cli.options import (
+    UsageError,
+    column_list,
+    duration_ns,
+    known_names,
+    name_list,
+)
+from msatools.reports.presented import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program
 
-    from msatools.kernel.session import Session
+    from msatools.kernel.report import Session
+    from msatools.program import Target
     from msatools.prstat.model import PrstatReport
-    from msatools.prstat.options import Options
     from msatools.prstat.recorded import RecordedPrstat
+    from msatools.prstat.select import Options
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
-    from msatools.target import Target
 
 
 _MAX_HZ = 1000
@@ -81,7 +84,7 @@ def _sort_keys(word: str) -> Any:
 
 
 def _classes(word: str) -> Any:
-    from msatools.tasks.classes import TaskClass
+    from msatools.tasks.waits import TaskClass
 
     names = known_names(word.upper().split(","), TaskClass.__members__, "class")
     return frozenset(TaskClass[name] for name in names)
@@ -94,7 +97,7 @@ def _columns(word: str) -> Any:
 
 
 def _groups(word: str) -> Any:
-    from msatools.prstat.options import GROUPS
+    from msatools.prstat.select import GROUPS
 
     return known_names(word.lower().split(","), GROUPS, "grouping")
 
@@ -108,8 +111,7 @@ def _frequency(word: str) -> Any:
 
 
 def _options(args: argparse.Namespace, target: Target | None) -> Options:
-    from msatools.prstat.options import Options
-    from msatools.prstat.select import Selection, parse_sort
+    from msatools.prstat.select import Options, Selection, parse_sort
 
     return Options(
         per_thread=args.threads,
@@ -270,7 +272,8 @@ _COMPARED = (
 
 
 def _checks() -> Sequence[Check]:
-    from msatools.selfcheck import memory, reading, tasks
+    from msatools.selfcheck import memory, tasks
+    from msatools.selfcheck import tasks as reading
 
     return (
         *tasks.ALL,

@@ -8,24 +8,23 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from msatools.cli.command import Command, Excluded, Recorded, argument
-from msatools.cli.common_options import rows, textfile
-from msatools.reports.diff_rows import DiffRows
+from msatools.cli.arguments import Command, Excluded, Recorded, argument, rows, textfile
+from msatools.reports.presented import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program
 
-    from msatools.kernel.session import Session
+    from msatools.kernel.report import Session
+    from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.report.model import TriageReport
     from msatools.selfcheck.selfcheck import Check
-    from msatools.target import Target
 
 
 def _start(
     prog: Program, target: Target, args: argparse.Namespace
 ) -> Session[TriageReport]:
-    from msatools.report.options import ReportOptions
+    from msatools.report.model import ReportOptions
     from msatools.report.report import Triage
 
     keep = args.record is None and (args.full or args.html is not None)
@@ -39,7 +38,7 @@ def _start(
     if args.html is not None:
         _check_html(args.html)
     if args.textfile is not None:
-        from msatools.cli.metrics import check_textfile
+        from msatools.cli.recording import check_textfile
 
         check_textfile(args.textfile)
     return Triage(prog, target, options)
@@ -75,8 +74,8 @@ def _check_html(path: str) -> None:
 
 def _keep(report: TriageReport, args: argparse.Namespace) -> None:
     if args.textfile is not None:
-        from msatools.cli.metrics import write_textfile
-        from msatools.report.gauges import gauges
+        from msatools.cli.recording import write_textfile
+        from msatools.report.model import gauges
 
         write_textfile(args.textfile, gauges(report))
     if args.html is None or report.parts is None:
@@ -92,7 +91,7 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
         return "--html: a page is of one moment, and an interval is named"
     if args.html is not None and getattr(args, "sandbox", False):
         return "--html: no file is written with --sandbox"
-    from msatools.cli.metrics import textfile_complaint
+    from msatools.cli.recording import textfile_complaint
 
     return textfile_complaint(args)
 
@@ -135,7 +134,8 @@ _COMPARED = (
 
 
 def _checks() -> Sequence[Check]:
-    from msatools.selfcheck import cpus, locks, memory, reading, tasks
+    from msatools.selfcheck import commands, memory, tasks
+    from msatools.selfcheck import tasks as reading
 
     return (
         *memory.CHECKS,
@@ -143,8 +143,8 @@ def _checks() -> Sequence[Check]:
         *tasks.DEAD,
         *tasks.LIVES,
         *tasks.QUEUED,
-        *locks.CHECKS,
-        *cpus.CHECKS,
+        *commands.LOCKS_CHECKS,
+        *commands.CPUS_CHECKS,
         *reading.STACKS,
     )
 

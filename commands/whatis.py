@@ -8,26 +8,20 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from msatools.cli.command import (
-    Command,
-    Excluded,
-    Operands,
-    Recorded,
-    argument,
-)
-from msatools.cli.usage import UsageError
-from msatools.reports.diff_rows import DiffRows
+from msatools.cli.arguments import Command, Excluded, Operands, Recorded, argument
+from msatools.cli.options import UsageError
+from msatools.reports.presented import DiffRows
 from msatools.whatis.asked import AskedAddress, looks_like_address, parse
 
 if TYPE_CHECKING:
     from drgn import Program
 
-    from msatools.kernel.session import Session
+    from msatools.kernel.report import Session
+    from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
-    from msatools.target import Target
+    from msatools.whatis.asked import WhatisOptions
     from msatools.whatis.model import WhatisReport
-    from msatools.whatis.options import WhatisOptions
 
 
 def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
@@ -48,7 +42,7 @@ _FORMS = "such as ffff888003b4e0c0, phys:3b4e0c0, pfn:15182, 4711:7f01, jiffies+
 
 
 def _options(args: argparse.Namespace) -> WhatisOptions:
-    from msatools.whatis.options import WhatisOptions
+    from msatools.whatis.asked import WhatisOptions
 
     return WhatisOptions(addresses=_addresses(args), waits=args.waits)
 
@@ -82,7 +76,7 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
 
 def _require(report: WhatisReport, args: argparse.Namespace) -> None:
     """Refuse addresses that a recording has no answer about."""
-    from msatools.target import TargetError
+    from msatools.program import TargetError
 
     there = [answer.asked for answer in report.answers]
     for word in args.operands:
@@ -100,9 +94,9 @@ def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
 
 
 def _checks() -> Sequence[Check]:
-    from msatools.selfcheck import addresses, memory
+    from msatools.selfcheck import commands, memory
 
-    return (*addresses.CHECKS, *memory.CHECKS)
+    return (*commands.ADDRESSES_CHECKS, *memory.CHECKS)
 
 
 COMMAND = Command(

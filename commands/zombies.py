@@ -8,17 +8,15 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msatools.cli.command import (
+from msatools.cli.arguments import (
     Command,
     Excluded,
     Recorded,
     argument,
-    mutually_exclusive_group,
-)
-from msatools.cli.common_options import (
     membership,
     memberships,
     min_age,
+    mutually_exclusive_group,
     numbers,
     pids,
     rows,
@@ -26,19 +24,17 @@ from msatools.cli.common_options import (
     users,
     view,
 )
-from msatools.cli.usage import UsageError
-from msatools.cli.values import known_names
-from msatools.reports.diff_rows import DiffRows
+from msatools.cli.options import UsageError, known_names
+from msatools.reports.presented import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program
 
-    from msatools.kernel.session import Session
+    from msatools.kernel.report import Session
+    from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
-    from msatools.target import Target
-    from msatools.zombies.model import ZombiesReport
-    from msatools.zombies.options import ZombiesOptions
+    from msatools.zombies.model import ZombiesOptions, ZombiesReport
 
 
 def _verdicts(word: str) -> Any:
@@ -50,7 +46,7 @@ def _verdicts(word: str) -> Any:
 
 
 def _options(args: argparse.Namespace, target: Target | None) -> ZombiesOptions:
-    from msatools.zombies.options import ZombiesOptions
+    from msatools.zombies.model import ZombiesOptions
 
     return ZombiesOptions(
         pids=args.pids,
@@ -122,7 +118,7 @@ def _model() -> type[ZombiesReport]:
 def _choose(report: ZombiesReport, args: argparse.Namespace) -> ZombiesReport:
     from msgspec.structs import replace
 
-    from msatools.zombies.choose import choose
+    from msatools.zombies.model import choose
 
     if args.view == "leaks" and report.leaks is None:
         raise UsageError("--leaks: was not recorded")

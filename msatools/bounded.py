@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from msatools.cli.sandbox import binding, lock_down
-from msatools.target import flatheaders
+from msatools.program import formats
 
 EXIT_NO_SANDBOX = 71
 """Exit status if the sandbox cannot be set up; <sysexits.h> EX_OSERR."""
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parent, memory_bytes, seconds = map(int, argv[:3])
     name, *arguments = argv[3:]
     for argument in arguments:
-        flatheaders.copy(argument)
+        formats.copy(argument)
     try:
         lock_down(binding(), memory_bytes, seconds)
     except (OSError, ValueError) as error:

@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Errors that a collector expects: a kernel lacks something, or its data are damaged.
+"""Errors that a collector expects, and faults of msatools itself.
 
-A collector catches these and no others, and counts what it goes without. They are no
-subclasses of Python's own errors: an IndexError or a ValueError is a fault of msatools,
-reported by :mod:`msatools.faults`.
+Collectors raise and catch :data:`LOST`: a kernel lacks something, or its data are
+damaged or not there. Whatever else is raised is a fault, for which the command line
+names the place and what its user sends.
 """
 
+import traceback
+from types import FrameType
+
 from drgn import FaultError
+from msgspec import Struct
+
+from msatools import __version__
+
+# --- Errors that a collector expects: a kernel lacks something, or its data are
+# damaged.
+#
+# A collector catches these and no others, and counts what it goes without. They are no
+# subclasses of Python's own errors: an IndexError or a ValueError is a fault of
+# msatools, reported by msatools.errors.
 
 
 class MissingError(Exception):
@@ -58,3 +71,72 @@ UNREADABLE = (FaultError, DamagedDataError)
 
 LOST = (*UNREADABLE, MissingError)
 """All that a part of a report may lack: the report goes on without that part."""
+
+
+# --- Faults of msatools itself: where one is, and what its user sends.
+#
+# An error that no collector expects (msatools.errors) is never explained by the kernel,
+# the dump or the command line: it is reported as ours.
+
+
+EXIT_FAULT = 70
+"""Exit status of a run with a fault; <sysexits.h> EX_SOFTWARE."""
+
+WHAT_TO_DO = "run it again with --debug, and send its authors what that prints"
+
+_PACKAGE = __name__.partition(".")[0]
+_CALLS = f"{_PACKAGE}.selfdesc.find"
+"""The module by which all others call drgn: a fault is at what calls it."""
+
+
+class OwnFault(Struct, frozen=True):
+    """One fault of msatools."""
+
+    text: str
+    """Where it is, and the error: ``msatools/prstat/rows.py:159: KeyError: 'pid'``."""
+
+    traceback: str
+    """Python's traceback, several lines."""
+
+    def __str__(self) -> str:
+        return f"a fault of {_PACKAGE} {__version__}, at {self.text}"
+
+
+def fault_of(error: BaseException) -> OwnFault:
+    """Return the fault that an unexpected error shows."""
+    lines = traceback.format_exception_only(type(error), error)
+    return OwnFault(
+        f"{_place(error)}: {' '.join(''.join(lines).split())}",
+        "".join(traceback.format_exception(error)),
+    )
+
+
+def fault_line(fault: OwnFault) -> str:
+    """Return the line on standard error, after the command's name."""
+    return f"{fault}; {WHAT_TO_DO}"
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost place in msatools that an error went through."""
+    places = [
+        (_path(frame), line, _is_ours(frame))
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") != _CALLS
+    ]
+    ours = [place for place in places if place[2]] or places
+    path, line, _ = ours[-1] if ours else ("unknown", 0, False)
+    return f"{path}:{line}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] == _PACKAGE
+
+
+def _path(frame: FrameType) -> str:
+    """Return the path of a frame's file, as in an import if it is ours."""
+    file = frame.f_code.co_filename
+    if not _is_ours(frame):
+        return file
+    path = str(frame.f_globals["__name__"]).replace(".", "/")
+    return f"{path}/__init__.py" if file.endswith("__init__.py") else f"{path}.py"

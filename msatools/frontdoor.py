@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return _print(f"{__version__}\n")
     if first in SESSIONS:
-        from msatools.cli.session import run_session
+        from msatools.cli.drgn_prompt import run_session
 
         return run_session(first, words[1:])
     if first == HELP and not os.path.exists(HELP):
@@ -111,8 +111,7 @@ def _help_on(words: Sequence[str]) -> int:
 
 
 def _print(text: "str | Iterable[Block]") -> int:
-    from msatools.cli.output import OutputClosed, OutputError, output
-    from msatools.cli.signals import end_by
+    from msatools.cli.output import OutputClosed, OutputError, end_by, output
 
     try:
         with output() as out:
@@ -121,7 +120,7 @@ def _print(text: "str | Iterable[Block]") -> int:
             elif not out.isatty():
                 out.write(text)
             else:
-                from msatools.cli.pager import is_usable, page
+                from msatools.cli.screen import is_usable, page
 
                 (page if is_usable(out) else _write)(text, out)
     except OutputClosed:
@@ -140,10 +139,10 @@ def _write(text: str, out: TextIO) -> None:
 def _show_page(blocks: "Iterable[Block]", out: TextIO) -> None:
     from msgspec.structs import replace
 
-    from msatools.cli.pager import is_usable, page
+    from msatools.cli.screen import is_usable, page
     from msatools.render import show
     from msatools.render.device import device_of
-    from msatools.render.markdown import PAGE_WIDTH
+    from msatools.render.legend import PAGE_WIDTH
 
     device = device_of(out, full=True)
     width = min(device.width or PAGE_WIDTH, PAGE_WIDTH)

@@ -22,22 +22,19 @@ from msatools.errors import LOST
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.base.lock import Lock
 from msatools.locks.lock_types import holders_of, queue_of
+from msatools.locks.report import Lock
+from msatools.program import describe
 from msatools.selfdesc.find import find_type
-from msatools.target import describe
 from msatools.whatis.asked import AskedAddress, Space
-from msatools.whatis.finder import AddressFinder
-from msatools.whatis.lookup import Lookup
-from msatools.whatis.members import LOCKS
+from msatools.whatis.lookup import LOCKS, Lookup
 from msatools.whatis.model import AddressAnswer
+from msatools.whatis.whatis import AddressFinder
 
 if TYPE_CHECKING:
     from msatools.cpus.model import CpuSet
-    from msatools.locks.base.model import WaitTarget
-    from msatools.locks.report import LocksReport, Wait
-    from msatools.memory.by.groups import SlabGroup
-    from msatools.memory.model import MemstatReport
+    from msatools.locks.report import LocksReport, Wait, WaitTarget
+    from msatools.memory.model import MemstatReport, SlabGroup
     from msatools.query.model import Thread
     from msatools.zombies.model import Zombie, ZombiesReport
 
@@ -197,9 +194,8 @@ def wait_target(task: Object) -> "WaitTarget | None":
     :return: Its fields that are known; ``None`` if it does not wait, or the target is
         unknown.
     """
-    from msatools.prstat.options import Options
     from msatools.prstat.prstat import collect_prstat
-    from msatools.prstat.select import Selection
+    from msatools.prstat.select import Options, Selection
 
     pid = task.pid.value_()
     options = Options(per_thread=True, selection=Selection(pids=(pid,)))

@@ -20,7 +20,7 @@ from drgn.commands import (
 from msatools.registry import NAMES, load
 
 if TYPE_CHECKING:
-    from msatools.cli.command import Command
+    from msatools.cli.arguments import Command
 
 
 class LazyCommand:
@@ -67,7 +67,7 @@ class LazyCommand:
             # Commands import it when they start.
             import numpy  # noqa: F401
 
-            from msatools.cli.in_drgn import run_in_drgn
+            from msatools.cli.drgn_prompt import run_in_drgn
 
         return run_in_drgn(self._command(), prog, args)
 
@@ -104,13 +104,13 @@ def _load_types(prog: Program) -> str:
     from msatools.numpy_threads import one_thread
 
     with one_thread():
+        from msatools.program import description
         from msatools.selfdesc import load_btf
-        from msatools.target import debuginfo
 
         load_btf(prog)
     return (
         "no debug info is loaded; types and symbols are the kernel's own, which have "
-        f"no source lines; to get debug info, {debuginfo.how_to_get(prog)}"
+        f"no source lines; to get debug info, {description.how_to_get(prog)}"
     )
 
 

@@ -72,14 +72,14 @@ def _lines(report: Any) -> Iterator[plain.Line]:
 def _blocks(report: Any) -> Iterable[Block]:
     """Return what the command that makes such reports prints without options."""
     from msatools.memory.diff import MemstatDiff
-    from msatools.render import diff
+    from msatools.render import header
     from msatools.render.memstat import diff as memstat_diff
     from msatools.render.selfcheck import report as selfcheck
     from msatools.reports.diff import ReportDiff
     from msatools.selfcheck.model import SelfCheckReport
 
     if isinstance(report, ReportDiff):
-        return diff.blocks(report, None)
+        return header.blocks(report, None)
     if isinstance(report, MemstatDiff):
         return memstat_diff.blocks(report, None)
     if isinstance(report, SelfCheckReport):

@@ -195,7 +195,7 @@ def _without_own_frames(
     own = [
         number
         for number, each in enumerate(frames)
-        if _is_in(each, "msatools.cli.session") or _is_in(each, "code")
+        if _is_in(each, "msatools.cli.drgn_prompt") or _is_in(each, "code")
     ]
     frames = frames[own[-1] + 1 :] if own else frames
     if isinstance(error, UncertainNameError):
@@ -238,9 +238,9 @@ def hint(prog: Program, error: BaseException) -> str | None:
             f"{name} is a symbol of a module, and nothing says its type: "
             f"Object(prog, TYPE, address={symbols[0].address:#x})"
         )
-    from msatools.target import debuginfo
+    from msatools.program import description
 
     return (
         "the kernel's own types and symbols do not have it; debug info has more, but "
-        f"seldom macros; to get it, {debuginfo.how_to_get(prog)}"
+        f"seldom macros; to get it, {description.how_to_get(prog)}"
     )

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from msatools.cli.command import Command
+    from msatools.cli.arguments import Command
     from msatools.cli.subcommands import CommandGroup
 
 NAMES = (

@@ -13,7 +13,7 @@ from drgn import Program, offsetof, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 
 from fixtures.demo.catalog import DEMOS
-from msatools.target import Opened, TargetSpec, open_target
+from msatools.program import Opened, TargetSpec, open_target
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ZOMBIES, Row
 from tests.support.calls import Ran, call
 from tests.support.overlay import lay_over, put

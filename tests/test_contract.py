@@ -37,16 +37,16 @@ import msatools
 from fixtures import lab
 from fixtures.demo.questions import words_of_json
 from msatools.cli.arguments import examples_of, make_parser, operands_of
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.cli.main import run_console
 from msatools.errors import MissingError
-from msatools.locks.base.lock import LockTypeName
-from msatools.memory.pages.classes import CLASSES
+from msatools.locks.report import LockTypeName
+from msatools.memory.classes import CLASSES
+from msatools.program import Opened, TargetError, TargetSpec, open_target
 from msatools.registry import GROUPS
 from msatools.selfdesc import BtfError
-from msatools.target import Opened, TargetError, TargetSpec, open_target
-from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import LETTERS
+from msatools.tasks.waits import TaskClass
 from msatools.zombies.model import Verdict
 from tests.contract.table import (
     PRSTAT,

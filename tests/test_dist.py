@@ -104,7 +104,7 @@ def test_pip(dist: Path, tmp_path: Path, python: Path, pattern: str) -> None:
     for page in manuals():
         assert (environment / "share/man/man1" / page).is_file()
     assert (environment / "share/bash-completion/completions/msa").is_file()
-    code = "import msatools.memory.pages.compiled as part; print(part.library())"
+    code = "import msatools.memory.compiled as part; print(part.library())"
     has_library = run(environment, "python", "-c", code) != "None\n"
     assert has_library == (pattern == "*.whl"), "numpy does its work"
 

@@ -18,17 +18,18 @@ from drgn.commands import CommandError
 from msgspec.structs import replace
 
 from msatools import report as report_package
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.errors import (
+    EXIT_FAULT,
     LOST,
     DamagedDataError,
     MissingError,
     MissingMemberError,
     MissingSymbolError,
     MissingTypeError,
+    fault_of,
 )
-from msatools.faults import EXIT_FAULT, fault_of
-from msatools.kernel.functions import function_name
+from msatools.kernel.code import function_name
 from msatools.kernel.reader import Reader
 from msatools.registry import load
 from msatools.report.model import SECTIONS
@@ -143,7 +144,7 @@ def test_place_is_the_innermost_of_ours() -> None:
     prog = demo().prog
     with pytest.raises(TypeError) as caught:
         function_name(prog, None)  # type: ignore[arg-type]
-    assert fault_of(caught.value).text.startswith("msatools/kernel/functions.py:")
+    assert fault_of(caught.value).text.startswith("msatools/kernel/code.py:")
 
 
 # --- in a renderer

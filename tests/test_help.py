@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from msatools import frontdoor
-from msatools.help.pages import pages_of
-from msatools.help.topics import topics
+from msatools.help.topics import pages_of, topics
 from msatools.legends import legend_of
 from msatools.registry import GROUPS, NAMES
 from msatools.render.blocks import Block, Span, Table, Text
-from msatools.render.markdown import markdown_blocks
+from msatools.render.legend import markdown_blocks
 from tests.docs.pages import DOCS
 
 SCRIPT = Path(sys.executable).with_name("msa")
@@ -119,7 +118,7 @@ def test_pages_that_are_not_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A copy of the package alone has the commands' own words."""
-    monkeypatch.setattr("msatools.help.pages._PLACES", (Path("/nowhere"),))
+    monkeypatch.setattr("msatools.help.topics._PLACES", (Path("/nowhere"),))
     assert "it-hangs" not in topics()
     assert shown(capsys, "locks") == "All options: msa locks --help\n"
     assert "KLK" in shown(capsys, "columns")

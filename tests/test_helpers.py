@@ -15,7 +15,7 @@ from drgn.helpers.linux.pid import find_task
 from fixtures import lab
 from msatools import helpers
 from msatools.memory.memstat import collect_memstat
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 
 IN_QUEUE = ("mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex")
 """Types of locks that keep a list of those who wait."""

@@ -20,7 +20,7 @@ MODULES = {
 }
 LAYERS = (
     ("selfdesc",),
-    ("target",),
+    ("program",),
     ("kernel",),
     ("tasks",),
     ("memory",),
@@ -34,7 +34,7 @@ LAYERS = (
 ABOVE_ALL = ("render", "cli", "plugin", "registry", "query")
 """Packages that no layer imports: output, the command line, and the package's API."""
 
-ACYCLIC = ("msatools.locks", "msatools.memory", "msatools.render")
+ACYCLIC = ("msatools.render",)
 """Packages whose folders have no import cycles; their own modules count as a folder."""
 
 
@@ -68,6 +68,20 @@ def test_folders_have_no_import_cycle(package: str) -> None:
     assert len(below) > 1
     for name, others in below.items():
         others.discard(name)
+    assert_no_cycle(below)
+
+
+def at_once(path: Path) -> Iterator[str]:
+    """Yield what a module imports when it is imported, not when it is used."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in names)
+
+
+def test_modules_have_no_import_cycle() -> None:
+    below = {name: {*at_once(path)} - {name} for name, path in MODULES.items()}
+    assert len(below) > 200
     assert_no_cycle(below)
 
 

@@ -10,20 +10,20 @@ from drgn import ProgramFlags
 
 from fixtures.demo.questions import QUESTIONS
 from msatools.cli.arguments import make_parser
+from msatools.cli.options import parse_words
 from msatools.cli.subcommands import run_group
-from msatools.cli.words import parse_words
 from msatools.cpus.model import SetKind, State
 from msatools.derived.manuals import manuals
 from msatools.legends import Group, completable, find, legend_of
-from msatools.locks.base.lock import LockTypeName
-from msatools.memory.pages.classes import CLASSES
+from msatools.locks.report import LockTypeName
+from msatools.memory.classes import CLASSES
 from msatools.registry import NAMES, load, load_group
 from msatools.render.blocks import Block, Column, Table, Text, text
 from msatools.render.legend import with_key
-from msatools.render.memstat.rows import GROUPS, REST
+from msatools.render.memstat.report import GROUPS, REST
 from msatools.report.model import Severity, VerdictConfidence
-from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import LETTERS
+from msatools.tasks.waits import TaskClass
 from msatools.whatis.model import Kind
 from msatools.zombies.model import Verdict
 from tests.contract.table import ROWS, Row

@@ -172,9 +172,9 @@ def test_same_seed_same_mutants(tmp_path: Path) -> None:
     ("path", "first"),
     [
         (
-            "msatools/locks/wait_targets/data.py",
+            "msatools/locks/graph.py",
             [
-                "tests/locks/wait_targets/test_data.py",
+                "tests/locks/test_graph.py",
                 "tests/locks/test_a.py",
                 "tests/locks/test_b.py",
                 "tests/render/test_locks.py",
@@ -196,14 +196,14 @@ def test_tests_of_a_module(path: str, first: list[str]) -> None:
     tests = [
         "tests/locks/test_b.py",
         "tests/locks/test_a.py",
-        "tests/locks/wait_targets/test_data.py",
+        "tests/locks/test_graph.py",
         "tests/memory/test_command.py",
         "tests/render/test_locks.py",
         "tests/cli/test_main.py",
         "tests/truth/test_facts.py",
     ]
     texts = dict.fromkeys(tests, "") | {
-        "tests/locks/test_a.py": "from msatools.locks.wait_targets.data import data"
+        "tests/locks/test_a.py": "from msatools.locks.graph import x"
     }
     found = mutants.tests_of(path, tests, texts)
     assert found[: len(first)] == first

@@ -17,7 +17,7 @@ from tests.support.calls import CORE
 PACKAGES = ("ipykernel", "jupyter_client")
 CELLS = f"""
 from drgn.commands import run_command
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 prog = open_target(TargetSpec(path={str(CORE)!r}, types="btf")).prog
 report = run_command(prog, "prstat --json > /dev/null")
 """

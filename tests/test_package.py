@@ -144,7 +144,7 @@ def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 PARTS_IN_C = (
-    "from msatools.memory.pages import compiled\n"
+    "from msatools.memory import compiled\n"
     "from msatools.selfdesc import tables\n"
     "parts = (compiled, tables)\n"
     "print(compiled.__file__, *(part.library() is not None for part in parts))\n"
@@ -159,7 +159,7 @@ def test_wheel_contains_the_extensions(
 ) -> None:
     """They use the stable ABI, which any version of Python can load."""
     assert "-cp310-abi3-" in built[1].name
-    here = str(tmp_path / "msatools/memory/pages/compiled.py")
+    here = str(tmp_path / "msatools/memory/compiled.py")
     assert run_wheel(PARTS_IN_C, built[1], tmp_path) == [here, "True", "True"]
 
 
@@ -170,7 +170,7 @@ def test_installs_without_a_compiler(compiler: str, tmp_path: Path) -> None:
     copy_source(source)
     build(source, out, CC=compiler)
     (wheel,) = out.glob("*.whl")
-    here = str(target / "msatools/memory/pages/compiled.py")
+    here = str(target / "msatools/memory/compiled.py")
     assert run_wheel(PARTS_IN_C, wheel, target) == [here, "False", "False"]
 
 

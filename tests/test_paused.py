@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from msatools.cli.command import Command
-from msatools.target import Opened, TargetSpec, open_target
+from msatools.cli.arguments import Command
+from msatools.program import Opened, TargetSpec, open_target
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ZOMBIES, Row
 from tests.support.calls import Ran, call
 from tests.support.paused import paused

@@ -22,9 +22,9 @@ from drgn.commands import (
 
 from fixtures import lab
 from msatools.plugin import drgn_prog_set
+from msatools.program import TargetSpec, open_target
 from msatools.prompt import _MARK, hint, matches
 from msatools.registry import NAMES
-from msatools.target import TargetSpec, open_target
 from tests.support.calls import CORE, demo
 from tests.support.paused import paused
 from tests.support.terminal import Terminal
@@ -208,7 +208,7 @@ def test_prompt_hints_at_failed_lookups(prompt: Prompt) -> None:
         "Traceback (most recent call last):",
         '  File "<console>", line 1, in <module>',
     ]
-    assert shown[2].startswith("msatools.selfdesc.objects.UntypedError: nothing says")
+    assert shown[2].startswith("msatools.selfdesc.types.UntypedError: nothing says")
     assert shown[2].endswith("address=0xffffffffb7e10010)")
     for line in ("prog['nothing']", "prog.type('struct nothing')"):
         shown = prompt.ask(line).splitlines()[1:-1]

@@ -12,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.registry import NAMES, load
-from msatools.render import json as as_json
 from msatools.render import show
+from msatools.reports import forms as as_json
 from msatools.reports.presented import Presented
 from tests.support.calls import CORE, call, demo, with_operands
 

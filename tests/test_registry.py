@@ -10,7 +10,7 @@ import pytest
 from fixtures.demo import DEMOS
 from msatools import registry
 from msatools.derived.schemas import schemas
-from msatools.target import open_target
+from msatools.program import open_target
 from tests.contract.table import ROWS
 from tests.support.calls import call
 from tests.truth.tables import TABLES

@@ -16,12 +16,12 @@ from drgn.helpers.linux.percpu import per_cpu
 from fixtures import lab
 from msatools import plugin, prompt
 from msatools.errors import UncertainNameError
+from msatools.program import TargetSpec, open_target
 from msatools.selfdesc import is_served_by_btf, load, load_btf
-from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import load_symbols
+from msatools.selfdesc.load import finders_of
 from msatools.selfdesc.types import BtfTypes
 from msatools.standby import NAME, standby_of
-from msatools.target import TargetSpec, open_target
 from tests.selfdesc.undescribed import Symbols
 from tests.support.calls import CORE
 from tests.support.paused import paused

@@ -15,9 +15,9 @@ from drgn import Program
 from fixtures import lab
 from fixtures.lab.guest.livecommands import NAMES
 from msatools.cli.main import run_console
+from msatools.program import open as opening
 from msatools.selfdesc import load
 from msatools.selfdesc.kallsyms import load_symbols
-from msatools.target import open as opening
 from tests.selfdesc.undescribed import Symbols
 from tests.support.calls import with_operands
 from tests.support.overlay import put

@@ -1,23 +1,409 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The options of all commands, and their parser."""
+"""The description of a command, the options of all or several, and their parser."""
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+import pwd
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from msatools.cli.command import Command, Excluded, Operands, argument
-from msatools.cli.maybe_file import MaybeFile
-from msatools.cli.usage import (
+from msgspec import Struct
+
+from msatools.cli.options import (
     Formatter,
     Help,
+    MaybeFile,
     OptionParser,
     UsageError,
     Version,
+    cgroup_list,
+    check_users,
+    container_list,
+    cpu_list,
+    duration_ns,
     example_lines,
+    is_number,
+    named_targets,
+    number_list,
+    row_count,
+    state_letters,
+    user_list,
 )
-from msatools.cli.words import is_number, named_targets
+
+if TYPE_CHECKING:
+    from drgn import Program
+
+    from msatools.kernel.report import Report, Session
+    from msatools.program import Target
+    from msatools.render.blocks import Block
+    from msatools.reports.forms import Document
+    from msatools.reports.presented import DiffRows
+    from msatools.selfcheck.selfcheck import Check
+    from msatools.tasks.identity import Membership
+
+# --- The description of a command: its arguments, its runs, and its rendering.
+
+
+R = TypeVar("R", bound="Report")
+
+
+class argument:  # noqa: N801 -- as in drgn
+    """An argument; it is drgn's class of the same name, which is slow to import."""
+
+    def __init__(self, *args: str, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+
+class mutually_exclusive_group:  # noqa: N801
+    """Arguments that exclude each other; also drgn's."""
+
+    def __init__(self, *arguments: argument, required: bool = False) -> None:
+        self.arguments = arguments
+        self.required = required
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The result of a command that reads no target."""
+
+    document: "Document"
+    blocks: "Iterable[Block]"
+
+    incomplete: bool
+    """Whether something is missing, as :attr:`Command.problems` of a report."""
+
+
+class Operands(Struct, frozen=True):
+    """The words that a command takes besides the target, in place of an interval.
+
+    They are told from the target by their form alone: a file whose name looks like one
+    is named as a path, ``./NAME``.
+    """
+
+    name: str
+    """Name in the usage line: ``ADDRESS``."""
+
+    describes: Callable[[str], bool]
+    """Returns whether a word has the form of one."""
+
+
+class Excluded(Struct, frozen=True):
+    """Options that have no effect together with another: they are refused.
+
+    Options that ask for more have their effect with ``--json`` as it is: it has that.
+    """
+
+    by: str
+    """The other option, as it is written first in the help."""
+
+    options: tuple[str, ...]
+    why: str
+    """The reason, as the end of a sentence about the other option: "has all rows"."""
+
+    in_text: bool = False
+    """Whether they have an effect in JSON, where views are added to each other."""
+
+
+def _is_incomplete(report: "Report") -> bool:
+    from msatools.cli.execution import is_incomplete
+
+    return is_incomplete(report)
+
+
+def _everything(report: R, args: argparse.Namespace) -> R:
+    return report
+
+
+class Recorded(Struct, Generic[R], frozen=True, kw_only=True):
+    """How the reports of a command are recorded and replayed.
+
+    A recording has complete reports, independent of the options that select parts:
+    these are applied when it is replayed.
+    """
+
+    model: Callable[[], type[R]]
+    """Returns the class of the reports."""
+
+    choosing: tuple[str, ...] = ()
+    """Names of the arguments that select from a complete report."""
+
+    choose: Callable[[R, argparse.Namespace], R] = _everything
+    """``choose(report, args)``: returns the selected part of a complete report; raises
+    UsageError if the recording lacks it."""
+
+    require: Callable[[R, argparse.Namespace], None] = lambda *_: None
+    """``require(report, args)``: raises TargetError if a complete report lacks
+    something that the arguments name."""
+
+    lacks: Callable[[argparse.Namespace], Mapping[str, object]] = lambda _: {}
+    """``lacks(args)``: returns the options for data that recordings lack, each with its
+    value: false if it is not given."""
+
+    def lacking(self, args: argparse.Namespace) -> str | None:
+        """Return the first given option for data that recordings lack."""
+        given = (option for option, value in self.lacks(args).items() if value)
+        return next(given, None)
+
+
+class Command(Struct, Generic[R], frozen=True, kw_only=True):
+    """The description of a command."""
+
+    name: str
+    """Name as in ``msa-NAME`` and ``%NAME``."""
+
+    summary: str
+    """Summary in less than a line."""
+
+    arguments: tuple[argument | mutually_exclusive_group, ...]
+    """Its own arguments; the common ones are added."""
+
+    examples: tuple[tuple[str, str], ...]
+    """Arguments after name and target, and what they show."""
+
+    operands: Operands | None = None
+    """Words besides the target: ``args.operands``. A command with some has no
+    intervals, and its examples begin with them."""
+
+    start: "Callable[[Program, Target, argparse.Namespace], Session[R]]"
+    """Starts a run; raises the errors of :mod:`msatools.errors` as a report does."""
+
+    blocks: "Callable[[R, argparse.Namespace], Iterable[Block]]"
+    """Renders a report."""
+
+    recorded: Recorded[R]
+
+    problems: Callable[[R], bool] = _is_incomplete
+    """Returns whether something was missing or unreadable, or a check failed."""
+
+    sandboxed: bool = False
+    """Whether dumps are read in the sandbox without being asked for it, if the list of
+    system calls can be enforced."""
+
+    excluded: tuple[Excluded, ...] = ()
+    """Options without effect, by the option that makes them so."""
+
+    complaint: Callable[[argparse.Namespace, bool], str | None] = lambda *_: None
+    """``complaint(args, has_interval)``: returns why arguments contradict each other,
+    if they do; for what depends on more than which options are given."""
+
+    keep: Callable[[R, argparse.Namespace], None] = lambda *_: None
+    """``keep(report, args)``: writes the files requested for each report; raises
+    OutputError."""
+
+    writes: Callable[[argparse.Namespace], bool] = lambda _: False
+    """Returns whether files are requested, which :attr:`keep` writes."""
+
+    checks: "Callable[[], Sequence[Check]]" = lambda: ()
+    """Returns what ``--self-check`` compares, besides how memory is read."""
+
+    explains_kernel: bool = False
+    """Whether ``--why`` looks at the target, where one is named: what the names mean
+    depends on it."""
+
+    compared: "tuple[DiffRows, ...]" = ()
+    """Tables that ``--diff`` compares row by row."""
+
+    compare: Callable[[argparse.Namespace], Answer] | None = None
+    """``compare(args)``: compares two files in a way of the command's own."""
+
+    @property
+    def offers_diff(self) -> bool:
+        """Whether the command has ``--diff``: it says what is to be compared."""
+        return bool(self.compared) or self.compare is not None
+
+
+# --- Options that several commands share.
+
+
+def numbers(flag: str, dest: str, what: str, help: str) -> argument:
+    """Return an option that selects by ID.
+
+    :param what: Kind of ID: "PID".
+    """
+    return _option(flag, dest=dest, type=number_list, metavar=f"{what},...", help=help)
+
+
+def pids(help: str) -> argument:
+    """Return the option that selects tasks by PID."""
+    return numbers("-p", "pids", "PID", help)
+
+
+def users() -> argument:
+    """Return the option that selects tasks by user: see :func:`uids`."""
+    help = "only tasks of these users, by number, or name on the running kernel"
+    return _option("-u", dest="users", type=user_list, metavar="USER,...", help=help)
+
+
+def uids(args: argparse.Namespace, target: "Target | None") -> tuple[int, ...] | None:
+    """Return the UIDs of the option of :func:`users`; ``None`` if it was not given.
+
+    :param target: ``None`` for a recording.
+    :raises UsageError: if a user does not exist, or the target is not this machine
+    """
+    if args.users is None:
+        return None
+    check_users(args, is_own=target is not None and target.kind == "kcore")
+    return tuple(map(_uid, args.users))
+
+
+def _uid(user: int | str) -> int:
+    if isinstance(user, int):
+        return user
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise UsageError(f"-u {user}: this machine has no user of that name") from None
+
+
+def memberships() -> tuple[argument, ...]:
+    """Return the options that select tasks by cgroup, container and namespace."""
+    return (
+        _several(
+            "--cgroup",
+            "cgroups",
+            cgroup_list,
+            "PATH",
+            "only tasks in these control groups or below, as in /proc/PID/cgroup; * "
+            "and ? stand for parts of a name",
+        ),
+        _several(
+            "--container",
+            "containers",
+            container_list,
+            "ID",
+            "only tasks in these containers, by 12 or more digits of the ID in the "
+            "cgroup's path",
+        ),
+        _several(
+            "--ns",
+            "namespaces",
+            number_list,
+            "INODE",
+            "only tasks in these namespaces of any kind, by inode number, as in "
+            "/proc/PID/ns",
+        ),
+    )
+
+
+def membership(args: argparse.Namespace) -> "Membership":
+    """Return the values of the options of :func:`memberships`."""
+    from msatools.tasks.identity import Membership
+
+    return Membership(
+        cgroups=_given(args.cgroups),
+        containers=_given(args.containers),
+        namespaces=_given(args.namespaces),
+    )
+
+
+def _several(flag: str, dest: str, type: Any, what: str, help: str) -> argument:
+    """Return an option with a list, which may be repeated."""
+    return _option(
+        flag,
+        dest=dest,
+        type=type,
+        action="extend",
+        default=[],
+        metavar=f"{what},...",
+        help=help,
+    )
+
+
+def _given(values: list[Any]) -> tuple[Any, ...] | None:
+    return tuple(values) if values else None
+
+
+def cpus(help: str) -> argument:
+    """Return the option that selects CPUs, or tasks by CPU."""
+    help = f"{help}, such as 0-3,8"
+    return _option("-P", dest="cpus", type=cpu_list, metavar="CPU-LIST", help=help)
+
+
+def states() -> argument:
+    """Return the option that selects tasks by state, as in /proc."""
+    return _option(
+        "--state",
+        dest="states_wanted",
+        type=state_letters,
+        metavar="LETTERS",
+        help="only tasks in these states, such as DZ",
+    )
+
+
+def min_age(help: str) -> argument:
+    """Return the option for the minimum time that something has lasted.
+
+    :param help: The beginning of the sentence: "only tasks that wait".
+    """
+    help = f"{help} for at least so long: 30 (seconds), 500ms, 5m, 2h, 1d"
+    return _option(
+        "--min-age",
+        dest="min_age_ns",
+        type=duration_ns,
+        default=0,
+        metavar="TIME",
+        help=help,
+    )
+
+
+def columns(type: Callable[[str], Any], help: str = "") -> argument:
+    """Return the option for the columns of a table.
+
+    :param type: Parses the value: see :func:`msatools.cli.options.column_list`.
+    :param help: What else there is to know.
+    """
+    help = f"show these columns{help}; all: all of them"
+    return _option(
+        "-o",
+        dest="columns",
+        type=type,
+        action="extend",
+        metavar="COL,...",
+        help=help,
+    )
+
+
+def rows(help: str = "", default: int | None = None) -> argument:
+    """Return the option for the maximum number of rows.
+
+    :param help: What has the rows: " of each list".
+    :param default: Maximum if the option is not given; ``None`` if the view decides.
+    """
+    usual = "" if default is None else f" ({default})"
+    return _option(
+        "-n",
+        dest="rows",
+        type=row_count,
+        default=default,
+        metavar="COUNT",
+        help=f"show at most COUNT rows{help}{usual}; all: no limit",
+    )
+
+
+def textfile() -> argument:
+    """Return the option for a file of metrics: see :mod:`msatools.cli.recording`."""
+    return _option(
+        "--textfile",
+        metavar="FILE",
+        help="write gauges for node_exporter's textfile collector to FILE.prom, too",
+    )
+
+
+def view(name: str, help: str, flag: str | None = None) -> argument:
+    """Return the option for a view, which sets ``args.view`` to its name.
+
+    :param flag: The option, if it is not ``--NAME``.
+    """
+    flag = flag or f"--{name}"
+    return _option(flag, dest="view", action="store_const", const=name, help=help)
+
+
+def _option(flag: str, **words: Any) -> argument:
+    return argument(flag, **words)
+
+
+# --- The options of all commands, and their parser.
 
 
 def _share(word: str) -> float:
@@ -97,7 +483,7 @@ def _why(command: str) -> argument:
     """Return the option that explains the output of a command."""
 
     def names(word: str) -> list[str]:
-        from msatools.cli.explanation import parse_names
+        from msatools.cli.answers import parse_names
 
         return parse_names(command, word)
 

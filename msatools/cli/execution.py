@@ -1,41 +1,522 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the arguments of a command ask for: a report of a target, or an answer without.
-
-This module and those that it calls do what is common to all commands: the target,
-intervals, and whether a report is complete.
-"""
+"""One run of a command: what its arguments ask for, its reports, and its intervals."""
 
 import argparse
+import contextlib
 import logging
+import os
+import random
+import re
+import resource
+import sys
+import time
+from argparse import ArgumentTypeError, Namespace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from msatools.cli.arguments import refuse_excluded
-from msatools.cli.budget import be_nice
-from msatools.cli.command import Answer, Command, R
+from drgn import Program
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from msatools.cli.arguments import Answer, Command, make_parser, refuse_excluded
+from msatools.cli.arguments import R as EXECUTION_R
 from msatools.cli.main import EXIT_DONE, EXIT_TARGET, failed, say_faults
-from msatools.cli.output import OutputClosed, output, print_blocks
-from msatools.cli.recording import is_recording
-from msatools.cli.runner import RunResult, run
-from msatools.cli.signals import Stopped, stop_if_told, told_first
-from msatools.cli.target_arguments import (
+from msatools.cli.options import (
+    UsageError,
+    Words,
+    named_targets,
+    parse_words,
     refuse_in_sandbox,
     refuse_kernel,
     refuse_target,
     target_path,
     target_spec,
 )
-from msatools.cli.usage import UsageError
-from msatools.cli.words import Words, named_targets, parse_words
-from msatools.render import json
-from msatools.target import TargetSpec, open_target
+from msatools.cli.output import (
+    OutputClosed,
+    ProgressLine,
+    Stopped,
+    device,
+    output,
+    print_blocks,
+    stop_if_told,
+    told_first,
+    whole,
+)
+from msatools.cli.recording import Recorder, is_recording
+from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
+from msatools.errors import UNREADABLE, OwnFault
+from msatools.kernel.report import Cost, Note, Progress, R, Report, Session, spoils
+from msatools.program import Target, TargetError, TargetSpec, live, open_target
+from msatools.program.live import MovedError
+from msatools.program.model import damaged_types, losses_refused
+from msatools.render.blocks import Block
+from msatools.reports import forms
+from msatools.selfdesc import BtfError
+
+# --- Whether a report is incomplete, for the exit status with --strict.
+
+
+def is_incomplete(report: Report) -> bool:
+    """Return whether anything was lost, or the dump is truncated."""
+    live = report.target.live
+    lost = any(count and spoils(key, live) for key, count in report.coverage.items())
+    return lost or report.target.truncated
+
+
+# --- CPU time and memory of a run, and the limit of its CPU time.
+
+
+NICENESS = 5
+"""Nice value of a run. A task with nice value 0 gets three times as much of a CPU that
+both need; a report still takes only seconds if all CPUs are busy."""
+
+SECOND_NS = 10**9
+WINDOW_S = 30.0
+"""Length of the sliding window in which a run never exceeds its share of a CPU."""
+
+_MARK_S = 0.25
+"""Minimum time between two marks."""
+
+
+class CpuMark(NamedTuple):
+    """CPU time used up to a moment."""
+
+    at_s: float
+    """The moment, by the monotonic clock."""
+
+    used_s: float
+
+
+def be_nice() -> None:
+    """Raise the nice value, unless the user has changed it."""
+    if os.nice(0) == 0:
+        os.nice(NICENESS)
+
+
+def peak_bytes() -> int | None:
+    """Return the peak resident memory of this process; ``None`` without /proc.
+
+    getrusage() would include the memory that its parent had at fork().
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(match[1]) << 10 if match else None
+
+
+def cpu_ns() -> int:
+    """Return the CPU time of this process and of its children that ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time_ns() + round(
+        (children.ru_utime + children.ru_stime) * SECOND_NS
+    )
+
+
+class Pace:
+    """Delays the reports and samples of a run to keep it within its share of a CPU.
+
+    There are two rules. After each of them the run waits until its CPU time since the
+    start of that one is within the share: this spreads them evenly. And no window of
+    :data:`WINDOW_S` exceeds the share, if the next one costs as much as the last. If
+    one costs more than the share of a whole window, only the first rule applies, and
+    the run waits for longer than a window.
+
+    :param share: Maximum share of one CPU; ``None`` for no limit.
+    """
+
+    def __init__(self, share: float | None = None) -> None:
+        self._share = share
+        self._last_ns = time.monotonic_ns(), cpu_ns()
+        self._marks: deque[CpuMark] = deque()
+        """Marks within the last window, and one before it."""
+
+        self.start()
+
+    def start(self) -> None:
+        """Begin a report."""
+        self._started = self._mark()
+        self._report_s: float | None = None
+        """CPU time of the report, once known."""
+
+    @property
+    def earliest_s(self) -> float:
+        """The earliest start of the next report or sample, by the monotonic clock."""
+        if self._share is None:
+            return self._started.at_s
+        now = self._mark()
+        used_s = now.used_s - self._started.used_s
+        if self._report_s is None:
+            self._report_s = used_s
+        within_share_s = self._started.at_s + used_s / self._share
+        room_s = self._share * WINDOW_S - self._report_s
+        return max(within_share_s, self._window_opens_s(now, room_s))
+
+    def cost(self, began_ns: int) -> Cost:
+        """Return the cost of a sample that has just ended.
+
+        :param began_ns: Its start, by the monotonic clock.
+        """
+        (wall_ns, used_ns), now_ns = self._last_ns, time.monotonic_ns()
+        self._last_ns = now_ns, cpu_ns()
+        return Cost(
+            cpu_ns=self._last_ns[1] - used_ns,
+            wall_ns=now_ns - wall_ns,
+            elapsed_ns=now_ns - began_ns,
+            peak_bytes=peak_bytes(),
+        )
+
+    def _mark(self) -> CpuMark:
+        """Return the CPU time used until now; keep it if the last mark is old."""
+        now = CpuMark(time.monotonic(), cpu_ns() / SECOND_NS)
+        if not self._marks or now.at_s - self._marks[-1].at_s >= _MARK_S:
+            self._marks.append(now)
+        while len(self._marks) > 1 and self._marks[1].at_s <= now.at_s - WINDOW_S:
+            self._marks.popleft()
+        return now
+
+    def _window_opens_s(self, now: CpuMark, room_s: float) -> float:
+        """Return when the CPU time in the sliding window falls to *room_s*.
+
+        All CPU time between two marks is assumed to be used just before the second.
+        """
+        first = self._marks[0]
+        for mark in self._marks:
+            if now.used_s - mark.used_s <= room_s:
+                # CPU time before the first mark is none, or outside of the window.
+                return mark.at_s + (WINDOW_S if mark is not first else 0.0)
+        return first.at_s
+
+
+# --- Reports at intervals, with samples in between, until the user stops them.
+
+
+T = TypeVar("T")
+
+
+class Plan(Struct, frozen=True):
+    """Interval, number and cost of the reports."""
+
+    interval_s: float
+    count: int | None = None
+    """Number of reports; ``None`` for no limit."""
+
+    share: float | None = None
+    """Maximum share of one CPU, to which reports are delayed; ``None`` for no limit."""
+
+
+class Call(Protocol):
+    """Calls a collecting function, with progress and readable errors."""
+
+    def __call__(self, collect: Callable[[Progress], T], /) -> T: ...
+
+
+def reports(
+    session: Session[R],
+    plan: Plan,
+    call: Call,
+    again: Call,
+    quit_before: Callable[[float], bool],
+) -> Iterator[R]:
+    """Yield the report of each interval.
+
+    :param again: Like *call*, but may repeat the function after an error.
+    :param quit_before: Waits until a time of the monotonic clock; returns whether the
+        user quit before.
+    """
+    pace = Pace(plan.share)
+    again(session.begin)
+    due_s = time.monotonic()
+    given, lost = 0, 0
+    while given != plan.count:
+        # A report that takes longer than the interval delays those after it.
+        due_s = max(due_s + plan.interval_s, time.monotonic())
+        samples = _Samples(session, call, pace, due_s - time.monotonic())
+        try:
+            while (at_s := samples.next_s) is not None and at_s < due_s:
+                if quit_before(at_s):
+                    return
+                samples.take()
+            if quit_before(max(due_s, pace.earliest_s)):
+                return
+            pace.start()
+            began_ns = time.monotonic_ns()
+            report = samples.noted(call(session.advance))
+        except MovedError:
+            # The data are wrong: start anew.
+            again(session.begin)
+            lost += 1
+            continue
+        if lost:
+            text = f"{lost} intervals before this are lost: memory came or went"
+            report = _noted(report, "interval-lost", text)
+        if report.interval_ns == 0:
+            text = "the kernel's clock stands still: it is paused, or hangs"
+            report = _noted(report, "clock-stands-still", text)
+        given, lost = given + 1, 0
+        yield replace(report, cost=pace.cost(began_ns))
+
+
+def _noted(report: R, code: str, text: str) -> R:
+    return replace(report, notes=(*report.notes, Note(code, text)))
+
+
+class _Samples:
+    """The samples within one interval: the time of the next, and the lost ones."""
+
+    def __init__(
+        self, session: Session[Any], call: Call, pace: Pace, left_s: float
+    ) -> None:
+        self._session = session
+        self._call = call
+        self._pace = pace
+        # There is at least one sample in each interval with room for it.
+        self._longest_s = left_s
+        self._period_starts_s = time.monotonic()
+        self._lost = 0
+        self._why = ""
+        self.next_s = self._next_time()
+
+    def take(self) -> None:
+        """Take a sample; one that takes longer than the period delays the next."""
+        self._call(self._sample)
+        elapsed = self._period_starts_s + (self._period_s or 0)
+        self._period_starts_s = max(elapsed, time.monotonic())
+        self.next_s = self._next_time()
+
+    def noted(self, report: R) -> R:
+        """Return the interval's report, with a note if samples were lost."""
+        if not self._lost:
+            return report
+        text = f"{self._lost} samples within the interval are lost: {self._why}"
+        return _noted(report, "samples-lost", text)
+
+    def _sample(self, progress: Progress) -> None:
+        try:
+            self._session.sample()
+        except UNREADABLE as error:
+            self._lost += 1
+            self._why = str(error)
+
+    @property
+    def _period_s(self) -> float | None:
+        period_s = self._session.period_s
+        return None if period_s is None else min(period_s, self._longest_s)
+
+    def _next_time(self) -> float | None:
+        """Choose a random time in the period, by the monotonic clock.
+
+        At regular times, periodic work of tasks would be seen always or never.
+        """
+        period_s = self._period_s
+        if period_s is None:
+            return None
+        at_s = self._period_starts_s + random.random() * period_s
+        return max(at_s, self._pace.earliest_s)
+
+
+# --- One run of a command on an opened target: its reports, until it ends.
+
+
+_TRIES = 3
+"""Maximum number of attempts if memory is added or removed meanwhile, and if a running
+kernel changed what is read so that it cannot be right."""
+
+_SCREEN_ROWS = 10_000
+"""Maximum number of rows for a screen by default: those that it can be scrolled and
+sorted by keys among."""
+
+
+class RunResult(Struct, Generic[R]):
+    """The result so far, which is valid however the run ends."""
+
+    last: R | None = None
+    incomplete: bool = False
+    faults: dict[str, OwnFault] = field(default_factory=dict)
+    """Faults of msatools that cost a part of a report, by their text."""
+
+    retried: int = 0
+    """Attempts at the next report that came to nothing, as the kernel changed."""
+
+
+def run(
+    command: Command[R],
+    prog: Program,
+    target: Target,
+    args: Namespace,
+    words: Words,
+    seen: RunResult[R],
+) -> None:
+    """Collect and print one report, or one after each interval until the end."""
+
+    def call_once(collect: Callable[[Progress], T]) -> T:
+        with (
+            _errors_of(target),
+            live.kcore_steady(prog),
+            live.qmp_steady(prog),
+            ProgressLine(command.name, sys.stderr) as progress,
+        ):
+            return collect(progress)
+
+    def call(collect: Callable[[Progress], T]) -> T:
+        for _ in range(_TRIES - 1 if target.live else 0):
+            try:
+                return call_once(collect)
+            except TargetError as error:
+                # A running kernel may have changed them while they were read.
+                if not isinstance(error.__cause__, UNREADABLE):
+                    raise
+                seen.retried += 1
+        return call_once(collect)
+
+    def again(collect: Callable[[Progress], T]) -> T:
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(live.MovedError):
+                return call(collect)
+        return call(collect)
+
+    def saw(report: R) -> R:
+        if seen.retried:
+            coverage = {**report.coverage, "samples_retried": seen.retried}
+            report, seen.retried = replace(report, coverage=coverage), 0
+        if recorder is not None:
+            if seen.last is None:
+                recorded.require(report, args)
+            recorder.add(report)
+            report = recorded.choose(report, args)
+        seen.last = report
+        seen.incomplete |= command.problems(report)
+        seen.faults.update({fault.text: fault for fault in report.faults})
+        command.keep(report, args)
+        return report
+
+    recorded = command.recorded
+    display = _display(command, args, words.interval_s) if words.interval_s else None
+    with recording(command.name, args.record) as recorder:
+        asked = args if recorder is None else _unchosen(command, args)
+        session = again(lambda _: command.start(prog, target, asked))
+        if display is None or words.interval_s is None:
+            report = saw(again(session.report))
+            stop_if_told()
+            print_report(command, report, args)
+            return
+        plan = Plan(words.interval_s, words.count, args.budget)
+        # The terminal is restored before anything else, however the run ends.
+        with display:
+            for report in reports(session, plan, call, again, display.quit_before):
+                # An incomplete line of JSON would break its reader.
+                with whole():
+                    display.show(saw(report))
+
+
+def print_report(command: Command[R], report: R, args: Namespace) -> None:
+    """Print the only report of a run."""
+    with output() as out:
+        if args.json:
+            forms.show(report, out)
+        else:
+            print_blocks(shown_blocks(command, report, args), out, args)
+
+
+def shown_blocks(command: Command[R], report: R, args: Namespace) -> Iterable[Block]:
+    """Return the blocks of a report, with -v what the names in them mean."""
+    blocks = command.blocks(report, args)
+    if not args.verbose:
+        return blocks
+    from msatools.legends import legend_of
+    from msatools.render.legend import with_key
+
+    return with_key(blocks, legend_of(command.name))
+
+
+def recording(
+    name: str, path: str | None
+) -> contextlib.AbstractContextManager["Recorder | None"]:
+    """Begin a recording, if one was requested."""
+    return contextlib.nullcontext() if path is None else Recorder(path, name)
+
+
+def _unchosen(command: Command[R], args: Namespace) -> Namespace:
+    """Return the arguments without those that select, which are applied later."""
+    parser = make_parser(command, in_drgn=True)
+    defaults = {name: parser.get_default(name) for name in command.recorded.choosing}
+    return Namespace(**{**vars(args), **defaults})
+
+
+def _display(command: Command[R], args: Namespace, interval_s: float) -> Display[R]:
+    if args.json:
+        return JsonLines()
+
+    def blocks(report: R) -> Iterable[Block]:
+        return command.blocks(report, args)
+
+    def words(cost: Cost) -> str:
+        return footer(command.name, cost, args.budget)
+
+    look = partial(device, args)
+    if args.no_redraw or not can_redraw():
+        return Appended(blocks, words, look)
+    if getattr(args, "rows", _SCREEN_ROWS) is None:
+        args.rows = _SCREEN_ROWS
+    first = f"msa-{command.name}: the first sample comes after {interval_s:g} s"
+    from msatools.cli.live_view import LiveView
+    from msatools.legends import legend_of
+
+    view = LiveView(legend_of(command.name), _column_chooser(command, args))
+    return Screen(blocks, words, look, first, view)
+
+
+def _column_chooser(
+    command: Command[R], args: Namespace
+) -> Callable[[str], str | None] | None:
+    """Return what has a command show other columns; ``None`` if it has no ``-o``."""
+    parser = make_parser(command, in_drgn=True)
+    option = next((each for each in parser._actions if each.dest == "columns"), None)
+    parse = None if option is None else option.type
+    if not callable(parse):
+        return None
+    usual = args.columns
+
+    def choose(names: str) -> str | None:
+        try:
+            args.columns = parse(names) if names else usual
+        except (ArgumentTypeError, ValueError) as error:
+            return str(error)
+        return None
+
+    return choose
+
+
+@contextlib.contextmanager
+def _errors_of(target: Target) -> Iterator[None]:
+    """Convert what the target lacks or has damaged to :class:`TargetError`."""
+    with losses_refused(target.path, live=target.live, truncated=target.truncated):
+        try:
+            yield
+        except BtfError as error:
+            raise damaged_types(target.path, error) from error
+
+
+# --- What the arguments of a command ask for: a report of a target, or an answer
+# without.
+#
+# This module and those that it calls do what is common to all commands: the target,
+# intervals, and whether a report is complete.
+
 
 EXIT_INCOMPLETE = 3
 
 
 def execute(
-    command: Command[R], parser: argparse.ArgumentParser, args: argparse.Namespace
+    command: Command[EXECUTION_R],
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
 ) -> int:
     """Do what a shell's arguments ask for, and return the exit status."""
     # drgn's own warnings are for its prompt; our errors have the relevant ones.
@@ -53,8 +534,8 @@ def execute(
     if path is not None and is_recording(path):
         refuse_kernel(args, words, path)
         check(command, args, words)
-        seen: RunResult[R] = RunResult()
-        from msatools.cli.replay import replay
+        seen: RunResult[EXECUTION_R] = RunResult()
+        from msatools.cli.answers import replay
 
         replay(command, path, args, seen)
         return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
@@ -73,7 +554,7 @@ def execute(
 
 
 def _is_confined(
-    command: Command[R], spec: TargetSpec, args: argparse.Namespace
+    command: Command[EXECUTION_R], spec: TargetSpec, args: argparse.Namespace
 ) -> bool:
     """Return whether a command reads the target in the sandbox by default.
 
@@ -89,7 +570,10 @@ def _is_confined(
 
 
 def _sandboxed(
-    command: Command[R], spec: TargetSpec, args: argparse.Namespace, words: Words
+    command: Command[EXECUTION_R],
+    spec: TargetSpec,
+    args: argparse.Namespace,
+    words: Words,
 ) -> int:
     try:
         return _report(command, spec, args, words)
@@ -100,10 +584,13 @@ def _sandboxed(
 
 
 def _report(
-    command: Command[R], spec: TargetSpec, args: argparse.Namespace, words: Words
+    command: Command[EXECUTION_R],
+    spec: TargetSpec,
+    args: argparse.Namespace,
+    words: Words,
 ) -> int:
     """Open a target, print what was requested, and return the exit status."""
-    seen: RunResult[R] = RunResult()
+    seen: RunResult[EXECUTION_R] = RunResult()
     if spec.is_live and spec.qemu is None:
         be_nice()
     try:
@@ -121,18 +608,20 @@ def _report(
 
 
 def chosen(
-    command: Command[R], parser: argparse.ArgumentParser, args: argparse.Namespace
+    command: Command[EXECUTION_R],
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
 ) -> Command[Any]:
     """Return the command that the arguments request: the same, or its self-check."""
     if not args.self_check:
         return command
-    from msatools.cli.selfcheck import self_checking
+    from msatools.cli.answers import self_checking
 
     return self_checking(command, parser)
 
 
 def instead(
-    command: Command[R],
+    command: Command[EXECUTION_R],
     parser: argparse.ArgumentParser,
     args: argparse.Namespace,
     words: Words,
@@ -140,7 +629,7 @@ def instead(
 ) -> Answer | None:
     """Return the answer without a target, if the arguments request that."""
     if args.why:
-        from msatools.cli.explanation import explained, refuse_others
+        from msatools.cli.answers import explained, refuse_others
 
         refuse_others(parser, args, words)
         looks = command.explains_kernel and has_target
@@ -151,7 +640,7 @@ def instead(
     check(command, args, words)
     if command.compare is not None:
         return command.compare(args)
-    from msatools.cli.comparison import compared
+    from msatools.cli.answers import compared
 
     return compared(command, args)
 
@@ -161,12 +650,14 @@ def print_answer(answer: Answer, args: argparse.Namespace) -> None:
     stop_if_told()
     with output() as out:
         if args.json:
-            json.show(answer.document, out)
+            forms.show(answer.document, out)
         else:
             print_blocks(answer.blocks, out, args)
 
 
-def check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
+def check(
+    command: Command[EXECUTION_R], args: argparse.Namespace, words: Words
+) -> None:
     """Check the arguments together.
 
     :raises UsageError: if they contradict each other

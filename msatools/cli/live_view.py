@@ -242,7 +242,7 @@ class LiveView:
         """Return the rows that are shown, in their order."""
         if not (self._sort or self._filter or self._is_reversed):
             return range(len(table.rows))
-        from msatools.render.sorting import cell_text, sort_order
+        from msatools.render.plain import cell_text, sort_order
 
         rows = self._rows.setdefault(id(table), [*table.rows])
         order: Sequence[int] = range(len(rows))

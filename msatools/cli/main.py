@@ -12,14 +12,20 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from msatools.cli.arguments import make_parser
-from msatools.cli.command import Command, R
-from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
-from msatools.cli.signals import Stopped, end_by, stop_on_signals
-from msatools.cli.usage import Asked, UsageError
+from msatools.cli.arguments import Command, R, make_parser
+from msatools.cli.options import Asked, UsageError
+from msatools.cli.output import (
+    OutputClosed,
+    OutputError,
+    Stopped,
+    end_by,
+    is_terminal,
+    output,
+    stop_on_signals,
+)
 
 if TYPE_CHECKING:
-    from msatools.faults import OwnFault
+    from msatools.errors import OwnFault
 
 EXIT_DONE = 0
 EXIT_TARGET = 1
@@ -54,7 +60,7 @@ def _run(command: Command[R], argv: Sequence[str], *, debug: bool) -> int:
     except Asked as asked:
         with output() as out:
             if is_terminal(out) and "--no-pager" not in argv:
-                from msatools.cli.pager import is_usable, page
+                from msatools.cli.screen import is_usable, page
 
                 if is_usable(out):
                     page(str(asked), out)
@@ -73,7 +79,7 @@ def failed(error: Exception, name: str, *, debug: bool) -> int:
     elif is_expected(error):
         status, why = EXIT_TARGET, str(error)
     else:
-        from msatools.faults import fault_of
+        from msatools.errors import fault_of
 
         return say_faults([fault_of(error)], name, debug=debug)
     if debug:
@@ -86,15 +92,15 @@ def failed(error: Exception, name: str, *, debug: bool) -> int:
 
 def is_expected(error: Exception) -> bool:
     """Return whether an error explains itself, and is no fault of msatools."""
-    from msatools.fleet.errors import FleetError
-    from msatools.target import TargetError
+    from msatools.fleet.single import FleetError
+    from msatools.program import TargetError
 
     return isinstance(error, (UsageError, TargetError, OutputError, FleetError))
 
 
 def say_faults(faults: Iterable["OwnFault"], name: str, *, debug: bool) -> int:
     """Print a line for each fault of msatools, and return the exit status."""
-    from msatools.faults import EXIT_FAULT, fault_line
+    from msatools.errors import EXIT_FAULT, fault_line
 
     for fault in faults:
         if debug and sys.stderr is not None:

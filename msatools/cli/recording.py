@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Recordings: files with the reports of one run of a command.
+"""Recordings: files with the reports of one run; and gauges of ``--textfile``."""
 
-The first line is a header, each further line a sample, all in JSON. Each line is
-compressed separately, as a member of a gzip file, and written at once: the complete
-lines of a truncated file can be read. zcat shows the file.
-
-A file that is read is not trusted.
-"""
-
+import argparse
 import contextlib
 import os
 import re
 import stat
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, BinaryIO
 
@@ -23,9 +18,73 @@ import msgspec
 from msgspec import Struct
 
 import msatools
-from msatools.cli.output import OutputError
+from msatools.cli.output import OutputError, check_writable, replace_file
 from msatools.errors import DamagedDataError
-from msatools.target.errors import TargetError
+from msatools.program.model import TargetError
+from msatools.reports.presented import Gauge
+
+# --- --textfile: gauges for the textfile collector of node_exporter.
+#
+# Each file is replaced by a rename, as node_exporter may read it at any time. Only
+# gauges in base units, and labels with few values: what a report has names of goes into
+# reports.
+
+
+def check_textfile(path: str) -> None:
+    """Check that metrics can be made and written, before anything is read.
+
+    :raises OutputError: if they cannot
+    """
+    if not path.endswith(".prom"):
+        raise OutputError(
+            f"{path}: node_exporter reads only files that end in .prom; name one"
+        )
+    check_writable(path)
+    if find_spec("prometheus_client") is None:
+        raise OutputError(
+            f"{path}: prometheus_client is missing, which makes metrics; run pip "
+            "install 'msatools[metrics]'"
+        )
+
+
+def textfile_complaint(args: argparse.Namespace) -> str | None:
+    """Return why metrics cannot be written with the other arguments, if so."""
+    # Inside drgn there is no sandbox.
+    if args.textfile is not None and getattr(args, "sandbox", False):
+        return "--textfile: no file is written with --sandbox"
+    return None
+
+
+def write_textfile(path: str, gauges: Iterable[Gauge]) -> None:
+    """Write gauges to a file.
+
+    :raises OutputError: if it cannot be written
+    """
+    replace_file(path, exposition(gauges))
+
+
+def exposition(gauges: Iterable[Gauge]) -> bytes:
+    """Return gauges in Prometheus's text format; those without a value are left out."""
+    import prometheus_client
+
+    registry = prometheus_client.CollectorRegistry()
+    for gauge in gauges:
+        made = prometheus_client.Gauge(
+            gauge.name, gauge.help, gauge.labels, registry=registry
+        )
+        for labels, value in gauge.values.items():
+            (made.labels(*labels) if gauge.labels else made).set(value)
+    return prometheus_client.generate_latest(registry)
+
+
+# --- Recordings: files with the reports of one run of a command.
+#
+# The first line is a header, each further line a sample, all in JSON. Each line is
+# compressed separately, as a member of a gzip file, and written at once: the complete
+# lines of a truncated file can be read. zcat shows the file.
+#
+# A file that is read is not trusted.
+
 
 FORMAT = "msatools.recording/1"
 _FAMILY, _, _ = FORMAT.rpartition("/")
@@ -85,7 +144,7 @@ class Recorder:
 
     def __init__(self, path: str, command: str) -> None:
         # The encoder is slow to import, and most runs record nothing.
-        from msatools.reports.codec import encode
+        from msatools.reports.forms import encode
 
         self._encode = encode
         self._path = path
@@ -190,13 +249,13 @@ class Recording:
         :param model: Class of the reports.
         :raises RecordingError: if one is damaged, or there is none
         """
-        from msatools.reports import codec
+        from msatools.reports import forms
 
         sample_type = _sample_type(model)
         for line in self._lines:
             self._count += 1
             with self._damaged():
-                sample = codec.decode(_FORMER_KEYS.sub(b'"class":', line), sample_type)
+                sample = forms.decode(_FORMER_KEYS.sub(b'"class":', line), sample_type)
                 if not 0 <= sample.taken_s < _MAX_SECONDS:
                     raise DamagedDataError("a time that cannot be")
             yield RecordedSample(sample.taken_s, sample.report)
@@ -243,13 +302,13 @@ class Recording:
         )
 
     def _read_header(self) -> Header:
-        from msatools.reports import codec
+        from msatools.reports import forms
 
         line = next(self._lines, None)
         if line is None:
             raise RecordingError(self._path, "cut short", "record it again")
         try:
-            header = codec.decode(line[:_MAX_HEADER], Header)
+            header = forms.decode(line[:_MAX_HEADER], Header)
         except (msgspec.MsgspecError, ValueError) as error:
             text = "a recording whose first line is damaged"
             raise RecordingError(self._path, text, "record it again") from error

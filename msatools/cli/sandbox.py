@@ -32,9 +32,9 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 from msatools.cli.output import is_terminal, output
+from msatools.program import formats
+from msatools.program.model import DamagedDumpError
 from msatools.render.device import terminal_size
-from msatools.target import flatheaders
-from msatools.target.errors import DamagedDumpError
 
 MEMORY_BYTES = 4 << 30
 """Private memory of the child."""
@@ -159,7 +159,7 @@ def _is_pageable(out: TextIO | None) -> bool:
     """Return whether a pager can show what is printed."""
     if out is None or not is_terminal(out):
         return False
-    from msatools.cli.pager import is_usable
+    from msatools.cli.screen import is_usable
 
     return is_usable(out)
 
@@ -204,7 +204,7 @@ def _pass_on(out: int, err: int, end_s: float, is_paged: bool) -> None:
                 stdout.write(kept.getvalue())
                 kept, streams[out] = io.StringIO(), stdout
         if kept.tell():
-            from msatools.cli.pager import page
+            from msatools.cli.screen import page
 
             page(kept.getvalue(), stdout)
 
@@ -250,7 +250,7 @@ def _child(
         sys.stdout = _Pipe(1, terminals[0])
         sys.stderr = _Pipe(2, terminals[1])
         _close_files_to_write()
-        flatheaders.copy(path)
+        formats.copy(path)
         try:
             lock_down(seccomp)
         except (OSError, ValueError) as error:

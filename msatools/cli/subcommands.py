@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Commands with subcommands: they work on many targets, and open none themselves.
-
-They stand beside the commands on one target (:mod:`msatools.cli.command`), with the
-same manners: errors in one line, signals, and arguments in tables that manual pages and
-completion are made from.
-"""
+"""Commands with subcommands: they work on many targets, and open none themselves."""
 
 import argparse
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from msgspec import Struct
 
-from msatools.cli.command import argument
+from msatools.cli.arguments import argument
 from msatools.cli.main import EXIT_DONE, failed
-from msatools.cli.output import OutputClosed, output
-from msatools.cli.signals import Stopped, end_by, stop_on_signals
-from msatools.cli.usage import (
+from msatools.cli.options import (
     Asked,
     Formatter,
     Help,
@@ -27,6 +22,23 @@ from msatools.cli.usage import (
     Version,
     example_lines,
 )
+from msatools.cli.output import (
+    OutputClosed,
+    StatusLine,
+    Stopped,
+    end_by,
+    output,
+    stop_on_signals,
+)
+
+if TYPE_CHECKING:
+    from msatools.fleet.run import Progress
+
+# --- Commands with subcommands: they work on many targets, and open none themselves.
+#
+# They stand beside the commands on one target (msatools.cli.arguments), with the same
+# manners: errors in one line, signals, and arguments in tables that manual pages and
+# completion are made from.
 
 
 class Subcommand(Struct, frozen=True, kw_only=True):
@@ -129,7 +141,7 @@ def _explain(group: CommandGroup, words: Sequence[str]) -> int:
 
     :raises UsageError: if there is not one word of them, or a name is not known
     """
-    from msatools.cli.explanation import explained, parse_names
+    from msatools.cli.answers import explained, parse_names
     from msatools.render import show
 
     if len(words) != 1:
@@ -181,3 +193,57 @@ def _help(group: CommandGroup) -> str:
             "",
         )
     )
+
+
+# --- The progress of msa-fleet on a terminal: done, failed, rate, time left.
+
+
+_REDRAW_S = 0.5
+
+
+class FleetProgress:
+    """A line that is written anew, and erased in the end; nothing in a pipe."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._line = StatusLine(out)
+        self._next_s = 0.0
+
+    def __enter__(self) -> "FleetProgress":
+        self._line.write("msa-fleet: starting", 0, 1)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._line.erase()
+
+    def dashboard(self, address: str | None) -> None:
+        """Say where Dask's own dashboard is, if it runs."""
+        if address:
+            self._line.add(f"dashboard: {address}")
+
+    def update(self, progress: "Progress") -> None:
+        """Show how far the run is."""
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + _REDRAW_S
+            done = progress.skipped + progress.finished
+            self._line.write(progress_text(progress), done, progress.total)
+
+
+def progress_text(progress: "Progress") -> str:
+    """Return the line: ``msa-fleet: 120 of 300, 3 failed, 1.4/s, 2:09 left``."""
+    done = progress.skipped + progress.finished
+    words = [f"msa-fleet: {done:,} of {progress.total:,}"]
+    if progress.failed:
+        words.append(f"{progress.failed:,} failed")
+    if progress.workers == 0:
+        words.append("waiting for workers")
+    elif progress.finished:
+        words.append(f"{progress.rate:.1f}/s")
+        words.append(f"{_clock(progress.left / progress.rate)} left")
+    return ", ".join(words)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,3 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Processor sets and the work of each CPU."""
+"""Processor sets and the work of each CPU: msa-cpus.
+
+``cpus`` collects a report of ``model``: sets, counters, interrupts, run queues.
+``stalls`` finds what stands still; ``plan`` says how to set CPUs apart.
+"""
+
+__all__ = (
+    "cpus",
+    "model",
+)

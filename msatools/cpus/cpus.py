@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Collect reports of processor sets and per-CPU work of one kernel."""
+"""Collect reports of processor sets and per-CPU work of one kernel.
 
-from collections.abc import Mapping
+The options of a report are here, with what they select.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
@@ -10,11 +13,8 @@ from drgn.helpers.linux.percpu import per_cpu
 from msgspec import Struct
 from msgspec.structs import replace
 
-from msatools.cpus.choose import choose, wanted_cpus
-from msatools.cpus.counters import CpuCounters, read_counters
-from msatools.cpus.cpusets import partition_kind
-from msatools.cpus.deltas import delta
-from msatools.cpus.domains import read_root_domains
+from msatools.cpus.counters import CpuCounters, delta, read_counters
+from msatools.cpus.diagnostics import Known, findings
 from msatools.cpus.irqs import (
     IrqTable,
     irqs,
@@ -24,47 +24,204 @@ from msatools.cpus.irqs import (
     route,
 )
 from msatools.cpus.irqs import delta as irqs_delta
-from msatools.cpus.masks import CpuMasks, read_masks
+from msatools.cpus.masks import CpuMasks, read_masks, read_root_domains
 from msatools.cpus.model import (
     Cpu,
+    CpuPlan,
     CpuSet,
     CpusReport,
     Processor,
     RunQueue,
     StackOfCpu,
+    Stalls,
     Storm,
 )
-from msatools.cpus.options import CpusOptions
 from msatools.cpus.placement import place
 from msatools.cpus.plan import make_plan, tasks_on
-from msatools.cpus.plan_model import CpuPlan
-from msatools.cpus.processors import read_processors
-from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
+from msatools.cpus.processors import (
+    Parts,
+    cpu_rows,
+    involuntary,
+    moves,
+    read_processors,
+)
 from msatools.cpus.runqueues import read_run_queues
-from msatools.cpus.sets import read_sets, set_of_cpus, with_reason
-from msatools.cpus.stalls.cpureader import CpuState
-from msatools.cpus.stalls.model import Stalls
-from msatools.cpus.stalls.stalls import read_stalls
+from msatools.cpus.sets import partition_kind, read_sets, set_of_cpus, with_reason
+from msatools.cpus.stall_reading import CpuState
+from msatools.cpus.stalls import read_stalls
 from msatools.cpus.storms import Storms
-from msatools.cpus.ticksched import read_tick_sched
+from msatools.cpus.times import read_tick_sched
 from msatools.errors import LOST
-from msatools.kernel.clocks import read_clocks
-from msatools.kernel.load import load_averages
-from msatools.kernel.losses import Loss
-from msatools.kernel.percpu import read_percpu
-from msatools.kernel.report import LossLog
-from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.kernel.clocks import load_averages, read_clocks
+from msatools.kernel.percpu import read_percpu, require_cpus
+from msatools.kernel.report import KernelSession, Loss, LossLog, Progress, quietly
+from msatools.program.description import describe
+from msatools.program.linear import KERNEL_HALF
+from msatools.program.model import Target, TargetError
 from msatools.selfdesc.find import ask, ask_each, drgn_lookups, find_variable
-from msatools.target.addresses import KERNEL_HALF
-from msatools.target.describe import describe
-from msatools.target.model import Target
-from msatools.tasks.identity import comm_text
-from msatools.tasks.names import KernelNames
-from msatools.tasks.runningstacks import StackReader, frame_texts
+from msatools.tasks.identity import KernelNames, comm_text, read_cgroups
+from msatools.tasks.running_stacks import StackReader, frame_texts
+from msatools.tasks.sampler import INTERRUPTS, running_frames
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_cgroups import read_cgroups
-from msatools.tasks.task_state import INTERRUPTS, running_frames
 from msatools.tasks.text import KernelText
+
+# --- Options of msa-cpus.
+
+
+class CpusOptions(Struct, frozen=True):
+    """What to read and report."""
+
+    cpus: frozenset[int] | None = None
+    """The CPUs to report; ``None`` for all possible ones."""
+
+    sets: tuple[str, ...] | None = None
+    """The sets whose CPUs to report; ``None`` for all."""
+
+    irqs: bool = False
+    """Report each interrupt."""
+
+    tasks: bool = False
+    """Read all tasks: pinned and straying ones by set, involuntary switches and
+    migrations by CPU."""
+
+    doing: bool = False
+    """Report what each CPU did when a dump was made."""
+
+    stalls: bool = False
+    """Report what stands still, with the evidence."""
+
+    stacks: bool = False
+    """Report the stack of each CPU, in a dump."""
+
+    plan: frozenset[int] | None = None
+    """The CPUs to plan to set apart."""
+
+    whole: bool = False
+    """Report everything, to be selected from later."""
+
+
+# --- Select the requested part of a report of all CPUs. Pure.
+
+
+class NoSuchSetError(TargetError):
+    """A requested set does not exist."""
+
+
+def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
+    """
+    Return the part of a complete report that the options ask for.
+
+    :raises NoSuchCpuError: if a requested CPU is not in the report
+    :raises NoSuchSetError: if a requested set is not in the report
+    """
+    if not options.tasks and has_tasks(report):
+        report = _without_tasks(report)
+    numbers = [row.cpu for row in report.cpus]
+    wanted = wanted_cpus(options, report.sets, numbers)
+    is_all = wanted >= {*numbers}
+    known = Known(
+        cpus=report.cpus,
+        sets=report.sets,
+        queues=report.run_queues,
+        irqs=report.irqs or (),
+        in_interval=report.interval_ns is not None,
+        asks_irqs=options.irqs,
+        stalls=() if report.stalls is None else report.stalls.found,
+        storms=report.storms or (),
+    )
+    return replace(
+        report,
+        cpus=tuple(row for row in report.cpus if row.cpu in wanted),
+        sets=tuple(one for one in report.sets if is_all or wanted & {*one.cpus}),
+        run_queues=tuple(
+            queue
+            if options.doing or queue.doing is None
+            else replace(queue, doing=None)
+            for queue in report.run_queues
+            if queue.cpu in wanted
+        ),
+        findings=tuple(
+            finding for finding in findings(known) if is_all or wanted & {*finding.cpus}
+        ),
+        irqs=report.irqs if options.irqs else None,
+        vectors=report.vectors if options.irqs else None,
+        softirqs=report.softirqs if options.irqs else None,
+        stalls=_stalls_of(report.stalls, wanted, is_all) if options.stalls else None,
+        stacks=_stacks_of(report.stacks, wanted) if options.stacks else None,
+    )
+
+
+def _stalls_of(
+    stalls: Stalls | None, wanted: frozenset[int], is_all: bool
+) -> Stalls | None:
+    """Return what stands still on the requested CPUs, or because of them."""
+    if stalls is None or is_all:
+        return stalls
+    return replace(
+        stalls,
+        found=tuple(
+            stall for stall in stalls.found if wanted & {*stall.cpus, stall.culprit_cpu}
+        ),
+        cpus=tuple(held for held in stalls.cpus if held.cpu in wanted),
+        calls=tuple(call for call in stalls.calls if wanted & {call.cpu, call.caller}),
+        timers=tuple(timer for timer in stalls.timers if timer.cpu in wanted),
+    )
+
+
+def _stacks_of(
+    stacks: Sequence[StackOfCpu] | None, wanted: frozenset[int]
+) -> tuple[StackOfCpu, ...] | None:
+    if stacks is None:
+        return None
+    return tuple(stack for stack in stacks if stack.cpu in wanted)
+
+
+def has_tasks(report: CpusReport) -> bool:
+    """Return whether a report includes tasks."""
+    return any(one.tasks is not None for one in report.sets)
+
+
+def wanted_cpus(
+    options: CpusOptions, sets: Sequence[CpuSet], numbers: Sequence[int]
+) -> frozenset[int]:
+    """
+    Return the numbers of the requested CPUs.
+
+    :param numbers: Numbers of all possible CPUs.
+    :raises NoSuchCpuError: if a requested CPU does not exist
+    :raises NoSuchSetError: if a requested set does not exist
+    """
+    names = set_of_cpus(sets, numbers)
+    wanted = frozenset(numbers)
+    if options.cpus is not None:
+        require_cpus(options.cpus, wanted)
+        wanted = options.cpus
+    if options.sets is not None:
+        by_name = {one.name: {*one.cpus} for one in sets}
+        unknown = [name for name in options.sets if name not in by_name]
+        if unknown:
+            raise NoSuchSetError(
+                f"set {', '.join(unknown)}",
+                "there is none of that name",
+                f"choose from {', '.join(by_name)}",
+            )
+        chosen = {cpu for cpu, name in names.items() if name in options.sets}
+        for name in options.sets:
+            chosen |= by_name[name]
+        wanted &= chosen
+    return wanted
+
+
+def _without_tasks(report: CpusReport) -> CpusReport:
+    return replace(
+        report,
+        cpus=tuple(replace(row, icsw=None, migr=None) for row in report.cpus),
+        sets=tuple(replace(one, tasks=None) for one in report.sets),
+    )
+
+
+# --- Collect reports of processor sets and per-CPU work of one kernel.
+
 
 _COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
@@ -115,7 +272,7 @@ class _CpuSample(Struct, frozen=True):
 
 
 class Cpus(KernelSession[CpusReport, CpusOptions]):
-    """A series of reports: see :class:`msatools.kernel.session.Session`."""
+    """A series of reports: see :class:`msatools.kernel.report.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: CpusOptions

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Interrupts: handlers, routing, affinity and counts.
+"""Interrupts: handlers, controllers, routing, affinity and counts."""
 
-kernel/irq/irqdesc.c, kernel/irq/proc.c. An interrupt *goes* to the CPUs of its
-effective affinity, usually one on x86-64 and arm64. It *may go* to those of its
-affinity, after a write to smp_affinity or when a CPU goes offline.
-"""
-
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import drgn
 import numpy as np
@@ -16,19 +12,133 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from msatools.cpus.irqnames import IrqNames, handlers, read_chips
 from msatools.cpus.model import CpuSet, Irq, Vector
-from msatools.errors import MissingError
-from msatools.kernel.cpumask import Cpus, Masks, cpus_of, is_pointer, masks_at
-from msatools.kernel.enums import constant
-from msatools.kernel.losses import Loss
-from msatools.kernel.percpu import PerCpu
-from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Booleans, Structs, find_offset, read_structs
-from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
+from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.percpu import Cpus, Masks, PerCpu, cpus_of, is_pointer, masks_at
+from msatools.kernel.reader import Addresses, Reader, column, read_string
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import (
+    Booleans,
+    Structs,
+    constant,
+    find_offset,
+    read_structs,
+)
+from msatools.kernel.walks import Entries, maple_entries, xarray_entries
 from msatools.selfdesc.find import find_type, find_variable
 from msatools.tasks.text import KernelText, kernel_symbol
+
+# --- Names of interrupts' handlers and controllers.
+
+
+MAX_HANDLERS = 64
+"""Maximum number of handlers of one interrupt that are read."""
+
+_MAX_NAME = 256
+
+_ACTION = {
+    "next": ("next",),
+    "name": ("name",),
+    "handler": ("handler",),
+    "thread": ("thread_fn",),
+}
+_CHIP = {
+    "name": ("name",),
+    "set_affinity": ("irq_set_affinity",),
+}
+
+
+class Chips(Struct, frozen=True):
+    """The ``struct irq_chip`` of each interrupt's controller."""
+
+    names: tuple[str | None, ...]
+    can_move: Booleans
+    """Whether it can move the interrupt to another CPU; true if unreadable."""
+
+
+class Handler(NamedTuple):
+    """A handler of an interrupt."""
+
+    name: str
+    function: int
+    """Its address; of one that only stands for its thread's, that."""
+
+
+class IrqNames:
+    """Strings of the kernel, cached by address."""
+
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
+        self._reader = reader
+        self._losses = losses
+        self._known: dict[int, str | None] = {0: None}
+
+    def at(self, address: int) -> str | None:
+        """Return a name; ``None`` for NULL, and, with a note, if unreadable."""
+        if address not in self._known:
+            self._known[address] = self._read(address)
+        return self._known[address]
+
+    def all_at(self, addresses: Addresses) -> tuple[str | None, ...]:
+        """Return many names."""
+        return tuple(self.at(address) for address in addresses.tolist())
+
+    def _read(self, address: int) -> str | None:
+        try:
+            return read_string(self._reader, address, _MAX_NAME)
+        except UNREADABLE as error:
+            self._losses.lose(Loss.NAMES, f"a name cannot be read: {error}")
+            return None
+
+
+def handlers(
+    reader: Reader,
+    actions: Addresses,
+    primaries: Sequence[int],
+    names: IrqNames,
+    losses: LossLog,
+) -> tuple[tuple[Handler, ...], ...]:
+    """Return each interrupt's handlers, in their order.
+
+    :param primaries: Addresses of handlers that only stand for the thread's.
+    :param actions: Address of each interrupt's first ``struct irqaction``, or NULL.
+    """
+    found: list[list[Handler]] = [[] for _ in actions]
+    rows = np.flatnonzero(actions)
+    actions = actions[rows]
+    for _ in range(MAX_HANDLERS):
+        read = read_structs(reader, "struct irqaction", _ACTION, actions, losses)
+        stands_for = np.isin(read["handler"], np.array(primaries, np.uint64))
+        function = np.where(stands_for, read["thread"], read["handler"])
+        for row, name, address in zip(
+            rows.tolist(), names.all_at(read["name"]), function.tolist(), strict=True
+        ):
+            if name:
+                found[row].append(Handler(name, address))
+        more = read["next"] != 0
+        rows, actions = rows[more], read["next"][more]
+        if not len(rows):
+            break
+    else:
+        text = "some interrupts have an impossible number of handlers"
+        losses.lose(Loss.HANDLERS, text, count=len(rows))
+    return tuple(map(tuple, found))
+
+
+def read_chips(
+    reader: Reader, chips: Addresses, names: IrqNames, losses: LossLog
+) -> Chips:
+    """Read the controller of each interrupt."""
+    read = read_structs(reader, "struct irq_chip", _CHIP, chips, losses)
+    unreadable = ~read.readable & (chips != 0)
+    return Chips(names.all_at(read["name"]), unreadable | (read["set_affinity"] != 0))
+
+
+# --- Interrupts: handlers, routing, affinity and counts.
+#
+# kernel/irq/irqdesc.c, kernel/irq/proc.c. An interrupt *goes* to the CPUs of its
+# effective affinity, usually one on x86-64 and arm64. It *may go* to those of its
+# affinity, after a write to smp_affinity or when a CPU goes offline.
+
 
 Counts = npt.NDArray[np.int64]
 

@@ -14,15 +14,13 @@ from msgspec.structs import replace
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import BoundTask, CpuSet, SetTasks
 from msatools.cpus.sets import BOOT, PARTITIONS, set_of_cpus
-from msatools.kernel.cpumask import Cpus, Masks, cpus_of, different_masks
-from msatools.kernel.losses import Loss
-from msatools.kernel.ranges import ranges
+from msatools.kernel.percpu import Cpus, Masks, cpus_of, different_masks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
+from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Booleans
-from msatools.tasks.identity import comm_text
+from msatools.reports.units import ranges
+from msatools.tasks.identity import UNKNOWN, TaskCgroups, comm_text, read_cpuset_groups
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups, read_cpuset_groups
 
 PF_NO_SETAFFINITY = 0x04000000
 """A bit of ``flags``: user space may not change the affinity."""

@@ -11,23 +11,23 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import drgn
 import numpy as np
 
-from msatools.cpus.cpusets import PartitionKind
 from msatools.cpus.model import (
     BoundTask,
     Cpu,
+    CpuPlan,
     CpuSet,
     Irq,
+    PlanRest,
+    PlanStep,
 )
 from msatools.cpus.placement import PF_NO_SETAFFINITY, affinities
-from msatools.cpus.plan_model import CpuPlan, PlanRest, PlanStep
-from msatools.cpus.sets import BOOT, DEFAULT, PARTITIONS
-from msatools.kernel.cpumask import Cpus, NoSuchCpuError
-from msatools.kernel.ranges import ranges
+from msatools.cpus.sets import BOOT, DEFAULT, PARTITIONS, PartitionKind
+from msatools.kernel.percpu import Cpus, NoSuchCpuError
 from msatools.kernel.structs import Booleans
-from msatools.target.errors import TargetError
-from msatools.tasks.identity import comm_text
+from msatools.program.model import TargetError
+from msatools.reports.units import ranges
+from msatools.tasks.identity import TaskCgroups, comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.tasks.task_cgroups import TaskCgroups
 
 GROUP = "set-apart"
 """Name of the control group of the plan."""

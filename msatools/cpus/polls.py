@@ -19,16 +19,14 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
-from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.strings import read_string
+from msatools.kernel.reader import Reader, read_string
+from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Members, read_structs
 from msatools.kernel.walks import list_nodes
+from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import find_symbol, find_type, object_at, offset_of
-from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.unwind import stack_bytes
 
 _NAME_BYTES = 16
 """IFNAMSIZ"""

@@ -1,25 +1,172 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Description of each CPU: psrinfo -v."""
+"""Description of each CPU (psrinfo -v), its topology, and its row of the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import drgn
 import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
-from msatools.cpus.model import Processor
-from msatools.cpus.ticksched import TickSched
-from msatools.cpus.topology import read_places
+from msatools.cpus.masks import CpuMasks
+from msatools.cpus.model import Cpu, Processor, Running, RunQueue, State
+from msatools.cpus.times import Counts, TickSched, counts
 from msatools.errors import LOST, UNREADABLE, MissingError
-from msatools.kernel.cpumask import Cpus, kept_mask
-from msatools.kernel.enums import enumerators
-from msatools.kernel.losses import Loss
-from msatools.kernel.percpu import PerCpu
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.strings import decode_string, read_string
-from msatools.kernel.structs import Members, read_structs
-from msatools.selfdesc.find import find_variable, object_at
+from msatools.kernel.percpu import (
+    Cpus,
+    PerCpu,
+    cpus_of,
+    is_pointer,
+    kept_mask,
+    masks_at,
+)
+from msatools.kernel.reader import Addresses, Reader, column, decode_string, read_string
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import Members, enumerators, lose_many, read_structs
+from msatools.selfdesc.find import find_type, find_variable, object_at, offset_of
+from msatools.tasks.table import TaskTable
+
+# --- Topology of the CPUs: /sys/devices/system/cpu/cpuN/topology and node.
+
+
+_X86: Members = {
+    "index": ("cpu_index",),
+    # "x86/cpu: Encapsulate topology information in cpuinfo_x86" and what follows it
+    # (in v6.7)
+    "package": ("topo.pkg_id",),
+    "die": ("topo.die_id",),
+    "core": ("topo.core_id",),
+    "old_package": ("phys_proc_id",),
+    "old_die": ("cpu_die_id",),
+    "old_core": ("cpu_core_id",),
+}
+
+_ARM64: Members = {"package": ("package_id",), "core": ("core_id",)}
+
+
+class CpuPlace(Struct, frozen=True):
+    """Topology of one CPU; ``None`` if unknown."""
+
+    package: int | None = None
+    die: int | None = None
+    core: int | None = None
+    siblings: Cpus = ()
+    """All online CPUs of its core, including itself; empty if it is offline."""
+
+    node: int | None = None
+
+
+def read_places(
+    reader: Reader, percpu: PerCpu, losses: LossLog
+) -> tuple[CpuPlace, ...]:
+    """Return the topology of each CPU of ``percpu.cpus``.
+
+    Of a CPU that has never been online only the node is known.
+    """
+    prog = reader.prog
+    try:
+        if _has(prog, "cpu_info"):
+            places = _x86_places(reader, percpu, losses)
+        elif _has(prog, "cpu_topology"):
+            places = _arm64_places(reader, percpu, losses)
+        else:
+            places = [CpuPlace()] * len(percpu.cpus)
+    except MissingError as error:
+        losses.lose(Loss.TOPOLOGY, f"cannot read packages, cores and threads: {error}")
+        places = [CpuPlace()] * len(percpu.cpus)
+    return tuple(
+        replace(place, node=node)
+        for place, node in zip(places, _nodes(reader, percpu, losses), strict=True)
+    )
+
+
+def _x86_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPlace]:
+    """Read ``struct cpuinfo_x86`` (arch/x86/include/asm/processor.h) of each CPU."""
+    infos = read_structs(
+        reader, "struct cpuinfo_x86", _X86, percpu.addresses("cpu_info"), losses
+    )
+    prefix = "" if infos.has("package") else "old_"
+    columns = [infos[prefix + name].tolist() for name in ("package", "die", "core")]
+    # cpu_index is nr_cpu_ids or 0 for a CPU that was never identified.
+    known = infos.readable & (infos["index"] == percpu.cpus)
+    return [
+        CpuPlace(package, die, core, siblings) if is_known else CpuPlace()
+        for is_known, package, die, core, siblings in zip(
+            known.tolist(),
+            *columns,
+            _masks(reader, _x86_siblings(reader, percpu, losses), losses),
+            strict=True,
+        )
+    ]
+
+
+def _x86_siblings(reader: Reader, percpu: PerCpu, losses: LossLog) -> Addresses:
+    addresses = percpu.addresses("cpu_sibling_map")
+    if not is_pointer(find_variable(reader.prog, "cpu_sibling_map").type_):
+        return addresses
+    # With CONFIG_CPUMASK_OFFSTACK, a cpumask_var_t is a pointer.
+    pointers, readable = reader.read_records(addresses, 8)
+    lose_many(losses, "struct cpumask", int(np.count_nonzero(~readable)))
+    return column(pointers, 0)
+
+
+def _arm64_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPlace]:
+    """Read the ``struct cpu_topology`` of each CPU (drivers/base/arch_topology.c)."""
+    prog = reader.prog
+    type_ = find_type(prog, "struct cpu_topology")
+    first = find_variable(prog, "cpu_topology").address_
+    # The address does not fit a signed 64-bit number.
+    steps = (percpu.cpus * drgn.sizeof(type_)).astype(np.uint64)
+    addresses = np.uint64(first) + steps
+    found = read_structs(reader, "struct cpu_topology", _ARM64, addresses, losses)
+    siblings = addresses + np.uint64(offset_of(type_, "thread_sibling"))
+    return [
+        # The kernel has -1 for unknown IDs.
+        CpuPlace(package, None, core, cpus) if package >= 0 else CpuPlace()
+        for package, core, cpus in zip(
+            found["package"].tolist(),
+            found["core"].tolist(),
+            _masks(reader, siblings, losses),
+            strict=True,
+        )
+    ]
+
+
+def _masks(reader: Reader, addresses: Addresses, losses: LossLog) -> list[Cpus]:
+    masks, readable = masks_at(reader, addresses)
+    lost = int(np.count_nonzero(~readable & (addresses != 0)))
+    lose_many(losses, "struct cpumask", lost)
+    return [cpus_of(mask) for mask in masks]
+
+
+def _nodes(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[int | None]:
+    """Read the NUMA node of each CPU; ``None`` without NUMA."""
+    try:
+        # With CONFIG_USE_PERCPU_NUMA_NODE_ID, as on x86-64 and arm64.
+        addresses = percpu.addresses("numa_node")
+    except MissingError:
+        return [None] * len(percpu.cpus)
+    records, readable = reader.read_records(addresses, 4)
+    lose_many(losses, "numa_node", int(np.count_nonzero(~readable)))
+    numbers = records.view("<i4")[:, 0].tolist()
+    return [
+        node if known and node >= 0 else None
+        for node, known in zip(numbers, readable.tolist(), strict=True)
+    ]
+
+
+def _has(prog: drgn.Program, name: str) -> bool:
+    try:
+        find_variable(prog, name)
+    except MissingError:
+        return False
+    return True
+
+
+# --- Description of each CPU: psrinfo -v.
+
 
 _MAX_NAME = 128
 """Limit for names of hotplug states; the longest have some 40 bytes."""
@@ -154,3 +301,133 @@ def _idle_depth(prog: drgn.Program, state: drgn.Object) -> int | None:
         return None
     number, between = divmod(state.address_of_().value_() - first, size)
     return number if not between and 0 <= number < count else None
+
+
+# --- The rows of CPUs, built from the data read of each.
+#
+# The kernel counts involuntary switches and migrations only by task. They are added to
+# the CPU that the task is or was last on; those of dead tasks are not included.
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """Data of the CPUs."""
+
+    cpus: Sequence[int]
+    masks: CpuMasks
+    no_intr: Collection[int]
+    """CPUs that no interrupt of a device may go to."""
+
+    sets: Mapping[int, str]
+    counters: Mapping[int, Mapping[str, int | None]]
+    processors: Sequence[Processor]
+    """Processors in the order of ``cpus``."""
+
+    queues: Mapping[int, RunQueue]
+    icsw: Counts | None
+    migr: Counts | None
+
+
+def cpu_rows(parts: Parts) -> tuple[Cpu, ...]:
+    """Return the row of each CPU."""
+    return tuple(_row(parts, index, cpu) for index, cpu in enumerate(parts.cpus))
+
+
+def _row(parts: Parts, index: int, cpu: int) -> Cpu:
+    processor, queue = parts.processors[index], parts.queues.get(cpu)
+    return Cpu(
+        cpu=cpu,
+        online=cpu in parts.masks.online,
+        set=parts.sets[cpu],
+        state=_states(parts, cpu, processor, queue),
+        icsw=None if parts.icsw is None else parts.icsw.at(index),
+        migr=None if parts.migr is None else parts.migr.at(index),
+        current=_running(queue),
+        processor=processor,
+        **parts.counters[cpu],  # type: ignore[arg-type]
+    )
+
+
+def _running(queue: RunQueue | None) -> Running | None:
+    if queue is None or queue.current is None:
+        return None
+    task = queue.current
+    return Running(pid=task.pid, comm=task.comm, sched_class=task.sched_class)
+
+
+def _states(
+    parts: Parts, cpu: int, processor: Processor, queue: RunQueue | None
+) -> tuple[State, ...]:
+    masks = parts.masks
+    online = cpu in masks.online
+    current = queue.current if queue else None
+    holds: Mapping[State, bool] = {
+        "on": online,
+        "off": not online,
+        "no-intr": online and cpu in parts.no_intr,
+        "isolated": cpu in (masks.isolated or ()),
+        "nohz_full": cpu in (masks.nohz_full or ()),
+        "rcu_nocb": cpu in (masks.rcu_nocb or ()),
+        "inactive": online and processor.active is False,
+        # stop_machine() and migrations run in the stop class.
+        "stopped": current is not None and current.sched_class == "stop",
+        "idle": current is not None and current.sched_class == "idle",
+    }
+    return tuple(state for state, does_hold in holds.items() if does_hold)
+
+
+_IDENTITY = ("address", "pid", "start_ns")
+
+
+def involuntary(
+    tasks: TaskTable, cpus: npt.NDArray[np.int64], before: TaskTable | None = None
+) -> Counts:
+    """Count involuntary context switches by CPU.
+
+    :param cpus: CPUs of the result
+    :param before: an earlier table, to count the switches since then
+    """
+    return _by_cpu(tasks, "nivcsw", cpus, before)
+
+
+def moves(
+    tasks: TaskTable, cpus: npt.NDArray[np.int64], before: TaskTable | None = None
+) -> Counts | None:
+    """Count migrations by CPU; ``None`` if the kernel does not keep them.
+
+    :param cpus: CPUs of the result
+    :param before: an earlier table, to count the migrations since then
+    """
+    if not tasks.has("migrations"):
+        return None
+    return _by_cpu(tasks, "migrations", cpus, before)
+
+
+def _by_cpu(
+    tasks: TaskTable,
+    column: str,
+    cpus: npt.NDArray[np.int64],
+    before: TaskTable | None,
+) -> Counts:
+    numbers = tasks[column].astype(np.int64)
+    if before is not None:
+        rows, rows_before = _same(tasks, before)
+        # A new task counts with all its events.
+        numbers[rows] -= before[column].astype(np.int64)[rows_before]
+        numbers = np.maximum(numbers, 0)
+    here = np.isin(tasks["cpu"], cpus)
+    indices = np.searchsorted(cpus, tasks["cpu"][here])
+    sums = np.zeros(len(cpus), np.int64)
+    np.add.at(sums, indices, numbers[here])
+    return counts(sums, np.ones(len(cpus), np.bool_))
+
+
+def _same(
+    tasks: TaskTable, before: TaskTable
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Find the tasks that are in both tables: their rows in each."""
+    now, then = (
+        np.rec.fromarrays([table[name] for name in _IDENTITY])
+        for table in (tasks, before)
+    )
+    _, rows, rows_before = np.intersect1d(now, then, return_indices=True)
+    return rows, rows_before

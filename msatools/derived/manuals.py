@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msatools
-from msatools.cli.arguments import examples_of
-from msatools.cli.command import Command
+from msatools.cli.arguments import Command, examples_of
 from msatools.cli.subcommands import CommandGroup
 from msatools.derived.options import Option, options_of, options_of_subcommand
-from msatools.help.pages import pages_on
+from msatools.help.topics import pages_on
 from msatools.legends import legend_of
 from msatools.registry import GROUPS, NAMES, load, load_group
 

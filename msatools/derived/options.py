@@ -8,11 +8,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from msatools.cli.arguments import make_parser
-from msatools.cli.command import Command
-from msatools.cli.maybe_file import MaybeFile
+from msatools.cli.arguments import Command, make_parser
+from msatools.cli.options import MaybeFile, UnknownName
 from msatools.cli.subcommands import CommandGroup, Subcommand, make_group_parser
-from msatools.cli.values import UnknownName
 
 Value = Literal["none", "file", "maybe file", "choice", "names", "other"]
 """Values of an option: none, a file, perhaps a file, one of some names, a list of them

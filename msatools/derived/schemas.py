@@ -32,10 +32,10 @@ def text_of(schema: Schema) -> str:
 
 def _documents() -> Iterator[tuple[str, type[Any], str]]:
     """Yield the name of each schema, its model, and how it is printed."""
-    from msatools.fleet.model import FleetReport
+    from msatools.fleet.single import FleetReport
     from msatools.memory.diff import MemstatDiff
     from msatools.reports.diff import ReportDiff, diff_schema
-    from msatools.reports.explained import Explanations
+    from msatools.reports.presented import Explanations
     from msatools.selfcheck.model import SelfCheckReport
 
     for name in NAMES:

@@ -2,6 +2,12 @@
 
 """Many dumps: a report of each on Dask's workers, kept as Parquet, and their buckets.
 
-It stands on the JSON of msa-report alone, which a process of its own prints for each
-dump. Called by msa-fleet.
+It stands on the JSON of msa-report alone. ``run`` makes the reports, ``store`` keeps
+them, ``buckets`` sorts them by what happened.
 """
+
+__all__ = (
+    "buckets",
+    "run",
+    "store",
+)

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The dumps in a folder of results, selected and put into buckets."""
+"""The dumps in a folder of results, selected and put into buckets; and gauges."""
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
+from typing import get_args
 
 from msgspec import Struct
 
-from msatools.fleet.model import Bucket, FleetDump, FleetReport, FleetVerdict
+from msatools.fleet.single import Bucket, FleetDump, FleetReport, FleetVerdict, State
 from msatools.fleet.store import Results
+from msatools.reports.presented import Gauge, single
+
+# --- The dumps in a folder of results, selected and put into buckets.
+
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -200,3 +205,62 @@ def iso(time_ns: int | None) -> str | None:
     except OverflowError:
         return None
     return f"{then:%Y-%m-%dT%H:%M:%S}Z"
+
+
+# --- Gauges of a fleet.
+
+
+MAX_CODES = 100
+"""Codes of verdicts, of which there are some thirty: a dump can make up others."""
+
+
+def gauges(report: FleetReport) -> Iterator[Gauge]:
+    """Yield the gauges of a fleet; hosts and fingerprints have no labels: too many."""
+    states: dict[tuple[str, ...], float] = {
+        (state,): report.states.get(state, 0) for state in get_args(State)
+    }
+    yield Gauge(
+        name="msatools_fleet_dumps",
+        help="Dumps by what came of them.",
+        labels=("state",),
+        values=states,
+    )
+    verdicts: Counter[tuple[str, ...]] = Counter(
+        (code,)
+        for dump in report.dumps
+        for code in {verdict.code for verdict in dump.verdicts}
+    )
+    yield Gauge(
+        name="msatools_fleet_verdict_dumps",
+        help="Dumps that have a verdict, by its code.",
+        labels=("code",),
+        values=dict(verdicts.most_common(MAX_CODES)),
+    )
+    yield single(
+        "msatools_fleet_buckets",
+        "Buckets of dumps, most likely of one bug each.",
+        len(report.buckets),
+    )
+    crashes = [bucket for bucket in report.buckets if bucket.fingerprint]
+    yield single(
+        "msatools_fleet_crash_buckets",
+        "Buckets of kernels that have crashed.",
+        len(crashes),
+    )
+    yield single(
+        "msatools_fleet_unreadable_files",
+        "Files of results that cannot be read: what they hold is not counted.",
+        report.coverage["files_unreadable"],
+    )
+    times = [dump.time_ns for dump in report.dumps if dump.time_ns is not None]
+    yield single(
+        "msatools_fleet_last_dump_timestamp_seconds",
+        "When the newest dump was written.",
+        max(times) / 1e9 if times else None,
+    )
+    firsts = [each.first_ns for each in report.buckets if each.first_ns is not None]
+    yield single(
+        "msatools_fleet_last_new_bucket_timestamp_seconds",
+        "When a bucket was last seen for the first time.",
+        max(firsts) / 1e9 if firsts else None,
+    )

@@ -1,18 +1,33 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The dumps that arguments name: files, folders, patterns, and a list."""
+"""The dumps that arguments name, their identity, and their rows in the results."""
 
 import glob
+import hashlib
 import os
+import re
+import stat
+import struct
+import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from msatools.fleet.errors import FleetError
-from msatools.target.foreign import HEAD_BYTES, MEMORY_MAGICS, recognize
-from msatools.target.raw.memory import FileMemory, MemoryRange
-from msatools.target.raw.search import Words, find_words
+from msgspec import Struct
+from msgspec.structs import replace
+
+import msatools
+from msatools.errors import DamagedDataError
+from msatools.fleet.single import NO_REPORT, FleetError, Outcome, parse_report
+from msatools.program import formats
+from msatools.program.dumpfile import HEAD_BYTES, MEMORY_MAGICS, recognize
+from msatools.program.formats import SUB_HEADER_BYTES, common
+from msatools.program.raw_memory import FileMemory, MemoryRange, Words, find_words
+
+# --- The dumps that arguments name: files, folders, patterns, and a list.
+
 
 STDIN = "-"
 """Word for a list on standard input, one path a line."""
@@ -179,3 +194,285 @@ def _has_kernel(path: str) -> bool:
         return any(find_words(searched, [Words(0, b"OSRELEASE=")]))
     except OSError:
         return False
+
+
+# --- The identity of a dump, from the first part of its file alone.
+#
+# It is the same wherever the file lies, and differs for each crash: the headers, the
+# registers of the CPUs and VMCOREINFO, which has the kernel's build, its place in
+# memory (another after each boot) and the time of the crash, all lie there in every
+# format.
+
+
+READ_BYTES = 256 << 10
+"""Read of each file: headers, VMCOREINFO, and the registers of some 500 CPUs."""
+
+_OSRELEASE = re.compile(rb"\nOSRELEASE=([^\n\0]{1,64})\n", re.ASCII)
+_NOTES = re.compile(rb"\n(?:OSRELEASE|BUILD-ID|KERNELOFFSET|CRASHTIME)=[^\n]{1,99}")
+"""Lines of VMCOREINFO: which kernel, where it lay, and when it crashed."""
+
+_CRASHTIME = re.compile(rb"\nCRASHTIME=(\d{1,12})\n")
+_NODENAME, _RELEASE = slice(12 + 65, 12 + 2 * 65), slice(12 + 2 * 65, 12 + 3 * 65)
+"""Members of ``utsname`` in ``struct disk_dump_header``."""
+
+_TIMESTAMP = 12 + 6 * 65 + 6
+"""Offset of the ``struct timeval`` in the header of a 64-bit machine."""
+
+END_S = 1 << 33
+"""Times are before the year 2242, so that they fit into 64 bits in ns."""
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """A dump file, and what its first part says about the crash."""
+
+    path: str
+    digest: str
+    """Hexadecimal; the same for copies. Starts with ``path-`` if the file could not be
+    read, so that nothing but its path is known."""
+
+    size_bytes: int | None
+    host: str | None
+    release: str | None
+    time_ns: int | None
+    """When the kernel crashed, or the dump was written; in ns since 1970."""
+
+    error: str | None
+    """Why the file cannot be read, if it cannot."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the file could be read."""
+        return self.error is None
+
+
+def identify(path: str) -> Identity:
+    """Return the identity of the dump at *path*; the file may be no dump at all."""
+    try:
+        # Opening a FIFO without a writer would block.
+        status = os.stat(path)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISBLK(status.st_mode)):
+            return unknown(path, "not a regular file; name a file that holds a dump")
+        with open(path, "rb", buffering=0) as file:
+            size = os.lseek(file.fileno(), 0, os.SEEK_END)
+            head = os.pread(file.fileno(), READ_BYTES, 0)
+    except (OSError, ValueError) as error:
+        # ValueError: a null character in the path.
+        why = error.strerror if isinstance(error, OSError) else None
+        return unknown(path, f"{why or error}; check the path and its permissions")
+    kdump_host, kdump_release, written_ns = _kdump_header(head)
+    release = _found(_OSRELEASE, head) or kdump_release
+    crash_time = _found(_CRASHTIME, head)
+    time_ns = _identity_time_ns(int(crash_time or 0)) or written_ns
+    common_part = _common_part(head)
+    digest = hashlib.sha256(common_part or b"%d\n" % size + head)
+    if time_ns is None and not common_part:
+        # QEMU's dumps of an idle guest may differ in nothing else.
+        digest.update(b"%d\n" % status.st_mtime_ns)
+    if not release:
+        # Not a dump: what such files have in common means nothing.
+        digest.update(os.fsencode(os.path.abspath(path)))
+    return Identity(
+        path=path,
+        digest=digest.hexdigest()[:32],
+        size_bytes=size,
+        host=kdump_host,
+        release=release,
+        time_ns=time_ns,
+        error=None,
+    )
+
+
+def _common_part(head: bytes) -> bytes:
+    """Return what the parts of a split dump have the same; empty for another file.
+
+    ``makedumpfile --split`` wrote them, and they are read together from any of them.
+    """
+    header = _header(head)
+    if header is None or header.part is None:
+        return b""
+    start = header.block_size
+    rest = start + SUB_HEADER_BYTES
+    return head[:start] + common(head[start:rest]) + b"".join(_NOTES.findall(head))
+
+
+def _header(head: bytes) -> formats.Kdump | None:
+    try:
+        return formats.parse_kdump(lambda offset, size: head[offset : offset + size])
+    except (DamagedDataError, EOFError):
+        return None
+
+
+def unknown(path: str, error: str) -> Identity:
+    """Return the identity of a dump that could not be read, so that it is no dump's.
+
+    :param error: Why it could not.
+    """
+    digest = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
+    return Identity(
+        path=path,
+        digest=f"path-{digest}",
+        size_bytes=None,
+        host=None,
+        release=None,
+        time_ns=None,
+        error=error,
+    )
+
+
+def _found(pattern: re.Pattern[bytes], head: bytes) -> str | None:
+    found = pattern.search(head)
+    return found[1].decode("ascii", "backslashreplace") if found else None
+
+
+def _kdump_header(head: bytes) -> tuple[str | None, str | None, int | None]:
+    """Return host, release and the time of writing, as far as a header has them."""
+    if not head.startswith(formats.KDUMP_SIGNATURE):
+        return None, None, None
+    host = _name(head[_NODENAME])
+    written_ns = None
+    header = _header(head)
+    if header is not None and header.is_64:
+        layout = header.byteorder + "qq"
+        written_ns = _identity_time_ns(*struct.unpack_from(layout, head, _TIMESTAMP))
+    return None if host == "(none)" else host, _name(head[_RELEASE]), written_ns
+
+
+def _name(field: bytes) -> str | None:
+    """Return the text in a field of ``struct new_utsname``."""
+    return field.partition(b"\0")[0].decode("ascii", "backslashreplace") or None
+
+
+def _identity_time_ns(seconds: int, microseconds: int = 0) -> int | None:
+    """Return a time in ns; ``None`` if it is not one of these centuries."""
+    if not (0 < seconds < END_S and 0 <= microseconds < 10**6):
+        return None
+    return seconds * 10**9 + microseconds * 1000
+
+
+# --- Rows of the results: one a dump, and one a verdict, from the JSON of its report.
+
+
+Row = Mapping[str, object]
+
+VERSION = msatools.__version__
+"""Version of the reports: another one has each dump read anew."""
+
+_CODE = re.compile("[a-z][a-z0-9-]{0,39}")
+"""What the code of a verdict looks like."""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """The rows of one dump."""
+
+    dump: Row
+    verdicts: tuple[Row, ...]
+
+    @property
+    def state(self) -> str:
+        """The state of the dump: see :data:`.single.State`."""
+        return str(self.dump["state"])
+
+
+def result_of(identity: Identity, outcome: Outcome) -> Result:
+    """Return the rows of a dump, ready to be stored."""
+    try:
+        return _result(identity, outcome)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # The process that printed it has read the dump, and is not to be trusted.
+        broken = replace(outcome, state="crashed", error=NO_REPORT, report=None)
+        return _result(identity, broken)
+
+
+def _result(identity: Identity, outcome: Outcome) -> Result:
+    report = parse_report(outcome.report) if outcome.report else {}
+    result = uuid.uuid4().hex
+    return Result(
+        dump={
+            "result": result,
+            "identity": identity.digest,
+            "path": _text(identity.path),
+            "size_bytes": identity.size_bytes,
+            "state": outcome.state,
+            "error": _text(outcome.error),
+            "version": VERSION,
+            "finished_ns": time.time_ns(),
+            "seconds": outcome.seconds,
+            "worker": _text(outcome.worker),
+            **_of_header(identity, report),
+            **_of_crash(report.get("crash") or {}),
+            "report": _text(outcome.report),
+        },
+        verdicts=tuple(_verdicts(result, identity.digest, report)),
+    )
+
+
+def _of_header(identity: Identity, report: Mapping[str, Any]) -> Row:
+    """Return what headers say, and of the rest what the report says."""
+    machine = report.get("machine") or {}
+    target = report.get("target") or {}
+    host = _text(machine.get("host"))
+    return {
+        # makedumpfile copies the name from where the report has it from.
+        "host": identity.host or (None if host == "(none)" else host),
+        "release": identity.release or _text(target.get("release")),
+        "arch": _text(target.get("arch")),
+        "format": _text(target.get("format")),
+        "truncated": bool(target.get("truncated")) if report else None,
+        "time_ns": _rows_time_ns(machine.get("time_ns")) or identity.time_ns,
+        "uptime_ns": _number(machine.get("uptime_ns")),
+        "cpus": _number(machine.get("cpus")),
+        "ram_bytes": _number(machine.get("ram_bytes")),
+    }
+
+
+def _of_crash(crash: Mapping[str, Any]) -> Row:
+    names = ("cause", "message", "function", "module", "taints", "comm", "fingerprint")
+    numbers = ("cpu", "pid")
+    return {
+        **{name: _text(crash.get(name)) for name in names},
+        **{name: _number(crash.get(name)) for name in numbers},
+        "frames": _texts(crash.get("frames")),
+    }
+
+
+def _verdicts(result: str, identity: str, report: Mapping[str, Any]) -> Iterator[Row]:
+    for rank, verdict in enumerate(report.get("verdicts") or ()):
+        if not _CODE.fullmatch(verdict["code"]):
+            raise ValueError(NO_REPORT)
+        names = ("code", "severity", "confidence", "text")
+        yield {
+            "result": result,
+            "identity": identity,
+            "rank": rank,
+            **{name: _storable(verdict[name]) for name in names},
+            "see": _text(verdict.get("see")),
+            "evidence": _texts(verdict.get("evidence")),
+        }
+
+
+def _text(value: object) -> str | None:
+    return _storable(value) if isinstance(value, str) else None
+
+
+def _texts(values: Any) -> list[str]:
+    return [_storable(str(value)) for value in values or ()]
+
+
+def _storable(text: str) -> str:
+    # Parquet has UTF-8 only, and JSON may have halves of surrogate pairs.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _number(value: object) -> int | None:
+    """Return a number that fits into a column of 64 bits."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number:
+        return None
+    assert isinstance(value, int)
+    return value if -(1 << 63) <= value < 1 << 63 else None
+
+
+def _rows_time_ns(value: object) -> int | None:
+    """Return a time that is one of these centuries."""
+    number = _number(value)
+    return number if number is not None and 0 < number < END_S * 10**9 else None

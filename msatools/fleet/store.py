@@ -1,29 +1,251 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The folder of results: Parquet files that are written once, under names of their own.
+"""The folder of results: Parquet files written once, and questions to them in SQL."""
 
-Writers never change a file, and a file appears whole by a rename. So several runs can
-write into one folder, and a run can be killed at any moment. Which row of a dump counts
-is decided when they are read.
-"""
-
+import contextlib
 import json
 import os
+import re
+import stat
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
+import pyarrow.dataset as pds
+import pyarrow.parquet as pq
+from msgspec import Struct
 
-from msatools.fleet.errors import FleetError
-from msatools.fleet.files import ResultFiles, write_file
-from msatools.fleet.model import FleetNote
-from msatools.fleet.rows import VERSION, Result, Row
+from msatools.fleet.dumps import VERSION, Result, Row
+from msatools.fleet.single import FleetError, FleetNote
 
 if TYPE_CHECKING:
     import duckdb
+
+# --- Parquet files of results: written whole, and checked before they are read.
+#
+# A file is named BATCH.CHECKSUM.parquet. Those of dumps and verdicts of one batch
+# belong together. A full disk, a copy that was cut off or a deleted file leaves some
+# that cannot be read: those are left out, each with a reason, and stop no other.
+
+
+_VERDICTS = b"msatools.verdicts"
+"""Key in the metadata of a file of ``dumps``: the number of their verdicts."""
+
+_NAME = re.compile(r"(?P<batch>[^.]+)\.(?P<checksum>[0-9a-f]{8})\.parquet")
+_CHUNK = 1 << 20
+
+
+class _Footer(Struct, frozen=True, kw_only=True):
+    """What the end of a file says."""
+
+    rows: int
+    verdicts: int | None
+    """Number of verdicts of its dumps; ``None`` if it does not say."""
+
+
+class _UnreadableError(Exception):
+    """A file cannot be read; the text says why."""
+
+
+def write_file(
+    folder: Path,
+    batch: str,
+    rows: Iterable[Mapping[str, object]],
+    schema: pa.Schema,
+    verdicts: int,
+) -> None:
+    """Write a file of a batch, which is there as a whole or not at all.
+
+    :param verdicts: Number of verdicts in the batch.
+    :raises OSError: if it cannot be written
+    """
+    part = folder / f".{batch}.parquet"
+    schema = schema.with_metadata({_VERDICTS: str(verdicts)})
+    try:
+        table = pa.Table.from_pylist(list(rows), schema)
+        pq.write_table(table, part, compression="zstd")
+        with part.open("rb") as file:
+            checksum = _checksum(file)
+            os.fsync(file.fileno())
+        part.replace(folder / f"{batch}.{checksum}.parquet")
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _checksum(file: IO[bytes]) -> str:
+    checksum = 0
+    while chunk := file.read(_CHUNK):
+        checksum = zlib.crc32(chunk, checksum)
+    return f"{checksum:08x}"
+
+
+class ResultFiles:
+    """The files of ``dumps`` and ``verdicts`` in a folder that can be read.
+
+    If one of a batch cannot, both are left out: dumps without their verdicts would look
+    as if nothing were wrong with them.
+
+    :param schemas: Columns of each table.
+    :raises OSError: if the folder cannot be read
+    """
+
+    def __init__(self, folder: Path, schemas: Mapping[str, pa.Schema]) -> None:
+        self._schemas = schemas
+        # Verdicts are written first, so those of all dumps that are found are there.
+        self._files = {name: _listed(folder / name) for name in ("dumps", "verdicts")}
+        self._footers: dict[Path, _Footer] = {}
+        self._unread: dict[str, FleetNote] = {}
+        for table, batch, path in self._readable():
+            try:
+                self._footers[path] = _footer(path, self._schemas[table])
+            except _UnreadableError as error:
+                self._leave_out(batch, path, str(error))
+        for batch in self._files["dumps"].keys() - self._unread:
+            self._check_verdicts(batch, folder)
+
+    @property
+    def unread(self) -> tuple[FleetNote, ...]:
+        """A note for each batch that cannot be read."""
+        return tuple(self._unread[batch] for batch in sorted(self._unread))
+
+    @property
+    def count(self) -> int:
+        """Number of files that are read."""
+        return sum(1 for _ in self._readable())
+
+    def dataset(self, table: str) -> pds.Dataset:
+        """Return all rows of a table; columns of later versions are left out."""
+        return pds.dataset(
+            [str(path) for each, _, path in self._readable() if each == table],
+            schema=self._schemas[table],
+            format="parquet",
+        )
+
+    def find_damage(self) -> bool:
+        """Read all files; return whether some turn out to be damaged, or are gone."""
+        before = len(self._unread)
+        for _, batch, path in self._readable():
+            try:
+                _read(path)
+            except _UnreadableError as error:
+                self._leave_out(batch, path, str(error))
+        return len(self._unread) > before
+
+    def _readable(self) -> Iterator[tuple[str, str, Path]]:
+        """Yield the table, the batch and the path of each file that is not left out."""
+        for table, found in self._files.items():
+            for batch, path in found.items():
+                if batch not in self._unread:
+                    yield table, batch, path
+
+    def _check_verdicts(self, batch: str, folder: Path) -> None:
+        """Leave out dumps whose verdicts are not all there."""
+        wanted = self._footers[self._files["dumps"][batch]].verdicts
+        path = self._files["verdicts"].get(batch)
+        if path is None and wanted:
+            missing = folder / "verdicts" / f"{batch}.*.parquet"
+            self._leave_out(batch, missing, "missing")
+        elif path is not None and wanted not in (None, self._footers[path].rows):
+            self._leave_out(batch, path, f"not the {wanted:,} verdicts of its dumps")
+
+    def _leave_out(self, batch: str, path: Path, why: str) -> None:
+        dumps = self._files["dumps"].get(batch)
+        footer = self._footers.get(dumps) if dumps else None
+        count = f"the {footer.rows:,} dumps" if footer else "dumps"
+        spoiled = [
+            f"{table}/{found[batch].name}"
+            for table, found in self._files.items()
+            if batch in found
+        ]
+        self._unread[batch] = FleetNote(
+            code="results-lost",
+            text=f"{path}: {why}; {count} that only it has are left out; delete "
+            f"{' and '.join(spoiled)}, and msa-fleet run reads them again",
+        )
+
+
+def _listed(folder: Path) -> dict[str, Path]:
+    """Return the finished files of a table by batch."""
+    # A folder may be gone with all that was in it.
+    with contextlib.suppress(FileNotFoundError):
+        return {
+            _batch(path): path
+            for path in sorted(folder.iterdir())
+            if path.suffix == ".parquet" and not path.name.startswith(".")
+        }
+    return {}
+
+
+def _batch(path: Path) -> str:
+    # Others may add files, and names of their own.
+    named = _NAME.fullmatch(path.name)
+    return named["batch"] if named else path.stem
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Turn errors of reading into those of this module."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _UnreadableError("gone") from error
+    except OSError as error:
+        # Arrow's own have no number.
+        why = os.strerror(error.errno) if error.errno else f"damaged ({_line(error)})"
+        raise _UnreadableError(why) from error
+    # The others are of sizes and texts that cannot be.
+    except (pa.ArrowException, ValueError, MemoryError, OverflowError) as error:
+        raise _UnreadableError(f"damaged ({_line(error)})") from error
+
+
+def _footer(path: Path, schema: pa.Schema) -> _Footer:
+    """Return what the end of a file says, if the file is as it was written."""
+    with _errors():
+        # Opening a pipe would wait for its writer.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _UnreadableError("no regular file")
+        with path.open("rb") as file:
+            named = _NAME.fullmatch(path.name)
+            if named and _checksum(file) != named["checksum"]:
+                raise _UnreadableError("damaged (its checksum is another)")
+            footer = pq.ParquetFile(file)
+            found, rows = footer.schema_arrow, footer.metadata.num_rows
+        for name in ("identity", *found.names):
+            if name in schema.names and (
+                name not in found.names
+                or not found.field(name).type.equals(schema.field(name).type)
+            ):
+                raise _UnreadableError(f"its column {name} is not that of msa-fleet")
+        verdicts = (found.metadata or {}).get(_VERDICTS)
+        return _Footer(
+            rows=rows, verdicts=int(verdicts) if verdicts is not None else None
+        )
+
+
+def _read(path: Path) -> None:
+    with _errors(), path.open("rb") as file:
+        for batch in pq.ParquetFile(file).iter_batches():
+            batch.validate(full=True)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+# --- The folder of results: Parquet files that are written once, under names of their
+# own.
+#
+# Writers never change a file, and a file appears whole by a rename. So several runs can
+# write into one folder, and a run can be killed at any moment. Which row of a dump
+# counts is decided when they are read.
+
 
 T = TypeVar("T")
 
@@ -276,3 +498,56 @@ def _first_line(error: Exception) -> str:
 def _os_error(path: Path, error: OSError) -> FleetError:
     why = os.strerror(error.errno) if error.errno else str(error)
     return FleetError(f"{path}: {why}; name another folder, or make room")
+
+
+# --- Questions to the results in SQL, which DuckDB answers.
+
+
+_REACH = "a query reaches the tables dumps and verdicts alone"
+_HINT = "msa-fleet sql RESULTS 'DESCRIBE dumps' lists the columns"
+
+
+class QueryResult(Struct, frozen=True, kw_only=True):
+    """Names of the columns, and the rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+
+def query(results: Results, text: str) -> QueryResult:
+    """Return the answer to a query about ``dumps`` and ``verdicts``.
+
+    It reaches no file but these, and changes none.
+
+    :raises FleetError: if there are no results, or the query is wrong
+    """
+    import duckdb
+
+    def question(database: "duckdb.DuckDBPyConnection") -> QueryResult:
+        try:
+            return _answer(database, text)
+        # The others are of values that Python does not have, such as the year 20000.
+        except (duckdb.Error, OverflowError, ValueError) as error:
+            why = " ".join(str(error).split())
+            is_refused = isinstance(error, duckdb.PermissionException)
+            raise FleetError(f"{why}; {_REACH if is_refused else _HINT}") from error
+
+    return results.ask(question)
+
+
+def _answer(database: "duckdb.DuckDBPyConnection", text: str) -> QueryResult:
+    """Return the answer to a query, which a signal can stop at any time."""
+    # In DuckDB a signal waits for a part of the query, which may take long; in the main
+    # thread that waits for another one it does not.
+    with ThreadPoolExecutor(1) as executor:
+        cursor = executor.submit(database.execute, text)
+        try:
+            # There is none if there was no statement.
+            if cursor.result() is None:
+                raise FleetError(f"no query; {_HINT}")
+            rows = executor.submit(database.fetchall).result()
+        except BaseException:
+            database.interrupt()
+            raise
+    names = tuple(str(column[0]) for column in database.description or ())
+    return QueryResult(columns=names, rows=tuple(map(tuple, rows)))

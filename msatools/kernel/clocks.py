@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The current time in each of the clocks that the scheduler stamps tasks with.
+"""The kernel's clocks: jiffies, timekeeper, run queues' clocks; the load average.
 
-kernel/sched/clock.c and kernel/sched/core.c. All in nanoseconds:
-
-- ``rq->clock`` of a run queue is the local clock of its CPU, which all CPUs share if it
-  is stable; run queue stamps (``sched_info``) are taken from it;
-- ``rq->clock_task`` leaves out interrupt time and steal time; ``sum_exec_runtime`` and
-  ``exec_start`` are taken from it;
-- CLOCK_MONOTONIC stamps the start of tasks.
+Also which optional accounting of tasks the kernel has switched on.
 """
 
 import struct
@@ -18,17 +12,141 @@ from typing import NamedTuple
 import drgn
 import numpy as np
 import numpy.typing as npt
+from drgn.helpers.linux.sched import loadavg
 from msgspec import Struct
 
-from msatools.errors import UNREADABLE, DamagedDataError, MissingError
-from msatools.kernel.cpumask import online_cpus
-from msatools.kernel.losses import Loss
-from msatools.kernel.percpu import read_percpu
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.timekeeper import last_update
-from msatools.kernel.words import MAX_PLAUSIBLE, U64
-from msatools.selfdesc.find import find_symbol, find_type, find_variable, offset_of
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.percpu import online_cpus, read_percpu
+from msatools.kernel.reader import MAX_PLAUSIBLE, U64, Reader, unsigned
+from msatools.kernel.report import Loss, LossLog
+from msatools.selfdesc.find import ask, find_symbol, find_type, find_variable, offset_of
+
+# --- Converts jiffies, the kernel's count of ticks, to times.
+
+
+class Jiffies(Struct, frozen=True):
+    """The count of ticks at its last update."""
+
+    tick_ns: int
+    count: int
+    updated_ns: int
+    """CLOCK_MONOTONIC at the last update of the count."""
+
+    def time_ns(self, count: int) -> int | None:
+        """Return CLOCK_MONOTONIC when jiffies reached a count; ``None`` if impossible.
+
+        :param count: Any value of an unsigned long with jiffies, past or future.
+        """
+        ahead = (count - self.count) & _U64_MAX
+        if ahead > _U64_MAX >> 1:
+            ahead -= _U64_MAX + 1
+        moment = self.updated_ns + ahead * self.tick_ns
+        return moment if moment > 0 else None
+
+    def past_ns(self, count: int) -> int | None:
+        """Return :meth:`time_ns` of a past count; ``None`` of another."""
+        moment = self.time_ns(count)
+        return moment if moment is not None and moment <= self.updated_ns else None
+
+
+_U64_MAX = (1 << 64) - 1
+
+
+def read_jiffies(prog: drgn.Program) -> Jiffies:
+    """Read jiffies.
+
+    :raises drgn.FaultError: if they cannot be read
+    :raises MissingError: if the kernel has no such variables
+    """
+    # The jiffies clock source has the length of a tick (kernel/time/jiffies.c).
+    clock = find_variable(prog, "clocksource_jiffies")
+    return Jiffies(
+        tick_ns=clock.mult.value_() >> clock.shift.value_(),
+        count=find_variable(prog, "jiffies_64").value_(),
+        updated_ns=find_variable(prog, "last_jiffies_update").value_(),
+    )
+
+
+# --- The kernel's timekeeper (kernel/time/timekeeping.c).
+
+
+_TRIES = 4
+"""How often a structure is read that the kernel changes meanwhile."""
+
+
+class Update(NamedTuple):
+    """The last update of the timekeeper, at each tick unless all CPUs are idle."""
+
+    monotonic_ns: int
+    """CLOCK_MONOTONIC then."""
+
+    cycle: int
+    """The hardware counter of the clock source then."""
+
+
+def last_update(reader: Reader, losses: LossLog) -> Update | None:
+    """Return the last update; ``None`` if it cannot be read."""
+    try:
+        core = _timekeeper(reader.prog)
+        mono = "timekeeper.tkr_mono"
+        base, fraction, shift, cycle, sequence = (
+            offset_of(core.type_, member)
+            for member in (
+                f"{mono}.base",
+                f"{mono}.xtime_nsec",
+                f"{mono}.shift",
+                f"{mono}.cycle_last",
+                "seq.seqcount.sequence",
+            )
+        )
+        size = drgn.sizeof(core.type_)
+        for _ in range(_TRIES):
+            data = reader.read(core.address_, size)
+            before = unsigned(data, sequence, 4)
+            steady = not before & 1
+            if steady and reader.is_live:
+                after = reader.read(core.address_ + sequence, 4)
+                steady = before == unsigned(after, 0, 4)
+            if steady:
+                since = unsigned(data, fraction, 8) >> (unsigned(data, shift, 4) & 63)
+                now = unsigned(data, base, 8) + since
+                if now > MAX_PLAUSIBLE:
+                    return None
+                return Update(now, unsigned(data, cycle, 8))
+    except MissingError:
+        return None
+    except UNREADABLE as error:
+        losses.lose(Loss.CLOCKS, f"the time cannot be read: {error}")
+        return None
+    losses.note("clocks-changing", "the kernel was just setting its clocks")
+    return None
+
+
+def _timekeeper(prog: drgn.Program) -> drgn.Object:
+    try:
+        type_ = find_type(prog, "struct tk_data")
+    except MissingError:
+        # Before v6.13 the type has no name.
+        return find_variable(prog, "tk_core")
+    try:
+        # An array since there are auxiliary clocks (v6.17); the first is the system's.
+        # The symbol is enough: finding out the length of the array takes long.
+        symbol = find_symbol(prog, "timekeeper_data")
+    except MissingError:
+        symbol = find_symbol(prog, "tk_core")
+    return drgn.Object(prog, type_, address=symbol.address)
+
+
+# --- The current time in each of the clocks that the scheduler stamps tasks with.
+#
+# kernel/sched/clock.c and kernel/sched/core.c. All in nanoseconds:
+#
+# - rq->clock of a run queue is the local clock of its CPU, which all CPUs share if it
+#   is stable; run queue stamps (sched_info) are taken from it;
+# - rq->clock_task leaves out interrupt time and steal time; sum_exec_runtime and
+#   exec_start are taken from it;
+# - CLOCK_MONOTONIC stamps the start of tasks.
+
 
 Nanoseconds = npt.NDArray[np.int64]
 
@@ -193,3 +311,116 @@ def _offset_by_counter(reader: Reader, losses: LossLog) -> int | None:
         return None
     difference: int = now.epoch_ns.value_() + passed - update.monotonic_ns
     return difference
+
+
+# --- The load averages (kernel/sched/loadavg.c).
+
+
+def load_averages(prog: drgn.Program, losses: LossLog) -> tuple[float, ...] | None:
+    """Read the load averages over 1, 5 and 15 minutes; ``None`` if lost."""
+    try:
+        return ask(loadavg, prog)
+    except LOST as error:
+        losses.lose(Loss.LOAD, f"cannot read the load averages: {error}")
+        return None
+
+
+# --- Which optional accounting of tasks the kernel has switched on.
+#
+# A switch shows only the present state: a counter may hold what was counted before it
+# was switched off, and lack what happened before it was switched on.
+
+
+_COUNT = struct.Struct("<i")
+
+
+class _Switch(NamedTuple):
+    name: str
+    address: int
+
+
+class Accounting(Struct, frozen=True):
+    """The switches at one moment."""
+
+    schedstats: bool | None
+    """Whether sleep statistics are kept (kernel/sched/stats.c); ``None`` if the kernel
+    has no such statistics, or if the switch cannot be read."""
+
+    delayacct: bool | None
+    """Whether delay accounting is on (kernel/delayacct.c); ``None`` likewise."""
+
+    irq_time: bool
+    """Whether interrupt time is kept apart from the time of the interrupted tasks
+    (IRQ_TIME_ACCOUNTING): then no task's CPU time includes it."""
+
+    precise_cputime: bool
+    """Whether some CPUs, those of nohz_full, split user from system time exactly and
+    not by ticks (VIRT_CPU_ACCOUNTING_GEN)."""
+
+    stable_clock: bool
+    """Whether all CPUs share one clock; else each follows its own ticks
+    (kernel/sched/clock.c)."""
+
+
+class AccountingReader:
+    """Reads the switches repeatedly; their addresses are looked up once."""
+
+    def __init__(self, prog: drgn.Program) -> None:
+        self._prog = prog
+        # The member shows whether the kernel was built with it: the first lookup of a
+        # symbol that does not exist is slow.
+        has_irq_time = find_type(prog, "struct rq").has_member("prev_irq_time")
+        self._schedstats = _find(prog, "sched_schedstats")
+        # Linux kernel commit 0cd7c741f01d ("delayacct: Add sysctl to enable at
+        # runtime") (in v5.14) has the key follow the variable; before, the variable
+        # alone is always there.
+        self._delayacct = _find(prog, "delayacct_on")
+        # A static key for a while: Linux kernel commit 8722903cbb8f ("sched: Define
+        # sched_clock_irqtime as static key") until f3fa0e40df17 (both in v6.14).
+        self._irq_time = _find(prog, "sched_clock_irqtime") if has_irq_time else None
+        # Linux kernel commit 74c578759f15 ("context_tracking: Rename
+        # context_tracking_is_enabled() => context_tracking_enabled()") (in v5.5)
+        self._precise = _find(prog, "context_tracking_key", "context_tracking_enabled")
+        self._stable = _find(prog, "__sched_clock_stable")
+
+    def read(self, losses: LossLog) -> Accounting:
+        """Read all switches; one that cannot be read costs a note."""
+        stable = self._switch(self._stable, losses)
+        return Accounting(
+            schedstats=self._switch(self._schedstats, losses),
+            delayacct=self._switch(self._delayacct, losses),
+            irq_time=bool(self._switch(self._irq_time, losses)),
+            precise_cputime=bool(self._switch(self._precise, losses)),
+            # Without HAVE_UNSTABLE_SCHED_CLOCK the CPUs' clocks cannot differ.
+            stable_clock=stable is None or stable,
+        )
+
+    def _switch(self, switch: _Switch | None, losses: LossLog) -> bool | None:
+        """Read a switch; ``None`` if the kernel lacks it or it cannot be read.
+
+        Each is an int, or begins with one: the enable count of a ``struct static_key``.
+        So no type is needed.
+        """
+        if switch is None:
+            return None
+        try:
+            (count,) = _COUNT.unpack(self._prog.read(switch.address, _COUNT.size))
+        except UNREADABLE as error:
+            losses.lose(Loss.ACCOUNTING, f"{switch.name} cannot be read: {error}")
+            return None
+        return bool(count)
+
+
+def read_accounting(prog: drgn.Program, losses: LossLog) -> Accounting:
+    """Read all switches once; one that cannot be read costs a note."""
+    return AccountingReader(prog).read(losses)
+
+
+def _find(prog: drgn.Program, *names: str) -> _Switch | None:
+    """Find the first of *names* that this kernel has; ``None`` if not found."""
+    for name in names:
+        try:
+            return _Switch(name, find_symbol(prog, name).address)
+        except MissingError:
+            continue
+    return None

@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lookup of tasks by PID, without a walk over all tasks.
+"""Tasks by PID, lists of tasks, and PID namespaces.
 
-kernel/pid.c: since Linux kernel commit 95846ecf9dac ("pid: replace pid bitmap
-implementation with IDR API") (in v4.15) a namespace keeps its ``struct pid`` in an IDR,
-which is an XArray (lib/idr.c). A lookup takes about seven reads, however many tasks
-there are.
+None needs a walk over all tasks.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 
 import drgn
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
-from msatools.errors import UNREADABLE, DamagedDataError
-from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.words import unsigned
-from msatools.kernel.xarray import XArray
+from msatools.errors import LOST, UNREADABLE, DamagedDataError
+from msatools.kernel.reader import LIST_HEAD, U64, Addresses, Reader, distinct, unsigned
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import Structs, read_structs
+from msatools.kernel.walks import XArray
+from msatools.program.model import TargetError
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
-from msatools.target.errors import TargetError
+
+# --- Lookup of tasks by PID, without a walk over all tasks.
+#
+# kernel/pid.c: since Linux kernel commit 95846ecf9dac ("pid: replace pid bitmap
+# implementation with IDR API") (in v4.15) a namespace keeps its struct pid in an IDR,
+# which is an XArray (lib/idr.c). A lookup takes about seven reads, however many tasks
+# there are.
+
 
 PID_MAX_LIMIT = 1 << 22
 """All PIDs are smaller (include/linux/threads.h)."""
@@ -178,3 +184,228 @@ class PidTree:
         :raises drgn.FaultError: if a part of the tree is damaged
         """
         return self._tree.count_below(end)
+
+
+# --- Walks of task lists, which on a running kernel change meanwhile.
+
+
+_MAX_RESUMED = 256
+"""Maximum number of times that one walk goes back to an entry still on the list."""
+
+
+def changing_list(
+    reader: Reader,
+    head: int,
+    offset: int,
+    size: int,
+    seen: set[int],
+    name: str,
+    losses: LossLog,
+    node: int | None = None,
+    first: int | None = None,
+) -> Iterator[tuple[int, bytes]]:
+    """
+    Read the tasks on a list, one read each, starting from *node* or the first.
+
+    On a running kernel a task may end between two reads, and its memory be reused for
+    another task elsewhere on the list: the walk would skip all tasks in between. So
+    ``prev`` of each node must be a node that was visited; else the walk goes back to
+    the last one that is still on the list. If the list breaks off, a note is made and
+    the tasks after that point are missing.
+
+    :param offset: Offset of the list node in the task.
+    :param size: Bytes of each task to read, its node among them.
+    :param seen: Addresses of tasks to skip; the ones that are yielded are added.
+    :param name: What the list is called in a note.
+    :param first: The node before *node*, if the walk starts within the list.
+    :return: Iterator of (address, bytes) of each task.
+    """
+    live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
+    most = reader.once("tasks", lambda: _most_tasks(reader))
+    trail = [head] if first is None else [head, first]
+    visited = {*trail}
+    resumed = again = 0
+    try:
+        if node is None:
+            (node,) = U64.unpack(reader.read(head, 8))
+        while node != head:
+            address = node - offset
+            new = address not in seen
+            again += not new
+            # The memory of a task that was visited may by now be that of a new one.
+            looping = not new and (not live or again > len(seen))
+            if not node or looping or len(seen) > most:
+                raise DamagedDataError("it leads nowhere", node)
+            data = reader.read(address, size)
+            following, previous = LIST_HEAD.unpack_from(data, offset)
+            if live and previous not in visited:
+                resumed += 1
+                losses.coverage["lists_resumed"] += 1
+                if resumed > _MAX_RESUMED:
+                    raise DamagedDataError("it changes too fast", node)
+                node = _resume(reader, trail, visited)
+                if node is None:
+                    if first is not None:
+                        return  # the process has ended
+                    (node,) = U64.unpack(reader.read(head, 8))
+                continue
+            seen.add(address)
+            if live:
+                trail.append(node)
+                visited.add(node)
+            if new:
+                yield address, data
+            node = following
+    except UNREADABLE as error:
+        losses.lose(Loss.LISTS, f"{name} breaks off: {error}", about=name)
+
+
+def _most_tasks(reader: Reader) -> int:
+    """Return how many tasks there can be: each has a PID, and memory of its own."""
+    size = drgn.sizeof(find_type(reader.prog, "struct task_struct"))
+    return min(PID_MAX_LIMIT, reader.most(size))
+
+
+def _resume(reader: Reader, trail: list[int], visited: set[int]) -> int | None:
+    """Return the node after the last visited one that is still on its list.
+
+    A node that has left the list has LIST_POISON2 as ``prev``.
+
+    :return: ``None`` if none of them is still on the list.
+    """
+    while len(trail) > 1:
+        following, previous = LIST_HEAD.unpack(reader.read(trail[-1], LIST_HEAD.size))
+        if previous in visited:
+            return int(following)
+        trail.pop()
+    return None
+
+
+# --- PID namespaces and the number of PIDs in use in each (kernel/pid_namespace.c).
+
+
+MAX_LEVEL = 32
+"""``MAX_PID_NS_LEVEL`` (include/linux/pid_namespace.h)."""
+
+RESERVED_PIDS = 300
+"""A namespace that has reached it reuses no lower PID (include/linux/pid.h)."""
+
+_ADDING = 1 << 31
+"""``PIDNS_ADDING``, a flag in the count: the namespace still accepts new processes."""
+
+_NAMESPACE = {
+    "inode": ("ns.inum",),
+    "level": ("level",),
+    "parent": ("parent",),
+    "init": ("child_reaper",),
+    # Linux kernel commit e8cfbc245e24 ("pid: remove pidhash") (in v4.15)
+    "taken": ("pid_allocated", "nr_hashed"),
+    # Linux kernel commit 7863dcc72d0f ("pid: allow pid_max to be set per pid
+    # namespace") (in v6.14)
+    "most": ("pid_max",),
+}
+
+_PID = {"level": ("level",), "space": ("numbers[0].ns",)}
+_UPID = {"nr": ("nr",), "space": ("ns",)}
+
+
+class PidNamespace(Struct, frozen=True):
+    """A ``struct pid_namespace``."""
+
+    address: int
+    inode: int
+    level: int
+    """Nesting level; 0 for the initial namespace."""
+
+    parent: int
+    """Address of the parent namespace; 0 if it has none."""
+
+    init: int
+    """Address of the ``struct task_struct`` that inherits orphans."""
+
+    taken: int
+    """Number of PIDs in use by threads, process groups and sessions."""
+
+    most: int | None
+    """``pid_max``: all PIDs are smaller; ``None`` if it cannot be read."""
+
+
+def read_namespaces(
+    reader: Reader, addresses: Addresses, losses: LossLog
+) -> dict[int, PidNamespace]:
+    """Read some ``struct pid_namespace`` and all their ancestors, by address.
+
+    Namespaces that cannot be read are left out, and count as losses.
+    """
+    found: dict[int, PidNamespace] = {}
+    level = distinct(addresses)
+    for _ in range(MAX_LEVEL + 1):
+        level = level[(level != 0) & ~np.isin(level, list(found))]
+        if not len(level):
+            break
+        read = read_structs(reader, "struct pid_namespace", _NAMESPACE, level, losses)
+        shared = None if read.has("most") else _pid_max(reader.prog, losses)
+        for row in np.flatnonzero(read.readable).tolist():
+            found[int(level[row])] = _namespace(int(level[row]), read, row, shared)
+        level = distinct(read["parent"].astype(np.uint64))
+    return found
+
+
+def _namespace(
+    address: int, read: Structs, row: int, shared: int | None
+) -> PidNamespace:
+    return PidNamespace(
+        address=address,
+        inode=int(read["inode"][row]),
+        level=int(read["level"][row]),
+        parent=int(read["parent"][row]),
+        init=int(read["init"][row]),
+        taken=int(read["taken"][row]) & ~_ADDING,
+        most=int(read["most"][row]) if read.has("most") else shared,
+    )
+
+
+def _pid_max(prog: drgn.Program, losses: LossLog) -> int | None:
+    """Read ``pid_max`` where all namespaces share it."""
+    try:
+        most: int = find_variable(prog, "pid_max").value_()
+    except LOST as error:
+        losses.lose(Loss.LIMITS, f"pid_max cannot be read: {error}")
+        return None
+    return most
+
+
+def reserved_taken(
+    reader: Reader, namespace: PidNamespace, losses: LossLog
+) -> int | None:
+    """Count the PIDs below :data:`RESERVED_PIDS` in use; ``None`` if lost."""
+    try:
+        return PidTree(reader, namespace.address).count_below(RESERVED_PIDS)
+    except UNREADABLE as error:
+        losses.lose(Loss.PIDS, f"cannot read numbers that are taken: {error}")
+        return None
+
+
+def innermost_numbers(
+    reader: Reader, pids: Addresses, losses: LossLog
+) -> tuple[Addresses, npt.NDArray[np.int64]]:
+    """Find the innermost namespace of each ``struct pid``, and its number there.
+
+    :return: Addresses of ``struct pid_namespace``, 0 if it cannot be read; and the
+        numbers, 0 for the initial namespace.
+    """
+    read = read_structs(reader, "struct pid", _PID, pids, losses)
+    levels = read["level"].astype(np.uint64)
+    spaces: Addresses = read["space"].astype(np.uint64)
+    numbers = np.zeros(len(pids), np.int64)
+    nested = np.flatnonzero(read.readable & (levels > 0) & (levels <= MAX_LEVEL))
+    if len(nested):
+        # A struct pid has one struct upid per nesting level.
+        first = np.uint64(offset_of(find_type(reader.prog, "struct pid"), "numbers"))
+        size = np.uint64(drgn.sizeof(find_type(reader.prog, "struct upid")))
+        addresses = pids[nested] + first + levels[nested] * size
+        innermost = read_structs(reader, "struct upid", _UPID, addresses, losses)
+        spaces[nested] = innermost["space"]
+        numbers[nested] = innermost["nr"]
+    spaces[levels > MAX_LEVEL] = 0
+    return spaces, numbers

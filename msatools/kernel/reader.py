@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reads of memory in bulk, counted, and tolerant of missing parts."""
+"""Reads of memory in bulk, counted, and tolerant of missing parts.
+
+Also the forms of integers and C strings in memory. All collectors read through
+:class:`Reader`.
+"""
 
 import errno
+import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -14,9 +19,47 @@ from drgn.helpers.linux.mm import totalram_pages
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError
-from msatools.kernel.words import PAGE
+from msatools.program.linear import direct_map
 from msatools.selfdesc.find import ask, find_variable
-from msatools.target.linear import direct_map
+
+# --- Integers in the kernel's memory: their formats, and the largest plausible ones.
+
+
+PAGE = 4096
+"""Bytes of the smallest page."""
+
+MAX_PLAUSIBLE = 1 << 60
+"""Maximum of times and counts that is believed: 36 years in nanoseconds."""
+
+U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
+
+LIST_HEAD = struct.Struct("<QQ")
+"""``struct list_head``: next, prev."""
+
+
+_WORD_BITS = 64
+
+
+def bit(number: int) -> int:
+    """
+    Return a word with one bit set.
+
+    :param number: From the kernel's types, which may be damaged.
+    :raises DamagedDataError: if a word of 64 bits has no such bit
+    """
+    if not 0 <= number < _WORD_BITS:
+        raise DamagedDataError(f"a word has no bit {number}")
+    return 1 << number
+
+
+def unsigned(data: bytes, offset: int, size: int) -> int:
+    """Return the unsigned integer of *size* bytes at *offset*."""
+    return int.from_bytes(data[offset : offset + size], "little")
+
+
+# --- Reads of memory in bulk, counted, and tolerant of missing parts.
+
 
 Addresses = npt.NDArray[np.uint64]
 """Addresses or other words of 64 bits."""
@@ -486,3 +529,31 @@ def _spans(addresses: Addresses, sizes: Addresses) -> Iterator[_Spans]:
     for edge, next_ in pairwise(edges):
         batch = slice(edge, next_)
         yield _Spans(firsts[batch], ends[batch], bases[batch], lengths[batch])
+
+
+# --- C strings, in data or in memory.
+
+
+def decode_string(data: bytes) -> str:
+    """Return the text of *data* up to its first zero byte, if it has one.
+
+    Bytes that are not UTF-8 are escaped.
+    """
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+def read_string(reader: Reader, address: int, most: int) -> str:
+    """Read a string of at most *most* bytes.
+
+    No page after its end is read, as it may be missing. Bytes that are not UTF-8 are
+    escaped.
+
+    :raises UNREADABLE: if it cannot be read, or is longer
+    """
+    data = b""
+    while b"\0" not in data:
+        if len(data) > most:
+            raise DamagedDataError("a string does not end", address)
+        position = address + len(data)
+        data += reader.read(position, min(most + 1, PAGE - position % PAGE))
+    return decode_string(data)

@@ -1,21 +1,214 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the reports of all commands have in common."""
+"""What the reports of all commands have in common, and the runs that make them.
 
+Losses have a kind each, which says whether it makes a report incomplete; collectors
+note them in a :class:`LossLog`. A command's session makes one report a sample.
+"""
+
+import contextlib
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, ClassVar, TypedDict
+from enum import Enum
+from typing import Annotated, ClassVar, Generic, TypedDict, TypeVar
 
 from drgn import Program
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from msatools.faults import OwnFault
-from msatools.kernel.losses import Loss, is_loss
+from msatools.errors import OwnFault
+from msatools.kernel.reader import Reader
 from msatools.model import Mark
+from msatools.program.model import UNLISTED, Target
 from msatools.reports.presented import Presented
 from msatools.selfdesc import refusals
-from msatools.target.model import UNLISTED, Target
+
+# --- Kinds of losses of a report, and whether they make it incomplete.
+#
+# Each loss is counted in the report's coverage under its key, and noted if it has a
+# text. --strict uses the same keys, so that no loss is silent.
+
+
+class Loss(str, Enum):
+    """A kind of loss; its value is its key in the coverage of reports."""
+
+    # Of the dump's file.
+    PAGE_DESCRIPTORS = "descriptors_bad"
+    TORN = "torn"
+
+    # Of the kernel itself, and of all commands.
+    ACCOUNTING = "accounting_unreadable"
+    CLOCKS = "clocks_unreadable"
+    COMMAND_LINE = "command_line_unreadable"
+    COUNTERS = "counters_unreadable"
+    COUNTS = "counts_broken"
+    CPUS = "cpus_unreadable"
+    LISTS = "lists_broken"
+    LOAD = "load_unreadable"
+    LOG = "log_unreadable"
+    MASKS = "cpumasks_unreadable"
+    MODULES = "modules_unreadable"
+    NAMES = "names_unreadable"
+    NODES = "nodes_unreadable"
+    PARTS = "parts_lost"
+    SYMBOLS = "symbols_unreadable"
+    TREES = "trees_broken"
+    TYPES = "types_unreadable"
+    UNWINDING = "unwind_tables_unreadable"
+
+    # Of tasks.
+    CGROUP_NAMES = "cgroup_names_unreadable"
+    CGROUP_PATHS = "cgroup_paths_unreadable"
+    DESCRIPTORS = "file_tables_unreadable"
+    FILES = "files_unreadable"
+    PATHS = "paths_unreadable"
+    PIDS = "pids_unreadable"
+    SIZES = "sizes_unreadable"
+    STACKS = "stacks_unreadable"
+    STACKS_CUT = "stacks_incomplete"
+    TASKS = "tasks_unreadable"
+    WAITS = "waits_unreadable"
+
+    # Of locks and who waits.
+    COMPLETIONS = "completions_unreadable"
+    DEVICES = "devices_unreadable"
+    DISKS = "disks_unreadable"
+    FILE_SYSTEMS = "file_systems_unreadable"
+    FUTEX_CHAINS = "futex_chains_broken"
+    FUTEX_OWNERS = "futex_owners_unreadable"
+    KERNEL_THREADS = "kernel_threads_unreadable"
+    LOCKS = "locks_unreadable"
+    LOCK_NAMES = "lock_names_unreadable"
+    MAPPINGS = "mappings_unreadable"
+    SERVERS = "servers_unreadable"
+    USER_STACKS = "user_stacks_unreadable"
+    WAITERS = "waiters_unreadable"
+    WORKQUEUES = "workqueues_unreadable"
+
+    # Of the dead and what holds them.
+    HEIRS = "heirs_unreadable"
+    HOLDERS = "holders_unreadable"
+    LEAKS = "leaks_lost"
+    LIMITS = "limits_unreadable"
+    PARENTS_LOCKS = "locks_lost"
+    SLABS = "slabs_unreadable"
+    VARIABLES = "variables_unreadable"
+
+    # Of CPUs.
+    AFFINITIES = "affinities_unreadable"
+    DOMAINS = "root_domains_unreadable"
+    HANDLERS = "handlers_broken"
+    HOTPLUG = "hotplug_unreadable"
+    IDLE_STATES = "idle_states_unreadable"
+    IRQS = "irqs_unreadable"
+    IRQ_AFFINITY = "irq_affinity_unreadable"
+    IRQ_COUNTS = "irq_counts_unreadable"
+    IRQ_DESCRIPTORS = "irq_desc_broken"
+    PARTITIONS = "partitions_unknown"
+    QUEUED = "queues_broken"
+    QUEUES_DIFFER = "run_queues_differ"
+    RUN_QUEUES = "run_queues_unreadable"
+    TICKS = "ticks_unreadable"
+    TOPOLOGY = "topology_unreadable"
+
+    # Of memory.
+    ADDRESS_SPACES = "address_spaces_lost"
+    EXCLUDED = "excluded_pages"
+    DMA = "dma_pages_lost"
+    DMABUFS = "dmabufs_unreadable"
+    FTRACE = "ftrace_pages_lost"
+    GLOBALS = "tables_pages_lost"
+    HEADS = "heads_unreadable"
+    INODES = "inodes_unreadable"
+    OWNERS = "owners_unreadable"
+    PAGE_BLOCKS = "pageblocks_unreadable"
+    MEMPOOLS = "mempools_unreadable"
+    PAGE_OWNER = "page_owner_unreadable"
+    PAGE_TABLES = "page_tables_unreadable"
+    PAGES = "unreadable_pages"
+    PCP_LISTS = "pcp_lists_unreadable"
+    PCP_LISTS_CUT = "pcp_lists_broken"
+    PIPES = "pipes_unreadable"
+    REQUESTS = "requests_pages_lost"
+    RINGS = "rings_unreadable"
+    SECTION_TABLE = "section_table_lost"
+    SLAB_CACHES = "slab_caches_unreadable"
+    SOCKETS = "sockets_unreadable"
+    SOCKET_BUFFERS = "skbs_unreadable"
+    USER_TABLES = "user_tables_unreadable"
+    USER_TABLE_ENTRIES = "user_table_entries_broken"
+    VMALLOC = "vmalloc_areas_unreadable"
+    VMSTAT_CPUS = "vmstat_cpus_unreadable"
+
+
+_STEADY = frozenset(
+    {
+        Loss.ACCOUNTING,
+        Loss.CLOCKS,
+        Loss.COMMAND_LINE,
+        Loss.COUNTERS,
+        Loss.CPUS,
+        Loss.EXCLUDED,
+        Loss.HEADS,
+        Loss.HOTPLUG,
+        Loss.IDLE_STATES,
+        Loss.LIMITS,
+        Loss.LISTS,
+        Loss.LOAD,
+        Loss.LOG,
+        Loss.MASKS,
+        Loss.MODULES,
+        Loss.NODES,
+        Loss.OWNERS,
+        Loss.PAGES,
+        Loss.PAGE_BLOCKS,
+        Loss.PAGE_TABLES,
+        Loss.PARTS,
+        Loss.PCP_LISTS,
+        Loss.RUN_QUEUES,
+        Loss.SECTION_TABLE,
+        Loss.SYMBOLS,
+        Loss.TASKS,
+        Loss.TICKS,
+        Loss.TOPOLOGY,
+        Loss.TYPES,
+        Loss.UNWINDING,
+        Loss.VARIABLES,
+        Loss.VMALLOC,
+        Loss.VMSTAT_CPUS,
+    }
+)
+"""Losses that make a report of a running kernel incomplete, too. The others concern
+tasks, files and pages, which may go away while they are read: that is not a loss."""
+
+_STRUCT = "struct "
+_UNREADABLE = "_unreadable"
+_KEYS = frozenset(loss.value for loss in Loss)
+_STEADY_KEYS = frozenset(loss.value for loss in _STEADY)
+
+
+def struct_key(type_name: str) -> str:
+    """Return the key for unreadable structures, such as ``cred_unreadable``."""
+    return type_name.removeprefix(_STRUCT).replace(" ", "_") + _UNREADABLE
+
+
+def is_loss(key: str) -> bool:
+    """Return whether a key of a report's coverage counts losses."""
+    return key in _KEYS or key.endswith(_UNREADABLE)
+
+
+def spoils(key: str, live: bool) -> bool:
+    """Return whether losses with this key make a report incomplete.
+
+    :param live: Whether the report is of a running kernel.
+    """
+    return key in _STEADY_KEYS if live else is_loss(key)
+
+
+# --- What the reports of all commands have in common.
+
 
 _LOGS = "msatools.logs"
 """Key of the program's cache."""
@@ -206,3 +399,173 @@ def ns_between(before: Report, after: Report) -> int | None:
     if before.taken_at_ns is None or after.taken_at_ns is None:
         return None
     return after.taken_at_ns - before.taken_at_ns
+
+
+# --- Number of reads that a report takes.
+#
+# drgn itself reads memory too, so .Reader does not see all reads. /proc/self/io
+# (Documentation/filesystems/proc.rst) counts all read calls of the process, which for
+# an ELF dump or /proc/kcore are those that strace shows. A kdump is mapped into memory
+# by libkdumpfile and takes no calls: there the reader's reads count.
+
+
+_CALLS = b"syscr:"
+
+
+class ReadCost:
+    """Counts reads since it was made, or since the previous count."""
+
+    def __init__(self, reader: Reader, of_file: bool) -> None:
+        """
+        :param reader: Counts its own reads, for targets that are not read by calls,
+            and for kernels without ``/proc/self/io``.
+        :param of_file: Whether the target is a file; calls on a socket are not counted.
+        """
+        self._reader = reader
+        self._file: int | None = None
+        if of_file:
+            # Some kernels lack CONFIG_TASK_IO_ACCOUNTING.
+            with contextlib.suppress(OSError):
+                self._file = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+        self._before = self._calls()
+
+    def reads(self) -> int:
+        """Return the number of reads since the last call.
+
+        It is at least the number of reads that the reader has made for the report.
+        """
+        calls = self._calls()
+        reads = self._reader.reads
+        if calls is not None and self._before is not None:
+            # The previous pread() of the file counts now: it did not include itself.
+            reads = max(reads, calls - self._before - 1)
+        self._before = calls
+        return reads
+
+    def _calls(self) -> int | None:
+        if self._file is None:
+            return None
+        text = os.pread(self._file, 4096, 0)
+        for line in text.splitlines():
+            if line.startswith(_CALLS):
+                return int(line[len(_CALLS) :])
+        return None
+
+
+# --- Runs of commands: the interface, and the base for commands that read a kernel.
+
+
+R = TypeVar("R", bound=Report)
+Options = TypeVar("Options")
+
+Progress = Callable[[int, int], None]
+"""``progress(done, total)``, in a unit of the caller's choice."""
+
+
+def quietly(done: int, total: int) -> None:
+    """Ignore progress."""
+
+
+class Session(Generic[R]):
+    """One run of a command on one target, with its state between reports.
+
+    A run without an interval calls :meth:`report` once. One with an interval calls
+    :meth:`begin` once and then, after each interval, :meth:`advance`; in between it
+    calls :meth:`sample` as often as :attr:`period_s` asks for.
+
+    A command implements :meth:`report`, which is enough if each report is of one
+    moment. If an interval is the difference of two reports, the command implements
+    :meth:`delta`, too. The other methods are for samples within an interval.
+    """
+
+    _previous: R | None = None
+
+    @property
+    def period_s(self) -> float | None:
+        """Seconds between samples within an interval; ``None`` for no samples."""
+        return None
+
+    def report(self, progress: Progress) -> R:
+        """Return a report of the totals until now, and of the current state."""
+        raise NotImplementedError
+
+    def delta(self, previous: R, current: R) -> R:
+        """Return the current report with the changes since the previous one.
+
+        Unless a command overrides it, that is only the time between them.
+        """
+        return replace(current, interval_ns=ns_between(previous, current))
+
+    def begin(self, progress: Progress) -> None:
+        """Read the state at the start of the first interval."""
+        self._previous = self.report(progress)
+
+    def sample(self) -> None:
+        """Take a sample within an interval."""
+
+    def advance(self, progress: Progress) -> R:
+        """Return a report of the interval that ends now, and begin the next."""
+        previous, current = self._previous, self.report(progress)
+        assert previous is not None, "no interval has begun"
+        self._previous = current
+        return self.delta(previous, current)
+
+
+class KernelSession(Session[R], Generic[R, Options]):
+    """A run of reports on one kernel, with the options of its command.
+
+    Losses found while the run starts are part of all its reports; losses found during
+    one report are part of that one only.
+    """
+
+    def __init__(self, prog: Program, target: Target, options: Options) -> None:
+        self._prog = prog
+        self._target = target
+        self._options = options
+        self._reader = Reader(prog)
+        self._losses = log_of(target)
+        self._lasting = self._losses.copy()
+
+    @contextmanager
+    def _learning(self) -> Iterator[None]:
+        """Keep the losses found meanwhile for all reports."""
+        with noting_refusals(self._prog, self._losses):
+            yield
+        self._lasting = self._losses.copy()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Gather the losses of one report, without those of earlier reports."""
+        self._forget()
+        with noting_refusals(self._prog, self._losses):
+            yield
+
+    def _forget(self) -> None:
+        self._losses.reset(self._lasting)
+        self._reader.reads = self._reader.bytes = 0
+
+    def _head(self, taken_at_ns: int | None, always: Iterable[str] = ()) -> Head:
+        """Return the head of a report, once all of it has been read.
+
+        :param always: See :meth:`_coverage`.
+        """
+        return Head(
+            target=self._target,
+            taken_at_ns=taken_at_ns,
+            interval_ns=None,
+            coverage=self._coverage(always),
+            notes=tuple(self._losses.notes.values()),
+        )
+
+    def _coverage(self, always: Iterable[str]) -> dict[str, int]:
+        """Return the counts of reads and losses for a report.
+
+        :param always: Keys to include, and first, even if their count is 0.
+        """
+        counted = self._losses.coverage
+        counted["reads"] += self._reader.reads
+        counted["bytes_read"] += self._reader.bytes
+        return {
+            **dict.fromkeys(always, 0),
+            **{key: count for key, count in counted.items() if count},
+        }

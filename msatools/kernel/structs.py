@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Members of many structures of one type, read in bulk."""
+"""Members of many structures of one type, read in bulk; and values of enumerators."""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,21 @@ from msatools.errors import (
     DamagedDataError,
     MissingError,
     MissingMemberError,
+    MissingSymbolError,
 )
-from msatools.kernel.losses import struct_key
 from msatools.kernel.reader import MAX_READ, Addresses, Reader, distinct
-from msatools.kernel.report import LossLog
-from msatools.selfdesc.find import drgn_lookups, find_type, member_of, offset_of
-from msatools.selfdesc.lookups import note_member
+from msatools.kernel.report import LossLog, struct_key
+from msatools.selfdesc.find import (
+    drgn_lookups,
+    find_constant,
+    find_type,
+    member_of,
+    note_member,
+    offset_of,
+)
+
+# --- Members of many structures of one type, read in bulk.
+
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -366,3 +375,76 @@ def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
         return offset
     note_member(type_, candidates, None)
     return None
+
+
+# --- Values of the kernel's enumerators, cached: some are looked up with each sample.
+
+
+_ENUMS, _CONSTANTS = "msatools.enumerators", "msatools.constants"
+"""Keys of the program's cache."""
+
+
+class Enumerators(dict[str, int]):
+    """Values of an enum by name."""
+
+    def __missing__(self, name: str) -> int:
+        raise MissingSymbolError(f"the kernel has no {name}")
+
+
+def enumerators(prog: drgn.Program, name: str) -> Enumerators:
+    """
+    Return the values of an enum by name, in their order; none if it is incomplete.
+
+    A name that it lacks raises :class:`msatools.errors.MissingSymbolError`.
+
+    They are looked up once per program: drgn makes an object of each enumerator at
+    every call, and some enums have hundreds.
+
+    :param name: Such as ``enum vm_event_item``.
+    :raises MissingError: if the type is unknown
+    """
+    known: dict[str, Enumerators] = prog.cache.setdefault(_ENUMS, {})
+    if name not in known:
+        values = {
+            item.name: item.value for item in find_type(prog, name).enumerators or ()
+        }
+        known[name] = Enumerators(values)
+    return known[name]
+
+
+def constant(prog: drgn.Program, name: str) -> int:
+    """
+    Return the value of a constant, such as an enumerator.
+
+    It is looked up once per program, which takes drgn some 20 us.
+
+    :raises MissingError: if the kernel has no constant of that name
+    """
+    known: dict[str, int] = prog.cache.setdefault(_CONSTANTS, {})
+    if name not in known:
+        known[name] = int(find_constant(prog, name).value_())
+    return known[name]
+
+
+# --- Finds rows of a table by a column of unique values.
+
+
+NOT_FOUND = -1
+
+
+def find_rows(
+    known: npt.NDArray[Any], wanted: npt.NDArray[Any]
+) -> npt.NDArray[np.intp]:
+    """
+    Find the row of each wanted value; :data:`NOT_FOUND` if there is none.
+
+    :param known: Unique values by row, in any order.
+    """
+    if not len(known):
+        return np.full(len(wanted), NOT_FOUND, np.intp)
+    if np.array_equal(known, wanted):
+        return np.arange(len(known))
+    order = np.argsort(known, kind="stable")
+    index = np.searchsorted(known, wanted, sorter=order)
+    row = order[np.minimum(index, len(known) - 1)]
+    return np.where(known[row] == wanted, row, NOT_FOUND)

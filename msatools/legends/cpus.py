@@ -2,8 +2,7 @@
 
 """The legend of msa-cpus."""
 
-from msatools.legends.common import KEPT
-from msatools.legends.model import Entry, Group, Legend
+from msatools.legends.model import KEPT, Entry, Group, Legend
 
 COLUMNS = Group(
     "Columns",

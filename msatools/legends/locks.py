@@ -2,8 +2,7 @@
 
 """The legend of msa-locks."""
 
-from msatools.legends.common import BOUNDS, OWNERS, STATES
-from msatools.legends.model import Entry, Group, Legend
+from msatools.legends.model import BOUNDS, OWNERS, STATES, Entry, Group, Legend
 from msatools.legends.prstat import CLASSES
 
 LINES = Group(

@@ -2,8 +2,7 @@
 
 """The legend of msa-prstat."""
 
-from msatools.legends.common import BOUNDS, STATES
-from msatools.legends.model import Entry, Group, Legend
+from msatools.legends.model import BOUNDS, STATES, Entry, Group, Legend
 
 _TICKS = (
     "The kernel counts time on the CPU exactly (se.sum_exec_runtime) and lets the tick "

@@ -2,8 +2,7 @@
 
 """The legend of msa-zombies."""
 
-from msatools.legends.common import BOUNDS, STATES
-from msatools.legends.model import Entry, Group, Legend
+from msatools.legends.model import BOUNDS, STATES, Entry, Group, Legend
 
 COLUMNS = Group(
     "Columns",

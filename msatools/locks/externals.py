@@ -1,32 +1,360 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""External waits: for devices, servers and frozen file systems."""
+"""External waits: for devices, servers and frozen file systems.
+
+Also io_uring and AIO contexts, and the server of a network block device.
+"""
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
 
+import numpy as np
 from msgspec import Struct
 
-from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.model import ExternalKind
-from msatools.locks.events.kthreads import kernel_threads
-from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
-from msatools.locks.external_waits.network import asked_protocol, file_server
-from msatools.locks.io.asynchronous import AIO, asynchronous_io
-from msatools.locks.io.disks import all_disks
-from msatools.locks.io.filesystems import (
-    disk_of_lock,
-    disk_of_super_block,
+from msatools.errors import LOST
+from msatools.kernel.reader import Addresses, distinct
+from msatools.kernel.report import Loss
+from msatools.kernel.structs import Booleans
+from msatools.locks import file_targets
+from msatools.locks.context import BlockedTask, LockContext, per_context
+from msatools.locks.disks import Disk, all_disks
+from msatools.locks.io import disk_of_lock, disk_of_super_block, disk_of_wait, in_flight
+from msatools.locks.places import FREEZE_COMPLETE, lock_places
+from msatools.locks.report import (
+    ExternalKind,
+    Holder,
+    InFlight,
+    Lock,
+    LockTypeName,
+    Request,
 )
-from msatools.locks.io.inflight import in_flight
-from msatools.locks.io.nbd import nbd_servers
-from msatools.locks.io.waits import disk_of_wait
-from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
-from msatools.locks.wait_targets import data
-from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.classes import TaskClass
+from msatools.locks.servers import FuseMount, asked_protocol, file_server, fuse_mounts
+from msatools.locks.storage import Sockets
+from msatools.locks.wait_queues import wait_queue_waiters
+from msatools.locks.workers import kernel_threads
+from msatools.program.linear import KERNEL_HALF
+from msatools.tasks.waits import TaskClass
+
+# --- Finds the server of a network block device, if it is a process of this machine.
+#
+# drivers/block/nbd.c: the device sends its requests through sockets that a program gave
+# it. What has the other end open serves the device: a socket of AF_UNIX has its peer,
+# and one of TCP has the addresses and ports of both ends, which the peer has the other
+# way round. A server that no process here is has at least its address.
+
+
+_AF_UNIX = 1
+_MAPPED = "::ffff:"
+"""How an address of IPv4 begins as one of IPv6, as a server has it that takes both."""
+_MAX_CONNECTIONS = 64
+_MAX_SERVERS = 16
+
+
+class NbdServers:
+    """The servers of network block devices, each found once per context."""
+
+    def __init__(self, context: LockContext) -> None:
+        self._context = context
+        self._found: dict[int, tuple[Holder, ...]] = {}
+
+    def of_disk(self, disk: Disk) -> tuple[Holder, ...]:
+        """Return the tasks that have the other end of a device's sockets open."""
+        if not disk.name.startswith("nbd"):
+            return ()
+        if disk.address not in self._found:
+            try:
+                sockets = self._sockets(disk)
+                files = [*self._unix_peers(sockets), *self._tcp_peers(sockets)]
+                openers = self._openers if files else {}
+                tasks = dict.fromkeys(
+                    task for file in files for task in openers.get(file, ())
+                )
+                self._found[disk.address] = tuple(
+                    Holder(task, "likely") for task in [*tasks][:_MAX_SERVERS]
+                )
+            except LOST as error:
+                text = f"cannot read the server of {disk.name}: {error}"
+                self._context.losses.lose(Loss.SERVERS, text)
+                self._found[disk.address] = ()
+        return self._found[disk.address]
+
+    def addresses(self, disk: Disk) -> tuple[str, ...]:
+        """Return the addresses of a device's servers by TCP: ``10.0.0.1:10809``."""
+        if not disk.name.startswith("nbd"):
+            return ()
+        try:
+            ends = self._ends(self._sockets(disk))
+        except LOST as error:
+            text = f"cannot read the server of {disk.name}: {error}"
+            self._context.losses.lose(Loss.SERVERS, text)
+            return ()
+        return tuple(dict.fromkeys(peer for _, peer in ends))
+
+    def _sockets(self, disk: Disk) -> list[int]:
+        """Return each ``struct socket`` of a device."""
+        layout = self._context.layout
+        config = layout.member(disk.private, "nbd_device", "config")
+        if config < KERNEL_HALF:
+            return []
+        sockets, count = layout.members(
+            config, "nbd_config", "socks", "num_connections"
+        )
+        connections = (
+            layout.word(sockets + 8 * number)
+            for number in range(min(count, _MAX_CONNECTIONS))
+        )
+        return [layout.member(each, "nbd_sock", "sock") for each in connections]
+
+    def _unix_peers(self, sockets: list[int]) -> list[int]:
+        """Return the ``struct file`` of the other end of each socket of AF_UNIX."""
+        layout, files = self._context.layout, []
+        for socket in sockets:
+            own = layout.member(socket, "socket", "sk")
+            if layout.member(own, "sock", "__sk_common.skc_family") != _AF_UNIX:
+                continue
+            peer = layout.member(own, "unix_sock", "peer")
+            end = layout.member(peer, "sock", "sk_socket") if peer else 0
+            file = layout.member(end, "socket", "file") if end else 0
+            if file:
+                files.append(file)
+        return files
+
+    def _tcp_peers(self, sockets: list[int]) -> list[int]:
+        """Return the ``struct file`` of the other end of each connection by TCP."""
+        ends = self._ends(sockets)
+        by_ends = self._files_by_ends if ends else {}
+        return [by_ends[peer, own] for own, peer in ends if (peer, own) in by_ends]
+
+    def _ends(self, sockets: list[int]) -> list[tuple[str, str]]:
+        """Return the own address and the peer's of each connection by TCP."""
+        found = self._read(np.array(sockets, np.uint64))
+        return [ends for ends in found if ends is not None]
+
+    def _read(self, sockets: Addresses) -> list[tuple[str, str] | None]:
+        """Return both addresses of each ``struct socket`` that is connected by TCP."""
+        context = self._context
+        return [
+            (_plain(each.local), _plain(each.peer))
+            if each and each.type in ("tcp", "tcp6") and each.local and each.peer
+            else None
+            for each in Sockets(context.layout, context.losses).read(sockets)
+        ]
+
+    @cached_property
+    def _files_by_ends(self) -> dict[tuple[str, str], int]:
+        """Maps the ends of each connection to the ``struct file`` of the first."""
+        files = np.array([*self._openers], np.uint64)
+        private = self._context.descriptors.read_files(files, ("private",))["private"]
+        found = self._read(private.astype(np.uint64))
+        return {
+            ends: file
+            for ends, file in zip(found, files.tolist(), strict=True)
+            if ends is not None
+        }
+
+    @cached_property
+    def _openers(self) -> dict[int, list[int]]:
+        """Maps each ``struct file`` that is a socket to the processes that have it."""
+        context = self._context
+        addresses = context.tasks["address"]
+        operations = context.layout.symbol("socket_file_ops") or 0
+        found: dict[int, list[int]] = {}
+        for rows, opened in context.descriptors.by_table(addresses):
+            files = distinct(opened[opened != 0])
+            structs = context.descriptors.read_files(files, ("operations",))
+            sockets = files[structs["operations"] == np.uint64(operations)]
+            for file in sockets.tolist():
+                found.setdefault(file, []).append(int(addresses[rows[0]]))
+        return found
+
+
+def _plain(address: str) -> str:
+    """Return an address; one of IPv4 that was written as one of IPv6 as such."""
+    inner, bracket, port = address.partition("]")
+    if bracket and inner.startswith(f"[{_MAPPED}"):
+        return f"{inner.removeprefix(f'[{_MAPPED}')}{port}"
+    return address
+
+
+@per_context
+def nbd_servers(context: LockContext) -> NbdServers:
+    """Return the reader of the servers of a context."""
+    return NbdServers(context)
+
+
+# --- Which tasks wait for I/O of a disk by a ring (io_uring) or an AIO context.
+#
+# Such a task sleeps like one that has nothing to do. The I/O leads back to it: the bios
+# of a request have the struct kiocb of a direct read or write (fs/iomap/direct-io.c,
+# block/fops.c). It is the beginning of io_uring's request (struct io_kiocb) or of AIO's
+# (struct aio_kiocb), which have the ring or context on whose queue the task is. I/O of
+# a disk that is stacked on others, as of the device mapper, is not followed: the bios
+# below are copies.
+
+
+SLOW_NS = 1_000_000_000
+"""Age of I/O from which on who waits for it in such a way is blocked: many programs
+always have I/O in flight, and a disk answers sooner."""
+
+AIO = ("read_events", "do_io_getevents")
+"""Where a task waits for events of an AIO context."""
+
+CANCEL = "io_uring_cancel_generic"
+"""Where a process that ends waits for all that it has asked its rings for."""
+
+_ENDS = (
+    ("iomap_dio_bio_end_io", "iomap_dio", ""),
+    ("blkdev_bio_end_io", "blkdev_dio", ""),
+    # The only bio is part of these.
+    ("blkdev_bio_end_io_async", "blkdev_dio", "bio"),
+    ("iomap_dio_simple_end_io", "iomap_dio_simple", "bio"),  # seen in 7.3
+    ("dio_bio_end_aio", "dio", ""),
+)
+"""By the function that ends a bio: what has its kiocb, and the bio's place in it."""
+
+_OF_RING = ("io_complete_rw", "io_complete_rw_iopoll")
+_OF_AIO = ("aio_complete_rw",)
+_MAX_BIOS = 1 << 8
+"""Maximum number of bios of a request to look at."""
+
+OF_BIOS = ("deferred", "delayed")
+"""Stages of bios that a stacked disk holds."""
+
+_DEFER_TASKRUN = 1 << 13
+"""``IORING_SETUP_DEFER_TASKRUN``: only the task that submits waits, and on no queue."""
+
+
+class AsynchronousIo:
+    """Slow I/O in flight by the tasks that wait for it; only direct I/O is found."""
+
+    def __init__(self, context: LockContext) -> None:
+        self._context = context
+        self._layout = context.layout
+        self._symbols = {
+            name: context.layout.symbol(name)
+            for name in (*(end for end, _, _ in _ENDS), *_OF_RING, *_OF_AIO)
+        }
+        self._of_tasks: dict[int, set[Disk]] = {}
+        """The disks by the address of a task that waits."""
+
+        self._of_processes: dict[int, set[Disk]] = {}
+        """By the ``struct signal_struct`` of a process that has rings."""
+
+        for disk in all_disks(context).all:
+            for request in in_flight(context).of_disk(disk).requests:
+                is_slow = (request.age_ns or 0) >= SLOW_NS
+                if is_slow and request.stage not in OF_BIOS:
+                    self._follow(request, disk)
+
+    def disk(self, case: BlockedTask) -> Disk | None:
+        """Return the disk that a task waits for; ``None`` if unknown, or several."""
+        found = self._of_tasks.get(case.address, set())
+        if case.is_in(CANCEL):
+            signal = int(self._context.tasks["signal"][case.row])
+            found = self._of_processes.get(signal, set())
+        return next(iter(found)) if len(found) == 1 else None
+
+    def waits(self, in_ring: Booleans, cancels: Booleans) -> Booleans:
+        """Return which tasks wait for I/O.
+
+        :param in_ring: Which tasks are in a wait for a ring or an AIO context.
+        :param cancels: Which tasks are in :data:`CANCEL`.
+        """
+        tasks = self._context.tasks
+        processes = np.array([*self._of_processes], np.uint64)
+        waiters = np.array([*self._of_tasks], np.uint64)
+        found: Booleans = cancels & np.isin(tasks["signal"], processes)
+        found |= in_ring & np.isin(tasks["address"], waiters)
+        return found
+
+    def _follow(self, request: InFlight, disk: Disk) -> None:
+        """Add a disk to those who wait for one of its requests."""
+        try:
+            bio = self._first_bio(request)
+            blocks = [*self._blocks(bio)]
+            if self._first_bio(request) != bio:
+                return
+        except LOST:
+            # It was done, and is used anew, while it was read.
+            return
+        for block in blocks:
+            # What is no direct I/O leads nowhere.
+            with suppress(*LOST):
+                self._add_block(block, disk)
+
+    def _first_bio(self, request: InFlight) -> int:
+        return self._layout.member(request.address, "request", "bio")
+
+    def _blocks(self, bio: int) -> Iterator[int]:
+        """Yield the ``struct kiocb`` of a bio and of those that follow it."""
+        layout = self._layout
+        for _ in range(_MAX_BIOS):
+            if bio < KERNEL_HALF:
+                return
+            following, end, private = layout.members(
+                bio, "bio", "bi_next", "bi_end_io", "bi_private"
+            )
+            for name, kind, place in _ENDS:
+                if end and end == self._symbols[name] and layout.has(kind, "iocb"):
+                    start = bio - layout.offset(kind, place) if place else private
+                    yield layout.member(start, kind, "iocb")
+            bio = following
+
+    def _add_block(self, block: int, disk: Disk) -> None:
+        layout = self._layout
+        if block < KERNEL_HALF:
+            return
+        complete = layout.member(block, "kiocb", "ki_complete")
+        if complete and complete in map(self._symbols.get, _OF_AIO):
+            aio = layout.member(block, "aio_kiocb", "ki_ctx")
+            self._add_waiters(aio + layout.offset("kioctx", "wait"), disk)
+        elif complete and complete in map(self._symbols.get, _OF_RING):
+            self._add_ring(block, disk)
+
+    def _add_ring(self, request: int, disk: Disk) -> None:
+        layout, name = self._layout, "io_ring_ctx"
+        ring = layout.member(request, "io_kiocb", "ctx")
+        # Kernels that have both have those who wait on the first (5.10), and those who
+        # poll on the other.
+        queue_of_ring = layout.offset(name, "wait", "cq_wait")
+        self._add_waiters(ring + queue_of_ring, disk)
+        # "io_uring: add IORING_SETUP_DEFER_TASKRUN" (in v6.1)
+        if layout.has(name, "submitter_task"):
+            flags, task = layout.members(ring, name, "flags", "submitter_task")
+            if flags & _DEFER_TASKRUN and task:
+                self._add(self._of_tasks, task, disk)
+        signal = layout.member(self._task_of(request), "task_struct", "signal")
+        self._add(self._of_processes, signal, disk)
+
+    def _task_of(self, request: int) -> int:
+        """Return the task that gave a request to its ring."""
+        layout = self._layout
+        if not layout.has("io_kiocb", "tctx"):
+            return layout.member(request, "io_kiocb", "task")
+        # "io_uring: replace io_kiocb::task with ->tctx" (in v6.13)
+        own = layout.member(request, "io_kiocb", "tctx")
+        return layout.member(own, "io_uring_task", "task")
+
+    def _add_waiters(self, head: int, disk: Disk) -> None:
+        for each in wait_queue_waiters(self._context, Lock("wait_queue", head)) or ():
+            self._add(self._of_tasks, each.task, disk)
+
+    @staticmethod
+    def _add(owners: dict[int, set[Disk]], owner: int, disk: Disk) -> None:
+        if owner >= KERNEL_HALF:
+            owners.setdefault(owner, set()).add(disk)
+
+
+@per_context
+def asynchronous_io(context: LockContext) -> AsynchronousIo:
+    """Return the I/O in flight by the tasks that wait for it."""
+    return AsynchronousIo(context)
+
+
+# --- External waits: for devices, servers and frozen file systems.
+
 
 _OF_NOBODY: frozenset[LockTypeName] = frozenset(
     {"folio", "bit_wait", "wait_queue", "completion"}
@@ -34,9 +362,9 @@ _OF_NOBODY: frozenset[LockTypeName] = frozenset(
 """Lock types whose waits may be ended by something outside of all tasks."""
 
 _DATA = {
-    TaskClass.DSK: data.disk,
-    TaskClass.FLT: data.fault,
-    TaskClass.SWP: data.fault,
+    TaskClass.DSK: file_targets.disk,
+    TaskClass.FLT: file_targets.fault,
+    TaskClass.SWP: file_targets.fault,
 }
 _NUMBERS = re.compile(r"\d+:\d+")
 

@@ -32,12 +32,12 @@ from msgspec.structs import replace
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
-from msatools.locks.base.model import Herd, WaitTarget, Waker
+from msatools.locks.report import Herd, WaitTarget, Waker
 from msatools.tasks.identity import comm_text
-from msatools.tasks.stackmemory import Rows
+from msatools.tasks.sampler import TaskState
 from msatools.tasks.states import asleep
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
-from msatools.tasks.task_state import TaskState
+from msatools.tasks.unwind import Rows
 
 MIN_WAITERS = 16
 TURN_NS = 1_000_000

@@ -1,48 +1,340 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of the waits, locks and owners of one kernel: the session of msa-locks."""
+"""Reports of the waits, locks and owners of one kernel: the session of msa-locks.
 
+On a running kernel only the waits are kept that did not change while it was read.
+"""
+
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE
 from msatools.kernel.clocks import Clocks, read_clocks
-from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
-from msatools.kernel.report import LossLog, Note
-from msatools.kernel.session import KernelSession, Progress, quietly
-from msatools.locks.base.lock import Lock
-from msatools.locks.base.lock_context import MAX_WAITERS, LockContext
-from msatools.locks.base.struct_reader import Layout
-from msatools.locks.consistency import (
-    concerned,
-    held,
-    in_circles,
-    unconfirmed,
-    without_edges,
-)
-from msatools.locks.contention import Contention, Met, met
+from msatools.kernel.report import KernelSession, Loss, LossLog, Note, Progress, quietly
+from msatools.kernel.structs import NOT_FOUND, Booleans, find_rows
+from msatools.locks.context import MAX_WAITERS, LockContext
+from msatools.locks.graph import BY_STACK, Edge
 from msatools.locks.herds import Watched, read_again
-from msatools.locks.lock_ids import LockIds, lock_id
-from msatools.locks.options import LocksOptions
-from msatools.locks.owners import BY_STACK
 from msatools.locks.ownership import find_owners, missing_owners
-from msatools.locks.report import Contended, LocksReport, changes
-from msatools.locks.report_builder import ReportBuilder
-from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
-from msatools.locks.wait_snapshot import WaitSnapshot, read_snapshot
-from msatools.target.describe import describe
-from msatools.target.model import Target
-from msatools.tasks.names import KernelNames
-from msatools.tasks.sampler import MAX_HZ, Sampler, share_of_samples
-from msatools.tasks.stackmemory import stack_bytes
+from msatools.locks.report import Contended, Lock, LocksReport, OwnerSeen, changes
+from msatools.locks.report_builder import LocksOptions, ReportBuilder
+from msatools.locks.root_rows import LockIds, lock_id
+from msatools.locks.spinlocks import ANY, ANY_ID, ANY_NAME, SpinQueues
+from msatools.locks.struct_reader import Layout
+from msatools.locks.wait_snapshot import WaitSnapshot, Wanted, read_snapshot
+from msatools.program.description import describe
+from msatools.program.model import Target
+from msatools.tasks.identity import KernelNames, comm_text
+from msatools.tasks.sampler import (
+    MAX_HZ,
+    Sampler,
+    TaskState,
+    collect_now,
+    share_of_samples,
+)
+from msatools.tasks.states import WAKING, asleep
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_state import TaskState, collect_now
+from msatools.tasks.unwind import stack_bytes
+from msatools.tasks.waits import TaskClass
+
+# --- Keeps only the waits that did not change while a running kernel was read.
+#
+# A snapshot takes many reads, and tasks run meanwhile. Two rules make it consistent:
+#
+# - A task that slept from the first read until after the last one waited for one lock
+#   all the time, so the data of its wait is right. It has neither taken nor released a
+#   lock, so it owned the same locks all the time. So tasks that wait for each other and
+#   did not wake up are a deadlock, however long the reads took.
+# - An owner may run. It owned the lock at the moment the lock was read, if the same
+#   task is still in the table, and its memory is not another task's by now.
+#
+# A lock may be handed to a task that still sleeps (futex_unlock_pi()): then that is the
+# lock that the task waits for. So cycles are read twice: see unconfirmed.
+
+
+_IDENTITY = ("address", "pid", "start_ns")
+
+_SWITCHED = (
+    *_IDENTITY,
+    *("state", "on_cpu", "nvcsw", "nivcsw", "sp", "last_arrival_ns"),
+)
+"""Columns of which some change when a task is switched.
+
+The counters alone are not enough: a task that was woken up counts no switch until it
+sleeps again, and sets the state of that sleep before.
+"""
+
+
+def concerned(snapshot: WaitSnapshot) -> list[int]:
+    """Return the addresses of the tasks that have to be read again for :func:`held`."""
+    of_table: list[int] = snapshot.tasks["address"].tolist()
+    rows = set(snapshot.blocked)
+    for want in snapshot.wanted.values():
+        rows.update(own.row for own in want.owners)
+        queued = (snapshot.rows.get(each.task) for each in want.queue or ())
+        rows.update(row for row in queued if row is not None)
+    return [of_table[row] for row in sorted(rows)]
+
+
+def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapshot:
+    """
+    Return the snapshot without tasks that ran while it was read and owners that exited.
+
+    :param again: The tasks of :func:`concerned`, read last.
+    :param alone: Whether the table has only some tasks. Unknown tasks in a queue are
+        kept then.
+    """
+    rested = _in_both(_off_cpu(snapshot.tasks), _off_cpu(again), _SWITCHED)
+    there = _in_both(snapshot.tasks, again, _IDENTITY)
+    addresses: list[int] = snapshot.tasks["address"].tolist()
+    gone = {row for row in snapshot.blocked if addresses[row] not in rested}
+
+    # A task that was woken up counts as out of the queue.
+    sleeping = set(snapshot.tasks["address"][_asleep(snapshot)].tolist()) & rested
+
+    def keep(want: Wanted) -> Wanted:
+        queue = None
+        if want.queue is not None:
+            queue = tuple(
+                each
+                for each in want.queue
+                if each.task in sleeping or (alone and each.task not in snapshot.rows)
+            )
+        # The stack of a task that ran in between proves nothing.
+        owners = tuple(
+            own
+            for own in want.owners
+            if addresses[own.row] in (rested if own.confidence == "evidence" else there)
+        )
+        return replace(want, queue=queue, owners=owners)
+
+    kept = snapshot.without(gone)
+    wanted = {lock: keep(want) for lock, want in kept.wanted.items()}
+    owners = {own.row for want in wanted.values() for own in want.owners}
+    moved = {row for row in owners if addresses[row] not in rested}
+    return replace(kept, wanted=wanted, moved=frozenset(moved))
+
+
+def _asleep(snapshot: WaitSnapshot) -> Booleans:
+    """Return which tasks sleep, without those woken or preempted on the way to sleep.
+
+    Those that another CPU is about to make runnable (TASK_WAKING) are still in the
+    queue. Those that were preempted have set their state and are in it, but wait for a
+    CPU: unless one is known to be blocked, the report has no wait of it.
+    """
+    tasks = snapshot.tasks
+    rows = asleep(tasks)
+    rows &= (tasks["state"] & WAKING) == 0
+    if tasks.has("on_rq"):
+        preempted = tasks["on_rq"] != 0
+        if tasks.has("sched_delayed"):
+            preempted &= tasks["sched_delayed"] == 0
+        preempted[list(snapshot.blocked)] = False
+        rows &= ~preempted
+    return rows
+
+
+def in_circles(snapshot: WaitSnapshot) -> list[int]:
+    """Return the addresses of all tasks that wait for each other."""
+    addresses: list[int] = snapshot.tasks["address"].tolist()
+    rows = {row for cycle in snapshot.graph.cycles for row in cycle.tasks}
+    return [addresses[row] for row in sorted(rows)]
+
+
+def unconfirmed(snapshot: WaitSnapshot, second: WaitSnapshot) -> list[Edge]:
+    """
+    Return the edges of cycles that a second snapshot lacks, or has less certain.
+
+    :param second: Another snapshot, of the tasks of :func:`in_circles`.
+    """
+    confirmed = {_link(second, edge): edge.confidence for edge in second.graph.edges}
+    inside = [
+        edge
+        for cycle in snapshot.graph.cycles
+        for edge in snapshot.graph.edges
+        if edge.waiter in cycle.tasks and edge.owner in cycle.tasks
+    ]
+    return [
+        edge
+        for edge in inside
+        if (found := confirmed.get(_link(snapshot, edge))) is None
+        or (edge.confidence == "exact" and found != "exact")
+    ]
+
+
+def without_edges(snapshot: WaitSnapshot, edges: Iterable[Edge]) -> WaitSnapshot:
+    """Return the snapshot without some owners of locks."""
+    wrong = {(edge.lock, edge.owner) for edge in edges}
+    wanted = {
+        lock: replace(
+            want, owners=tuple(o for o in want.owners if (lock, o.row) not in wrong)
+        )
+        for lock, want in snapshot.wanted.items()
+    }
+    return replace(snapshot, wanted=wanted)
+
+
+def _link(snapshot: WaitSnapshot, edge: Edge) -> tuple[int, Lock, int]:
+    """Return a key of an edge that is valid in both tables, by addresses of tasks."""
+    addresses = snapshot.tasks["address"]
+    return int(addresses[edge.waiter]), edge.lock, int(addresses[edge.owner])
+
+
+def _off_cpu(tasks: TaskTable) -> TaskTable:
+    return tasks.only(tasks["on_cpu"] == 0)
+
+
+def _in_both(
+    before: TaskTable, after: TaskTable, columns: tuple[str, ...]
+) -> frozenset[int]:
+    """Return the addresses of tasks that are the same in both tables."""
+    addresses = before["address"]
+    if not len(after):
+        return frozenset()
+    other = find_rows(after["address"], addresses)
+    same = other != NOT_FOUND
+    for column in columns:
+        if before.has(column):
+            same &= before[column] == after[column][other]
+    return frozenset(addresses[same].tolist())
+
+
+# --- Contention of locks, by samples within an interval.
+#
+# A wait that is shorter than a snapshot takes is in no report of waits, as waits that
+# change while they are read are left out. But each waiter in a sample did wait at some
+# moment. With many samples their number is as good as lockstat: by Little's law, the
+# time per second that tasks wait for a lock is the mean number of waiters.
+
+
+MAX_OWNERS = 8
+"""Maximum number of owners of one lock to report, the most frequent first."""
+
+
+class Met(Struct, frozen=True):
+    """The waiters and owners of one lock in one sample."""
+
+    lock: Lock
+    waiters: int
+    owners: Sequence["SeenOwner"]
+
+
+class SeenOwner(Struct, frozen=True):
+    """An owner of a lock, and what it was doing."""
+
+    pid: int
+    comm: str
+    where: str
+
+
+def met(snapshot: WaitSnapshot) -> Iterator[Met]:
+    """Yield the locks that tasks wait for in a snapshot."""
+    tasks = snapshot.tasks
+    for want in snapshot.crowds:
+        owners = [
+            SeenOwner(
+                int(tasks["pid"][own.row]),
+                comm_text(tasks["comm"][own.row]),
+                _where(snapshot, own.row),
+            )
+            for own in want.owners
+        ]
+        yield Met(want.lock, len(want.rows), owners)
+
+
+def _where(snapshot: WaitSnapshot, row: int) -> str:
+    """Return the class of a task, and the function that it sleeps in."""
+    task_class = TaskClass(int(snapshot.now.classes[row]))
+    wait = snapshot.now.waits[int(snapshot.now.stacks.index[row])]
+    function = wait.caller or wait.function
+    return f"{task_class.name} {function}" if function else task_class.name
+
+
+class _LockSums(Struct):
+    looks: int = 0
+    waiters: int = 0
+    squares: int = 0
+    most: int = 0
+    owners: Counter[SeenOwner] = field(default_factory=Counter)
+
+
+class Contention:
+    """Sums up the samples of an interval."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._locks: dict[Lock, _LockSums] = {}
+
+    def add(self, met: Iterable[Met]) -> None:
+        """Add one sample: the locks that tasks waited for."""
+        self._looks += 1
+        for each in met:
+            sums = self._locks.setdefault(each.lock, _LockSums())
+            sums.looks += 1
+            sums.waiters += each.waiters
+            sums.squares += each.waiters**2
+            sums.most = max(sums.most, each.waiters)
+            sums.owners.update(each.owners)
+
+    @property
+    def looks(self) -> int:
+        """Number of samples that were added."""
+        return self._looks
+
+    def ranked(self) -> list[Lock]:
+        """Return the locks, the one with the longest waits first."""
+        return sorted(
+            self._locks, key=lambda lock: (-self._locks[lock].waiters, str(lock))
+        )
+
+    def contended(
+        self, lock: Lock, id_: str, name: str | None, interval_ns: int
+    ) -> Contended:
+        """Return the contention of a lock.
+
+        :param id_: Its ID in the report.
+        :param interval_ns: The time over which samples were taken.
+        """
+        sums, looks = self._locks[lock], self._looks
+        mean = sums.waiters / looks
+        return Contended(
+            lock=id_,
+            type=lock.type,
+            name=name,
+            looks=looks,
+            share=sums.looks / looks,
+            mean_queue=mean,
+            max_queue=sums.most,
+            wait_ns=round(mean * interval_ns),
+            error_ns=round(_error(sums, looks) * interval_ns),
+            owners=tuple(
+                OwnerSeen(
+                    pid=owner.pid, comm=owner.comm, looks=count, where=owner.where
+                )
+                for owner, count in sums.owners.most_common(MAX_OWNERS)
+            ),
+        )
+
+
+def _error(sums: _LockSums, looks: int) -> float:
+    """Return the standard error of the mean number of waiters."""
+    if looks < 2:
+        return float(sums.waiters)
+    variance = (sums.squares - sums.waiters**2 / looks) / (looks - 1)
+    return math.sqrt(max(variance, 0) / looks)
+
+
+# --- Reports of the waits, locks and owners of one kernel: the session of msa-locks.
+
 
 _COVERAGE = (
     *("tasks", "tasks_scanned", "zombies", "tasks_unreadable", "lists_broken"),
@@ -93,7 +385,7 @@ Switches = Mapping[tuple[int, int], int]
 
 
 class Locks(KernelSession[LocksReport, LocksOptions]):
-    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
+    """A run of reports on one kernel: see :class:`msatools.kernel.report.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: LocksOptions

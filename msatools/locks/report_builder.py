@@ -1,42 +1,357 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Builds the rows of a report from a snapshot: waits, locks, deadlocks, inversions.
+"""Builds the rows of a report from a snapshot: waits, locks, deadlocks, herds.
 
-Roots and herds are made in :mod:`msatools.locks.root_rows` and
-:mod:`msatools.locks.herd_rows`.
+The options of a report are here, with what they select.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, MissingError
-from msatools.kernel.losses import Loss
-from msatools.locks.base.blocked_tasks import read_cases
-from msatools.locks.base.model import Herd
-from msatools.locks.graph import Cycle, Edge
-from msatools.locks.herd_rows import HerdRows
-from msatools.locks.herds import Watched
-from msatools.locks.io.inflight import in_flight
-from msatools.locks.io.model import DiskIo
-from msatools.locks.lock_ids import LockIds
-from msatools.locks.options import LocksOptions
-from msatools.locks.owners import Owned
-from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
-from msatools.locks.root_rows import RootRows, root_of_pool
-from msatools.locks.selection import WaitSelection
-from msatools.locks.standing import KERNEL_LOCKS
-from msatools.locks.user.wakers import with_frames
-from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
-from msatools.locks.workqueues.listing import list_workqueues, stalled_pools
-from msatools.locks.workqueues.model import Workqueues
-from msatools.target.model import Address
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.standing import IDLE, MAX_RT_PRIO
+from msatools.kernel.report import Loss
+from msatools.kernel.structs import Booleans
+from msatools.locks.context import read_cases
+from msatools.locks.graph import Cycle, Edge, Owned
+from msatools.locks.herds import MIN_WAITERS, Watched, crowd_of
+from msatools.locks.io import in_flight
+from msatools.locks.ownership import KERNEL_LOCKS
+from msatools.locks.report import (
+    CONDITION,
+    Deadlock,
+    DiskIo,
+    Herd,
+    Inversion,
+    LockChanges,
+    LockRow,
+    LocksReport,
+    LockTypeName,
+    Owner,
+    Root,
+    Wait,
+    WaitTarget,
+    Workqueues,
+)
+from msatools.locks.root_rows import LockIds, RootRows, root_of_pool
+from msatools.locks.user_locks import FUTEX, is_condition
+from msatools.locks.user_stacks import with_frames
+from msatools.locks.wait_snapshot import WaitSnapshot, Wanted, futex_at
+from msatools.locks.wait_targets import awake_rows, leaving
+from msatools.locks.workqueues import list_workqueues, stalled_pools
+from msatools.program.model import Address
+from msatools.tasks.identity import ANY, Membership, read_members
+from msatools.tasks.sampler import AgeBound
+from msatools.tasks.states import IDLE, MAX_RT_PRIO
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_state import AgeBound
+from msatools.tasks.waits import TaskClass
+
+# --- Options of a report of msa-locks.
+
+
+class LocksOptions(Struct, frozen=True, kw_only=True):
+    """The waits that a report includes; ``None`` for all.
+
+    The graph of waits is made of all tasks, or, with *pids*, of these and all tasks
+    they wait for. Then the matching waits are kept, with the chains from them to the
+    roots.
+    """
+
+    pids: tuple[int, ...] | None = None
+    """IDs of threads, which are looked up directly."""
+
+    types: frozenset[LockTypeName] | None = None
+    """Types of the locks."""
+
+    states: frozenset[str] | None = None
+    """Letters of task states, as in /proc."""
+
+    min_age_ns: int = 0
+    """Minimum duration of the waits."""
+
+    membership: Membership = ANY
+    """Control groups, containers or namespaces of the threads."""
+
+    share: float | None = None
+    """Maximum share of one CPU for samples within an interval; ``None`` for the
+    default."""
+
+    stacks: bool = False
+    """Whether to include the stacks of waiters and of roots."""
+
+    workqueues: bool = False
+    """Whether to list the pools of workers and workqueues."""
+
+    io: bool = False
+    """Whether to list the I/O in flight of all disks, not just of roots."""
+
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether all waits are included."""
+        chosen = (self.pids, self.types, self.states)
+        any_wait = self.membership.is_any and not self.min_age_ns
+        return any_wait and all(each is None for each in chosen)
+
+
+# --- The part of a report that the options ask for. Pure.
+
+
+def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
+    """
+    Return the waits that the options ask for, and the chains from them to the roots.
+
+    :param report: A report of all waits.
+    """
+    if not options.stacks:
+        report = _without_stacks(report)
+    if not options.workqueues:
+        report = replace(report, workqueues=None)
+    chosen = report if options.asks_for_all else _chosen(report, options)
+    return chosen if options.io else _without_other_io(chosen)
+
+
+def _chosen(report: LocksReport, options: LocksOptions) -> LocksReport:
+    types = {lock.id: lock.type for lock in report.locks}
+    matching = {wait.pid for wait in report.waits if _matches(wait, options, types)}
+    owners = {wait.pid: wait.owners for wait in report.waits}
+    pids = with_chains(owners, matching)
+    waits = tuple(wait for wait in report.waits if wait.pid in pids)
+    locks = {id_ for wait in waits for id_ in _lock_ids(wait)}
+    asked = {id_ for w in report.waits if w.pid in matching for id_ in _lock_ids(w)}
+    return replace(
+        report,
+        waits=waits,
+        locks=tuple(lock for lock in report.locks if lock.id in locks),
+        roots=tuple(root for root in report.roots if not pids.isdisjoint(root.behind)),
+        deadlocks=tuple(each for each in report.deadlocks if locks >= {*each.locks}),
+        herds=tuple(herd for herd in report.herds if herd.lock in asked),
+        inversions=tuple(each for each in report.inversions if each.lock in locks),
+        changes=report.changes and _changes(report.changes, report.waits, pids),
+        contention=report.contention
+        and tuple(
+            each
+            for each in report.contention
+            if options.types is None or each.type in options.types
+        ),
+    )
+
+
+def has_stacks(report: LocksReport) -> bool:
+    """Return whether stacks are included, or there are no waits at all."""
+    return not report.waits or any(wait.stack is not None for wait in report.waits)
+
+
+def _without_stacks(report: LocksReport) -> LocksReport:
+    return replace(
+        report,
+        waits=tuple(replace(wait, stack=None) for wait in report.waits),
+        roots=tuple(replace(root, stack=None) for root in report.roots),
+    )
+
+
+def _without_other_io(report: LocksReport) -> LocksReport:
+    """Return the report with the I/O of the disks of roots only."""
+    names = {name for root in report.roots for name in root.disks or ()}
+    disks = tuple(disk for disk in report.io or () if disk.name in names)
+    return replace(report, io=disks or None, has_all_io=None)
+
+
+def _lock_ids(wait: Wait) -> tuple[str, ...]:
+    """Return the IDs of the locks that a task waits for."""
+    return (wait.any_of or ()) if wait.lock is None else (wait.lock,)
+
+
+def _matches(wait: Wait, options: LocksOptions, types: dict[str, LockTypeName]) -> bool:
+    if options.pids is not None and wait.pid not in options.pids:
+        return False
+    if options.states is not None and wait.state not in options.states:
+        return False
+    if options.types is not None:
+        lock_types = {types.get(id_) for id_ in _lock_ids(wait)}
+        if lock_types.isdisjoint(options.types):
+            return False
+    return wait.age_ns >= options.min_age_ns
+
+
+def with_chains(owners: Mapping[int, Iterable[int]], tasks: Iterable[int]) -> set[int]:
+    """
+    Return tasks, and all blocked tasks on the chains from them to the roots.
+
+    :param owners: Maps each blocked task to the tasks that it waits for.
+    """
+    chosen = set(tasks)
+    todo = list(chosen)
+    while todo:
+        for owner in owners[todo.pop()]:
+            if owner in owners and owner not in chosen:
+                chosen.add(owner)
+                todo.append(owner)
+    return chosen
+
+
+def _changes(
+    changes: LockChanges, waits: Iterable[Wait], pids: Collection[int]
+) -> LockChanges:
+    """Return the changes without waits that were not asked for; all ended ones stay."""
+    gone = {wait.pid for wait in waits if wait.pid not in pids}
+
+    def left(pids: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(pid for pid in pids if pid not in gone)
+
+    return LockChanges(
+        begun=left(changes.begun),
+        ended=changes.ended,
+        moved=left(changes.moved),
+        stuck=left(changes.stuck),
+    )
+
+
+# --- Selects the waits of a snapshot that the options ask for.
+
+
+class WaitSelection:
+    """The options, applied to the waits of one snapshot."""
+
+    def __init__(self, snapshot: WaitSnapshot, options: LocksOptions) -> None:
+        self._snapshot = snapshot
+        self._options = options
+
+    def with_chains(self) -> set[int]:
+        """Return the tasks that fit, and those on the chains from them to the roots."""
+        snapshot = self._snapshot
+        owners = {
+            row: [edge.owner for edge in snapshot.graph.edges_of(row)]
+            for row in snapshot.blocked
+        }
+        return with_chains(owners, filter(self.fits, snapshot.blocked))
+
+    def fits(self, row: int) -> bool:
+        """Return whether the options ask for the wait of a blocked task."""
+        options, snapshot = self._options, self._snapshot
+        if options.pids is not None and snapshot.pids[row] not in options.pids:
+            return False
+        if options.states is not None and snapshot.letters[row] not in options.states:
+            return False
+        if not self._members[row]:
+            return False
+        types = {request.lock.type for request in snapshot.blocked[row].requests}
+        if options.types is not None and types.isdisjoint(options.types):
+            return False
+        return snapshot.ages_ns[row] >= options.min_age_ns
+
+    def fits_any(self, rows: Iterable[int]) -> bool:
+        """Return whether the options ask for all waits, or for one of some tasks."""
+        blocked = self._snapshot.blocked
+        return self._options.asks_for_all or any(
+            self.fits(row) for row in rows if row in blocked
+        )
+
+    @cached_property
+    def _members(self) -> Booleans:
+        """Whether each thread is in a control group or namespace that is asked for."""
+        context, wanted = self._snapshot.context, self._options.membership
+        return read_members(
+            context.reader, self._snapshot.tasks, wanted, context.losses
+        )
+
+
+# --- The herds among the waiters of the locks of a snapshot.
+
+
+class HerdRows:
+    """Finds the herds of one snapshot."""
+
+    def __init__(
+        self,
+        snapshot: WaitSnapshot,
+        ids: LockIds,
+        selection: WaitSelection,
+        stack_size: int,
+    ) -> None:
+        """
+        :param snapshot: With waits that changed while it was read: most tasks of a herd
+            do.
+        :param selection: Selects waits of the same snapshot.
+        :param stack_size: Bytes of a kernel stack.
+        """
+        self._snapshot = snapshot
+        self._ids = ids
+        self._selection = selection
+        self._stack_size = stack_size
+
+    def find(self, watched: Watched) -> Iterator[Herd]:
+        """Yield the crowds that the options ask for, the largest first."""
+        snapshot = self._snapshot
+        woken = self._woken()
+        for want in self._crowds(woken):
+            futex = snapshot.place(want)
+            woke = woken.get(futex, []) if futex else []
+            waiting = sorted(set(want.rows).difference(woke))
+            if len(waiting) + len(woke) < MIN_WAITERS:
+                continue
+            if not self._selection.fits_any(want.rows):
+                continue
+            self._ids.add([want])
+            yield crowd_of(
+                self._ids[want.lock],
+                self._target(want),
+                snapshot.tasks,
+                snapshot.now,
+                np.array(waiting, np.intp),
+                snapshot.clocks,
+                woke,
+                watched,
+            )
+
+    def _woken(self) -> dict[tuple[int, int], list[int]]:
+        """Find the tasks that were just woken from each futex."""
+        snapshot = self._snapshot
+        woken: dict[tuple[int, int], list[int]] = {}
+        if not snapshot.context.live:
+            # Of a running kernel, queues were read at another time than stacks.
+            woken = {futex: list(rows) for futex, rows in snapshot.unqueued.items()}
+        awake = awake_rows(snapshot.tasks, snapshot.now)
+        left = leaving(snapshot.context, snapshot.now, awake, self._stack_size)
+        for row, on in zip(awake.tolist(), left, strict=True):
+            if on is not None and on.address is not None:
+                futex = snapshot.place_of(row, int(on.address))
+                woken.setdefault(futex, []).append(row)
+        return woken
+
+    def _crowds(self, woken: dict[tuple[int, int], list[int]]) -> list[Wanted]:
+        """Return the waiters of each lock, the most first, and woken ones alone."""
+        crowds = list(self._snapshot.crowds)
+        # If all waiters are woken together, none of them may be asleep.
+        queued = {self._snapshot.place(want) for want in crowds}
+        crowds += [
+            Wanted(futex_at(futex), rows)
+            for futex, rows in woken.items()
+            if futex not in queued
+        ]
+        return sorted(crowds, key=lambda want: -len(want.rows))
+
+    def _target(self, want: Wanted) -> WaitTarget:
+        snapshot, lock = self._snapshot, want.lock
+        exact = [own.row for own in want.owners if own.confidence == "exact"]
+        mm = int(snapshot.tasks["mm"][want.rows[0]])
+        return WaitTarget(
+            kind="futex" if lock.type in FUTEX.names else "lock",
+            address=None if lock.address is None else Address(lock.address),
+            owner=snapshot.pids[exact[0]] if exact else None,
+            name=CONDITION if is_condition(snapshot.context, lock, mm) else None,
+        )
+
+
+# --- Builds the rows of a report from a snapshot: waits, locks, deadlocks, inversions.
+#
+# Roots and herds are made in msatools.locks.root_rows and
+# msatools.locks.report_builder.
+
 
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners inherit the priority of waiters."""

@@ -1,35 +1,219 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Compares the scan's sums with the counters that the kernel keeps itself."""
+"""Compares the scan's sums with the kernel's own counters, and explains differences.
+
+On a running kernel the drift during the scan is measured, which explains some.
+"""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import drgn
+import numpy as np
+import numpy.typing as npt
 from drgn.helpers.linux.hugetlb import for_each_hstate
 from drgn.helpers.linux.mm import totalram_pages
-from msgspec import Struct
+from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
-from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.vmstat import (
-    PAGES_FREED,
-    pages_allocated,
-    vm_counters,
-    vm_events,
-)
-from msatools.memory.differences import Difference, Meanwhile, Reason, explain
-from msatools.memory.model import Check
-from msatools.memory.owners.owners import Owners
-from msatools.memory.pages.classes import PageClass as C
-from msatools.memory.pages.layout import PageLayout
-from msatools.memory.scan.freelists import PcpLists
-from msatools.memory.scan.pagecache import blockdev_pages
-from msatools.memory.scan.result import ScanResult
+from msatools.kernel.mm import PAGES_FREED, pages_allocated, vm_counters, vm_events
+from msatools.kernel.reader import Reader, distinct
+from msatools.kernel.report import Loss, LossLog
+from msatools.memory.classes import PageClass, PageLayout
+from msatools.memory.classes import PageClass as C
+from msatools.memory.classify import Block, FarHead, classify, where
+from msatools.memory.memmap import MemmapRange
+from msatools.memory.model import Check, ScanChanges
+from msatools.memory.owners import Owners
+from msatools.memory.refine import PcpLists, blockdev_pages
+from msatools.memory.sums import ScanResult
 from msatools.selfdesc.find import ask, ask_each, drgn_lookups, find_variable
+
+# --- Explains why a sum of the scan and the kernel's counter differ.
+#
+# A reason must have been counted independently. On a dump, data that could not be read
+# or followed is a loss and explains nothing: a broken list leaves a failed check. On a
+# running kernel, pages and counters change during the scan, by amounts that the kernel
+# counts as well.
+
+
+_MAX_CPU_DELTA = 127
+"""Largest value of a CPU's part of a counter, a signed byte (vm_stat_diff)."""
+
+_DIFFERENCES_VMALLOC = (
+    "a list of vmalloc areas",
+    "vmalloc",
+    "vmalloc_areas_unreadable",
+)
+
+_LOSSES = {
+    "kernel.vmalloc": _DIFFERENCES_VMALLOC,
+    "kernel.stacks": _DIFFERENCES_VMALLOC,
+    "kernel.percpu": ("a list of percpu chunks", "percpu", "page_tables_unreadable"),
+    "free.pcp": ("pcp_lists_broken",),
+}
+"""Losses on a running kernel that leave a class with fewer pages than counted."""
+
+_SLAB_LOSSES = (
+    "lists_broken",
+    "tasks_unreadable",
+    "a socket's queue",
+    "pipes and sockets",
+    "file_tables_unreadable",
+    "files_unreadable",
+    "sockets_unreadable",
+    "skbs_unreadable",
+)
+"""Losses that make socket data count as large kmalloc."""
+
+_PER_CPU = frozenset(
+    {
+        "free.buddy",
+        "user.anon",
+        "cache",
+        "cache.shmem",
+        "swapcache",
+        "kernel.slab",
+        "kernel.page_tables",
+        "kernel.stacks",
+        "kernel.zsmalloc",
+    }
+)
+"""Checks against counters that have a per-CPU part."""
+
+_PASSING = _PER_CPU | {"cache.blockdev", "kernel.vmalloc"}
+"""Checks of pages that may be freed and reused during a scan."""
+
+
+class Reason(Struct, frozen=True):
+    """A known cause of a difference between a sum and a counter, and its pages."""
+
+    pages: int
+    text: str
+
+
+class Difference(Struct, frozen=True):
+    """A sum and the counter that differs from it, in pages."""
+
+    name: str
+    """Name of the check."""
+
+    walk: int
+    kernel: int
+    before: int | None = None
+    """The counter before the scan; ``None`` on a dump or if it is unreadable."""
+
+    reason: Reason | None = None
+
+    @property
+    def unreasoned(self) -> int:
+        """Pages of the difference that the reason does not cover."""
+        covered = 0 if self.reason is None else self.reason.pages
+        return self.walk - self.kernel - covered
+
+    def is_within(self, slack: int = 0) -> bool:
+        """Return whether the counter may have had the sum's value during the scan."""
+        if self.before is None:
+            return False
+        low, high = sorted((self.before, self.kernel))
+        return low - slack <= self.walk <= high + slack
+
+    def after_reason(self, text: str) -> str:
+        """Return *text*, after the reason's text if that covers any page."""
+        if self.reason is None or not self.reason.pages:
+            return text
+        return f"{self.reason.text}; {text}"
+
+
+class Meanwhile(Struct, frozen=True):
+    """Pages that a running kernel moved, allocated and freed during the scan."""
+
+    moved: int = 0
+    allocated: int = 0
+    freed: int = 0
+
+
+def explain(
+    difference: Difference,
+    meanwhile: Meanwhile | None,
+    missing: int,
+    losses: LossLog,
+) -> str | None:
+    """
+    Explain a difference.
+
+    :param meanwhile: ``None`` on a dump.
+    :param missing: Struct pages that could not be read.
+    :return: ``None`` if no counted reason explains it: a failed check.
+    """
+    if difference.reason is not None and not difference.unreasoned:
+        return difference.reason.text
+    if meanwhile is not None:
+        text = _explain_by_changes(difference, meanwhile)
+        if text is not None:
+            return text
+    if 0 < -difference.unreasoned <= missing:
+        text = f"{missing:,} struct pages could not be read"
+        return difference.after_reason(text)
+    if difference.unreasoned < 0 and losses.coverage[Loss.SECTION_TABLE.value]:
+        return difference.after_reason("not all sections of memory are left")
+    cpus = losses.coverage["vmstat_cpus_unreadable"]
+    held = cpus * _MAX_CPU_DELTA if difference.name in _PER_CPU else 0
+    if 0 < abs(difference.unreasoned) <= held:
+        text = f"{cpus} per-CPU parts of counters could not be read"
+        return difference.after_reason(text)
+    if meanwhile is not None:
+        return _explain_by_losses(difference, losses)
+    return None
+
+
+def _explain_by_changes(difference: Difference, meanwhile: Meanwhile) -> str | None:
+    name, before, reason = difference.name, difference.before, difference.reason
+    if before is None:
+        return None
+    changed = f"went from {before:,} to {difference.kernel:,} during the scan"
+    if difference.is_within():
+        return changed
+    if reason is not None:
+        # Both: the counter changed, and it never includes the reason's pages.
+        walk = difference.walk - reason.pages
+        rest = Difference(name, walk, difference.kernel, before)
+        if rest.is_within():
+            return difference.after_reason(changed)
+    # A page that migrates to a pfn already scanned is missed, and one that migrates
+    # the other way is counted twice. The counters do not show it.
+    if name in _PER_CPU and difference.is_within(meanwhile.moved):
+        return f"up to {meanwhile.moved:,} pages moved to others during the scan"
+    if name == "free.pcp":
+        # A page that was on a list when it was scanned may have been allocated since,
+        # and the list refilled from the buddy allocator; or it was freed just now.
+        passed = meanwhile.allocated + meanwhile.freed
+        if difference.is_within(passed):
+            return f"up to {passed:,} pages were taken or freed during the scan"
+    # A counter that has its old value again may have had another in between: extra
+    # pages were freed after they were scanned, missing ones before.
+    if name in _PASSING and difference.is_within(meanwhile.freed):
+        freed = meanwhile.freed
+        return f"up to {freed:,} pages were freed during the scan, and used anew"
+    return None
+
+
+def _explain_by_losses(difference: Difference, losses: LossLog) -> str | None:
+    """Explain by lists and tables of a running kernel that changed during the scan."""
+    unreasoned = difference.unreasoned
+    keys = _LOSSES.get(difference.name, ()) if unreasoned < 0 else ()
+    if difference.name == "kernel.slab" and unreasoned > 0:
+        keys = _SLAB_LOSSES
+    if any(losses.about[key] or losses.coverage[key] for key in keys):
+        text = "some data on their use could not be read during the scan"
+        return difference.after_reason(text)
+    return None
+
+
+# --- Compares the scan's sums with the counters that the kernel keeps itself.
+
 
 _MAX_HUGE_ORDER = 30
 
@@ -186,7 +370,7 @@ def make_checks(
         *check("swapcache", swapcache, "NR_SWAPCACHE"),
         *check("kernel.slab", slab, *_SLAB, reason=guessed),
         *check("kernel.page_tables", pages(C.PAGE_TABLES), "NR_PAGETABLE"),
-        *check("kernel.vmalloc", vmalloc, *_VMALLOC),
+        *check("kernel.vmalloc", vmalloc, *_CHECKS_VMALLOC),
         *check("kernel.stacks", pages(C.STACKS), "NR_KERNEL_STACK_KB", reason=stacks),
         *check("kernel.percpu", pages(C.PERCPU), "pcpu_nr_populated", reason=percpu),
         *check("kernel.zsmalloc", pages(C.ZSMALLOC), *zsmalloc),
@@ -196,7 +380,7 @@ def make_checks(
 
 _SLAB = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
 
-_VMALLOC = ("nr_vmalloc_pages", "NR_VMALLOC")
+_CHECKS_VMALLOC = ("nr_vmalloc_pages", "NR_VMALLOC")
 """The counter of older kernels, and that of newer ones."""
 
 
@@ -286,3 +470,159 @@ def _wrong_guesses(slab: int, large_kmalloc: int, counted: int | None) -> Reason
     if not 0 < surplus <= large_kmalloc:
         return None
     return Reason(surplus, "drivers' compound pages look like large kmalloc")
+
+
+# --- Measures how much a running kernel changed its pages during the scan.
+#
+# There are two measures. The kernel counts the pages that it allocates and frees: these
+# counts are exact, but include pages that were allocated and freed again between. And a
+# sample of the struct pages is read again after the scan: a page that changed was
+# counted as something that it no longer was when the scan ended.
+
+
+RUN_PAGES = 512
+"""Pages of a run, which are read again at once: a huge page of x86-64."""
+
+_RUNS = 32
+"""Runs to read again: 1 MiB of struct pages in all; 4 GiB of memory has 64 MiB."""
+
+
+class DriftSample(Struct):
+    """A sample of struct pages as the scan read them."""
+
+    starts: npt.NDArray[np.uint64]
+    """First pfn of each run, ascending."""
+
+    seen: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """Address and data of each run's struct pages, by first pfn."""
+
+    def observe(self, block: Block) -> None:
+        # searchsorted() would convert the whole array if the types differed.
+        ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
+        first, last = np.searchsorted(self.starts, ends)
+        size = block.layout.size
+        for pfn in self.starts[first:last].tolist():
+            begin = (pfn - block.pfn) * size
+            data = bytes(block.data[begin : begin + RUN_PAGES * size])
+            self.seen[pfn] = block.address + begin, data
+
+    def merge(self, later: "DriftSample") -> None:
+        self.seen.update(later.seen)
+
+
+def sample_of(ranges: Sequence[MemmapRange]) -> DriftSample:
+    """Choose runs at random with equal probability."""
+    ends = np.cumsum([0, *(part.pages // RUN_PAGES for part in ranges)])
+    runs = int(ends[-1])
+    chosen = np.array(sorted(random.sample(range(runs), min(_RUNS, runs))), np.int64)
+    parts = np.searchsorted(ends, chosen, side="right") - 1
+    firsts = np.array([part.pfn for part in ranges], np.uint64)
+    within = (chosen - ends[parts]).astype(np.uint64)
+    return DriftSample(firsts[parts] + within * np.uint64(RUN_PAGES))
+
+
+class Watch:
+    """Measures the changes of a running kernel, from construction to :meth:`end`."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        layout: PageLayout,
+        ranges: Sequence[MemmapRange],
+        losses: LossLog,
+    ) -> None:
+        self._reader = reader
+        self._layout = layout
+        self._pages = sum(part.pages for part in ranges)
+        self._losses = losses
+        self.sample = sample_of(ranges)
+        """Observer to pass to the scan."""
+        self._before = self._events()
+
+    def end(self) -> ScanChanges:
+        """Return the changes, after the scan."""
+        after = self._events()
+        pages = changed = folios = 0
+        for pfn, (address, data) in self.sample.seen.items():
+            try:
+                now = self._reader.read(address, len(data))
+            except UNREADABLE:
+                # The memory was removed meanwhile.
+                continue
+            pages += len(data) // self._layout.size
+            if now == data:
+                # The usual case: classifying takes longer than reading.
+                continue
+            heads = changed_pages(data, now, pfn, address, self._layout)
+            changed += len(heads)
+            folios += len(distinct(heads))
+        return ScanChanges(
+            allocated_pages=_difference(self._before, after, 0),
+            freed_pages=_difference(self._before, after, 1),
+            reread_pages=pages,
+            changed_pages=changed,
+            changed_folios=folios,
+            about_folios=round(folios * self._pages / pages) if pages else None,
+        )
+
+    def _events(self) -> tuple[int, int] | None:
+        """Return pages allocated and freed since boot; ``None`` if not counted."""
+        prog = self._reader.prog
+        try:
+            allocated = pages_allocated(prog)
+            names = (*allocated, PAGES_FREED)
+            counts = vm_events(self._reader, names, self._losses)
+        except LOST:
+            return None
+        return sum(counts[name] for name in allocated), counts[PAGES_FREED]
+
+
+def _difference(
+    before: tuple[int, int] | None, after: tuple[int, int] | None, which: int
+) -> int | None:
+    if before is None or after is None:
+        return None
+    return after[which] - before[which]
+
+
+def changed_pages(
+    before: bytes, after: bytes, pfn: int, address: int, layout: PageLayout
+) -> npt.NDArray[np.intp]:
+    """
+    Find the pages of a run whose class, owner or folio changed.
+
+    :param before: The run's struct pages; *pfn* and *address* are those of the first.
+    :return: Index in the run of the head of each changed page's folio; negative or too
+        large if outside. It is the new folio if the page is in one, else the old one,
+        or the page itself.
+    """
+    then, now = (
+        classify(data, pfn, address, layout, _no_far_head) for data in (before, after)
+    )
+    had, has = _heads(then), _heads(now)
+    changed = (then.codes != now.codes) | (had != has)
+    changed |= _referenced(then) != _referenced(now)
+    changed |= np.isin(now.codes, _MAPPED) & (then.mapping != now.mapping)
+    folios = np.where(has != np.arange(len(now)), has, had)
+    heads: npt.NDArray[np.intp] = folios[where(changed)]
+    return heads
+
+
+_MAPPED = (PageClass.ANON, PageClass.KSM, PageClass.FILE, PageClass.SHMEM)
+"""Classes whose ``mapping`` identifies the owner; others keep other data there."""
+
+
+def _heads(block: Block) -> npt.NDArray[np.intp]:
+    heads = np.arange(len(block))
+    heads[block.tails] = block.tail_heads
+    return heads
+
+
+def _referenced(block: Block) -> npt.NDArray[np.bool_]:
+    """Return which pages have references; tails never have."""
+    return block.counts >= np.uint64(1 << 32)
+
+
+def _no_far_head(address: int) -> FarHead:
+    """Return a placeholder: heads outside a run are compared only by index."""
+    return FarHead(PageClass.UNATTRIBUTED, 0)

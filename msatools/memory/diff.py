@@ -1,18 +1,167 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Compares two snapshots of memory: two memstat reports."""
+"""Reports of msa-memstat read back, compared, and as gauges."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, ClassVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.kernel.report import ADDED, Note
-from msatools.memory.by.groups import PageGroup
-from msatools.memory.model import Check, MemstatReport
-from msatools.reports.diff import earlier, elapsed, other_kernel
-from msatools.reports.presented import Presented
-from msatools.target.model import Target
+from msatools.memory.breakdowns import OrderGroup, SectionGroup
+from msatools.memory.model import (
+    CgroupGroup,
+    Check,
+    ClassCount,
+    DmaBufGroup,
+    FileGroup,
+    FileSystemGroup,
+    MemstatReport,
+    PageGroup,
+    ProcessGroup,
+    SlabGroup,
+    VmallocGroup,
+)
+from msatools.model import values
+from msatools.program.model import Target
+from msatools.reports.diff import Reports, earlier, elapsed, head_of, other_kernel
+from msatools.reports.forms import convert
+from msatools.reports.presented import Gauge, Presented, single
+
+# --- Reads memstat reports back: recorded ones, and the output of --json.
+
+
+GROUPS: Mapping[str, type[PageGroup]] = {
+    "cgroup": CgroupGroup,
+    "dmabuf": DmaBufGroup,
+    "file": FileGroup,
+    "fs": FileSystemGroup,
+    "node": PageGroup,
+    "order": OrderGroup,
+    "process": ProcessGroup,
+    "section": SectionGroup,
+    "slab": SlabGroup,
+    "vmalloc": VmallocGroup,
+    "zone": PageGroup,
+}
+"""Maps a break-down to the type of its groups."""
+
+
+class RecordedMemstat(MemstatReport, frozen=True, kw_only=True):
+    """A decoded report whose groups are not yet converted to their types."""
+
+    by: Mapping[str, tuple[dict[str, Any], ...]] | None = None  # type: ignore[assignment]
+    map: None = None
+
+
+def whole(recorded: RecordedMemstat) -> MemstatReport:
+    """
+    Convert the groups of a decoded report to their types.
+
+    :raises ValueError: if a group does not match its break-down
+    """
+    parts = values(recorded)
+    by = recorded.by
+    if by is not None:
+        parts["by"] = {
+            name: _recorded_groups(name, groups) for name, groups in by.items()
+        }
+    return MemstatReport(**parts)
+
+
+def _recorded_groups(
+    name: str, groups: Collection[dict[str, Any]]
+) -> tuple[PageGroup, ...]:
+    kind = GROUPS.get(name, PageGroup)
+    return tuple(convert(group, kind) for group in groups)
+
+
+def lacking(
+    report: MemstatReport, by: Collection[str], asked: Mapping[str, str]
+) -> str | None:
+    """
+    Return the first option whose data a report lacks; ``None`` if it has all.
+
+    :param asked: Options by the name of the report's field that each requests.
+    """
+    for name in by:
+        if name not in (report.by or {}):
+            return f"--by {name}"
+    for name, option in asked.items():
+        if getattr(report, name) is None:
+            return option
+    return None
+
+
+def choose(
+    report: MemstatReport, by: Collection[str], asked: Mapping[str, str]
+) -> MemstatReport:
+    """
+    Return a report with only the requested break-downs and lists.
+
+    :param asked: As for :func:`lacking`.
+    """
+    chosen = {name: report.by[name] for name in by} if report.by else {}
+    return replace(
+        report,
+        by=chosen or None,
+        sections=report.sections if "sections" in asked else None,
+        unattributed=report.unattributed if "unattributed" in asked else None,
+        frag=report.frag if "frag" in asked else None,
+        vmalloc=report.vmalloc if "vmalloc" in asked else None,
+        leaks=report.leaks if "leaks" in asked else None,
+    )
+
+
+_REPORTS = Reports("memstat", MemstatReport.schema)
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _Pages(msgspec.Struct):
+    """The part of the payload that is compared."""
+
+    pages: _Count
+    classes: tuple[ClassCount, ...]
+    checks: tuple[Check, ...]
+    managed_pages: int | None
+    physical_pages: int | None
+    by: dict[str, tuple[PageGroup, ...]] | None = None
+
+
+def load_snapshot(path: str) -> MemstatReport:
+    """
+    Read the last report of a file: one report, or one a line (JSON Lines).
+
+    Only the pages, classes, checks and break-downs of the payload are read.
+
+    :param path: A file, or ``-`` for standard input.
+    :raises SnapshotError: if it cannot be read, or is not a memstat report
+    """
+    file = _REPORTS.load(path)
+    head, payload = head_of(file), file.read(_Pages)
+    counts = [count.pages for count in payload.classes]
+    counts += [group.pages for view in (payload.by or {}).values() for group in view]
+    if min(counts, default=0) < 0:
+        raise file.damaged("a count of pages is negative")
+    return MemstatReport(
+        target=head.target,
+        taken_at_ns=head.taken_at_ns,
+        interval_ns=head.interval_ns,
+        coverage=head.coverage,
+        notes=head.notes,
+        pages=payload.pages,
+        classes=payload.classes,
+        checks=payload.checks,
+        managed_pages=payload.managed_pages,
+        physical_pages=payload.physical_pages,
+        by=payload.by,
+    )
+
+
+# --- Compares two snapshots of memory: two memstat reports.
 
 
 class PagesSide(Struct, frozen=True):
@@ -204,7 +353,7 @@ def _by(
     before: _Groups, after: _Groups, sizes: _PageSizes
 ) -> dict[str, tuple[GroupChange, ...]] | None:
     changes = {
-        name: tuple(sorted(_groups(groups, after[name], sizes), key=_rank))
+        name: tuple(sorted(_diff_groups(groups, after[name], sizes), key=_rank))
         for name, groups in before.items()
         if name in after
     }
@@ -215,7 +364,7 @@ def _rank(change: GroupChange) -> tuple[int, str]:
     return -abs(change.delta_bytes), change.key
 
 
-def _groups(
+def _diff_groups(
     before: Iterable[PageGroup], after: Iterable[PageGroup], sizes: _PageSizes
 ) -> Iterator[GroupChange]:
     first, second = _by_key(before), _by_key(after)
@@ -253,3 +402,48 @@ def _by_key(groups: Iterable[PageGroup]) -> dict[str, PageGroup]:
             group = PageGroup(group.key, known.name, known.pages + group.pages, classes)
         by_key[group.key] = group
     return by_key
+
+
+# --- Gauges of msa-memstat. Pure.
+
+
+def gauges(report: MemstatReport) -> Iterator[Gauge]:
+    """Yield the gauges of a report: every page in one class, and the checks."""
+    page_size = report.target.page_size
+    yield Gauge(
+        name="msatools_memory_class_bytes",
+        help="Memory by class: the classes are disjoint.",
+        labels=("class",),
+        values={(each.name,): each.bytes for each in report.classes},
+    )
+    yield single(
+        "msatools_memory_examined_bytes",
+        "Memory that was examined: the sum of the classes.",
+        report.pages * page_size,
+    )
+    managed = report.managed_pages
+    yield single(
+        "msatools_memory_managed_bytes",
+        "Memory that the kernel's page allocator manages.",
+        None if managed is None else managed * page_size,
+    )
+    yield Gauge(
+        name="msatools_memory_check_difference_bytes",
+        help="What was found less what the kernel's own counter says.",
+        labels=("check",),
+        values={
+            (each.name,): each.difference * page_size
+            for each in report.checks
+            if each.difference is not None
+        },
+    )
+    yield single(
+        "msatools_memory_unexplained_checks",
+        "Checks with a difference that nothing explains.",
+        sum(bool(each.difference) and not each.explained_by for each in report.checks),
+    )
+    yield single(
+        "msatools_memory_scan_seconds",
+        "Time to read and classify all pages.",
+        None if report.scan_ns is None else report.scan_ns / 1e9,
+    )

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Counts a machine's memory by class: every struct page is in exactly one class."""
+"""Counts a machine's memory by class: every struct page is in exactly one class.
+
+The command's runs, and the memory that leaks by module, are here, too.
+"""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import drgn
@@ -13,39 +16,148 @@ from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import monotonic_offset
-from msatools.kernel.losses import Loss
+from msatools.kernel.mm import (
+    DEVICE_ZONE,
+    Zone,
+    online_nodes,
+    populated_zones,
+    read_swap,
+)
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog, log_of, noting_refusals, ns_between
-from msatools.kernel.session import Progress
-from msatools.kernel.swap import read_swap
-from msatools.kernel.zones import DEVICE_ZONE, Zone, online_nodes, populated_zones
-from msatools.memory.by.groups import PageGroup
-from msatools.memory.by.views import VIEWS, make_view
+from msatools.kernel.report import (
+    Loss,
+    LossLog,
+    Progress,
+    Session,
+    log_of,
+    noting_refusals,
+    ns_between,
+)
+from msatools.memory.areas import caller_modules, caller_names
+from msatools.memory.breakdowns import VIEWS, make_view
 from msatools.memory.checks import make_checks, read_counters
-from msatools.memory.leaks import find_leaks
-from msatools.memory.model import ClassCount, MemstatReport, VmallocCaller
-from msatools.memory.owners.owners import Owners, collect_owners
-from msatools.memory.owners.vmalloc import caller_modules, caller_names
-from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
-from msatools.memory.pages.layout import PageLayout, page_layout
-from msatools.memory.pages.memmap import MemmapRange, memmap_ranges, pages_per_section
-from msatools.memory.pages.zonekeys import node_and_zone
-from msatools.memory.scan.context import ScanContext
-from msatools.memory.scan.driver import scan_and_settle, scan_finally
-from msatools.memory.scan.freelists import pcp_lists
-from msatools.memory.scan.parallel import can_share, workers_by_default
-from msatools.memory.scan.result import ScanResult
+from msatools.memory.classes import (
+    CLASSES,
+    NCLASSES,
+    PageClass,
+    PageLayout,
+    page_layout,
+)
+from msatools.memory.classify import node_and_zone
+from msatools.memory.memmap import MemmapRange, memmap_ranges, pages_per_section
+from msatools.memory.model import (
+    ClassCount,
+    Leak,
+    MemstatReport,
+    PageGroup,
+    SlabGroup,
+    UnattributedGroup,
+    VmallocCaller,
+    VmallocGroup,
+)
+from msatools.memory.owners import Owners, ScanContext, collect_owners
+from msatools.memory.refine import pcp_lists
+from msatools.memory.scan import (
+    can_share,
+    scan_and_settle,
+    scan_finally,
+    workers_by_default,
+)
+from msatools.memory.sums import ScanResult
 from msatools.memory.swapuse import read_swap_use
+from msatools.program.description import describe
+from msatools.program.model import Target
 from msatools.selfdesc.find import ask, drgn_lookups, find_variable
-from msatools.target.describe import describe
-from msatools.target.model import Target
+from msatools.tasks.text import is_unloaded
 
 if TYPE_CHECKING:
-    from msatools.memory.by.groups import Section
-    from msatools.memory.by.section import SectionZones
-    from msatools.memory.frag.view import FragView
-    from msatools.memory.map.view import MapView
-    from msatools.memory.unattributed.view import UnattributedView
+    from msatools.memory.breakdowns import SectionZones
+    from msatools.memory.fragmentation import FragView
+    from msatools.memory.map import MapView
+    from msatools.memory.model import Section
+    from msatools.memory.unattributed import UnattributedView
+
+# --- Memory of the kernel that one module has: what a module that leaks has most of.
+#
+# From one dump nobody can tell a leak from use: this names who has how much of what,
+# and how that is known. Two dumps (--diff) show what has grown.
+
+
+_SURE = 0.9
+"""Share of the objects of a sample from which on their module is likely."""
+
+_HOLDS = 3
+
+_OWN = ("kernel.vmalloc", "kernel.vmap", "kernel.stacks")
+"""Classes of pages that who made an area has."""
+
+
+def find_leaks(
+    slabs: Sequence[PageGroup],
+    areas: Sequence[PageGroup],
+    blocks: Sequence[UnattributedGroup],
+    page_size: int,
+) -> tuple[Leak, ...]:
+    """Return what modules have, the most first.
+
+    :param slabs: Slab caches (``--by slab``).
+    :param areas: Callers of vmalloc (``--by vmalloc``).
+    :param blocks: Pages that no owner explains.
+    """
+    found = [
+        *_in_slabs(slabs, page_size),
+        *_in_areas(areas, page_size),
+        *_in_blocks(blocks, page_size),
+    ]
+    return tuple(sorted(found, key=lambda leak: (-leak.bytes, leak.module)))
+
+
+def _in_slabs(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
+    for group in groups:
+        if isinstance(group, SlabGroup) and group.module is not None:
+            is_sure = (group.module_share or 0) >= _SURE
+            is_sure &= not is_unloaded(group.module)
+            yield Leak(
+                cache=group.name,
+                objects=group.objects_in_use,
+                bytes=group.pages * page_size,
+                holds=tuple(word.name for word in (group.words or ())[:_HOLDS]),
+                module=group.module,
+                confidence="likely" if is_sure else "evidence",
+            )
+
+
+def _in_areas(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
+    for group in groups:
+        if isinstance(group, VmallocGroup) and group.module is not None:
+            pages = sum(group.classes.get(name, 0) for name in _OWN)
+            if not pages:
+                continue  # it maps what others have
+            yield Leak(
+                area=group.key,
+                objects=group.areas,
+                bytes=pages * page_size,
+                module=group.module,
+                # The area itself records who asked for it.
+                confidence="exact",
+            )
+
+
+def _in_blocks(groups: Sequence[UnattributedGroup], page_size: int) -> Iterator[Leak]:
+    for group in groups:
+        if group.content == "module" and group.owner is not None:
+            yield Leak(
+                order=group.order,
+                objects=group.blocks,
+                bytes=group.pages * page_size,
+                holds=tuple(word.name for word in group.words[:_HOLDS]),
+                module=group.owner,
+                confidence="evidence",
+            )
+
+
+# --- Counts a machine's memory by class: every struct page is in exactly one class.
+
 
 _COVERAGE = (
     "sections",
@@ -140,7 +252,7 @@ def collect_memstat(
     :param prog: A Linux kernel with types, live or dead.
     :param target: Description of the target; read from *prog* if not given.
     :param by: Breakdowns to add: ``"node"``, ``"zone"``, or any of
-        :data:`msatools.memory.by.views.VIEWS`.
+        :data:`msatools.memory.breakdowns.VIEWS`.
     :param sections: Whether to list the memory sections.
     :param workers: Number of processes that scan at the same time. If not given, one
         for each CPU on a dump, or fewer where more would not be faster, and one on a
@@ -262,25 +374,25 @@ def collect_memstat(
 
 
 def _unattributed_view(context: ScanContext) -> "UnattributedView":
-    from msatools.memory.unattributed.view import UnattributedView
+    from msatools.memory.unattributed import UnattributedView
 
     return UnattributedView(context)
 
 
 def _frag_view(context: ScanContext) -> "FragView":
-    from msatools.memory.frag.view import FragView
+    from msatools.memory.fragmentation import FragView
 
     return FragView(context)
 
 
 def _map_view(context: ScanContext) -> "MapView":
-    from msatools.memory.map.view import MapView
+    from msatools.memory.map import MapView
 
     return MapView(context)
 
 
 def _sections_seen(prog: drgn.Program) -> "SectionZones":
-    from msatools.memory.by.section import SectionZones
+    from msatools.memory.breakdowns import SectionZones
 
     return SectionZones(pages_per_section(prog))
 
@@ -288,7 +400,7 @@ def _sections_seen(prog: drgn.Program) -> "SectionZones":
 def _sections(
     context: ScanContext, ranges: list[MemmapRange], seen: "SectionZones"
 ) -> "tuple[Section, ...]":
-    from msatools.memory.by.section import list_sections
+    from msatools.memory.breakdowns import list_sections
 
     return list_sections(context, ranges, seen)
 
@@ -404,3 +516,24 @@ def _vmalloc_callers(
         for name in areas
     )
     return tuple(sorted(callers, key=lambda caller: (-caller.pages, caller.caller)))
+
+
+# --- Runs of msa-memstat: each report is of one moment.
+
+
+class MemstatSession(Session[MemstatReport]):
+    """A run of reports on one kernel.
+
+    :param collect: Returns a report of where the memory is now.
+    """
+
+    def __init__(self, collect: Callable[[Progress], MemstatReport]) -> None:
+        self._collect = collect
+
+    def report(self, progress: Progress) -> MemstatReport:
+        """Return a report of where the memory is now."""
+        return self._collect(progress)
+
+    def delta(self, previous: MemstatReport, current: MemstatReport) -> MemstatReport:
+        """Return the current report with the change of each class."""
+        return delta(previous, current)

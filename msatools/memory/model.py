@@ -1,22 +1,513 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The report of memstat."""
+"""The report of msa-memstat: classes, break-downs, fragmentation, unattributed."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from msatools.kernel.report import ADDED, Report
-from msatools.memory.by.groups import PageGroup, Section
-from msatools.memory.frag.model import Frag
-from msatools.memory.scan.model import ScanChanges
-from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.model import Mark, equal_but
+from msatools.program.model import Address
 
 if TYPE_CHECKING:
-    # This imports numpy, which is slow to load.
-    from msatools.memory.map.model import MemoryMap, Outline
+    from msatools.memory.map import MemoryMap, Outline
+
+# --- The part of a report that describes the scan itself.
+
+
+class ScanChanges(Struct, frozen=True):
+    """Changes to pages of a running kernel while their struct pages were read."""
+
+    allocated_pages: int | None
+    """Pages that the kernel allocated meanwhile, by its own count, including those for
+    msatools itself; ``None`` if it does not count them."""
+
+    freed_pages: int | None
+    """Pages that the kernel freed meanwhile; ``None`` if it does not count them."""
+
+    reread_pages: int
+    """Randomly chosen struct pages that were read again after the scan."""
+
+    changed_pages: int
+    """Reread pages whose class, owner or folio had changed."""
+
+    changed_folios: int
+    """Number of folios of the changed pages."""
+
+    about_folios: int | None
+    """Estimated number of changed folios in all memory, from the sample."""
+
+
+# --- Fragmentation: free memory by order, page blocks, and what blocks them.
+
+
+class FreeList(Struct, frozen=True):
+    """Free blocks of one zone by order, as in /proc/buddyinfo."""
+
+    node: int
+    zone: str
+    pages: int
+
+    blocks: tuple[int, ...]
+    """Free blocks that the scan found, by order."""
+
+    kernel_blocks: tuple[int, ...] | None
+    """The zone's own ``nr_free``, by order; ``None`` if unreadable."""
+
+    unusable_permille: int | None
+    """
+    Share of the free pages that is in blocks below a huge page's order.
+
+    The kernel's unusable_free_index() (mm/vmstat.c); ``None`` without free pages.
+    """
+
+    fragmentation_permille: int | None
+    """
+    Reason why allocation of a huge page would fail: near 0 lack of memory, near 1000
+    fragmentation.
+
+    The kernel's __fragmentation_index() (mm/vmstat.c); ``None`` if the allocation would
+    succeed, where the kernel shows -1.000.
+    """
+
+
+class PageBlocks(Struct, frozen=True):
+    """The page blocks of one zone that have one migrate type."""
+
+    node: int
+    zone: str
+    type: str
+    """As in ``enum migratetype``: ``unmovable``, ``movable``, ...; ``-`` if unknown."""
+
+    blocks: int
+    free_pages: int
+    """Pages in the buddy allocator and on per-CPU lists."""
+
+    movable_pages: int
+    """Pages in use that compaction can move."""
+
+    unmovable_pages: int
+    """Other pages in use."""
+
+    mixed_blocks: int
+    """Blocks with both movable and unmovable pages in use."""
+
+    polluted_blocks: int
+    """Blocks with any unmovable page; a movable block should have none."""
+
+
+class Blocker(Struct, frozen=True):
+    """A class of pages that keeps blocks from being free."""
+
+    name: str
+    blocks: int
+    """Blocks that have pages of the class; a block counts for each of its classes."""
+
+    alone_blocks: int
+    """Blocks that no other class keeps from being free."""
+
+    pages: int
+
+
+class Needed(Struct, frozen=True):
+    """Number of blocked blocks by their number of unmovable pages."""
+
+    pages: int
+    """Upper bound of their unmovable pages; the lower bound is half, exclusive."""
+
+    blocks: int
+
+
+class BlockSize(Struct, frozen=True):
+    """All aligned blocks of one size. Each is in one of five states."""
+
+    order: int
+    bytes: int
+    blocks: int
+    free_blocks: int
+    """Entirely free blocks."""
+
+    whole_blocks: int
+    """Blocks that are one compound page, or part of a larger one."""
+
+    movable_blocks: int
+    """Blocks without unmovable pages: compaction could free them."""
+
+    movable_pages: int
+    """Pages in use in the movable blocks."""
+
+    blocked_blocks: int
+    """Blocks with unmovable pages."""
+
+    partial_blocks: int
+    """Blocks with missing or unreadable struct pages."""
+
+    blockers: tuple[Blocker, ...]
+    """Classes in the blocked blocks, the class in most blocks first."""
+
+    needed: tuple[Needed, ...]
+    """Blocked blocks by unmovable pages, the fewest first."""
+
+
+class Frag(Struct, frozen=True):
+    """Fragmentation of memory."""
+
+    huge_order: int
+    """Order of a transparent huge page, for which the indices are computed."""
+
+    pageblock_order: int
+    free: tuple[FreeList, ...]
+    pageblocks: tuple[PageBlocks, ...]
+    sizes: tuple[BlockSize, ...]
+
+    movable: tuple[str, ...]
+    """The classes of pages that compaction moves."""
+
+    @property
+    def blocks_by_type(self) -> Mapping[str, int]:
+        """Page blocks by migrate type, over all zones."""
+        blocks: dict[str, int] = {}
+        for row in self.pageblocks:
+            blocks[row.type] = blocks.get(row.type, 0) + row.blocks
+        return blocks
+
+
+# --- Groups of pages without a known owner.
+
+
+class PageWord(Struct, frozen=True):
+    """A pointer or text in the contents of pages."""
+
+    kind: str
+    """``module``, ``symbol`` or ``slab`` for a pointer into it; ``text``."""
+
+    name: str
+    """The symbol and the offset from it; the slab cache; the text."""
+
+    owner: str | None
+    """Name of the module, symbol or slab cache; ``None`` for text."""
+
+    count: int
+    """Number of occurrences in the examined pages."""
+
+
+class Allocator(Struct, frozen=True):
+    """A thread that allocated blocks of a group; it may have exited since."""
+
+    pid: int
+    comm: str | None
+    """Name at that time; ``None`` before 5.18."""
+
+    blocks: int
+    pages: int
+
+
+class UnattributedGroup(Struct, frozen=True):
+    """Similar blocks of pages without a known owner."""
+
+    class_name: str = field(name="class")
+    """``kernel.unattributed``, or ``kernel.large_kmalloc`` on kernels that do not mark
+    it, where a driver's own compound page looks the same."""
+
+    order: int | None
+    """Order of the allocation, guessed unless compound or with page_owner; ``None`` if
+    not a block."""
+
+    pages: int
+    """Pages of the blocks; all groups of a class sum to the class."""
+
+    blocks: int | None
+    runs: int | None
+    """Number of runs of consecutive pages that the blocks form."""
+
+    node: int | None
+    """``None`` if the blocks of one stack are on several."""
+
+    refcount: int | None
+    """Reference count of the first page of each block; ``None`` if it differs."""
+
+    content: str
+    """Contents of the first page of each block, with page_owner of most: pointers into
+    a ``module``, to a ``symbol`` of the kernel, into a ``slab`` cache; ``text``,
+    ``data``, ``zeros``, ``not in the dump``, ``not looked into``.
+    """
+
+    owner: str | None
+    """Module, symbol or slab cache that most of the pointers point to; the variable of
+    a memory pool."""
+
+    examples: tuple[int, ...]
+    """Page frame numbers of some blocks."""
+
+    words: tuple[PageWord, ...]
+    """The most frequent words."""
+
+    stack: tuple[str, ...] | None
+    """Stack trace of the allocation, innermost first; ``None`` without page_owner, as
+    all that follows."""
+
+    gfp_mask: int | None = None
+    gfp_names: tuple[str, ...] | None = None
+    """Names of the flags in ``gfp_mask``; ``None`` too if the kernel's types lack them,
+    as before 6.10."""
+
+    allocators: tuple[Allocator, ...] | None = None
+    """Threads with the most pages."""
+
+
+# --- Groups of pages by owner: a type for each kind of owner.
+
+
+NO_OWNER = "-"
+"""Key of the group of pages without an owner; its name is the reason."""
+
+REST = "-rest"
+"""Key of the group of all owners that are too small to be listed."""
+
+
+DETAIL = Mark("detail")
+"""Metadata of a group's field that only JSON has, not tables."""
+
+
+class PageGroup(Struct, frozen=True):
+    """
+    The pages of one node, zone, file or other owner, by class.
+
+    Subclasses have more fields, one for each column of a table. A field is null where
+    the kernel does not record it.
+    """
+
+    key: str
+    """Unique among groups of its kind; the same in all reports."""
+
+    name: str
+    pages: int
+    classes: Mapping[str, int]
+    """Pages by class name; a class without pages may be left out."""
+
+
+class ProcessGroup(PageGroup, frozen=True, kw_only=True):
+    """
+    The pages that one address space maps; all threads and processes that share it.
+
+    ``pages`` is its share: a page that several map is divided equally among them, and
+    shares are rounded to whole pages so that all groups sum to the classes. The pages
+    of its page tables are included (``kernel.page_tables``). The other
+    fields are as in /proc/PID/smaps_rollup. They are ``None`` for the pages that no
+    process maps, and if some of the page tables are not in the dump. Huge pages under
+    NUMA balancing (PROT_NONE) are counted; smaps counts them since "smaps: use
+    vm_normal_page_pmd() instead of follow_trans_huge_pmd()" (in v6.6).
+    """
+
+    pid: int | None
+    """PID of the process, or of a live thread if its leader is dead."""
+
+    rss_pages: int | None
+    """``Rss``, without hugetlb."""
+
+    pss_bytes: int | None
+    """``Pss``, without hugetlb: each page by the kernel's own count of mappings."""
+
+    anon_pages: int | None
+    """``Anonymous``."""
+
+    private_pages: int | None
+    """``Private_Clean`` plus ``Private_Dirty``: pages that no other process maps."""
+
+    hugetlb_pages: int | None
+    """``Private_Hugetlb`` plus ``Shared_Hugetlb``."""
+
+    swap_pages: int | None
+    """``VmSwap`` of /proc/PID/status, without shared memory."""
+
+    page_table_bytes: int | None = None
+    """``VmPTE`` of /proc/PID/status: page tables, without those of the two highest of
+    five levels. The pages themselves are in ``pages`` and ``classes``."""
+
+
+class FileGroup(PageGroup, frozen=True):
+    """The page cache of one file, block device or piece of shared memory."""
+
+    kind: str | None = None
+    """``file``, ``directory``, ``symlink``, ``block device``, ``tmpfs``, ``memfd``,
+    ``sysv``, ``shared anonymous``, ``shmem`` (a driver's), ``hugetlbfs``."""
+
+    mount: str | None = None
+    """Mount point of its file system."""
+
+    fstype: Annotated[str | None, DETAIL] = None
+    device: Annotated[str | None, DETAIL] = None
+    """Name of its block device."""
+
+    path: Annotated[str | None, DETAIL] = None
+    """``None`` if its dentry is gone, or if too many files are larger."""
+
+    inode: Annotated[int | None, DETAIL] = None
+    deleted: Annotated[bool | None, DETAIL] = None
+    """Whether it has no name in any directory."""
+
+    size_bytes: Annotated[int | None, DETAIL] = None
+    mapping: Annotated[Address | None, DETAIL] = None
+    """Address of the ``struct address_space``."""
+
+
+class FileSystemGroup(PageGroup, frozen=True):
+    """The page cache of all files of one file system."""
+
+    fstype: str | None = None
+    device: str | None = None
+    """Name of its block device, or ``s_id`` if it has none."""
+
+    files: int | None = None
+    """Number of files that have cached pages."""
+
+    swap_pages: int | None = None
+    """Pages of files in memory (tmpfs) that are on swap, not in memory."""
+
+    mounts: Annotated[tuple[str, ...] | None, DETAIL] = None
+    """Mount points."""
+
+    super_block: Annotated[Address | None, DETAIL] = None
+
+
+class PinningFile(Struct, frozen=True):
+    """A file with pages that are charged to a control group."""
+
+    key: str
+    """Key of its :class:`FileGroup`."""
+
+    name: str
+    pages: int
+
+
+class CgroupGroup(PageGroup, frozen=True):
+    """The pages charged to one control group itself, not to those below it."""
+
+    dying: bool | None = None
+    """Whether it was removed but is kept while memory is charged to it."""
+
+    swap_pages: int | None = None
+    """Pages on swap that are charged to it: ``memory.swap.current`` without the groups
+    below it."""
+
+    charged_pages: Annotated[int | None, DETAIL] = None
+    """Pages that its counter has (``memory.current`` without the groups below it): also
+    objects of slabs, per-CPU memory and sockets, and what CPUs charged ahead."""
+
+    pinned_by: Annotated[tuple[PinningFile, ...] | None, DETAIL] = None
+    """Files with the most page cache charged to a dying group."""
+
+    files: Annotated[int | None, DETAIL] = None
+    """Number of files with page cache charged to a dying group."""
+
+    mem_cgroup: Annotated[Address | None, DETAIL] = None
+
+
+class SlabGroup(PageGroup, frozen=True):
+    """The slabs of one cache, including full ones."""
+
+    slabs: int | None = None
+    objects: int | None = None
+    """Objects allocated and free."""
+
+    objects_in_use: int | None = None
+    """Allocated objects, without those on per-CPU free lists, which the kernel's own
+    counts include."""
+
+    bytes_each: int | None = None
+    """Size of one object with the allocator's metadata and padding."""
+
+    merged: tuple[str, ...] | None = None
+    """Names of other caches that were merged with this one."""
+
+    module: str | None = None
+    """The module that at least half of the objects point into, of a sample of a large
+    general cache (kmalloc): those of a driver, also if it leaks them."""
+
+    module_share: Annotated[float | None, DETAIL] = None
+    """Share of the objects looked at that point to one place of it."""
+
+    words: Annotated[tuple[PageWord, ...] | None, DETAIL] = None
+    """The places that they point to most; ``None`` if they were not looked at."""
+
+    kmem_cache: Annotated[Address | None, DETAIL] = None
+
+
+class VmallocGroup(PageGroup, frozen=True):
+    """The pages of the vmalloc areas that one kernel function allocated."""
+
+    areas: int | None = None
+    module: str | None = None
+    """The module of that function; ``None`` for the kernel's own."""
+
+
+class DmaBufGroup(PageGroup, frozen=True):
+    """The pages of one dma-buf, whether they are its own or a file's that it pins.
+
+    Its key is the number of its inode, as in /sys/kernel/debug/dma_buf/bufinfo. Pages
+    of exporters other than the system heap and udmabuf are not known.
+    """
+
+    exporter: str | None = None
+    """Who made it: ``system``, ``udmabuf``, or a driver."""
+
+    size_bytes: int | None = None
+    references: int | None = None
+    """References to its file, by open files, mappings and devices."""
+
+    label: Annotated[str | None, DETAIL] = None
+    """The name that a program gave it (DMA_BUF_SET_NAME)."""
+
+    dma_buf: Annotated[Address | None, DETAIL] = None
+    """Address of the ``struct dma_buf``."""
+
+
+class Section(Struct, frozen=True):
+    """One memory section: the unit in which the kernel keeps its struct pages."""
+
+    nr: int
+    state: str
+    """``online``, ``offline`` or ``device``."""
+
+    early: bool
+    """Whether it was present at boot rather than hot-plugged."""
+
+    pfn: int
+    pages: int
+    """Pages of the section that have a struct page."""
+
+    memmap: Address
+    """Address of the first struct page."""
+
+    memmap_end: Address
+    """Address of the last struct page."""
+
+    node: int | None
+    zones: tuple[str, ...]
+
+
+def largest_first(groups: Iterable[PageGroup]) -> tuple[PageGroup, ...]:
+    """Sort groups by pages, the largest first, then by key."""
+    return tuple(sorted(groups, key=lambda group: (-group.pages, group.key)))
+
+
+def unique_keys(groups: Iterable[PageGroup]) -> list[PageGroup]:
+    """Number groups that share a key, as in a damaged dump."""
+    seen: Counter[str] = Counter()
+    unique = []
+    for group in groups:
+        seen[group.key] += 1
+        again = seen[group.key]
+        key = f"{group.key}#{again}" if again > 1 else group.key
+        unique.append(replace(group, key=key))
+    return unique
+
+
+# --- The report of memstat.
 
 
 class ClassCount(Struct, frozen=True):
@@ -67,7 +558,7 @@ def _outline(memory: "MemoryMap") -> "Outline":
 
 def _group_types() -> Mapping[str, type[PageGroup]]:
     # They import numpy.
-    from msatools.memory.recorded import GROUPS
+    from msatools.memory.diff import GROUPS
 
     return GROUPS
 

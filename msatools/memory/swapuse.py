@@ -12,12 +12,11 @@ import drgn
 import numpy as np
 
 from msatools.errors import LOST, UNREADABLE, MissingError
-from msatools.kernel.losses import Loss
-from msatools.kernel.paths import Paths
+from msatools.kernel.files import Paths
+from msatools.kernel.mm import Swap
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
+from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import read_structs
-from msatools.kernel.swap import Swap
 from msatools.kernel.walks import list_nodes
 from msatools.memory.model import SwapDevice, SwapUse, Zram, Zswap
 from msatools.selfdesc.find import (

@@ -2,7 +2,7 @@
 
 """Describes each column: its meaning, and the bound that it has on one kernel."""
 
-from msatools.kernel.accounting import Accounting
+from msatools.kernel.clocks import Accounting
 from msatools.legends import find
 from msatools.legends.prstat import COLUMNS, LEGEND
 from msatools.prstat.model import Why

@@ -1,44 +1,47 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Times of each thread in an interval, and the classes of its waits.
+"""Times of each thread in an interval, those that ended included."""
 
-Pure: samples of all threads in, numbers out. The kernel counts each thread's time on
-the CPU and its latency; the rest of the interval is time off the CPU. The kernel does
-not count that by class. Three rules find a part of it exactly:
-
-- a thread that sleeps in two samples and was not switched in between slept all the
-  time, in one class;
-- a sleep that a sample shows began at ``exec_start``;
-- the kernel counts sleeps (``nvcsw``): if no other sleep was between two samples, all
-  time off the CPU was in the two sleeps that the samples show.
-
-The time of sleeps that began and ended between two samples is an estimate, with its
-error: it is divided so that the sums have the shares of the classes in the samples.
-Each sample counts for half the time before it and after it, and no class gets less than
-its exact time.
-"""
-
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.kernel.structs import Booleans
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.microstates import BOUND_NS, Microstates, user_time
-from msatools.tasks.states import asleep
-from msatools.tasks.task_samples import (
+from msatools.kernel.structs import Booleans, find_rows
+from msatools.tasks.accounting import BOUND_NS, Microstates, Processes, user_time
+from msatools.tasks.sampler import (
     NOBODY,
+    AgeBound,
     Counts,
     Rows,
     TaskSample,
+    TaskState,
     Values,
     cpu_of,
     match,
 )
-from msatools.tasks.task_state import AgeBound
+from msatools.tasks.states import asleep
+from msatools.tasks.waits import RUNNABLE, TaskClass, are_any
+
+# --- Times of each thread in an interval, and the classes of its waits.
+#
+# Pure: samples of all threads in, numbers out. The kernel counts each thread's time on
+# the CPU and its latency; the rest of the interval is time off the CPU. The kernel does
+# not count that by class. Three rules find a part of it exactly:
+#
+# - a thread that sleeps in two samples and was not switched in between slept all the
+#   time, in one class;
+# - a sleep that a sample shows began at exec_start;
+# - the kernel counts sleeps (nvcsw): if no other sleep was between two samples, all
+#   time off the CPU was in the two sleeps that the samples show.
+#
+# The time of sleeps that began and ended between two samples is an estimate, with its
+# error: it is divided so that the sums have the shares of the classes in the samples.
+# Each sample counts for half the time before it and after it, and no class gets less
+# than its exact time.
+
 
 NCLASSES = len(TaskClass)
 
@@ -151,7 +154,7 @@ class Interval:
     def __init__(self, first: TaskSample, bound_ns: int = BOUND_NS) -> None:
         """
         :param bound_ns: Maximum difference of two clocks: see
-            :func:`~msatools.tasks.microstates.bound_of`.
+            :func:`~msatools.tasks.accounting.bound_of`.
         """
         count = len(first.tasks)
         self._first = first
@@ -431,3 +434,147 @@ def _deviation(times: Times, samples: npt.NDArray[np.float64]) -> Times:
     share = (share * samples[:, None] + 1) / (samples[:, None] + 2)
     deviation: Times = np.sqrt(share * (1 - share))
     return deviation
+
+
+# --- The work of threads that ended within an interval. Pure.
+
+
+class Ended(Struct, frozen=True):
+    """What ended threads add to their process within an interval.
+
+    One value for each thread of the last sample, the same for all of a process.
+    """
+
+    user_ns: Nanoseconds
+    system_ns: Nanoseconds
+    nvcsw: Counts
+    nivcsw: Counts
+    min_flt: Counts
+    maj_flt: Counts
+
+
+def ended(
+    first: TaskSample,
+    first_processes: Processes,
+    last: TaskSample,
+    last_processes: Processes,
+) -> Ended:
+    """Return the work within an interval of threads that ended in it.
+
+    A process that has no thread left is not included: its work is in the sums of its
+    parent's reaped children.
+    """
+    growth = _Growth(first, last, first_processes.known, last_processes.known)
+    cpu = growth.of(
+        first_processes.dead_sum_exec_ns, last_processes.dead_sum_exec_ns, cpu_of(first)
+    )
+
+    def grown(name: str) -> Counts:
+        before: Counts = getattr(first_processes.dead, name)
+        after: Counts = getattr(last_processes.dead, name)
+        return growth.of(before, after, first.tasks[name])
+
+    user = user_time(cpu, grown("utime_ns"), grown("stime_ns"), last.tasks["flags"])
+    return Ended(
+        user_ns=user,
+        system_ns=cpu - user,
+        nvcsw=grown("nvcsw"),
+        nivcsw=grown("nivcsw"),
+        min_flt=grown("min_flt"),
+        maj_flt=grown("maj_flt"),
+    )
+
+
+class _Growth:
+    """Growth of the sums over dead threads of each process."""
+
+    def __init__(
+        self,
+        first: TaskSample,
+        last: TaskSample,
+        first_known: Booleans,
+        last_known: Booleans,
+    ) -> None:
+        self._signals, self._process = np.unique(
+            last.tasks["signal"], return_inverse=True
+        )
+        self._old = find_rows(self._signals, first.tasks["signal"])
+        # The memory of an ended process may have been reused by a new one.
+        tgids = np.zeros(len(self._signals), last.tasks["tgid"].dtype)
+        tgids[self._process] = last.tasks["tgid"]
+        same = self._old != NOBODY
+        same[same] = tgids[self._old[same]] == first.tasks["tgid"][same]
+        self._old = np.where(same, self._old, NOBODY)
+        row = match(first.tasks, last.tasks)
+        self._left = same.copy()
+        self._left[row[row != NOBODY]] = False
+        self._known = np.zeros(len(self._signals), np.bool_)
+        self._known[self._process] = last_known
+        self._known[self._old[same & ~first_known]] = False
+
+    def of(self, before: Values, after: Values, own: Values) -> Counts:
+        """
+        Return the growth of each process, for each thread of the last sample.
+
+        :param before: The sum of each thread's process at the first sample.
+        :param after: The sum of each thread's process at the last sample.
+        :param own: Each thread's own value at the first sample.
+        """
+        total = np.zeros(len(self._signals), np.int64)
+        total[self._process] = after
+        # All threads of a process have its value.
+        start = np.zeros(len(self._signals), np.int64)
+        there = self._old != NOBODY
+        start[self._old[there]] = before[there]
+        left = self._left
+        np.add.at(start, self._old[left], own[left].astype(np.int64))
+        grown = np.where(self._known, np.maximum(total - start, 0), 0)
+        of_threads: Counts = grown[self._process]
+        return of_threads
+
+
+# --- Time off the CPU as Solaris's prstat splits it: page faults, locks, stops, and
+# sleep.
+#
+# Pure. For an interval it is known from samples. Linux does not keep it for a whole
+# life: only the current wait is known.
+
+
+WAITED = (
+    *("code_faults_ns", "data_faults_ns", "locks_ns", "stopped_ns"),
+    "untold_ns",
+)
+"""The columns; other time off the CPU is sleep."""
+
+_FAULTS = (TaskClass.FLT, TaskClass.SWP)
+_STOPS = (TaskClass.STP, TaskClass.TRC)
+_AWAKE = (*RUNNABLE, TaskClass.WAK, TaskClass.ZMB)
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+def within(off: OffCpuByClass) -> Columns:
+    """Return the split of each row's time off the CPU within an interval."""
+    return {
+        "code_faults_ns": off.ns[:, ON_CODE],
+        "data_faults_ns": off.ns[:, _FAULTS].sum(1),
+        "locks_ns": off.ns[:, TaskClass.LCK],
+        "stopped_ns": off.ns[:, _STOPS].sum(1),
+        "untold_ns": off.untold_ns,
+        "is_estimate": (off.error_ns > 0).any(1),
+    }
+
+
+def lasting(now: TaskState, on_code: Booleans, off_cpu_ns: Nanoseconds) -> Columns:
+    """Return the time of each thread's current wait."""
+    classes = now.classes
+    age = np.where(are_any(classes, _AWAKE), 0, np.minimum(now.age_ns, off_cpu_ns))
+    faults = are_any(classes, _FAULTS)
+    return {
+        "code_faults_ns": np.where(faults & on_code, age, 0),
+        "data_faults_ns": np.where(faults & ~on_code, age, 0),
+        "locks_ns": np.where(classes == TaskClass.LCK, age, 0),
+        "stopped_ns": np.where(are_any(classes, _STOPS), age, 0),
+        "untold_ns": off_cpu_ns - age,
+        "is_estimate": (now.age_bound != AgeBound.EXACT) & (age > 0),
+    }

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Struct, field
 
-from msatools.kernel.accounting import Accounting
+from msatools.kernel.clocks import Accounting
 from msatools.kernel.report import ADDED, Report
-from msatools.locks.base.model import Herd, WaitTarget
+from msatools.locks.report import Herd, WaitTarget
 from msatools.model import Mark
+from msatools.program.model import UNLISTED
 from msatools.prstat.states import StateTime
-from msatools.target.model import UNLISTED
 
 
 class Split(Struct, frozen=True):
@@ -30,7 +30,7 @@ class Split(Struct, frozen=True):
     stopped_ns: int | None
 
     delays: Mapping[str, int | None]
-    """Delays by the kinds of :mod:`msatools.tasks.delays`; they overlap the times
+    """Delays by the kinds of delays; they overlap the times
     above."""
 
     coverage: float | None
@@ -245,7 +245,7 @@ class Why(Struct, frozen=True):
 
 
 def _group_types() -> Mapping[str, type[Any]]:
-    from msatools.prstat.options import GROUPS
+    from msatools.prstat.select import GROUPS
 
     return {name: ClassGroup if name == "class" else TaskGroup for name in GROUPS}
 
@@ -273,7 +273,7 @@ class PrstatReport(Report, frozen=True, kw_only=True):
     by: Annotated[
         Mapping[str, tuple[Any, ...]] | None, ADDED, Mark("groups", _group_types)
     ] = None
-    """Groups by the requested kinds of :data:`msatools.prstat.options.GROUPS`: a
+    """Groups by the requested kinds of :data:`msatools.prstat.select.GROUPS`: a
     :class:`ClassGroup` for ``class``, else a :class:`TaskGroup`."""
 
     stacks: Annotated[tuple[StackGroup, ...] | None, ADDED] = None

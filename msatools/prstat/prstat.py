@@ -2,7 +2,8 @@
 
 """Collect reports of what all tasks are doing, and where their time went."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import drgn
 import numpy as np
@@ -12,25 +13,32 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from msatools.errors import LOST
-from msatools.kernel.accounting import Accounting, read_accounting
-from msatools.kernel.clocks import Clocks
-from msatools.kernel.cpumask import online_cpus, possible_cpus, require_cpus
-from msatools.kernel.load import load_averages
+from msatools.kernel.clocks import Accounting, Clocks, load_averages, read_accounting
+from msatools.kernel.percpu import online_cpus, possible_cpus, require_cpus
 from msatools.kernel.pids import find_tasks, require_pids
-from msatools.kernel.report import LossLog, noting_refusals
-from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.kernel.report import (
+    KernelSession,
+    LossLog,
+    Progress,
+    noting_refusals,
+    quietly,
+)
 from msatools.kernel.structs import Booleans
-from msatools.locks.base.model import Herd, WaitTarget
+from msatools.locks.file_targets import as_watched
 from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, read_again
-from msatools.locks.user.wakers import with_frames
-from msatools.locks.wait_targets.explain import Explainer, awake_rows, leaving
-from msatools.locks.wait_targets.locks import as_conditions, is_off_queue
-from msatools.locks.wait_targets.watched import as_watched
-from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
-from msatools.prstat.ended import Ended, ended
-from msatools.prstat.interval import Deltas, Interval
-from msatools.prstat.model import PrstatReport, Totals
-from msatools.prstat.options import Options
+from msatools.locks.report import Herd, WaitTarget
+from msatools.locks.user_stacks import with_frames
+from msatools.locks.wait_targets import (
+    Explainer,
+    as_conditions,
+    awake_rows,
+    is_off_queue,
+    leaving,
+)
+from msatools.program.description import describe
+from msatools.program.model import Target
+from msatools.prstat.interval import Deltas, Ended, Interval, ended
+from msatools.prstat.model import PrstatReport, StackGroup, Totals
 from msatools.prstat.recorded import (
     count,
     ordered,
@@ -46,27 +54,111 @@ from msatools.prstat.rows import (
     keep,
     totals,
 )
-from msatools.prstat.stackgroups import stack_groups
-from msatools.prstat.states import states
+from msatools.prstat.select import Options
+from msatools.prstat.states import Breakdown, breakdown, sleeps, states
 from msatools.selfdesc.find import ask
-from msatools.target.describe import describe
-from msatools.target.model import Target
-from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
-from msatools.tasks.delays import read_delays
-from msatools.tasks.identity import read_identities
-from msatools.tasks.iowait import read_in_iowait
-from msatools.tasks.memory import read_memory
-from msatools.tasks.microstates import Microstates, bound_of, without_sleep
-from msatools.tasks.names import KernelNames
-from msatools.tasks.namespaces import read_namespaces
-from msatools.tasks.processes import Processes, read_processes, read_reaped
-from msatools.tasks.runningstacks import StackReader
-from msatools.tasks.sampler import Sampler
-from msatools.tasks.standing import Throttles
+from msatools.tasks.accounting import (
+    Microstates,
+    Processes,
+    bound_of,
+    read_delays,
+    read_memory,
+    read_processes,
+    read_reaped,
+    without_sleep,
+)
+from msatools.tasks.identity import (
+    KernelNames,
+    comm_text,
+    read_cgroups,
+    read_identities,
+    read_namespaces,
+)
+from msatools.tasks.running_stacks import StackReader, frame_text, named_frames
+from msatools.tasks.sampler import Sampler, TaskSample, TaskState, runs
+from msatools.tasks.stacks import Stack, Stacks
+from msatools.tasks.states import Throttles, read_in_iowait
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_cgroups import read_cgroups
-from msatools.tasks.task_samples import TaskSample
-from msatools.tasks.task_state import TaskState
+from msatools.tasks.waits import RUNNABLE, TaskClass, are_any
+
+# --- Groups sleeping threads by their kernel stacks, as mdb's ::stacks.
+
+
+def stack_groups(
+    tasks: TaskTable,
+    now: TaskState,
+    wanted: npt.NDArray[np.bool_],
+    running: StackReader | None = None,
+    *,
+    functions: Iterable[str] = (),
+    modules: Iterable[str] = (),
+) -> tuple[StackGroup, ...]:
+    """Group the wanted threads that have a stack, the largest group first.
+
+    :param running: Reads the stacks of threads that run, in a dump; without it these
+        have none.
+    :param functions: If not empty, only stacks with one of these functions.
+    :param modules: If not empty, only stacks with a function of one of these modules.
+    """
+    functions, modules = frozenset(functions), frozenset(modules)
+    frames: dict[int, tuple[str, ...]] = {}
+    groups: dict[tuple[tuple[str, ...], int], list[int]] = defaultdict(list)
+    for row in np.flatnonzero(wanted & (now.stacks.index != 0)).tolist():
+        index = int(now.stacks.index[row])
+        if index not in frames:
+            named = _frames(now.stacks, now.stacks.unique[index])
+            keep = _has(named, functions, modules)
+            frames[index] = tuple(map(frame_text, named)) if keep else ()
+        if frames[index]:
+            groups[frames[index], int(now.classes[row])].append(row)
+    on_cpu = np.flatnonzero(wanted & runs(tasks)).tolist() if running else []
+    for row in on_cpu:
+        assert running is not None
+        address = int(tasks["address"][row])
+        stack = running.read(address) or running.at_last_switch(address)
+        named = [] if stack is None else list(named_frames(stack, now.stacks.text))
+        if named and _has(named, functions, modules):
+            key = tuple(map(frame_text, named)), int(now.classes[row])
+            groups[key].append(row)
+    made = [
+        StackGroup(
+            frames=stack_frames,
+            task_class=TaskClass(task_class).name,
+            pids=tuple(tasks["pid"][rows].tolist()),
+            min_age_ns=int(now.age_ns[rows].min()),
+            max_age_ns=int(now.age_ns[rows].max()),
+            ages_ns=tuple(now.age_ns[rows].tolist()),
+            comms=tuple(map(comm_text, tasks["comm"][rows])),
+        )
+        for (stack_frames, task_class), rows in groups.items()
+    ]
+    return tuple(sorted(made, key=lambda group: (-len(group.pids), group.pids)))
+
+
+def _frames(stacks: Stacks, stack: Stack) -> list[tuple[str, str | None]]:
+    """Return the functions of a stack, with their modules if they are in one."""
+    text = stacks.text
+    return [
+        (name, text.module_name(address))
+        for name, address in zip(stacks.names(stack), stack.instructions(), strict=True)
+    ]
+
+
+def _has(
+    frames: list[tuple[str, str | None]],
+    functions: frozenset[str],
+    modules: frozenset[str],
+) -> bool:
+    # Names may have suffixes of the compiler, as in do_exit.cold.
+    names = {name.partition(".")[0] for name, _ in frames}
+    names |= {name for name, _ in frames}
+    return (not functions or bool(functions & names)) and (
+        not modules or any(module in modules for _, module in frames)
+    )
+
+
+# --- Collect reports of what all tasks are doing, and where their time went.
+
 
 _COVERAGE = (
     *("tasks", "tasks_unreadable", "lists_broken", "stacks", "stacks_incomplete"),
@@ -115,7 +207,7 @@ class _Kept(Struct, frozen=True):
 
 
 class Prstat(KernelSession[PrstatReport, Options]):
-    """A series of reports: see :class:`msatools.kernel.session.Session`."""
+    """A series of reports: see :class:`msatools.kernel.report.Session`."""
 
     def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
         super().__init__(prog, target, options)

@@ -19,19 +19,24 @@ from msgspec.structs import replace
 from msatools.errors import DamagedDataError
 from msatools.kernel.reader import distinct
 from msatools.kernel.structs import Booleans
-from msatools.locks.base.model import WaitTarget
 from msatools.locks.herds import MIN_WAITERS
+from msatools.locks.report import WaitTarget
 from msatools.model import is_model, values
-from msatools.prstat.groups import group_by, group_by_class
+from msatools.program.model import UNLISTED, Target
 from msatools.prstat.model import Load, LoadGroup, PrstatReport, Totals
-from msatools.prstat.options import Options
 from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
-from msatools.prstat.select import Indices, order, selected
-from msatools.target.model import UNLISTED, Target
-from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
+from msatools.prstat.select import (
+    Indices,
+    Options,
+    group_by,
+    group_by_class,
+    order,
+    selected,
+)
 from msatools.tasks.identity import comm_text
+from msatools.tasks.sampler import AgeBound
 from msatools.tasks.states import LETTERS
-from msatools.tasks.task_state import AgeBound
+from msatools.tasks.waits import RUNNABLE, TaskClass, are_any
 
 
 class RecordedPrstat(PrstatReport, frozen=True, kw_only=True):

@@ -15,22 +15,22 @@ from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.structs import Booleans
-from msatools.locks.base.model import WaitTarget
-from msatools.prstat.breakdown import Breakdown, SplitColumn
-from msatools.prstat.ended import Ended
-from msatools.prstat.interval import OffCpuByClass
+from msatools.locks.report import WaitTarget
+from msatools.prstat.interval import WAITED, Ended, OffCpuByClass, lasting, within
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
-from msatools.prstat.waited import WAITED, lasting, within
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.identity import Identities, comm_text
-from msatools.tasks.memory import TaskMemory
-from msatools.tasks.microstates import Microstates, user_time
-from msatools.tasks.namespaces import TaskNamespaces
-from msatools.tasks.processes import Processes, ProcessSums
+from msatools.prstat.states import Breakdown, SplitColumn
+from msatools.tasks.accounting import (
+    Microstates,
+    Processes,
+    ProcessSums,
+    TaskMemory,
+    user_time,
+)
+from msatools.tasks.identity import Identities, TaskCgroups, TaskNamespaces, comm_text
+from msatools.tasks.sampler import AgeBound, TaskState
 from msatools.tasks.states import letters, loads
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.tasks.task_cgroups import TaskCgroups
-from msatools.tasks.task_state import AgeBound, TaskState
+from msatools.tasks.waits import TaskClass
 
 UNKNOWN = -(1 << 63)
 """An unknown value in a column of numbers."""

@@ -1,3 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What one thread or process did and does: for programs, in some 0.1 ms."""
+"""What one thread or process did and does: for programs, in some 0.1 ms.
+
+``api`` has the functions of the package ``msatools`` itself.
+"""
+
+__all__ = (
+    "api",
+    "model",
+)

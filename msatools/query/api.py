@@ -7,9 +7,9 @@ from functools import cache
 
 import drgn
 
+from msatools.program import TargetSpec, describe, open_target
 from msatools.query.kernel import Kernel
 from msatools.query.model import ChildTimes, Process, Thread
-from msatools.target import TargetSpec, describe, open_target
 
 _NAME = "msatools.query"
 """Key of the :class:`Kernel` in a program's cache."""
@@ -26,8 +26,8 @@ def open(
     143208118
 
     :param target: The path of a dump; ``/proc/kcore`` or ``None`` for the running
-        kernel; a :class:`msatools.target.TargetSpec` for other targets of the commands;
-        or an open program of drgn.
+        kernel; a :class:`msatools.program.TargetSpec` for other targets of the
+        commands; or an open program of drgn.
     :raises TargetError: if the target cannot be opened, or its types are not found
     """
     if isinstance(target, drgn.Program):

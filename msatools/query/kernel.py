@@ -16,13 +16,13 @@ import drgn
 import numpy as np
 
 from msatools.errors import UNREADABLE, DamagedDataError
-from msatools.kernel.accounting import Accounting, AccountingReader
-from msatools.kernel.clocks import read_clocks
+from msatools.kernel.clocks import Accounting, AccountingReader, read_clocks
 from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.wait_targets.explain import Explainer
-from msatools.prstat.pasts import (
+from msatools.locks.wait_targets import Explainer
+from msatools.program import TargetError, live
+from msatools.prstat.states import (
     GELATO_NOW,
     SLEEPS,
     SOLARIS_NOW,
@@ -35,6 +35,7 @@ from msatools.query.life import (
     Life,
     LifeMoment,
     LifeSeen,
+    ThreadReader,
     age,
     covered_since,
     life,
@@ -43,16 +44,13 @@ from msatools.query.life import (
     summed,
 )
 from msatools.query.model import ChildTimes, Now, Process, States, Thread, Timers
-from msatools.query.threads import ThreadReader
 from msatools.selfdesc.find import find_variable
-from msatools.target import TargetError, kcore, qmp
-from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
-from msatools.tasks.stackmemory import SAVED
+from msatools.tasks.sampler import AgeBound, collect_now, running_class
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.states import UNINTERRUPTIBLE
-from msatools.tasks.task_state import AgeBound, collect_now, running_class
-from msatools.tasks.waits import classify
+from msatools.tasks.unwind import SAVED
+from msatools.tasks.waits import TaskClass, classify
 
 T = TypeVar("T")
 
@@ -97,7 +95,7 @@ class Kernel:
 
     - :class:`NoSuchTaskError`, which is a ``LookupError``, if there is no such thread;
     - :class:`UnreadableTaskError` if it exists but cannot be read;
-    - other :class:`msatools.target.TargetError` if nothing can be read any more.
+    - other :class:`msatools.program.TargetError` if nothing can be read any more.
 
     PIDs are those of the initial PID namespace, as in all commands. The methods are not
     thread-safe; forked processes may use the same object.
@@ -187,11 +185,11 @@ class Kernel:
             except (*UNREADABLE, NoSuchTaskError):
                 pass
             else:
-                if not is_live or kcore.is_unchanged(self.prog):
+                if not is_live or live.is_unchanged(self.prog):
                     return done
         for left in reversed(range(_TRIES)):
             try:
-                with kcore.steady(self.prog), qmp.steady(self.prog):
+                with live.kcore_steady(self.prog), live.qmp_steady(self.prog):
                     return work()
             except UNREADABLE as error:
                 if not (left and is_live):
@@ -204,11 +202,11 @@ class Kernel:
         if asker == self._asker:
             return
         try:
-            kcore.open_again(self.prog)
+            live.open_again(self.prog)
         except OSError as error:
             raise UnreadableTaskError(
                 f"pid {pid}",
-                f"{kcore.KCORE}: {error.strerror}",
+                f"{live.KCORE}: {error.strerror}",
                 "open the kernel again",
             ) from error
         self._asker = asker

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from msatools.model import equal_but, hash_but
-from msatools.prstat.pasts import Time
+from msatools.prstat.states import Time
 from msatools.reports.units import duration
 
 

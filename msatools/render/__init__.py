@@ -22,7 +22,7 @@ def show(blocks: Iterable[Block], out: TextIO, device: Device | None = None) -> 
                 out.write("".join(span.text for span in line).rstrip() + "\n")
         return
     # rich takes 20 ms to import.
-    from msatools.render.fit import drawn
+    from msatools.render.terminal import drawn
 
     for text in drawn(blocks, device):
         out.write(text + "\n")

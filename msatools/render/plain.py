@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lays out blocks as lines in plain columns, of any width: for pipes and files.
+"""Lays out blocks as lines, in columns of fixed width."""
 
-:mod:`msatools.render.terminal` fits them to a terminal.
-"""
-
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+
+from msgspec import Struct
 
 from msatools.render.blocks import (
     Advice,
@@ -23,7 +23,112 @@ from msatools.render.blocks import (
     Tree,
     escape,
 )
-from msatools.render.table_layout import GAP
+
+# --- Decides which columns of a table a terminal has room for, and how wide they are.
+
+
+GAP = "  "
+
+Part = Mapping[int, int]
+"""The columns that stand beside each other: maps the index of each to its width."""
+
+
+class TableLayout(Struct, frozen=True):
+    """The columns to show."""
+
+    parts: tuple[Part, ...]
+    """Parts of the table, below each other; one unless all columns must be shown."""
+
+    left_out: tuple[int, ...] = ()
+    """Columns that are not shown."""
+
+
+def lay_out(
+    columns: Sequence[Column],
+    natural: Sequence[int],
+    width: int | None,
+    *,
+    keeps_all: bool,
+) -> TableLayout:
+    """
+    Choose columns, and the width of each, so that a table is at most *width* wide.
+
+    Long cells become shorter first, then the columns of least worth are left out. If
+    only columns that are always shown are left, the table may be wider all the same.
+
+    :param natural: Widths of the columns if nothing is cut.
+    :param width: Columns of the terminal; ``None`` for no limit.
+    :param keeps_all: Whether to divide the table rather than to leave columns out.
+    """
+    if width is None or _total(natural) <= width:
+        return TableLayout((dict(enumerate(natural)),))
+    least = [
+        wide if column.least is None else min(wide, column.least)
+        for column, wide in zip(columns, natural, strict=True)
+    ]
+    if keeps_all:
+        divided = _divided(columns, least, width)
+        return TableLayout(
+            tuple(_widened(part, natural, least, width) for part in divided)
+        )
+    kept = list(range(len(columns)))
+    for index in _by_worth(columns):
+        if _total(least[i] for i in kept) <= width:
+            break
+        kept.remove(index)
+    left_out = tuple(i for i in range(len(columns)) if i not in kept)
+    return TableLayout((_widened(kept, natural, least, width),), left_out)
+
+
+def _total(widths: Iterable[int]) -> int:
+    all_widths = list(widths)
+    return sum(all_widths) + len(GAP) * (len(all_widths) - 1)
+
+
+def _by_worth(columns: Sequence[Column]) -> list[int]:
+    """Return the columns that can be left out, in this order."""
+    ranked = [
+        (column.worth, -index)
+        for index, column in enumerate(columns)
+        if column.worth is not None
+    ]
+    return [-index for _, index in sorted(ranked)]
+
+
+def _widened(
+    part: Sequence[int], natural: Sequence[int], least: Sequence[int], width: int
+) -> Part:
+    """Divide the room that is left evenly among the columns that are cut."""
+    room = max(width - _total(least[i] for i in part), 0)
+    wanting = sorted((natural[i] - least[i], i) for i in part if natural[i] > least[i])
+    widths = {i: least[i] for i in part}
+    for number, (more, index) in enumerate(wanting):
+        extra = min(more, room // (len(wanting) - number))
+        widths[index] += extra
+        room -= extra
+    return widths
+
+
+def _divided(
+    columns: Sequence[Column], least: Sequence[int], width: int
+) -> list[Sequence[int]]:
+    """Divide the columns into parts, each of which has the keys."""
+    keys = [i for i, column in enumerate(columns) if column.is_key] or [0]
+    parts: list[list[int]] = [[]]
+    for index in range(len(columns)):
+        if index in keys:
+            continue
+        with_it = [*keys, *parts[-1], index]
+        if parts[-1] and _total(least[i] for i in with_it) > width:
+            parts.append([])
+        parts[-1].append(index)
+    return [sorted((*keys, *part)) for part in parts]
+
+
+# --- Lays out blocks as lines in plain columns, of any width: for pipes and files.
+#
+# msatools.render.terminal fits them to a terminal.
+
 
 Line = tuple[Span, ...]
 """The pieces of one line, escaped and padded, from left to right."""
@@ -183,3 +288,76 @@ def _tree(tree: Tree, first: str, rest: str) -> Iterator[Line]:
             first=rest + ("`- " if is_last else "|- "),
             rest=rest + ("   " if is_last else "|  "),
         )
+
+
+# --- Sorts the rows of a table by a column as it is shown, whatever the command.
+
+
+_MARKED = re.compile(r"[~<>=?+]?(-?[\d,]+(?:\.\d+)?)\s*([A-Za-z%]*)(.*)")
+_SCALES = {
+    "": 1.0,
+    "%": 1.0,
+    **{unit: float(1 << 10 * n) for n, unit in enumerate(("KiB", "MiB", "GiB"), 1)},
+    **{unit: float(1000**n) for n, unit in enumerate("KMGT", 1)},
+    "TiB": float(1 << 40),
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+_CLOCK = re.compile(r"\d+(?::\d\d)+(?:\.\d+)?")
+_MISSING = float("-inf")
+
+
+def cell_text(cell: Cell) -> str:
+    """Return the text of a cell."""
+    return cell if isinstance(cell, str) else cell.text
+
+
+def sort_order(cells: Sequence[Cell], *, reverse: bool) -> list[int]:
+    """Return the order of some cells: numbers the largest first, other texts by name.
+
+    A cell without a value comes last.
+
+    :param reverse: Whether the order is the other way round.
+    """
+    texts = [cell_text(cell).strip() for cell in cells]
+    numbers = [number_in(text) for text in texts]
+    shown = [text for text in texts if text not in ("", "-")]
+    if shown and all(number_in(text) is not None for text in shown):
+        known = [_MISSING if number is None else number for number in numbers]
+        order = sorted(range(len(texts)), key=lambda n: known[n], reverse=not reverse)
+    else:
+        order = sorted(range(len(texts)), key=lambda n: texts[n], reverse=reverse)
+    # What is missing is last either way; the sort keeps the order of equals.
+    return sorted(order, key=lambda n: texts[n] in ("", "-"))
+
+
+def number_in(text: str) -> float | None:
+    """
+    Return the number that a cell shows, in its unit's base; ``None`` if it has none.
+
+    >>> number_in("1.5 MiB"), number_in("~2m03s"), number_in("0:01.50")
+    (1572864.0, 123.0, 1.5)
+    >>> number_in("4.1K"), number_in("<89.5"), number_in("1,024"), number_in("D")
+    (4100.0, 89.5, 1024.0, None)
+    """
+    if _CLOCK.fullmatch(text):
+        seconds = 0.0
+        for part in text.split(":"):
+            seconds = 60 * seconds + float(part)
+        return seconds
+    total, found = 0.0, False
+    # A duration has several parts: 2m03s.
+    while text and (matched := _MARKED.fullmatch(text)) is not None:
+        number, unit, rest = matched.groups()
+        if unit not in _SCALES:
+            return None
+        total += float(number.replace(",", "")) * _SCALES[unit]
+        text, found = rest.strip(), True
+        if not text[:1].isdigit():
+            break
+    return total if found and not text else None

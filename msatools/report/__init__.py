@@ -1,3 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What happened to a kernel, and what is wrong with it; stands on all domains."""
+"""What happened to a kernel, and what is wrong with it: msa-report, on all domains.
+
+``report`` reads all parts of a kernel once; ``rules`` judge them; ``log`` and ``crash``
+read what the kernel left.
+"""
+
+__all__ = (
+    "model",
+    "report",
+)

@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How a kernel crashed: by its log, its registers and its variables.
-
-The log comes first: it has the kernel's own words, registers and stack. Where it has no
-stack, or is lost, the stack of the crashed task is unwound.
-"""
+"""How a kernel crashed, by its log, registers and variables; and on what machine."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
+import drgn
+from drgn.helpers.linux.mm import totalram_pages
+from drgn.helpers.linux.timekeeping import (
+    ktime_get_coarse_boottime_ns,
+    ktime_get_coarse_real_ns,
+)
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
+from msatools.kernel.clocks import load_averages
+from msatools.kernel.code import stack_trace
+from msatools.kernel.percpu import online_cpus
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.traces import stack_trace
-from msatools.report.causes import EXCEPTION, OOPSES, WATCHDOGS, Cause
-from msatools.report.events import PANIC, Backtrace, Event
-from msatools.report.frames import (
+from msatools.kernel.report import Loss, LossLog
+from msatools.program.model import Target
+from msatools.report.log import (
+    EXCEPTION,
+    OOPSES,
+    PANIC,
+    WATCHDOGS,
+    Backtrace,
+    Cause,
+    Event,
     Frame,
     before_panic,
     below_panic,
@@ -25,11 +35,16 @@ from msatools.report.frames import (
     fingerprint,
     plain_name,
 )
-from msatools.report.model import CrashDetails, NestedFault, Unloaded
-from msatools.report.oom import OutOfMemory
-from msatools.selfdesc.find import ask, find_variable
-from msatools.target.model import Target
+from msatools.report.memory import OutOfMemory
+from msatools.report.model import CrashDetails, Machine, NestedFault, Unloaded
+from msatools.selfdesc.find import ask, drgn_lookups, find_variable
 from msatools.tasks.text import KernelText
+
+# --- How a kernel crashed: by its log, its registers and its variables.
+#
+# The log comes first: it has the kernel's own words, registers and stack. Where it has
+# no stack, or is lost, the stack of the crashed task is unwound.
+
 
 _BATCH_NS = 5_000_000_000
 """What the kernel reports of one fault comes within so long."""
@@ -259,3 +274,45 @@ def read_taints(reader: Reader, losses: LossLog) -> str | None:
         losses.note("taints-lost", f"the kernel's taints cannot be read: {error}")
         return None
     return "".join(chr(each) if 0x20 < each < 0x7F else "?" for each in letters)
+
+
+# --- The machine that a report is of: its name, its build, and how long it ran.
+
+
+def read_machine(reader: Reader, target: Target, losses: LossLog) -> Machine:
+    """Read what is known of the machine; what cannot be read is ``None``."""
+    prog = reader.prog
+
+    def clock(read: Callable[[drgn.Program], drgn.Object]) -> int | None:
+        try:
+            return int(ask(read, prog).value_())
+        except MissingError:
+            return None
+        except UNREADABLE as error:
+            losses.lose(Loss.CLOCKS, f"the time cannot be read: {error}", about="now")
+            return None
+
+    try:
+        ram: int | None = int(ask(totalram_pages, prog)) * target.page_size
+    except LOST:
+        ram = None
+    return Machine(
+        host=_name(prog, "nodename"),
+        build=_name(prog, "version"),
+        uptime_ns=clock(ktime_get_coarse_boottime_ns),
+        time_ns=clock(ktime_get_coarse_real_ns),
+        cpus=len(online_cpus(reader, losses)) or None,
+        ram_bytes=ram,
+        load=load_averages(prog, losses),
+        taints=read_taints(reader, losses),
+    )
+
+
+def _name(prog: drgn.Program, member: str) -> str | None:
+    try:
+        with drgn_lookups:
+            names = find_variable(prog, "init_uts_ns").name
+            text: bytes = names.member_(member).string_()
+    except LOST:
+        return None
+    return text.decode("utf-8", "backslashreplace")

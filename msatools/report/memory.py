@@ -1,40 +1,332 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the page allocator has left, and control groups that are at their limits.
+"""What the page allocator has left, control groups at limits, the OOM killer."""
 
-mm/page_alloc.c: an allocation may take pages of a zone as long as more are free than a
-watermark and what is reserved for allocations that cannot use other zones.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Literal
 
 import drgn
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
-from msatools.kernel.enums import enumerators
-from msatools.kernel.losses import Loss
+from msatools.kernel.mm import (
+    Zone,
+    online_nodes,
+    populated_zones,
+    read_swap,
+    vm_counters,
+)
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Members, read_structs
-from msatools.kernel.swap import read_swap
-from msatools.kernel.vmstat import vm_counters
-from msatools.kernel.zones import Zone, online_nodes, populated_zones
-from msatools.memory.by.cgrouptree import (
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import Members, enumerators, read_structs
+from msatools.memory.by_cgroup import (
     UNKNOWN,
+    Memcgs,
     is_unified,
     own_charges,
     read_tree,
 )
-from msatools.memory.by.memcgs import Memcgs
+from msatools.program.description import LogRecord
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_constant,
     find_type,
     object_at,
 )
+
+# --- What memory was full of when it ran out, by the kernel's log. Pure.
+#
+# Of the machine: mm/show_mem.c, show_free_areas(). Of a control group: mm/memcontrol.c,
+# mem_cgroup_print_oom_meminfo(), whose lines are those of memory.stat.
+
+
+ANON, SHMEM, FILE = "anonymous", "tmpfs and shared memory", "page cache"
+SLAB, TABLES, STACKS = "slab", "page tables", "kernel stacks"
+HUGETLB, FREE = "hugetlb", "free"
+OTHER = "in no counter (drivers, vmalloc)"
+
+_KIB = 1024
+_COUNT = re.compile(r"([a-z_]+)(?:\((\w+)\))?:(\d{1,18})(kB)?(?=\s|$)")
+_NODE = re.compile(r"Node \d{1,4} active_anon:")
+_HUGE = re.compile(
+    r"(?:Node \d{1,4} )?hugepages_total=(\d{1,12}) .*hugepages_size=(\d{1,12})kB"
+)
+_TOTAL = re.compile(r"(\d{1,15}) pages (RAM|reserved)")
+_STAT = re.compile(r"([a-z_0-9]+) (\d{1,18})")
+_STAT_OF_GROUP = {
+    # Version 1 has other names for the first two.
+    "anon": ANON,
+    "rss": ANON,
+    "shmem": SHMEM,
+    "slab": SLAB,
+    "pagetables": TABLES,
+    "kernel_stack": STACKS,
+    "percpu": "per-CPU memory",
+    "sock": "sockets",
+    "vmalloc": "vmalloc",
+}
+_TOTAL_OF = "total_"
+_WITH_SHMEM = ("file", "cache")
+"""Names of a group's page cache, which has the files of tmpfs in it."""
+
+Filled = Mapping[str, int]
+"""Bytes of each kind of memory, the largest first; empty if the log does not say."""
+
+
+def group_filled(lines: Iterable[str]) -> Filled:
+    """Return what a control group's memory was, by the lines after its name."""
+    stat = {
+        found[1]: int(found[2]) for line in lines if (found := _STAT.fullmatch(line))
+    }
+    # Of version 1, these are with the groups below it.
+    totals = {
+        name.removeprefix(_TOTAL_OF): value
+        for name, value in stat.items()
+        if name.startswith(_TOTAL_OF)
+    }
+    stat |= totals
+    kinds = {kind: stat[name] for name, kind in _STAT_OF_GROUP.items() if name in stat}
+    for name in _WITH_SHMEM:
+        if name in stat:
+            kinds[FILE] = max(stat[name] - kinds.get(SHMEM, 0), 0)
+    return _ranked(kinds)
+
+
+def machine_filled(lines: Iterable[str], page_size: int) -> Filled:
+    """Return what the machine's memory was, by the lines after ``Mem-Info:``."""
+    pages: dict[str, int] = {}
+    kib: dict[str, int] = {}
+    huge = 0
+    for line in lines:
+        if found := _HUGE.match(line):
+            huge += int(found[1]) * int(found[2]) * _KIB
+        elif _NODE.match(line):
+            for name, count in _counts(line, in_kib=True):
+                kib[name] = kib.get(name, 0) + count
+        elif found := _TOTAL.fullmatch(line):
+            pages[found[2]] = int(found[1])
+        elif line.startswith(("active_anon:", " ")):
+            pages.update(_counts(line, in_kib=False))
+    if "active_anon" not in pages:
+        return {}
+
+    def of(*names: str) -> int:
+        return sum(pages.get(name, 0) for name in names) * page_size
+
+    shmem = of("shmem")
+    lists = of("active_anon", "inactive_anon", "isolated_anon", "unevictable")
+    kinds = {
+        # The pages of tmpfs are on the lists of anonymous ones, and what is locked of
+        # either is on one of its own.
+        ANON: max(lists - shmem, 0),
+        SHMEM: shmem,
+        FILE: of("active_file", "inactive_file", "isolated_file"),
+        SLAB: of("slab_reclaimable", "slab_unreclaimable"),
+        TABLES: of("pagetables"),
+        STACKS: kib.get("kernel_stack", 0) * _KIB,
+        HUGETLB: huge,
+        FREE: of("free", "free_pcp"),
+    }
+    kinds[OTHER] = max(of("RAM") - of("reserved") - sum(kinds.values()), 0)
+    return _ranked(kinds)
+
+
+def _counts(line: str, in_kib: bool) -> Iterator[tuple[str, int]]:
+    for name, _, count, unit in _COUNT.findall(line):
+        if bool(unit) == in_kib:
+            yield name, int(count)
+
+
+def _ranked(kinds: Mapping[str, int]) -> Filled:
+    ranked = sorted(kinds.items(), key=lambda item: -item[1])
+    return {kind: amount for kind, amount in ranked if amount}
+
+
+# --- What the kernel's log has of a lack of memory (mm/oom_kill.c).
+
+
+Constraint = Literal["none", "cgroup", "cpuset", "memory-policy"]
+"""What had no memory: the machine, a control group, a cpuset, a policy of NUMA."""
+
+_INVOKED = re.compile(
+    r"(?P<comm>.*) invoked oom-killer: gfp_mask=(?P<gfp>0x[0-9a-f]+)"
+    r"(?:\((?P<flags>[\w|]*)\))?.*?, order=(?P<order>-?\d{1,2})\b",
+    re.DOTALL,
+)
+_KIND = re.compile(r"oom-kill:constraint=CONSTRAINT_(?P<kind>\w+)")
+_GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<path>.*?),task_memcg=")
+_LIMIT = re.compile(r"memory: usage \d+kB, limit \d+kB")
+_OOM_OF_GROUP = re.compile(r"Memory cgroup stats for (?P<path>.*?):")
+_KILLED = re.compile(
+    r"(?:Memory cgroup o|O)ut of memory(?: \(oom_kill_allocating_task\))?: "
+    r"Kill(?:ed)? process (?P<pid>\d{1,10}) \((?P<comm>.*?)\)"
+    r"(?:.*?anon-rss:(?P<anon>\d{1,20})kB)?",
+    re.DOTALL,
+)
+_TASK = re.compile(
+    r"\[ *(?P<pid>\d{1,10})\] +\d+ +\d+ +\d+ +(?P<rss>\d{1,20})(?: +-?\d+)+ "
+    r"(?P<comm>.+)",
+    re.DOTALL,
+)
+_ENDS = (
+    *("Tasks state (memory values", "oom-kill:", "Out of memory", "Kernel panic"),
+    "Memory cgroup out of memory",
+)
+"""How lines begin that come after those on the state of memory."""
+_KINDS: dict[str, Constraint] = {
+    "NONE": "none",
+    "MEMCG": "cgroup",
+    "CPUSET": "cpuset",
+    "MEMORY_POLICY": "memory-policy",
+}
+_MAX = 1024
+
+
+class Victim(Struct, frozen=True):
+    """A process that the kernel killed for memory."""
+
+    pid: int
+    comm: str
+    time_ns: int
+    """When it was killed."""
+
+    anon_bytes: int | None
+    """Anonymous memory that it had in RAM."""
+
+
+class MemoryHolder(Struct, frozen=True):
+    """A process and its memory, in the log's table of tasks."""
+
+    pid: int
+    comm: str
+    rss_pages: int
+
+
+class OutOfMemory(Struct, frozen=True):
+    """One lack of memory, and what followed."""
+
+    time_ns: int
+    comm: str | None = None
+    """The task that asked for memory; ``None`` if the log no longer has it."""
+
+    order: int | None = None
+    """It asked for 2^order pages; -1 if a user did, by sysrq."""
+
+    flags: str | None = None
+    """How it asked: ``GFP_KERNEL``."""
+
+    constraint: Constraint = "none"
+    cgroup: str | None = None
+    """Path of the control group that is at its limit."""
+
+    holders: tuple[MemoryHolder, ...] = ()
+    """The tasks with most memory, the largest first."""
+
+    filled: Filled = field(default_factory=dict)
+    """What the memory of the machine, or of the control group, was then."""
+
+    victims: tuple[Victim, ...] = ()
+    """Several, if a control group is killed as a whole (memory.oom.group)."""
+
+
+def parse_ooms(log: Iterable[LogRecord], page_size: int) -> list[OutOfMemory]:
+    """Return the lacks of memory in a log, the oldest first."""
+    return list(_parse(log, page_size))
+
+
+def victims(ooms: Sequence[OutOfMemory]) -> list[Victim]:
+    """Return all processes that the kernel killed for memory."""
+    return [victim for oom in ooms for victim in oom.victims]
+
+
+def _parse(log: Iterable[LogRecord], page_size: int) -> Iterator[OutOfMemory]:
+    last: OutOfMemory | None = None
+    holders: list[MemoryHolder] = []
+    lines: list[str] = []
+    for record in log:
+        line = record.text
+        if not record.is_kernel:
+            continue
+        if found := _INVOKED.match(line):
+            if last is not None:
+                yield _with(last, holders, lines, page_size)
+            last, holders, lines = _begun(found, record), [], []
+        elif last is None and (_KIND.match(line) or _KILLED.match(line)):
+            # The table of tasks before it may be larger than the log.
+            last = _detail(OutOfMemory(record.time_ns), holders, record)
+        elif last is not None:
+            last = _detail(last, holders, record)
+            if len(lines) < _MAX:
+                lines += line.split("\n")
+    if last is not None:
+        yield _with(last, holders, lines, page_size)
+
+
+def _begun(found: re.Match[str], record: LogRecord) -> OutOfMemory:
+    return OutOfMemory(
+        time_ns=record.time_ns,
+        comm=found["comm"],
+        order=int(found["order"]),
+        flags=found["flags"],
+    )
+
+
+def _detail(
+    oom: OutOfMemory, holders: list[MemoryHolder], record: LogRecord
+) -> OutOfMemory:
+    """Return the same with what a further line adds."""
+    line = record.text
+    if _LIMIT.match(line):
+        # Only a control group has a limit. A panic comes before its own line.
+        return replace(oom, constraint="cgroup")
+    if found := _OOM_OF_GROUP.match(line):
+        return replace(oom, constraint="cgroup", cgroup=found["path"])
+    if found := _KIND.match(line):
+        kind = _KINDS.get(found["kind"], "none")
+        group = _GROUP.match(line)
+        path = group["path"] if group else oom.cgroup
+        return replace(oom, constraint=kind, cgroup=path if kind == "cgroup" else None)
+    if found := _KILLED.match(line):
+        anon = found["anon"]
+        victim = Victim(
+            pid=int(found["pid"]),
+            comm=found["comm"],
+            time_ns=record.time_ns,
+            anon_bytes=None if anon is None else int(anon) * _KIB,
+        )
+        return replace(oom, victims=(*oom.victims, victim)[:_MAX])
+    if (found := _TASK.match(line)) and len(holders) < _MAX:
+        rss = int(found["rss"])
+        holders.append(MemoryHolder(int(found["pid"]), found["comm"], rss))
+    return oom
+
+
+def _with(
+    oom: OutOfMemory, holders: list[MemoryHolder], lines: list[str], page_size: int
+) -> OutOfMemory:
+    ranked = sorted(holders, key=lambda holder: -holder.rss_pages)
+    # What comes after the table of tasks is of something else.
+    lines = [*takewhile(lambda line: not line.startswith(_ENDS), lines)]
+    filled: Filled = {}
+    if oom.comm is None:
+        pass  # its beginning is lost
+    elif oom.constraint == "cgroup":
+        filled = group_filled(lines)
+    else:
+        filled = machine_filled(lines, page_size)
+    return replace(oom, holders=tuple(ranked), filled=filled)
+
+
+# --- What the page allocator has left, and control groups that are at their limits.
+#
+# mm/page_alloc.c: an allocation may take pages of a zone as long as more are free than
+# a watermark and what is reserved for allocations that cannot use other zones.
+
 
 MAX_GROUPS = 4096
 """Control groups that are looked at, breadth first."""

@@ -2,17 +2,69 @@
 
 """The report of msa-report: what happened, what is wrong, and what to look at next."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from msgspec import Struct
 
 from msatools.kernel.report import ADDED, Report
-from msatools.report.causes import Cause
-from msatools.target.model import UNLISTED
+from msatools.program.model import UNLISTED, Target
+from msatools.report.log import Cause
+from msatools.reports.presented import Gauge, single
 
 if TYPE_CHECKING:
-    from msatools.report.parts import ReportParts
+    from msatools.report.rule import ReportParts
+
+# --- Command lines to type, for the target that a report is of.
+
+
+def command_line(target: Target, name: str, arguments: Iterable[str] = ()) -> str:
+    """Return the command line of ``msa-NAME`` on a target, quoted for a shell.
+
+    :param arguments: What follows the target.
+    """
+    words = [f"msa-{name}", *_target_words(target), *arguments]
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _target_words(target: Target) -> list[str]:
+    if target.kind == "kcore":
+        return []
+    if target.kind == "qmp":
+        return ["--qemu", target.path]
+    # A number would be an interval.
+    is_number = target.path.replace(".", "", 1).isdecimal()
+    words = [f"./{target.path}" if is_number else target.path]
+    vmlinux = next((s.path for s in target.sources if s.module == "kernel"), None)
+    return [*words, *target.options, *(["-s", vmlinux] if vmlinux else [])]
+
+
+# --- Options of msa-report.
+
+
+class ReportOptions(Struct, frozen=True, kw_only=True):
+    """What to read."""
+
+    crash_only: bool = False
+    """Read only what is needed to know how the kernel crashed."""
+
+    keep_parts: bool = False
+    """Keep the reports of all commands."""
+
+    memory_map: bool = False
+    """Make a map of memory."""
+
+    stacks: bool = False
+    """Keep the stacks of all threads, too."""
+
+    unconfined: bool = False
+    """Whether the dump is read outside of the sandbox for want of seccomp."""
+
+
+# --- The report of msa-report: what happened, what is wrong, and what to look at next.
+
 
 Severity = Literal["critical", "warning", "info"]
 """``critical``: the machine died of it, or does no work because of it."""
@@ -204,3 +256,50 @@ class RecordedTriage(TriageReport, frozen=True, kw_only=True):
     """A report in a recording, which has no reports of other commands."""
 
     parts: Annotated[None, UNLISTED] = None
+
+
+# --- Gauges of msa-report. Pure.
+
+
+def gauges(report: TriageReport) -> Iterator[Gauge]:
+    """Yield the gauges of a report: verdicts by code and severity, and the machine."""
+    found = Counter(verdict.severity for verdict in report.verdicts)
+    yield Gauge(
+        name="msatools_report_verdicts",
+        help="Verdicts by severity.",
+        labels=("severity",),
+        values={(severity,): found[severity] for severity in get_args(Severity)},
+    )
+    codes: Counter[tuple[str, ...]] = Counter(
+        (verdict.code,) for verdict in report.verdicts
+    )
+    yield Gauge(
+        name="msatools_report_code_verdicts",
+        help="Verdicts by code; those that there are not have no line.",
+        labels=("code",),
+        values=codes,
+    )
+    yield single(
+        "msatools_report_crashed",
+        "Whether the kernel has crashed.",
+        report.crash is not None,
+    )
+    failed = [each for each in report.sections.values() if each.error is not None]
+    yield single(
+        "msatools_report_failed_sections",
+        "Commands that have no report.",
+        len(failed),
+    )
+    machine = report.machine
+    uptime_ns = machine.uptime_ns
+    yield single(
+        "msatools_report_uptime_seconds",
+        "Time since boot.",
+        None if uptime_ns is None else uptime_ns / 1e9,
+    )
+    yield single("msatools_report_online_cpus", "CPUs that are online.", machine.cpus)
+    yield single(
+        "msatools_report_memory_bytes",
+        "Memory that the kernel manages.",
+        machine.ram_bytes,
+    )

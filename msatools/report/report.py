@@ -11,50 +11,51 @@ import drgn
 import numpy as np
 from msgspec.structs import replace
 
-from msatools.cpus.cpus import collect_cpus
-from msatools.cpus.options import CpusOptions
-from msatools.errors import LOST, MissingError
-from msatools.faults import OwnFault, fault_of
+from msatools.cpus.cpus import CpusOptions, collect_cpus
+from msatools.errors import LOST, MissingError, OwnFault, fault_of
 from msatools.kernel.clocks import read_clocks
-from msatools.kernel.losses import Loss
-from msatools.kernel.printk import read_log
-from msatools.kernel.report import LossLog, Report
-from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.kernel.report import (
+    KernelSession,
+    Loss,
+    LossLog,
+    Progress,
+    Report,
+    quietly,
+)
 from msatools.kernel.slab import reclaimable_caches
 from msatools.locks.locks import collect_locks
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
+from msatools.program.description import LogRecord, describe
+from msatools.program.live import MovedError
+from msatools.program.model import Target, TargetError
 from msatools.prstat.model import StackGroup
-from msatools.prstat.options import Options
 from msatools.prstat.prstat import collect_prstat
 from msatools.prstat.recorded import RecordedPrstat, choose
-from msatools.report.crash import CrashLog, find_crash
-from msatools.report.events import parse_events
-from msatools.report.log_lines import last_lines
-from msatools.report.machine import read_machine
-from msatools.report.memory import read_memory
+from msatools.prstat.select import Options
+from msatools.report.crash import CrashLog, find_crash, read_machine
+from msatools.report.log import last_lines, parse_events, read_log
+from msatools.report.memory import parse_ooms, read_memory
 from msatools.report.model import (
     SECTIONS,
     Machine,
+    ReportOptions,
     ReportSection,
     TriageReport,
     TriageVerdict,
 )
-from msatools.report.next_steps import next_steps
-from msatools.report.oom import parse_ooms
-from msatools.report.options import ReportOptions
-from msatools.report.parts import ReportParts
-from msatools.report.rule import VerdictRule, judge, untested, worst_first
+from msatools.report.rule import (
+    ReportParts,
+    VerdictRule,
+    judge,
+    slab_groups,
+    untested,
+    worst_first,
+)
 from msatools.report.rules import RULES
-from msatools.report.summaries import section
-from msatools.report.unreclaimable import slab_groups
+from msatools.report.summaries import next_steps, section
 from msatools.reports.units import duration
-from msatools.target.describe import describe
-from msatools.target.errors import TargetError
-from msatools.target.kcore import MovedError
-from msatools.target.model import Target
-from msatools.target.printk import LogRecord
-from msatools.tasks.spaces import address_spaces
+from msatools.tasks.identity import address_spaces
 from msatools.tasks.table import TaskReader, tasks_read_once
 from msatools.zombies.limits import collect_limits
 from msatools.zombies.model import Limit
@@ -111,7 +112,7 @@ def collect_report(
 
 
 class Triage(KernelSession[TriageReport, ReportOptions]):
-    """A series of reports: see :class:`msatools.kernel.session.Session`."""
+    """A series of reports: see :class:`msatools.kernel.report.Session`."""
 
     def report(self, progress: Progress) -> TriageReport:
         """Report what happened until now, and what is wrong now."""

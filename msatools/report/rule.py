@@ -2,17 +2,508 @@
 
 """Rules: what has to hold for a verdict, and what the verdict says.
 
-A rule is data: :mod:`msatools.report.rules` has a file for each.
+:class:`ReportParts` is what all are made from.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from msatools.report.command_lines import command_line
-from msatools.report.model import Severity, TriageVerdict, VerdictConfidence
-from msatools.report.parts import ReportParts
+from msatools.cpus.model import CpusReport, RunnableTask
+from msatools.locks.report import LocksReport, Root, Wait
+from msatools.memory.model import MemstatReport, SlabGroup
+from msatools.program.description import LogRecord
+from msatools.program.model import Target
+from msatools.prstat.model import Load, PrstatReport, StackGroup
+from msatools.report.log import Cause, Event
+from msatools.report.memory import MemoryState, OutOfMemory
+from msatools.report.model import (
+    CrashDetails,
+    Machine,
+    NestedFault,
+    Severity,
+    TriageVerdict,
+    VerdictConfidence,
+    command_line,
+)
+from msatools.reports.units import duration, size
+from msatools.tasks.identity import AddressSpace
+from msatools.tasks.waits import VFORK
+from msatools.zombies.model import Limit, ZombiesReport
+
+# --- All that verdicts are made from: the reports of the other commands, and more.
+
+
+class ReportParts(Struct, frozen=True, kw_only=True):
+    """What was read of a kernel. A part that failed is ``None``, and among the errors.
+
+    A further source of findings is a further field here, and is read in
+    :mod:`msatools.report.report`; the rules that need it name it in ``needs``.
+    """
+
+    target: Target
+    machine: Machine
+    taken_at_ns: int | None
+    """CLOCK_MONOTONIC."""
+
+    crash: CrashDetails | None
+    log: tuple[LogRecord, ...]
+    events: tuple[Event, ...]
+    ooms: tuple[OutOfMemory, ...]
+    coverage: Mapping[str, int]
+    """Reads and losses of all parts."""
+
+    memstat: MemstatReport | None = None
+    memory: MemoryState | None = None
+    reclaimable_caches: frozenset[int] = frozenset()
+    """Addresses of the slab caches whose memory can be reclaimed."""
+
+    spaces: tuple[AddressSpace, ...] | None = None
+    """Address spaces of processes."""
+
+    prstat: PrstatReport | None = None
+    """Processes."""
+
+    load: Load | None = None
+    """The threads that make up the load."""
+
+    stacks: tuple[StackGroup, ...] | None = None
+    """Threads by their stacks, the most first; ``None`` if not asked for."""
+
+    locks: LocksReport | None = None
+    zombies: ZombiesReport | None = None
+    limits: tuple[Limit, ...] | None = None
+    """Limits of the number of tasks, also those that no zombie counts against; the
+    zombies are in :attr:`zombies`."""
+
+    cpus: CpusReport | None = None
+    errors: Mapping[str, str]
+    """Why a part failed, by the name of its field."""
+
+
+# --- Words that several verdicts share. Pure.
+
+
+CAUSES: dict[Cause, str] = {
+    "null-dereference": "NULL dereference",
+    "page-fault": "page fault at a bad address",
+    "protection-fault": "general protection fault",
+    "stack-overflow": "kernel stack overflow",
+    "stack-corruption": "kernel stack corruption",
+    "bug": "BUG",
+    "divide-error": "divide error",
+    "invalid-opcode": "invalid opcode",
+    "oops": "oops",
+    "memory-error": "memory error",
+    "warning": "warning (panic_on_warn)",
+    "soft-lockup": "soft lockup",
+    "hard-lockup": "hard lockup",
+    "rcu-stall": "RCU stall",
+    "hung-task": "hung task",
+    "workqueue-stall": "workqueue stall",
+    "out-of-memory": "out of memory",
+    "init-killed": "init ended",
+    "no-root": "no root file system",
+    "sysrq": "crash requested by sysrq",
+    "nmi": "NMI",
+    "machine-check": "machine check",
+    "panic": "panic",
+}
+JUMPS: dict[Cause, str] = {
+    "null-dereference": "jump to NULL",
+    "page-fault": "jump to a bad address",
+}
+
+DOUBTS: dict[VerdictConfidence, str] = {
+    "exact": "",
+    "likely": "likely",
+    "evidence": "circumstantial",
+}
+"""How sure a verdict is, in a word; empty if the kernel records what it says."""
+
+
+def cause_text(cause: Cause) -> str:
+    """Return a cause in words."""
+    return CAUSES[cause]
+
+
+def fault_text(crash: CrashDetails) -> str:
+    """Return what kind of fault it was, and where."""
+    cause = cause_text(crash.cause)
+    if not crash.function:
+        return cause
+    if crash.is_jump and crash.cause in JUMPS:
+        return f"{JUMPS[crash.cause]} by {function_text(crash)}"
+    return f"{cause} in {function_text(crash)}"
+
+
+def unloaded_text(crash: CrashDetails) -> str:
+    """Return what is known of a bad address where a module was; empty if nothing."""
+    if crash.unloaded is None:
+        return ""
+    what = "code" if crash.is_jump else "data"
+    where, last = crash.unloaded.address, crash.unloaded.last
+    return (
+        f"no module is at {where} now: it may be {what} of one that was unloaded "
+        f"(the last: {last}), or that a loaded one had while it was initialized"
+    )
+
+
+def count_text(count: int, one: str, ending: str = "s") -> str:
+    """Return a count and a noun."""
+    return f"{count:,} {one if count == 1 else one + ending}"
+
+
+def waited_text(count: int, age_ns: int) -> str:
+    """Return how many tasks have waited for something, and for how long."""
+    if count == 1:
+        return f"1 task has waited for it for {duration(age_ns)}"
+    return f"{count:,} tasks have waited for it, the longest {duration(age_ns)}"
+
+
+def waits_for_text(count: int, what: str) -> str:
+    """Return how many tasks wait for something; it alone if none does."""
+    if not count:
+        return what
+    return f"{count_text(count, 'task')} {'waits' if count == 1 else 'wait'} for {what}"
+
+
+def pid_text(pid: int | None, comm: str | None) -> str:
+    """Return a task's ID and name, so that the ID does not read as a count."""
+    return f"pid {pid} {comm}" if comm else f"pid {pid}"
+
+
+def tasks_text(tasks: Iterable[tuple[int | None, str | None]], most: int) -> str:
+    """Return the IDs and names of the first tasks: ``pid 1 init, 7 sh, …``."""
+    first, left = [*islice(tasks := iter(tasks), most)], any(True for _ in tasks)
+    named = ", ".join(pid_text(*task).removeprefix("pid ") for task in first)
+    return f"pid {named}{', …' if left else ''}"
+
+
+def nested_text(fault: NestedFault) -> str:
+    """Return a fault in panic() in a few words."""
+    place = f" in {function_text(fault)}" if fault.function else ""
+    return f"then, in panic(): {cause_text(fault.cause)}{place}: {fault.message}"
+
+
+def function_text(crash: CrashDetails | NestedFault) -> str:
+    """Return the faulting function, with its module."""
+    name = crash.function or "-"
+    return f"{name} [{crash.module}]" if crash.module else name
+
+
+def who_text(crash: CrashDetails) -> str:
+    """Return the CPU and the task at fault."""
+    words = [] if crash.cpu is None else [f"CPU {crash.cpu}"]
+    if crash.pid is not None:
+        words.append(pid_text(crash.pid, crash.comm))
+    return ", ".join(words) or "by an unknown task"
+
+
+def ago(parts: "ReportParts", time_ns: int) -> str:
+    """Return how long ago a time of the log was."""
+    if parts.taken_at_ns is None:
+        return f"at {time_ns / 1e9:.1f} s"
+    return f"{duration(max(parts.taken_at_ns - time_ns, 0))} ago"
+
+
+def root_text(root: Root) -> str:
+    """Return what a root of waits is."""
+    if root.pid is not None and root.kind == "task":
+        guess = "perhaps " if root.confidence == "evidence" else ""
+        return f"{guess}{pid_text(root.pid, root.comm)}: {root.reason}"
+    if root.kind == "cycle":
+        return f"{tasks_text(((pid, None) for pid in root.waiters), 4)}: {root.reason}"
+    return root.reason
+
+
+def is_vfork(wait: Wait) -> bool:
+    """Return whether a task waits for its child of vfork() to call exec or to exit."""
+    return wait.task_class == "WAI" and wait.caller in VFORK
+
+
+def waits_text(parts: "ReportParts", pid: int) -> str:
+    """Return what the threads of a process wait for."""
+    if parts.locks is None:
+        return "-"
+    for wait in parts.locks.waits:
+        if wait.tgid == pid:
+            on = (
+                f"child pid {wait.owners[0]}"
+                if is_vfork(wait) and wait.owners
+                else wait.lock
+            )
+            what = " for ".join(each for each in (wait.caller, on) if each)
+            age = duration(wait.age_ns)
+            return f"thread {wait.pid} {wait.state} {age} in {what or wait.task_class}"
+    return "it is runnable"
+
+
+# --- Waits that several verdicts judge: how long is long, and what explains which.
+# Pure.
+#
+# A wait has one cause, and one verdict names it: a task behind a dead disk or a frozen
+# file system is not reported again as a hung task.
+
+
+LONG_NS = 10_000_000_000
+"""Disks and servers answer within seconds, mostly within milliseconds."""
+
+HUNG_NS = 120_000_000_000
+"""The kernel's own measure (CONFIG_DEFAULT_HUNG_TASK_TIMEOUT)."""
+
+_RCU = "RCU grace period"
+_SERVED = ("device", "swap", "fuse", "network")
+
+
+def is_long(wait: Wait, limit_ns: int = LONG_NS) -> bool:
+    """Return whether a wait is known to have lasted for a time."""
+    return wait.age_ns >= limit_ns and wait.age_bound != "upper"
+
+
+def stuck_roots(locks: LocksReport) -> Iterator[Root]:
+    """Yield the devices and servers that tasks in state D have long waited for."""
+    blocked = uninterruptible(locks)
+    for root in locks.roots:
+        is_old = root.external in _SERVED and served_age_ns(locks, root) >= LONG_NS
+        if is_old and not blocked.isdisjoint(root.behind):
+            yield root
+
+
+def served_age_ns(locks: LocksReport, root: Root) -> int:
+    """Return the longest wait for a device or server itself.
+
+    Who is behind those that wait may have waited for longer, for other things.
+    """
+    direct = {root.pid} if root.kind == "task" else {*root.waiters}
+    ages = (
+        wait.age_ns
+        for wait in locks.waits
+        if wait.pid in direct and wait.age_bound != "upper"
+    )
+    return max(ages, default=0)
+
+
+def frozen_roots(locks: LocksReport) -> Iterator[Root]:
+    """Yield the frozen file systems that tasks wait for."""
+    yield from (root for root in locks.roots if root.external == "frozen")
+
+
+def stopped_roots(locks: LocksReport) -> Iterator[Root]:
+    """Yield the stopped, traced or frozen tasks that others have long waited for."""
+    for root in locks.roots:
+        is_stopped = root.state in ("T", "t") or root.reason.startswith("frozen by")
+        waiting = root.blocked_d + root.blocked_s
+        is_task = root.kind == "task" and root.external is None
+        if is_task and is_stopped and waiting and stopped_age_ns(root) >= LONG_NS:
+            yield root
+
+
+def stopped_age_ns(root: Root) -> int:
+    """Return for how long others have waited for a task that was stopped then."""
+    ages = (root.max_age_ns, root.age_ns)
+    return min(age for age in ages if age is not None)
+
+
+def explained(parts: ReportParts) -> set[int]:
+    """Return the IDs of the tasks whose waits verdicts with a cause name."""
+    locks = parts.locks
+    if locks is None:
+        return set()
+    roots = [*stuck_roots(locks), *frozen_roots(locks), *stopped_roots(locks)]
+    dead = [{*each.pids} for each in locks.deadlocks]
+    roots += (
+        root
+        for root in locks.roots
+        if root.kind == "cycle" and any(each <= {*root.waiters} for each in dead)
+    )
+    roots += _stalled_roots(parts, locks)
+    roots += starved_roots(parts, lambda task: task.throttle is not None)
+    return {pid for root in roots for pid in root.behind}.union(*dead)
+
+
+def starved_roots(
+    parts: ReportParts, is_starved: Callable[[RunnableTask], bool], *cpus: int
+) -> list[Root]:
+    """Return the runnable tasks that get no CPU and that others wait for.
+
+    :param cpus: The CPUs to look at; all if none is given.
+    """
+    if parts.cpus is None or parts.locks is None:
+        return []
+    starved = {
+        task.pid
+        for queue in parts.cpus.run_queues
+        if not cpus or queue.cpu in cpus
+        for task in queue.waiting
+        if is_starved(task)
+    }
+    return [
+        root
+        for root in parts.locks.roots
+        if root.kind == "task" and root.pid in starved
+        if root.blocked_d + root.blocked_s
+    ]
+
+
+def _stalled_roots(parts: ReportParts, locks: LocksReport) -> Iterator[Root]:
+    """Yield the roots that a verdict on CPUs names.
+
+    They are who holds up CPUs or RCU, and who does not get to run because of that.
+    """
+    stalls = parts.cpus.stalls if parts.cpus is not None else None
+    found = [each for each in stalls.found if each.over_limit] if stalls else []
+    named = {each.culprit_pid for each in found if each.culprit_pid}
+    is_rcu = any(each.code == "rcu-stalled" for each in found)
+    if is_rcu and stalls is not None and stalls.rcu is not None:
+        named |= {task.pid for task in stalls.rcu.tasks}
+    for stall in found:
+        yield from starved_roots(parts, lambda task: not task.throttled, *stall.cpus)
+    for diagnostic in parts.cpus.findings if parts.cpus is not None else ():
+        if diagnostic.code == "no-turn":
+            yield from starved_roots(parts, has_waited_long, *diagnostic.cpus)
+    for root in locks.roots:
+        waits_for_rcu = root.kind == "external" and root.reason.startswith(_RCU)
+        if root.pid in named or (is_rcu and waits_for_rcu):
+            yield root
+
+
+def throttled_tasks(parts: ReportParts) -> dict[str, list[RunnableTask]]:
+    """Map why tasks are throttled, in words, to those tasks."""
+    found: dict[str, list[RunnableTask]] = {}
+    for queue in parts.cpus.run_queues if parts.cpus is not None else ():
+        for task in queue.waiting:
+            if task.throttle is not None:
+                found.setdefault(task.throttle, []).append(task)
+    return found
+
+
+def has_waited_long(task: RunnableTask) -> bool:
+    """Return whether a runnable task has long waited for its CPU."""
+    return (task.wait_ns or 0) >= LONG_NS
+
+
+def uninterruptible(locks: LocksReport) -> set[int]:
+    """Return the IDs of the blocked tasks in state D."""
+    return {wait.pid for wait in locks.waits if wait.state == "D"}
+
+
+# --- Memory that reclaim cannot free, by what it is and whose it is.
+
+
+SHOWN = 4
+
+
+class Kind(Struct, frozen=True):
+    """Memory of one kind."""
+
+    name: str
+    pages: int
+    is_kernel: bool
+    """Whether the kernel has it, and not processes."""
+
+    view: tuple[str, ...] = ()
+    """Options of msa-memstat that show whose it is."""
+
+
+_MORE, _BARE = ("-v",), ("--unattributed",)
+_KERNEL: dict[str, tuple[str, tuple[str, ...]]] = {
+    "kernel.page_tables": ("page tables", ("--by", "process")),
+    "kernel.stacks": ("kernel stacks", _MORE),
+    "kernel.vmalloc": ("vmalloc", ("--by", "vmalloc")),
+    "kernel.vmap": ("pages mapped by vmap", ("--by", "vmalloc")),
+    "kernel.rings": ("rings of perf, io_uring and packets", _MORE),
+    "kernel.requests": ("requests of disks", _MORE),
+    "kernel.dma": ("queues of devices", _MORE),
+    "kernel.dmabuf": ("dma-bufs", ("--by", "dmabuf")),
+    "kernel.mempools": ("memory pools", _MORE),
+    "kernel.tracing": ("tracing", _MORE),
+    "kernel.globals": ("hash tables", _MORE),
+    "kernel.percpu": ("per-CPU memory", _MORE),
+    "kernel.large_kmalloc": ("large kmalloc", _BARE),
+    "kernel.unattributed": (
+        "pages that no owner explains (a driver's, or a leak)",
+        _BARE,
+    ),
+}
+"""Classes of memory, none of which can be reclaimed: the name of each, and options of
+msa-memstat that show whose it is."""
+
+
+def unreclaimable(parts: ReportParts) -> list[Kind]:
+    """Return what reclaim cannot free, the largest first; empty if unknown."""
+    memory, memstat = parts.memory, parts.memstat
+    if memory is None or memstat is None:
+        return []
+    classes = {each.name: each.pages for each in memstat.classes}
+    has_swap = bool(memory.swap_free_pages)
+    locked = memory.sum("NR_MLOCK") or 0
+    kinds = [Kind("locked (mlock)", locked, False)]
+    if not has_swap:
+        # What is locked is mostly anonymous, else shared; no page counts twice.
+        anon, shmem = classes.get("user.anon", 0), classes.get("cache.shmem", 0)
+        shmem -= min(max(locked - anon, 0), shmem)
+        anon -= min(locked, anon)
+        kinds.append(Kind("anonymous, without swap", anon, False))
+        kinds.append(Kind("tmpfs and shared memory, without swap", shmem, False))
+    slab = memory.slab("NR_SLAB_UNRECLAIMABLE")
+    name = f"unreclaimable slab{_largest_cache(parts)}"
+    kinds.append(Kind(name, slab or 0, True, ("--by", "slab")))
+    huge = classes.get("user.hugetlb", 0) + classes.get("free.hugetlb", 0)
+    kinds.append(Kind("hugetlb pool", huge, False))
+    kinds += (
+        Kind(text, classes.get(name, 0), True, view)
+        for name, (text, view) in _KERNEL.items()
+    )
+    return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
+
+
+def slab_groups(report: MemstatReport | None) -> dict[int, SlabGroup]:
+    """Return the caches that a report has, by the address of each."""
+    by = (report.by if report else None) or {}
+    groups = (group for group in by.get("slab", ()) if isinstance(group, SlabGroup))
+    return {group.kmem_cache: group for group in groups if group.kmem_cache is not None}
+
+
+def _largest_cache(parts: ReportParts) -> str:
+    caches = (
+        group
+        for address, group in slab_groups(parts.memstat).items()
+        if address not in parts.reclaimable_caches
+    )
+    largest = max(caches, key=lambda group: group.pages, default=None)
+    if largest is None:
+        return ""
+    amount = size(largest.pages * parts.target.page_size)
+    return f" (of which {largest.name} {amount})"
+
+
+def kinds_text(parts: ReportParts) -> Iterator[str]:
+    """Yield lines on the largest kinds, with who has it."""
+    kinds = unreclaimable(parts)
+    if not kinds:
+        return
+    page = parts.target.page_size
+    text = "; ".join(f"{size(k.pages * page)} {k.name}" for k in kinds[:SHOWN])
+    yield f"reclaim cannot free: {text}"
+    if parts.prstat is not None:
+        tasks = parts.prstat.tasks
+        largest = sorted(tasks, key=lambda task: -(task.rss_bytes or 0))
+        named = (
+            f"pid {task.pid} {task.comm} {size(task.rss_bytes or 0)}"
+            for task in largest[:3]
+            if task.rss_bytes
+        )
+        if text := ", ".join(named):
+            yield f"largest processes: {text}"
+
+
+# --- Rules: what has to hold for a verdict, and what the verdict says.
+#
+# A rule is data: msatools.report.rules has a file for each.
+
 
 S = TypeVar("S")
 

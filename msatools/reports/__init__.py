@@ -1,3 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reads reports from files, and compares them."""
+"""Forms of the reports of all commands: read from files, compared, described.
+
+``units`` formats quantities, ``schema`` describes models, ``diff`` compares two.
+"""
+
+__all__ = (
+    "diff",
+    "forms",
+    "presented",
+    "schema",
+    "units",
+)

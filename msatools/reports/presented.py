@@ -1,16 +1,97 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports as programs, prompts and notebooks see them."""
+"""Reports as programs and notebooks see them, as gauges, and as rows to compare."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct
 
 from msatools.model import marks, values
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+# --- Gauges: numbers of a report, for monitoring.
+
+
+class Gauge(Struct, frozen=True, kw_only=True):
+    """A number, or one for each value of some labels."""
+
+    name: str
+    """Starts with ``msatools_``, and ends in the unit if there is one: ``_bytes``."""
+
+    help: str
+    labels: tuple[str, ...] = ()
+    values: Mapping[tuple[str, ...], float]
+    """The numbers by the values of the labels; what is not known is not there."""
+
+
+def single(name: str, help: str, value: float | None) -> Gauge:
+    """Return a gauge of one number, which may not be known."""
+    return Gauge(name=name, help=help, values={} if value is None else {(): value})
+
+
+# --- Which rows of a command's reports --diff compares, and by which fields.
+
+
+class DiffRows(Struct, frozen=True, kw_only=True):
+    """Fields to compare in the rows under one key of a report."""
+
+    name: str
+    """Key of the rows in the report."""
+
+    by: tuple[str, ...]
+    """Fields that identify a row in both reports."""
+
+    counts: tuple[str, ...] = ()
+    """Fields whose numeric change is shown, or for lists the change of their length;
+    the most important first."""
+
+    facts: tuple[str, ...] = ()
+    """Other fields, shown with both values."""
+
+    lived: str | None = None
+    """Field with the age of the row's thing; a different start means another thing."""
+
+
+# --- The document of --why --json: what names in an output mean.
+
+
+class Explained(Struct, frozen=True):
+    """What one name means."""
+
+    name: str
+    """The name, as it is printed."""
+
+    kind: str
+    """What it is the name of, such as ``column``."""
+
+    meaning: str
+    """What it means, in a few words."""
+
+    source: str
+    """Where it comes from; empty if there is no more to say."""
+
+    bound: str
+    """Accuracy: ``exact``, ``estimate``, ``upper``, ``lower`` or ``not kept``."""
+
+
+class Explanations(Struct, frozen=True):
+    """What the names mean that were asked for."""
+
+    schema: ClassVar[str] = "msatools.why/1"
+
+    command: str
+    """The command, without ``msa-``."""
+
+    why: tuple[Explained, ...]
+    """An entry for each name, and for each kind of a name with several."""
+
+
+# --- Reports as programs, prompts and notebooks see them.
 
 
 class Presented:
@@ -28,7 +109,7 @@ class Presented:
         ``class`` is the field ``task_class``, ``sched_class`` or ``class_name``.
         docs/schema has the schemas.
         """
-        found: dict[str, Any] = json.loads(_above("render.json").dumps(self))
+        found: dict[str, Any] = json.loads(_above("reports.forms").dumps(self))
         return found
 
     def __repr__(self) -> str:

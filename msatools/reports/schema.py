@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Describes models as JSON Schemas: the form in which ``--json`` prints them.
-
-The keys are described by the docstrings of the fields, which are read from the source:
-this is for ``make schema`` and for tests, not for commands.
-"""
+"""Describes models as JSON Schemas, with the meanings of keys."""
 
 import ast
 import inspect
@@ -18,8 +14,203 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from msatools.model import is_model, keys, marks, names
-from msatools.reports.glossary import MEANINGS
-from msatools.target.model import Address
+from msatools.program.model import Address
+
+# --- Meanings of JSON keys that are the same wherever they occur, for the JSON Schemas.
+#
+# A field with a docstring of its own is described by that instead.
+
+
+MEANINGS: Mapping[str, str] = {
+    # tasks
+    "pid": "ID of the task: of a process, or of one thread (TID).",
+    "tgid": "PID of the thread's process.",
+    "ppid": "PID of the parent process.",
+    "comm": "Name of the task. It comes from the dump and can be any text.",
+    "parent_comm": "Name of the parent process.",
+    "uid": "User ID.",
+    "uids": "User IDs.",
+    "cgroup": "Path of the control group.",
+    "kthread": "Whether it is a kernel thread.",
+    "class": "What the task is doing: a class of msa-prstat's column NOW, such as LCK.",
+    "class_age_ns": "Time for which the task has been in its class.",
+    "age_ns": "Time for which the task has been in its state.",
+    "min_age_ns": "The shortest of the ages.",
+    "max_age_ns": "The longest of the ages.",
+    "age_bound": "Accuracy of age_ns: exact, upper (at most so long) or estimate.",
+    "state": "Letter of the task state, as in /proc: one of R S D T t Z X I P.",
+    "parent_state": "Letter of the parent's task state, as in /proc.",
+    "nice": "Nice value, -20 to 19.",
+    "nvcsw": "Number of voluntary context switches.",
+    "nivcsw": "Number of involuntary context switches.",
+    "min_flt": "Number of minor page faults, without I/O.",
+    "maj_flt": "Number of major page faults, with I/O.",
+    "processes": "Number of processes.",
+    "threads": "Number of threads.",
+    "size_bytes": "Virtual memory.",
+    "rss_bytes": "Resident memory.",
+    "user_ns": "CPU time in user mode.",
+    "system_ns": "CPU time in the kernel.",
+    "latency_ns": "Time on a run queue without the CPU.",
+    "off_cpu_ns": "Time in which the task did not run and was not runnable.",
+    "zombie_ns": "Time from its end until it is reaped.",
+    "lifetime_ns": "Time since its start: the sum of its times.",
+    "stopped_ns": "Time stopped by a signal or a tracer.",
+    "tracer": "ID of the task that traces it.",
+    # memory
+    "pages": "Number of pages.",
+    "bytes": "Number of bytes.",
+    "pfn": "Number of the first page frame.",
+    "order": "Size of a block: two to this power pages.",
+    "blocks": "Number of blocks.",
+    "node": "Number of the NUMA node.",
+    "zone": "Name of the zone.",
+    "zones": "Names of the zones.",
+    "delta_bytes": "Change in bytes.",
+    "after_pages": "Pages in the second report; null if it has no such class or group.",
+    # locks
+    "lock": "ID of the lock, as in the list of locks.",
+    "type": "Type of the lock.",
+    "confidence": "How well this is known.",
+    "waiters": "Number of tasks that wait.",
+    # common
+    "name": "Name.",
+    "text": "One line for people.",
+    "inode": "Number of the inode.",
+    "cpu": "Number of the CPU.",
+    "counts": "Counts by CPU.",
+    "live": "Whether the kernel is running.",
+    "release": "Release of the kernel, as of uname -r.",
+    "arch": "Architecture, as x86_64.",
+    "page_size": "Size of a page in bytes.",
+    "interval_ns": "Length of the interval; null without one.",
+    "before": "The first report, or the value in it.",
+    "after": "The second report, or the value in it.",
+    # keys whose meaning depends on the object
+    "fstype": "Type of the file system.",
+    "mem_cgroup": "Address of the struct mem_cgroup.",
+    "kmem_cache": "Address of the struct kmem_cache.",
+    "super_block": "Address of the struct super_block.",
+    "slabs": "Number of slabs.",
+    "areas": "Number of areas.",
+    "BlockSize.bytes": "Size of one block in bytes.",
+    "Blocker.name": "Name of the class of pages.",
+    "Blocker.pages": "Pages of the class in the blocked blocks.",
+    "BoundTask.cpus": "CPUs that the task may run on.",
+    "CheckPair.after": "The check in the second snapshot; null if it lacks it.",
+    "CheckPair.before": "The check in the first snapshot; null if it lacks it.",
+    "Check.walk_pages": "Pages that the scan counted.",
+    "ClassGroup.processes": "Number of processes with a thread in the class.",
+    "ClassGroup.threads": "Number of threads in the class.",
+    "ClassGroup.max_age_ns": "The longest of the threads' ages in the class.",
+    "Contended.max_queue": "The largest number of waiters in a sample.",
+    "Contended.mean_queue": "Mean number of waiters.",
+    "Contended.name": "Name of the lock, with the object that contains it.",
+    "Cpu.cpu": "Number of the CPU.",
+    "Cpu.idl_ns": "Idle time.",
+    "Cpu.online": "Whether the CPU is online.",
+    "Cpu.smtx": "Spins on mutexes by CPU, which Linux does not count.",
+    "Cpu.srw": "Spins on rwlocks by CPU, which Linux does not count.",
+    "Cpu.state": "States of the CPU, several at a time.",
+    "Cpu.sys_ns": "Time in the kernel, without interrupts.",
+    "CpuSet.kind": "Kind of the set.",
+    "Crash.comm": "Name of the task that crashed.",
+    "Crash.cpu": "CPU that crashed.",
+    "Crash.pid": "ID of the task that crashed.",
+    "Diagnostic.cpus": "CPUs that the finding is about.",
+    "Evidence.blocked_signals": "Signals that the first thread blocks, as SigBlk.",
+    "Evidence.handler": "Address of the parent's handler of SIGCHLD.",
+    "Evidence.ignored_signals": "Signals that the parent ignores, as SigIgn.",
+    "Evidence.reaper": "Whether the parent is an init or a subreaper; null if neither.",
+    "Evidence.root_pid": "ID of the task that is the root cause, if it is one.",
+    "Evidence.thread_count": "Number of the parent's threads.",
+    "Frag.pageblock_order": "Order of a page block.",
+    "FreeList.pages": "Free pages in the zone.",
+    "Heir.heir_comm": "Name of the heir.",
+    "HeldMemory.bytes": "Memory that all zombies hold.",
+    "Herd.kind": "Kind of the thing that they wait on, as in a wait target.",
+    "Herd.address": "Address of the thing that they wait on.",
+    "Herd.max_age_ns": "The longest wait.",
+    "Herd.min_age_ns": "The shortest wait.",
+    "Inversion.owner": "ID of the thread that holds the lock.",
+    "Inversion.waiter": "ID of the more urgent thread that waits for it.",
+    "Inversion.waiter_pri": "Priority of the waiter, as that of the owner.",
+    "Irq.affinity": "CPUs that the interrupt may go to.",
+    "Irq.chip": "Name of the interrupt controller.",
+    "Irq.effective": "CPUs that the interrupt goes to now.",
+    "Irq.irq": "Number of the interrupt, as in /proc/interrupts.",
+    "KernelFacts.cpus_online": "Number of online CPUs.",
+    "KernelFacts.cpus_possible": "Number of CPUs that there may be.",
+    "KernelFacts.nodes_possible": "Number of NUMA nodes that there may be.",
+    "Leak.address": "Address of the struct pid.",
+    "Leak.pid": "The PID in the initial namespace.",
+    "Leak.references": "The kernel's count of references.",
+    "Load.uninterruptible": "Number of threads in uninterruptible sleep.",
+    "LoadGroup.max_age_ns": "The longest time in the class.",
+    "LoadGroup.pids": "IDs of the threads.",
+    "LockChanges.ended": "Threads that were blocked at its start only.",
+    "LockRow.address": "Address of the lock; null if it has none.",
+    "LockRow.device": "Block device that the lock belongs to.",
+    "LockRow.inode": "Inode that the lock belongs to.",
+    "LockRow.path": "File that the lock belongs to.",
+    "OffCpu.ns": "Time off the CPU in this class.",
+    "PageBlocks.blocks": "Number of page blocks.",
+    "Outline.section_pages": "Pages that a memory section spans.",
+    "PageRun.cells": "Number of cells.",
+    "PagesSide.physical_pages": "Pages of RAM in the machine.",
+    "ParentThread.blocks_sigchld": "Whether the thread blocks SIGCHLD.",
+    "Processor.core": "Number of the core in the package.",
+    "Processor.die": "Number of the die in the package.",
+    "Processor.package": "Number of the package (socket).",
+    "Processor.tick_stopped": "Whether its tick is stopped.",
+    "Root.blocked_s": "Number of other tasks that wait for it.",
+    "RowChange.change": "Whether the row is new, gone or has changed.",
+    "RowChange.key": "Values that identify the row in both reports.",
+    "RunQueue.clock_ns": "The run queue's own clock.",
+    "RunnableTask.wait_bound": "Accuracy of wait_ns.",
+    "SelfCheck.allowed_least": "The least difference that is allowed.",
+    "SelfCheck.left": "The one side of the comparison, in words.",
+    "SelfCheck.left_value": "The one number; null if it could not be read.",
+    "SelfCheck.right_value": "The other number; null if it could not be read.",
+    "SelfCheck.verdict": "Whether the two agree.",
+    "Section.nr": "Number of the section.",
+    "Software.drgn": "Version of drgn.",
+    "Software.msatools": "Version of msatools.",
+    "Software.python": "Version of Python.",
+    "StackGroup.pids": "IDs of the threads.",
+    "StateTime.family": "Whose state it is: Gelato's or Solaris's.",
+    "StateTime.name": "Name of the state.",
+    "Target.kind": "What it was read from.",
+    "Totals.ram_bytes": "Memory of the machine.",
+    "UnattributedGroup.gfp_mask": "Flags of the allocation (gfp_t).",
+    "Vector.text": "Description, as in /proc/interrupts.",
+    "VmallocCaller.caller": "The kernel function that allocated them.",
+    "WaitTarget.fd": "Number of the file descriptor.",
+    "WaitTarget.inode": "Number of the inode of a file without a path.",
+    "WaitTarget.local": "Local address of a socket.",
+    "WaitTarget.peer": "Remote address of a socket.",
+    "Waiting.kind": "Whether it waits for any child, one, or a process group.",
+    "Why.field": "Name of the column.",
+    "Zombie.age_ns": "Time since its end.",
+    "Zombie.verdict": "Why the zombie is not reaped.",
+    "ZombieGroup.cgroups": "Paths of their control groups.",
+    "ZombieGroup.count": "Number of zombies.",
+    "ZombieGroup.namespaces": "Inode numbers of their PID namespaces.",
+    "ZombieGroup.pids": "PIDs of the zombies.",
+    "ZombieGroup.verdict": "Why they are not reaped.",
+    "MemstatReport.by": "Pages by owner: one list for each --by that was requested.",
+    "MemstatReport.map": "Physical memory in order, from --map.",
+    "CpusReport.softirqs": "Softirqs.",
+    "CpusReport.vectors": "Interrupts of the architecture.",
+}
+"""Maps a JSON key, or a class and a key, to its description."""
+
+
+# --- Describes models as JSON Schemas: the form in which --json prints them.
+#
+# The keys are described by the docstrings of the fields, which are read from the
+# source: this is for make schema and for tests, not for commands.
+
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

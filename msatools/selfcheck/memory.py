@@ -15,9 +15,9 @@ from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.slab import slab_caches
 from msatools.kernel.structs import read_structs
-from msatools.memory.by.groups import CgroupGroup, FileGroup, ProcessGroup, SlabGroup
-from msatools.selfcheck.comparison import Comparison
-from msatools.selfcheck.report_set import ReportSet
+from msatools.memory.model import CgroupGroup, FileGroup, ProcessGroup, SlabGroup
+from msatools.selfcheck.model import Comparison
+from msatools.selfcheck.selfcheck import ReportSet
 from msatools.selfdesc.find import ask_each, drgn_lookups, find_variable
 
 _UNATTRIBUTED_SHARE = 200

@@ -3,7 +3,6 @@
 """Types and symbols from the kernel's own memory, for use without debug info."""
 
 from msatools.selfdesc.btf import BtfError
-from msatools.selfdesc.finders import refusals
 from msatools.selfdesc.load import (
     NotSelfDescribedError,
     count_lost_symbols,
@@ -12,6 +11,7 @@ from msatools.selfdesc.load import (
     load_btf,
     main_module,
     modules_with_btf,
+    refusals,
 )
 
 __all__ = (

@@ -2,21 +2,22 @@
 
 """Lookups in the types and symbols of a kernel, and calls of drgn's helpers.
 
-drgn raises LookupError for what a kernel lacks, of which KeyError and IndexError are
-subclasses, and a dozen of Python's errors for numbers that only damaged data have. A
-clause that catches these hides faults of msatools. So drgn is asked by these functions,
-which raise the errors of :mod:`msatools.errors`.
+What drgn raises where something is missing becomes ``MissingError``. Lookups are noted
+for ``--self-check``.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from traceback import walk_tb
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 import drgn
+from msgspec import Struct, field
 
 from msatools.errors import (
+    LOST,
     DamagedDataError,
     MissingError,
     MissingMemberError,
@@ -24,7 +25,47 @@ from msatools.errors import (
     MissingTypeError,
     NotSupportedError,
 )
-from msatools.selfdesc.lookups import lookups
+
+# --- What was looked up in a kernel's types and symbols, for --self-check.
+#
+# A kernel that lacks a variable or a member is read another way, or not at all; on a
+# kernel that nobody tried, this list is the first thing to look at.
+
+
+_KEY = "msatools.lookups"
+"""Key of the program's cache."""
+
+
+class Lookups(Struct):
+    """Names that were looked up in one program."""
+
+    variables_missing: set[str] = field(default_factory=set)
+    members: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    """Maps a type and the newest name of a member to the name that was found."""
+
+
+def lookups(prog: drgn.Program) -> Lookups:
+    """Return what was looked up in a program so far."""
+    found: Lookups = prog.cache.setdefault(_KEY, Lookups())
+    return found
+
+
+def note_member(
+    type_: drgn.Type, candidates: tuple[str, ...], found: str | None
+) -> None:
+    """Note by which of its names, the newest first, a member was found."""
+    if candidates:
+        key = type_.type_name(), candidates[0]
+        lookups(type_.prog).members[key] = found
+
+
+# --- Lookups in the types and symbols of a kernel, and calls of drgn's helpers.
+#
+# drgn raises LookupError for what a kernel lacks, of which KeyError and IndexError are
+# subclasses, and a dozen of Python's errors for numbers that only damaged data have. A
+# clause that catches these hides faults of msatools. So drgn is asked by these
+# functions, which raise the errors of msatools.errors.
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -203,3 +244,53 @@ def _is_of_damage(error: Exception) -> bool:
 def _damaged(error: Exception) -> DamagedDataError:
     kind = "" if type(error) is Exception else f"{type(error).__name__}: "
     return DamagedDataError(f"{kind}{error}")
+
+
+# --- The VMCOREINFO note, in which a kernel describes itself to makedumpfile.
+
+
+def vmcoreinfo(prog: drgn.Program) -> Mapping[str, str]:
+    """Return the lines of the VMCOREINFO note by key; empty if it has no note."""
+    try:
+        text = find_variable(prog, "VMCOREINFO").string_()
+    except LOST:
+        return {}
+    return _parse(text)
+
+
+@lru_cache(maxsize=4)
+def _parse(text: bytes) -> Mapping[str, str]:
+    lines = text.decode(errors="replace").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def vmcoreinfo_number(prog: drgn.Program, name: str) -> int | None:
+    """Return the value of a ``NUMBER(name)`` line; ``None`` if not found.
+
+    :raises DamagedDataError: if it is no number
+    """
+    value = vmcoreinfo(prog).get(f"NUMBER({name})")
+    return None if value is None else number(value)
+
+
+def number(text: str) -> int:
+    """Return the number in a line, in any base that its prefix says.
+
+    :raises DamagedDataError: if it is none
+    """
+    return _integer(text, 0)
+
+
+def hex_number(text: str) -> int:
+    """Return the number in a line without prefix, such as a symbol's address.
+
+    :raises DamagedDataError: if it is none
+    """
+    return _integer(text, 16)
+
+
+def _integer(text: str, base: int) -> int:
+    try:
+        return int(text, base)
+    except ValueError as error:
+        raise DamagedDataError(f"VMCOREINFO: {error}") from error

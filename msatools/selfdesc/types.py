@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""drgn's types, created from BTF when needed."""
+"""drgn's types from BTF, and the kernel's variables, functions and constants.
+
+A variable has the type that ``globals.txt`` declares, if the kernel bears it out.
+"""
 
 import re
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from functools import partial
+from pathlib import Path
 
 from drgn import (
     Architecture,
+    FaultError,
+    FindObjectFlags,
     Object,
     Program,
     Qualifiers,
+    Symbol,
+    SymbolKind,
     Type,
     TypeEnumerator,
     TypeKind,
@@ -19,12 +27,16 @@ from drgn import (
     TypeParameter,
     sizeof,
 )
+from msgspec import Struct
 
 from msatools.errors import MissingError, UncertainNameError
-from msatools.selfdesc.btf import Btf, BtfError, BtfKind, Member
-from msatools.selfdesc.find import find_type
-from msatools.selfdesc.type_compare import MemberCounts, agree
+from msatools.selfdesc.btf import Btf, BtfError, BtfKind, Member, MemberCounts, agree
+from msatools.selfdesc.find import find_type, member_of
+from msatools.selfdesc.tables import Symbols, SymbolTable
 from msatools.standby import NAME
+
+# --- drgn's types, created from BTF when needed.
+
 
 _KINDS = {
     TypeKind.INT: (BtfKind.INT,),
@@ -411,3 +423,293 @@ def _size(kind_of_type: Type) -> int:
     except (TypeError, OverflowError) as error:
         raise BtfError(str(error)) from error
     return size
+
+
+# --- Declared types of variables, from a table, resolved for a given kernel.
+
+
+_COUNTED = re.compile(r"(\d*)\*")
+"""Length of an array that its room in memory says, a multiple of a number if any."""
+
+
+class NotSoError(MissingError):
+    """The condition of a declaration does not hold for this kernel."""
+
+
+class Declaration(Struct, frozen=True):
+    """One line of the table."""
+
+    name: str
+    element: str
+    """The type in C, without array lengths."""
+
+    lengths: tuple[str, ...] = ()
+    """Array lengths, the outermost first: a number, an enumerator, ``type.member`` of
+    an array as long, ``*`` or ``32*`` for what its room says, or empty."""
+
+    condition: str = ""
+    """A type, ``type.member``, enumerator or ``function()`` that must exist, or with
+    ``!`` must not."""
+
+    @property
+    def multiple(self) -> int | None:
+        """Number that divides the length, which is the one that fits the room.
+
+        With 1, zeros at the end are no elements. ``None`` if the room does not say it.
+        """
+        found = _COUNTED.fullmatch(self.lengths[0]) if self.lengths else None
+        return int(found[1] or 1) if found else None
+
+    def resolve(self, types: BtfTypes) -> Type:
+        """Build the type from those of this kernel, without a length that is counted.
+
+        :raises MissingError: if the condition is not met, or the kernel lacks a part
+        """
+        if self.condition and not _holds(types, self.condition):
+            raise NotSoError(f"it is not so that {self.condition}")
+        members = re.fullmatch(r"struct \{(.*)\}", self.element)
+        if members:
+            made = types.find_anonymous(members[1].split())
+        else:
+            made = types.parse(self.element)
+        for length in reversed(self.lengths):
+            made = types.prog.array_type(made, *_length(types, length))
+        return made
+
+
+def _holds(types: BtfTypes, condition: str) -> bool:
+    """Return whether a condition is met.
+
+    :raises AmbiguousError: if that cannot be determined
+    """
+    negated = condition.startswith("!")
+    type_name, _, member = condition.lstrip("!").partition(".")
+    if type_name.endswith("()"):
+        return (types.find_function(type_name[:-2]) is not None) != negated
+    if " " not in type_name:
+        return (types.find_constant(type_name) is not None) != negated
+    keyword, _, name = type_name.partition(" ")
+    found = types.find({KEYWORDS[keyword]}, name)
+    exists = found is not None and (not member or found.has_member(member))
+    return exists != negated
+
+
+def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
+    if not length or _COUNTED.fullmatch(length):
+        return ()
+    if length.isdigit():
+        return (int(length),)
+    type_name, _, member = length.partition(".")
+    if member:
+        return _length_of_member(types, type_name, member)
+    constant = types.find_constant(length)
+    if constant is None:
+        raise MissingError(f"BTF has no constant {length}")
+    return (int(constant),)
+
+
+def _length_of_member(types: BtfTypes, type_name: str, member: str) -> tuple[int, ...]:
+    """Return the length of a member that is an array.
+
+    :raises MissingError: if there is none, or it has no length
+    """
+    array = member_of(types.parse(type_name), member).type
+    if array.kind != TypeKind.ARRAY or not array.length:
+        raise MissingError(f"{type_name}.{member} is no array of a known length")
+    return (array.length,)
+
+
+class Declarations(Mapping[str, tuple[Declaration, ...]]):
+    """Declarations by name of the variable.
+
+    A line is parsed when its variable is looked up: a run needs few of them.
+
+    :param text: Lines of ``type | name`` or ``type | name | condition``.
+    :raises ValueError: if a line is malformed
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[str, list[list[str]]] = {}
+        for line in text.splitlines():
+            if not line or line.startswith("#"):
+                continue
+            fields = line.split(" | ")
+            if not 2 <= len(fields) <= 3 or not all(fields):
+                raise ValueError(f"not a declaration: {line}")
+            self._lines.setdefault(fields[1], []).append(fields)
+
+    def __getitem__(self, name: str) -> tuple[Declaration, ...]:
+        return tuple(
+            Declaration(
+                name,
+                type_name.partition("[")[0].strip(),
+                tuple(re.findall(r"\[([\w .]*\*?)\]", type_name)),
+                *condition,
+            )
+            for type_name, _, *condition in self._lines[name]
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+FUNCTIONS = frozenset({"vmemmap_populate"})
+"""Functions that older BTF (5.10) lacks, and whose type is not needed."""
+
+_VARIABLES = Path(__file__).with_name("globals.txt")
+"""The table; its format is described in the file."""
+
+TABLE = Declarations(_VARIABLES.read_text("ascii"))
+
+
+# --- The kernel's variables, functions and constants, found without debug info.
+#
+# A lookup has three distinct outcomes: the object; None, if this kernel does not have
+# it; and an error, if it exists but its type or value is not certain. These are never
+# guessed.
+
+
+# Integers, as each operation on the flags themselves creates an object.
+_CONSTANT = FindObjectFlags.CONSTANT.value
+_FUNCTION = FindObjectFlags.FUNCTION.value
+_VARIABLE = FindObjectFlags.VARIABLE.value
+
+_UNKNOWN_ROOM = 0x10000
+"""Distance to the next symbol from which drgn gives none a size (MAX_SYMBOL_LENGTH)."""
+
+
+class UntypedError(UncertainNameError):
+    """A symbol exists, but its type is not certain."""
+
+
+class Objects:
+    """The variables, functions and constants of the kernel proper.
+
+    Types come from BTF (constants, per-CPU variables, functions) or else from
+    :mod:`msatools.selfdesc.types`; addresses from *symbols*.
+    """
+
+    def __init__(self, prog: Program, types: BtfTypes, symbols: Symbols) -> None:
+        self.prog = prog
+        self.types = types
+        self.symbols = symbols
+        self._found: dict[str, Object | None] = {}
+
+    def find(self, name: str, flags: FindObjectFlags) -> Object | None:
+        """Find an object of the requested kinds; ``None`` if the kernel lacks it.
+
+        :raises MissingError: if it exists, but its type or value is not certain
+        """
+        found, bits = None, flags.value
+        if bits & (_FUNCTION | _VARIABLE):
+            if name not in self._found:
+                self._found[name] = self._at_symbol(name)
+            found = self._found[name]
+            is_function = found is not None and found.type_.kind == TypeKind.FUNCTION
+            if not bits & (_FUNCTION if is_function else _VARIABLE):
+                found = None
+        if found is None and bits & _CONSTANT:
+            found = self.types.find_constant(name)
+        return found
+
+    def _at_symbol(self, name: str) -> Object | None:
+        symbols = self.symbols(self.prog, name, None, False)
+        if not symbols:
+            return None
+        if len({symbol.address for symbol in symbols}) > 1:
+            raise AmbiguousError(f"the kernel has {len(symbols)} symbols {name}")
+        symbol = symbols[0]
+        # BTF has few variables, but finding a function indexes all functions.
+        found = self.types.find_variable(name)
+        if found is None and symbol.kind != SymbolKind.OBJECT:
+            found = self._prototype(name)
+        if found is None:
+            found = self._declared(name, symbol)
+            self._check_room(name, symbol, found)
+            self._check_alignment(name, symbol, found)
+        return Object(self.prog, found, address=symbol.address)
+
+    def _prototype(self, name: str) -> Type | None:
+        if name in FUNCTIONS:
+            return self.prog.function_type(self.prog.void_type(), [], True)
+        return self.types.find_function(name)
+
+    def _declared(self, name: str, symbol: Symbol) -> Type:
+        declared = TABLE.get(name)
+        if declared is None:
+            raise UntypedError(
+                f"nothing says the type of {name}: load the kernel's debug info (-s), "
+                f"or name it: Object(prog, TYPE, address={symbol.address:#x})"
+            )
+        reasons = []
+        for declaration in declared:
+            try:
+                found = declaration.resolve(self.types)
+            except MissingError as error:
+                reasons.append(str(error))
+                continue
+            multiple = declaration.multiple
+            return found if multiple is None else self._counted(symbol, found, multiple)
+        raise UntypedError(
+            f"the type declared for {name} does not fit this kernel: "
+            + "; ".join(reasons)
+        )
+
+    def _counted(self, symbol: Symbol, array: Type, multiple: int) -> Type:
+        """Return an array with its length; without one if it cannot be read."""
+        size, room = sizeof(array.type), self._room(symbol)
+        if multiple > 1:
+            # What is left is padding, which is less than so many elements.
+            length = room // (size * multiple) * multiple
+            return self.prog.array_type(array.type, length) if length else array
+        try:
+            data = self.prog.read(symbol.address, room)
+        except FaultError:
+            return array
+        # What is no whole element is padding.
+        filled = len(data[: len(data) // size * size].rstrip(b"\0"))
+        if not filled:
+            return array
+        # A string ends with a NUL, which is a part of it.
+        length = min(filled + 1, room) if size == 1 else -(-filled // size)
+        return self.prog.array_type(array.type, length)
+
+    def _room(self, symbol: Symbol) -> int:
+        """Return the bytes up to the next symbol; 0 if unknown."""
+        if isinstance(self.symbols, SymbolTable):
+            _, following = self.symbols.before(symbol.address)
+            return following - symbol.address if following is not None else 0
+        same_place = self.symbols(self.prog, None, symbol.address, False)
+        return max(
+            (other.size for other in same_place if other.address == symbol.address),
+            default=0,
+        )
+
+    def _check_alignment(self, name: str, symbol: Symbol, variable_type: Type) -> None:
+        if symbol.address % _alignment(variable_type):
+            raise UntypedError(
+                f"{name} lies at {symbol.address:#x}, where its declared type cannot"
+            )
+
+    def _check_room(self, name: str, symbol: Symbol, variable_type: Type) -> None:
+        if not variable_type.is_complete():
+            return
+        size, room = sizeof(variable_type), self._room(symbol)
+        if size > (room or _UNKNOWN_ROOM):
+            raise UntypedError(
+                f"the type declared for {name} has {size} bytes, and the kernel "
+                + (f"gives it {room}" if room else "does not say how many it has")
+            )
+
+
+def _alignment(some: Type) -> int:
+    """Return the alignment of a type; 1 if unknown."""
+    if some.kind in (TypeKind.TYPEDEF, TypeKind.ARRAY):
+        return _alignment(some.type)
+    if some.kind in (TypeKind.STRUCT, TypeKind.UNION):
+        # It may be packed, which BTF does not record.
+        return 1
+    return sizeof(some) if some.is_complete() else 1

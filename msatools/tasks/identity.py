@@ -1,23 +1,49 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""User and parent of each thread, by their IDs in the initial namespaces."""
+"""Whose a task is: user, parent, name, address space, control group, namespaces.
+
+Threads are selected by these, too.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.rows import NOT_FOUND, find_rows
-from msatools.kernel.strings import decode_string
-from msatools.kernel.structs import read_structs
-from msatools.tasks.table import TaskTable
+from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.files import DELETED, cgroup_paths
+from msatools.kernel.pids import innermost_numbers
+from msatools.kernel.reader import (
+    Addresses,
+    Reader,
+    decode_string,
+    distinct,
+    read_string,
+)
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import (
+    NOT_FOUND,
+    Booleans,
+    Members,
+    Structs,
+    constant,
+    find_rows,
+    read_structs,
+)
+from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
+
+# --- User and parent of each thread, by their IDs in the initial namespaces.
+
 
 UNKNOWN = -1
 
 Numbers = npt.NDArray[np.int64]
 
-_CRED = {"uid": ("uid.val",), "euid": ("euid.val",)}
+_IDENTITY_CRED = {"uid": ("uid.val",), "euid": ("euid.val",)}
 _TASK = {"tgid": ("tgid",)}
 
 
@@ -47,7 +73,7 @@ def read_identities(reader: Reader, tasks: TaskTable, losses: LossLog) -> Identi
 def read_users(reader: Reader, tasks: TaskTable, losses: LossLog) -> Users:
     """Read the user of each thread."""
     creds = read_structs(
-        reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), losses
+        reader, "struct cred", _IDENTITY_CRED, tasks["cred"].astype(np.uint64), losses
     )
     return Users(
         uid=np.where(creds.readable, creds["uid"].astype(np.int64), UNKNOWN),
@@ -74,3 +100,457 @@ def _parents(reader: Reader, tasks: TaskTable, losses: LossLog) -> Numbers:
 def comm_text(value: bytes) -> str:
     """Decode a task's name; bytes that are not UTF-8 are escaped."""
     return decode_string(bytes(value))
+
+
+# --- Full names of kernel threads, as ps shows them (fs/proc/array.c,
+# proc_task_name()).
+#
+# comm holds 15 bytes. struct kthread has longer names, and struct worker the
+# description of a worker's work.
+
+
+_PF_WQ_WORKER = 0x20
+_MAX_NAME = 128
+_KTHREAD: Members = {
+    "data": ("data",),
+    # "kthread: dynamically allocate memory to store kthread's full name" (in v5.17)
+    "full_name": ("full_name",),
+}
+
+_Rows = npt.NDArray[np.intp]
+
+
+class KernelNames:
+    """Full names of the kernel threads of one kernel, cached where they are fixed."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._kept: dict[tuple[int, int], bytes] = {}
+        """Names by the thread's address and start time."""
+
+    def fill(self, tasks: TaskTable, losses: LossLog) -> None:
+        """Replace the truncated names of kernel threads by the full ones.
+
+        A name that cannot be read stays truncated, and is counted.
+        """
+        if not tasks.has("kthread"):
+            return
+        own = (tasks["flags"] & PF_KTHREAD) != 0
+        own &= (tasks["kthread"] != 0) & (tasks["exit_state"] == 0)
+        rows, aside = np.flatnonzero(own), LossLog()
+        works = (tasks["flags"][rows] & _PF_WQ_WORKER) != 0
+        # Before v6.9 rescuers have no "kworker/" prefix: /proc shows the short name.
+        long = ~works | np.char.startswith(tasks["comm"][rows], b"kworker/")
+        try:
+            threads = self._read(
+                "struct kthread", _KTHREAD, tasks["kthread"][rows], aside
+            )
+            if threads.has("full_name"):
+                names = np.where(long, threads["full_name"], 0)
+                self._fill_long(tasks, rows, names, aside)
+            self._fill_workers(tasks, rows[works], threads["data"][works], aside)
+        except MissingError:
+            # The types are unknown.
+            return
+        losses.lose(Loss.NAMES, count=aside.lost.total())
+
+    def _read(
+        self,
+        type_name: str,
+        members: Members,
+        addresses: Addresses,
+        aside: LossLog,
+    ) -> Structs:
+        return read_structs(
+            self._reader, type_name, members, addresses.astype(np.uint64), aside
+        )
+
+    def _fill_long(
+        self, tasks: TaskTable, rows: _Rows, names: Addresses, aside: LossLog
+    ) -> None:
+        """Write the names longer than ``comm``; *names* has their addresses or 0."""
+        has = np.flatnonzero(names)
+        for row, pointer in zip(rows[has].tolist(), names[has].tolist(), strict=True):
+            thread = int(tasks["address"][row]), int(tasks["start_ns"][row])
+            if thread not in self._kept:
+                try:
+                    name = read_string(self._reader, pointer, _MAX_NAME)
+                except UNREADABLE:
+                    aside.lose(Loss.NAMES)
+                    continue
+                self._kept[thread] = name.encode("utf-8", "surrogateescape")
+            tasks["comm"][row] = self._kept[thread]
+
+    def _fill_workers(
+        self, tasks: TaskTable, rows: _Rows, workers: Addresses, aside: LossLog
+    ) -> None:
+        """Append the current or last work of workers (wq_worker_comm())."""
+        members: Members = {
+            "task": ("task",),
+            "pool": ("pool",),
+            "work": ("current_work",),
+            "desc": ("desc",),
+        }
+        found = self._read("struct worker", members, workers, aside)
+        # Skip reused memory and workers detached from their pool.
+        known = (found["task"] == tasks["address"][rows]) & (found["pool"] != 0)
+        known &= found["desc"] != b""
+        for index in np.flatnonzero(known).tolist():
+            sign = b"+" if found["work"][index] else b"-"
+            comm = bytes(tasks["comm"][rows[index]])
+            desc = bytes(found["desc"][index]).partition(b"\0")[0]
+            tasks["comm"][rows[index]] = comm + sign + desc
+
+
+# --- The address spaces of processes.
+
+
+_MM: Members = {"pgd": ("pgd",), "tables": ("pgtables_bytes.counter",)}
+
+
+class AddressSpace(Struct, frozen=True):
+    """An address space, and one of its threads."""
+
+    pid: int
+    comm: str
+    top: int
+    """Address of its top-level page table."""
+
+    table_bytes: int | None = None
+    """Memory of its page tables: VmPTE of /proc/PID/status."""
+
+
+def address_spaces(reader: Reader, losses: LossLog) -> list[AddressSpace]:
+    """Return the address spaces of all threads, each with one of its threads."""
+    tasks = TaskReader(reader).read_all(losses)
+    tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))
+    chosen = _first_of_each(tasks)
+    mms: Addresses = tasks["mm"][chosen].astype(np.uint64)
+    structs = read_structs(reader, "struct mm_struct", _MM, mms, losses)
+    comms = tasks["comm"][chosen].tolist()
+    pids = tasks["pid"][chosen].tolist()
+    return [
+        AddressSpace(pid, comm_text(comm), top, tables)
+        for pid, comm, top, tables, known in zip(
+            pids,
+            comms,
+            structs["pgd"].tolist(),
+            structs["tables"].tolist(),
+            structs.readable.tolist(),
+            strict=True,
+        )
+        if known
+    ]
+
+
+def _first_of_each(tasks: TaskTable) -> npt.NDArray[np.intp]:
+    """
+    Choose one thread for each address space, preferably a leader.
+
+    If processes share an address space, as between vfork() and execve(), the lowest
+    PID is chosen.
+    """
+    order = np.lexsort((tasks["pid"], ~tasks.leaders, tasks["mm"]))
+    ascending = tasks["mm"][order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = ascending[1:] != ascending[:-1]
+    return order[first]
+
+
+# --- The control group of each thread: in the default hierarchy (v2), or its cpuset.
+
+
+_CSS_SET = {"cgroup": ("dfl_cgrp",)}
+_STATE = {"group": ("cgroup",)}
+
+
+class TaskCgroups(Struct, frozen=True):
+    """One group a thread; threads of the same group have the same index."""
+
+    paths: tuple[str, ...]
+    """Paths by index, as after ``0::`` in /proc/PID/cgroup; removed groups may have the
+    same path."""
+
+    index: npt.NDArray[np.int32]
+    """Index by thread; :data:`UNKNOWN` if unreadable or without control groups."""
+
+    def path(self, row: int) -> str | None:
+        """Return a thread's path; ``None`` if unknown."""
+        index = int(self.index[row])
+        return None if index == UNKNOWN else self.paths[index]
+
+
+def read_cgroups(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskCgroups:
+    """Read the control group of each thread, each group once."""
+    index = np.full(len(tasks), UNKNOWN, np.int32)
+    if not tasks.has("cgroups"):
+        return TaskCgroups((), index)
+    sets = read_structs(
+        reader, "struct css_set", _CSS_SET, tasks["cgroups"].astype(np.uint64), losses
+    )
+    groups = distinct(sets["cgroup"])
+    group_of = np.searchsorted(groups, sets["cgroup"])
+    paths = cgroup_paths(reader, groups.astype(np.uint64), losses)
+    known = np.array([path is not None for path in paths], np.bool_)
+    indices = np.where(known, np.cumsum(known) - 1, UNKNOWN).astype(np.int32)
+    index[sets.readable] = indices[group_of[sets.readable]]
+    return TaskCgroups(tuple(path for path in paths if path is not None), index)
+
+
+def read_cpuset_groups(
+    reader: Reader, tasks: TaskTable, losses: LossLog
+) -> TaskCgroups:
+    """Read the control group of each thread's cpuset.
+
+    In cgroup v1 it is in the hierarchy of the cpuset controller; in v2 it is the
+    thread's own group, or the nearest ancestor with the controller enabled. Unknown for
+    all threads if the kernel has no cpusets.
+    """
+    index = np.full(len(tasks), UNKNOWN, np.int32)
+    try:
+        subsystem = constant(reader.prog, "cpuset_cgrp_id")
+    except MissingError:
+        return TaskCgroups((), index)
+    css_sets = read_structs(
+        reader,
+        "struct css_set",
+        {"cpuset": (f"subsys[{subsystem}]",)},
+        tasks["cgroups"].astype(np.uint64),
+        losses,
+    )
+    cpusets, cpuset_of = np.unique(css_sets["cpuset"], return_inverse=True)
+    states = read_structs(
+        reader,
+        "struct cgroup_subsys_state",
+        _STATE,
+        cpusets.astype(np.uint64),
+        losses,
+    )
+    paths = cgroup_paths(reader, states["group"].astype(np.uint64), losses)
+    has_path = np.array([path is not None for path in paths], np.bool_)
+    known = css_sets.readable & has_path[cpuset_of]
+    index[known] = cpuset_of[known]
+    return TaskCgroups(tuple(path or "" for path in paths), index)
+
+
+# --- Namespaces of each thread, by inode number, as readlink /proc/PID/ns/*.
+#
+# fs/proc/namespaces.c: the PID namespace is that of the thread's struct pid, the user
+# namespace that of its credentials. All others are in its struct nsproxy, which a dead
+# thread does not have.
+
+
+Inodes = npt.NDArray[np.int64]
+
+_PROXY = {
+    "mnt": ("mnt_ns",),
+    "net": ("net_ns",),
+    "uts": ("uts_ns",),
+    "ipc": ("ipc_ns",),
+    # Linux kernel commit 769071ac9f20 ("ns: Introduce Time Namespace") (in v5.6)
+    "time": ("time_ns",),
+    # Linux kernel commit a79a908fd2b0 ("cgroup: introduce cgroup namespaces") (in v4.6)
+    "cgroup": ("cgroup_ns",),
+}
+_NS_CRED = {"user": ("user_ns",)}
+_INODE = {"inode": ("ns.inum",)}
+
+_TYPES = {
+    "pid": "struct pid_namespace",
+    "user": "struct user_namespace",
+    "mnt": "struct mnt_namespace",
+    "net": "struct net",
+    "uts": "struct uts_namespace",
+    "ipc": "struct ipc_namespace",
+    "time": "struct time_namespace",
+    "cgroup": "struct cgroup_namespace",
+}
+KINDS = tuple(_TYPES)
+"""Names of the kinds, as in /proc/PID/ns."""
+
+
+class TaskNamespaces(Struct, frozen=True):
+    """Inode numbers of namespaces by kind, one a thread.
+
+    :data:`UNKNOWN` if unreadable, if the thread is dead, or if this kernel has no such
+    namespaces.
+    """
+
+    inodes: Mapping[str, Inodes]
+
+
+def read_namespaces(
+    reader: Reader, tasks: TaskTable, losses: LossLog
+) -> TaskNamespaces:
+    """Read all namespaces of each thread, each namespace once."""
+    addresses = _addresses(reader, tasks, losses)
+    return TaskNamespaces(
+        {
+            kind: _inodes(reader, type_name, addresses.get(kind), len(tasks), losses)
+            for kind, type_name in _TYPES.items()
+        }
+    )
+
+
+def _addresses(
+    reader: Reader, tasks: TaskTable, losses: LossLog
+) -> dict[str, Addresses]:
+    """Find the address of each thread's namespace, by kind."""
+    found: dict[str, Addresses] = {}
+    if tasks.has("thread_pid"):
+        pids = tasks["thread_pid"].astype(np.uint64)
+        found["pid"], _ = innermost_numbers(reader, pids, losses)
+    creds = tasks["cred"].astype(np.uint64)
+    read = [read_structs(reader, "struct cred", _NS_CRED, creds, losses)]
+    if tasks.has("nsproxy"):
+        proxies = tasks["nsproxy"].astype(np.uint64)
+        read.append(read_structs(reader, "struct nsproxy", _PROXY, proxies, losses))
+    for structs in read:
+        found |= {kind: structs[kind].astype(np.uint64) for kind in structs.columns}
+    return found
+
+
+def _inodes(
+    reader: Reader,
+    type_name: str,
+    addresses: Addresses | None,
+    count: int,
+    losses: LossLog,
+) -> Inodes:
+    """Read the inode numbers of namespaces of one kind."""
+    unknown = np.full(count, UNKNOWN, np.int64)
+    if addresses is None:
+        return unknown
+    with suppress(MissingError):
+        # A kernel without such namespaces does not have the type.
+        read = read_structs(reader, type_name, _INODE, addresses, losses)
+        if read.has("inode"):
+            return np.where(read.readable, read["inode"].astype(np.int64), UNKNOWN)
+    return unknown
+
+
+# --- Select threads by control group, container and namespace.
+#
+# For the options --cgroup, --container and --ns of all commands.
+
+
+_CONTAINER = re.compile(r"(?:^|[-_:.])([0-9a-f]{64})(?:$|\.)")
+"""Container engines put the ID into the name of the container's control group."""
+
+
+class Membership(Struct, frozen=True):
+    """Where wanted threads are: in any of the given; ``None`` for anywhere."""
+
+    cgroups: tuple[str, ...] | None = None
+    """Paths, as in /proc/PID/cgroup, of groups, including all below them; ``*``, ``?``
+    and ``[...]`` match as in the shell."""
+
+    containers: tuple[str, ...] | None = None
+    """Prefixes of IDs."""
+
+    namespaces: tuple[int, ...] | None = None
+    """Inode numbers of namespaces of any kind."""
+
+    @property
+    def is_any(self) -> bool:
+        """Whether all threads are wanted."""
+        return self == Membership()
+
+
+ANY = Membership()
+
+
+def read_members(
+    reader: Reader,
+    tasks: TaskTable,
+    wanted: Membership,
+    losses: LossLog,
+    cgroups: TaskCgroups | None = None,
+) -> Booleans:
+    """
+    Select the wanted threads; read only what that needs.
+
+    :param cgroups: The threads' control groups, if they have been read.
+    :return: One value a thread.
+    """
+    if wanted.is_any:
+        return np.ones(len(tasks), np.bool_)
+    namespaces = None
+    if wanted.namespaces is not None:
+        namespaces = read_namespaces(reader, tasks, losses)
+    return members(wanted, cgroups or read_cgroups(reader, tasks, losses), namespaces)
+
+
+def members(
+    wanted: Membership, cgroups: TaskCgroups, namespaces: TaskNamespaces | None
+) -> Booleans:
+    """
+    Select the wanted threads. Pure.
+
+    :param namespaces: The threads' namespaces; needed if *wanted* has some.
+    :return: One value a thread.
+    """
+    fits = [is_in_path(wanted, path) for path in cgroups.paths]
+    # The index of an unknown group is -1: the last value.
+    keep = np.array([*fits, is_in_path(wanted, None)], np.bool_)[cgroups.index]
+    if wanted.namespaces is not None:
+        assert namespaces is not None, "namespaces have not been read"
+        inside = [np.isin(i, wanted.namespaces) for i in namespaces.inodes.values()]
+        keep &= np.logical_or.reduce(inside)
+    return keep
+
+
+def is_in_path(wanted: Membership, path: str | None) -> bool:
+    """
+    Return whether a control group is wanted, and in a wanted container.
+
+    :param path: Path as in /proc/PID/cgroup. ``None``, for an unknown one, fits only
+        if any group does.
+    """
+    cgroups, containers = wanted.cgroups, wanted.containers
+    if path is None:
+        return cgroups is None and containers is None
+    return (cgroups is None or any(is_below(path, group) for group in cgroups)) and (
+        containers is None
+        or any(id_.startswith(containers) for id_ in container_ids(path))
+    )
+
+
+def is_below(path: str, pattern: str) -> bool:
+    """
+    Return whether a control group matches a pattern, or is below one that does.
+
+    >>> is_below("/a/web-1/x", "/a/web-*"), is_below("/ab", "/a"), is_below("/a", "/")
+    (True, False, True)
+    """
+    names = [name for name in path.removesuffix(DELETED).split("/") if name]
+    wanted = [name for name in pattern.removesuffix(DELETED).split("/") if name]
+    # A name may itself contain characters of patterns.
+    return len(wanted) <= len(names) and all(
+        name == part or fnmatchcase(name, part)
+        for name, part in zip(names, wanted, strict=False)
+    )
+
+
+def container_ids(path: str) -> tuple[str, ...]:
+    """
+    Return the IDs of the containers that a control group is in, outermost first.
+
+    >>> container_ids("/user.slice/session-1.scope")
+    ()
+    """
+    matches = (_CONTAINER.search(name) for name in path.split("/"))
+    return tuple(match[1] for match in matches if match)
+
+
+def container_path(path: str) -> str:
+    """
+    Return the control group of the outermost container that a group is in.
+
+    :return: *path* itself if the group is in no container.
+    """
+    names = path.split("/")
+    for depth, name in enumerate(names, 1):
+        if _CONTAINER.search(name):
+            return "/".join(names[:depth])
+    return path

@@ -1,36 +1,258 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Take samples of all threads, each as cheap as possible.
+"""Samples of all threads: the class of each, and the time in it.
 
-A sample reads every ``struct task_struct``. The stack of a thread that slept, and was
-not switched since the last sample, is unchanged: it is not read again.
+Each sample is as cheap as possible; threads of two samples are matched.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
 
+import drgn
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE
-from msatools.kernel.clocks import Clocks, read_clocks
+from msatools.kernel.clocks import Clocks, Nanoseconds, read_clocks
+from msatools.kernel.code import stack_trace
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Booleans
+from msatools.kernel.structs import NOT_FOUND, Booleans, find_rows
+from msatools.program.arch import arch_of
+from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import find_type, offset_of
-from msatools.target.arch import arch_of
-from msatools.tasks.classes import TaskClass, are_any
-from msatools.tasks.framerules import End
-from msatools.tasks.microstates import BOUND_NS, microstates
-from msatools.tasks.stackmemory import StackMemory
+from msatools.tasks.accounting import BOUND_NS, Microstates, microstates
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
-from msatools.tasks.states import asleep
+from msatools.tasks.states import FROZEN, STOPPED, TRACED, WAKING, asleep
 from msatools.tasks.table import Records, TaskReader, TaskTable
-from msatools.tasks.task_samples import NOBODY, Counts, Rows, TaskSample, match
-from msatools.tasks.task_state import TaskState, ages, collect_now
-from msatools.tasks.waits import StackWait, classify
+from msatools.tasks.text import End
+from msatools.tasks.unwind import StackMemory, saved_registers
+from msatools.tasks.waits import StackWait, TaskClass, are_any, classify
+
+# --- Current class of each thread, and the time in it.
+
+
+INTERRUPTS = (
+    *("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious"),
+    *("el0t_64_irq", "el0t_64_fiq", "el0t_32_irq", "el0t_32_fiq", "el0_irq"),
+)
+"""Prefixes of the entry points of interrupts: arch/x86/include/asm/idtentry.h and, of
+user mode, arch/arm64/kernel/entry.S."""
+
+
+class AgeBound(IntEnum):
+    """Accuracy of an age."""
+
+    EXACT = 0
+    UPPER = 1
+    """An upper bound: it may include earlier states."""
+    ESTIMATE = 2
+    """By the clock of a CPU that may have lagged."""
+
+
+class TaskState(Struct, frozen=True, dict=True):
+    """One value a thread."""
+
+    classes: npt.NDArray[np.uint8]
+    """Members of :class:`TaskClass`."""
+
+    age_ns: Nanoseconds
+    """Time in the current class."""
+
+    age_bound: npt.NDArray[np.uint8]
+    """Members of :class:`AgeBound`."""
+
+    stacks: Stacks
+    """Stacks of the threads off the CPU; the others have none."""
+
+    waits: tuple[StackWait, ...]
+    """The wait of each unique stack, in the order of ``stacks.unique``."""
+
+    @cached_property
+    def slept_in(self) -> npt.NDArray[np.uint8]:
+        """The class of each thread's sleep, also if it was woken but has not run."""
+        by_stack = np.array([wait.task_class for wait in self.waits], np.uint8)
+        return np.where(self.woken, by_stack[self.stacks.index], self.classes)
+
+    @cached_property
+    def woken(self) -> Booleans:
+        """Whether each thread has been woken, and has not run since."""
+        slept = np.array([not wait.preempted for wait in self.waits], np.bool_)
+        awake = are_any(self.classes, (TaskClass.WAK, TaskClass.LAT))
+        woken: Booleans = awake & slept[self.stacks.index]
+        return woken
+
+
+def collect_now(
+    collector: StackCollector, prog: drgn.Program, tasks: TaskTable, clocks: Clocks
+) -> TaskState:
+    """Return the class of each thread, its age and its stack.
+
+    :param collector: unwinds the stacks of this kernel
+    """
+    off = (tasks["on_cpu"] == 0) & (tasks["exit_state"] == 0)
+    stacks = collector.collect(
+        tasks["address"],
+        np.where(off, tasks["stack"], 0).astype(np.uint64),
+        saved_registers(tasks),
+    )
+    waits = tuple(classify(stacks.names(stack)) for stack in stacks.unique)
+    by_stack = np.array([wait.task_class for wait in waits], np.uint8)
+    classes = by_stack[stacks.index]
+    classes[(tasks["state"] & TRACED) != 0] = TaskClass.TRC.value
+    classes[(tasks["state"] & (STOPPED | FROZEN)) != 0] = TaskClass.STP.value
+    classes[tasks["state"] == 0] = TaskClass.LAT.value
+    classes[(tasks["state"] & WAKING) != 0] = TaskClass.WAK.value
+    for row in np.flatnonzero(runs(tasks)).tolist():
+        classes[row] = running_class(prog, int(tasks["address"][row]))
+    classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
+    age, bound = ages(tasks, clocks, classes)
+    return TaskState(classes, age, bound, stacks, waits)
+
+
+def runs(tasks: TaskTable) -> Booleans:
+    """Return which threads are on a CPU."""
+    found: Booleans = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
+    return found
+
+
+def running_class(prog: drgn.Program, task: int) -> TaskClass:
+    """Return the mode of a running thread, by the registers in a dump.
+
+    :param task: address of the ``struct task_struct`` of a thread that runs
+    :return: :attr:`TaskClass.CPU` on a live kernel, :attr:`TaskClass.OTH` if the dump
+        lacks the registers.
+    """
+    if prog.flags & drgn.ProgramFlags.IS_LIVE:
+        return TaskClass.CPU
+    frames = running_frames(prog, task)
+    if not frames:
+        return TaskClass.OTH
+    if frames[0][0] < KERNEL_HALF:
+        return TaskClass.USR
+    kernel = [name for pc, name in frames if pc >= KERNEL_HALF]
+    over_user = any(pc < KERNEL_HALF for pc, _ in frames)
+    if over_user and kernel[-1].startswith(INTERRUPTS):
+        return TaskClass.INT
+    return TaskClass.SYS
+
+
+def running_frames(
+    prog: drgn.Program, task: int, losses: LossLog | None = None
+) -> list[tuple[int, str]]:
+    """Unwind the stack of a task that runs, by the registers in a dump.
+
+    :param task: address of its ``struct task_struct``
+    :param losses: As in :func:`.stack_trace`.
+    :return: Addresses and functions, the innermost first; empty without registers, as
+        on a live kernel.
+    """
+    trace = stack_trace(prog, task, losses) or ()
+    return [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
+
+
+def ages(
+    tasks: TaskTable, clocks: Clocks, classes: npt.NDArray[np.uint8]
+) -> tuple[Nanoseconds, npt.NDArray[np.uint8]]:
+    """Return each thread's time in its class, and the bound (:class:`AgeBound`).
+
+    ``exec_start`` is the time at which a thread was last on the CPU (update_curr()), by
+    the task clock of that CPU; it needs no kernel option.
+    """
+    now_task = clocks.task_clock_ns(tasks["cpu"])
+    since = tasks["exec_start_ns"].astype(np.int64)
+    arrival = tasks["last_arrival_ns"].astype(np.int64)
+    age = now_task - since
+    bound = np.full(len(since), AgeBound.EXACT.value, np.uint8)
+    # Moving a delayed sleeper to another CPU clears exec_start (v6.12).
+    lost = since == 0
+    age[lost] = (clocks.local_ns - arrival)[lost]
+    bound[lost] = AgeBound.UPPER.value
+    on_cpu = runs(tasks)
+    age[on_cpu] = (clocks.local_ns - arrival)[on_cpu]
+    queued = tasks["last_queued_ns"].astype(np.int64)
+    waits = (classes == TaskClass.LAT.value) & (queued != 0)
+    age[waits] = (clocks.local_ns - queued)[waits]
+    # last_queued of a delayed sleeper may be from before its sleep.
+    delays = tasks.has("sched_delayed")
+    bound[waits] = AgeBound.UPPER.value if delays else AgeBound.EXACT.value
+    # The time of the wakeup is not recorded.
+    bound[classes == TaskClass.WAK.value] = AgeBound.UPPER.value
+    # sleep_start of a delayed sleeper is set only when it leaves the run queue.
+    stamped = lost if delays else asleep(tasks)
+    for column in ("sleep_start_ns", "block_start_ns"):
+        if tasks.has(column):
+            # Only with schedstats enabled; by the clock of the run queue.
+            start = tasks[column].astype(np.int64)
+            kept = (start != 0) & stamped & asleep(tasks)
+            age[kept] = (clocks.local_ns - start)[kept]
+            bound[kept] = AgeBound.EXACT.value
+    bound[classes == TaskClass.ZMB.value] = AgeBound.ESTIMATE.value
+    if clocks.monotonic_offset_ns is not None:
+        # Clocks differ, and times in a damaged dump may have any value.
+        started = tasks["start_ns"].astype(np.int64) + clocks.monotonic_offset_ns
+        age = np.minimum(age, clocks.local_ns - started)
+    return np.maximum(age, 0), bound
+
+
+# --- Samples of all threads; match the threads of two samples. Pure.
+
+
+NOBODY = NOT_FOUND
+
+Rows = npt.NDArray[np.intp]
+Counts = npt.NDArray[np.int64]
+Values = npt.NDArray[Any]
+
+
+class TaskSample(Struct, frozen=True):
+    """All threads at one moment."""
+
+    tasks: TaskTable
+    clocks: Clocks
+    states: Microstates
+    now: TaskState
+    class_known: Booleans
+    """Whether each thread's class is known: not if it ran while it was read."""
+
+    on_code: Booleans
+    """Whether each thread is in a page fault on code."""
+
+    took_ns: int
+    """Time from the start of the sample until its clocks were read, by this program's
+    clock: threads born meanwhile may be missing."""
+
+
+def match(before: TaskTable, after: TaskTable) -> Rows:
+    """Find each thread of one table in an earlier one: its row, or :data:`NOBODY`."""
+    row = find_rows(before["address"], after["address"])
+    if not len(before):
+        return row
+    same = (before["pid"][row] == after["pid"]) & (
+        before["start_ns"][row] == after["start_ns"]
+    )
+    # A thread that calls exec() takes the leader's position (de_thread()).
+    follows = ~before.leaders[row] & after.leaders
+    same |= follows & (before["tgid"][row] == after["tgid"])
+    return np.where(same, row, NOBODY)
+
+
+def cpu_of(sample: TaskSample) -> Nanoseconds:
+    """Return each thread's CPU time."""
+    return sample.states.user_ns + sample.states.system_ns
+
+
+# --- Take samples of all threads, each as cheap as possible.
+#
+# A sample reads every struct task_struct. The stack of a thread that slept, and was not
+# switched since the last sample, is unchanged: it is not read again.
+
 
 USUAL_SHARE, MAX_SHARE = 0.1, 0.25
 """Default and maximum share of one CPU that samples may take: if they cost more, fewer

@@ -17,20 +17,24 @@ import numpy.typing as npt
 from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, MissingError, NotSupportedError
-from msatools.kernel.losses import Loss
+from msatools.kernel.code import stack_trace
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.traces import stack_trace
+from msatools.kernel.report import Loss, LossLog
+from msatools.program.arch import arch_of
+from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import ask, find_variable
-from msatools.target.addresses import KERNEL_HALF
-from msatools.target.arch import arch_of
-from msatools.tasks.framerecords import FrameRecords
-from msatools.tasks.framerules import End
-from msatools.tasks.orc import Orc
-from msatools.tasks.stackmemory import StackMemory, read_stacks, stack_bytes
-from msatools.tasks.text import KernelText
-from msatools.tasks.unwind import Frames, Unwinder, thread_start
-from msatools.tasks.unwindone import OneStack, OneState
+from msatools.tasks.text import End, KernelText, Orc
+from msatools.tasks.unwind import (
+    FrameRecords,
+    Frames,
+    OneStack,
+    OneState,
+    StackMemory,
+    Unwinder,
+    read_stacks,
+    stack_bytes,
+    thread_start,
+)
 
 _AT_ONCE = 1024
 """Stacks in memory at a time: usually 100 KiB, 16 MiB if all are full."""

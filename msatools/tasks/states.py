@@ -1,15 +1,34 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""States of threads: the letter of /proc (fs/proc/array.c), asleep, frozen."""
+"""States of threads, and how the scheduler treats them: policy, quota, I/O wait."""
 
+from collections.abc import Iterator
+
+import drgn
 import numpy as np
 import numpy.typing as npt
+from drgn.helpers.linux.percpu import per_cpu_ptr
+from msgspec import Struct
 
-from msatools.errors import MissingError
-from msatools.kernel.reader import Reader
-from msatools.kernel.structs import Booleans, read_bits
+from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.files import cgroup_paths
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import MAX_PLAUSIBLE, Reader
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import (
+    Booleans,
+    Members,
+    lose_many,
+    read_bits,
+    read_structs,
+)
+from msatools.reports.units import duration
+from msatools.selfdesc.find import find_type, member_of, object_at, offset_of
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
+
+# --- States of threads: the letter of /proc (fs/proc/array.c), asleep, frozen.
+
 
 LETTERS = "RSDTtZXIP"
 
@@ -96,3 +115,263 @@ def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
         except MissingError:
             frozen |= flagged
     return frozen
+
+
+# --- How a task stands with the scheduler: its policy, and whether it may run at all.
+#
+# A task that is runnable and on no CPU waits for one, or it is throttled: its time is
+# used up. Which of the two it is decides who is to blame, so all commands ask here.
+#
+# - Fair tasks by the quota of their control group, or of one above it (kernel/sched/
+#   fair.c, throttle_cfs_rq(); cpu.max). Until v6.17 the group's queues are taken off
+#   the CPU with all that is on them; since "sched/fair: Switch to task based throttle
+#   model" (in v6.18) each task is, as it goes back to user mode.
+# - Deadline tasks by their own runtime (kernel/sched/deadline.c, dl_throttled).
+# - Real-time tasks by sched_rt_runtime_us (kernel/sched/rt.c, rt_throttled).
+
+
+POLICIES = {
+    0: "OTHER",
+    1: "FIFO",
+    2: "RR",
+    3: "BATCH",
+    5: "IDLE",
+    6: "DEADLINE",
+    7: "EXT",
+}
+"""SCHED_… of include/uapi/linux/sched.h by their names in chrt; 0 is SCHED_NORMAL."""
+
+IDLE, DEADLINE = 5, 6
+REALTIME = (1, 2)
+
+# include/linux/sched/prio.h
+MAX_RT_PRIO = 100
+NICE_0 = 120
+
+_MAX_DEPTH = 64
+"""Maximum number of nested control groups."""
+
+_UNLIMITED = (1 << 64) - 1
+"""RUNTIME_INF: the quota of a group without one."""
+
+Rows = npt.NDArray[np.intp]
+
+
+class Throttle(Struct, frozen=True, kw_only=True):
+    """Why a runnable task may not run for now."""
+
+    text: str
+    """Why, as in ``throttled by the quota of /batch (1ms each 1s)``."""
+
+    cgroup: str | None = None
+    """Path of the control group whose quota is used up, if it is one's."""
+
+    for_ns: int | None = None
+    """Time since the group was throttled on this CPU; ``None`` if unknown."""
+
+
+class Throttles:
+    """Which runnable tasks of a table may not run, and why. Reads what is asked for."""
+
+    def __init__(self, reader: Reader, tasks: TaskTable, losses: LossLog) -> None:
+        self._reader = reader
+        self._tasks = tasks
+        self._losses = losses
+        self._rows: Booleans | None = None
+        self._queues: dict[int, int] = {}
+        """Maps the row of a fair task to the address of its queue."""
+
+        self._by_queue: dict[int, Throttle] = {}
+
+    @property
+    def rows(self) -> Booleans:
+        """Which tasks are runnable and throttled; the others have no :meth:`of`."""
+        if self._rows is None:
+            self._rows = self._read()
+        return self._rows
+
+    def of(self, row: int, now_ns: int) -> Throttle | None:
+        """Return why a task may not run; ``None`` if it may, or does not want to.
+
+        :param now_ns: The local clock (:class:`.Clocks`).
+        """
+        if not self.rows[row]:
+            return None
+        policy = int(self._tasks["policy"][row])
+        if policy in REALTIME:
+            return Throttle(text="throttled by sched_rt_runtime_us")
+        address = int(self._tasks["address"][row])
+        queue = self._queues.get(row, 0)
+        try:
+            if policy == DEADLINE:
+                task = object_at(self._reader.prog, "struct task_struct", address)
+                return _by_deadline(task.dl)
+            if queue not in self._by_queue:
+                cpu = int(self._tasks["cpu"][row])
+                found = _by_group(self._reader, queue, cpu, now_ns, self._losses)
+                self._by_queue[queue] = found
+            return self._by_queue[queue]
+        except UNREADABLE as error:
+            self._losses.lose(Loss.QUEUED, f"by what a task is throttled: {error}")
+            return Throttle(text="throttled")
+
+    def _read(self) -> Booleans:
+        tasks = self._tasks
+        found = np.zeros(len(tasks), np.bool_)
+        waits = (tasks["state"] == 0) & (tasks["on_cpu"] == 0)
+        waits &= tasks["exit_state"] == 0
+        deadline = tasks["policy"] == DEADLINE
+        realtime = np.isin(tasks["policy"], REALTIME)
+        for wanted, read in (
+            (deadline, self._deadline),
+            (realtime, self._realtime),
+            (~(deadline | realtime), self._fair),
+        ):
+            rows = np.flatnonzero(waits & wanted)
+            if len(rows):
+                found[rows] = read(rows)
+        return found
+
+    def _deadline(self, rows: Rows) -> Booleans:
+        offset = offset_of(find_type(self._reader.prog, "struct task_struct"), "dl")
+        entities = self._tasks["address"][rows].astype(np.uint64) + np.uint64(offset)
+        kind = "struct sched_dl_entity"
+        return read_bits(self._reader, kind, "dl_throttled", entities)
+
+    def _realtime(self, rows: Rows) -> Booleans:
+        percpu = read_percpu(self._reader, self._losses)
+        wanted = np.isin(percpu.cpus, self._tasks["cpu"][rows])
+        queues = read_structs(
+            self._reader,
+            "struct rq",
+            {"throttled": ("rt.rt_throttled",)},
+            percpu.addresses("runqueues")[wanted],
+            self._losses,
+        )
+        if not queues.has("throttled"):
+            return np.zeros(len(rows), np.bool_)
+        out = queues.readable & (queues["throttled"] != 0)
+        return np.isin(self._tasks["cpu"][rows], percpu.cpus[wanted][out])
+
+    def _fair(self, rows: Rows) -> Booleans:
+        reader, losses = self._reader, self._losses
+        addresses = self._tasks["address"][rows].astype(np.uint64)
+        members: Members = {"out": ("throttled",), "queue": ("se.cfs_rq",)}
+        tasks = read_structs(reader, "struct task_struct", members, addresses, losses)
+        if tasks.has("queue"):
+            self._queues = dict(
+                zip(rows.tolist(), tasks["queue"].tolist(), strict=True)
+            )
+        if tasks.has("out"):
+            out: Booleans = (tasks["out"] != 0) & tasks.readable
+            return out
+        if not tasks.has("queue"):
+            return np.zeros(len(rows), np.bool_)  # no groups of fair tasks
+        counts: Members = {"count": ("throttle_count",)}
+        queues = read_structs(reader, "struct cfs_rq", counts, tasks["queue"], losses)
+        if not queues.has("count"):
+            return np.zeros(len(rows), np.bool_)  # CONFIG_CFS_BANDWIDTH=n
+        below: Booleans = (queues["count"] > 0) & queues.readable
+        return below
+
+
+def _by_deadline(entity: drgn.Object) -> Throttle:
+    runtime, period = int(entity.dl_runtime), int(entity.dl_period)
+    of = f"{duration(runtime)} each {duration(period)}"
+    return Throttle(text=f"throttled by its own runtime ({of})")
+
+
+def _by_group(
+    reader: Reader, address: int, cpu: int, now_ns: int, losses: LossLog
+) -> Throttle:
+    """Find the group whose quota is used up: that of a queue, or one above it.
+
+    :param address: Of the ``struct cfs_rq`` of a task on a CPU.
+    """
+    own = object_at(reader.prog, "struct cfs_rq", address)
+    for group, queue in _groups(own, cpu):
+        if not queue.throttled:
+            continue
+        cgroup = np.array([int(group.css.cgroup)], np.uint64)
+        (path,) = cgroup_paths(reader, cgroup, losses)
+        limit = group.cfs_bandwidth
+        quota, period = int(limit.quota), int(limit.period)
+        of = "" if quota == _UNLIMITED else f" ({_limit(quota, period)})"
+        since = int(queue.throttled_clock)
+        return Throttle(
+            text=f"throttled by the quota of {path or 'its control group'}{of}",
+            cgroup=path,
+            for_ns=now_ns - since if 0 < since <= min(now_ns, MAX_PLAUSIBLE) else None,
+        )
+    return Throttle(text="throttled by the quota of its control group")
+
+
+def _groups(queue: drgn.Object, cpu: int) -> Iterator[tuple[drgn.Object, drgn.Object]]:
+    """Yield the group of a queue and those above it, each with its queue on the CPU."""
+    for _ in range(_MAX_DEPTH):
+        group = queue.tg
+        if not group:
+            return
+        yield group, queue
+        group = group.parent
+        if not group:
+            return
+        # An array by CPU became a per-CPU variable (seen in 7.3).
+        is_array = group.cfs_rq.type_.type.kind == drgn.TypeKind.POINTER
+        queue = group.cfs_rq[cpu] if is_array else per_cpu_ptr(group.cfs_rq, cpu)
+
+
+def _limit(quota_ns: int, period_ns: int) -> str:
+    return f"{duration(quota_ns)} each {duration(period_ns)}"
+
+
+def policy_text(policy: int, rt_priority: int, static_prio: int) -> str:
+    """Return a policy with its priority: ``FIFO 50``, ``nice 19``, ``SCHED_IDLE``.
+
+    :return: Empty for the policy and the nice value that tasks have by default.
+    """
+    name = POLICIES.get(policy, str(policy))
+    if policy == IDLE:
+        # "IDLE" alone reads as a CPU that idles.
+        return f"SCHED_{name}"
+    if policy in REALTIME:
+        return f"{name} {rt_priority}"
+    nice = static_prio - NICE_0
+    words = ["" if policy == 0 else name, f"nice {nice}" if nice else ""]
+    return words[0] if policy == DEADLINE else " ".join(filter(None, words))
+
+
+# --- Threads whose sleep the kernel counts as I/O wait.
+
+
+def read_in_iowait(reader: Reader, tasks: TaskTable, losses: LossLog) -> Booleans:
+    """Return which threads sleep uninterruptibly with ``in_iowait`` set.
+
+    io_schedule_prepare() sets it. Other threads are not read. A thread that cannot be
+    read is counted, and returned as false.
+    """
+    byte, bit = _member(reader)
+    waits: Booleans = (tasks["state"] & UNINTERRUPTIBLE) != 0
+    waits &= tasks["exit_state"] == 0
+    addresses = tasks["address"][waits].astype(np.uint64) + np.uint64(byte)
+    records, readable = reader.read_records(addresses, 1)
+    lose_many(losses, "struct task_struct", int(np.count_nonzero(~readable)))
+    waits[waits] = (records[:, 0] >> bit & 1) != 0
+    return waits
+
+
+def read_one_in_iowait(reader: Reader, task: int) -> bool:
+    """Return ``in_iowait`` of one thread that sleeps uninterruptibly.
+
+    :param task: address of its ``struct task_struct``
+    :raises drgn.FaultError: if it cannot be read
+    """
+    byte, bit = reader.once(_member, lambda: _member(reader))
+    return bool(reader.read(task + byte, 1)[0] >> bit & 1)
+
+
+def _member(reader: Reader) -> tuple[int, int]:
+    """Find the offset of the byte with ``in_iowait``, and its bit in that byte."""
+    member = member_of(find_type(reader.prog, "struct task_struct"), "in_iowait")
+    bit_offset: int = member.bit_offset
+    return divmod(bit_offset, 8)

@@ -17,14 +17,11 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingMemberError
-from msatools.kernel.cpumask import mask_bytes
-from msatools.kernel.live_lists import changing_list
-from msatools.kernel.losses import Loss
-from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks, require_pids
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
+from msatools.kernel.percpu import mask_bytes
+from msatools.kernel.pids import PID_MAX_LIMIT, changing_list, find_tasks, require_pids
+from msatools.kernel.reader import LIST_HEAD, MAX_PLAUSIBLE, U64, Reader
+from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Decoder, column_type, find_member
-from msatools.kernel.words import LIST_HEAD, MAX_PLAUSIBLE, U64
 from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 Records = npt.NDArray[np.void]

@@ -1,22 +1,41 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Address ranges of the kernel's code, and its functions by address."""
+"""The kernel's code by address, and the ORC tables that say how to unwind its frames.
+
+Also the names of modules that were unloaded.
+"""
 
 import re
+from enum import IntEnum
+from typing import NamedTuple
 
 import drgn
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
 
-from msatools.errors import LOST, MissingError
-from msatools.kernel.generated_code import GeneratedCode, GeneratedSymbol
-from msatools.kernel.modules import CodeModules, module_area
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.kernel.strings import read_string
-from msatools.kernel.symbols import SortedSymbols
-from msatools.selfdesc.find import find_symbol
-from msatools.selfdesc.finders import finders_of
-from msatools.selfdesc.load import is_served_by_btf, main_module
-from msatools.selfdesc.module_records import LoadedModule
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import (
+    OPTIMISED_PROBES,
+    CodeModules,
+    GeneratedCode,
+    GeneratedSymbol,
+    SortedSymbols,
+    module_area,
+)
+from msatools.kernel.mm import PageTables
+from msatools.kernel.reader import Reader, read_string
+from msatools.kernel.report import Loss, LossLog
+from msatools.selfdesc.find import find_symbol, find_type, member_of, object_at
+from msatools.selfdesc.load import (
+    LoadedModule,
+    finders_of,
+    is_served_by_btf,
+    main_module,
+)
+
+# --- Address ranges of the kernel's code, and its functions by address.
+
 
 _MODULE_NAME_BYTES = 56
 """MODULE_NAME_LEN of 64-bit kernels."""
@@ -175,3 +194,460 @@ def _bounds(prog: drgn.Program) -> list[tuple[int, int]]:
         except MissingError:
             continue
     return bounds
+
+
+# --- Names modules that were unloaded, by what still points to where they were.
+
+
+_SUFFIX = "? (unloaded)"
+_TRAPS = b"\xcc" * 16
+"""int3 of x86-64."""
+
+_PAGE_MASK = ~0xFFF
+"""Any part of a page of whatever size tells whether it is mapped."""
+
+
+def is_unloaded(module: str | None) -> bool:
+    """Return whether a module's name is one that :class:`UnloadedModules` returned."""
+    return module is not None and module.endswith(_SUFFIX)
+
+
+class UnloadedModules:
+    """Looks up addresses at which no module is any longer."""
+
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
+        self._reader = reader
+        self._area = module_area(reader.prog)
+        self._text = KernelText(reader, losses)
+        self._tables: PageTables | None = None
+        if PageTables.supported(reader.prog):
+            self._tables = PageTables(reader, LossLog())
+        self._known: dict[int, str | None] = {}
+
+    def name(self, address: int) -> str | None:
+        """Return the module that may have been there, such as ``foo? (unloaded)``.
+
+        The kernel only keeps the name of the module that it unloaded last. Where code
+        is now, no module was unloaded: trampolines lie there, too.
+        """
+        first, end = self._area
+        if self._tables is None or not first <= address < end:
+            return None
+        page = address & _PAGE_MASK
+        if page not in self._known:
+            self._known[page] = self._find(address)
+        return self._known[page]
+
+    def _find(self, address: int) -> str | None:
+        assert self._tables is not None
+        if self._tables.pfn(address) is not None and not self._is_free(address):
+            return None
+        last = self._text.unloaded(address)
+        return None if last is None else last + _SUFFIX
+
+    def _is_free(self, address: int) -> bool:
+        """Return whether code was freed there, and the memory is kept for other code.
+
+        It is filled with traps: 2e45474ab14f ("execmem: add support for cache of large
+        ROX pages") (in v6.13).
+        """
+        try:
+            return self._reader.read(address, len(_TRAPS)) == _TRAPS
+        except UNREADABLE:
+            return False
+
+
+# --- The kernel's ORC tables: how to unwind a frame, by the address of its code.
+#
+# arch/x86/include/asm/orc_types.h; x86-64 with CONFIG_UNWINDER_ORC only. The tables are
+# in the memory of the kernel, so neither a dump nor a live kernel needs debug info.
+
+
+_MAX_ENTRIES = 1 << 24
+"""Maximum number of entries of a kernel or module; a Debian 6.12 has 424,000."""
+
+_ENTRY = np.dtype([("sp_offset", "<i2"), ("bp_offset", "<i2"), ("flags", "<u2")])
+
+# Formats by the hash of the header that defines them, which the kernel keeps since
+# Linux kernel commit b9f174c811e3 ("x86/unwind/orc: Add ELF section with ORC version
+# identifier") (in v6.4).
+_HASHES = {
+    # ffb1b4a41016 ("x86/unwind/orc: Add 'signal' field to ORC metadata") (in v6.3)
+    "db84aed4103b31dd51e017f8f79783ca985c2c51": "first",
+    # fb799447ae29 ("x86,objtool: Split UNWIND_HINT_EMPTY in two") (in v6.4)
+    "fe5d32bf581bd63b2ca9a5c65ba5a625eab3fe24": "first",
+    # 1735858caa4b ("objtool/x86: Reorder ORC register numbering") (in v7.1)
+    "137c36ad7627c4dd55932176bb0ecdbd5041fc82": "second",
+}
+
+
+class Base(IntEnum):
+    """What an address is relative to."""
+
+    NONE = 0
+    SP = 1
+    BP = 2
+    SP_AT = 3
+    """The word at the stack pointer, in code that changes stacks."""
+    BP_AT = 4
+    """The word at an offset from the frame pointer."""
+    CFA = 5
+    """The caller's stack pointer."""
+    OTHER = 6
+    """A register that is not preserved by a call."""
+
+
+class OrcKind(IntEnum):
+    """The data at the end of a frame."""
+
+    UNKNOWN = 0
+    END = 1
+    """Nothing: the stack starts here."""
+    CALL = 2
+    """The return address."""
+    REGS = 3
+    """A whole ``struct pt_regs``."""
+    REGS_PARTIAL = 4
+    """The last five words of one, which the CPU pushes."""
+
+
+_NUMBERING = {
+    # ORC_REG_*: undefined, prev_sp, dx, di, bp, sp, r10, r13, bp and sp indirect, ax.
+    "first": {0: 0, 1: 5, 2: 6, 3: 6, 4: 2, 5: 1, 6: 6, 7: 6, 8: 4, 9: 3, 10: 6},
+    # Undefined, ax, dx, sp, bp, di, r10, r13, prev_sp, sp and bp indirect.
+    "second": {0: 0, 1: 6, 2: 6, 3: 1, 4: 2, 5: 6, 6: 6, 7: 6, 8: 5, 9: 3, 10: 4},
+}
+
+
+class Rule(Struct, frozen=True):
+    """How to unwind one frame."""
+
+    kind: OrcKind
+    cfa: Base
+    cfa_offset: int
+    bp: Base
+    """Base of the caller's saved frame pointer; ``NONE`` if it is unchanged."""
+    bp_offset: int
+    interrupted: bool
+    """Whether the caller was left by an exception, not by a call."""
+
+
+BY_FRAME_POINTER = Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -16, False)
+"""
+Rule for code without an entry: as if the function had set up a frame pointer.
+
+Trampolines and compiled BPF programs do, so the kernel has the same fallback.
+"""
+
+
+_BY_REGISTERS = Rule(OrcKind.REGS, Base.SP, 0, Base.NONE, 0, True)
+"""Rule for code that has all registers at the top of the stack."""
+
+_CALL = 0xE8
+"""The ``call rel32`` of x86-64."""
+
+
+class _OrcField(Struct, frozen=True):
+    shift: int
+    mask: int
+
+    def of(self, flags: int) -> int:
+        return flags >> self.shift & self.mask
+
+
+class _Format:
+    """This kernel's format of an entry, by the members of ``struct orc_entry``."""
+
+    def __init__(self, entry: drgn.Type, numbering: str) -> None:
+        if drgn.sizeof(entry) != _ENTRY.itemsize:
+            raise MissingError("its entries have an unknown size")
+        self._sp_reg = _flag(entry, "sp_reg")
+        self._bp_reg = _flag(entry, "bp_reg")
+        self._type = _flag(entry, "type")
+        # Since Linux kernel commit ffb1b4a41016 (in v6.3).
+        self._signal = _flag(entry, "signal") if entry.has_member("signal") else None
+        # Replaced by types ORC_TYPE_UNDEFINED and END_OF_STACK in fb799447ae29 (v6.4).
+        self._end = _flag(entry, "end") if entry.has_member("end") else None
+        self._bases = _NUMBERING[numbering]
+
+    def kind(self, flags: int) -> int:
+        kind = self._type.of(flags)
+        if self._end is None:
+            return kind
+        if self._sp_reg.of(flags) == 0:
+            return OrcKind.END if self._end.of(flags) else OrcKind.UNKNOWN
+        return kind + OrcKind.CALL
+
+    def rule(self, sp_offset: int, bp_offset: int, flags: int) -> Rule:
+        try:
+            kind = OrcKind(self.kind(flags))
+            cfa = Base(self._bases[self._sp_reg.of(flags)])
+            bp = Base(self._bases[self._bp_reg.of(flags)])
+        except (KeyError, ValueError):
+            return BY_FRAME_POINTER
+        if kind is OrcKind.UNKNOWN:
+            return BY_FRAME_POINTER
+        if self._signal is None:
+            interrupted = kind in (OrcKind.REGS, OrcKind.REGS_PARTIAL)
+        else:
+            interrupted = bool(self._signal.of(flags))
+        return Rule(kind, cfa, sp_offset, bp, bp_offset, interrupted)
+
+
+def _flag(entry: drgn.Type, name: str) -> _OrcField:
+    member = member_of(entry, name)
+    size = member.bit_field_size
+    if size is None:
+        raise MissingError(f"its {name} is no bit field")
+    return _OrcField(member.bit_offset - 32, (1 << size) - 1)
+
+
+class _OrcTable(Struct, frozen=True):
+    """The entries of the kernel or a module; each applies up to the next."""
+
+    pcs: npt.NDArray[np.uint64]
+    entries: npt.NDArray[np.void]
+
+    def find(self, pc: int) -> tuple[int, int, int] | None:
+        row = int(np.searchsorted(self.pcs, np.uint64(pc), "right")) - 1
+        if row < 0:
+            return None
+        sp_offset, bp_offset, flags = self.entries[row].item()
+        return sp_offset, bp_offset, flags
+
+
+class Orc:
+    """
+    The tables of the kernel and, read on demand, of its modules.
+
+    :raises MissingError: if the kernel has no table, or one in an unknown format
+    :raises drgn.FaultError: if they cannot be read
+    """
+
+    def __init__(self, reader: Reader, text: KernelText, losses: LossLog) -> None:
+        prog = reader.prog
+        platform = prog.platform
+        if platform is None or platform.arch != drgn.Architecture.X86_64:
+            raise MissingError("only x86-64 has ORC")
+        self._reader = reader
+        self._text = text
+        self._losses = losses
+        start = kernel_symbol(prog, "__start_orc_unwind_ip")
+        size = kernel_symbol(prog, "__stop_orc_unwind_ip") - start
+        entries = kernel_symbol(prog, "__start_orc_unwind")
+        self._format = _Format(find_type(prog, "struct orc_entry"), _numbering(reader))
+        self._kernel = self._read(start, entries, size // 4)
+        self._modules: dict[int, _OrcTable | None] = {}
+
+    def rule(self, pc: int) -> Rule | None:
+        """Find the rule of the instruction at *pc*; ``None`` if not found."""
+        table = self._table(pc)
+        if table is None:
+            return self._generated(pc)
+        found = table.find(pc)
+        return self._format.rule(*found) if found else None
+
+    def _generated(self, pc: int) -> Rule | None:
+        """Find the rule of an instruction that the kernel has generated."""
+        code = self._text.generated(pc)
+        if code is None:
+            return None
+        if code.template:
+            # As arch/x86/kernel/unwind_orc.c, orc_ftrace_find()
+            found = self._kernel.find(code.template + pc - code.start)
+            return self._format.rule(*found) if found else None
+        if code.name == OPTIMISED_PROBES and self._calls_probe(pc):
+            return _BY_REGISTERS
+        return None
+
+    def _calls_probe(self, pc: int) -> bool:
+        """Return whether the last byte of a call of a probe's handler is at *pc*.
+
+        Whoever returns there has the probed code's registers at the top of the stack
+        (arch/x86/kernel/kprobes/opt.c, optprobe_template_call).
+        """
+        try:
+            target = kernel_symbol(self._reader.prog, "optimized_callback")
+            code = self._reader.read(pc - 4, 5)
+        except LOST:
+            return False
+        distance = int.from_bytes(code[1:], "little", signed=True)
+        return code[0] == _CALL and (pc + 1 + distance) % (1 << 64) == target
+
+    def _table(self, pc: int) -> _OrcTable | None:
+        if self._text.in_kernel(pc):
+            return self._kernel
+        module = self._text.module(pc)
+        if module is None:
+            return None
+        if module.address not in self._modules:
+            self._modules[module.address] = self._read_module(module)
+        return self._modules[module.address]
+
+    def _read_module(self, module: LoadedModule) -> _OrcTable | None:
+        try:
+            arch = object_at(
+                self._reader.prog, "struct module", module.address
+            ).arch.read_()
+            return self._read(
+                arch.orc_unwind_ip.value_(),
+                arch.orc_unwind.value_(),
+                arch.num_orcs.value_(),
+            )
+        except LOST as error:
+            text = f"cannot determine how to unwind module {module.name}: {error}"
+            self._losses.lose(Loss.UNWINDING, text, about=module.name)
+            return None
+
+    def _read(self, pcs: int, entries: int, count: int) -> _OrcTable:
+        if not 0 < count <= _MAX_ENTRIES:
+            raise DamagedDataError(f"it has {count:,} ORC entries")
+        # PC-relative: an entry of .orc_unwind_ip is the distance from itself.
+        distances = np.frombuffer(self._reader.read(pcs, 4 * count), "<i4")
+        addresses = np.uint64(pcs) + 4 * np.arange(count, dtype=np.uint64)
+        addresses += distances.astype(np.uint64)
+        table = np.frombuffer(
+            self._reader.read(entries, _ENTRY.itemsize * count), _ENTRY
+        )
+        # Sorted at build time for the kernel (since v5.6), on loading for a module.
+        if np.any(addresses[1:] < addresses[:-1]):
+            order = np.lexsort((self._are_entries(table), addresses))
+            addresses, table = addresses[order], table[order]
+        return _OrcTable(addresses, table)
+
+    def _are_entries(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+        """
+        Return which rows are entries, not terminators.
+
+        The terminator of an object file may have the address of the next one's first
+        entry.
+        """
+        flags, inverse = np.unique(table["flags"], return_inverse=True)
+        known = [
+            self._format.kind(value) != OrcKind.UNKNOWN for value in flags.tolist()
+        ]
+        are_entries: npt.NDArray[np.bool_] = np.array(known, np.bool_)[inverse]
+        return are_entries
+
+
+def _numbering(reader: Reader) -> str:
+    try:
+        start = kernel_symbol(reader.prog, "__start_orc_header")
+        end = kernel_symbol(reader.prog, "__stop_orc_header")
+    except MissingError:
+        return "first"
+    hash_ = reader.read(start, end - start).hex() if end - start == 20 else ""
+    if hash_ not in _HASHES:
+        raise MissingError("its ORC is in a format newer than this program")
+    return _HASHES[hash_]
+
+
+# --- How to unwind a frame of a stack, computed from the ORC rule of its code.
+
+
+MAX_FRAMES = 512
+"""More than a stack of 16 KiB holds in practice; a deeper one is cut."""
+
+# Offsets in struct pt_regs, and in the part of it that the CPU pushes.
+_REGS_BP, _REGS_IP, _REGS_SP = 32, 128, 152
+_PARTIAL_IP, _PARTIAL_SP = 0, 24
+
+_MODULUS = 1 << 64
+"""Offsets may be negative and are added modulo this."""
+
+
+class End(IntEnum):
+    """How a stack ends."""
+
+    NONE = 0
+    """There is no stack, or it could not be read."""
+
+    ENTRY = 1
+    """At the entry from user mode."""
+
+    START = 2
+    """At the function that the thread started in."""
+
+    LOST = 3
+    """Too early: the next frame cannot be found."""
+
+    UNSUPPORTED = 4
+    """At a frame that needs a register that was not saved."""
+
+
+class FrameRule(NamedTuple):
+    """How to find the caller of a frame. CFA: canonical frame address."""
+
+    guess: bool
+    """Whether no ORC table covers the code."""
+
+    end: int
+    """How the stack ends if this is its last frame (:class:`End`)."""
+
+    goes_on: bool
+    """Whether there is a caller."""
+
+    cfa_by_sp: bool
+    """Whether the CFA is relative to the stack pointer, not the frame pointer."""
+
+    cfa_at: bool
+    """Whether the CFA has to be loaded from the address so computed."""
+
+    cfa_offset: int
+    regs: bool
+    """Whether registers lie at the CFA, not just a return address below it."""
+
+    ip_offset: int
+    """Offset from the CFA of the caller's instruction pointer."""
+
+    sp_offset: int
+    """Offset from the CFA of the caller's stack pointer, if *regs*; else it is the
+    CFA."""
+
+    saves_bp: bool
+    """Whether the caller's frame pointer was saved; if not, it is unchanged."""
+
+    bp_by_bp: bool
+    """Whether *bp_offset* is relative to the frame pointer, not to the CFA."""
+
+    bp_offset: int
+    interrupted: bool
+    """Whether the caller was left by an exception, not by a call."""
+
+
+RULES = np.dtype(
+    [
+        (name, "u1" if name == "end" else "?" if kind is bool else "u8")
+        for name, kind in FrameRule.__annotations__.items()
+    ]
+)
+"""One record a :class:`FrameRule`."""
+
+
+def worked_out(rule: Rule | None) -> FrameRule:
+    """Convert an ORC rule; ``None`` if no table covers the code."""
+    guess = rule is None or rule is BY_FRAME_POINTER
+    rule = rule or BY_FRAME_POINTER
+    whole = rule.kind is OrcKind.REGS
+    regs = whole or rule.kind is OrcKind.REGS_PARTIAL
+    end = End.LOST
+    if rule.kind is OrcKind.END:
+        end = End.START
+    elif rule.cfa in (Base.OTHER, Base.SP_AT):
+        end = End.UNSUPPORTED
+    ip_offset = _PARTIAL_IP if regs else -8
+    return FrameRule(
+        guess=guess,
+        end=end.value,
+        goes_on=end is End.LOST and rule.cfa in (Base.SP, Base.BP, Base.BP_AT),
+        cfa_by_sp=rule.cfa is Base.SP,
+        cfa_at=rule.cfa is Base.BP_AT,
+        cfa_offset=rule.cfa_offset % _MODULUS,
+        regs=regs,
+        ip_offset=(_REGS_IP if whole else ip_offset) % _MODULUS,
+        sp_offset=_REGS_SP if whole else _PARTIAL_SP,
+        saves_bp=whole or rule.bp is not Base.NONE,
+        bp_by_bp=rule.bp is Base.BP and not whole,
+        bp_offset=(_REGS_BP if whole else rule.bp_offset) % _MODULUS,
+        interrupted=rule.interrupted,
+    )

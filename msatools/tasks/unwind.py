@@ -1,35 +1,293 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Unwind many x86-64 stacks at once by ORC: each step unwinds one frame of all."""
+"""Stack memory of tasks that do not run, and its unwinding: many at once, or one.
+
+x86-64 is unwound by ORC, arm64 by frame records.
+"""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Protocol
 
 import drgn
 import numpy as np
 import numpy.typing as npt
+from drgn.helpers.linux.list import list_for_each_entry
 from msgspec import Struct
 
-from msatools.errors import MissingError
-from msatools.kernel.reader import Addresses
+from msatools.errors import UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.percpu import is_pointer
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import each_once
-from msatools.selfdesc.find import find_type, member_of
-from msatools.target.addresses import KERNEL_HALF
-from msatools.target.arch.x86_64 import START_KERNEL_MAP
-from msatools.tasks.framerules import (
+from msatools.program.arch import START_KERNEL_MAP
+from msatools.program.linear import KERNEL_HALF, code_start
+from msatools.selfdesc.find import (
+    ask_each,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+    vmcoreinfo_number,
+)
+from msatools.tasks.table import TaskTable
+from msatools.tasks.text import (
+    BY_FRAME_POINTER,
     MAX_FRAMES,
     RULES,
     End,
     FrameRule,
+    Orc,
+    kernel_symbol,
     worked_out,
 )
-from msatools.tasks.orc import BY_FRAME_POINTER, Orc
-from msatools.tasks.stackmemory import Rows, StackMemory
-from msatools.tasks.text import kernel_symbol
-from msatools.tasks.unwindone import (
-    OneMemory,
-    OneStack,
-    OneState,
-    ReadsWords,
-    unwind_one,
-)
+
+# --- Read the stacks of tasks that do not run: the part in use, one read each.
+
+
+_WORD = 8
+_MAX_STACK_BYTES = 1 << 18
+"""Limit for THREAD_SIZE: 16 KiB on x86-64, 64 KiB with KASAN."""
+
+SAVED = ("sp", "fp", "pc")
+"""Columns of the task table with registers that are saved; not all on x86-64."""
+
+Rows = npt.NDArray[np.intp]
+
+
+class StackMemory(Struct, frozen=True):
+    """The words from each task's saved stack pointer to the end of its stack."""
+
+    words: Addresses
+    """The words of all stacks, one stack after the other."""
+
+    first: Rows
+    """Index in ``words`` of each stack's first word."""
+
+    base: Addresses
+    """Address of each stack's first word: the saved stack pointer."""
+
+    size: Addresses
+    """Bytes read of each stack; 0 if the task has none, or it could not be read."""
+
+    saved: Addresses
+    """Shape (stacks, registers): the registers that were saved when each task was last
+    switched from, see :func:`saved_registers`."""
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def stack(self, row: int) -> Addresses:
+        """Return the words of one stack."""
+        first = int(self.first[row])
+        return self.words[first : first + int(self.size[row]) // _WORD]
+
+    def read(
+        self, rows: Rows, addresses: Addresses
+    ) -> tuple[Addresses, npt.NDArray[np.bool_]]:
+        """
+        Read one word of each of some stacks.
+
+        :return: The words, 0 for addresses not in the stack; and whether each is.
+        """
+        offsets = addresses - self.base[rows]  # an address below wraps around
+        inside = (offsets < self.size[rows]) & (offsets % _WORD == 0)
+        indices = self.first[rows] + (offsets // _WORD).astype(np.intp)
+        words = np.zeros(len(rows), np.uint64)
+        words[inside] = self.words[indices[inside]]
+        return words, inside
+
+
+def saved_registers(tasks: TaskTable) -> Addresses | None:
+    """
+    Return the registers that were saved when each thread was last switched from.
+
+    :return: Shape (threads, registers): the stack pointer; on arm64 also the frame
+        pointer and the program counter, which x86-64 keeps on the stack. ``None`` if
+        not known where they are.
+    """
+    if not tasks.has("sp"):
+        return None
+    names = [name for name in SAVED if tasks.has(name)]
+    return np.stack([tasks[name].astype(np.uint64) for name in names], 1)
+
+
+def stack_bytes(prog: drgn.Program) -> int:
+    """Find the size of a kernel stack, THREAD_SIZE."""
+    try:
+        size = _mapped_size(prog) or _first_stack_size(prog)
+    except UNREADABLE:
+        size = _first_stack_size(prog)
+    if not 0 < size <= _MAX_STACK_BYTES or size % 4096:
+        # THREAD_SIZE of x86-64 and arm64 without KASAN.
+        size = 4 * 4096
+    return size
+
+
+def _mapped_size(prog: drgn.Program) -> int:
+    """Return the size of a task's mapped stack (CONFIG_VMAP_STACK); 0 if not found."""
+    type_ = find_type(prog, "struct task_struct")
+    if not type_.has_member("stack_vm_area"):
+        return 0
+    if not is_pointer(member_of(type_, "stack_vm_area").type):
+        raise DamagedDataError("the types of tasks are damaged")
+    tasks = find_variable(prog, "init_task").tasks.address_of_()
+    for task in islice(
+        ask_each(list_for_each_entry, "struct task_struct", tasks, "tasks"), 64
+    ):
+        if area := task.stack_vm_area.read_():
+            return int(
+                area.nr_pages.value_() * find_variable(prog, "PAGE_SIZE").value_()
+            )
+    return 0
+
+
+def _first_stack_size(prog: drgn.Program) -> int:
+    """Return the size of init_task's stack; 0 without its symbols, as in v6.12."""
+    try:
+        end = kernel_symbol(prog, "__end_init_task")
+        start = kernel_symbol(prog, "__start_init_task")
+    except MissingError:
+        return 0
+    return end - start
+
+
+def read_stacks(
+    reader: Reader,
+    stacks: Addresses,
+    saved: Addresses,
+    stack_size: int,
+    losses: LossLog,
+) -> StackMemory:
+    """
+    Read each stack from the saved stack pointer to its end.
+
+    :param stacks: ``task_struct.stack``, the lowest address; 0 if there is no stack.
+    :param saved: Saved stack pointers; or with more registers, a row each.
+    """
+    saved = saved.reshape(len(stacks), -1)
+    pointers = np.ascontiguousarray(saved[:, 0])
+    used = stacks + np.uint64(stack_size) - pointers
+    sane = (stacks != 0) & (used <= stack_size) & (used > 0)
+    sane &= (pointers % _WORD == 0) & (stacks % _WORD == 0)
+    losses.coverage["stack_pointers_bad"] += int(np.sum((stacks != 0) & ~sane))
+    size = np.where(sane, used, 0).astype(np.uint64)
+    parts: list[bytes] = []
+    rows = np.flatnonzero(sane)
+    wanted = rows.tolist(), pointers[rows].tolist(), size[rows].tolist()
+    for row, pointer, length in zip(*wanted, strict=True):
+        try:
+            parts.append(reader.read(pointer, length))
+        except UNREADABLE as error:
+            size[row] = 0
+            losses.lose(Loss.STACKS, f"a stack cannot be read: {error}")
+    words = np.frombuffer(b"".join(parts), "<u8")
+    ends = np.cumsum(size // _WORD).astype(np.intp)
+    first = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends
+    return StackMemory(words, first, pointers, size, saved)
+
+
+# --- Unwind one x86-64 stack, by the same rules as msatools.tasks.unwind.
+
+
+_ALL = (1 << 64) - 1
+
+
+class OneStack(Struct, frozen=True):
+    """The frames of a stack, innermost first."""
+
+    pcs: list[int]
+    interrupted: list[bool]
+    """Whether a frame was left by an exception: its pc is no return address."""
+
+    end: End
+    guessed: bool
+
+
+class ReadsWords(Protocol):
+    """The memory that a stack is unwound in."""
+
+    def read(self, address: int) -> int | None:
+        """Return a word; ``None`` if it cannot be read."""
+
+
+class OneMemory(Struct, frozen=True):
+    """The words from a saved stack pointer to the end of the stack."""
+
+    words: list[int]
+    base: int
+
+    def read(self, address: int) -> int | None:
+        """Return a word; ``None`` if *address* is not in the stack."""
+        index, within = divmod(address - self.base, _WORD)
+        return None if within or not 0 <= index < len(self.words) else self.words[index]
+
+
+class OneState(Struct):
+    """Registers of a frame."""
+
+    pc: int
+    sp: int
+    bp: int
+    interrupted: bool
+
+
+def unwind_one(
+    memory: ReadsWords, state: OneState, rule_of: Callable[[int], FrameRule]
+) -> OneStack:
+    """Unwind a stack until it ends."""
+    pcs: list[int] = []
+    interrupted: list[bool] = []
+    end, guessed = End.LOST, False
+    while len(pcs) < MAX_FRAMES:
+        pcs.append(state.pc)
+        interrupted.append(state.interrupted)
+        # A return address may be past the end of the calling function.
+        rule = rule_of(state.pc if state.interrupted else state.pc - 1)
+        guessed |= rule.guess
+        end = End(rule.end)
+        if not rule.goes_on:
+            break
+        entered = _step(memory, state, rule)
+        if entered is not None:
+            end = End.ENTRY if entered else End.LOST
+            break
+    return OneStack(pcs, interrupted, end, guessed)
+
+
+def _step(memory: ReadsWords, state: OneState, rule: FrameRule) -> bool | None:
+    """Set *state* to the caller.
+
+    :return: ``None``; if the stack ends, whether it ends at the entry from user mode.
+    """
+    base = state.sp if rule.cfa_by_sp else state.bp
+    cfa: int | None = base + rule.cfa_offset & _ALL
+    if rule.cfa_at:
+        cfa = memory.read(base + rule.cfa_offset & _ALL)
+    if cfa is None:
+        return False
+    pc = memory.read(cfa + rule.ip_offset & _ALL)
+    sp = memory.read(cfa + rule.sp_offset & _ALL) if rule.regs else cfa
+    if pc is None or sp is None:
+        return False
+    # Saved registers of user mode end the stack.
+    if rule.regs and pc < KERNEL_HALF:
+        return True
+    # From a stack for interrupts on, the stack that was interrupted may lie anywhere.
+    if pc < START_KERNEL_MAP or (sp <= state.sp and not rule.cfa_at):
+        return False
+    bp: int | None = state.bp
+    if rule.saves_bp:
+        bp = memory.read((state.bp if rule.bp_by_bp else cfa) + rule.bp_offset & _ALL)
+    if bp is None:
+        return False
+    state.pc, state.sp, state.bp = pc, sp, bp
+    state.interrupted = rule.interrupted
+    return None
+
+
+# --- Unwind many x86-64 stacks at once by ORC: each step unwinds one frame of all.
+
 
 _FEW = 8
 """Number of stacks that are faster to unwind one by one: a vectorized step costs as
@@ -251,3 +509,191 @@ def thread_start(prog: drgn.Program) -> int:
         return kernel_symbol(prog, "ret_from_fork_asm")
     except MissingError:
         return kernel_symbol(prog, "ret_from_fork")
+
+
+# --- Unwind arm64 stacks by frame records: each step unwinds one frame of all.
+#
+# A frame record is the caller's frame pointer (x29) and return address (x30). Each
+# function that calls others makes one, and x29 points to the newest
+# (arch/arm64/kernel/stacktrace.c). Where the CPU took an exception, the kernel makes
+# one within struct pt_regs; that of the entry from user mode, or of the start of a
+# thread, is the last.
+
+
+_KERNEL_BITS = 0xFFF0_0000_0000_0000
+"""Bits that are set in each address of the kernel, with 52 bits of addresses or less;
+part of a signature (pointer authentication) if the kernel does not say which."""
+
+_OF_REGISTERS = 2
+"""FRAME_META_TYPE_PT_REGS."""
+
+_EL = 0xF
+"""PSR_MODE_MASK: exception level; 0 is user mode, of AArch32 too."""
+
+
+class _RecordOffsets(Struct, frozen=True):
+    """Offsets of members of ``struct pt_regs`` from the frame record in it."""
+
+    fp: int
+    pc: int
+    pstate: int
+    type: int | None
+    """Of the type of the record; ``None`` if it has none."""
+
+
+class FrameRecords:
+    """
+    Unwinds stacks of tasks that do not run.
+
+    :raises MissingError: if this kernel has no frame records in ``struct pt_regs``
+    """
+
+    def __init__(self, prog: drgn.Program) -> None:
+        self._offsets = _offsets(prog)
+        self._code = code_start(prog)
+        self._newborn = kernel_symbol(prog, "ret_from_fork")
+        signed = vmcoreinfo_number(prog, "KERNELPACMASK")
+        self._signature = _KERNEL_BITS if signed is None else signed
+
+    def unwind(self, memory: StackMemory) -> Frames:
+        """
+        Unwind each stack until it ends.
+
+        :param memory: Stacks with the frame pointer and the program counter that were
+            saved with the stack pointer.
+        """
+        count = len(memory)
+        ends = np.zeros(count, np.uint8)
+        rows: Rows = np.flatnonzero(memory.size)
+        ends[rows] = End.LOST.value
+        fp, pc = memory.saved[rows, 1], self._plain(memory.saved[rows, 2])
+        # The saved address of a task that has never run is not a return address.
+        interrupted = pc == np.uint64(self._newborn)
+        good = pc >= np.uint64(self._code)
+        columns: list[Addresses] = []
+        flags: list[Flags] = []
+        while good.any() and len(columns) < MAX_FRAMES:
+            rows, fp, pc, interrupted = (
+                rows[good],
+                fp[good],
+                pc[good],
+                interrupted[good],
+            )
+            column, flag = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
+            column[rows], flag[rows] = pc, interrupted
+            columns.append(column)
+            flags.append(flag)
+            fp, pc, interrupted, good = self._step(memory, rows, fp, ends)
+        return Frames(
+            np.stack(columns, 1) if columns else np.zeros((count, 0), np.uint64),
+            np.stack(flags, 1) if flags else np.zeros((count, 0), np.bool_),
+            ends,
+            np.zeros(count, np.bool_),
+        )
+
+    def _step(
+        self,
+        memory: StackMemory,
+        rows: Rows,
+        fp: Addresses,
+        ends: npt.NDArray[np.uint8],
+    ) -> tuple[Addresses, Addresses, Flags, Flags]:
+        """Return the callers' frame pointers, program counters and whether these were
+        interrupted, and which there are; set *ends*."""
+
+        def read(offset: int) -> Addresses:
+            words, _ = memory.read(rows, fp + np.uint64(offset % (1 << 64)))
+            return words
+
+        offsets = self._offsets
+        above, found = memory.read(rows, fp)
+        pc = read(8)
+        is_last = found & (above == 0) & (pc == 0)
+        saved_fp, saved_pc = read(offsets.fp), read(offsets.pc)
+        if offsets.type is None:
+            # It repeats what is beside it.
+            interrupted = found & ~is_last & (saved_pc == pc) & (saved_fp == above)
+        else:
+            kinds = read(offsets.type) & np.uint64(0xFFFF_FFFF)
+            interrupted = is_last & (kinds == _OF_REGISTERS)
+            is_last &= ~interrupted
+            above = np.where(interrupted, saved_fp, above)
+            pc = np.where(interrupted, saved_pc, pc)
+        of_user = (read(offsets.pstate) & np.uint64(_EL)) == 0
+        entered = is_last & of_user & (saved_pc < np.uint64(KERNEL_HALF))
+        # Up to v5.13 the stack of a kernel thread ends without a record.
+        ends[rows[is_last | (fp == 0)]] = End.START.value
+        ends[rows[entered]] = End.ENTRY.value
+        pc = self._plain(pc)
+        good = found & ~is_last & (pc >= np.uint64(self._code))
+        return above, pc, interrupted, good & ((above > fp) | (above == 0))
+
+    def _plain(self, pcs: Addresses) -> Addresses:
+        """Return addresses without signatures, which replace bits that are set."""
+        return np.where(pcs == 0, pcs, pcs | np.uint64(self._signature))
+
+    def unwind_one(self, words: list[int], saved: tuple[int, ...]) -> OneStack:
+        """
+        Unwind one stack, without the cost of arrays.
+
+        :param words: The words from the saved stack pointer to the end of the stack.
+        :param saved: The saved stack pointer, frame pointer and program counter.
+        """
+        if not words:
+            return OneStack([], [], End.NONE, False)
+        base, fp, pc = saved
+        memory = OneMemory(words, base)
+        pcs: list[int] = []
+        flags: list[bool] = []
+        pc |= self._signature
+        is_interrupted = pc == self._newborn
+        while pc >= self._code and len(pcs) < MAX_FRAMES:
+            pcs.append(pc)
+            flags.append(is_interrupted)
+            above, pc_found = memory.read(fp), memory.read(fp + 8)
+            if above is None or pc_found is None:
+                end = End.LOST if fp else End.START
+                return OneStack(pcs, flags, end, False)
+            caller = self._caller(memory, fp, above, pc_found)
+            if isinstance(caller, End):
+                return OneStack(pcs, flags, caller, False)
+            above, pc, is_interrupted = caller
+            if above and above <= fp:
+                break
+            fp = above
+        return OneStack(pcs, flags, End.LOST, False)
+
+    def _caller(
+        self, memory: OneMemory, fp: int, above: int, pc: int
+    ) -> tuple[int, int, bool] | End:
+        """Return frame pointer, program counter and whether it was interrupted."""
+        offsets = self._offsets
+        saved_fp = memory.read(fp + offsets.fp) or 0
+        saved_pc = memory.read(fp + offsets.pc) or 0
+        if above or pc:
+            repeats = (saved_fp, saved_pc) == (above, pc)
+            interrupted = offsets.type is None and repeats
+            return above, pc | self._signature, interrupted
+        if offsets.type is not None:
+            kind = (memory.read(fp + offsets.type) or 0) & 0xFFFF_FFFF
+            if kind == _OF_REGISTERS:
+                return saved_fp, saved_pc | self._signature, True
+        mode = (memory.read(fp + offsets.pstate) or 0) & _EL
+        return End.ENTRY if mode == 0 and saved_pc < KERNEL_HALF else End.START
+
+
+def _offsets(prog: drgn.Program) -> _RecordOffsets:
+    registers = find_type(prog, "struct pt_regs")
+    record = member_of(registers, "stackframe")
+    start = record.offset
+    type_: int | None = None
+    # Since "arm64: stacktrace: unwind exception boundaries" (in v6.13); an array of
+    # two words before.
+    if record.type.kind == drgn.TypeKind.STRUCT:
+        type_ = offset_of(registers, "stackframe.type") - start
+    return _RecordOffsets(
+        fp=offset_of(registers, "regs[29]") - start,
+        pc=offset_of(registers, "pc") - start,
+        pstate=offset_of(registers, "pstate") - start,
+        type=type_,
+    )

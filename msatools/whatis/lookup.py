@@ -1,32 +1,44 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The readers that all answers share; each is made when it is first needed."""
+"""The readers that all answers share, and what types, structures and ranges are for."""
 
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
+import drgn
 import numpy as np
+from drgn.helpers.common.type import member_at_offset
+from msgspec import Struct
 
 from msatools.errors import LOST, MissingError
 from msatools.kernel.clocks import Clocks
-from msatools.kernel.pagetables import PageTables
-from msatools.kernel.paths import Paths
+from msatools.kernel.files import Paths
+from msatools.kernel.mm import PageTables
 from msatools.kernel.percpu import read_percpu
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, read_string
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.struct_reader import Layout
-from msatools.locks.places.variables import Variables
-from msatools.locks.reasons import standing
-from msatools.memory.pages.layout import PageLayout, page_layout
-from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
-from msatools.memory.unattributed.symbolnames import SymbolNames
-from msatools.selfdesc.find import find_variable
-from msatools.target.model import Address
+from msatools.locks.context import LockContext
+from msatools.locks.described import of_file, of_path, process_of
+from msatools.locks.places import SlabObject, Variables, lock_places
+from msatools.locks.report import LockTypeName
+from msatools.locks.struct_reader import Layout
+from msatools.locks.wait_snapshot import standing
+from msatools.memory.classes import CLASSES, PageClass, PageLayout, page_layout
+from msatools.memory.content_hints import SymbolNames
+from msatools.memory.memmap import MemmapRange, memmap_ranges
+from msatools.program.arch import Piece, arch_of
+from msatools.program.linear import KERNEL_HALF
+from msatools.program.model import Address
+from msatools.selfdesc.find import ask, find_variable
 from msatools.tasks.identity import comm_text
-from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.whatis.model import Task
+from msatools.tasks.text import kernel_symbol
+from msatools.tasks.unwind import stack_bytes
+from msatools.whatis.model import Page, Task
+
+# --- The readers that all answers share; each is made when it is first needed.
+
 
 _TASK = "struct task_struct"
 
@@ -156,3 +168,300 @@ class Lookup:
             comm=comm_text(record["comm"]),
             address=Address(int(record["address"])),
         )
+
+
+# --- Members of types at an offset, and the locks among them.
+
+
+LOCKS: dict[str, LockTypeName] = {
+    "mutex": "mutex",
+    "ww_mutex": "ww_mutex",
+    "rw_semaphore": "rwsem",
+    "semaphore": "semaphore",
+    "rt_mutex": "rt_mutex",
+    "rt_mutex_base": "rt_mutex",
+    "percpu_rw_semaphore": "percpu_rwsem",
+    "spinlock": "spinlock",
+    "raw_spinlock": "spinlock",
+    "qspinlock": "spinlock",
+    "completion": "completion",
+    "wait_queue_head": "wait_queue",
+}
+"""Maps the tag of a lock's structure to its type."""
+
+_STRUCTURES = (drgn.TypeKind.STRUCT, drgn.TypeKind.UNION)
+
+
+class LockMember(Struct, frozen=True):
+    """A lock that is a member of a structure, or a variable."""
+
+    type: LockTypeName
+    offset: int
+    """Offset of the lock in the structure."""
+
+
+def lock_at(type_: drgn.Type, offset: int) -> LockMember | None:
+    """Return the outermost lock that contains the byte at an offset, if there is one.
+
+    A mutex contains a spinlock and a queue, which are not of interest by themselves.
+    """
+    for start, inner in _around(type_, offset):
+        if inner.kind == drgn.TypeKind.STRUCT and inner.tag in LOCKS:
+            return LockMember(LOCKS[inner.tag], start)
+    return None
+
+
+def member_at(type_: drgn.Type, offset: int) -> str | None:
+    """Return the member at an offset, and how far it is from the start of it.
+
+    Several members of a union are all named: ``a or b``.
+
+    :return: ``None`` if there is no member, or the type has none.
+    """
+    if type_.kind not in (*_STRUCTURES, drgn.TypeKind.ARRAY):
+        return None
+    name = ask(member_at_offset, type_, offset)
+    return None if not name or name.startswith("<") else name
+
+
+def _around(type_: drgn.Type, offset: int) -> Iterator[tuple[int, drgn.Type]]:
+    """Yield the types that contain the byte at an offset, the outermost first.
+
+    :return: Offset of the start of each in the type, and the type.
+    """
+    base, inner = 0, _bare(type_)
+    while True:
+        yield base, inner
+        if inner.kind in _STRUCTURES and inner.is_complete():
+            member = _member(inner, offset - base)
+            if member is None:
+                return
+            base += member.bit_offset // 8
+            inner = _bare(member.type)
+        elif inner.kind == drgn.TypeKind.ARRAY and inner.length and _has_size(inner):
+            size = drgn.sizeof(inner.type)
+            base += min((offset - base) // size, inner.length - 1) * size
+            inner = _bare(inner.type)
+        else:
+            return
+
+
+def _member(type_: drgn.Type, offset: int) -> "drgn.TypeMember | None":
+    """Return the member that contains an offset; of a union's the first."""
+    for member in type_.members or ():
+        start = member.bit_offset // 8
+        try:
+            size = drgn.sizeof(member.type)
+        except TypeError:
+            continue
+        if start <= offset < start + max(size, 1) and size:
+            return member
+    return None
+
+
+def _has_size(array: drgn.Type) -> bool:
+    return bool(array.type.is_complete() and drgn.sizeof(array.type))
+
+
+def _bare(type_: drgn.Type) -> drgn.Type:
+    while type_.kind == drgn.TypeKind.TYPEDEF:
+        type_ = type_.type
+    return type_
+
+
+# --- What structures are for: the file, process or device that they belong to.
+
+
+_MAX_NAME = 511
+
+
+def describe_object(
+    lookup: Lookup, type_: drgn.Type | None, piece: SlabObject
+) -> str | None:
+    """Return what a slab object is for; ``None`` if that is not known.
+
+    :param type_: Type of the object; ``None`` if it is not certain.
+    """
+    context = lookup.locks
+    try:
+        tag = None if type_ is None else type_.tag
+        describe = _DESCRIBE.get(tag or "")
+        if describe is not None:
+            return describe(context, piece.start)
+        if (type_ is not None and "inode" in piece.cache) or _has_inode(type_):
+            return _of_inode_in(context, piece)
+    except LOST:
+        pass
+    return None
+
+
+def _has_inode(type_: drgn.Type | None) -> bool:
+    if type_ is None:
+        return False
+    return any(
+        member.type.kind == drgn.TypeKind.STRUCT and member.type.tag == "inode"
+        for member in type_.members or ()
+    )
+
+
+def _of_inode_in(context: LockContext, piece: SlabObject) -> str | None:
+    inode = lock_places(context).inode_within(piece)
+    return None if inode is None else _inode(context, inode)
+
+
+def _inode(context: LockContext, address: int) -> str | None:
+    if not context.storage.is_inode(address):
+        return None
+    inode = context.storage.inode(address)
+    name = of_path(context, inode, context.path_of(inode)).name or ""
+    number = f"inode {inode.number}"
+    return name if number in name else f"{number}, {name}"
+
+
+def _file(context: LockContext, address: int) -> str | None:
+    return of_file(context, address).name
+
+
+def _dentry(context: LockContext, address: int) -> str | None:
+    super_block = context.layout.member(address, "dentry", "d_sb")
+    mount = context.paths.mount_of(super_block)
+    return context.path_at((mount, address)) if mount else None
+
+
+def _mm(context: LockContext, address: int) -> str | None:
+    process = process_of(context, address)
+    return None if process is None else f"memory of pid {process[0]} ({process[1]})"
+
+
+def _vma(context: LockContext, address: int) -> str | None:
+    start, end, mm, file = context.layout.members(
+        address, "vm_area_struct", "vm_start", "vm_end", "vm_mm", "vm_file"
+    )
+    words = [f"{start:#x}-{end:#x}"]
+    process = process_of(context, mm)
+    if process is not None:
+        words.append(f"of pid {process[0]} ({process[1]})")
+    if file >= KERNEL_HALF:
+        words.append(of_file(context, file).name or "")
+    return " ".join(words).rstrip()
+
+
+def _signal(context: LockContext, address: int) -> str | None:
+    task = lock_places(context).task_of_signal(address)
+    if task is None:
+        return None
+    pid = context.layout.member(task, "task_struct", "tgid")
+    comm = context.layout.text(task, "task_struct", "comm")
+    return f"process {pid} ({comm})"
+
+
+def _anon_vma(context: LockContext, address: int) -> str | None:
+    mm = lock_places(context).mm_of_anon_vma(address)
+    return None if mm is None else _mm(context, mm)
+
+
+def _pid(context: LockContext, address: int) -> str | None:
+    number = context.layout.member(address, "pid", "numbers[0].nr")
+    return f"pid {number}"
+
+
+def _cache(context: LockContext, address: int) -> str | None:
+    name = context.layout.member(address, "kmem_cache", "name")
+    return f"cache {read_string(context.reader, name, _MAX_NAME)}"
+
+
+def _kernfs_node(context: LockContext, address: int) -> str | None:
+    name = context.layout.member(address, "kernfs_node", "name")
+    return read_string(context.reader, name, _MAX_NAME) or None
+
+
+_DESCRIBE: dict[str, Callable[[LockContext, int], str | None]] = {
+    "anon_vma": _anon_vma,
+    "dentry": _dentry,
+    "file": _file,
+    "inode": _inode,
+    "kernfs_node": _kernfs_node,
+    "kmem_cache": _cache,
+    "mm_struct": _mm,
+    "pid": _pid,
+    "signal_struct": _signal,
+    "vm_area_struct": _vma,
+}
+"""By the tag of a structure, a function that takes its address. Each raises FaultError
+if something that leads to the answer cannot be read."""
+
+
+# --- Where the kernel maps memory: the direct map, and its own image.
+
+
+_NOT_FREED = tuple(
+    CLASSES[code]
+    for code in (
+        PageClass.RESERVED,
+        PageClass.EXCLUDED,
+        PageClass.UNREADABLE,
+        PageClass.HWPOISON,
+    )
+)
+_MAX_ADDRESS = (1 << 64) - 1
+
+
+class KernelMap:
+    """Converts between addresses and physical memory."""
+
+    def __init__(self, prog: drgn.Program) -> None:
+        self._prog = prog
+
+    def direct(self, physical: int) -> int | None:
+        """Return the address of physical memory in the direct map."""
+        piece = self._direct_map
+        if piece is None or not 0 <= physical - piece.physical < piece.size:
+            return None
+        return piece.start + physical - piece.physical
+
+    def is_direct(self, address: int) -> bool:
+        """Return whether an address is in the direct map: slabs are only there."""
+        piece = self._direct_map
+        return piece is not None and 0 <= address - piece.start < piece.size
+
+    @cached_property
+    def _direct_map(self) -> Piece | None:
+        try:
+            return arch_of(self._prog).direct_map(self._prog)
+        except LOST:
+            return None
+
+    def in_image(self, physical: int) -> int | None:
+        """Return the address in the kernel's image of physical memory that it is in."""
+        moved = arch_of(self._prog).image_offset(self._prog)
+        if moved is None:
+            return None
+        address = (physical + moved) & _MAX_ADDRESS
+        start, end = self.image
+        return address if start <= address < end else None
+
+    @cached_property
+    def image(self) -> tuple[int, int]:
+        """Start and end of the kernel's image; 0 if unknown."""
+        return self._between("_text", "_end")
+
+    def _between(self, *labels: str) -> tuple[int, int]:
+        """Return the addresses of two of the linker's labels; 0 if unknown."""
+        try:
+            start, end = (kernel_symbol(self._prog, name) for name in labels)
+        except MissingError:
+            return 0, 0
+        return start, end
+
+    def in_init(self, address: int) -> bool:
+        """Return whether an address is in the image's part for boot, freed after it."""
+        start, end = self._between("__init_begin", "__init_end")
+        return start <= address < end
+
+
+def is_freed(page: Page | None) -> bool:
+    """Return whether a page of the kernel's image was freed after boot.
+
+    What stays of the image is reserved: free_kernel_image_pages(), free_initmem().
+    """
+    return page is not None and page.page_class not in _NOT_FREED

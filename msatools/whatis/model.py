@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Struct, field
 
 from msatools.kernel.report import ADDED, Report
-from msatools.locks.base.lock import LockTypeName, OwnerConfidence
-from msatools.target.model import Address
+from msatools.locks.report import LockTypeName, OwnerConfidence
+from msatools.program.model import Address
 
 Kind = Literal[
     "task",

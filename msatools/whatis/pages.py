@@ -12,25 +12,22 @@ import numpy as np
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
-from msatools.kernel.losses import Loss
+from msatools.kernel.mm import online_nodes, populated_zones
 from msatools.kernel.reader import Addresses
+from msatools.kernel.report import Loss
 from msatools.kernel.structs import find_offset
-from msatools.kernel.zones import online_nodes, populated_zones
-from msatools.memory.by.cachefiles import CachedFile, CachedFiles
-from msatools.memory.by.memcgs import Memcgs
-from msatools.memory.owners.owners import OwnerSearch, pfns_of
-from msatools.memory.pages.classes import CLASSES, PageClass
-from msatools.memory.pages.classify import Block, classify
-from msatools.memory.pages.memmap import MemmapRange, repeated
-from msatools.memory.pages.orders import free_blocks
-from msatools.memory.pages.zonekeys import node_and_zone
-from msatools.memory.scan.freelists import ListedPages, listed_pages, pcp_lists
-from msatools.memory.scan.pagecache import CacheClasses
-from msatools.memory.scan.scan import FarHeadReader
-from msatools.memory.scan.swapcache import nameless_swap, swapped_shmem
+from msatools.memory.by_cgroup import Memcgs
+from msatools.memory.by_file import CachedFile, CachedFiles
+from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.classify import Block, classify, free_blocks, node_and_zone
+from msatools.memory.memmap import MemmapRange, repeated
+from msatools.memory.owners import OwnerSearch, pfns_of
+from msatools.memory.refine import CacheClasses, ListedPages, listed_pages, pcp_lists
+from msatools.memory.scan import FarHeadReader
+from msatools.memory.sums import nameless_swap, swapped_shmem
 from msatools.model import values
+from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import find_type
-from msatools.target.addresses import KERNEL_HALF
 from msatools.whatis.lookup import Lookup
 
 _BLOCK = 1 << 10
@@ -55,7 +52,7 @@ class PageFound(Struct, frozen=True):
     """pfn of the head of its compound page; the page itself if it is of none."""
 
     code: int
-    """Class: :class:`msatools.memory.pages.classes.PageClass`."""
+    """Class: :class:`msatools.memory.classes.PageClass`."""
 
     order: int | None
     flags: tuple[str, ...]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from msatools.reports.units import size
-from msatools.whatis.asked import AskedAddress
+from msatools.whatis.asked import AskedAddress, poison_text
 from msatools.whatis.model import (
     AddressAnswer,
     Kind,
@@ -22,7 +22,6 @@ from msatools.whatis.model import (
     UserPlace,
     VmallocArea,
 )
-from msatools.whatis.poison import poison_text
 
 _NAMED = 3
 """Processes that are named in a line; of more their number is."""

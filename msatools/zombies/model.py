@@ -2,16 +2,64 @@
 
 """The report of msa-zombies: dead tasks, why they are not reaped, and what they use.
 
-Plain data, to be rendered as text or JSON.
+The options of a report are here, with what they select.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from msatools.kernel.report import ADDED, Report
-from msatools.target.model import Address
+from msatools.program.model import Address
+from msatools.tasks.identity import ANY, Membership, is_in_path
+
+# --- Names of signals and exit statuses. Pure.
+
+
+_SIGNALS = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1"),
+    *("SEGV", "USR2", "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP"),
+    *("TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH"),
+    *("IO", "PWR", "SYS"),
+)
+"""Signals from 1 on, as on x86 and arm64 (include/uapi/asm-generic/signal.h)."""
+
+_CORE = 0x80
+_SIGNAL = 0x7F
+
+
+def signal_name(number: int) -> str:
+    """
+    Return the name of a signal; real-time signals have numbers only.
+
+    >>> signal_name(17), signal_name(34)
+    ('SIGCHLD', 'signal 34')
+    """
+    if 0 < number <= len(_SIGNALS):
+        return f"SIG{_SIGNALS[number - 1]}"
+    return f"signal {number}"
+
+
+def ending(exit_code: int) -> str:
+    """
+    Return how a task ended, by its status as of wait().
+
+    >>> ending(0), ending(3 << 8), ending(9), ending(11 | 0x80)
+    ('0', '3', 'SIGKILL', 'SIGSEGV (core)')
+    """
+    number = exit_code & _SIGNAL
+    if not number:
+        return str(exit_code >> 8 & 0xFF)
+    return signal_name(number) + (" (core)" if exit_code & _CORE else "")
+
+
+# --- The report of msa-zombies: dead tasks, why they are not reaped, and what they use.
+#
+# Plain data, to be rendered as text or JSON.
+
 
 Verdict = Literal[
     "leader-exited",
@@ -298,3 +346,102 @@ class TaskAsked(Struct, frozen=True, kw_only=True):
     age_ns: int
     verdict: Verdict | None
     """``None`` if it is not a zombie."""
+
+
+# --- Options of msa-zombies.
+
+
+class ZombiesOptions(Struct, frozen=True, kw_only=True):
+    """Contents of a report; ``None`` for all tasks.
+
+    Limits and held memory are always of all zombies.
+    """
+
+    pids: tuple[int, ...] | None = None
+    """PIDs of tasks, dead or alive, which are looked up directly."""
+
+    parents: tuple[int, ...] | None = None
+    """PIDs of parents whose children to report."""
+
+    membership: Membership = ANY
+    """Control groups, containers or namespaces. A dead task only has a PID and a user
+    namespace. Tasks of nested namespaces are not included."""
+
+    uids: tuple[int, ...] | None = None
+    min_age_ns: int = 0
+    """Minimum time since they died."""
+
+    verdicts: frozenset[Verdict] | None = None
+
+    heirs: bool = False
+    """Whether to report who would inherit them if their parent died."""
+
+    leaks: bool = False
+    """Whether to search for each struct pid with unexplained references."""
+
+    cost: bool = False
+    """Whether to report the number of reads."""
+
+
+# --- Select the requested part of a report of all zombies. Pure.
+
+
+def choose(report: ZombiesReport, options: ZombiesOptions) -> ZombiesReport:
+    """
+    Return the requested zombies, in their groups.
+
+    The evidence of a group stays that of all the parent's children.
+    """
+    chosen = {one.pid: one for one in report.zombies if _is_wanted(one, options)}
+    groups = [_part(group, chosen) for group in report.groups]
+    left = [group for group in groups if group is not None]
+    return replace(
+        report,
+        zombies=tuple(chosen.values()),
+        groups=tuple(sorted(left, key=lambda group: (-group.count, group.ppid))),
+        heirs=report.heirs if options.heirs else None,
+        leaks=report.leaks if options.leaks else None,
+        reads=report.reads if options.cost else None,
+        read_bytes=report.read_bytes if options.cost else None,
+        elapsed_ns=report.elapsed_ns if options.cost else None,
+    )
+
+
+def _is_wanted(zombie: Zombie, options: ZombiesOptions) -> bool:
+    wanted: Sequence[tuple[Collection[object] | None, object]] = (
+        (options.parents, zombie.ppid),
+        (options.uids, zombie.uid),
+        (options.verdicts, zombie.verdict),
+    )
+    if zombie.age_ns < options.min_age_ns:
+        return False
+    return is_in_path(options.membership, zombie.cgroup) and all(
+        names is None or value in names for names, value in wanted
+    )
+
+
+def _part(group: ZombieGroup, chosen: dict[int, Zombie]) -> ZombieGroup | None:
+    """Return the requested part of a group; ``None`` if it is empty."""
+    dead = [chosen[pid] for pid in group.pids if pid in chosen]
+    if len(dead) == len(group.pids):
+        return group
+    if not dead:
+        return None
+    ended = Counter(ending(zombie.exit_code) for zombie in dead)
+    return replace(
+        group,
+        count=len(dead),
+        min_age_ns=min(zombie.age_ns for zombie in dead),
+        max_age_ns=max(zombie.age_ns for zombie in dead),
+        exit_codes=dict(sorted(ended.items(), key=lambda item: (-item[1], item[0]))),
+        uids=_known(zombie.uid for zombie in dead),
+        cgroups=tuple(sorted({z.cgroup for z in dead if z.cgroup is not None})),
+        namespaces=_known(zombie.namespace for zombie in dead),
+        pids=[zombie.pid for zombie in dead],
+        # The previous count of this part is unknown.
+        delta=None,
+    )
+
+
+def _known(numbers: Iterable[int | None]) -> tuple[int, ...]:
+    return tuple(sorted({number for number in numbers if number is not None}))

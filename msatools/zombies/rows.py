@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rows of dead tasks, and groups by parent and verdict."""
+"""Rows of dead tasks, groups by parent and verdict, and dead first threads."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,18 +9,22 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
-from msatools.tasks.identity import Users, comm_text
-from msatools.tasks.stackmemory import Rows
+from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.structs import read_structs
+from msatools.tasks.identity import TaskCgroups, Users, comm_text
+from msatools.tasks.sampler import AgeBound
+from msatools.tasks.states import WAKEKILL, loads
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_cgroups import TaskCgroups
-from msatools.tasks.task_state import AgeBound
-from msatools.zombies.evidence import advice, evidence
-from msatools.zombies.exit_status import ending
-from msatools.zombies.model import Heir, ParentThread, Zombie, ZombieGroup
-from msatools.zombies.parents import NONE, Parents
-from msatools.zombies.verdicts import VERDICTS
-from msatools.zombies.zombie_tasks import UNKNOWN, Dead
+from msatools.tasks.unwind import Rows
+from msatools.zombies.model import Heir, ParentThread, Zombie, ZombieGroup, ending
+from msatools.zombies.parents import NONE, UNKNOWN, Dead, Parents
+from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, advice, evidence
+
+# --- Rows of dead tasks, and groups by parent and verdict.
 
 
 class Found(Struct, frozen=True):
@@ -160,3 +164,75 @@ def _group(
 
 def _known(value: "np.int64") -> int | None:
     return None if value == UNKNOWN else int(value)
+
+
+# --- Dead first threads of processes: what keeps the other threads alive.
+
+
+_GROUP_EXIT = 0x4
+"""``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``: exit_group(), or a fatal signal."""
+
+
+class Survivors(Struct, frozen=True):
+    """The living threads of processes whose first thread has ended."""
+
+    stuck: tuple[int, ...]
+    """IDs of those that have slept for a while, and no signal ends that, the longest
+    first."""
+
+    ending: bool
+    """Whether all of those processes are ending: they exit, or were killed."""
+
+
+def read_survivors(
+    reader: Reader,
+    tasks: TaskTable,
+    age_ns: Nanoseconds,
+    group: ZombieGroup,
+    losses: LossLog,
+) -> Survivors:
+    """Return what the living threads of a group's processes do.
+
+    :param age_ns: Time of each task in its state.
+    """
+    of_group = np.isin(tasks["tgid"], np.array([*group.pids], np.int64))
+    rows = np.flatnonzero(of_group & (tasks["exit_state"] == 0))
+    part = TaskTable(tasks.records[rows], tasks.columns)
+    stuck = loads(part) & ((part["state"] & WAKEKILL) == 0)
+    stuck &= age_ns[rows] >= BRIEF_NS
+    signals = np.unique(part["signal"].astype(np.uint64))
+    read = read_structs(
+        reader, "struct signal_struct", {"flags": ("flags",)}, signals, losses
+    )
+    ending = len(signals) > 0 and bool(
+        (read.readable & ((read["flags"] & _GROUP_EXIT) != 0)).all()
+    )
+    order = np.argsort(-age_ns[rows][stuck], kind="stable")
+    return Survivors(tuple(part["pid"][stuck][order].tolist()), ending)
+
+
+def with_survivors(group: ZombieGroup, survivors: Survivors) -> ZombieGroup:
+    """Return a group of dead leaders with what is true of their other threads."""
+    if not survivors.stuck and not survivors.ending:
+        return group
+    if not survivors.stuck:
+        return replace(
+            group,
+            evidence=replace(
+                group.evidence, text="its first thread has ended, and the others exit"
+            ),
+            advice="look again: its other threads exit; if they stay, see what they "
+            "wait for: msa-prstat -L",
+        )
+    first, more = survivors.stuck[0], len(survivors.stuck) - 1
+    who = f"thread {first}" + (f" and {more} more" if more else "")
+    are = "are" if more else "is"
+    killed = ", though the process is to end" if survivors.ending else ""
+    text = (
+        f"its first thread has ended, and {who} {are} in uninterruptible sleep{killed}"
+    )
+    advice = (
+        f"end what thread {first} waits for (see msa-locks -p {first}): until then "
+        "kill -9 does nothing to it"
+    )
+    return replace(group, evidence=replace(group.evidence, text=text), advice=advice)

@@ -13,15 +13,14 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.errors import DamagedDataError, MissingError
-from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
-from msatools.kernel.report import LossLog
+from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.slab import MAX_OBJECT, SlabCache, slab_caches, slab_type
 from msatools.kernel.structs import lose_many
-from msatools.memory.pages.layout import page_layout
-from msatools.memory.pages.memmap import memmap_ranges, read_chunks
+from msatools.memory.classes import page_layout
+from msatools.memory.memmap import memmap_ranges, read_chunks
+from msatools.program.linear import page_address
 from msatools.selfdesc.find import find_variable, member_of
-from msatools.target.linear import page_address
 
 _AT_ONCE = 1 << 24
 """Bytes of slabs that are searched at a time."""

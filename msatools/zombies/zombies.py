@@ -13,29 +13,29 @@ from msgspec.structs import replace
 
 from msatools.errors import LOST
 from msatools.kernel.clocks import Clocks, read_clocks
-from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks, require_pids
-from msatools.kernel.readcost import ReadCost
-from msatools.kernel.report import LossLog, ns_between
-from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.kernel.report import (
+    KernelSession,
+    Loss,
+    LossLog,
+    Progress,
+    ReadCost,
+    ns_between,
+    quietly,
+)
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
-from msatools.locks.options import LocksOptions
+from msatools.locks.report_builder import LocksOptions
+from msatools.program.description import describe
+from msatools.program.model import Target, TargetError
 from msatools.selfdesc.find import find_variable
-from msatools.target.describe import describe
-from msatools.target.errors import TargetError
-from msatools.target.model import Target
-from msatools.tasks.identity import comm_text, read_users
-from msatools.tasks.membership import read_members
-from msatools.tasks.stackmemory import Rows
+from msatools.tasks.identity import comm_text, read_cgroups, read_members, read_users
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import letters
 from msatools.tasks.table import Records, TaskReader, TaskTable
-from msatools.tasks.task_cgroups import read_cgroups
-from msatools.zombies.leaders import read_survivors, with_survivors
+from msatools.tasks.unwind import Rows
 from msatools.zombies.leaks import find_leaks
-from msatools.zombies.limits import collect_limits, left
-from msatools.zombies.memory_footprint import held_memory
+from msatools.zombies.limits import collect_limits, held_memory, left
 from msatools.zombies.model import (
     Heir,
     HeldMemory,
@@ -45,16 +45,19 @@ from msatools.zombies.model import (
     Zombie,
     ZombieChanges,
     ZombieGroup,
+    ZombiesOptions,
     ZombiesReport,
 )
-from msatools.zombies.namespaces import with_held_namespaces
-from msatools.zombies.options import ZombiesOptions
-from msatools.zombies.parent_activity import read_doing
-from msatools.zombies.parents import read_parents
-from msatools.zombies.reparenting import find_heirs
-from msatools.zombies.rows import Found, ZombieRows, groups
-from msatools.zombies.verdicts import VERDICTS, verdicts
-from msatools.zombies.zombie_tasks import Aged, read_ages, read_dead
+from msatools.zombies.parents import Aged, read_ages, read_dead, read_parents
+from msatools.zombies.reparenting import find_heirs, with_held_namespaces
+from msatools.zombies.rows import (
+    Found,
+    ZombieRows,
+    groups,
+    read_survivors,
+    with_survivors,
+)
+from msatools.zombies.verdicts import VERDICTS, read_doing, verdicts
 
 _COVERAGE = (
     *("tasks", "tasks_unreadable", "lists_broken", "zombies", "parents_unknown"),
@@ -119,7 +122,7 @@ class _ZombieSample(Struct, frozen=True):
 
 
 class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
-    """A series of reports: see :class:`msatools.kernel.session.Session`."""
+    """A series of reports: see :class:`msatools.kernel.report.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: ZombiesOptions

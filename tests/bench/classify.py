@@ -19,12 +19,11 @@ import numpy as np
 
 from fixtures import lab
 from msatools.kernel.reader import Reader
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.compiled import library
-from msatools.memory.pages.memmap import read_chunks
-from msatools.memory.scan.parallel import cores
-from msatools.memory.scan.result import ScanResult
-from msatools.memory.scan.scan import scan
+from msatools.memory.classes import PageClass
+from msatools.memory.compiled import library
+from msatools.memory.memmap import read_chunks
+from msatools.memory.scan import cores, scan
+from msatools.memory.sums import ScanResult
 from msatools.model import values
 from msatools.native import SWITCH
 from tests.bench.pages import Kernel, Stream, open_kernel

@@ -22,9 +22,8 @@ from drgn.commands import run_command
 
 from fixtures import lab
 from fixtures.lab.possiblecpus import MANY_ONLINE, ONLINE, POSSIBLE
-from msatools.cpus.cpus import Cpus
-from msatools.cpus.options import CpusOptions
-from msatools.target import TargetSpec, open_target
+from msatools.cpus.cpus import Cpus, CpusOptions
+from msatools.program import TargetSpec, open_target
 from tests.bench.process import run_process
 from tests.bench.timing import Contender, medians
 

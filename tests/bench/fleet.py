@@ -12,7 +12,7 @@ from pathlib import Path
 from distributed import Client
 
 from fixtures.demo import DEMOS
-from msatools.fleet import cluster
+from msatools.fleet import run
 from msatools.fleet.run import Report, Run
 from msatools.fleet.single import Bounds, report_dump
 from msatools.fleet.store import Results
@@ -38,7 +38,7 @@ def compare() -> None:
 
 def _scheduling(folder: Path) -> None:
     print("msa-fleet: time a dump besides its report (client, scheduler, 2 workers)")
-    with cluster.local(2, BOUNDS) as client:
+    with run.local(2, BOUNDS) as client:
         for count in SMALL:
             paths = [str(folder / f"{count}-{number}.core") for number in range(count)]
             for path in paths:
@@ -71,7 +71,7 @@ def _workers(folder: Path) -> None:
         results.create()
         report = partial(report_dump, bounds=BOUNDS)
         before_s = _cpu_s() + _cpu_s(resource.RUSAGE_CHILDREN)
-        with cluster.local(workers, BOUNDS) as client:
+        with run.local(workers, BOUNDS) as client:
             took_s[workers] = _run(client, results, paths, report)
         # Workers count once they have ended.
         used_s[workers] = _cpu_s() + _cpu_s(resource.RUSAGE_CHILDREN) - before_s

@@ -5,10 +5,9 @@
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.pages.bulk import BulkReader
-from msatools.memory.pages.layout import page_layout
-from msatools.memory.pages.memmap import CHUNK_BYTES, memmap_ranges
-from msatools.target import TargetSpec, open_target
+from msatools.memory.classes import page_layout
+from msatools.memory.memmap import CHUNK_BYTES, BulkReader, memmap_ranges
+from msatools.program import TargetSpec, open_target
 from tests.bench.timing import medians
 
 FORMATS = ("kdump-zlib", "kdump-lzo", "kdump-snappy", "kdump-zstd", "kdump-raw")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fixtures import lab
 from msatools.locks.locks import collect_locks
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 
 KERNELS = ("6.1", "6.12")
 _PEER = """

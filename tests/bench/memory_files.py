@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from msatools.target.raw.candidates import find_kernels
-from msatools.target.raw.memory import FileMemory
+from msatools.program.raw_memory import FileMemory, find_kernels
 from tests.bench.timing import medians
 
 _DATA_BYTES = 1 << 30

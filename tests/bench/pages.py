@@ -22,11 +22,11 @@ from drgn.helpers.linux.mm import (
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.owners.owners import OwnedPages, collect_owners
-from msatools.memory.pages.layout import PageLayout, page_layout
-from msatools.memory.pages.memmap import CHUNK_BYTES, MemmapRange, memmap_ranges
-from msatools.memory.scan.scan import scan
-from msatools.target import TargetSpec, open_target
+from msatools.memory.classes import PageLayout, page_layout
+from msatools.memory.memmap import CHUNK_BYTES, MemmapRange, memmap_ranges
+from msatools.memory.owners import OwnedPages, collect_owners
+from msatools.memory.scan import scan
+from msatools.program import TargetSpec, open_target
 from tests.bench.timing import medians
 from tests.support.elf import file_offset, load_segments
 

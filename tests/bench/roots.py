@@ -11,10 +11,9 @@ from collections import Counter
 
 from fixtures import lab
 from msatools.locks.locks import collect_locks
-from msatools.locks.options import LocksOptions
 from msatools.locks.report import Root
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.waits import classify
+from msatools.locks.report_builder import LocksOptions
+from msatools.tasks.waits import TaskClass, classify
 from tests.report.judged import judged_dumps
 from tests.support.dumps import open_dump
 

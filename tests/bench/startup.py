@@ -15,7 +15,7 @@ from tests.bench.process import run_process
 KERNELS = ("6.1", "6.12")
 WORK = """
 import sys
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from drgn.helpers.linux.pid import for_each_task
 path, vmlinux = sys.argv[1:]
 prog = open_target(

@@ -22,11 +22,11 @@ from fixtures import lab
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from msatools.tasks import table
+from msatools.tasks.sampler import TaskState, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_state import TaskState, collect_now
 from tests.bench.process import Usage, run_process
 from tests.bench.timing import medians
 

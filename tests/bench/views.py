@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from msatools.memory.by.views import VIEWS
+from msatools.memory.breakdowns import VIEWS
 from msatools.memory.memstat import collect_memstat
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from tests.bench.pages import open_kernel, run_scan
 from tests.bench.timing import medians
 

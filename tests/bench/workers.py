@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from fixtures import lab
-from msatools.memory.pages.memmap import MemmapRange
-from msatools.memory.scan.parallel import cores, cut, scan_parts
+from msatools.memory.memmap import MemmapRange
+from msatools.memory.scan import cores, cut, scan_parts
 from tests.bench.pages import Kernel, open_kernel
 
 FORMATS = ("elf", "kdump-zlib", "kdump-lzo", "kdump-snappy", "kdump-zstd", "kdump-raw")

@@ -15,8 +15,8 @@ from drgn.helpers.linux.pid import for_each_task
 
 from fixtures import lab
 from fixtures.lab.inside import RESULTS
-from msatools.target import TargetSpec, open_target
-from msatools.zombies.options import ZombiesOptions
+from msatools.program import TargetSpec, open_target
+from msatools.zombies.model import ZombiesOptions
 from msatools.zombies.zombies import Zombies
 from tests.bench.timing import medians
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msatools.cli import budget
-from msatools.cli.budget import peak_bytes
+from msatools.cli import execution
+from msatools.cli.execution import peak_bytes
 
-ASK = "from msatools.cli.budget import peak_bytes; print(peak_bytes())"
+ASK = "from msatools.cli.execution import peak_bytes; print(peak_bytes())"
 MUCH = 256 << 20
 
 
@@ -44,8 +44,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.used_s = 1000.0, 5.0
         self.burnt: list[tuple[float, float]] = []
-        monkeypatch.setattr(budget.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(budget, "cpu_ns", lambda: round(self.used_s * 1e9))
+        monkeypatch.setattr(execution.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(execution, "cpu_ns", lambda: round(self.used_s * 1e9))
 
     def burn(self, seconds: float) -> None:
         self.burnt.append((self.now_s, seconds))
@@ -56,10 +56,10 @@ class Clock:
         """The most CPU time that a window has, which begins or ends with any look."""
         spans = [(start, start + length) for start, length in self.burnt]
         starts = [start for start, _ in spans]
-        starts += [end - budget.WINDOW_S for _, end in spans]
+        starts += [end - execution.WINDOW_S for _, end in spans]
         return max(
             sum(
-                max(0.0, min(end, window + budget.WINDOW_S) - max(start, window))
+                max(0.0, min(end, window + execution.WINDOW_S) - max(start, window))
                 for start, end in spans
             )
             for window in starts
@@ -70,7 +70,7 @@ def run(
     clock: Clock, share: float, looks_s: Sequence[float], interval_s: float
 ) -> None:
     """Look, render and wait as reports() does."""
-    pacing = budget.Pace(share)
+    pacing = execution.Pace(share)
     for look_s in looks_s:
         clock.burn(look_s)
         due_s = max(clock.now_s, pacing._started.at_s + interval_s)
@@ -88,13 +88,13 @@ def test_no_window_has_more_than_the_share(
     share: float, interval_s: float, part: float, changes: list[float]
 ) -> None:
     """Looks of up to what a window has, each up to a point dearer than the last."""
-    point_s = 0.01 * budget.WINDOW_S
-    look_s = part * share * budget.WINDOW_S
+    point_s = 0.01 * execution.WINDOW_S
+    look_s = part * share * execution.WINDOW_S
     looks = [max(look_s + change * point_s / 2, 1e-6) for change in changes]
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock(patch)
         run(clock, share, looks, interval_s)
-        assert clock.most_of_a_window_s() <= (share + 0.01) * budget.WINDOW_S + 1e-6
+        assert clock.most_of_a_window_s() <= (share + 0.01) * execution.WINDOW_S + 1e-6
 
 
 def test_a_look_dearer_than_a_window_is_made_up_for(
@@ -115,8 +115,8 @@ def test_no_look_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_that_ended_count() -> None:
-    before = budget.cpu_ns()
+    before = execution.cpu_ns()
     subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert budget.cpu_ns() - before >= 5_000_000
-    assert budget.cpu_ns() >= (children.ru_utime + children.ru_stime) * 1e9
+    assert execution.cpu_ns() - before >= 5_000_000
+    assert execution.cpu_ns() >= (children.ru_utime + children.ru_stime) * 1e9

@@ -10,12 +10,9 @@ import pytest
 from msatools.commands.prstat import COMMAND
 from msgspec.structs import replace
 
-from msatools.cli.arguments import make_parser
-from msatools.cli.common_options import membership, uids
-from msatools.cli.target_arguments import target_spec
-from msatools.cli.usage import UsageError
-from msatools.cli.words import parse_words
-from msatools.tasks.membership import Membership
+from msatools.cli.arguments import make_parser, membership, uids
+from msatools.cli.options import UsageError, parse_words, target_spec
+from msatools.tasks.identity import Membership
 from tests.locks.madelocks import TARGET
 
 OWN = replace(TARGET, kind="kcore", live=True)

@@ -14,7 +14,7 @@ import pytest
 from drgn.commands import CommandArgumentError, run_command
 from msgspec.structs import replace
 
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.derived.options import options_of
 from msatools.reports.diff import ReportDiff
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ROWS, ZOMBIES, Row

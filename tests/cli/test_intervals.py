@@ -10,10 +10,10 @@ from unittest.mock import ANY
 import pytest
 from drgn import FaultError
 
-from msatools.cli.intervals import Plan, reports
+from msatools.cli.execution import Plan, reports
 from msatools.cli.output import ProgressLine
 from msatools.kernel.report import Cost, Report
-from msatools.target.kcore import MovedError
+from msatools.program.live import MovedError
 from tests.support.calls import MADE
 
 ERROR_S = 1e-6
@@ -93,7 +93,7 @@ class Session:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock; what is chosen at random within a period is its middle."""
     clock = Clock()
-    for module in ("intervals", "budget", "output"):
+    for module in ("execution", "output"):
         monkeypatch.setattr(f"msatools.cli.{module}.time", clock)
     monkeypatch.setattr("random.random", lambda: 0.5)
     return clock

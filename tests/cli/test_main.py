@@ -23,14 +23,13 @@ from drgn import FaultError, Program
 from msgspec.structs import replace
 
 from msatools.cli.main import run_console
+from msatools.cli.options import UsageError, Words, parse_words
 from msatools.cli.screen import Keys
-from msatools.cli.usage import UsageError
-from msatools.cli.words import Words, parse_words
 from msatools.errors import DamagedDataError, MissingError
+from msatools.program import Opened, TargetSpec
+from msatools.program.live import MovedError
 from msatools.render.blocks import text
 from msatools.selfdesc import BtfError
-from msatools.target import Opened, TargetSpec
-from msatools.target.kcore import MovedError
 from tests.support.calls import MADE, Ran, call, end, open_nothing, start
 from tests.support.probe import (
     COMMAND,

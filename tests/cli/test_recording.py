@@ -16,8 +16,8 @@ import pytest
 
 from fixtures import lab
 from fixtures.demo.questions import words_of_json
+from msatools.program import Opened, TargetSpec, open_target
 from msatools.render.prstat.columns import COLUMNS
-from msatools.target import Opened, TargetSpec, open_target
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ROWS, ZOMBIES, Row
 from tests.support.calls import CORE, Ran, call
 from tests.support.paused import paused

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 
 from msatools.cli import sandbox
+from msatools.cli.output import Stopped
 from msatools.cli.sandbox import in_sandbox
-from msatools.cli.signals import Stopped
-from msatools.target import open_target
-from msatools.target.errors import DamagedDumpError
+from msatools.program import open_target
+from msatools.program.model import DamagedDumpError
 from tests.contract.table import MEMSTAT, ROWS, Row
 from tests.support.calls import CORE, Ran, call, open_demo
 

@@ -16,9 +16,9 @@ from contextlib import nullcontext
 import pytest
 from msgspec.structs import replace
 
-from msatools.cli.common_options import rows
+from msatools.cli.arguments import rows
 from msatools.cli.screen import footer
-from msatools.faults import EXIT_FAULT
+from msatools.errors import EXIT_FAULT
 from msatools.kernel.report import Cost
 from msatools.render.blocks import Block, Tree, text
 from tests.support.probe import COMMAND, GUEST, ProbeReport, on_terminal

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from msatools.cli.signals import Stopped, stop_on_signals, told_first, whole
+from msatools.cli.output import Stopped, stop_on_signals, told_first, whole
 
 
 def kill() -> None:
@@ -87,7 +87,7 @@ def test_second_signal_does_not_wait() -> None:
 
 
 def test_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msatools.cli.signals._PATIENCE_S", 1.0)
+    monkeypatch.setattr("msatools.cli.output._PATIENCE_S", 1.0)
 
     def work() -> None:
         with whole():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msatools.cli.values import (
+from msatools.cli.options import (
     cgroup_list,
     column_list,
     container_list,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msatools.cli.usage import UsageError
-from msatools.cli.words import parse_words
+from msatools.cli.options import UsageError, parse_words
 
 
 def test_dump_goes_first(tmp_path: Path) -> None:

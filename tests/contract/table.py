@@ -15,7 +15,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zombies
 
-from msatools.cli.command import Command
+from msatools.cli.arguments import Command
 from tests.support.overlay import lose
 
 

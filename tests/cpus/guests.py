@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fixtures import lab
-from msatools.cli.values import cpu_list
+from msatools.cli.options import cpu_list
 
 KERNELS = ("6.1", "6.12")
 SECOND = 10**9

@@ -19,7 +19,7 @@ from msatools.cpus.model import (
     SetTasks,
     Vector,
 )
-from msatools.target.model import Address
+from msatools.program.model import Address
 from tests.locks.madelocks import SECOND, TARGET
 
 ROOT_DOMAIN = Address(0xFFFF888000001000)

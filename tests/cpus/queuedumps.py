@@ -13,7 +13,7 @@ from msatools.cpus.cpus import doing
 from msatools.cpus.model import Processor, RunnableTask, RunQueue
 from msatools.cpus.processors import read_processors
 from msatools.cpus.runqueues import read_run_queues
-from msatools.cpus.ticksched import TickSched, read_tick_sched
+from msatools.cpus.times import TickSched, read_tick_sched
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Reader

@@ -9,19 +9,15 @@ from functools import lru_cache
 from drgn import Program
 
 from fixtures import lab
-from msatools.cpus.cpusets import Cpusets, read_cpusets
-from msatools.cpus.domains import RootDomains, read_root_domains
-from msatools.cpus.masks import CpuMasks, read_masks
+from msatools.cpus.masks import CpuMasks, RootDomains, read_masks, read_root_domains
 from msatools.cpus.model import CpuSet, SetKind, SetTasks
 from msatools.cpus.placement import place
-from msatools.cpus.sets import read_sets
-from msatools.kernel.cpumask import Cpus
-from msatools.kernel.percpu import read_percpu
+from msatools.cpus.sets import Cpusets, read_cpusets, read_sets
+from msatools.kernel.percpu import Cpus, read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks.names import KernelNames
+from msatools.tasks.identity import KernelNames, read_cgroups
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_cgroups import read_cgroups
 from tests.cpus.guests import Guest
 from tests.cpus.madecpus import cpuset
 from tests.support.dumps import open_dump

@@ -9,10 +9,10 @@ import pytest
 from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
+from msatools.cpus.cpus import CpusOptions
 from msatools.cpus.model import CpusReport
-from msatools.cpus.options import CpusOptions
+from msatools.program import Opened, TargetSpec, open_target
 from msatools.render.cpus.report import COLUMNS
-from msatools.target import Opened, TargetSpec, open_target
 from tests.cpus.madecpus import cpu, cpuset, irq, offline, processor, report
 from tests.support import commandline
 from tests.support.calls import Ran, call

@@ -13,8 +13,8 @@ from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
 from msatools.errors import MissingError
-from msatools.target import Opened, TargetSpec, open_target
-from msatools.target.addresses import KERNEL_HALF
+from msatools.program import Opened, TargetSpec, open_target
+from msatools.program.linear import KERNEL_HALF
 from tests.support.calls import call
 from tests.truth import tables
 

@@ -12,15 +12,14 @@ from drgn import Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from msatools.commands.cpus import COMMAND
 
-from msatools.cpus.cpus import Cpus, collect_cpus
-from msatools.cpus.cpusets import read_cpusets
+from msatools.cpus.cpus import Cpus, CpusOptions, collect_cpus
 from msatools.cpus.model import CpusReport
-from msatools.cpus.options import CpusOptions
+from msatools.cpus.sets import read_cpusets
 from msatools.errors import LOST
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.render.json import dumps as as_json
-from msatools.target import describe
+from msatools.program import describe
+from msatools.reports.forms import dumps as as_json
 from tests.cpus.damaged import borrowed, lose, put
 from tests.cpus.guests import KERNELS
 from tests.support.commandline import shown

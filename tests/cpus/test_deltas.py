@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from msatools.cpus.counters import CpuCounters
-from msatools.cpus.counts import Counts
-from msatools.cpus.deltas import delta
+from msatools.cpus.counters import CpuCounters, delta
+from msatools.cpus.times import Counts
 from msatools.cpus.vectors import Vectors
 from msatools.kernel.report import LossLog
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from msatools.cpus.busiest import MOST
-from msatools.cpus.diagnostics import LONG_NS, WAITS_NS, Known, findings
+from msatools.cpus.diagnostics import LONG_NS, MOST, WAITS_NS, Known, findings
 from msatools.cpus.model import Cpu, Diagnostic, Irq, RunnableTask, RunQueue
-from msatools.kernel.ranges import ranges
+from msatools.reports.units import ranges
 from tests.cpus.madecpus import (
     bound,
     cpu,

@@ -11,8 +11,7 @@ import pytest
 
 from fixtures import lab
 from msatools.cpus import storms
-from msatools.cpus.cpus import collect_cpus
-from msatools.cpus.options import CpusOptions
+from msatools.cpus.cpus import CpusOptions, collect_cpus
 from tests.cpus.test_fieldcpus import json_of, root_of, verdicts, workload
 from tests.truth import tables
 

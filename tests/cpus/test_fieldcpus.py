@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.cpus.storms import UNKNOWN
 from msatools.locks.report import Root
 from tests.locks.reports import logged_report

@@ -8,8 +8,8 @@ import pytest
 
 from msatools.cpus import storms
 from msatools.cpus.cpus import collect_cpus
-from msatools.cpus.stalls.model import CrossCall
-from msatools.cpus.work_sources import call_text
+from msatools.cpus.model import CrossCall
+from msatools.cpus.storms import call_text
 from tests.cpus.test_fieldcalls import lock_of, waits
 from tests.cpus.test_fieldcpus import json_of, root_of, verdicts, workload
 from tests.truth import tables

@@ -9,11 +9,10 @@ from itertools import pairwise, product
 import pytest
 
 from fixtures.lab.possiblecpus import ONLINE, POSSIBLE
-from msatools.cpus.cpus import Cpus
+from msatools.cpus.cpus import Cpus, CpusOptions
 from msatools.cpus.model import CpusReport
-from msatools.cpus.options import CpusOptions
-from msatools.kernel.session import quietly
-from msatools.target.describe import describe
+from msatools.kernel.report import quietly
+from msatools.program.description import describe
 from tests.support.cost import calls
 from tests.support.dumps import open_dump
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from drgn import Architecture, Platform, Program
 
-from msatools.cpus.counts import Counts, counts
-from msatools.cpus.idle_time import (
+from msatools.cpus.times import (
+    Counts,
     IdleState,
     Ticks,
     _read_steady,
     awake,
+    counts,
     idle_times,
     naps_of_ticks,
 )

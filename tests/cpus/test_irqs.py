@@ -31,8 +31,7 @@ from msatools.cpus.irqs import (
     route,
 )
 from msatools.cpus.model import CpuSet
-from msatools.kernel.cpumask import cpus_of
-from msatools.kernel.percpu import read_percpu
+from msatools.kernel.percpu import cpus_of, read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from tests.cpus.damaged import lose, put

@@ -20,8 +20,8 @@ from msatools.cpus.placement import (
 )
 from msatools.cpus.sets import set_of_cpus
 from msatools.kernel.report import LossLog
+from msatools.tasks.identity import TaskCgroups, read_cpuset_groups
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.tasks.task_cgroups import TaskCgroups, read_cpuset_groups
 from tests.cpus.damaged import lose
 from tests.cpus.guests import GROUPS, KERNELS, numbers
 from tests.cpus.setdumps import Seen, look_at, masks_of, seen, set_of

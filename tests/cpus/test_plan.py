@@ -16,9 +16,9 @@ from drgn.helpers.linux.pid import find_task
 from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.cpus.plan import mask
-from msatools.target import TargetError
+from msatools.program import TargetError
 from tests.cpus.guests import KERNELS, Guest, numbers
 from tests.support.dumps import open_dump
 from tests.support.overlay import put

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.cpus.model import Processor
-from msatools.cpus.ticksched import _latest, read_tick_sched
+from msatools.cpus.times import _latest, read_tick_sched
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from tests.cpus.damaged import lose, put, put_word

@@ -16,21 +16,19 @@ import pytest
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.cpus.choose import NoSuchSetError
 from msatools.cpus.counters import read_counters
-from msatools.cpus.cpus import Cpus, collect_cpus
+from msatools.cpus.cpus import Cpus, CpusOptions, NoSuchSetError, collect_cpus
 from msatools.cpus.diagnostics import LONG_NS, Known, findings
 from msatools.cpus.irqs import irqs, no_intr_cpus, percpu_interrupts, read_irqs, route
 from msatools.cpus.model import Cpu, CpuSet, CpusReport, Diagnostic, RunQueue
-from msatools.cpus.options import CpusOptions
-from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
+from msatools.cpus.processors import Parts, cpu_rows, involuntary, moves
 from msatools.cpus.sets import set_of_cpus, with_reason
-from msatools.kernel.cpumask import NoSuchCpuError
+from msatools.kernel.percpu import NoSuchCpuError
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.render.json import dumps as as_json
+from msatools.program import describe
+from msatools.reports.forms import dumps as as_json
 from msatools.reports.units import duration
-from msatools.target import describe
 from msatools.tasks.text import KernelText
 from tests.cpus import queuedumps, setdumps
 from tests.cpus.guests import CPU, GROUPS, KERNELS, SECOND, TICK_NS, Guest, numbers

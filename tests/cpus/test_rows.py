@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.cpus.counts import Counts, counts
 from msatools.cpus.model import Cpu, Running
-from msatools.cpus.rows import Parts, cpu_rows
+from msatools.cpus.processors import Parts, cpu_rows
+from msatools.cpus.times import Counts, counts
 from tests.cpus.madecpus import processor, queue, queued
 from tests.cpus.setdumps import masks_of
 

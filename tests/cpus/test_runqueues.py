@@ -18,14 +18,13 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.cpus.fairqueue import _Entity, _Queue, _turn
-from msatools.cpus.limbo import limbo_tasks
+from msatools.cpus.queued import _Entity, _Queue, _turn, limbo_tasks
 from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
-from msatools.kernel.accounting import read_accounting
+from msatools.kernel.clocks import read_accounting
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks.microstates import bound_of
+from msatools.tasks.accounting import bound_of
 from tests.cpus.damaged import lose, put, put_word
 from tests.cpus.guests import KERNELS, TICK_NS
 from tests.cpus.queuedumps import Seen, all_of, look_at, seen

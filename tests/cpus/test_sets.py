@@ -9,11 +9,10 @@ from drgn import FaultError, Object, Program, container_of
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.cpus.cpusets import Cpuset
 from msatools.cpus.masks import boot_words
-from msatools.cpus.sets import set_of_cpus, with_reason
-from msatools.kernel.cpumask import mask_at, place_of
-from msatools.kernel.ranges import ranges
+from msatools.cpus.sets import Cpuset, set_of_cpus, with_reason
+from msatools.kernel.percpu import mask_at, place_of
+from msatools.reports.units import ranges
 from tests.cpus.damaged import lose, put
 from tests.cpus.guests import CPU, GROUPS, KERNELS, numbers
 from tests.cpus.madecpus import cpuset

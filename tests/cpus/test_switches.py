@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fixtures import lab
-from msatools.cpus.rows import involuntary, moves
+from msatools.cpus.processors import involuntary, moves
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.tasks.states import asleep

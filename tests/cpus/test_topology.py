@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from msatools.cpus.topology import CpuPlace, _arm64_places
+from msatools.cpus.processors import CpuPlace, _arm64_places
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog

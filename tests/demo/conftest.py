@@ -5,7 +5,7 @@
 import pytest
 
 from fixtures.demo import DEMOS, Demo
-from msatools.target import Opened, TargetSpec, open_target
+from msatools.program import Opened, TargetSpec, open_target
 
 
 @pytest.fixture(scope="session", params=list(DEMOS))

@@ -11,7 +11,7 @@ from drgn import FaultError
 from fixtures.demo import MAX_BYTES, QUESTIONS, Demo, catalog
 from fixtures.demo.check import differences
 from fixtures.demo.questions import ask, ask_helpers, comparable
-from msatools.target import Opened
+from msatools.program import Opened
 from tests.conftest import Msa
 
 

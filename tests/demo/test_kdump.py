@@ -11,8 +11,8 @@ import pytest
 from drgn import FaultError, Program
 
 from fixtures.demo import kdump
-from msatools.target import kdump as reading
-from msatools.target.dumpfile import read_dump_file
+from msatools.program import formats as reading
+from msatools.program.dumpfile import read_dump_file
 
 PAGE = 4096
 VMCOREINFO = b"""\
@@ -108,7 +108,7 @@ def test_order_of_frames_does_not_matter() -> None:
 
 def test_bitmaps() -> None:
     data = write(PAGES)
-    header = reading.parse(lambda offset, size: data[offset : offset + size])
+    header = reading.parse_kdump(lambda offset, size: data[offset : offset + size])
     half = header.bitmap_size // 2
     maps = [
         int.from_bytes(data[at : at + half], "little")

@@ -20,7 +20,7 @@ from fixtures.demo.catalog import sha256
 from fixtures.demo.check import DemoError, check
 from fixtures.demo.memory import PAGE
 from fixtures.demo.record import Recorder, read_pages, record, source_in, write_core
-from msatools.target import TargetError, TargetSpec, open_target
+from msatools.program import TargetError, TargetSpec, open_target
 
 FEW = ("memstat", "zombies")
 """Enough to see how a demo is recorded; all that it answers is in test_cores.py."""

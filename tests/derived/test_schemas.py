@@ -18,10 +18,9 @@ from msgspec import Struct, field
 import msatools
 from msatools.derived.schemas import file_name, schemas, text_of
 from msatools.kernel.report import ADDED
+from msatools.program.model import UNLISTED, Address
 from msatools.registry import NAMES, load
-from msatools.reports.glossary import MEANINGS
-from msatools.reports.schema import Schema, field_docs, plain_text, schema_of
-from msatools.target.model import UNLISTED, Address
+from msatools.reports.schema import MEANINGS, Schema, field_docs, plain_text, schema_of
 from tests.support.calls import CORE, call
 from tests.support.schemas import FOLDER, check_schema
 

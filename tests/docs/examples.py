@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from msatools.program import open_target
 from msatools.registry import load
-from msatools.target import open_target
 from tests.docs.pages import Example, calls_in
 from tests.support.calls import CORE, call, open_demo
 

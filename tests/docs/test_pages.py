@@ -15,8 +15,8 @@ from drgn import cli
 from drgn.commands import run_command
 
 from fixtures import lab
+from msatools.program import Opened, TargetError, TargetSpec
 from msatools.registry import load
-from msatools.target import Opened, TargetError, TargetSpec
 from tests.docs.examples import MARK, matches, output_of
 from tests.docs.forms import Form, Formed, forms_of, has_forms
 from tests.docs.index import INDEX, with_index

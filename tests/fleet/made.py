@@ -10,8 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from msatools.fleet.identity import Identity
-from msatools.fleet.rows import Result, result_of
+from msatools.fleet.dumps import Identity, Result, result_of
 from msatools.fleet.single import Outcome, State
 from msatools.fleet.store import Results
 from tests.fleet.dumps import DAY, START

@@ -8,7 +8,7 @@
 import sys
 from functools import partial
 
-from msatools.fleet import cluster
+from msatools.fleet import run
 from msatools.fleet.dumps import find_dumps
 from msatools.fleet.run import Run
 from msatools.fleet.single import Bounds, report_dump
@@ -23,7 +23,7 @@ def main(folder: str, path: str, workers: str) -> None:
     results = Results(path)
     results.create()
     report = partial(report_dump, bounds=BOUNDS, program=PROGRAM)
-    with cluster.local(int(workers), BOUNDS) as client:
+    with run.local(int(workers), BOUNDS) as client:
         paths = [*find_dumps([folder])]
         print(Run(client, results, report, results.done()).run(paths))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from msatools.fleet.buckets import Choice, iso, read_fleet
-from msatools.fleet.model import Bucket, FleetReport
-from msatools.fleet.rows import result_of
+from msatools.fleet.dumps import result_of
+from msatools.fleet.single import Bucket, FleetReport
 from tests.fleet.dumps import DAY, START
 from tests.fleet.made import identity, outcome, result, results
 

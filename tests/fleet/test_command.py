@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from fixtures.demo import DEMOS
-from msatools.cli.fleet_progress import FleetProgress, progress_text
+from msatools.cli.subcommands import FleetProgress, progress_text
 from msatools.console import run as run_command
-from msatools.fleet import errors
-from msatools.fleet.query import query
+from msatools.fleet import single
 from msatools.fleet.run import Progress
-from msatools.fleet.store import Results
+from msatools.fleet.store import Results, query
 from tests.fleet.dumps import DAY, START, copy_dump, cut_off
 from tests.fleet.made import result, results
 from tests.support.calls import Ran
@@ -410,7 +409,7 @@ def test_without_the_packages(monkeypatch: pytest.MonkeyPatch, words: str) -> No
     def found(name: str) -> object:
         return None if name in ("duckdb", "pyarrow") else name
 
-    monkeypatch.setattr(errors, "find_spec", found)
+    monkeypatch.setattr(single, "find_spec", found)
     ran = fleet(*words.split())
     assert (ran.status, ran.out) == (1, "")
     assert ran.err == (
@@ -421,7 +420,7 @@ def test_without_the_packages(monkeypatch: pytest.MonkeyPatch, words: str) -> No
 def test_scheduler_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msatools.fleet.cluster.CONNECT", "1s")
+    monkeypatch.setattr("msatools.fleet.run.CONNECT", "1s")
     words = ("--scheduler", "tcp://127.0.0.1:1")
     ran = fleet("run", "/etc/passwd", "-o", tmp_path / "r", *words)
     assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from msatools.fleet.dumps import NO_DUMP, Told, find_dumps
-from msatools.fleet.errors import FleetError
+from msatools.fleet.single import FleetError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.demo import DEMOS
-from msatools.fleet.identity import HEAD_BYTES, Identity, identify
+from msatools.fleet.dumps import READ_BYTES, Identity, identify
 from tests.fleet.dumps import DAY, START, copy_dump, cut_off, overwrite
 from tests.support.calls import CORE
 
@@ -114,4 +114,4 @@ def test_garbage_in_headers(tmp_path: Path) -> None:
         found = identify(str(path))
         assert found.is_known
         assert found.time_ns is None or 0 < found.time_ns < 1 << 63
-    assert path.stat().st_size > HEAD_BYTES
+    assert path.stat().st_size > READ_BYTES

@@ -11,10 +11,9 @@ from msatools.commands.memstat import COMMAND as MEMSTAT
 from msatools.commands.report import COMMAND as REPORT
 from prometheus_client.parser import text_string_to_metric_families
 
-from msatools.fleet.buckets import Choice, read_fleet
-from msatools.fleet.metrics import gauges
-from msatools.fleet.rows import result_of
-from msatools.memory.pages.classes import CLASSES
+from msatools.fleet.buckets import Choice, gauges, read_fleet
+from msatools.fleet.dumps import result_of
+from msatools.memory.classes import CLASSES
 from msatools.report.model import Severity
 from tests.fleet.made import identity, outcome, result, results
 from tests.support.calls import CORE, call, open_demo
@@ -83,7 +82,7 @@ def test_fleet(tmp_path: Path) -> None:
         result(None, "hung-tasks", name="c", day=2),
         result_of(identity("d"), outcome("failed", "no")),
     )
-    from msatools.cli.metrics import exposition
+    from msatools.cli.recording import exposition
 
     found = parsed(exposition(gauges(read_fleet(made, Choice()))).decode())
     states = {"done": 3, "failed": 1, "timeout": 0, "crashed": 0}

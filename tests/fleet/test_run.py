@@ -17,13 +17,11 @@ import pytest
 from distributed import Client, wait
 from msgspec.structs import replace
 
-from msatools.fleet import cluster
+from msatools.fleet import run as cluster
 from msatools.fleet import run as run_module
 from msatools.fleet.buckets import Choice, read_fleet
-from msatools.fleet.cluster import workers_of
-from msatools.fleet.errors import FleetError
-from msatools.fleet.run import CHANGES, MAX_TRIES, Progress, Report, Run
-from msatools.fleet.single import Bounds, Outcome, report_dump
+from msatools.fleet.run import CHANGES, MAX_TRIES, Progress, Report, Run, workers_of
+from msatools.fleet.single import Bounds, FleetError, Outcome, report_dump
 from msatools.fleet.store import Results
 from tests.fleet import made
 from tests.fleet.program import PROGRAM, file_of, file_of_report

@@ -17,10 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from msatools.fleet import rows
-from msatools.fleet.errors import FleetError
-from msatools.fleet.identity import identify
-from msatools.fleet.rows import NO_REPORT, VERSION, result_of
+from msatools.fleet import dumps as rows
+from msatools.fleet.dumps import NO_REPORT, VERSION, identify, result_of
+from msatools.fleet.single import FleetError
 from msatools.fleet.store import MARK, Results
 from tests.fleet.made import asked, identity, outcome, report, result, results
 

@@ -19,8 +19,8 @@ from lzallright import LZOCompressor
 
 from fixtures import lab
 from fixtures.demo.catalog import DEMOS
-from msatools.target import TargetSpec, kdump, open_target
-from msatools.target.kdumppages import KdumpPages
+from msatools.program import TargetSpec, formats, open_target
+from msatools.program.kdump_pages import KdumpPages
 from tests.support.kdumpfile import DESCRIPTOR, Layout
 
 PAGE = 4096
@@ -186,7 +186,7 @@ def _kdump(core: str, format: str) -> Dump:
         table.append(stored[page])
     whole = b"".join([front, *table, *blocks])
     starts = range(layout.table_offset, at, DESCRIPTOR.size)
-    header = kdump.parse(lambda offset, size: whole[offset : offset + size])
+    header = formats.parse_kdump(lambda offset, size: whole[offset : offset + size])
     return Dump(
         core,
         format,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from msatools.faults import EXIT_FAULT
+from msatools.errors import EXIT_FAULT
 from tests.fuzz.cases import Case
 from tests.fuzz.dumps import ELF_SEGMENT, Dump
 

@@ -22,8 +22,8 @@ from drgn_tools.module import (  # type: ignore[import-not-found]
     get_module_load_summary,
 )
 
+from msatools.program import TargetSpec, open_target
 from msatools.selfdesc import create_modules
-from msatools.target import TargetSpec, open_target
 
 SECONDS = 120
 """The longest that one module may take."""

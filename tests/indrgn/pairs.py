@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from drgn import Program
 
 from fixtures import lab
+from msatools.program import TargetSpec, open_target
 from msatools.selfdesc import create_modules
-from msatools.target import TargetSpec, open_target
 
 
 @dataclass(frozen=True)

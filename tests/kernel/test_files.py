@@ -11,8 +11,7 @@ from drgn.helpers.linux.fs import d_path, for_each_file
 from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
-from msatools.kernel.files import Descriptors
-from msatools.kernel.paths import Paths
+from msatools.kernel.files import Descriptors, Paths
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from tests.support.dumps import BUSY, open_dump

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 from drgn import FaultError, ProgramFlags
 
-from msatools.kernel.live_lists import changing_list
+from msatools.kernel.pids import changing_list
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 

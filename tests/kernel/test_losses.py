@@ -4,8 +4,7 @@
 
 import pytest
 
-from msatools.kernel.losses import Loss, spoils
-from msatools.kernel.report import LossLog
+from msatools.kernel.report import Loss, LossLog, spoils
 
 
 def test_what_two_parts_lost_counts_once_and_the_rest_is_kept() -> None:

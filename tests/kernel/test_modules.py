@@ -9,11 +9,11 @@ from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.module import module_address_regions
 
 from msatools.errors import MissingError
-from msatools.kernel import modules
-from msatools.kernel.modules import CodeModules
+from msatools.kernel import code
+from msatools.kernel.code import CodeModules
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.selfdesc.module_records import LoadedModule
+from msatools.selfdesc.load import LoadedModule
 from tests.support.dumps import IDLE, TYPES, open_dump
 from tests.support.overlay import put
 
@@ -40,7 +40,7 @@ def test_every_module_is_found(
         raise MissingError("there is none here")
 
     if walk == "list":
-        monkeypatch.setattr(modules, "_Tree", none)
+        monkeypatch.setattr(code, "_Tree", none)
     losses = LossLog()
     found = CodeModules(Reader(prog), losses)
     expected = by_drgn(prog)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from drgn.helpers.linux.pid import for_each_pid
 
-from msatools.kernel.pidnamespaces import (
+from msatools.kernel.pids import (
     RESERVED_PIDS,
+    PidTree,
     innermost_numbers,
     read_namespaces,
     reserved_taken,
 )
-from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from tests.support.dumps import open_dump

@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 
-from msatools.kernel.rows import find_rows
+from msatools.kernel.structs import find_rows
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import ClassVar
 import pytest
 from msgspec.structs import replace
 
-from msatools.kernel.report import Report
-from msatools.kernel.session import Progress, Session, quietly
+from msatools.kernel.report import Progress, Report, Session, quietly
 from tests.support.calls import MADE
 
 

@@ -6,7 +6,7 @@ import pytest
 from drgn import FaultError
 
 from msatools.errors import DamagedDataError
-from msatools.kernel.strings import read_string
+from msatools.kernel.reader import read_string
 
 from .memory import BASE, reader_of
 

@@ -5,7 +5,7 @@
 import pytest
 from drgn import Symbol, SymbolBinding, SymbolKind
 
-from msatools.kernel.symbols import SortedSymbols
+from msatools.kernel.code import SortedSymbols
 
 LAST = (1 << 64) - 1
 

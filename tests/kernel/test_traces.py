@@ -6,9 +6,9 @@ import pytest
 from drgn import Object, Program
 
 from fixtures.demo.catalog import DEMOS
+from msatools.kernel.code import stack_trace
 from msatools.kernel.report import _LOGS, LossLog, logs_of
-from msatools.kernel.traces import stack_trace
-from msatools.target import Opened, TargetSpec, open_target
+from msatools.program import Opened, TargetSpec, open_target
 from tests.contract.table import CPUS, LOCKS, PRSTAT, Row
 from tests.support.calls import Open, call
 from tests.support.overlay import put

@@ -13,7 +13,7 @@ from drgn.helpers.linux.radixtree import radix_tree_for_each
 from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.xarray import (
+from msatools.kernel.walks import (
     Entries,
     XArray,
     maple_entries,

@@ -16,7 +16,7 @@ import pytest
 from fixtures import lab
 from fixtures.lab.guest.cpuplan import APART, BUSY
 from fixtures.lab.inside import RESULTS
-from msatools.cli.values import cpu_list
+from msatools.cli.options import cpu_list
 
 # The guest's 8 busy CPUs share those of the host: a command takes minutes there.
 pytestmark = pytest.mark.long

@@ -10,7 +10,7 @@ from fixtures import lab
 from msatools.cpus.cpus import doing
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from msatools.tasks.text import KernelText
 from tests.cpus.queuedumps import all_of, look_at
 

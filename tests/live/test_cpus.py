@@ -20,7 +20,7 @@ from fixtures import lab
 from fixtures.lab.guest import cpuexperiment
 from fixtures.lab.guest import cpulive as guest
 from fixtures.lab.inside import RESULTS
-from msatools.cli.values import cpu_list
+from msatools.cli.options import cpu_list
 from tests.docs.forms import Formed
 from tests.docs.pages import DOCS, Page
 

@@ -11,8 +11,8 @@ import pytest
 
 from fixtures import lab
 from msatools.memory.memstat import collect_memstat
-from msatools.selfdesc.finders import finders_of
-from msatools.target import TargetError, TargetSpec, describe, open_target, qmp
+from msatools.program import TargetError, TargetSpec, describe, live, open_target
+from msatools.selfdesc.load import finders_of
 from tests.conftest import Msa
 
 
@@ -40,10 +40,10 @@ def test_guest_that_runs_without_debug_info(live_qmp: str, run_612: lab.Run) -> 
 def test_socket_held_by_another_client(
     live_qmp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with qmp.connect(live_qmp):
-        monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
+    with live.connect(live_qmp):
+        monkeypatch.setattr(live, "_TIMEOUT_S", 0.2)
         with pytest.raises(TargetError, match="no answer"):
-            qmp.connect(live_qmp)
+            live.connect(live_qmp)
 
 
 @pytest.mark.parametrize("types", ["btf", "dwarf"])
@@ -52,20 +52,20 @@ def test_another_kernel(live_qmp: str, run_612: lab.Run, types: Any) -> None:
     vmlinux = str(run_612.vmlinux) if types == "dwarf" else None
     prog = open_target(TargetSpec(qemu=live_qmp, types=types, vmlinux=vmlinux)).prog
     for _ in range(2):
-        with qmp.steady(prog):
+        with live.qmp_steady(prog):
             pass
-    known = prog.cache[qmp._NAME]
+    known = prog.cache[live._QMP_NAME]
     assert len(known._identity) == 4
     for number, word in enumerate(known._identity):
         before = known._identity
         known._identity = (*before[:number], word + 1, *before[number + 1 :])
         with (
             pytest.raises(TargetError, match="started anew"),
-            qmp.steady(prog),
+            live.qmp_steady(prog),
         ):
             pass
         known._identity = before
-    with qmp.steady(prog):
+    with live.qmp_steady(prog):
         pass
 
 

@@ -22,12 +22,12 @@ from fixtures import lab
 from fixtures.lab import herdlive
 from fixtures.lab.cache import default_cache
 from fixtures.lab.guest.herdworkers import WORKERS
-from msatools.locks.base.model import Herd, UserFrame
 from msatools.locks.locks import collect_locks
-from msatools.locks.user.userstacks import MOST_FRAMES
-from msatools.prstat.options import Options
+from msatools.locks.report import Herd, UserFrame
+from msatools.locks.user_stacks import MOST_FRAMES
+from msatools.program import TargetSpec, open_target
 from msatools.prstat.prstat import collect_prstat
-from msatools.target import TargetSpec, open_target
+from msatools.prstat.select import Options
 
 KERNELS = ("6.1", "6.12")
 BROADCAST = ("broadcast", "hurried")

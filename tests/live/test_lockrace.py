@@ -19,9 +19,9 @@ from drgn import Program
 
 from fixtures import lab
 from msatools.locks.locks import Locks
-from msatools.locks.options import LocksOptions
 from msatools.locks.report import LocksReport
-from msatools.target import TargetSpec, open_target
+from msatools.locks.report_builder import LocksOptions
+from msatools.program import TargetSpec, open_target
 from tests.support.kernellocks import QUEUES, Lock, owner
 from tests.support.terminal import Terminal
 

@@ -22,8 +22,8 @@ from fixtures import lab
 from fixtures.lab.guest.livelocks import COUNT
 from fixtures.lab.inside import RESULTS
 from msatools.locks.locks import Locks
-from msatools.locks.options import LocksOptions
-from msatools.target import TargetSpec, open_target
+from msatools.locks.report_builder import LocksOptions
+from msatools.program import TargetSpec, open_target
 from tests.locks.reports import LoggedReport
 
 Report = dict[str, Any]

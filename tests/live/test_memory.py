@@ -6,7 +6,7 @@ import re
 
 from fixtures import lab
 from msatools.memory.memstat import collect_memstat
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from tests.conftest import Msa
 
 

@@ -27,10 +27,10 @@ from fixtures.lab.image import GUEST, cpio_entry
 from fixtures.lab.programs import compiled
 from fixtures.lab.qmp import Qmp
 from fixtures.lab.vm import QEMU
-from msatools.target import Target, TargetSpec, open_target
+from msatools.program import Target, TargetSpec, open_target
 from tests.conftest import Msa
-from tests.target.raw import writers
-from tests.target.raw.answers import answers
+from tests.program.raw import writers
+from tests.program.raw.answers import answers
 
 SECONDS = 240.0
 PANIC = b"end Kernel panic"

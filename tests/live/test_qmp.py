@@ -26,7 +26,7 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab.guest.livecommands import NAMES
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from tests.live.following import clocks_ns, gap_ns
 from tests.live.hang import control, hang, panic
 

@@ -25,7 +25,7 @@ from fixtures import lab
 from fixtures.lab.guest.livecommands import NAMES
 from fixtures.lab.guest.storm import CPU, SAMPLES, ZOMBIES
 from fixtures.lab.storm import RESULTS
-from msatools.cli.values import cpu_list
+from msatools.cli.options import cpu_list
 from tests.live.following import clocks_ns, gap_ns
 from tests.support.vmstat import (
     CACHED_STACKS,

@@ -21,9 +21,8 @@ import pytest
 
 from fixtures import lab
 from msatools.kernel.pids import NoSuchPidError
-from msatools.target import Opened, TargetSpec, open_target
-from msatools.zombies.model import ZombiesReport
-from msatools.zombies.options import ZombiesOptions
+from msatools.program import Opened, TargetSpec, open_target
+from msatools.zombies.model import ZombiesOptions, ZombiesReport
 from msatools.zombies.zombies import Zombies
 
 LOOKS = 200

@@ -5,9 +5,17 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from msatools.locks.base.lock import LockTypeName, OwnerConfidence
-from msatools.locks.report import Deadlock, LockRow, LocksReport, Owner, Root, Wait
-from msatools.target.model import Target
+from msatools.locks.report import (
+    Deadlock,
+    LockRow,
+    LocksReport,
+    LockTypeName,
+    Owner,
+    OwnerConfidence,
+    Root,
+    Wait,
+)
+from msatools.program.model import Target
 
 SECOND = 1_000_000_000
 MARKS: dict[str, OwnerConfidence] = {"=": "exact", "~": "likely", "?": "evidence"}

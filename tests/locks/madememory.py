@@ -18,7 +18,7 @@ from drgn import (
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.base.struct_reader import Layout
+from msatools.locks.struct_reader import Layout
 
 BASE = 0xFFFF_8880_0000_0000
 SIZE = 0x10000

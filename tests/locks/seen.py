@@ -13,17 +13,15 @@ from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
-from msatools.locks.base.lock import Lock, Request
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.model import WaitTarget
-from msatools.locks.base.struct_reader import Layout
-from msatools.locks.wait_targets.explain import Explainer
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.stackmemory import stack_bytes
+from msatools.locks.context import BlockedTask, LockContext, read_cases
+from msatools.locks.report import Lock, Request, WaitTarget
+from msatools.locks.struct_reader import Layout
+from msatools.locks.wait_targets import Explainer
+from msatools.tasks.sampler import collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_state import collect_now
+from msatools.tasks.unwind import stack_bytes
+from msatools.tasks.waits import TaskClass
 from tests.support.dumps import open_dump
 
 STOCK = ("locks-6.1", "locks-6.12")

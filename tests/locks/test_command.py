@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msatools.commands.locks import COMMAND
 
-from msatools.locks.options import LocksOptions
+from msatools.locks.report_builder import LocksOptions
 from tests.locks.madelocks import lock, report, root, wait
 from tests.support import commandline
 

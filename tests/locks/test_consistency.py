@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.locks.base.lock import Lock, OwnerConfidence, QueuedWaiter, Request
-from msatools.locks.blocked import Blocked
-from msatools.locks.consistency import (
-    concerned,
-    held,
-    in_circles,
-    unconfirmed,
-    without_edges,
-)
-from msatools.locks.owners import Owned
+from msatools.locks.graph import Owned
+from msatools.locks.lock_types import Blocked
+from msatools.locks.locks import concerned, held, in_circles, unconfirmed, without_edges
+from msatools.locks.report import Lock, OwnerConfidence, QueuedWaiter, Request
 from msatools.locks.wait_snapshot import BRIEF_NS, WaitSnapshot, Wanted
+from msatools.tasks.sampler import TaskState
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_state import TaskState
 
 TASK = 0xFFFF888000100000
 """Address of the first task; the others follow."""

@@ -7,11 +7,10 @@ import math
 import pytest
 
 from msatools.locks import locks
-from msatools.locks.base.lock import Lock
-from msatools.locks.contention import MAX_OWNERS, Contention, Met, SeenOwner
-from msatools.locks.locks import Locks
-from msatools.locks.options import LocksOptions
-from msatools.target.describe import describe
+from msatools.locks.locks import MAX_OWNERS, Contention, Locks, Met, SeenOwner
+from msatools.locks.report import Lock
+from msatools.locks.report_builder import LocksOptions
+from msatools.program.description import describe
 from tests.locks.seen import STOCK
 from tests.support.dumps import open_dump
 

@@ -8,7 +8,7 @@ import pytest
 from msatools.commands.zombies import COMMAND as ZOMBIES
 
 from msatools.locks.report import Root
-from msatools.target import Opened, TargetSpec, open_target
+from msatools.program import Opened, TargetSpec, open_target
 from tests.locks.reports import LoggedReport, logged_report
 from tests.support.calls import call
 

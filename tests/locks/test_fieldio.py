@@ -8,10 +8,9 @@ import pytest
 from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
-from msatools.locks.base.lock import Holder
-from msatools.locks.io.nbd import NbdServers
+from msatools.locks.externals import NbdServers
 from msatools.locks.locks import collect_locks
-from msatools.locks.report import Root
+from msatools.locks.report import Holder, Root
 from tests.locks.reports import LoggedReport, logged_report
 from tests.support.dumps import open_dump
 

@@ -8,8 +8,8 @@ from itertools import permutations
 
 import pytest
 
-from msatools.locks.base.lock import Lock, OwnerConfidence
 from msatools.locks.graph import Edge, Graph
+from msatools.locks.report import Lock, OwnerConfidence
 
 MARKS: dict[str, OwnerConfidence] = {"=": "exact", "~": "likely", "?": "evidence"}
 

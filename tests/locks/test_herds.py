@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.kernel.accounting import read_accounting
+from msatools.kernel.clocks import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks import herds
-from msatools.locks.base.model import Herd, WaitTarget, Waker
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
-from msatools.locks.wait_targets.locks import as_conditions
-from msatools.target.model import Address
-from msatools.tasks.microstates import bound_of
-from msatools.tasks.stackmemory import Rows
+from msatools.locks.report import Herd, WaitTarget, Waker
+from msatools.locks.wait_targets import as_conditions
+from msatools.program.model import Address
+from msatools.tasks.accounting import bound_of
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.unwind import Rows
 from tests.locks.seen import TASKS, Seen, seen
 
 SECOND = 10**9

@@ -5,10 +5,10 @@
 from collections import Counter
 from typing import get_args
 
-from msatools.locks.base.lock import LockTypeName
+from msatools.locks.kernel_locks import LIST_LOCKS
 from msatools.locks.lock_types import LOCK_TYPES
-from msatools.locks.sleeping.list_locks import LIST_LOCKS
-from msatools.locks.sleeping.sleeplocks import SLEEPING_LOCK
+from msatools.locks.report import LockTypeName
+from msatools.locks.sleeping_locks import SLEEPING_LOCK
 
 
 def test_each_name_is_of_one_type() -> None:

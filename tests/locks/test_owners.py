@@ -5,8 +5,8 @@
 import pytest
 from msgspec.structs import replace
 
-from msatools.locks.base.lock import Lock, OwnerConfidence
-from msatools.locks.owners import MAX_BY_STACK, Owned, owners
+from msatools.locks.graph import MAX_BY_STACK, Owned, owners
+from msatools.locks.report import Lock, OwnerConfidence
 
 RWSEM = Lock("rwsem", 0xFFFF888000001000)
 MUTEX = Lock("mutex", 0xFFFF888000001000)

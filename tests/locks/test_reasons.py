@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.locks.base.lock import Holder
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.model import WaitTarget
+from msatools.locks.context import LockContext
 from msatools.locks.externals import External
-from msatools.locks.reasons import external_reason, reason
-from msatools.target.model import Address
-from msatools.tasks.classes import TaskClass
+from msatools.locks.report import Holder, WaitTarget
+from msatools.locks.wait_snapshot import external_reason, reason
+from msatools.program.model import Address
+from msatools.tasks.sampler import TaskState
 from msatools.tasks.states import FROZEN, INTERRUPTIBLE
-from msatools.tasks.task_state import TaskState
+from msatools.tasks.waits import TaskClass
 from tests.locks.seen import Seen, damaged
 from tests.support.overlay import put
 

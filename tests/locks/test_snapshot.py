@@ -9,9 +9,9 @@ import drgn
 import numpy as np
 
 from msatools.kernel.report import LossLog
-from msatools.locks.base.lock import Lock, Request
-from msatools.locks.blocked import Blocked
-from msatools.locks.evidence import seen_on_stacks
+from msatools.locks.lock_types import Blocked
+from msatools.locks.ownership import seen_on_stacks
+from msatools.locks.report import Lock, Request
 from msatools.locks.report_builder import urgency
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
 from msatools.tasks.table import TaskTable

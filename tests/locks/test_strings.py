@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from msatools.errors import MissingError
+from msatools.kernel.reader import decode_string
 from msatools.kernel.slab import slab_caches
-from msatools.kernel.strings import decode_string
-from msatools.locks.base.storage import file_system_type
-from msatools.locks.names.described import describe
-from msatools.locks.places.places import LockPlace
+from msatools.locks.described import describe
+from msatools.locks.places import LockPlace
+from msatools.locks.storage import file_system_type
 from tests.locks.madememory import BASE, SIZE, MadeMemory
 
 END = BASE + SIZE

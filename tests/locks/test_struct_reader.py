@@ -9,7 +9,7 @@ from drgn import FaultError, Program, Type, TypeEnumerator, TypeMember
 
 from msatools.errors import MissingError
 from msatools.kernel.reader import Reader
-from msatools.locks.base.struct_reader import Layout
+from msatools.locks.struct_reader import Layout
 from tests.locks.madememory import BASE, SIZE, MadeMemory
 from tests.support.dumps import open_dump
 

@@ -14,13 +14,13 @@ from drgn.helpers.linux.sched import cpu_curr
 from msgspec.structs import replace
 
 from msatools.errors import MissingError
-from msatools.kernel.accounting import read_accounting
+from msatools.kernel.clocks import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks.locks import collect_locks
-from msatools.locks.options import LocksOptions
 from msatools.locks.report import LocksReport
-from msatools.target.describe import describe
-from msatools.tasks.microstates import bound_of
+from msatools.locks.report_builder import LocksOptions
+from msatools.program.description import describe
+from msatools.tasks.accounting import bound_of
 from tests.locks.reports import LoggedReport, logged_report
 from tests.locks.seen import MODULE, SPINNING, STOCK
 from tests.support.dumps import open_dump
@@ -187,7 +187,7 @@ def test_unreadable_purpose_of_a_lock(
         def fails(*given: object, error: Exception = error) -> str | None:
             raise error
 
-        monkeypatch.setattr("msatools.locks.blocked.what_of", fails)
+        monkeypatch.setattr("msatools.locks.lock_types.what_of", fails)
         report = collect_locks(prog)
         without = tuple(
             # What a futex is was read with its owner.

@@ -13,7 +13,7 @@ from drgn import Program
 from msatools.commands.locks import COMMAND
 
 from fixtures import lab
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from tests.locks.seen import STOCK
 from tests.support.dumps import open_dump
 

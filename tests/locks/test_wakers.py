@@ -4,8 +4,8 @@
 
 from msgspec.structs import replace
 
-from msatools.locks.base.model import Herd, Waker
-from msatools.locks.user.wakers import with_frames
+from msatools.locks.report import Herd, Waker
+from msatools.locks.user_stacks import with_frames
 from tests.locks.seen import Seen
 
 NOBODY = 1 << 22

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from drgn import Program
 from msatools.commands.memstat import COMMAND
 
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 
 
 def printed(prog: Program, *words: object) -> str:

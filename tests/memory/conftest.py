@@ -14,14 +14,13 @@ from fixtures import lab
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.memory.classes import PageClass, PageLayout, page_layout
+from msatools.memory.classify import Block
+from msatools.memory.memmap import memmap_ranges
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.owners.owners import collect_owners
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.classify import Block
-from msatools.memory.pages.layout import PageLayout, page_layout
-from msatools.memory.pages.memmap import memmap_ranges
-from msatools.memory.scan.scan import scan
+from msatools.memory.owners import collect_owners
+from msatools.memory.scan import scan
 from tests.support.dumps import open_dump
 
 from .madepages import demo_layout

@@ -10,10 +10,9 @@ from drgn import Program
 
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Gap
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.classify import Block, FarHead, FarHeads, classify
-from msatools.memory.pages.layout import PageLayout, page_layout
-from msatools.target import TargetSpec, open_target
+from msatools.memory.classes import PageClass, PageLayout, page_layout
+from msatools.memory.classify import Block, FarHead, FarHeads, classify
+from msatools.program import TargetSpec, open_target
 
 ADDRESS = 0xFFFFEA0000000000
 """Address of the first struct page."""

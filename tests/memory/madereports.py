@@ -5,9 +5,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from msatools.memory.by.groups import PageGroup
-from msatools.memory.model import Check, ClassCount, MemstatReport
-from msatools.target.model import Target
+from msatools.memory.model import Check, ClassCount, MemstatReport, PageGroup
+from msatools.program.model import Target
 
 PAGE = 4096
 SECOND = 10**9

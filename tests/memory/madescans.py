@@ -4,8 +4,8 @@
 
 import numpy as np
 
-from msatools.memory.pages.classes import NCLASSES, PageClass
-from msatools.memory.scan.result import CachePages, FreeCandidates, ScanResult
+from msatools.memory.classes import NCLASSES, PageClass
+from msatools.memory.sums import CachePages, FreeCandidates, ScanResult
 
 PAGES = 1000
 """Number of pages, all of one class."""

@@ -12,7 +12,7 @@ from fixtures.lab.cache import default_cache
 from msatools.errors import LOST
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.target import TargetError, TargetSpec, open_target
+from msatools.program import TargetError, TargetSpec, open_target
 
 MOST = 0.003
 """Largest share of managed memory that may be unattributed."""

@@ -2,8 +2,7 @@
 
 """Read parts of a report, and check that a breakdown sums to the total."""
 
-from msatools.memory.by.groups import CgroupGroup, PageGroup
-from msatools.memory.model import Check, MemstatReport
+from msatools.memory.model import CgroupGroup, Check, MemstatReport, PageGroup
 
 
 def view(report: MemstatReport, name: str) -> tuple[PageGroup, ...]:

@@ -10,13 +10,12 @@ import pytest
 from fixtures import lab
 from msatools.kernel.reader import Gap, Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.pages import bulk
-from msatools.memory.pages.bulk import BulkReader
-from msatools.memory.pages.layout import page_layout
-from msatools.memory.pages.memmap import CHUNK_BYTES, memmap_ranges
-from msatools.target import TargetSpec, open_target
-from msatools.target.kdumppages import CUT_OFF, KdumpPages, Pfns
-from msatools.target.vmalloc import VmallocTables, page_tables
+from msatools.memory import memmap
+from msatools.memory.classes import page_layout
+from msatools.memory.memmap import CHUNK_BYTES, BulkReader, memmap_ranges
+from msatools.program import TargetSpec, open_target
+from msatools.program.kdump_pages import CUT_OFF, KdumpPages, Pfns
+from msatools.program.linear import VmallocTables, page_tables
 from tests.support.kdumpfile import DESCRIPTOR, Layout, copied
 
 PAGE = 4096
@@ -116,7 +115,7 @@ def test_pages_that_drgn_must_read(
     expected = reader.read(address, size)
     left_to_drgn = dict.fromkeys([0, 1, 5, size // PAGE - 1])
     monkeypatch.setattr(
-        bulk, "KdumpPages", lambda path: Holes(KdumpPages(path), {**left_to_drgn})
+        memmap, "KdumpPages", lambda path: Holes(KdumpPages(path), {**left_to_drgn})
     )
     before = reader.reads, reader.bytes
     data, gaps = BulkReader.of(reader).read_around_gaps(address, size, PAGE)
@@ -130,7 +129,9 @@ def test_gaps_are_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> N
     start, size = pieces(reader)[0]
     vmemmap = start - (1 << 30)
     lost = {2: CUT_OFF, 3: CUT_OFF, 9: None}
-    monkeypatch.setattr(bulk, "KdumpPages", lambda path: Holes(KdumpPages(path), lost))
+    monkeypatch.setattr(
+        memmap, "KdumpPages", lambda path: Holes(KdumpPages(path), lost)
+    )
     expected = bytearray(reader.read(start, size))
     data, gaps = BulkReader.of(reader).read_around_gaps(start, size, PAGE)
     expected[2 * PAGE : 4 * PAGE] = bytes(2 * PAGE)

@@ -10,18 +10,17 @@ from drgn import Program
 from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
-from msatools.memory.by.groups import ProcessGroup
-from msatools.memory.by.process import (
+from msatools.memory.by_process import (
+    SPACE_BITS,
+    Mapped,
     MappedPages,
     _whole_pages,
     mapcounts,
 )
-from msatools.memory.by.usertables import SPACE_BITS, Mapped
+from msatools.memory.classes import PageClass, PageLayout
+from msatools.memory.classify import Block
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.classify import Block
-from msatools.memory.pages.layout import PageLayout
+from msatools.memory.model import MemstatReport, ProcessGroup
 
 from .damage import Patient, patient, to_damage
 from .madepages import Pages

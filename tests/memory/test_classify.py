@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from msatools.kernel.reader import Gap
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.classify import FarHead
-from msatools.memory.pages.layout import PageLayout
+from msatools.memory.classes import PageClass, PageLayout
+from msatools.memory.classify import FarHead
 
 from .madepages import ADDRESS, Pages
 

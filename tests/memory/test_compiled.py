@@ -26,14 +26,13 @@ from fixtures.demo import DEMOS
 from msatools import native
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.owners.owners import OwnedPages, collect_owners
-from msatools.memory.pages import compiled, memmap
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.classify import Block
-from msatools.memory.pages.layout import HugetlbMark, PageLayout, page_layout
-from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
-from msatools.memory.scan.result import ScanResult
-from msatools.memory.scan.scan import scan
+from msatools.memory import compiled, memmap
+from msatools.memory.classes import HugetlbMark, PageClass, PageLayout, page_layout
+from msatools.memory.classify import Block
+from msatools.memory.memmap import MemmapRange, memmap_ranges
+from msatools.memory.owners import OwnedPages, collect_owners
+from msatools.memory.scan import scan
+from msatools.memory.sums import ScanResult
 from msatools.model import values
 
 from .madepages import ADDRESS, Pages, open_demo, type_word

@@ -8,13 +8,11 @@ from drgn import Program
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.by.cgroup import ChargeTally
-from msatools.memory.by.compound import copy_to_tails, far_heads
-from msatools.memory.by.file import SWAP_CACHE, mappings_of
-from msatools.memory.by.memcgs import Memcgs, charge_offset
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.classify import Block, FarHead
-from msatools.memory.pages.layout import page_layout
+from msatools.memory.breakdowns import copy_to_tails, far_heads
+from msatools.memory.by_cgroup import ChargeTally, Memcgs, charge_offset
+from msatools.memory.by_file import SWAP_CACHE, mappings_of
+from msatools.memory.classes import PageClass, page_layout
+from msatools.memory.classify import Block, FarHead
 
 from .madepages import ADDRESS, Pages
 

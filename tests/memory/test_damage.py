@@ -16,10 +16,10 @@ from msatools.commands.memstat import COMMAND
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.memory import memmap
+from msatools.memory.classes import page_layout
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.pages import memmap
-from msatools.memory.pages.layout import page_layout
 from msatools.render.blocks import Table
 from msatools.render.memstat.report import blocks
 

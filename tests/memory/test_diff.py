@@ -19,14 +19,13 @@ from msgspec.structs import replace
 from fixtures.demo import DEMOS
 from msatools.cli.main import run_console
 from msatools.kernel.report import Note
-from msatools.memory.by.groups import PageGroup
-from msatools.memory.by.views import VIEWS
-from msatools.memory.diff import GroupChange, MemstatDiff, compare
+from msatools.memory.breakdowns import VIEWS
+from msatools.memory.diff import GroupChange, MemstatDiff, compare, load_snapshot
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.recorded import load_snapshot
-from msatools.render.json import dumps
-from msatools.reports.json_file import SnapshotError
-from msatools.target import TargetSpec, open_target
+from msatools.memory.model import PageGroup
+from msatools.program import TargetSpec, open_target
+from msatools.reports.diff import SnapshotError
+from msatools.reports.forms import dumps
 from tests.conftest import Msa
 
 from .madereports import PAGE, SECOND, TARGET, check, group, report

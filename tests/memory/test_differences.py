@@ -10,10 +10,10 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
+from msatools.kernel.mm import vm_events
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.vmstat import vm_events
-from msatools.memory.differences import Difference, Meanwhile, Reason, explain
+from msatools.memory.checks import Difference, Meanwhile, Reason, explain
 
 from . import truth
 

@@ -10,7 +10,7 @@ import pytest
 from fixtures import lab
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from tests.report.judged import report_of
 
 from . import sums

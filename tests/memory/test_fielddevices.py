@@ -11,10 +11,10 @@ import pytest
 from msatools.commands.whatis import COMMAND
 
 from fixtures import lab
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 
 from . import sums
 

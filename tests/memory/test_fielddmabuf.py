@@ -10,12 +10,11 @@ from fixtures import lab
 from msatools.kernel.files import OpenFiles
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.by.groups import DmaBufGroup
+from msatools.memory.classes import page_layout
+from msatools.memory.device_pages import dma_bufs
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
-from msatools.memory.owners.dmabufs import dma_bufs
-from msatools.memory.pages.layout import page_layout
-from msatools.target import TargetSpec, open_target
+from msatools.memory.model import DmaBufGroup, MemstatReport
+from msatools.program import TargetSpec, open_target
 
 from . import sums
 from .asked import printed

@@ -19,16 +19,16 @@ from drgn.helpers.linux.slab import (
 from msatools.commands.whatis import COMMAND
 
 from fixtures import lab
-from msatools.cli.in_drgn import run_in_drgn
-from msatools.memory.by.groups import (
+from msatools.cli.drgn_prompt import run_in_drgn
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import (
     CgroupGroup,
     FileSystemGroup,
+    MemstatReport,
     ProcessGroup,
     SlabGroup,
 )
-from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from tests.report.expected import OBSERVED
 from tests.report.judged import report_of
 

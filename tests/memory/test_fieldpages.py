@@ -11,11 +11,10 @@ import pytest
 from msatools.commands.whatis import COMMAND
 
 from fixtures import lab
-from msatools.cli.in_drgn import run_in_drgn
-from msatools.memory.by.groups import VmallocGroup
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
-from msatools.target import TargetSpec, open_target
+from msatools.memory.model import MemstatReport, VmallocGroup
+from msatools.program import TargetSpec, open_target
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose
 

@@ -13,7 +13,7 @@ from drgn import Program
 from fixtures import lab
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 from tests.conftest import Msa
 from tests.support.elf import file_offset, load_segments
 

@@ -12,20 +12,21 @@ from drgn import FaultError, Program
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.by.section import SectionGroup
-from msatools.memory.frag import pageblocks
-from msatools.memory.frag.blockstates import MOVABLE, Blocks
-from msatools.memory.frag.model import BlockSize, Frag
-from msatools.memory.frag.pageblocks import (
+from msatools.memory import fragmentation as pageblocks
+from msatools.memory.breakdowns import SectionGroup
+from msatools.memory.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.classify import Counts
+from msatools.memory.fragmentation import (
+    MOVABLE,
     UNKNOWN_TYPE,
+    Blocks,
     MigrateTypes,
     _unpack,
+    fragmentation,
     migrate_types,
+    unusable,
 )
-from msatools.memory.frag.view import fragmentation, unusable
-from msatools.memory.model import MemstatReport
-from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
-from msatools.memory.pages.counting import Counts
+from msatools.memory.model import BlockSize, Frag, MemstatReport
 
 from . import truth
 from .sums import pages_of, summed, view

@@ -7,8 +7,8 @@ from drgn.helpers.linux.pid import find_task
 
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
-from msatools.memory.owners.vmalloc import freed_stacks
-from msatools.target import TargetSpec, open_target
+from msatools.memory.areas import freed_stacks
+from msatools.program import TargetSpec, open_target
 from tests.support import overlay
 
 

@@ -11,29 +11,28 @@ from msgspec.structs import replace
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.memstat import collect_memstat
-from msatools.memory.pages.classes import CLASSES, PageClass
-from msatools.memory.pages.classify import FarHead
-from msatools.memory.pages.freelinks import (
+from msatools.memory import scan
+from msatools.memory.classes import CLASSES, PageClass, PageLayout, page_layout
+from msatools.memory.classify import (
     UNLISTED,
+    FarHead,
     FreeLinks,
     are_links,
     free_links,
     inside_others,
     spread_orders,
 )
-from msatools.memory.pages.layout import PageLayout, page_layout
-from msatools.memory.pages.memmap import MemmapRange
-from msatools.memory.scan import driver
-from msatools.memory.scan.freelists import (
+from msatools.memory.memmap import MemmapRange
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.refine import (
+    FinalClasses,
     ListedPages,
     PcpList,
     PcpLists,
     listed_pages,
     settle_pcp,
 )
-from msatools.memory.scan.live_classes import FinalClasses
-from msatools.memory.scan.result import ScanResult
+from msatools.memory.sums import ScanResult
 from tests.support.dumps import open_dump
 
 from .madepages import Pages
@@ -205,7 +204,7 @@ def as_if_live(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
         live.is_live = True
         return free_links(live, layout, ranges)
 
-    monkeypatch.setattr(driver, "free_links", links)
+    monkeypatch.setattr(scan, "free_links", links)
 
 
 def totals(prog: Program, *by: str) -> dict[str, int]:
@@ -231,7 +230,7 @@ def test_no_links_if_the_memmap_is_not_contiguous(prog: Program) -> None:
 
 def test_links_add_no_pages_to_complete_lists(prog: Program, as_if_live: None) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "free_links", lambda *_: None)
+        patch.setattr(scan, "free_links", lambda *_: None)
         lists = totals(prog)
     assert totals(prog) == lists
     assert totals(prog, "slab") == lists
@@ -257,7 +256,7 @@ def test_links_find_all_pages_on_longer_lists(
         alone = sum(1 << each.order for each in pcp.lists if each.first == each.last)
         return settle_pcp(result, lost(pcp), links)
 
-    monkeypatch.setattr(driver, "settle_pcp", settle_lost)
+    monkeypatch.setattr(scan, "settle_pcp", settle_lost)
     report = collect_memstat(prog)
     coverage = report.coverage
     assert coverage["pcp_lists_changed"] > 0 == coverage["pcp_lists_broken"]
@@ -282,7 +281,7 @@ def test_links_find_the_first_pages_of_blocks(
         beyond = int(((1 << orders) - 1).sum()) + alone
         return listed_pages(reader, layout, lost(pcp))
 
-    monkeypatch.setattr(driver, "listed_pages", lost_pages)
+    monkeypatch.setattr(scan, "listed_pages", lost_pages)
     found = totals(prog, "slab")[name]
     assert found == lists - beyond > 0
 

@@ -9,11 +9,10 @@ from typing import cast
 import pytest
 
 from msatools.kernel.reader import Reader
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.layout import PageLayout
-from msatools.memory.scan import freelists
-from msatools.memory.scan.freelists import PcpList, PcpLists, listed_pages, settle_pcp
-from msatools.memory.scan.result import ScanResult
+from msatools.memory import refine
+from msatools.memory.classes import PageClass, PageLayout
+from msatools.memory.refine import PcpList, PcpLists, listed_pages, settle_pcp
+from msatools.memory.sums import ScanResult
 from tests.support.madetypes import made_program
 from tests.support.overlay import put
 
@@ -105,7 +104,7 @@ def listed(
 
     prog = made_program()
     put(prog, BASE, memmap)
-    monkeypatch.setattr(freelists, "vmemmap_base", lambda _: BASE)
+    monkeypatch.setattr(refine, "vmemmap_base", lambda _: BASE)
     layout = cast(PageLayout, SimpleNamespace(lru=LRU, size=SIZE))
     found = listed_pages(Reader(prog), layout, PcpLists([*lists], None))
     assert found.pfns.tolist() == sorted(found.pfns.tolist())

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from fixtures import lab
-from msatools.kernel.printk import read_log
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.memory.device_pages import hardware_queues
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.owners.blocklayer import hardware_queues
+from msatools.report.log import read_log
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose
 

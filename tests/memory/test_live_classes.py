@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from drgn import Program
 
-from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.pages.classify import where
-from msatools.memory.pages.layout import page_layout
-from msatools.memory.scan.freelists import ListedPages
-from msatools.memory.scan.live_classes import FinalClasses
+from msatools.kernel.report import Loss, LossLog
+from msatools.memory.classes import PageClass, page_layout
+from msatools.memory.classify import where
+from msatools.memory.refine import FinalClasses, ListedPages
 
 from .madepages import Pages
 from .madescans import scanned

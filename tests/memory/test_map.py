@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.memory.map.model import OUTLINE_CELLS, Cells, MapPlace, MemoryMap, PageRun
-from msatools.memory.map.view import MAX_CELLS, cell_size
+from msatools.memory.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.map import (
+    MAX_CELLS,
+    OUTLINE_CELLS,
+    Cells,
+    MapPlace,
+    MemoryMap,
+    PageRun,
+    cell_size,
+)
+from msatools.memory.memmap import MemmapRange
 from msatools.memory.model import MemstatReport
-from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
-from msatools.memory.pages.memmap import MemmapRange
-from msatools.render.json import dumps
+from msatools.reports.forms import dumps
 
 from .sums import pages_of, view
 

@@ -15,7 +15,7 @@ from PIL import Image
 from fixtures.demo import DEMOS
 from msatools.cli.arguments import make_parser
 from msatools.cli.main import run_console
-from msatools.cli.usage import UsageError
+from msatools.cli.options import UsageError
 
 from .asked import printed
 

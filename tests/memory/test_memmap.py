@@ -4,8 +4,7 @@
 
 import pytest
 
-from msatools.memory.pages.memmap import _runs
-from msatools.memory.pages.pgmaps import DeviceRange, pieces
+from msatools.memory.memmap import DeviceRange, _runs, pieces
 
 WORD = 8
 """A bitmap consists of whole longs, whatever its number of bits."""

@@ -12,9 +12,9 @@ import pytest
 from fixtures import lab
 from msatools import kernel, memory
 from msatools.kernel.structs import Booleans
+from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.pages.classes import CLASSES, PageClass
 from tests.support.dumps import open_dump
 
 from . import truth

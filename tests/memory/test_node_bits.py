@@ -5,7 +5,7 @@
 import pytest
 
 from fixtures.demo import DEMOS
-from msatools.memory.pages import layout
+from msatools.memory import classes
 from tests.memory.madepages import open_demo
 
 
@@ -14,8 +14,8 @@ def test_node_bits_from_types_are_those_exported(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prog = open_demo(name)
-    exported = layout._node_bits(prog)
+    exported = classes._node_bits(prog)
     assert exported == 10
     # arm64 does not export the length of node_data.
-    monkeypatch.setattr(layout, "vmcoreinfo", lambda prog: {})
-    assert layout._node_bits(prog) == exported
+    monkeypatch.setattr(classes, "vmcoreinfo", lambda prog: {})
+    assert classes._node_bits(prog) == exported

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 from fixtures import lab
-from msatools.memory.by.order import OrderGroup
+from msatools.memory.breakdowns import OrderGroup
+from msatools.memory.classes import NCLASSES, PageClass, PageLayout
+from msatools.memory.classify import (
+    NO_ORDER,
+    Block,
+    ByOrder,
+    FarHead,
+    class_counts,
+    free_blocks,
+)
 from msatools.memory.model import MemstatReport
-from msatools.memory.pages.classes import NCLASSES, PageClass
-from msatools.memory.pages.classify import Block, FarHead
-from msatools.memory.pages.counting import class_counts
-from msatools.memory.pages.layout import PageLayout
-from msatools.memory.pages.orders import NO_ORDER, ByOrder, free_blocks
 
 from . import truth
 from .madepages import ADDRESS, Pages

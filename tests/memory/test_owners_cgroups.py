@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fixtures import lab
-from msatools.memory.by.groups import CgroupGroup
-from msatools.memory.model import MemstatReport
+from msatools.memory.model import CgroupGroup, MemstatReport
 
 from .ownertruth import PAGE
 from .sums import pages_of, view

@@ -13,10 +13,9 @@ from msatools.commands.memstat import COMMAND
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.memory.by.groups import SlabGroup
-from msatools.memory.by.views import VIEWS
+from msatools.memory.breakdowns import VIEWS
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
+from msatools.memory.model import MemstatReport, SlabGroup
 
 from . import truth
 from .conftest import BY_OWNER

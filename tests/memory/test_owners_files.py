@@ -6,11 +6,10 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
-from msatools.memory.by import cachefiles, tally
-from msatools.memory.by import file as byfile
-from msatools.memory.by.groups import FileGroup, FileSystemGroup
+from msatools.memory import breakdowns, by_file
+from msatools.memory import by_file as byfile
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
+from msatools.memory.model import FileGroup, FileSystemGroup, MemstatReport
 
 from . import ownertruth
 from .asked import printed
@@ -111,7 +110,7 @@ def test_too_many_files(
 ) -> None:
     """The largest files are listed, the very largest with paths; all are counted."""
     monkeypatch.setattr(byfile, "MAX_FILES", 12)
-    monkeypatch.setattr(cachefiles, "MAX_PATHS", 4)
+    monkeypatch.setattr(by_file, "MAX_PATHS", 4)
     report = collect_memstat(owners_prog, by=("file",))
     paths = [file.path is not None for file in listed(report)]
     assert paths == [True] * 4 + [False] * 8
@@ -128,7 +127,7 @@ def test_too_many_files(
 def test_more_files_than_are_counted_separately(
     monkeypatch: pytest.MonkeyPatch, owners_prog: Program, kind: str
 ) -> None:
-    monkeypatch.setattr(tally, "_MOST_OWNERS", 16)
+    monkeypatch.setattr(breakdowns, "_MOST_OWNERS", 16)
     report = collect_memstat(owners_prog, by=(kind,))
     groups = view(report, kind)
     assert sum(group.pages for group in groups) == report.pages

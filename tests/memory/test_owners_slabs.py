@@ -6,9 +6,8 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
-from msatools.memory.by.groups import SlabGroup
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
+from msatools.memory.model import MemstatReport, SlabGroup
 
 from . import ownertruth
 from .sums import view

@@ -22,11 +22,10 @@ from drgn import (
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.memory import unattributed
+from msatools.memory.content_hints import SymbolName
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.unattributed import pageowner, stackdepot
-from msatools.memory.unattributed.pageowner import PageOwners, gfp_names
-from msatools.memory.unattributed.stackdepot import StackDepot
-from msatools.memory.unattributed.symbolnames import SymbolName
+from msatools.memory.unattributed import PageOwners, StackDepot, gfp_names
 from msatools.selfdesc.find import find_symbol
 from tests.support.dumps import open_dump
 from tests.support.madetypes import made_program, serve, struct
@@ -161,8 +160,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         address = TABLE + 8 * (pfn // SECTION_PAGES)
         return Object(prog, prog.pointer_type(made.section), value=address)
 
-    monkeypatch.setattr(pageowner, "pfn_to_section", section)
-    monkeypatch.setattr(pageowner, "pages_per_section", lambda _: SECTION_PAGES)
+    monkeypatch.setattr(unattributed, "pfn_to_section", section)
+    monkeypatch.setattr(unattributed, "pages_per_section", lambda _: SECTION_PAGES)
     return made
 
 
@@ -236,9 +235,11 @@ class Names:
 @pytest.mark.parametrize("max_pools", [False, True])
 def test_stack(max_pools: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(max_pools=max_pools)
-    monkeypatch.setattr(stackdepot, "SymbolNames", Names)
+    monkeypatch.setattr(unattributed, "SymbolNames", Names)
     monkeypatch.setattr(
-        stackdepot, "kernel_symbol", lambda prog, name: find_symbol(prog, name).address
+        unattributed,
+        "kernel_symbol",
+        lambda prog, name: find_symbol(prog, name).address,
     )
     addresses = [TEXT + 256 * i + 16 for i in range(len(FUNCTIONS))]
     # After a call that is the last instruction of its function.

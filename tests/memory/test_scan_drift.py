@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.memory.pages.classify import FarHead, classify
-from msatools.memory.pages.layout import PageLayout
-from msatools.memory.pages.memmap import MemmapRange
-from msatools.memory.scan.drift import RUN_PAGES, DriftSample, changed_pages, sample_of
+from msatools.memory.checks import RUN_PAGES, DriftSample, changed_pages, sample_of
+from msatools.memory.classes import PageLayout
+from msatools.memory.classify import FarHead, classify
+from msatools.memory.memmap import MemmapRange
 
 from .madepages import ADDRESS, NODE_1, Pages
 

@@ -9,9 +9,9 @@ from drgn.helpers.linux.slab import slab_object_info
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.by.groups import SlabGroup
 from msatools.memory.memstat import collect_memstat
-from msatools.target import TargetSpec, open_target
+from msatools.memory.model import SlabGroup
+from msatools.program import TargetSpec, open_target
 from msatools.zombies.slabscan import SlabScan
 from tests.memory.sums import view
 

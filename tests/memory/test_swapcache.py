@@ -10,7 +10,7 @@ from drgn.helpers.linux.swap import for_each_swap_info
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.scan.swapcache import SwappedShmem, swapped_files, swapped_shmem
+from msatools.memory.sums import SwappedShmem, swapped_files, swapped_shmem
 from tests.support.dumps import open_dump
 from tests.support.overlay import put
 

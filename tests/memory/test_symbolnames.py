@@ -11,10 +11,10 @@ from drgn import Program, SymbolKind
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.unattributed import symbolnames
-from msatools.memory.unattributed.symbolnames import SymbolNames
+from msatools.memory import content_hints
+from msatools.memory.content_hints import SymbolNames
+from msatools.program import TargetSpec, open_target
 from msatools.selfdesc.kallsyms import NoSymbolsError
-from msatools.target import TargetSpec, open_target
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_kernel_without_kallsyms(
     def load(_: Program) -> None:
         raise NoSymbolsError("lost in this test")
 
-    monkeypatch.setattr(symbolnames, "load_symbols", load)
+    monkeypatch.setattr(content_hints, "load_symbols", load)
     names = SymbolNames(Reader(prog), LossLog())
     symbol = prog.symbol("rcu_state")
     assert name(names, symbol.address + 8) == "rcu_state+0x8"

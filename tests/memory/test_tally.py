@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from msatools.memory.by import tally as module
-from msatools.memory.by.tally import OTHERS, Tally, TallySums, rank, regroup
-from msatools.memory.pages.classes import CLASSES, PageClass
+from msatools.memory import breakdowns as module
+from msatools.memory.breakdowns import OTHERS, Tally, TallySums, rank, regroup
+from msatools.memory.classes import CLASSES, PageClass
 
 Words = npt.NDArray[np.uint64]
 

@@ -16,23 +16,22 @@ from drgn import Program
 from drgn.helpers.linux.module import for_each_module
 
 from fixtures import lab
+from msatools.memory import unattributed
+from msatools.memory.classes import PageClass
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
-from msatools.memory.pages.classes import PageClass
-from msatools.memory.unattributed import view as unattributed
-from msatools.memory.unattributed.model import UnattributedGroup
-from msatools.memory.unattributed.pageowner import OWNER
-from msatools.memory.unattributed.stackdepot import StackDepot
-from msatools.memory.unattributed.view import (
+from msatools.memory.model import MemstatReport, UnattributedGroup
+from msatools.memory.unattributed import (
     NO_ORDER,
     NOT_COMPOUND,
+    OWNER,
     TAIL,
     Allocations,
+    StackDepot,
     allocations,
 )
-from msatools.render import json as as_json
 from msatools.render import show
-from msatools.render.memstat.unattributed import blocks
+from msatools.render.memstat.breakdowns import unattributed_blocks
+from msatools.reports import forms as as_json
 from tests.support.dumps import open_dump
 
 from .asked import printed
@@ -181,7 +180,7 @@ def test_groups_sum_to_their_classes(bare_report: MemstatReport) -> None:
 
 def shown(report: MemstatReport) -> str:
     out = io.StringIO()
-    show(blocks(groups(report), PAGE, None), out)
+    show(unattributed_blocks(groups(report), PAGE, None), out)
     return out.getvalue()
 
 

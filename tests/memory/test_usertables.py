@@ -12,7 +12,7 @@ from drgn import FaultError, Object
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.by.usertables import Mapped, UserTables
+from msatools.memory.by_process import Mapped, UserTables
 from tests.support.madetypes import made_program, serve
 
 PAGE = 4096

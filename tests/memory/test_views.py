@@ -11,13 +11,12 @@ import pytest
 from drgn import Program
 from msatools.commands.memstat import COMMAND
 
-from msatools.memory.by import views as by
-from msatools.memory.by.groups import PageGroup
+from msatools.memory import breakdowns as by
+from msatools.memory.classes import CLASSES
+from msatools.memory.classify import Block
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
-from msatools.memory.pages.classes import CLASSES
-from msatools.memory.pages.classify import Block
-from msatools.memory.scan.context import ScanContext
+from msatools.memory.model import MemstatReport, PageGroup
+from msatools.memory.owners import ScanContext
 
 from .sums import view
 
@@ -56,7 +55,7 @@ class CountsView:
 def counted(monkeypatch: pytest.MonkeyPatch, prog: Program) -> MemstatReport:
     monkeypatch.setitem(by.VIEWS, "counts", "counts.CountsView")
     module = SimpleNamespace(CountsView=CountsView)
-    monkeypatch.setitem(sys.modules, "msatools.memory.by.counts", module)
+    monkeypatch.setitem(sys.modules, "msatools.memory.counts", module)
     return collect_memstat(prog, by=("counts",))
 
 

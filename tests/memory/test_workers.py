@@ -17,16 +17,17 @@ import pytest
 from drgn import Program, ProgramFlags
 
 from fixtures import lab
-from msatools.cli.signals import Stopped, stop_on_signals
-from msatools.memory.by.views import VIEWS
+from msatools.cli.output import Stopped, stop_on_signals
+from msatools.memory import scan as driver
+from msatools.memory import scan as parallel
+from msatools.memory.breakdowns import VIEWS
+from msatools.memory.memmap import MemmapRange
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.pages.memmap import MemmapRange
-from msatools.memory.scan import driver, parallel
-from msatools.memory.scan.result import ScanResult
-from msatools.memory.scan.workers import MAX_PIECES, do_in_order
-from msatools.render.json import dumps
-from msatools.target import TargetSpec, open_target
+from msatools.memory.scan import MAX_PIECES, do_in_order
+from msatools.memory.sums import ScanResult
+from msatools.program import TargetSpec, open_target
+from msatools.reports.forms import dumps
 
 COSTS = {"reads", "bytes_read"}
 """Keys in ``coverage`` that depend on the number of workers."""
@@ -184,8 +185,8 @@ def test_signal_ends_the_workers(tmp_path: Path, number: int) -> None:
 # Ctrl-C on a terminal reaches the workers as well; SIGKILL cannot be handled.
 GROUP = """
 import os, pathlib, signal, sys, time
-from msatools.memory.scan.workers import do_in_order
-from msatools.cli.signals import Stopped, end_by, stop_on_signals
+from msatools.memory.scan import do_in_order
+from msatools.cli.output import Stopped, end_by, stop_on_signals
 def work(piece):
     pathlib.Path(sys.argv[1], str(os.getpid())).touch()
     if piece == 1:
@@ -224,7 +225,7 @@ def test_signal_to_any_process_ends_all(tmp_path: Path, act: str, number: int) -
 SLOW = """
 import os, pathlib, sys, time
 from msatools import console
-from msatools.memory.scan import driver, parallel
+from msatools.memory import driver, parallel
 pids = pathlib.Path(sys.argv.pop(1))
 def slow(*_):
     (pids / str(os.getpid())).touch()

@@ -12,25 +12,31 @@ import pytest
 from drgn import Object, Program
 
 from fixtures import lab
-from msatools.kernel.accounting import Accounting, read_accounting
-from msatools.kernel.clocks import Clocks, Nanoseconds, read_clocks
+from msatools.kernel.clocks import (
+    Accounting,
+    Clocks,
+    Nanoseconds,
+    read_accounting,
+    read_clocks,
+)
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
-from msatools.prstat.breakdown import Breakdown, Sleeps, breakdown, sleeps
-from msatools.tasks.delays import Delays, read_delays
-from msatools.tasks.iowait import read_in_iowait
-from msatools.tasks.microstates import (
+from msatools.prstat.states import Breakdown, Sleeps, breakdown, sleeps
+from msatools.tasks.accounting import (
     PF_KTHREAD,
+    Delays,
     Microstates,
     bound_of,
     microstates,
+    read_delays,
     waits_for_cpu,
     without_sleep,
 )
+from msatools.tasks.sampler import TaskState, collect_now
 from msatools.tasks.stacks import StackCollector
+from msatools.tasks.states import read_in_iowait
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_state import TaskState, collect_now
 from tests.support.dumps import open_dump
 
 OFF = ("tasks-6.1", "tasks-6.12")

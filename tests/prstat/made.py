@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from msatools.kernel.accounting import Accounting
-from msatools.kernel.clocks import Clocks
-from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.delays import Delays
-from msatools.tasks.microstates import Microstates, microstates, without_sleep
+from msatools.kernel.clocks import Accounting, Clocks
+from msatools.prstat.states import Breakdown, breakdown, sleeps
+from msatools.tasks.accounting import Delays, Microstates, microstates, without_sleep
+from msatools.tasks.sampler import AgeBound, TaskState
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_state import AgeBound, TaskState
+from msatools.tasks.waits import TaskClass
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msatools.prstat.breakdown import Breakdown, Sleeps, SplitColumn
-from msatools.prstat.ended import Ended
+from msatools.prstat.interval import Ended
 from msatools.prstat.rows import (
     Spent,
     TaskRows,
@@ -18,14 +17,12 @@ from msatools.prstat.rows import (
     process_rows,
     thread_rows,
 )
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.identity import Identities
-from msatools.tasks.memory import TaskMemory
-from msatools.tasks.microstates import Microstates
-from msatools.tasks.processes import Processes, ProcessSums
+from msatools.prstat.states import Breakdown, Sleeps, SplitColumn
+from msatools.tasks.accounting import Microstates, Processes, ProcessSums, TaskMemory
+from msatools.tasks.identity import Identities, TaskCgroups
+from msatools.tasks.sampler import AgeBound, TaskState
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_cgroups import TaskCgroups
-from msatools.tasks.task_state import AgeBound, TaskState
+from msatools.tasks.waits import TaskClass
 
 SECOND = 10**9
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from drgn import Program
 from msatools.commands.prstat import COMMAND
 
 from fixtures import lab
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from tests.support.dumps import open_dump
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 from drgn import FaultError, Program
 
 from fixtures import lab
-from msatools.kernel.accounting import Accounting, read_accounting
+from msatools.kernel.clocks import Accounting, read_accounting
 from msatools.kernel.report import LossLog
 from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.support.dumps import TYPES, open_dump

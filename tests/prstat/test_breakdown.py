@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.kernel.accounting import Accounting
+from msatools.kernel.clocks import Accounting
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.prstat.breakdown import SCHED_DEADLINE
-from msatools.tasks.iowait import read_in_iowait
-from msatools.tasks.microstates import (
+from msatools.prstat.states import SCHED_DEADLINE
+from msatools.tasks.accounting import (
     BOUND_NS,
     EXIT_ZOMBIE,
     PF_KTHREAD,
     UNSTABLE_BOUND_NS,
     bound_of,
 )
+from msatools.tasks.states import read_in_iowait
 from msatools.tasks.table import TaskReader
 from tests.prstat.dumps import by_drgn
 from tests.prstat.made import (

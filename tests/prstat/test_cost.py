@@ -17,7 +17,7 @@ MOST_READS = 100
 
 OPEN = """
 import sys
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 open_target(TargetSpec(path=sys.argv[1], types="btf"))
 """
 PRSTAT = "import sys; from msatools.console import prstat; sys.exit(prstat())"

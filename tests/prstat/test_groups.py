@@ -5,13 +5,12 @@
 import numpy as np
 from msgspec.structs import replace
 
-from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.model import ClassGroup, TaskGroup
-from msatools.prstat.options import GROUPS
 from msatools.prstat.rows import TaskRows
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.namespaces import TaskNamespaces
+from msatools.prstat.select import GROUPS, group_by, group_by_class
+from msatools.tasks.identity import TaskNamespaces
+from msatools.tasks.waits import TaskClass
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
 
 ID = "0123456789abcdef" * 4

@@ -12,11 +12,11 @@ from drgn import Program, sizeof
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.program import TargetSpec, open_target
 from msatools.prstat.prstat import collect_prstat
-from msatools.target import TargetSpec, open_target
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.sampler import ages
 from msatools.tasks.table import PID_MAX_LIMIT, TaskReader, TaskTable, believable, cut
-from msatools.tasks.task_state import ages
+from msatools.tasks.waits import TaskClass
 from tests.prstat.made import ASLEEP, CLOCKS, NOW, SECOND, START, Made
 from tests.support.madetypes import made_program, serve, struct
 from tests.support.overlay import lose, put

@@ -13,21 +13,19 @@ from msgspec.structs import replace
 
 from msatools.kernel.clocks import Clocks
 from msatools.model import names
-from msatools.prstat.ended import Ended, ended
-from msatools.prstat.interval import Deltas, Interval, OffCpuByClass
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.microstates import (
+from msatools.prstat.interval import Deltas, Ended, Interval, OffCpuByClass, ended
+from msatools.tasks.accounting import (
     BOUND_NS,
     EXIT_ZOMBIE,
     PF_KTHREAD,
+    Processes,
+    ProcessSums,
     microstates,
 )
-from msatools.tasks.processes import Processes, ProcessSums
+from msatools.tasks.sampler import AgeBound, TaskSample, TaskState
 from msatools.tasks.stacks import Stacks
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_samples import TaskSample
-from msatools.tasks.task_state import AgeBound, TaskState
-from msatools.tasks.waits import StackWait
+from msatools.tasks.waits import StackWait, TaskClass
 
 MS = 1_000_000
 SECOND = 1000 * MS

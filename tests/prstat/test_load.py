@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from msatools.locks.base.model import WaitTarget
+from msatools.locks.report import WaitTarget
 from msatools.prstat.model import Load
 from msatools.prstat.recorded import collect_load
-from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import letters, loads
 from msatools.tasks.table import TaskTable
+from msatools.tasks.waits import TaskClass
 
 SLEEPS, BLOCKED, NOLOAD, FROZEN = 1, 2, 0x402, 0x8002
 DISK = WaitTarget(kind="disk", device="vda 254:0")

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.locks.base.model import WaitTarget
+from msatools.locks.report import WaitTarget
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.model import Children, OffCpu, TaskRow, Waited
 from msatools.prstat.rows import keep, process_rows, split_by_ticks, thread_rows
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.accounting import EXIT_ZOMBIE, PF_KTHREAD, ProcessSums
 from msatools.tasks.identity import comm_text
-from msatools.tasks.microstates import EXIT_ZOMBIE, PF_KTHREAD
-from msatools.tasks.processes import ProcessSums
-from msatools.tasks.task_state import AgeBound
+from msatools.tasks.sampler import AgeBound
+from msatools.tasks.waits import TaskClass
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
 
 PARTS = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")

@@ -19,8 +19,8 @@ from msatools.prstat.select import (
     selected,
 )
 from msatools.render.prstat.columns import COLUMNS
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.microstates import PF_KTHREAD
+from msatools.tasks.accounting import PF_KTHREAD
+from msatools.tasks.waits import TaskClass
 from tests.prstat.maderows import MIB, SECOND, MadeThreads
 
 Value = Callable[[Any], Any]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from msatools.prstat.model import StackGroup
-from msatools.prstat.stackgroups import stack_groups
-from msatools.tasks.classes import TaskClass
+from msatools.prstat.prstat import stack_groups
+from msatools.tasks.sampler import TaskState
 from msatools.tasks.stacks import NO_STACK, Stack, Stacks
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_state import TaskState
+from msatools.tasks.waits import TaskClass
 
 NAMES = {1: "schedule", 2: "io_schedule", 3: "wait.part.0", 4: "commit", 5: "entry"}
 MODULES = {4: "jbd2"}

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from msatools.kernel.structs import Booleans
 from msatools.prstat.states import StateTime, states
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.microstates import EXIT_ZOMBIE
+from msatools.tasks.accounting import EXIT_ZOMBIE
+from msatools.tasks.waits import TaskClass
 from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, read_dump
 from tests.prstat.made import BLOCKED, MS, NOW, SECOND, Made, Thread
 from tests.prstat.made import OFF as NO_STATISTICS

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from msatools.prstat.interval import ON_CODE, OffCpuByClass
-from msatools.prstat.waited import lasting, within
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.task_state import AgeBound, TaskState
+from msatools.prstat.interval import ON_CODE, OffCpuByClass, lasting, within
+from msatools.tasks.sampler import AgeBound, TaskState
+from msatools.tasks.waits import TaskClass
 
 
 def row_of(columns: dict[str, Any], row: int) -> dict[str, int]:

@@ -9,18 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msatools.kernel.accounting import Accounting
-from msatools.kernel.clocks import Clocks
-from msatools.prstat.breakdown import breakdown, sleeps
-from msatools.prstat.states import sums
+from msatools.kernel.clocks import Accounting, Clocks
+from msatools.prstat.states import breakdown, sleeps, sums
 from msatools.query.life import LifeMoment, LifeSeen, age, covered_since, life, summed
 from msatools.query.life import state_class as class_of
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.delays import Delays
-from msatools.tasks.microstates import bound_of, microstates, without_sleep
+from msatools.tasks.accounting import Delays, bound_of, microstates, without_sleep
+from msatools.tasks.sampler import TaskState, ages
 from msatools.tasks.stacks import Stacks
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.tasks.task_state import TaskState, ages
+from msatools.tasks.waits import TaskClass
 from tests.prstat.made import COLUMNS, MS, NEW, NOW, SECOND
 
 TIMES = st.one_of(st.sampled_from([0, SECOND]), st.integers(0, 20 * SECOND))

@@ -16,6 +16,7 @@ from drgn.helpers.linux.percpu import per_cpu
 
 import msatools
 from fixtures.demo import DEMOS
+from msatools.program import TargetError
 from msatools.query.kernel import (
     Kernel,
     NoSuchTaskError,
@@ -23,8 +24,7 @@ from msatools.query.kernel import (
     UnreadableTaskError,
 )
 from msatools.query.model import Now, Process, States, Thread, Timers
-from msatools.target import TargetError
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.waits import TaskClass
 from tests.prstat.dumps import read_dump
 from tests.prstat.reports import on_dump, opened
 from tests.support.dumps import TYPES, open_dump

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from msatools.cpus.model import Cpu, CpusReport, State
 from msatools.kernel.report import Note
 from msatools.model import names
+from msatools.program.model import Crash
+from msatools.render.cpus.columns import amount, percent
 from msatools.render.cpus.report import COLUMNS, View, blocks
-from msatools.render.cpus.words import amount, percent
-from msatools.target.model import Crash
 from tests.cpus.madecpus import (
     NOTHING,
     bound,

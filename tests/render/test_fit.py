@@ -13,8 +13,7 @@ from msatools.render.blocks import (
     text,
 )
 from msatools.render.device import Device
-from msatools.render.fit import drawn, fit
-from msatools.render.terminal import STYLES, Drawing
+from msatools.render.terminal import STYLES, Drawing, drawn, fit
 
 
 def table(rows: int) -> Table:

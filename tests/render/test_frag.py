@@ -2,15 +2,8 @@
 
 """The text view of a fragmentation report made by hand."""
 
-from msatools.memory.frag.model import (
-    Blocker,
-    BlockSize,
-    Frag,
-    FreeList,
-    Needed,
-    PageBlocks,
-)
-from msatools.render.memstat.frag import blocks
+from msatools.memory.model import Blocker, BlockSize, Frag, FreeList, Needed, PageBlocks
+from msatools.render.memstat.breakdowns import frag_blocks
 from tests.render.screens import printed
 from tests.support.golden import Golden
 
@@ -43,4 +36,4 @@ FRAG = Frag(
 
 
 def test_golden_text(golden: Golden) -> None:
-    golden("frag", printed(blocks(FRAG, 4096)))
+    golden("frag", printed(frag_blocks(FRAG, 4096)))

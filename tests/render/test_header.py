@@ -4,9 +4,9 @@
 
 from msgspec.structs import replace
 
+from msatools.program import Crash
+from msatools.program.model import Source
 from msatools.render.header import header
-from msatools.target import Crash
-from msatools.target.model import Source
 from tests.locks.madelocks import TARGET
 from tests.render.screens import check_screens
 from tests.support.golden import Golden

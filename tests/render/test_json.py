@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from msatools.kernel.report import Note, Report
 from msatools.model import Mark
 from msatools.model import names as fields_of
-from msatools.render.json import dumps, show
-from msatools.target import Crash
-from msatools.target.model import Address
+from msatools.program import Crash
+from msatools.program.model import Address
+from msatools.reports.forms import dumps, show
 from tests.locks.madelocks import TARGET
 
 DUMP = replace(

@@ -5,15 +5,15 @@
 from typing import get_args
 
 from msatools.cpus.model import State
-from msatools.memory.pages.classes import CLASSES
-from msatools.render.cells import BOUND_MARKS, NOT_KEPT
+from msatools.memory.classes import CLASSES
+from msatools.render.blocks import BOUND_MARKS, NOT_KEPT
 from msatools.render.cpus.columns import COLUMNS
-from msatools.render.locks.words import MARKS
-from msatools.render.report import page_legend as legend
+from msatools.render.locks.tree import MARKS
+from msatools.render.report import html_blocks as legend
 from msatools.report.model import Severity, VerdictConfidence
-from msatools.report.words import DOUBTS
-from msatools.tasks.classes import TaskClass
+from msatools.report.rule import DOUBTS
 from msatools.tasks.states import LETTERS
+from msatools.tasks.waits import TaskClass
 
 
 def test_codes_of_tasks() -> None:

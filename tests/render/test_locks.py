@@ -11,16 +11,20 @@ import pytest
 from msgspec.structs import replace
 
 from msatools.kernel.report import Note
-from msatools.locks.base.model import Confidence, Herd, UserFrame, WaitTarget, Waker
 from msatools.locks.report import (
+    Confidence,
     Contended,
+    Herd,
     Inversion,
     LockChanges,
     LocksReport,
     OwnerSeen,
+    UserFrame,
+    WaitTarget,
+    Waker,
 )
+from msatools.program.model import Address
 from msatools.render.locks.report import View, blocks
-from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, deadlock, lock, owner, report, root, wait
 from tests.render.screens import EVIL, Screens, check_escaped, check_screens, printed
 from tests.support.cost import calls

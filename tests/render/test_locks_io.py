@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from msatools.locks.io.model import DiskIo, InFlight, Stage
-from msatools.locks.report import LocksReport
-from msatools.locks.workqueues.model import (
+from msatools.locks.report import (
     BusyWorker,
+    DiskIo,
+    InFlight,
+    LocksReport,
     OfflineWork,
     QueuedWork,
+    Stage,
     WorkPool,
     Workqueue,
     Workqueues,
 )
+from msatools.program.model import Address
 from msatools.render.locks.report import blocks
-from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, report, root, wait
 from tests.render.screens import EVIL, Screens, check_escaped, check_screens
 from tests.support.golden import Golden

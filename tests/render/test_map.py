@@ -13,17 +13,16 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from msatools.memory.map.model import Cells, MapPlace, MemoryMap
-from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.map import Cells, MapPlace, MemoryMap
 from msatools.render import plain, show
 from msatools.render.blocks import Chart, Mark
 from msatools.render.device import Device
-from msatools.render.fit import fit
-from msatools.render.memstat import map_picture, map_text
-from msatools.render.memstat.map import bands, shades
-from msatools.render.memstat.palette import FREE_COLOUR, LOOKS, mix
+from msatools.render.memstat import map
+from msatools.render.memstat import picture as map_picture
+from msatools.render.memstat.map import FREE_COLOUR, LOOKS, bands, mix, shades
 from msatools.render.memstat.picture import Box, Picture, png, svg
-from msatools.render.terminal import Drawing
+from msatools.render.terminal import Drawing, fit
 from tests.support.golden import Golden
 
 PAGE = 4096
@@ -50,7 +49,7 @@ def memory_of(
 
 
 def chart(memory: MemoryMap) -> list[str]:
-    charts = [b for b in map_text.blocks(memory, PAGE) if isinstance(b, Chart)]
+    charts = [b for b in map.blocks(memory, PAGE) if isinstance(b, Chart)]
     lines = itertools.chain.from_iterable(plain.lines(b) for b in charts)
     return ["".join(span.text for span in line).rstrip() for line in lines]
 
@@ -107,7 +106,7 @@ def test_zones_in_many_pieces_share_a_band(step: int, label: str) -> None:
 def test_no_memory() -> None:
     memory = memory_of([], [])
     assert bands(memory, 64) == ()
-    assert list(map_text.blocks(memory, PAGE))
+    assert list(map.blocks(memory, PAGE))
     assert svg(map_picture.picture(memory, PAGE, "6.1"))
 
 

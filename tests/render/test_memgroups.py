@@ -6,9 +6,9 @@ from typing import Annotated
 
 import pytest
 
-from msatools.memory.by.groups import DETAIL, PageGroup
+from msatools.memory.model import DETAIL, PageGroup
 from msatools.render import plain
-from msatools.render.memstat.groups import groups_table
+from msatools.render.memstat.breakdowns import groups_table
 from tests.support.golden import Golden
 
 

@@ -2,8 +2,8 @@
 
 """Tables of the files that pin removed control groups."""
 
-from msatools.memory.by.groups import CgroupGroup, PinningFile
-from msatools.render.memstat.groups import pins_table
+from msatools.memory.model import CgroupGroup, PinningFile
+from msatools.render.memstat.breakdowns import pins_table
 from tests.render.screens import check_screens
 from tests.support.golden import Golden
 

@@ -4,9 +4,8 @@
 
 from msgspec.structs import replace
 
-from msatools.memory.model import MemstatReport
-from msatools.memory.pages.classes import CLASSES
-from msatools.memory.scan.model import ScanChanges
+from msatools.memory.classes import CLASSES
+from msatools.memory.model import MemstatReport, ScanChanges
 from msatools.render.memstat.report import blocks
 from tests.memory.madereports import TARGET, report
 from tests.render.screens import printed

@@ -4,9 +4,9 @@
 
 import pytest
 
-from msatools.locks.base.model import WaitTarget
+from msatools.locks.report import WaitTarget
+from msatools.program.model import Address
 from msatools.render.on import on_text
-from msatools.target.model import Address
 
 SECOND = 10**9
 FILE = "/data/program"

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from msatools.kernel.accounting import Accounting
+from msatools.kernel.clocks import Accounting
 from msatools.kernel.report import Note
-from msatools.locks.base.model import Herd, UserFrame, WaitTarget, Waker
+from msatools.locks.report import Herd, UserFrame, WaitTarget, Waker
+from msatools.program.model import Address
 from msatools.prstat.model import (
     Children,
     ClassGroup,
@@ -28,11 +29,9 @@ from msatools.prstat.model import (
     Why,
 )
 from msatools.prstat.states import StateTime
-from msatools.render.blocks import Span
-from msatools.render.cells import share
+from msatools.render.blocks import Span, share
 from msatools.render.prstat.columns import COLUMNS, TaskContext, write
 from msatools.render.prstat.report import blocks, folded
-from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, TARGET
 from tests.render.screens import Screens, check_screens, printed
 from tests.support.golden import Golden

@@ -5,7 +5,7 @@
 import pytest
 
 from msatools.render.blocks import Span
-from msatools.render.sorting import number_in, sort_order
+from msatools.render.plain import number_in, sort_order
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from msatools.cpus.stalls.evidence import StallEvidence
-from msatools.cpus.stalls.findings import find_stalls
-from msatools.cpus.stalls.model import CrossCall, OverdueTimer, Stalls, StopMachine
+from msatools.cpus.model import CrossCall, OverdueTimer, Stalls, StopMachine
+from msatools.cpus.stall_chains import StallEvidence
+from msatools.cpus.stall_findings import find_stalls
 from msatools.render.blocks import Block, Table
 from msatools.render.cpus.report import blocks
 from tests.cpus.madecpus import cpu, report

@@ -9,10 +9,8 @@ from msgspec.structs import replace
 
 from msatools.render.blocks import Column, Span, Table, free_text, text
 from msatools.render.device import Device
-from msatools.render.fit import drawn
-from msatools.render.plain import columns_of
-from msatools.render.table_layout import lay_out
-from msatools.render.terminal import breaks, cut
+from msatools.render.plain import columns_of, lay_out
+from msatools.render.terminal import breaks, cut, drawn
 
 COLUMNS = (
     Column("KEY"),

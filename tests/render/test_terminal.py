@@ -21,9 +21,8 @@ from msatools.render.blocks import (
     text,
 )
 from msatools.render.device import Colours, Device
-from msatools.render.fit import drawn
 from msatools.render.plain import columns_of
-from msatools.render.terminal import Drawing
+from msatools.render.terminal import Drawing, drawn
 from tests.support.calls import CORE
 
 HOSTILE = (

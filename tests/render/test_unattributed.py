@@ -3,8 +3,8 @@
 
 from msgspec.structs import replace
 
-from msatools.memory.unattributed.model import Allocator, PageWord, UnattributedGroup
-from msatools.render.memstat.unattributed import blocks
+from msatools.memory.model import Allocator, PageWord, UnattributedGroup
+from msatools.render.memstat.breakdowns import unattributed_blocks
 from tests.render.screens import EVIL, check_escaped, printed
 from tests.support.golden import Golden
 
@@ -49,7 +49,7 @@ LEFT_OUT = UnattributedGroup(
 
 
 def shown(*groups: UnattributedGroup, top: int | None = None) -> list[str]:
-    return printed(blocks(groups, 4096, top))
+    return printed(unattributed_blocks(groups, 4096, top))
 
 
 def test_golden_rows(golden: Golden) -> None:
@@ -62,7 +62,7 @@ def test_golden_rows(golden: Golden) -> None:
 def test_text_of_a_dump_is_escaped() -> None:
     allocator = replace(ALLOCATORS[0], comm=EVIL)
     evil = replace(OWNED, owner=EVIL, stack=(EVIL,), allocators=(allocator,))
-    check_escaped(blocks((evil, GROUP), 4096, None), 3)
+    check_escaped(unattributed_blocks((evil, GROUP), 4096, None), 3)
 
 
 def test_a_lost_stack_is_said_to_be_lost() -> None:

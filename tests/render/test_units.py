@@ -2,8 +2,7 @@
 
 """Human-readable quantities: see ``tests/golden/units.txt``."""
 
-from msatools.kernel.ranges import ranges
-from msatools.reports.units import clock, count, duration, short_size, size
+from msatools.reports.units import clock, count, duration, ranges, short_size, size
 from tests.support.golden import Golden
 
 KIB, MIB, GIB, TIB = (1 << bits for bits in (10, 20, 30, 40))

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from msatools.locks.report import LocksReport
-from msatools.render.locks.wait_graph import WaitGraph
+from msatools.render.locks.tree import WaitGraph
 from tests.locks.madelocks import lock, report, root, wait
 from tests.support.cost import calls
 

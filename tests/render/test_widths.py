@@ -14,9 +14,8 @@ from fixtures.demo.questions import command
 from msatools.registry import NAMES
 from msatools.render.blocks import Block, Table, Text
 from msatools.render.device import Device
-from msatools.render.fit import drawn
 from msatools.render.plain import columns_of, lines
-from msatools.render.terminal import Drawing
+from msatools.render.terminal import Drawing, drawn
 from tests.support.calls import call
 from tests.support.golden import Golden
 

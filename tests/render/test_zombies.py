@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from msatools.kernel.report import Note
+from msatools.program.model import Address
 from msatools.render.blocks import Block
 from msatools.render.zombies.report import View, blocks
 from msatools.render.zombies.words import WHY
-from msatools.target.model import Address
 from msatools.zombies.model import (
     HeldMemory,
     Limit,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from fixtures.lab.crashes import CASES, SAVED_CASES
 from fixtures.lab.machines import MACHINES
-from msatools.report.causes import Cause
+from msatools.report.log import Cause
 
 WARNED = "kernel-warnings"
 """The kernel may warn when a fair server is turned off (kernel/sched/deadline.c,

@@ -8,8 +8,8 @@ one some hundred times.
 
 import pytest
 
-from msatools.cpus.busiest import busiest_cpu
 from msatools.cpus.cpus import collect_cpus
+from msatools.cpus.diagnostics import busiest_cpu
 from tests.report.test_expected import dumps
 from tests.truth import tables
 

@@ -4,10 +4,9 @@
 
 import pytest
 
+from msatools.program.description import LogRecord
 from msatools.report.crash import CrashLog, at_fault
-from msatools.report.events import PANIC, Event, parse_events
-from msatools.report.frames import faulting
-from msatools.target.printk import LogRecord
+from msatools.report.log import PANIC, Event, faulting, parse_events
 
 SECOND = 1_000_000_000
 NULL = "BUG: kernel NULL pointer dereference, address: 0000000000000040"

@@ -5,10 +5,17 @@
 import pytest
 from msgspec.structs import replace
 
-from msatools.report.causes import Cause, event_cause, panic_cause
-from msatools.report.events import MAX_EVENTS, PANIC, parse_events
-from msatools.report.frames import faulting, fingerprint
-from msatools.target.printk import LogRecord
+from msatools.program.description import LogRecord
+from msatools.report.log import (
+    MAX_EVENTS,
+    PANIC,
+    Cause,
+    event_cause,
+    faulting,
+    fingerprint,
+    panic_cause,
+    parse_events,
+)
 
 ARM64 = """\
 Unable to handle kernel NULL pointer dereference at virtual address 0000000000000040

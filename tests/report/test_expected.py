@@ -13,15 +13,13 @@ from drgn.helpers.linux.pid import for_each_task
 
 from fixtures import lab
 from fixtures.lab import store
-from msatools.cli.in_drgn import run_in_drgn
-from msatools.kernel.printk import read_log
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.program import TargetSpec, open_target
 from msatools.registry import load
 from msatools.report.crash import CrashLog, find_crash
-from msatools.report.events import parse_events
-from msatools.report.frames import is_machinery
-from msatools.target import TargetSpec, open_target
+from msatools.report.log import is_machinery, parse_events, read_log
 from tests.report.expected import FEW, NOT_JUDGED, SCENARIOS
 from tests.report.judged import judged, judged_dumps, report_of
 from tests.support.tiers import KERNEL

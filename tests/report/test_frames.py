@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msatools.report.causes import Cause
-from msatools.report.frames import (
+from msatools.report.log import (
     CALLERS,
     DIGITS,
+    Cause,
     Frame,
     faulting,
     fingerprint,

@@ -21,27 +21,26 @@ from fixtures import lab
 from msatools import __version__
 from msatools.kernel.report import Note
 from msatools.locks.report import LocksReport
+from msatools.program.model import Source
 from msatools.render.blocks import Block, Column, Table, advice, free_text, text
-from msatools.render.locks.words import MARKS
-from msatools.render.report.html import page
+from msatools.render.locks.tree import MARKS
+from msatools.render.report.html import page, portable
 from msatools.render.report.html_blocks import (
     MAX_LINES,
     MAX_ROWS,
     PageText,
     page_blocks,
 )
-from msatools.render.report.portable import portable
-from msatools.report.command_lines import command_line
 from msatools.report.model import (
     CrashDetails,
     NextStep,
+    ReportOptions,
     ReportSection,
     TriageReport,
     TriageVerdict,
+    command_line,
 )
-from msatools.report.options import ReportOptions
 from msatools.report.report import collect_report
-from msatools.target.model import Source
 from tests.support import overlay
 from tests.support.calls import CORE, Opened, TargetSpec, call, open_target
 

@@ -4,7 +4,7 @@
 
 from msgspec.structs import replace
 
-from msatools.report.oom import parse_ooms, victims
+from msatools.report.memory import parse_ooms, victims
 from tests.report.test_events import log
 
 PAGE = 4096

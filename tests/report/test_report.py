@@ -16,16 +16,16 @@ from msatools.commands.report import COMMAND
 from fixtures import lab
 from msatools.cli.sandbox import binding
 from msatools.errors import DamagedDataError, MissingError
-from msatools.kernel.printk import read_log
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.program import Opened, TargetSpec, open_target
+from msatools.program.description import crash_of
 from msatools.registry import NAMES
 from msatools.report import report as report_module
+from msatools.report.log import read_log
 from msatools.report.model import SECTIONS, TriageReport
 from msatools.report.report import collect_report
 from msatools.selfdesc import BtfError
-from msatools.target import Opened, TargetSpec, open_target
-from msatools.target.describe import crash_of
 from msatools.tasks.table import TaskReader
 from tests.support import overlay
 from tests.support.calls import CORE, call

@@ -13,29 +13,39 @@ from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.locks.report import LocksReport, Root, Wait
-from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import CgroupGroup
 from msatools.model import names
+from msatools.program import TargetSpec, open_target
+from msatools.program.description import LogRecord
 from msatools.registry import load
 from msatools.render.report.report import VERDICTS, page_parts
 from msatools.report import rules
-from msatools.report.events import parse_events
-from msatools.report.log_lines import last_lines
-from msatools.report.memory import GroupAtLimit, MemoryState, ZoneState
-from msatools.report.model import SECTIONS, TriageVerdict
-from msatools.report.next_steps import next_steps
-from msatools.report.oom import OutOfMemory, Victim
-from msatools.report.options import ReportOptions
-from msatools.report.parts import ReportParts
+from msatools.report.log import last_lines, parse_events
+from msatools.report.memory import (
+    GroupAtLimit,
+    MemoryState,
+    OutOfMemory,
+    Victim,
+    ZoneState,
+)
+from msatools.report.model import SECTIONS, ReportOptions, TriageVerdict
 from msatools.report.report import collect_report
-from msatools.report.rule import VerdictRule, untested, verdicts
+from msatools.report.rule import (
+    HUNG_NS,
+    LONG_NS,
+    ReportParts,
+    VerdictRule,
+    explained,
+    slab_groups,
+    stopped_roots,
+    unreclaimable,
+    untested,
+    verdicts,
+    waits_text,
+)
 from msatools.report.rules import RULES
-from msatools.report.summaries import section
-from msatools.report.unreclaimable import slab_groups, unreclaimable
-from msatools.report.waits import HUNG_NS, LONG_NS, explained, stopped_roots
-from msatools.report.words import waits_text
-from msatools.target import TargetSpec, open_target
-from msatools.target.printk import LogRecord
+from msatools.report.summaries import next_steps, section
 from msatools.zombies.model import Limit
 from tests.support.calls import call
 from tests.truth import tables

@@ -15,16 +15,16 @@ from msgspec.structs import replace
 
 from fixtures import lab
 from fixtures.demo import DEMOS
-from msatools.cli.selfcheck import checks_of
-from msatools.cpus.stalls.spinlocks import WantedLocks
+from msatools.cli.answers import checks_of
+from msatools.cpus.held_cpus import WantedLocks
 from msatools.errors import MissingError
-from msatools.kernel.session import quietly
+from msatools.kernel.report import quietly
 from msatools.memory.memstat import collect_memstat
+from msatools.program import Opened, TargetSpec, open_target
 from msatools.registry import NAMES, load
-from msatools.selfcheck import memory, reading, report_set, selfcheck
+from msatools.selfcheck import memory, selfcheck, tasks
 from msatools.selfcheck.model import SelfCheckReport
 from msatools.selfcheck.selfcheck import Check, SelfChecks
-from msatools.target import Opened, TargetSpec, open_target
 from msatools.whatis import lookup
 from tests.support.overlay import lose, put
 
@@ -333,7 +333,7 @@ WRONG: dict[str, tuple[str, str, Callable[[Any], Any], set[str]]] = {
         "memstat",
         "collect_memstat",
         _with_pages,
-        {"memory.unattributed"} | {f"memory.by-{by}" for by in report_set.BY},
+        {"memory.unattributed"} | {f"memory.by-{by}" for by in selfcheck.BY},
     ),
     "switches": ("cpus", "collect_cpus", _with_switches, {"cpus.switches"}),
     "zombie": (
@@ -358,17 +358,17 @@ WRONG: dict[str, tuple[str, str, Callable[[Any], Any], set[str]]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_report_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     command, name, change, wanted = WRONG[what]
-    collect = getattr(report_set, name)
+    collect = getattr(selfcheck, name)
     monkeypatch.setattr(
-        report_set, name, lambda prog, **words: change(collect(prog, **words))
+        selfcheck, name, lambda prog, **words: change(collect(prog, **words))
     )
     found = once("tasks-6.12")
     assert failed(checked(command, found)) - UNWINDING == wanted
 
 
 def test_wrong_reads_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = reading.follow_phys
-    monkeypatch.setattr(reading, "follow_phys", lambda space, at: find(space, at) + 8)
+    find = tasks.follow_phys
+    monkeypatch.setattr(tasks, "follow_phys", lambda space, at: find(space, at) + 8)
     wanted = {"reading.tasks", "reading.stacks", "reading.percpu"}
     assert failed(checked("zombies", once("memory-6.12"))) == wanted
 
@@ -398,7 +398,7 @@ def test_a_report_that_cannot_be_made_is_no_agreement(
     def collect(*_: object, **__: object) -> NoReturn:
         raise MissingError("struct page is not known")
 
-    monkeypatch.setattr(report_set, "collect_memstat", collect)
+    monkeypatch.setattr(selfcheck, "collect_memstat", collect)
     report = checked("memstat", once("memory-6.12"))
     lost = [check for check in report.checks if check.verdict == "unknown"]
     assert report.has_failed
@@ -417,7 +417,7 @@ class Counted:
         self.readings = 0
         self.__name__ = "counted"
 
-    def __call__(self, _: report_set.ReportSet) -> Iterator[selfcheck.Comparison]:
+    def __call__(self, _: selfcheck.ReportSet) -> Iterator[selfcheck.Comparison]:
         self.readings += 1
         left, right = next(self.pairs)
         yield selfcheck.Comparison(
@@ -448,14 +448,14 @@ def test_a_running_kernel_is_read_again(
 
 
 def test_faults_of_our_own_are_not_hidden() -> None:
-    def broken(_: report_set.ReportSet) -> Iterator[selfcheck.Comparison]:
+    def broken(_: selfcheck.ReportSet) -> Iterator[selfcheck.Comparison]:
         yield {}["a class"]
 
-    def absent(_: report_set.ReportSet) -> Iterator[selfcheck.Comparison]:
+    def absent(_: selfcheck.ReportSet) -> Iterator[selfcheck.Comparison]:
         raise MissingError("no such variable")
         yield
 
-    def lost(_: report_set.ReportSet) -> Iterator[selfcheck.Comparison]:
+    def lost(_: selfcheck.ReportSet) -> Iterator[selfcheck.Comparison]:
         raise FaultError("not to be read", 0x1000)
         yield
 

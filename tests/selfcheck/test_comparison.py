@@ -5,7 +5,7 @@
 import pytest
 from msgspec.structs import replace
 
-from msatools.selfcheck.comparison import Comparison, judge
+from msatools.selfcheck.model import Comparison, judge
 
 MADE = Comparison(name="a.b", left="some", right="others", reason="as some are new")
 Pair = tuple[int, int]

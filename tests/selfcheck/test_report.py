@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from msatools import registry
-from msatools.cli.selfcheck import checks_of
+from msatools.cli.answers import checks_of
 from msatools.render.selfcheck.report import blocks, paste_lines
 from msatools.selfcheck.model import (
     KernelFacts,

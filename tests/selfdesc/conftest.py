@@ -8,7 +8,7 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 
 
 class Pair(NamedTuple):

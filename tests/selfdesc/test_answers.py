@@ -9,11 +9,11 @@ import pytest
 from drgn import FindObjectFlags, Object, Program
 
 from msatools.memory.memstat import collect_memstat
-from msatools.render.json import dumps
-from msatools.selfdesc import declarations
-from msatools.selfdesc.finders import finders_of
-from msatools.selfdesc.objects import Objects
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
+from msatools.reports.forms import dumps
+from msatools.selfdesc import types
+from msatools.selfdesc.load import finders_of
+from msatools.selfdesc.types import Objects
 from tests.selfdesc.conftest import Pair
 
 
@@ -46,8 +46,8 @@ def test_memstat_after_a_crash(crash_pair: Pair) -> None:
 
 def test_what_is_refused_is_noted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that can do without a variable must not hide that it had to."""
-    table = {n: d for n, d in declarations.TABLE.items() if n != "socket_file_ops"}
-    monkeypatch.setattr(declarations, "TABLE", table)
+    table = {n: d for n, d in types.TABLE.items() if n != "socket_file_ops"}
+    monkeypatch.setattr(types, "TABLE", table)
     prog = open_target(TargetSpec(path=str(pair.run.elf), types="btf")).prog
     report = memstat(prog)
     found = [c["pages"] for c in report["classes"] if c["name"] == "kernel.sockets"]

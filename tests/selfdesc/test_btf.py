@@ -13,10 +13,8 @@ import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind, sizeof
 
 from msatools.errors import MissingError
-from msatools.selfdesc.btf import Btf, BtfError, BtfKind
-from msatools.selfdesc.declarations import Declaration
-from msatools.selfdesc.type_compare import agree, strip
-from msatools.selfdesc.types import AmbiguousError, BtfTypes
+from msatools.selfdesc.btf import Btf, BtfError, BtfKind, agree, strip
+from msatools.selfdesc.types import AmbiguousError, BtfTypes, Declaration
 from tests.selfdesc.encode import VOID, Writer
 
 SIGNED, BOOL = 1, 4

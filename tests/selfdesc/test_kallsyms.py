@@ -9,9 +9,9 @@ import pytest
 from drgn import Object, Program, SymbolIndex
 
 from fixtures import lab
+from msatools.program import TargetSpec, open_target
+from msatools.selfdesc.find import vmcoreinfo
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo
-from msatools.target import TargetSpec, open_target
 from tests.selfdesc.conftest import Pair
 from tests.support import overlay
 

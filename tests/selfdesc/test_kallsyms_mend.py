@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from drgn import FaultError, Program
 
-from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
-from msatools.selfdesc.kallsyms_mend import PAGE
-from msatools.selfdesc.symbol_table import lost_symbols
+from msatools.selfdesc.kallsyms import PAGE, NoSymbolsError, load_symbols
+from msatools.selfdesc.tables import lost_symbols
 from tests.selfdesc.test_kallsyms import KERNELS, entries, made, names_of
 
 from .kallsyms_encode import Kernel

@@ -9,6 +9,8 @@ from drgn import ModuleFileStatus, Program, SymbolIndex
 from drgn.commands import run_command
 
 from fixtures import lab
+from msatools.program import TargetError, TargetSpec, describe, open_target
+from msatools.program.model import NoTypesError
 from msatools.selfdesc import (
     NotSelfDescribedError,
     is_served_by_btf,
@@ -18,8 +20,6 @@ from msatools.selfdesc import (
 )
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.standby import NAME
-from msatools.target import TargetError, TargetSpec, describe, open_target
-from msatools.target.errors import NoTypesError
 from tests.selfdesc.undescribed import Symbols
 from tests.support.overlay import put
 

@@ -10,10 +10,9 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
+from msatools.program import TargetSpec, open_target
 from msatools.selfdesc.btf import BtfError
-from msatools.selfdesc.finders import Finders, finders_of
-from msatools.selfdesc.modules import Modules
-from msatools.target import TargetSpec, open_target
+from msatools.selfdesc.load import Finders, Modules, finders_of
 from tests.support.overlay import put
 
 LOOP = "loop"

@@ -12,12 +12,16 @@ import pytest
 from drgn import FindObjectFlags, Program, Symbol, Type, TypeKind
 
 import msatools
-from msatools.selfdesc import declarations
+from msatools.selfdesc import types as declarations
 from msatools.selfdesc.btf import BtfKind
-from msatools.selfdesc.declarations import Declaration, Declarations
-from msatools.selfdesc.finders import finders_of
-from msatools.selfdesc.objects import Objects, UntypedError
-from msatools.selfdesc.types import AmbiguousError
+from msatools.selfdesc.load import finders_of
+from msatools.selfdesc.types import (
+    AmbiguousError,
+    Declaration,
+    Declarations,
+    Objects,
+    UntypedError,
+)
 from tests.selfdesc.conftest import Pair
 
 HELPERS = Path(drgn.__file__).parent

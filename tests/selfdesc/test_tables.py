@@ -11,9 +11,8 @@ from drgn import Program, Symbol
 from fixtures.demo import DEMOS
 from msatools import native
 from msatools.selfdesc import btf
-from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import load_symbols
-from msatools.selfdesc.load import load_btf
+from msatools.selfdesc.load import finders_of, load_btf
 from msatools.selfdesc.tables import (
     NAME_LEN,
     NONE,

@@ -8,7 +8,7 @@ import pytest
 from drgn import Program, Type, TypeKind
 
 from msatools.selfdesc.btf import BtfKind
-from msatools.selfdesc.finders import finders_of
+from msatools.selfdesc.load import finders_of
 from msatools.selfdesc.types import AmbiguousError
 from tests.selfdesc.conftest import Pair
 

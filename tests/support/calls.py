@@ -20,9 +20,9 @@ from drgn import Program
 from msgspec.structs import replace
 
 from fixtures.demo import DEMOS
-from msatools.cli.command import Command
+from msatools.cli.arguments import Command
 from msatools.cli.main import run_console
-from msatools.target import Opened, Target, TargetSpec, open_target
+from msatools.program import Opened, Target, TargetSpec, open_target
 from tests.support.forked import forked
 from tests.support.schemas import check_schema
 from tests.support.tiers import KERNEL

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from msatools.cli.arguments import make_parser
-from msatools.cli.command import Command
+from msatools.cli.arguments import Command, make_parser
 from msatools.render.plain import lines
 from tests.locks.madelocks import TARGET
 

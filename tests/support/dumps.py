@@ -9,7 +9,7 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
-from msatools.target import TargetSpec, open_target
+from msatools.program import TargetSpec, open_target
 
 IDLE = ("memory-5.10", "memory-6.1", "memory-6.12", "crash-6.1", "crash-6.12")
 """Idle machines: threads sleep, kernel threads wait for work."""

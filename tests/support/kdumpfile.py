@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fixtures.lab import sparse
-from msatools.target import kdump
-from msatools.target.flattened import unflattened
-from msatools.target.kdumppages import Pfns
-from msatools.target.reading import reader_of
+from msatools.program import formats
+from msatools.program.formats import reader_of, unflattened
+from msatools.program.kdump_pages import Pfns
 
 DESCRIPTOR = struct.Struct("<QIIQ")
 
@@ -23,7 +22,7 @@ class Layout:
         with path.open("rb") as file:
             size = path.stat().st_size
             read = unflattened(reader_of(file.fileno()), size).tables
-            header = kdump.parse(read)
+            header = formats.parse_kdump(read)
             half = header.bitmap_size // 2
             bits = np.frombuffer(read(header.bitmap_offset + half, half), np.uint8)
             self.kept = np.flatnonzero(np.unpackbits(bits, bitorder="little"))

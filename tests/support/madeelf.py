@@ -4,7 +4,7 @@
 
 import struct
 
-from msatools.target.reading import ReadAt
+from msatools.program.formats import ReadAt
 
 BUILD_ID = bytes(range(20))
 

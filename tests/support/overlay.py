@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from drgn import FaultError, Program
 
-from msatools.target.linear import forget_direct_map
+from msatools.program.linear import forget_direct_map
 
 PAGE = 4096
 

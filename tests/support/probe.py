@@ -13,12 +13,11 @@ from unittest.mock import patch
 from drgn import Program
 from msgspec.structs import replace
 
-from msatools.cli.command import Command, Recorded, argument
+from msatools.cli.arguments import Command, Recorded, argument
 from msatools.cli.main import run_console
-from msatools.kernel.report import Report
-from msatools.kernel.session import Progress, Session
+from msatools.kernel.report import Progress, Report, Session
+from msatools.program import Target
 from msatools.render.blocks import Block, text
-from msatools.target import Target
 from tests.support.calls import Ran, end, open_nothing, start
 from tests.support.terminal import Terminal
 

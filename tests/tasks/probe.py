@@ -13,16 +13,17 @@ from msatools.kernel.clocks import read_clocks
 from msatools.kernel.pids import find_tasks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.target import TargetSpec, open_target
-from msatools.tasks.delays import read_delays
-from msatools.tasks.identity import read_identities
-from msatools.tasks.memory import read_memory
-from msatools.tasks.microstates import microstates
-from msatools.tasks.processes import read_processes
+from msatools.program import TargetSpec, open_target
+from msatools.tasks.accounting import (
+    microstates,
+    read_delays,
+    read_memory,
+    read_processes,
+)
+from msatools.tasks.identity import read_cgroups, read_identities
+from msatools.tasks.sampler import collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_cgroups import read_cgroups
-from msatools.tasks.task_state import collect_now
 from tests.support.strace import MARKER
 
 PARTS = {

@@ -11,13 +11,11 @@ from drgn import Object
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks import framerecords
-from msatools.tasks.framerecords import FrameRecords
-from msatools.tasks.framerules import End
-from msatools.tasks.stackmemory import StackMemory, saved_registers
+from msatools.tasks import unwind
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader
-from msatools.tasks.unwindone import OneStack
+from msatools.tasks.text import End
+from msatools.tasks.unwind import FrameRecords, OneStack, StackMemory, saved_registers
 from tests.support.dumps import open_dump
 
 KERNEL_HALF = 1 << 63
@@ -87,7 +85,7 @@ def unwinder(monkeypatch: pytest.MonkeyPatch, typed: bool) -> FrameRecords:
     def offsets(prog: object) -> Any:
         type_ = 8 * (TYPE - RECORD) if typed else None
         words = (8 * (word - RECORD) for word in (FP, PC, PSTATE))
-        return framerecords._RecordOffsets(*words, type_)
+        return unwind._RecordOffsets(*words, type_)
 
     for name, value in (
         ("_offsets", offsets),
@@ -95,7 +93,7 @@ def unwinder(monkeypatch: pytest.MonkeyPatch, typed: bool) -> FrameRecords:
         ("kernel_symbol", lambda prog, name: CODE + 0x9000),
         ("vmcoreinfo_number", lambda prog, name: 0xFFFF_0000_0000_0000),
     ):
-        monkeypatch.setattr(framerecords, name, value)
+        monkeypatch.setattr(unwind, name, value)
     return FrameRecords(SimpleNamespace())  # type: ignore[arg-type]
 
 

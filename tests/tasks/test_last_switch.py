@@ -11,14 +11,14 @@ from msatools.commands.cpus import COMMAND
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.target import TargetSpec, open_target
-from msatools.tasks.runningstacks import LAST_SWITCH, StackReader
-from msatools.tasks.stackmemory import saved_registers
+from msatools.program import TargetSpec, open_target
+from msatools.tasks.running_stacks import LAST_SWITCH, StackReader
+from msatools.tasks.sampler import runs
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader
-from msatools.tasks.task_state import runs
+from msatools.tasks.unwind import saved_registers
+from tests.program.raw import writers
 from tests.support.calls import call
-from tests.target.raw import writers
 
 
 @pytest.mark.kernels

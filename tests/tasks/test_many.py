@@ -15,10 +15,10 @@ from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.sampler import TaskState, collect_now
 from msatools.tasks.stacks import MAX_ASKED, StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_state import TaskState, collect_now
+from msatools.tasks.waits import TaskClass
 from tests.support.dumps import open_dump
 from tests.support.strace import reads_of
 from tests.tasks.sleepers import by_drgn

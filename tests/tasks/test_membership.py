@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msatools.tasks.membership import (
+from msatools.tasks.identity import (
+    UNKNOWN,
     Membership,
+    TaskCgroups,
+    TaskNamespaces,
     container_ids,
     container_path,
     is_below,
     members,
 )
-from msatools.tasks.namespaces import TaskNamespaces
-from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups
 
 ID = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4

@@ -4,12 +4,7 @@
 
 import pytest
 
-from msatools.tasks.microstates import (
-    BOUND_NS,
-    EXIT_ZOMBIE,
-    PF_KTHREAD,
-    Microstates,
-)
+from msatools.tasks.accounting import BOUND_NS, EXIT_ZOMBIE, PF_KTHREAD, Microstates
 from tests.prstat.made import MS, NOW, SECOND, Made, shares
 
 AGO = NOW - SECOND

@@ -8,7 +8,7 @@ from drgn import Object, cast
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks.names import KernelNames
+from msatools.tasks.identity import KernelNames
 from msatools.tasks.table import TaskTable
 from tests.prstat.dumps import OFF, Dump, read_dump
 from tests.support.dumps import open_dump

@@ -11,10 +11,16 @@ import pytest
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks.membership import Membership, read_members
-from msatools.tasks.namespaces import KINDS, UNKNOWN, TaskNamespaces, read_namespaces
+from msatools.tasks.identity import (
+    KINDS,
+    UNKNOWN,
+    Membership,
+    TaskNamespaces,
+    read_cgroups,
+    read_members,
+    read_namespaces,
+)
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_cgroups import read_cgroups
 from tests.prstat.reports import report
 from tests.support.dumps import open_dump
 

@@ -6,7 +6,7 @@ import pytest
 from drgn import Architecture, Object, Platform, Program, Type, TypeMember
 
 from msatools.errors import MissingError
-from msatools.tasks.orc import BY_FRAME_POINTER, Base, OrcKind, Rule, _Format
+from msatools.tasks.text import BY_FRAME_POINTER, Base, OrcKind, Rule, _Format
 
 FIELDS = {
     "v4.14": ("sp_reg:4", "bp_reg:4", "type:2", "end:1"),

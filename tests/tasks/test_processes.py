@@ -12,17 +12,28 @@ import numpy as np
 import pytest
 
 from fixtures import lab
-from msatools.kernel.cgroups import _path
-from msatools.kernel.percpusums import sum_parts
+from msatools.kernel.files import _path
+from msatools.kernel.percpu import sum_parts
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.model import values
-from msatools.tasks.delays import Delays, read_delays
-from msatools.tasks.identity import Identities, read_identities
-from msatools.tasks.memory import TaskMemory, read_memory
-from msatools.tasks.processes import Processes, ProcessSums, read_processes, read_reaped
+from msatools.tasks.accounting import (
+    Delays,
+    Processes,
+    ProcessSums,
+    TaskMemory,
+    read_delays,
+    read_memory,
+    read_processes,
+    read_reaped,
+)
+from msatools.tasks.identity import (
+    Identities,
+    TaskCgroups,
+    read_cgroups,
+    read_identities,
+)
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.task_cgroups import TaskCgroups, read_cgroups
 from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.support.dumps import open_dump
 

@@ -13,11 +13,9 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.prstat.interval import Interval
 from msatools.tasks import sampler as module
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.sampler import USUAL_SHARE, Sampler
+from msatools.tasks.sampler import USUAL_SHARE, Sampler, TaskSample, collect_now
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_samples import TaskSample
-from msatools.tasks.task_state import collect_now
+from msatools.tasks.waits import TaskClass
 from tests.support.dumps import open_dump
 
 

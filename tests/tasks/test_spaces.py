@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msatools.tasks.spaces import _first_of_each
+from msatools.tasks.identity import _first_of_each
 from msatools.tasks.table import TaskTable
 
 

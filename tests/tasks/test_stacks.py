@@ -13,9 +13,8 @@ from msatools.errors import MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.tasks import stacks
-from msatools.tasks.framerules import MAX_FRAMES, End
-from msatools.tasks.orc import Base, Orc, OrcKind, Rule
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
+from msatools.tasks.text import MAX_FRAMES, Base, End, Orc, OrcKind, Rule
 from tests.support.dumps import BUSY, TYPES, open_dump
 from tests.support.overlay import lose, put
 from tests.tasks.sleepers import USER_SPACE, Tasks, by_drgn, collect, known, tasks_of

@@ -13,7 +13,6 @@ from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.model import values
-from msatools.tasks.stackmemory import read_stacks, stack_bytes
 from msatools.tasks.syscalls import (
     _X86_NAMES,
     NO_CALL,
@@ -22,6 +21,7 @@ from msatools.tasks.syscalls import (
     syscalls_of,
 )
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.unwind import read_stacks, stack_bytes
 from tests.support.dumps import BUSY, TYPES, open_dump
 
 PF_KTHREAD = 0x00200000

@@ -12,8 +12,8 @@ from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.target import TargetSpec, open_target
-from msatools.tasks.microstates import waits_for_cpu
+from msatools.program import TargetSpec, open_target
+from msatools.tasks.accounting import waits_for_cpu
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.support.overlay import lose
 

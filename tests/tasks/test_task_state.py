@@ -5,11 +5,11 @@
 import numpy as np
 import pytest
 
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.microstates import BOUND_NS
+from msatools.tasks.accounting import BOUND_NS
+from msatools.tasks.sampler import AgeBound, ages
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskTable
-from msatools.tasks.task_state import AgeBound, ages
+from msatools.tasks.waits import TaskClass
 from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, read_dump
 
 FEW = 5

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from msatools.model import values
-from msatools.tasks.framerules import End
-from msatools.tasks.orc import BY_FRAME_POINTER, Base, OrcKind, Rule
-from msatools.tasks.stackmemory import StackMemory
-from msatools.tasks.unwind import Frames, Unwinder
+from msatools.tasks.text import BY_FRAME_POINTER, Base, End, OrcKind, Rule
+from msatools.tasks.unwind import Frames, StackMemory, Unwinder
 from tests.support.madetypes import made_program, struct
 
 TEXT = 0xFFFF_FFFF_8100_0000

@@ -8,10 +8,9 @@ import pytest
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks import functions
-from msatools.tasks.classes import TaskClass
+from msatools.tasks import waits
 from msatools.tasks.stacks import StackCollector
-from msatools.tasks.waits import classify
+from msatools.tasks.waits import TaskClass, classify
 from tests.tasks.sleepers import Tasks
 
 SYSCALL = "do_syscall_64 entry_SYSCALL_64_after_hwframe"
@@ -199,7 +198,7 @@ def test_caller(stack: str, caller: str | None, call: str | None) -> None:
 
 @pytest.mark.parametrize("table", ["WAITS", "SLEEPERS", "SUBSYSTEMS", "WAYS", "CALLS"])
 def test_no_name_has_two_classes(table: str) -> None:
-    names = Counter(" ".join(getattr(functions, table).values()).split())
+    names = Counter(" ".join(getattr(waits, table).values()).split())
     assert [name for name, count in names.items() if count > 1] == []
 
 

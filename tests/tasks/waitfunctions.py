@@ -5,7 +5,7 @@ Lists functions of a kernel that sleep uninterruptibly, and that no rule knows.
 
 ``python -m tests.tasks.waitfunctions field-7.x memory-5.10``: of each dump of the lab
 (x86-64) those functions of the kernel proper that call the scheduler and set a state of
-uninterruptible sleep, and that :mod:`msatools.tasks.functions` does not have.
+uninterruptible sleep, and that :mod:`msatools.tasks.waits` does not have.
 :data:`EXPLAINED` says why some need not be there. A state that a caller hands on is
 not seen.
 """
@@ -17,8 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 from drgn import Program
 
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.waits import classify
+from msatools.tasks.waits import TaskClass, classify
 from tests.support.dumps import open_dump
 
 CALLED = (

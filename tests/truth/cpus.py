@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from fixtures.lab import Run
-from msatools.cli.values import cpu_list
+from msatools.cli.options import cpu_list
 from tests.truth.fact import Fact, Figures
 
 CPU = "sys/devices/system/cpu"

@@ -21,11 +21,11 @@ from fixtures import lab
 from fixtures.lab.errors import LabError
 from fixtures.lab.kernels import KERNELS
 from fixtures.lab.machines import MACHINES
-from msatools.cli.selfcheck import checks_of
-from msatools.kernel.session import quietly
+from msatools.cli.answers import checks_of
+from msatools.kernel.report import quietly
+from msatools.program import describe
 from msatools.registry import load
 from msatools.selfcheck.selfcheck import SelfChecks
-from msatools.target import describe
 from tests.support.dumps import open_dump
 from tests.truth.tables import TABLES, types_of, verdicts
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from fixtures.lab import Run
-from msatools.tasks.microstates import UNSTABLE_BOUND_NS
+from msatools.tasks.accounting import UNSTABLE_BOUND_NS
 from tests.memory.truth import page_kib
 from tests.prstat.reports import TICK_NS, Task, said
 from tests.truth.fact import Fact, Figures

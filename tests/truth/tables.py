@@ -20,8 +20,8 @@ from msatools.commands.zombies import COMMAND as ZOMBIES
 
 from fixtures import lab
 from fixtures.lab import Run
-from msatools.cli.command import Command
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.arguments import Command
+from msatools.cli.drgn_prompt import run_in_drgn
 from tests.support.dumps import open_dump
 from tests.truth import (
     cpus,

@@ -14,15 +14,14 @@ import pytest
 from drgn import Program
 from msatools.commands.whatis import COMMAND
 
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.memory.classes import CLASSES, PageClass, page_layout
+from msatools.memory.classify import Block
+from msatools.memory.memmap import memmap_ranges
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.pages.classes import CLASSES, PageClass
-from msatools.memory.pages.classify import Block
-from msatools.memory.pages.layout import page_layout
-from msatools.memory.pages.memmap import memmap_ranges
-from msatools.whatis.mappers import MAX_MAPPERS
+from msatools.whatis.processes import MAX_MAPPERS
 from tests.support.dumps import open_dump
 from tests.whatis import identities
 from tests.whatis.identities import PAGE

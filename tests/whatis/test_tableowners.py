@@ -15,17 +15,16 @@ from drgn.helpers.linux.mm import follow_pfn
 from drgn.helpers.linux.pid import find_task
 from msatools.commands.whatis import COMMAND
 
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.kernel.clocks import read_clocks
-from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.memory.pages.classes import PageClass
-from msatools.target.arch import table_format
-from msatools.whatis import tableowners
+from msatools.kernel.report import Loss, LossLog
+from msatools.memory.classes import PageClass
+from msatools.program.arch import table_format
+from msatools.whatis import processes
 from msatools.whatis.lookup import Lookup
 from msatools.whatis.pages import Pages
-from msatools.whatis.tableowners import TableOwners
+from msatools.whatis.processes import TableOwners
 from tests.support.dumps import open_dump
 
 DUMPS = ["memory-6.12", "memory-6.1", "memory-6.12arm64"]
@@ -128,7 +127,7 @@ def test_top_level_tables(dump: str) -> None:
 def test_too_many_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     prog = open_dump("memory-6.12", "btf")
     pfns = page_tables(prog)
-    monkeypatch.setattr(tableowners, "_MAX_READ", 50)
+    monkeypatch.setattr(processes, "_MAX_READ", 50)
     found = lookup(prog)
     owners = TableOwners(found)
     known = [pfn for pfn in pfns if owners.of(pfn)]

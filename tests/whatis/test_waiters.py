@@ -14,7 +14,7 @@ from drgn import Program
 from drgn.helpers.linux.sched import idle_task
 from msatools.commands.whatis import COMMAND
 
-from msatools.cli.in_drgn import run_in_drgn
+from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.locks.locks import collect_locks
 from msatools.locks.report import LockRow
 from tests.support import overlay

@@ -13,13 +13,19 @@ from fixtures import lab
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.unwind import Rows
 from msatools.zombies.model import Verdict
-from msatools.zombies.parentfacts import ParentFacts
-from msatools.zombies.parents import Parents, read_parents
+from msatools.zombies.parents import (
+    Dead,
+    ParentFacts,
+    Parents,
+    read_ages,
+    read_dead,
+    read_parents,
+    zombie_rows,
+)
 from msatools.zombies.verdicts import VERDICTS, verdicts
-from msatools.zombies.zombie_tasks import Dead, read_ages, read_dead, zombie_rows
 from tests.support.dumps import open_dump
 
 Facts = dict[str, Any]

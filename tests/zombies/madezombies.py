@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from msatools.target.model import Address
-from msatools.zombies.exit_status import ending
+from msatools.program.model import Address
 from msatools.zombies.model import (
     Evidence,
     Heir,
@@ -21,6 +20,7 @@ from msatools.zombies.model import (
     Zombie,
     ZombieGroup,
     ZombiesReport,
+    ending,
 )
 from tests.locks.madelocks import SECOND, TARGET
 

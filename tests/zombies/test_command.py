@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msatools.commands.zombies import COMMAND
 
-from msatools.tasks.membership import Membership
-from msatools.zombies.options import ZombiesOptions
+from msatools.tasks.identity import Membership
+from msatools.zombies.model import ZombiesOptions
 from tests.support import commandline
 from tests.support.golden import Golden
 from tests.zombies.madezombies import asked, heir, leak, report, zombie

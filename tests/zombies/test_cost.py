@@ -18,9 +18,9 @@ MOST_READS = 100
 REPORTS = f"""
 import json, sys
 import msatools.commands.zombies  # later imports would count as reads
-from msatools.kernel.session import quietly
-from msatools.target import TargetSpec, open_target
-from msatools.zombies.options import ZombiesOptions
+from msatools.kernel.report import quietly
+from msatools.program import TargetSpec, open_target
+from msatools.zombies.model import ZombiesOptions
 from msatools.zombies.zombies import Zombies
 path, results, *pids = sys.argv[1:]
 opened = open_target(TargetSpec(path=path, types="btf"))

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from msatools.zombies.exit_status import ending, signal_name
+from msatools.zombies.model import ending, signal_name
 
 
 def test_signals_are_those_of_linux() -> None:

@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from msatools.errors import MissingError
 from msatools.kernel.report import LossLog
-from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.unwind import stack_bytes
 from msatools.zombies import leaks, slabscan
-from msatools.zombies.leaks import _is_allocated, find_leaks
+from msatools.zombies.leaks import PidHolders, _is_allocated, find_leaks
 from msatools.zombies.model import Leak
-from msatools.zombies.pidholders import PidHolders
 from msatools.zombies.slabscan import SlabScan
 from tests.support.dumps import open_dump
 from tests.support.overlay import put

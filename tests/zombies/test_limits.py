@@ -8,14 +8,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from msatools.kernel.cpumask import possible_cpus
+from msatools.kernel.percpu import possible_cpus
 from msatools.kernel.report import LossLog
 from msatools.tasks.identity import read_identities
 from msatools.tasks.table import PF_KTHREAD
-from msatools.zombies.limits import collect_limits, left
+from msatools.zombies.limits import _Account as Account
+from msatools.zombies.limits import collect_limits, left, make_limit
 from msatools.zombies.model import Limit
-from msatools.zombies.userlimits import _Account as Account
-from msatools.zombies.userlimits import make_limit
 from tests.zombies.dumps import Dump, read_dump
 
 SECOND = 10**9

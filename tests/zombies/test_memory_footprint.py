@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from msatools.kernel.report import LossLog
-from msatools.target.addresses import kernel_start
-from msatools.zombies.memory_footprint import held_memory
+from msatools.program.linear import kernel_start
+from msatools.zombies.limits import held_memory
 from tests.zombies.dumps import Dump, read_dump
 
 

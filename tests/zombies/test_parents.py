@@ -13,10 +13,8 @@ from msatools.model import values
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader
 from msatools.zombies.model import ParentThread
-from msatools.zombies.parent_activity import MAX_THREADS, read_doing
-from msatools.zombies.parentfacts import SIGCHLD, ParentFacts
-from msatools.zombies.parents import NONE, Parents
-from msatools.zombies.zombie_tasks import UNKNOWN
+from msatools.zombies.parents import NONE, SIGCHLD, UNKNOWN, ParentFacts, Parents
+from msatools.zombies.verdicts import MAX_THREADS, read_doing
 from tests.support.overlay import lose, put
 from tests.zombies.dumps import Dump, Facts, read_dump, verdicts_of
 

@@ -11,11 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from fixtures.lab.zombies import SLACK_NS, ran_last_ns
-from msatools.render.json import dumps as as_json
-from msatools.target.describe import describe
-from msatools.tasks.membership import Membership
-from msatools.zombies.model import Zombie, ZombiesReport
-from msatools.zombies.options import ZombiesOptions
+from msatools.program.description import describe
+from msatools.reports.forms import dumps as as_json
+from msatools.tasks.identity import Membership
+from msatools.zombies.model import Zombie, ZombiesOptions, ZombiesReport
 from msatools.zombies.zombies import collect_zombies
 from tests.zombies.dumps import Dump, read_dump
 

@@ -10,14 +10,17 @@ from msgspec.structs import replace
 
 from msatools.kernel.report import LossLog
 from msatools.tasks.stacks import StackCollector
-from msatools.tasks.wait_options import WaitOpts
-from msatools.zombies.evidence import advice, evidence
+from msatools.tasks.syscalls import WaitOpts
 from msatools.zombies.model import Evidence, Heir, Verdict
-from msatools.zombies.parent_activity import read_doing
-from msatools.zombies.parentfacts import SIGCHLD, ParentFacts
-from msatools.zombies.parents import NONE, Parents
-from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, verdicts
-from msatools.zombies.zombie_tasks import UNKNOWN, Dead
+from msatools.zombies.parents import NONE, SIGCHLD, UNKNOWN, Dead, ParentFacts, Parents
+from msatools.zombies.verdicts import (
+    BRIEF_NS,
+    VERDICTS,
+    advice,
+    evidence,
+    read_doing,
+    verdicts,
+)
 from tests.support.golden import Golden
 from tests.zombies.dumps import Dump
 

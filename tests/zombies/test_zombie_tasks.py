@@ -7,9 +7,9 @@ import pytest
 from drgn import Object, Program
 
 from msatools.kernel.report import LossLog
-from msatools.tasks.task_state import AgeBound
+from msatools.tasks.sampler import AgeBound
+from msatools.zombies.parents import UNKNOWN, zombie_rows
 from msatools.zombies.verdicts import verdicts
-from msatools.zombies.zombie_tasks import UNKNOWN, zombie_rows
 from tests.support.overlay import lose, put
 from tests.zombies.dumps import Dump, read_dump
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Renders the report of msa-cpus: processor sets, and the work of each CPU."""
+"""Renders the report of msa-cpus: processor sets, the work of each CPU, and plans."""
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, TypeGuard
 
-from msatools.cpus.model import Cpu, CpusReport
+from msatools.cpus.model import Cpu, CpuPlan, CpusReport, PlanRest
 from msatools.render.blocks import (
+    NOT_KEPT,
     Block,
     Cell,
     Column,
@@ -16,36 +17,96 @@ from msatools.render.blocks import (
     Text,
     advice,
     free_text,
+    number_text,
     one_line,
+    plural,
+    share,
+    text,
+    verbatim,
 )
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, number_text, plural, share
 from msatools.render.cpus.columns import (
     COLUMNS,
     CpuContext,
     context,
     default_columns,
     explanations,
+    findings_lines,
     is_idle,
+    is_part,
     make_columns,
+    numbers_text,
+    possible_cpus,
     state_cell,
     total_ns,
     write,
 )
-from msatools.render.cpus.irqs import irq_tables
-from msatools.render.cpus.plan import comments, plan_lines
-from msatools.render.cpus.queues import queue_lines
-from msatools.render.cpus.sets import sets_in_full, sets_table
 from msatools.render.cpus.stalls import stall_lines
-from msatools.render.cpus.words import (
-    findings_lines,
-    is_part,
-    numbers_text,
-    possible_cpus,
+from msatools.render.cpus.tables import (
+    irq_tables,
+    queue_lines,
+    sets_in_full,
+    sets_table,
 )
 from msatools.render.header import header, notes
+from msatools.reports.units import ranges
 
-__all__ = ["COLUMNS", "View", "blocks"]
+__all__ = (
+    "COLUMNS",
+    "View",
+    "blocks",
+)
+
+# --- A plan to set CPUs apart: commands to copy, between comments of a shell.
+
+
+_SHOWN = 8
+
+
+def plan_lines(plan: CpuPlan) -> Iterator[Block]:
+    """Yield the lines of a plan, of which all but the commands begin with ``#``.
+
+    None goes on in a further line, which would be no comment.
+    """
+    apart, others = ranges(plan.cpus), ranges(plan.others)
+    head = f"# To set CPU {apart} apart, and leave {others} for all else; not run here"
+    yield _whole(Span(head, "title"))
+    for step in plan.steps:
+        yield text()
+        yield _whole(f"# {step.name}: {step.text}")
+        for command in step.commands:
+            yield verbatim(f"# {command}" if step.name == "boot" else command)
+    yield text()
+    yield _whole(Span(f"# What stays on {apart} all the same:", "title"))
+    for rest in plan.stays:
+        yield _whole(f"# - {rest.text}{_numbers(rest)}")
+
+
+def comments(lines: Iterable[Block]) -> Iterator[Block]:
+    """Yield the lines of a report around a plan, so that a shell passes over them."""
+    for each in lines:
+        yield _whole("# ", *each.spans) if _has_text(each) else each
+
+
+def _whole(*spans: Cell) -> Text:
+    return Text(spans, narrow="keep")
+
+
+def _has_text(block: Block) -> TypeGuard[Text]:
+    return isinstance(block, Text) and bool(block.spans)
+
+
+def _numbers(rest: PlanRest) -> str:
+    """Return which interrupts or tasks stay."""
+    if rest.irqs:
+        return f" (irq {ranges(rest.irqs, _SHOWN)})"
+    if rest.pids:
+        return f" (pid {ranges(rest.pids, _SHOWN)})"
+    return ""
+
+
+# --- Renders the report of msa-cpus: processor sets, and the work of each CPU.
+
 
 View = Literal["cpus", "irqs", "info", "sets", "stalls", "stacks"]
 

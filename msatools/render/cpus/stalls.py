@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.cpus.stalls.model import (
+from msatools.cpus.model import (
     CrossCall,
     GracePeriod,
     GracePeriodTask,
@@ -16,6 +16,7 @@ from msatools.cpus.stalls.model import (
     StopMachine,
 )
 from msatools.render.blocks import (
+    NOT_KEPT,
     Block,
     Cell,
     Column,
@@ -24,12 +25,13 @@ from msatools.render.blocks import (
     Table,
     advice,
     free_text,
+    number_text,
+    plural,
 )
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, number_text, plural
-from msatools.render.cpus.words import INDENT, numbers_text
+from msatools.render.cpus.columns import INDENT, numbers_text
 from msatools.reports.units import duration
-from msatools.tasks.functions import function_text
+from msatools.tasks.waits import function_text
 
 _ALIKE, _SHOWN = 4, 3
 """Stalls of one kind with the same culprit that are all shown, and how many are if

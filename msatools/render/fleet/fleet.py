@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Renders the buckets of a fleet, its days, and what has no report."""
+"""Renders buckets of a fleet, its days, what has no report, and answers to queries."""
 
+import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
+from importlib.resources import files
 
-from msatools.fleet.model import Bucket, FleetDump, FleetReport
+from jinja2 import Environment
+
+from msatools.fleet.single import Bucket, FleetDump, FleetError, FleetReport
+from msatools.fleet.store import QueryResult
 from msatools.render.blocks import (
     Block,
     Cell,
@@ -17,11 +23,15 @@ from msatools.render.blocks import (
     Style,
     Table,
     Text,
+    escape,
     free_text,
     one_line,
+    plural,
     text,
 )
-from msatools.render.cells import plural
+
+# --- Renders the buckets of a fleet, its days, and what has no report.
+
 
 BINS = 28
 """Columns of a trend: days, or as many days each as are needed."""
@@ -243,3 +253,106 @@ def _unread(report: FleetReport, verbose: bool) -> Iterator[Block]:
         yield text(Span(f"note: {note.text}", "warn"))
     if more := len(report.notes) - len(shown):
         yield text(Span(f"note: {plural(more, 'more file')} cannot be read", "warn"))
+
+
+# --- Renders the answer to a query, as a table or as JSON.
+
+
+def table(answer: QueryResult) -> Iterator[Block]:
+    """Yield the table of an answer."""
+    columns = tuple(
+        _column(name, [row[index] for row in answer.rows])
+        for index, name in enumerate(answer.columns)
+    )
+    yield Table(
+        columns,
+        [[_text(value) for value in row] for row in answer.rows],
+        keeps_all=True,
+    )
+
+
+def json_lines(answer: QueryResult) -> Iterator[str]:
+    """Yield each row as an object in a line of JSON.
+
+    :raises FleetError: if two columns have one name
+    """
+    twice = [name for name, count in Counter(answer.columns).items() if count > 1]
+    if twice:
+        raise FleetError(
+            f"two columns are named {twice[0]}, which --json cannot tell apart; name "
+            "one of them by AS"
+        )
+    for row in answer.rows:
+        values = zip(answer.columns, map(_plain, row), strict=True)
+        yield json.dumps(dict(values), allow_nan=False) + "\n"
+
+
+def _plain(value: object) -> object:
+    """Return a value as JSON has it; numbers that are not finite are null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [*map(_plain, value)]
+    if isinstance(value, dict):
+        return {_text(key): _plain(each) for key, each in value.items()}
+    return _text(value)
+
+
+def _column(name: str, values: list[object]) -> Column:
+    is_numeric = all(isinstance(value, (int, float, type(None))) for value in values)
+    return Column(name, "right") if is_numeric and values else free_text(name)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_text, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{_text(key)}: {_text(each)}" for key, each in value.items())
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
+
+
+# --- The buckets of a fleet as one page of HTML, which needs nothing besides.
+#
+# Text from dumps is escaped twice: what is not printable as in a terminal, and by the
+# template engine, which escapes by default.
+
+
+_TEMPLATE = "page.html.j2"
+
+MAX_LOST = 1000
+"""Dumps without a report on the page."""
+
+
+def page(report: FleetReport, name: str) -> str:
+    """Return the page.
+
+    :param name: The folder of results.
+    """
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["printable"] = escape
+    environment.filters["name"] = bucket_name
+    environment.filters["what"] = bucket_text
+    source = files(__package__).joinpath(_TEMPLATE).read_text("utf-8")
+    days = day_counts(report)
+    text: str = environment.from_string(source).render(
+        name=name,
+        summary=summary(report),
+        report=report,
+        days=days,
+        most=max((count for _, count in days), default=1) or 1,
+        lost=report.lost[:MAX_LOST],
+        notes=report.notes[:LOST],
+        more_notes=max(len(report.notes) - LOST, 0),
+        more_lost=max(len(report.lost) - MAX_LOST, 0),
+    )
+    return text

@@ -13,11 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from msatools.locks.report import Deadlock, LockRow, LocksReport, Root
-from msatools.render.blocks import Text, escape, verbatim
-from msatools.render.cells import plural
+from msatools.render.blocks import Text, escape, plural, verbatim
 from msatools.render.header import taken_from
-from msatools.render.locks.wait_graph import WaitGraph, surest_first
-from msatools.render.locks.words import age_text, doing_text, lock_text, task_text
+from msatools.render.locks.tree import (
+    WaitGraph,
+    age_text,
+    doing_text,
+    lock_text,
+    surest_first,
+    task_text,
+)
 from msatools.reports.units import duration
 
 _LEAVES = 6

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from msatools.locks.base.model import Herd
 from msatools.locks.report import (
     Deadlock,
+    Herd,
     Inversion,
     LockChanges,
     LockRow,
@@ -16,25 +16,35 @@ from msatools.locks.report import (
     Root,
     Wait,
 )
-from msatools.render.blocks import Block, Cell, Items, More, Span, Style, Text, advice
+from msatools.render.blocks import (
+    NOT_KEPT,
+    Block,
+    Cell,
+    Items,
+    More,
+    Span,
+    Style,
+    Text,
+    advice,
+    plural,
+    state_cell,
+)
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, plural, state_cell
 from msatools.render.header import header, losses, notes, times
-from msatools.render.herds import woken_words
-from msatools.render.locks.io import in_flight, under_root
+from msatools.render.locks.io import in_flight, under_root, workqueues
 from msatools.render.locks.tables import chains, contention, table
-from msatools.render.locks.tree import WaitTree
-from msatools.render.locks.wait_graph import WaitGraph
-from msatools.render.locks.words import (
+from msatools.render.locks.tree import (
     FEW_OWNERS,
     MARKS,
+    WaitGraph,
+    WaitTree,
     age_text,
     lock_text,
     owners_text,
     pids_text,
     task_text,
 )
-from msatools.render.locks.workqueues import workqueues
+from msatools.render.on import woken_words
 from msatools.reports.units import duration, duration_range
 
 View = Literal["root", "lock", "task", "chains", "holders", "io", "workqueues"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msatools.locks.report import Contended, LockRow, LocksReport, OwnerSeen, Wait
 from msatools.render.blocks import (
+    NOT_KEPT,
     Block,
     Cell,
     Column,
@@ -17,13 +18,15 @@ from msatools.render.blocks import (
     advice,
     free_text,
     one_line,
+    plural,
+    state_cell,
 )
 from msatools.render.blocks import text as line
-from msatools.render.cells import NOT_KEPT, plural, state_cell
-from msatools.render.locks.wait_graph import HeldLock, WaitGraph
-from msatools.render.locks.words import (
+from msatools.render.locks.tree import (
     FEW_OWNERS,
     MARKS,
+    HeldLock,
+    WaitGraph,
     age_text,
     doing_text,
     lock_text,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from msatools.memory.diff import Change, CheckPair, GroupChange, MemstatDiff, PagesSide
 from msatools.memory.model import Check
 from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, text
-from msatools.render.diff import moment
-from msatools.render.memstat.rows import GROUPS, REST
+from msatools.render.header import moment
+from msatools.render.memstat.report import GROUPS, REST
 from msatools.reports.units import duration, size
 
 _CLASSES = 3

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Renders memstat's report as tables."""
+"""Renders memstat's report as tables: here are the words for the classes of memory."""
 
 from collections.abc import Iterator, Sequence
 
-from msatools.memory.by.groups import Section
-from msatools.memory.model import Check, MemstatReport, VmallocCaller
+from msgspec import Struct
+
+from msatools.memory.model import Check, MemstatReport, Section, VmallocCaller
 from msatools.render.blocks import (
     Block,
     Cell,
@@ -17,10 +18,94 @@ from msatools.render.blocks import (
     text,
 )
 from msatools.render.header import header, notes
-from msatools.render.memstat import frag, leaks, unattributed
-from msatools.render.memstat.groups import groups_table, pins_table
-from msatools.render.memstat.rows import GROUPS, REST, ClassRow
+from msatools.render.memstat import breakdowns
+from msatools.render.memstat.breakdowns import groups_table, pins_table
 from msatools.reports.units import duration, size
+
+# --- The rows of memstat's tables: labels and order of the classes.
+
+
+class ClassRow(Struct, frozen=True):
+    """A line of the table for one class."""
+
+    name: str
+    label: str
+    counter: str = ""
+    """Label of the counter that the class is checked against, if not its name."""
+
+    always: bool = True
+    """Whether the line is shown even without pages."""
+
+
+GROUPS: tuple[tuple[str, tuple[ClassRow, ...]], ...] = (
+    (
+        "Free",
+        (
+            ClassRow("free.buddy", "buddy"),
+            ClassRow("free.pcp", "per-CPU lists", "sum of pcp->count"),
+            ClassRow("free.hugetlb", "hugetlb pool", always=False),
+            ClassRow("free.unaccepted", "unaccepted", always=False),
+        ),
+    ),
+    (
+        "User",
+        (
+            ClassRow("user.anon", "anon"),
+            ClassRow("user.ksm", "KSM", always=False),
+            ClassRow(
+                "user.hugetlb", "hugetlb", "nr_huge_pages, with free", always=False
+            ),
+        ),
+    ),
+    (
+        "Cache",
+        (
+            ClassRow("cache.file", "file"),
+            ClassRow("cache.exec", "exec and libs"),
+            ClassRow("cache.shmem", "shmem"),
+            ClassRow("cache.blockdev", "block devices", "Buffers"),
+        ),
+    ),
+    (
+        "Kernel",
+        (
+            ClassRow("kernel.slab", "slab", "NR_SLAB_*, with large kmalloc"),
+            ClassRow("kernel.large_kmalloc", "large kmalloc"),
+            ClassRow("kernel.page_tables", "page tables"),
+            ClassRow("kernel.page_tables_own", "kernel's tables"),
+            ClassRow("kernel.stacks", "stacks"),
+            ClassRow("kernel.vmalloc", "vmalloc", "nr_vmalloc_pages, with stacks"),
+            ClassRow("kernel.vmap", "mapped pages (vmap)", always=False),
+            ClassRow("kernel.percpu", "percpu", "pcpu_nr_populated"),
+            ClassRow("kernel.pipes", "pipe buffers", always=False),
+            ClassRow("kernel.sockets", "socket buffers", always=False),
+            ClassRow("kernel.rings", "rings (perf, io_uring, packets)", always=False),
+            ClassRow("kernel.requests", "requests of disks", always=False),
+            ClassRow("kernel.dma", "queues of devices", always=False),
+            ClassRow("kernel.dmabuf", "dma-bufs", always=False),
+            ClassRow("kernel.mempools", "memory pools", always=False),
+            ClassRow("kernel.tracing", "tracing", always=False),
+            ClassRow("kernel.globals", "hash tables", always=False),
+            ClassRow("kernel.memmap", "memmap, hot-plugged", always=False),
+            ClassRow("kernel.huge_zero", "huge zero page", always=False),
+            ClassRow("kernel.zsmalloc", "zsmalloc", always=False),
+            ClassRow("kernel.movable", "movable", always=False),
+            ClassRow("kernel.unattributed", "unattributed"),
+        ),
+    ),
+)
+
+REST = (
+    ClassRow("reserved", "Reserved"),
+    ClassRow("offline", "Balloon"),
+    ClassRow("hwpoison", "Hardware-poisoned", always=False),
+    ClassRow("device", "Device memory", always=False),
+    ClassRow("excluded", "Not in the dump", always=False),
+    ClassRow("unreadable", "Unreadable", always=False),
+)
+
+
+# --- Renders memstat's report as tables.
 
 
 def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
@@ -67,11 +152,11 @@ def _views(report: MemstatReport, top: int | None, verbose: bool) -> Iterator[Bl
         yield from pins_table(groups, top, verbose=verbose)
     if report.unattributed is not None:
         page_size = report.target.page_size
-        yield from unattributed.blocks(report.unattributed, page_size, top)
+        yield from breakdowns.unattributed_blocks(report.unattributed, page_size, top)
     if report.leaks is not None:
-        yield from leaks.blocks(report.leaks, top)
+        yield from breakdowns.leak_blocks(report.leaks, top)
     if report.frag is not None:
-        yield from frag.blocks(report.frag, report.target.page_size)
+        yield from breakdowns.frag_blocks(report.frag, report.target.page_size)
     if report.sections is not None:
         yield text()
         yield text(Span("Memory sections", "title"))

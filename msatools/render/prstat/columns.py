@@ -7,16 +7,17 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from msatools.locks.base.model import WaitTarget
+from msatools.locks.report import WaitTarget
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow, Waited
 from msatools.prstat.select import DELAY_OF
-from msatools.render.blocks import Cell, Column
-from msatools.render.cells import (
+from msatools.render.blocks import (
     BOUND_MARKS,
     ESTIMATE,
     LOWER,
     NOT_KEPT,
     UPPER,
+    Cell,
+    Column,
     number_text,
     share,
     state_cell,

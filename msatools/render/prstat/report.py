@@ -7,7 +7,7 @@ from typing import overload
 
 from msgspec.structs import replace
 
-from msatools.locks.base.model import Herd
+from msatools.locks.report import Herd
 from msatools.prstat.model import (
     ClassGroup,
     Load,
@@ -20,6 +20,9 @@ from msatools.prstat.model import (
 from msatools.prstat.select import DELAY_OF
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import (
+    BOUND_MARKS,
+    ESTIMATE,
+    NOT_KEPT,
     Block,
     Cell,
     Column,
@@ -30,21 +33,15 @@ from msatools.render.blocks import (
     Text,
     advice,
     free_text,
+    number_text,
     one_line,
+    plural,
     text,
+    user,
     verbatim,
 )
-from msatools.render.cells import (
-    BOUND_MARKS,
-    ESTIMATE,
-    NOT_KEPT,
-    number_text,
-    plural,
-    user,
-)
 from msatools.render.header import header, notes, times
-from msatools.render.herds import woken_words
-from msatools.render.on import on_text
+from msatools.render.on import on_text, woken_words
 from msatools.render.prstat.columns import TaskContext, context, make_columns, write
 from msatools.reports.units import duration, duration_range, short_size
 

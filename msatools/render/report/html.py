@@ -1,39 +1,38 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A report as one page of HTML, which needs nothing besides.
+"""A report as one page of HTML, which needs nothing besides."""
 
-Text from the dump is escaped twice: what is not printable as in a terminal, and by the
-template engine, which escapes by default. Only pictures that are made here are marked
-as HTML. The page's size is bounded, however much there is to say.
-"""
-
-from collections.abc import Iterator, Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from importlib.resources import files
+from pathlib import PurePath
+from typing import TypeVar
 
 from jinja2 import Environment
 from markupsafe import Markup
 from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools import __version__
-from msatools.render.blocks import Block, Column, Table, Text, escape, free_text
+from msatools.kernel.report import Note, Report
+from msatools.program.model import Target
+from msatools.prstat.model import StackGroup
+from msatools.render.blocks import Block, Column, Table, Text, escape, free_text, plural
 from msatools.render.header import header, taken_from
 from msatools.render.memstat.picture import Picture, svg
 from msatools.render.report.html_blocks import (
+    TASK_CLASSES,
     PageBlock,
+    PageLegend,
     PageTable,
     page_blocks,
     page_table,
-)
-from msatools.render.report.hung_stacks import HungStack, hung_stacks
-from msatools.render.report.page_legend import (
-    TASK_CLASSES,
-    PageLegend,
     section_legend,
     verdict_legend,
 )
-from msatools.render.report.portable import portable
 from msatools.render.report.report import (
     NO_NAME,
     frames_text,
@@ -45,10 +44,203 @@ from msatools.render.report.report import (
     shown_verdicts,
 )
 from msatools.render.report.wait_picture import wait_picture
-from msatools.report.command_lines import command_line
-from msatools.report.log_lines import all_lines
-from msatools.report.model import TriageReport
-from msatools.report.words import fault_text, nested_text, unloaded_text, who_text
+from msatools.report.log import all_lines
+from msatools.report.model import ReportSection, TriageReport, command_line
+from msatools.report.rule import (
+    ReportParts,
+    fault_text,
+    nested_text,
+    unloaded_text,
+    who_text,
+)
+from msatools.reports.units import duration_range
+
+# --- The stacks of hung tasks, those that are alike together, as the page shows them.
+#
+# Pure: they are chosen from the stacks that msatools.report.report has read.
+
+
+MAX_STACKS = 40
+MAX_FRAMES = 64
+MAX_PIDS = 24
+
+
+class HungStack(Struct, frozen=True):
+    """A stack, and the tasks that have it."""
+
+    count: str
+    """How many they are."""
+
+    task_class: str
+    """What they do now."""
+
+    ages: str
+    place: str
+    """The function that waits; empty if not known."""
+
+    tasks: str
+    """PIDs and names."""
+
+    frames: tuple[str, ...]
+    """Innermost first."""
+
+    left_out: str
+    """Further frames; empty if it has all."""
+
+
+def hung_stacks(parts: ReportParts | None) -> tuple[list[HungStack], int]:
+    """Return the stacks of tasks in uninterruptible sleep, and of whom they wait for.
+
+    Those of the most tasks come first.
+
+    :return: The stacks, and the number of those that are left out.
+    """
+    if parts is None or parts.locks is None or not parts.stacks:
+        return [], 0
+    hung = {wait.pid for wait in parts.locks.waits if wait.state == "D"}
+    for root in parts.locks.roots:
+        if root.blocked_d and root.pid is not None:
+            hung.add(root.pid)
+    found = [(group, _only(group, hung)) for group in parts.stacks]
+    found = [(group, tasks) for group, tasks in found if tasks]
+    found.sort(key=lambda each: (-len(each[1]), -each[1][0][2]))
+    callers = {wait.pid: wait.caller for wait in parts.locks.waits}
+    shown = [_stack(group, tasks, callers) for group, tasks in found[:MAX_STACKS]]
+    return shown, len(found) - len(shown)
+
+
+_Task = tuple[int, str, int]
+"""PID, name, and the time since it does what it does."""
+
+
+def _only(group: StackGroup, hung: set[int]) -> list[_Task]:
+    """Return the tasks of a stack that are wanted, the longest wait first."""
+    tasks = zip(group.pids, group.comms, group.ages_ns, strict=True)
+    return sorted((each for each in tasks if each[0] in hung), key=lambda t: -t[2])
+
+
+def _stack(
+    group: StackGroup, wanted: list[_Task], callers: Mapping[int, str | None]
+) -> HungStack:
+    names = ", ".join(f"{pid} {comm}" for pid, comm, _ in wanted[:MAX_PIDS])
+    left = len(wanted) - MAX_PIDS
+    frames = len(group.frames) - MAX_FRAMES
+    return HungStack(
+        count=plural(len(wanted), "task"),
+        task_class=group.task_class,
+        ages=duration_range(wanted[-1][2], wanted[0][2]),
+        # The stack is the same, and so is the place.
+        place=callers.get(wanted[0][0]) or "",
+        tasks=names + (f" and {left:,} more" if left > 0 else ""),
+        frames=group.frames[:MAX_FRAMES],
+        left_out=f"… {plural(frames, 'more frame')}" if frames > 0 else "",
+    )
+
+
+# --- Takes the paths of the machine that a report was made on out of it.
+#
+# Who reads a page has the dump somewhere else: names of files without their directories
+# are left, so that the command lines can be copied where the dump lies. Pure.
+
+
+R = TypeVar("R", bound=Report)
+
+_KERNEL = "vmcore"
+"""The name of a dump whose path has none."""
+
+
+def portable(report: TriageReport) -> TriageReport:
+    """Return a report with names of files instead of paths."""
+    names = _names(report.target)
+    parts = report.parts
+
+    def command(line: str) -> str:
+        for path, name in names.items():
+            line = _replaced(line, shlex.quote(path), shlex.quote(name))
+        return line
+
+    def words(text: str) -> str:
+        for path, name in names.items():
+            text = _replaced(text, path, name)
+            # What lies beside the dump, such as another part of a split one.
+            folder = str(PurePath(path).parent)
+            if folder not in ("/", "."):
+                text = re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", text)
+        return text
+
+    def section(found: ReportSection) -> ReportSection:
+        return (
+            found if found.error is None else replace(found, error=words(found.error))
+        )
+
+    return replace(
+        _portable_part(report, names),
+        verdicts=tuple(
+            replace(verdict, see=command(verdict.see)) for verdict in report.verdicts
+        ),
+        next=tuple(
+            replace(step, command=command(step.command)) for step in report.next
+        ),
+        notes=tuple(Note(note.code, words(note.text)) for note in report.notes),
+        sections={name: section(each) for name, each in report.sections.items()},
+        parts=None if parts is None else _portable_parts(parts, names),
+    )
+
+
+def _names(target: Target) -> Mapping[str, str]:
+    """Return the names to show for paths: of the dump, and of files with debug info."""
+    if target.kind == "kcore":
+        return {}
+    paths = [target.path, *(each.path for each in target.sources if each.path)]
+    names = {path: PurePath(path).name or _KERNEL for path in paths}
+    dump = names[target.path]
+    if dump.startswith("-") or dump.replace(".", "", 1).isdecimal():
+        # It would be an option, or an interval.
+        names[target.path] = f"./{dump}"
+    return {path: name for path, name in names.items() if path != name}
+
+
+def _replaced(text: str, path: str, name: str) -> str:
+    """Return a text with a name for a path, where that stands by itself."""
+    return re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w/-])", lambda _: name, text)
+
+
+def _portable_parts(parts: ReportParts, names: Mapping[str, str]) -> ReportParts:
+    def part(report: R | None) -> R | None:
+        return None if report is None else _portable_part(report, names)
+
+    return replace(
+        parts,
+        target=_portable_target(parts.target, names),
+        memstat=part(parts.memstat),
+        prstat=part(parts.prstat),
+        locks=part(parts.locks),
+        zombies=part(parts.zombies),
+        cpus=part(parts.cpus),
+    )
+
+
+def _portable_part(report: R, names: Mapping[str, str]) -> R:
+    return replace(report, target=_portable_target(report.target, names))
+
+
+def _portable_target(target: Target, names: Mapping[str, str]) -> Target:
+    return replace(
+        target,
+        path=names.get(target.path, target.path),
+        sources=tuple(
+            replace(source, path=source.path and names.get(source.path, source.path))
+            for source in target.sources
+        ),
+    )
+
+
+# --- A report as one page of HTML, which needs nothing besides.
+#
+# Text from the dump is escaped twice: what is not printable as in a terminal, and by
+# the template engine, which escapes by default. Only pictures that are made here are
+# marked as HTML. The page's size is bounded, however much there is to say.
+
 
 MAX_LOG = 2000
 """Lines of the log on the page, the last ones."""
@@ -222,7 +414,7 @@ def _pictures(report: TriageReport, name: str) -> Iterator[Picture]:
         and parts.memstat is not None
         and parts.memstat.map is not None
     ):
-        from msatools.render.memstat.map_picture import picture
+        from msatools.render.memstat.picture import picture
 
         target = report.target
         yield picture(parts.memstat.map, target.page_size, target.release)

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
-from msatools.kernel.losses import Loss
+from msatools.kernel.report import Loss
 from msatools.legends.report import CONFIDENCE
 from msatools.render.blocks import (
     Block,
@@ -21,9 +21,9 @@ from msatools.render.blocks import (
     Text,
     advice,
     one_line,
+    plural,
     text,
 )
-from msatools.render.cells import plural
 from msatools.render.header import header, notes
 from msatools.report.model import (
     CrashDetails,
@@ -32,7 +32,7 @@ from msatools.report.model import (
     TriageReport,
     TriageVerdict,
 )
-from msatools.report.words import (
+from msatools.report.rule import (
     DOUBTS,
     fault_text,
     nested_text,

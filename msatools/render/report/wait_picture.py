@@ -11,11 +11,10 @@ from itertools import accumulate
 from msgspec import Struct, field
 
 from msatools.locks.report import Deadlock, LocksReport, Root
-from msatools.render.cells import plural
-from msatools.render.locks.wait_graph import WaitGraph
-from msatools.render.locks.words import lock_text
+from msatools.render.blocks import plural
+from msatools.render.locks.tree import WaitGraph, lock_text
 from msatools.render.memstat.picture import Box, Label, Picture
-from msatools.report.words import root_text
+from msatools.report.rule import root_text
 from msatools.reports.units import duration
 
 ROOTS = 16

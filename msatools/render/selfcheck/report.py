@@ -6,8 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from msatools.render.blocks import Block, Column, Span, Style, Table, free_text, text
-from msatools.render.cells import NOT_KEPT, plural
+from msatools.render.blocks import (
+    NOT_KEPT,
+    Block,
+    Column,
+    Span,
+    Style,
+    Table,
+    free_text,
+    plural,
+    text,
+)
 from msatools.render.header import header, notes, taken_from
 from msatools.selfcheck.model import KernelFacts, SelfCheck, SelfCheckReport, Verdict
 

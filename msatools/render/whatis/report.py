@@ -4,8 +4,7 @@
 
 from collections.abc import Iterator
 
-from msatools.render.blocks import Block, Span, one_line
-from msatools.render.cells import plural
+from msatools.render.blocks import Block, Span, one_line, plural
 from msatools.render.header import header, notes
 from msatools.whatis.model import AddressAnswer, LockThere, Page, WhatisReport
 from msatools.whatis.words import (

@@ -5,17 +5,19 @@
 from collections.abc import Iterable
 from typing import Any
 
-from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
-from msatools.cpus.stalls.evidence import StallEvidence
-from msatools.cpus.stalls.model import (
+from msatools.cpus.model import (
     GracePeriod,
     GracePeriodTask,
     HeldCpu,
+    RunnableTask,
+    RunQueue,
+    SchedClass,
     SpinlockOwner,
     StallLimits,
     WantedLock,
 )
-from msatools.target.model import Address
+from msatools.cpus.stall_chains import StallEvidence
+from msatools.program.model import Address
 
 SECOND = 1_000_000_000
 LIMITS = StallLimits(

@@ -4,7 +4,7 @@
 
 import pytest
 
-from msatools.cpus.stalls.contexts import Context, interpret
+from msatools.cpus.held_cpus import Context, interpret
 
 THREAD = ("worker", "kthread", "ret_from_fork")
 CALL = ("vfs_write", "ksys_write", "__x64_sys_write", "do_syscall_64")

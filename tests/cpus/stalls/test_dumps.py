@@ -11,7 +11,7 @@ import pytest
 from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.target import Opened, TargetSpec, open_target
+from msatools.program import Opened, TargetSpec, open_target
 from tests.support.calls import call
 
 SPINNING = "LAB-SPINNING "

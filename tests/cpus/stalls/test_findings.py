@@ -5,8 +5,8 @@
 import pytest
 from msgspec.structs import replace
 
-from msatools.cpus.stalls.findings import find_stalls, found_by_kernel
-from msatools.cpus.stalls.model import CrossCall, OverdueTimer, Stall, StopMachine
+from msatools.cpus.model import CrossCall, OverdueTimer, Stall, StopMachine
+from msatools.cpus.stall_findings import find_stalls, found_by_kernel
 from tests.cpus.stalls.made import (
     SECOND,
     evidence,

@@ -11,12 +11,8 @@ from fixtures.demo import DEMOS
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.target import TargetSpec, open_target
-from msatools.tasks.preemptcounts import (
-    PreemptCounts,
-    preemption_count,
-    softirq_count,
-)
+from msatools.program import TargetSpec, open_target
+from msatools.tasks.preemption import PreemptCounts, preemption_count, softirq_count
 from tests.support.overlay import put
 
 IN_SOFTIRQ = 0x8000_0102

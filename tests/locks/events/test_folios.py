@@ -4,9 +4,10 @@
 
 from msgspec.structs import replace
 
-from msatools.locks.base.lock import Lock
-from msatools.locks.base.wait_queues import wait_queues
-from msatools.locks.events import bitwaits, folios
+from msatools.locks import wait_queues as bitwaits
+from msatools.locks import wait_queues as folios
+from msatools.locks.report import Lock
+from msatools.locks.wait_queues import wait_queues
 from tests.locks.events.waits import Waits, check_locks, waits
 from tests.locks.seen import Seen, Truth
 
@@ -69,8 +70,8 @@ def test_others_in_the_same_bucket_are_left_out(tasks: Seen) -> None:
     found = waits(tasks)
     buckets = wait_queues(found.context).buckets
     for task, queue in (
-        ("file-read", folios.queue),
-        ("journal-thread", bitwaits.queue),
+        ("file-read", folios.folio_queue),
+        ("journal-thread", bitwaits.bit_queue),
     ):
         lock = found.requests[tasks.tid(task)].lock
         assert isinstance(lock.key, int)

@@ -6,9 +6,9 @@ import struct
 from functools import partial
 
 from msatools.kernel.report import LossLog
-from msatools.locks.base.lock import Lock
-from msatools.locks.base.wait_queues import WaitQueues, wait_queues
-from msatools.locks.events import waitqueues
+from msatools.locks import wait_queues as waitqueues
+from msatools.locks.report import Lock
+from msatools.locks.wait_queues import WaitQueues, wait_queues
 from tests.locks.events.waits import Waits, waits
 from tests.locks.madememory import BASE, SIZE, MadeMemory
 from tests.locks.seen import Seen, damaged

@@ -5,10 +5,9 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Lock, Request
-from msatools.locks.base.lock_context import LockContext
+from msatools.locks.context import BlockedTask, LockContext
 from msatools.locks.lock_types import holders_of, queue_of, requests_of, what_of
+from msatools.locks.report import Lock, Request
 from tests.locks.seen import Seen, Truth
 
 TYPES = ("completion", "wait_queue", "folio", "bit_wait")

@@ -11,14 +11,13 @@ import pytest
 from drgn import FaultError
 from msgspec.structs import replace
 
-from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Lock, Request
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.external_waits import fuse as fuse_module
-from msatools.locks.external_waits.fuse import fuse_mounts
+from msatools.locks import servers as fuse_module
+from msatools.locks.context import BlockedTask, LockContext
+from msatools.locks.disks import all_disks
 from msatools.locks.externals import External, external
-from msatools.locks.io.disks import all_disks
 from msatools.locks.lock_types import requests_of
+from msatools.locks.report import Lock, Request
+from msatools.locks.servers import fuse_mounts
 from tests.locks.seen import Seen, Truth
 
 

@@ -14,12 +14,12 @@ from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.struct_reader import Layout
-from msatools.locks.io.disks import all_disks
-from msatools.locks.io.inflight import in_flight, stuck_io
+from msatools.locks.context import LockContext
+from msatools.locks.disks import all_disks
+from msatools.locks.io import in_flight, stuck_io
 from msatools.locks.locks import collect_locks
-from msatools.locks.options import LocksOptions
+from msatools.locks.report_builder import LocksOptions
+from msatools.locks.struct_reader import Layout
 from msatools.tasks.table import TaskReader
 from tests.locks.reports import logged_report
 from tests.support.dumps import open_dump

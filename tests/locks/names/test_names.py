@@ -20,17 +20,15 @@ from drgn.helpers.linux.slab import slab_object_info
 from msgspec.structs import replace
 
 from msatools.kernel.report import LossLog
-from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Lock, LockTypeName
-from msatools.locks.events import bitwaits, folios, waitqueues
-from msatools.locks.names.described import process_of
-from msatools.locks.names.names import LockNames, Name
-from msatools.locks.places.places import lock_places
-from msatools.locks.places.slabs import Slabs
-from msatools.locks.places.variables import Variables
-from msatools.locks.user.filelocks import request as file_lock_request
-from msatools.locks.user.userlocks import requests as futex_requests
-from msatools.selfdesc.finders import finders_of
+from msatools.locks import wait_queues
+from msatools.locks.context import BlockedTask
+from msatools.locks.described import process_of
+from msatools.locks.file_locks import request as file_lock_request
+from msatools.locks.names import LockNames, Name
+from msatools.locks.places import Slabs, Variables, lock_places
+from msatools.locks.report import Lock, LockTypeName
+from msatools.locks.user_locks import requests as futex_requests
+from msatools.selfdesc.load import finders_of
 from tests.locks.seen import TASKS, Asked, Seen, Truth, damaged, seen
 from tests.support.overlay import lose_page
 
@@ -149,7 +147,7 @@ def test_folios_of_files(dump: Dump) -> None:
         ("fault-text", "/mnt/slow/fault-text"),
     ):
         on = dump.truth(name)
-        assert dump.name_of(name, folios.request) == Name(
+        assert dump.name_of(name, wait_queues.folio_request) == Name(
             name=f"folio 0 of {path}",
             path=path,
             inode=on["inode"],
@@ -160,13 +158,13 @@ def test_folios_of_files(dump: Dump) -> None:
 def test_folios_of_a_device_and_of_swap(dump: Dump) -> None:
     on = dump.truth("disk-fsync")
     # The task wrote at 12 MiB.
-    assert dump.name_of("disk-fsync", folios.request) == Name(
+    assert dump.name_of("disk-fsync", wait_queues.folio_request) == Name(
         name=f"folio 3072 of {on['name']}", device=f"{on['name']} {on['device']}"
     )
     on = dump.truth("swap-in")
     if not dump.seen.is_as_said("swap-in"):
         return
-    found = dump.name_of("swap-in", folios.request)
+    found = dump.name_of("swap-in", wait_queues.folio_request)
     assert found.pid == dump.seen.named["swap-in"]["pid"]
     assert found.name == f"anon folio of {found.pid}"
     assert found.device == f"{on['name']} {on['device']}"
@@ -174,12 +172,12 @@ def test_folios_of_a_device_and_of_swap(dump: Dump) -> None:
 
 def test_buffer(dump: Dump) -> None:
     on = dump.truth("directory-lookup")
-    request = bitwaits.request(dump.context, dump.case("directory-lookup"))
+    request = wait_queues.bit_request(dump.context, dump.case("directory-lookup"))
     assert request is not None
     head = drgn.Object(
         dump.prog, "struct buffer_head", address=request.lock.address or 0
     )
-    assert dump.name_of("directory-lookup", bitwaits.request) == Name(
+    assert dump.name_of("directory-lookup", wait_queues.bit_request) == Name(
         name=f"buffer {head.b_blocknr.value_()} of {on['name']}",
         device=f"{on['name']} {on['device']}",
         cache="buffer_head",
@@ -198,7 +196,10 @@ def test_state_of_an_inode(dump: Dump) -> None:
 
 
 def test_journal(dump: Dump) -> None:
-    found, on = dump.name_of("file-fsync", waitqueues.request), dump.truth("file-read")
+    found, on = (
+        dump.name_of("file-fsync", wait_queues.wait_queue_request),
+        dump.truth("file-read"),
+    )
     assert found.name == f"j_wait_done_commit of {on['name']}"
     assert found.device == f"{on['name']} {on['device']}"
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from drgn import Type
 
-from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.ownstack import OwnStack
-from msatools.locks.sleeping.kernellocks import KernelLocks
-from msatools.tasks.classes import TaskClass
+from msatools.locks.context import BlockedTask, LockContext
+from msatools.locks.kernel_locks import KernelLocks
+from msatools.locks.struct_reader import OwnStack
 from msatools.tasks.table import TaskTable
+from msatools.tasks.waits import TaskClass
 from tests.locks.madememory import BASE, MadeMemory
 
 LOCK, OTHER_LOCK = BASE + 0x108, BASE + 0x208

@@ -6,11 +6,16 @@ from typing import NamedTuple
 
 import pytest
 
-from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter, Request
-from msatools.locks.base.model import Mode
-from msatools.locks.sleeping import sleeplocks
-from msatools.locks.sleeping.kernellocks import KernelLock, KernelLocks
-from msatools.locks.sleeping.list_locks import LIST_LOCKS, Record
+from msatools.locks import sleeping_locks
+from msatools.locks.kernel_locks import LIST_LOCKS, KernelLock, KernelLocks, Record
+from msatools.locks.report import (
+    Holder,
+    Lock,
+    LockTypeName,
+    Mode,
+    QueuedWaiter,
+    Request,
+)
 from tests.locks.madememory import BASE, SIZE
 from tests.locks.sleeping.madekernel import (
     LOCK,
@@ -312,9 +317,11 @@ def test_records_come_from_the_table_of_tasks() -> None:
     kernel.columns["blocker"] = per_task({0: LOCK | 3})
     lock = Lock("rwsem", LOCK)
     context, case = kernel.context(), kernel.case(0, KINDS[3].function)
-    assert sleeplocks.request(context, case) == Request(lock, "write")
-    assert sleeplocks.queue(context, lock) == [QueuedWaiter(TASKS[0], "write")]
-    assert sleeplocks.holders(context, lock) == [Holder(OWNER, "exact")]
+    assert sleeping_locks.sleeping_request(context, case) == Request(lock, "write")
+    assert sleeping_locks.sleeping_queue(context, lock) == [
+        QueuedWaiter(TASKS[0], "write")
+    ]
+    assert sleeping_locks.holders(context, lock) == [Holder(OWNER, "exact")]
 
 
 # --- damaged and long lists
@@ -462,7 +469,7 @@ def test_words_of_a_rwsem(
     kernel.link(LOCK + 24)
     if kernel.first:
         kernel.write(LOCK + 24, 0)
-    assert sleeplocks.holders(kernel.context(), Lock("rwsem", LOCK)) == held
+    assert sleeping_locks.holders(kernel.context(), Lock("rwsem", LOCK)) == held
 
 
 def test_rwsem_before_5_3(kernel: Locks) -> None:
@@ -481,26 +488,28 @@ def test_last_reader_that_waits_itself_is_not_an_owner(kernel: Locks) -> None:
     kernel.wait(read, 0, 1)
     kernel.write(LOCK, 0x102, TASKS[1] | 1)
     lock = Lock("rwsem", LOCK)
-    assert sleeplocks.holders(kernel.context(), lock) == []
+    assert sleeping_locks.holders(kernel.context(), lock) == []
     kernel.write(LOCK, 0x102, TASKS[2] | 1)
-    assert sleeplocks.holders(kernel.context(), lock) == [Holder(TASKS[2], "likely")]
+    assert sleeping_locks.holders(kernel.context(), lock) == [
+        Holder(TASKS[2], "likely")
+    ]
 
 
 def test_owner_of_a_semaphore(kernel: Locks) -> None:
     lock = Lock("semaphore", LOCK)
     kernel.wait(KINDS[4], 0)
-    assert sleeplocks.holders(kernel.context(), lock) == []
+    assert sleeping_locks.holders(kernel.context(), lock) == []
     members = {"count": (kernel.u32, 4), "last_holder": (kernel.u64, 32)}
     name = "first_waiter" if kernel.first else "wait_list"
     part = kernel.pointer if kernel.first else kernel.heads
     kernel.struct("semaphore", 40, **members, **{name: (part, 8)})
     kernel.write(LOCK + 32, OWNER)
-    assert sleeplocks.holders(kernel.context(), lock) == [Holder(OWNER, "likely")]
+    assert sleeping_locks.holders(kernel.context(), lock) == [Holder(OWNER, "likely")]
     kernel.write(LOCK + 32, 0)
-    assert sleeplocks.holders(kernel.context(), lock) == []
+    assert sleeping_locks.holders(kernel.context(), lock) == []
 
 
 @pytest.mark.parametrize("word", [BASE + 0x3000, OWNER + 8, 0x1000], ids=hex)
 def test_owner_that_is_not_a_task(kernel: Locks, word: int) -> None:
     kernel.write(LOCK, word)
-    assert sleeplocks.holders(kernel.context(), Lock("mutex", LOCK)) == []
+    assert sleeping_locks.holders(kernel.context(), Lock("mutex", LOCK)) == []

@@ -4,10 +4,16 @@
 
 import pytest
 
-from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter, Request
-from msatools.locks.base.model import Mode
-from msatools.locks.sleeping import sleeplocks
-from msatools.locks.sleeping.kernellocks import KernelLock
+from msatools.locks import sleeping_locks
+from msatools.locks.kernel_locks import KernelLock
+from msatools.locks.report import (
+    Holder,
+    Lock,
+    LockTypeName,
+    Mode,
+    QueuedWaiter,
+    Request,
+)
 from tests.locks.sleeping.madekernel import (
     LOCK,
     OTHER_LOCK,
@@ -86,27 +92,27 @@ def test_rt_mutex(kernel: RtKernel) -> None:
     for number in (0, 1, 2):
         # The mutex further out is not waited for: here it is not an rt_mutex.
         case = kernel.case(number, "rt_mutex_slowlock", "i2c_transfer", "__mutex_lock")
-        assert sleeplocks.request(context, case) == Request(lock)
-        found = sleeplocks.find(context, case)
+        assert sleeping_locks.sleeping_request(context, case) == Request(lock)
+        found = sleeping_locks.sleeping_find(context, case)
         assert found is not None
         assert (found.waiters, found.owner) == (3, OWNER)
     queue = [QueuedWaiter(TASKS[number]) for number in (2, 0, 1)]
-    assert sleeplocks.queue(context, lock) == queue
-    assert sleeplocks.holders(context, lock) == [Holder(OWNER, "exact")]
-    assert sleeplocks.readers(context, lock) is None
+    assert sleeping_locks.sleeping_queue(context, lock) == queue
+    assert sleeping_locks.holders(context, lock) == [Holder(OWNER, "exact")]
+    assert sleeping_locks.sleeping_readers(context, lock) is None
 
 
 @pytest.mark.parametrize("word", [0, 1], ids=["free", "handed off"])
 def test_rt_mutex_without_an_owner(kernel: RtKernel, word: int) -> None:
     kernel.wait(2, 0, 1, owner=word)
-    assert sleeplocks.holders(kernel.context(), Lock("rt_mutex", LOCK)) == []
+    assert sleeping_locks.holders(kernel.context(), Lock("rt_mutex", LOCK)) == []
 
 
 @pytest.mark.parametrize("function", ["futex_lock_pi", "futex_wait_requeue_pi"])
 def test_rt_mutex_of_a_futex_is_left_out(kernel: RtKernel, function: str) -> None:
     kernel.wait(2, 0, 1)
     case = kernel.case(0, "rt_mutex_wait_proxy_lock", f"{function}.constprop.0")
-    assert sleeplocks.request(kernel.context(), case) is None
+    assert sleeping_locks.sleeping_request(kernel.context(), case) is None
 
 
 def test_waiter_of_another_task_or_outside_the_queue(kernel: RtKernel) -> None:
@@ -114,11 +120,11 @@ def test_waiter_of_another_task_or_outside_the_queue(kernel: RtKernel) -> None:
     kernel.wait(2, 0, 1)
     case = kernel.case(0, "rt_mutex_slowlock")
     kernel.columns["pi_blocked_on"] = per_task({0: WAITERS[1]})
-    assert sleeplocks.request(kernel.context(), case) is None
+    assert sleeping_locks.sleeping_request(kernel.context(), case) is None
     kernel.columns["pi_blocked_on"] = per_task({0: WAITERS[0]})
-    assert sleeplocks.request(kernel.context(), case) is not None
+    assert sleeping_locks.sleeping_request(kernel.context(), case) is not None
     kernel.write(LOCK + ROOT_OFFSET, WAITERS[1])
-    assert sleeplocks.request(kernel.context(), case) is None
+    assert sleeping_locks.sleeping_request(kernel.context(), case) is None
 
 
 RT = [
@@ -158,18 +164,20 @@ def test_locks_of_preempt_rt(
     kernel.write_u32(LOCK, WRITER_BIAS) if inner_offset else None
     context, case = kernel.context(), kernel.case(0, "rt_mutex_slowlock", *names)
     lock = Lock(type_, LOCK)
-    assert sleeplocks.request(context, case) == Request(lock, mode)
+    assert sleeping_locks.sleeping_request(context, case) == Request(lock, mode)
     queue = [QueuedWaiter(TASKS[number]) for number in (2, 0, 1)]
-    assert sleeplocks.queue(context, lock) == queue
-    assert sleeplocks.holders(context, lock) == [Holder(OWNER, "exact")]
-    assert sleeplocks.readers(context, lock) == (0 if type_ == "rwsem" else None)
+    assert sleeping_locks.sleeping_queue(context, lock) == queue
+    assert sleeping_locks.holders(context, lock) == [Holder(OWNER, "exact")]
+    assert sleeping_locks.sleeping_readers(context, lock) == (
+        0 if type_ == "rwsem" else None
+    )
 
 
 def test_spinning_waiter_has_no_lock() -> None:
     """The stack is not searched for waiters of non-RT locks."""
     kernel = RtKernel(rt=True)
     case = kernel.case(0, "__mutex_lock.isra.0", "mutex_lock")
-    found = sleeplocks.find(kernel.context(), case)
+    found = sleeping_locks.sleeping_find(kernel.context(), case)
     assert found == KernelLock("mutex", None, None, None, None)
 
 
@@ -181,20 +189,20 @@ def test_writer_that_waits_for_readers() -> None:
     kernel.write(STACKS[3] + 0x40, OTHER_LOCK, LOCK)
     context, lock = kernel.context(), Lock("rwsem", LOCK)
     case = kernel.case(3, "rwbase_write_lock", "down_write", "wants_it")
-    assert sleeplocks.request(context, case) == Request(lock, "write")
+    assert sleeping_locks.sleeping_request(context, case) == Request(lock, "write")
     queue = [
         QueuedWaiter(TASKS[3], "write"),
         *(QueuedWaiter(TASKS[n]) for n in (2, 0, 1)),
     ]
-    assert sleeplocks.queue(context, lock) == queue
-    assert sleeplocks.holders(context, lock) == [Holder(TASKS[3], "exact")]
-    assert sleeplocks.readers(context, lock) == 2
+    assert sleeping_locks.sleeping_queue(context, lock) == queue
+    assert sleeping_locks.holders(context, lock) == [Holder(TASKS[3], "exact")]
+    assert sleeping_locks.sleeping_readers(context, lock) == 2
     # Once the readers have left, it has the lock and waits for something else; a reader
     # in the slow path also owns the inner lock briefly.
     for count in (WRITER_BIAS, READER_BIAS + 2):
         kernel.write_u32(LOCK, count)
-        assert sleeplocks.request(kernel.context(), case) is None
-        assert sleeplocks.queue(kernel.context(), lock) == queue[1:]
+        assert sleeping_locks.sleeping_request(kernel.context(), case) is None
+        assert sleeping_locks.sleeping_queue(kernel.context(), lock) == queue[1:]
 
 
 @pytest.mark.parametrize(
@@ -204,4 +212,7 @@ def test_writer_that_waits_for_readers() -> None:
 def test_readers_of_preempt_rt(count: int, readers: int) -> None:
     kernel = RtKernel(rt=True)
     kernel.write_u32(LOCK, count)
-    assert sleeplocks.readers(kernel.context(), Lock("rwsem", LOCK)) == readers
+    assert (
+        sleeping_locks.sleeping_readers(kernel.context(), Lock("rwsem", LOCK))
+        == readers
+    )

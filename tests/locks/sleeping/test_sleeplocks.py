@@ -6,12 +6,11 @@ from functools import lru_cache
 
 import pytest
 
-from msatools.locks.base.lock import Request
-from msatools.locks.base.lock_context import LockContext
+from msatools.locks import sleeping_locks
+from msatools.locks.context import LockContext
 from msatools.locks.lock_types import holders_of, queue_of
-from msatools.locks.sleeping import sleeplocks
-from msatools.locks.sleeping.percpurwsems import PERCPU_RWSEM
-from msatools.locks.sleeping.sleeplocks import SLEEPING_LOCK
+from msatools.locks.report import Request
+from msatools.locks.sleeping_locks import PERCPU_RWSEM, SLEEPING_LOCK
 from tests.locks.seen import Seen, lock_of
 
 TYPES = SLEEPING_LOCK.names | PERCPU_RWSEM.names
@@ -20,7 +19,7 @@ TYPES = SLEEPING_LOCK.names | PERCPU_RWSEM.names
 @lru_cache(maxsize=2)
 def requests_of(seen: Seen) -> tuple[LockContext, dict[int, Request]]:
     context = seen.context()
-    return context, seen.requests(context, sleeplocks.request)
+    return context, seen.requests(context, sleeping_locks.sleeping_request)
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_one_thread_alone(
     for tid, request in requests.items():
         one = module.only(tid)
         alone = one.context()
-        assert sleeplocks.request(alone, one.case(tid, alone)) == request
+        assert sleeping_locks.sleeping_request(alone, one.case(tid, alone)) == request
         for find in (queue_of, holders_of):
             assert find(alone, request.lock) == find(context, request.lock)
         assert not alone.losses.lost

@@ -7,16 +7,10 @@ from typing import Any
 import pytest
 from drgn import FaultError, ProgramFlags
 
-from msatools.locks.base.lock import Holder, Lock, Request
-from msatools.locks.sleeping import spinlocks
-from msatools.locks.sleeping.spinlocks import (
-    Spin,
-    _Cpu,
-    _likely_holders,
-    may_be_wanted,
-    spins,
-)
-from msatools.tasks.stackmemory import stack_bytes
+from msatools.locks import spinlocks
+from msatools.locks.report import Holder, Lock, Request
+from msatools.locks.spinlocks import Spin, _Cpu, _likely_holders, may_be_wanted, spins
+from msatools.tasks.unwind import stack_bytes
 from tests.locks.seen import Seen
 
 

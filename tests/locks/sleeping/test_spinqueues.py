@@ -10,8 +10,8 @@ import pytest
 from fixtures import lab
 from msatools.errors import MissingError
 from msatools.kernel.report import LossLog
-from msatools.locks.sleeping.spinqueues import SpinQueues
-from msatools.target import TargetSpec, open_target
+from msatools.locks.spinlocks import SpinQueues
+from msatools.program import TargetSpec, open_target
 from tests.contract.table import LOCKS
 from tests.locks.seen import Seen
 from tests.support.calls import call
@@ -35,7 +35,7 @@ def test_kernel_without_queues(spinning: Seen, monkeypatch: pytest.MonkeyPatch) 
     def none(*_: object) -> None:
         raise MissingError("qnodes")
 
-    monkeypatch.setattr("msatools.locks.sleeping.spinqueues.read_percpu", none)
+    monkeypatch.setattr("msatools.locks.spinlocks.read_percpu", none)
     assert queues(spinning).waiting() == 0
 
 

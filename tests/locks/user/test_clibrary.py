@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from msatools.locks.user.musl import UNRECORDED
+from msatools.locks.c_library import UNRECORDED
 from tests.locks.reports import LoggedReport, logged_report
 
 DUMPS = ["field-6.1", "field-6.12", "field-7.x"]

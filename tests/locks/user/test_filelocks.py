@@ -7,9 +7,9 @@ import struct
 import pytest
 
 from msatools.errors import DamagedDataError
-from msatools.locks.base.lock import Lock, Request
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.user import filelocks
+from msatools.locks import file_locks
+from msatools.locks.context import LockContext
+from msatools.locks.report import Lock, Request
 from tests.locks.seen import STOCK, TASKS, Seen, Truth, damaged, seen
 from tests.support.overlay import put
 
@@ -22,7 +22,7 @@ def dump(request: pytest.FixtureRequest) -> Seen:
 
 
 def request_of(dump: Seen, context: LockContext, name: str) -> Request:
-    found = filelocks.request(context, dump.case(name, context))
+    found = file_locks.request(context, dump.case(name, context))
     assert found is not None, name
     return found
 
@@ -42,7 +42,7 @@ def test_every_lock_and_its_owner(dump: Seen, alone: bool) -> None:
         request = request_of(dump, context, name)
         assert request.lock.type == task["on"]["kind"], name
         assert request.mode == task.get("mode", request.mode), name
-        (holder,) = filelocks.holders(context, request.lock)
+        (holder,) = file_locks.holders(context, request.lock)
         assert dump.pids([holder.task]) == [owner_of(task)], name
         # A lock of an open file can belong to any process that has the file open.
         of_process = request.lock.type == "posix_lock" and "ofd" not in name
@@ -55,7 +55,7 @@ def queue(
     dump: Seen, context: LockContext, request: Request
 ) -> list[tuple[int, object]]:
     """Return the waiters of a lock and their modes."""
-    found = filelocks.queue(context, request.lock) or ()
+    found = file_locks.queue(context, request.lock) or ()
     pids = dump.pids(waiter.task for waiter in found)
     return list(zip(pids, [waiter.mode for waiter in found], strict=True))
 
@@ -73,8 +73,8 @@ def test_modes(dump: Seen) -> None:
 def test_task_without_a_file_lock_request(dump: Seen) -> None:
     context = dump.context()
     case = dump.case("flock-owner", context)
-    assert filelocks.request(context, case) is None
-    assert filelocks.file_lock(context, case) is None
+    assert file_locks.request(context, case) is None
+    assert file_locks.file_lock(context, case) is None
 
 
 def test_lock_of_another_type_has_no_owner(dump: Seen) -> None:
@@ -83,7 +83,7 @@ def test_lock_of_another_type_has_no_owner(dump: Seen) -> None:
     for name, task in dump.waits(*FILE_LOCKS).items():
         lock = request_of(dump, context, name).lock
         other = "flock" if task["on"]["kind"] == "posix_lock" else "posix_lock"
-        assert filelocks.holders(context, Lock(other, lock.address)) == []
+        assert file_locks.holders(context, Lock(other, lock.address)) == []
 
 
 def member(context: LockContext, name: str) -> int:
@@ -103,9 +103,9 @@ def test_damaged_blockers(tasks: Seen) -> None:
     for blocker in (lock, 8):
         put(dump.prog, lock + member(context, "blocker"), struct.pack("<Q", blocker))
         with pytest.raises(DamagedDataError):
-            filelocks.request(context, case)
+            file_locks.request(context, case)
     put(dump.prog, lock + member(context, "blocker"), bytes(8))
-    assert filelocks.request(context, case) is not None
+    assert file_locks.request(context, case) is not None
 
 
 def test_woken_waiter_is_no_owner(tasks: Seen) -> None:
@@ -114,10 +114,10 @@ def test_woken_waiter_is_no_owner(tasks: Seen) -> None:
     context = dump.context()
     lock = request_of(tasks, tasks.context(), "flock").lock
     address = (lock.address or 0) + member(context, "list")
-    assert filelocks.holders(context, lock)
+    assert file_locks.holders(context, lock)
     put(dump.prog, address, struct.pack("<Q", address))
-    assert filelocks.holders(dump.context(), lock) == []
-    on = filelocks.file_lock(dump.context(), dump.case("flock", dump.context()))
+    assert file_locks.holders(dump.context(), lock) == []
+    on = file_locks.file_lock(dump.context(), dump.case("flock", dump.context()))
     assert on is not None
     assert on.owner is None
 
@@ -128,10 +128,12 @@ def test_owner_of_a_chain_is_its_root(tasks: Seen) -> None:
     context = dump.context()
     held = request_of(tasks, tasks.context(), "flock").lock.address or 0
     other = request_of(tasks, tasks.context(), "posix-lock").lock.address or 0
-    on = filelocks.file_lock(tasks.context(), tasks.case("posix-lock", tasks.context()))
+    on = file_locks.file_lock(
+        tasks.context(), tasks.case("posix-lock", tasks.context())
+    )
     assert on is not None
     put(dump.prog, held + member(context, "blocker"), struct.pack("<Q", other))
-    found = filelocks.file_lock(dump.context(), dump.case("flock", dump.context()))
+    found = file_locks.file_lock(dump.context(), dump.case("flock", dump.context()))
     assert found is not None
     assert (found.kind, found.owner) == ("posix_lock", on.owner)
 
@@ -144,5 +146,5 @@ def test_damaged_queue(tasks: Seen) -> None:
     (first,) = dump.reader.words(address, 1).tolist()
     # Its only waiter points to itself.
     put(dump.prog, first, struct.pack("<Q", first))
-    assert filelocks.queue(context, lock) is None
+    assert file_locks.queue(context, lock) is None
     assert context.losses.lost["waiters_unreadable"] == 1

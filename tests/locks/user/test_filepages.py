@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from msatools.errors import DamagedDataError
-from msatools.kernel.words import PAGE
-from msatools.locks.user.filepages import FilePages
+from msatools.kernel.reader import PAGE
+from msatools.locks.user_memory import FilePages
 from tests.locks.madememory import BASE, MadeMemory
 
 VMEMMAP, PAGE_STRUCT = BASE + 0x1000, 64

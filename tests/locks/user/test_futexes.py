@@ -13,9 +13,9 @@ from drgn import (
 )
 
 from msatools.kernel.report import LossLog
-from msatools.locks.base.futexkey import FutexKey
-from msatools.locks.base.struct_reader import Layout
-from msatools.locks.user.futexes import Futexes, Waiter
+from msatools.locks.futexes import Futexes, Waiter
+from msatools.locks.report import FutexKey
+from msatools.locks.struct_reader import Layout
 from tests.locks.madememory import BASE, SIZE, MadeMemory
 from tests.locks.seen import Seen
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from msatools.locks.user import nptl
-from msatools.locks.user.nptl import (
+from msatools.locks import c_library
+from msatools.locks.c_library import (
     CONDITION_BYTES,
     MUTEX_BYTES,
     RWLOCK_BYTES,
@@ -132,16 +132,18 @@ def test_mutexes(memory: Memory, kind: Kind) -> None:
     # The futex of a robust mutex is a shared one.
     shared = kind.shared or kind.robust
     blocks = kind.type in (NORMAL, ADAPTIVE)
-    assert nptl.mutex(data, shared) == Mutex(threading.get_native_id(), blocks)
-    assert nptl.mutex(data, not shared) is None
+    assert c_library.glibc_mutex(data, shared) == Mutex(
+        threading.get_native_id(), blocks
+    )
+    assert c_library.glibc_mutex(data, not shared) is None
 
 
 def test_mutex_without_an_owner(memory: Memory) -> None:
     for kind in KINDS.values():
         make_mutex(memory, kind)
         data = memory.read(memory.address, MUTEX_BYTES)
-        assert nptl.mutex(data, True) is None
-        assert nptl.mutex(data, False) is None
+        assert c_library.glibc_mutex(data, True) is None
+        assert c_library.glibc_mutex(data, False) is None
 
 
 @pytest.mark.parametrize(
@@ -166,9 +168,9 @@ def test_mutex_without_an_owner(memory: Memory) -> None:
 )
 def test_words_that_do_not_fit_a_mutex(memory: Memory, word: int, value: int) -> None:
     data = bytearray(held_mutex(memory, KINDS["normal"]))
-    assert nptl.mutex(bytes(data), False)
+    assert c_library.glibc_mutex(bytes(data), False)
     struct.pack_into("<I", data, 4 * word, value)
-    assert nptl.mutex(bytes(data), False) is None
+    assert c_library.glibc_mutex(bytes(data), False) is None
 
 
 @pytest.mark.parametrize(
@@ -183,18 +185,18 @@ def test_words_that_do_not_fit_a_robust_mutex(
     memory: Memory, word: int, value: int
 ) -> None:
     data = bytearray(held_mutex(memory, KINDS["robust"]))
-    assert nptl.mutex(bytes(data), True)
+    assert c_library.glibc_mutex(bytes(data), True)
     struct.pack_into("<I", data, 4 * word, value)
-    assert nptl.mutex(bytes(data), True) is None
+    assert c_library.glibc_mutex(bytes(data), True) is None
 
 
 def test_robust_mutex_whose_owner_died(memory: Memory) -> None:
     data = bytearray(held_mutex(memory, KINDS["robust"]))
     (word,) = struct.unpack_from("<I", data)
     struct.pack_into("<I", data, 0, word | 1 << 30)
-    assert nptl.mutex(bytes(data), True) is None
+    assert c_library.glibc_mutex(bytes(data), True) is None
     struct.pack_into("<I", data, 0, word & ~(1 << 31))
-    assert nptl.mutex(bytes(data), True) is None
+    assert c_library.glibc_mutex(bytes(data), True) is None
 
 
 # --- read-write locks
@@ -218,7 +220,7 @@ def taking(memory: Memory, how: str) -> Callable[[], None]:
 
 def read_rwlock(memory: Memory, futex: int, shared: bool = False) -> Rwlock | None:
     data = memory.read(memory.address, RWLOCK_BYTES)
-    return nptl.rwlock(data, futex - memory.address, shared)
+    return c_library.glibc_rwlock(data, futex - memory.address, shared)
 
 
 def unlock(memory: Memory, *waiters: Waiter) -> None:
@@ -241,7 +243,7 @@ def test_rwlock_with_a_writer(memory: Memory, shared: bool) -> None:
         assert rwlock_start(waiter.futex) == memory.address
         assert read_rwlock(memory, waiter.futex, not shared) is None
         data = memory.read(waiter.futex, MUTEX_BYTES)
-        assert nptl.mutex(data, shared) is None
+        assert c_library.glibc_mutex(data, shared) is None
     unlock(memory, reader, writer)
 
 
@@ -293,9 +295,9 @@ def test_words_that_do_not_fit_a_rwlock(memory: Memory, word: int, value: int) -
     waiter = memory.wait(taking(memory, "rd"))
     data = bytearray(memory.read(memory.address, RWLOCK_BYTES))
     offset = waiter.futex - memory.address
-    assert nptl.rwlock(bytes(data), offset, False)
+    assert c_library.glibc_rwlock(bytes(data), offset, False)
     struct.pack_into("<I", data, 4 * word, value)
-    assert nptl.rwlock(bytes(data), offset, False) is None
+    assert c_library.glibc_rwlock(bytes(data), offset, False) is None
     unlock(memory, waiter)
 
 
@@ -305,10 +307,10 @@ def test_words_that_do_not_fit_a_rwlock(memory: Memory, word: int, value: int) -
 def assert_no_lock(memory: Memory, futex: int) -> None:
     """Check that memory at a futex is not taken for a mutex or rwlock."""
     for shared in (False, True):
-        assert nptl.mutex(memory.read(futex, MUTEX_BYTES), shared) is None
+        assert c_library.glibc_mutex(memory.read(futex, MUTEX_BYTES), shared) is None
         for start in {rwlock_start(futex), futex}:
             data = memory.read(start, RWLOCK_BYTES)
-            assert nptl.rwlock(data, futex - start, shared) is None
+            assert c_library.glibc_rwlock(data, futex - start, shared) is None
 
 
 def test_condition_variables(memory: Memory) -> None:
@@ -400,7 +402,7 @@ def is_condition(
 ) -> bool:
     data = memory.read(memory.address, CONDITION_BYTES)
     first, second = crowd.queued
-    return nptl.condition(data, is_new(), (first + more, second + more), shared)
+    return c_library.condition(data, is_new(), (first + more, second + more), shared)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -421,7 +423,7 @@ def test_condition_of_this_machine(memory: Memory, shared: bool) -> None:
     start = futexes_offset()
     assert futexes == {memory.address + start, memory.address + start + 4}
     for futex in futexes:
-        assert memory.address == nptl.condition_starts(futex)[is_new()]
+        assert memory.address == c_library.condition_starts(futex)[is_new()]
     crowd.end()
     assert not is_condition(memory, crowd, shared=shared)
 
@@ -442,7 +444,7 @@ class Condition:
         newer = not self.references
         words = [*self.references, *self.sizes, self.original, self.flags, 0, 0]
         data = struct.pack("<2Q8I", self.sequence, self.start, *words, *self.rest)
-        return nptl.condition(data, newer, queued, False)
+        return c_library.condition(data, newer, queued, False)
 
 
 OLD = Condition()
@@ -489,7 +491,7 @@ def test_memory_without_a_condition() -> None:
     for byte in range(256):
         data = bytes([byte]) * CONDITION_BYTES
         for newer in (False, True):
-            assert not nptl.condition(data, newer, (1, 0), None)
+            assert not c_library.condition(data, newer, (1, 0), None)
 
 
 def test_semaphores(memory: Memory) -> None:

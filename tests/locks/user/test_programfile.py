@@ -10,7 +10,7 @@ from pathlib import Path
 import drgn
 import pytest
 
-from msatools.locks.user.programfile import Function, ProgramFile
+from msatools.locks.user_stacks import Function, ProgramFile
 
 PAGE = 4096
 NAMES = ("clock_nanosleep", "pthread_cond_broadcast", "qsort", "fopen")

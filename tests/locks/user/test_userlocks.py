@@ -11,14 +11,13 @@ from drgn import FaultError, Object
 from drgn.helpers.linux.mm import access_remote_vm
 from msgspec.structs import replace
 
-from msatools.locks.base.futexkey import FutexKey
-from msatools.locks.base.lock import Request
-from msatools.locks.base.lock_context import LockContext
-from msatools.locks.user import nptl, userlocks
-from msatools.locks.user.futexcontent import condition_at, is_condition
-from msatools.locks.user.futexes import Waiter, futex_queues, futex_waiters
-from msatools.locks.user.usermemory import user_memory
-from msatools.target import TargetSpec, open_target
+from msatools.locks import c_library, user_locks
+from msatools.locks.context import LockContext
+from msatools.locks.futexes import Waiter, futex_queues, futex_waiters
+from msatools.locks.report import FutexKey, Request
+from msatools.locks.user_locks import condition_at, is_condition
+from msatools.locks.user_memory import user_memory
+from msatools.program import TargetSpec, open_target
 from tests.locks.seen import Seen, damaged, look_at
 from tests.support.overlay import lose, put
 
@@ -27,17 +26,17 @@ FILTERED = "user-memory-filtered"
 
 
 def requests_of(dump: Seen, context: LockContext, name: str) -> list[Request]:
-    return userlocks.requests(context, dump.case(name, context))
+    return user_locks.requests(context, dump.case(name, context))
 
 
 def owners(dump: Seen, context: LockContext, request: Request) -> list[tuple[int, str]]:
-    found = userlocks.holders(context, request.lock)
+    found = user_locks.holders(context, request.lock)
     tasks = dump.pids(holder.task for holder in found)
     return list(zip(tasks, [holder.confidence for holder in found], strict=True))
 
 
 def queue(dump: Seen, context: LockContext, request: Request) -> list[int]:
-    found = userlocks.queue(context, request.lock)
+    found = user_locks.queue(context, request.lock)
     assert found is not None
     assert {waiter.mode for waiter in found} == {request.mode}
     return dump.pids(waiter.task for waiter in found)
@@ -49,7 +48,7 @@ def test_futexes_by_tables_and_by_stacks(tasks: Seen) -> None:
     named = tasks.waits(*FUTEXES)
     assert len(named) > 7
     for name, task in named.items():
-        found = userlocks.futex_requests(contexts[0], tasks.address(name))
+        found = user_locks.futex_requests(contexts[0], tasks.address(name))
         on = task["on"]
         addresses = on.get("addresses", [on["address"]] if "address" in on else [])
         if name == "futex-shared":
@@ -73,7 +72,7 @@ def test_condition_variables_have_no_owners(tasks: Seen) -> None:
         requests: Counter[Request] = Counter()
         for worker in server["workers"]:
             task = int(tasks.table["address"][tasks.rows[worker]])
-            requests.update(userlocks.futex_requests(context, task))
+            requests.update(user_locks.futex_requests(context, task))
         assert requests.total() == len(server["workers"])
         # They can wait on either of its two words.
         assert [request.lock.address for request in requests] == [server["condition"]]
@@ -83,7 +82,7 @@ def test_condition_variables_have_no_owners(tasks: Seen) -> None:
             assert is_condition(context, request.lock, 0)
             assert request.mode is None
             assert owners(tasks, context, request) == []
-            assert userlocks.readers(context, request.lock) is None
+            assert user_locks.readers(context, request.lock) is None
             assert len(queue(tasks, context, request)) == count
     assert not context.losses.lost
 
@@ -95,16 +94,16 @@ def test_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
     context = tasks.context()
     by_task, _ = futex_waiters(context)
     (waiter,) = by_task[task]
-    (before,) = userlocks.futex_requests(context, task)
+    (before,) = user_locks.futex_requests(context, task)
     key = waiter.key.moved(-4 if waiter.key.offset & 4 else 4)
     by_task[task].append(replace(waiter, key=key))
-    assert userlocks.futex_requests(context, task) == [before]
+    assert user_locks.futex_requests(context, task) == [before]
 
 
 def test_tasks_that_wait_on_no_futex(tasks: Seen) -> None:
     context = tasks.context()
     for name in ("nanosleep", "poll"):
-        assert userlocks.futex_requests(context, tasks.address(name)) == []
+        assert user_locks.futex_requests(context, tasks.address(name)) == []
         assert requests_of(tasks, context, name) == []
 
 
@@ -155,7 +154,7 @@ def test_read_write_locks(stock: Seen, alone: bool) -> None:
 
     def mode_and_readers(name: str) -> tuple[str | None, int | None]:
         (request,) = requests_of(stock, context, name)
-        return request.mode, userlocks.readers(context, request.lock)
+        return request.mode, user_locks.readers(context, request.lock)
 
     for number in (1, 2):
         assert mode_and_readers(f"rwlock-read-{number}") == ("read", 0)
@@ -170,13 +169,13 @@ def test_thread_parked_by_the_c_library(stock: Seen) -> None:
     parked = [
         name
         for name in stock.waits(*FUTEXES)
-        for request in userlocks.futex_requests(context, stock.address(name))
-        if userlocks.parked(context, stock.address(name), request)
+        for request in user_locks.futex_requests(context, stock.address(name))
+        if user_locks.parked(context, stock.address(name), request)
     ]
     assert parked == ["pi-abba-2"]
     case = stock.case("pi-abba-2", context)
-    (request,) = userlocks.requests(context, case)
-    assert userlocks.what(context, case, request) == userlocks.PARKED
+    (request,) = user_locks.requests(context, case)
+    assert user_locks.what(context, case, request) == user_locks.PARKED
 
 
 # --- missing memory
@@ -192,12 +191,12 @@ def everything(context: LockContext) -> tuple[Counter[str], int]:
     requests = {
         request
         for task in by_task
-        for request in userlocks.futex_requests(context, task)
+        for request in user_locks.futex_requests(context, task)
     }
     for request in requests:
-        assert userlocks.queue(context, request.lock)
+        assert user_locks.queue(context, request.lock)
         try:
-            holders = userlocks.holders(context, request.lock)
+            holders = user_locks.holders(context, request.lock)
         except FaultError:
             found["lost"] += 1
             continue
@@ -248,7 +247,7 @@ def pi_futex(context: LockContext) -> Request:
     (request,) = {
         request
         for task in futex_waiters(context)[0]
-        for request in userlocks.futex_requests(context, task)
+        for request in user_locks.futex_requests(context, task)
         if request.lock.type == "pi_futex"
     }
     return request
@@ -262,7 +261,7 @@ def test_owner_of_a_pi_futex(tasks: Seen) -> None:
     (waiter,) = futex_queues(context)[lock.key]
 
     def confidences() -> list[str]:
-        return [holder.confidence for holder in userlocks.holders(context, lock)]
+        return [holder.confidence for holder in user_locks.holders(context, lock)]
 
     assert confidences() == ["exact"]
     for member, value, left in (
@@ -297,7 +296,9 @@ def test_untouched_page_of_a_shared_file(stock: Seen) -> None:
     (data,) = found
     assert data is not None
     owner = stock.named["shared-file-1"]["on"]["owners"][0]["pid"]
-    assert nptl.mutex(data, shared=True) == nptl.Mutex(owner, blocks_owner=True)
+    assert c_library.glibc_mutex(data, shared=True) == c_library.Mutex(
+        owner, blocks_owner=True
+    )
 
 
 def test_unmapped_memory(stock: Seen) -> None:

@@ -9,14 +9,9 @@ import struct
 
 import pytest
 
-from msatools.locks.base.model import UserFrame
-from msatools.locks.user.userstacks import (
-    CodeMapping,
-    Registers,
-    frames_of_stack,
-)
-from msatools.target.arch.arm64 import Arm64
-from msatools.target.arch.x86_64 import ends_with_call
+from msatools.locks.report import UserFrame
+from msatools.locks.user_stacks import CodeMapping, Registers, frames_of_stack
+from msatools.program.arch import Arm64, ends_with_call
 
 CODE, STACK, PAGE = 0x400000, 0x7FFF0000, 4096
 CALLS = frozenset({0x400100, 0x400200, 0x400300, 0x400400, 0x400500})

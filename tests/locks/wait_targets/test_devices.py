@@ -11,8 +11,8 @@ from drgn.helpers.linux.list import list_for_each_entry
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.base.storage import Storage
-from msatools.locks.base.struct_reader import Layout
+from msatools.locks.storage import Storage
+from msatools.locks.struct_reader import Layout
 from msatools.render.on import on_text
 from tests.locks.seen import STOCK, seen
 from tests.support.dumps import open_dump

@@ -10,15 +10,13 @@ from msgspec.structs import replace
 from numpy.lib.recfunctions import append_fields
 
 from msatools.kernel.report import LossLog
-from msatools.locks.base.model import WaitTarget
-from msatools.locks.base.ownstack import OwnStack
-from msatools.locks.base.struct_reader import Layout
-from msatools.locks.sleeping.kernellocks import KernelLocks
-from msatools.locks.sleeping.list_locks import LIST_LOCKS
-from msatools.locks.wait_targets.explain import Explainer
+from msatools.locks.kernel_locks import LIST_LOCKS, KernelLocks
+from msatools.locks.report import WaitTarget
+from msatools.locks.struct_reader import Layout, OwnStack
+from msatools.locks.wait_targets import Explainer
 from msatools.model import names as fields_of
-from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
+from msatools.tasks.waits import TaskClass
 from tests.locks.seen import TASKS, Seen, Truth, damaged, seen
 from tests.support.overlay import lose, lose_page
 

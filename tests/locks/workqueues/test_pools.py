@@ -14,13 +14,12 @@ from drgn.helpers.linux.list import list_for_each_entry
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.kernel.jiffies import Jiffies, read_jiffies
+from msatools.kernel.clocks import Jiffies, read_jiffies
 from msatools.locks.locks import collect_locks
-from msatools.locks.options import LocksOptions
-from msatools.locks.report import LocksReport, Root
+from msatools.locks.report import LocksReport, Root, WorkPool
+from msatools.locks.report_builder import LocksOptions
 from msatools.locks.root_rows import root_of_pool
-from msatools.locks.workqueues.listing import list_workqueues, stalled_pools
-from msatools.locks.workqueues.model import WorkPool
+from msatools.locks.workqueues import list_workqueues, stalled_pools
 from tests.locks.io.test_inflight import context_of
 from tests.locks.reports import LoggedReport, logged_report
 from tests.support.dumps import open_dump

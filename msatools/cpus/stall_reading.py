@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is read of all CPUs to find stalls, and is cheap.
+
+Preempt counts, lockup detectors, and timers that have expired and were not run.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+
+import drgn
+import numpy as np
+from msgspec import Struct
+
+from msatools.cpus.model import OverdueTimer, RunQueue, StallLimits
+from msatools.cpus.runqueues import tick_delay
+from msatools.cpus.times import TickSched
+from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.clocks import Clocks, Jiffies
+from msatools.kernel.percpu import PerCpu, online_cpus
+from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import (
+    Members,
+    WordArray,
+    find_offset,
+    read_struct,
+    read_structs,
+)
+from msatools.program.model import Crash
+from msatools.selfdesc.find import drgn_lookups, find_type, find_variable
+from msatools.tasks.preemption import PreemptCounts
+from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.text import KernelText
+
+# --- What is read of all CPUs to find stalls, and is cheap.
+
+
+_QUEUES: Members = {"current": ("curr",), "idle": ("idle",)}
+
+
+class CpuState(Struct, frozen=True):
+    """What is known of the CPUs of a kernel before stalls are looked for."""
+
+    percpu: PerCpu
+    clocks: Clocks
+    ticks: TickSched
+    queues: tuple[RunQueue, ...]
+    crash: Crash | None = None
+
+
+class RunningTasks(Struct, frozen=True):
+    """The tasks that CPUs run, in the order of ``PerCpu.cpus``."""
+
+    addresses: Addresses
+    table: TaskTable
+    rows: Mapping[int, int]
+    """Row in the table of the task of each CPU."""
+
+    def of(self, cpu: int, column_: str) -> int:
+        """Return a member of a CPU's task; 0 if it could not be read."""
+        row = self.rows.get(cpu)
+        return 0 if row is None else int(self.table[column_][row])
+
+
+class CpuReader:
+    """Reads what the parts of a search for stalls have in common, each once."""
+
+    def __init__(self, reader: Reader, cpus: CpuState, losses: LossLog) -> None:
+        self.reader = reader
+        self.losses = losses
+        self.percpu = cpus.percpu
+        self.clocks = cpus.clocks
+        self.ticks = cpus.ticks
+        self.queues = {queue.cpu: queue for queue in cpus.queues}
+        self.numbers: list[int] = cpus.percpu.cpus.tolist()
+        self.rows = {cpu: row for row, cpu in enumerate(self.numbers)}
+        self.online = frozenset(online_cpus(reader, losses))
+        self.counts = PreemptCounts(
+            reader, cpus.percpu, lambda: self.running.addresses, losses
+        )
+
+    def name(self, address: int) -> str | None:
+        """Return the function at an address."""
+        found = self.text.name(address)
+        return None if found is None else found.partition(".")[0]
+
+    @cached_property
+    def text(self) -> KernelText:
+        """Functions by address; made when first needed."""
+        return self.reader.once(
+            KernelText, lambda: KernelText(self.reader, self.losses)
+        )
+
+    def is_idle(self, cpu: int) -> bool:
+        """Return whether a CPU runs its idle task."""
+        queue = self.queues.get(cpu)
+        current = queue.current if queue else None
+        return current is not None and current.sched_class == "idle"
+
+    def delay(self, cpu: int) -> int | None:
+        """Return the delay of a CPU's timer interrupt."""
+        if cpu not in self.online:
+            return None
+        return tick_delay(self.ticks, self.rows[cpu], self.queues[cpu].lag_ns)
+
+    @cached_property
+    def running(self) -> RunningTasks:
+        """The tasks that CPUs run."""
+        queues = read_structs(
+            self.reader,
+            "struct rq",
+            _QUEUES,
+            self.percpu.addresses("runqueues"),
+            self.losses,
+        )
+        addresses = np.where(queues.readable, queues["current"], 0)
+        task_reader = self.reader.once(TaskReader, lambda: TaskReader(self.reader))
+        # Idle tasks are in no list of tasks, and have no PID.
+        unique = sorted({*addresses.tolist()} - {0, *queues["idle"].tolist()})
+        table = task_reader.read(unique, self.losses)
+        known = {address: row for row, address in enumerate(table["address"].tolist())}
+        rows = {
+            cpu: known[address]
+            for cpu, address in zip(self.numbers, addresses.tolist(), strict=True)
+            if address in known
+        }
+        return RunningTasks(addresses, table, rows)
+
+
+# --- The kernel's lockup detectors: their limits, and when they last ran on each CPU.
+#
+# kernel/watchdog.c: a timer of each CPU wakes the stopper thread, which outranks all
+# other tasks, to stamp the time (watchdog_touch_ts). A CPU whose stamp is older than
+# twice watchdog_thresh has a soft lockup; one that took no such timer's interrupt for
+# watchdog_thresh has a hard lockup.
+
+
+_SECOND = 1_000_000_000
+
+_THRESH_S = 10
+"""``watchdog_thresh``, unless the kernel says otherwise."""
+
+_RCU_S = 21
+"""CONFIG_RCU_CPU_STALL_TIMEOUT, likewise."""
+
+_CALL_NS = 5 * _SECOND
+"""``csd_lock_timeout`` of kernels with CONFIG_CSD_LOCK_WAIT_DEBUG, which are few."""
+
+_HARD, _SOFT = 1, 2
+"""Bits of ``watchdog_enabled`` (include/linux/nmi.h)."""
+
+_STAMP_SHIFT = 30
+"""Stamps count 2^30 ns: get_timestamp()."""
+
+_MAX_S = 3600
+
+
+class Watchdogs(Struct, frozen=True):
+    """The limits, and the age of each CPU's stamp."""
+
+    limits: StallLimits
+    ages_ns: tuple[int | None, ...]
+    """In the order of ``PerCpu.cpus``; ``None`` if the CPU has none."""
+
+
+def read_watchdogs(
+    reader: Reader, percpu: PerCpu, clocks: Clocks, losses: LossLog
+) -> Watchdogs:
+    """Read the limits, and the stamps of the detector of soft lockups if it is on."""
+    enabled = _number(reader.prog, "watchdog_enabled", losses)
+    thresh = _number(reader.prog, "watchdog_thresh", losses)
+    rcu = _number(reader.prog, "rcu_cpu_stall_timeout", losses)
+    # 0 turns it off; a damaged one is no limit.
+    seconds = thresh if thresh and 0 < thresh <= _MAX_S else _THRESH_S
+    rcu_s = rcu if rcu and 0 < rcu <= _MAX_S else _RCU_S
+    is_soft = None if enabled is None else bool(enabled & _SOFT and thresh)
+    is_hard = None if enabled is None else bool(enabled & _HARD and thresh)
+    limits = StallLimits(
+        no_tick_ns=seconds * _SECOND,
+        no_switch_ns=2 * seconds * _SECOND,
+        rcu_ns=rcu_s * _SECOND,
+        call_ns=_CALL_NS,
+        soft_watchdog=is_soft,
+        hard_watchdog=is_hard,
+    )
+    none = (None,) * len(percpu.cpus)
+    ages = _ages(reader, percpu, clocks) if is_soft else none
+    return Watchdogs(limits, ages)
+
+
+def _ages(reader: Reader, percpu: PerCpu, clocks: Clocks) -> tuple[int | None, ...]:
+    try:
+        addresses = percpu.addresses("watchdog_touch_ts")
+    except MissingError:
+        # Without CONFIG_SOFTLOCKUP_DETECTOR.
+        return (None,) * len(percpu.cpus)
+    records, _ = reader.read_records(addresses, 8)
+    stamps = column(records, 0).tolist()
+    # The clock is the local one. 0: never, or unreadable; a number with all bits set:
+    # it is to start anew (up to v5.12).
+    ages = (clocks.local_ns - (stamp << _STAMP_SHIFT) for stamp in stamps)
+    return tuple(
+        max(age, 0) if stamp and age > -(1 << _STAMP_SHIFT) else None
+        for stamp, age in zip(stamps, ages, strict=True)
+    )
+
+
+def _number(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
+    """Read a variable; ``None`` if the kernel lacks it, or it cannot be read."""
+    try:
+        return int(find_variable(prog, name).value_())
+    except MissingError:
+        return None
+    except UNREADABLE as error:
+        losses.lose(Loss.VARIABLES, f"{name} cannot be read: {error}", about=name)
+        return None
+
+
+# --- Timers that have expired and were not run (kernel/time/hrtimer.c, timer.c).
+
+
+LATE_NS = 1_000_000_000
+"""Minimum delay of a timer that is reported; of the kernel's own, none is so late."""
+
+_NEXT: Members = {"timer": ("next_timer",)}
+_HRTIMER: Members = {"function": ("function",)}
+
+_WHEEL: Members = {
+    "next": ("next_expiry",),
+    "pending": WordArray(("pending_map",)),
+}
+_TIMER: Members = {
+    "next": ("entry.next",),
+    "expires": ("expires",),
+    "function": ("function",),
+}
+
+_MAX_BUCKETS = 64
+_MAX_TIMERS = 16
+"""Maximum numbers of buckets, and of timers in a bucket, to search for the first."""
+
+
+def overdue_timers(
+    reader: Reader,
+    percpu: PerCpu,
+    ticks: TickSched,
+    jiffies: Jiffies,
+    idle: frozenset[int],
+    online: frozenset[int],
+    name: Callable[[int], str | None],
+    losses: LossLog,
+) -> tuple[OverdueTimer, ...]:
+    """Return the first overdue timer of each kind on each CPU.
+
+    :param idle: CPUs that are idle: like those whose tick is stopped, they may run
+        timers late that need not wake them (TIMER_DEFERRABLE).
+    :param name: Returns the function at an address.
+    """
+    found = list(_hrtimers(reader, percpu, ticks, online, name, losses))
+    found += _wheel(reader, percpu, ticks, jiffies, idle, online, name, losses)
+    return tuple(sorted(found, key=lambda timer: (timer.cpu, timer.kind)))
+
+
+def _hrtimers(
+    reader: Reader,
+    percpu: PerCpu,
+    ticks: TickSched,
+    online: frozenset[int],
+    name: Callable[[int], str | None],
+    losses: LossLog,
+) -> Iterator[OverdueTimer]:
+    late = {
+        row: (cpu, ticks.latest_ns - due)
+        for row, (cpu, due) in enumerate(
+            zip(percpu.cpus.tolist(), ticks.due_ns, strict=True)
+        )
+        if due is not None and cpu in online and ticks.latest_ns - due >= LATE_NS
+    }
+    if not late:
+        return
+    rows = np.array(list(late), np.intp)
+    bases = percpu.addresses("hrtimer_bases")[rows]
+    read = read_structs(reader, "struct hrtimer_cpu_base", _NEXT, bases, losses)
+    for number, (cpu, delay) in enumerate(late.values()):
+        timer = int(read["timer"][number]) if read.has("timer") else 0
+        function = None
+        if timer:
+            try:
+                members = read_struct(reader, "struct hrtimer", _HRTIMER, timer)
+                function = name(members["function"])
+            except UNREADABLE as error:
+                losses.lose(Loss.VARIABLES, f"cannot read a timer: {error}")
+        yield OverdueTimer(cpu=cpu, kind="hrtimer", function=function, late_ns=delay)
+
+
+def _wheel(
+    reader: Reader,
+    percpu: PerCpu,
+    ticks: TickSched,
+    jiffies: Jiffies,
+    idle: frozenset[int],
+    online: frozenset[int],
+    name: Callable[[int], str | None],
+    losses: LossLog,
+) -> Iterator[OverdueTimer]:
+    try:
+        with drgn_lookups:
+            variable = find_variable(reader.prog, "timer_bases")
+            type_ = find_type(reader.prog, "struct timer_base")
+            count = variable.type_.length
+    except MissingError:
+        return
+    if not count or find_offset(type_, ("next_expiry",)) is None:
+        return
+    size = drgn.sizeof(type_)
+    rows = [row for row, cpu in enumerate(percpu.cpus.tolist()) if cpu in online]
+    starts = percpu.addresses("timer_bases")[rows]
+    for number in range(count):
+        # The last of several has the timers that need not wake a CPU.
+        is_deferrable = count > 1 and number == count - 1
+        bases: Addresses = starts + np.uint64(number * size)
+        read = read_structs(reader, "struct timer_base", _WHEEL, bases, losses)
+        pending = (read["pending"] != 0).any(axis=1).tolist()
+        for index, row in enumerate(rows):
+            cpu = int(percpu.cpus[row])
+            if not read.readable[index] or not pending[index]:
+                continue
+            if is_deferrable and (cpu in idle or ticks.stopped[row]):
+                continue
+            due = jiffies.past_ns(int(read["next"][index]))
+            if due is None or ticks.latest_ns - due < LATE_NS:
+                continue
+            yield OverdueTimer(
+                cpu=cpu,
+                kind="timer",
+                function=_first(
+                    reader, int(bases[index]), read["pending"][index], name
+                ),
+                late_ns=ticks.latest_ns - due,
+            )
+
+
+def _first(
+    reader: Reader, base: int, pending: Addresses, name: Callable[[int], str | None]
+) -> str | None:
+    """Return the function of the timer that expires first; ``None`` if not found."""
+    offset = find_offset(find_type(reader.prog, "struct timer_base"), ("vectors",))
+    if offset is None:
+        return None
+    bits = np.flatnonzero(np.unpackbits(pending.view(np.uint8), bitorder="little"))
+    best: tuple[int, int] | None = None
+    try:
+        for bucket in bits[:_MAX_BUCKETS].tolist():
+            timer = int(reader.words(base + offset + 8 * bucket, 1)[0])
+            for _ in range(_MAX_TIMERS):
+                if not timer:
+                    break
+                read = read_struct(reader, "struct timer_list", _TIMER, timer)
+                found = (read["expires"], read["function"])
+                best = found if best is None else min(best, found)
+                timer = read["next"]
+    except UNREADABLE:
+        # What was found so far may not be the first.
+        return None
+    return None if best is None else name(best[1])

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Waits for RCU: who is to make the callbacks, and who holds up a grace period."""
+
+import numpy as np
+from msgspec import Struct
+
+from msatools.errors import LOST, UNREADABLE, MissingError
+from msatools.kernel.clocks import read_jiffies
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.report import Loss
+from msatools.locks.context import LockContext, per_context
+from msatools.locks.report import Holder
+from msatools.program.linear import KERNEL_HALF
+from msatools.reports.units import ranges
+from msatools.tasks.preemption import GracePeriodState, read_grace_period_state
+
+# --- Who is to make the callbacks of RCU that tasks wait for.
+#
+# kernel/rcu/tree.c, rcu_barrier(): each CPU that has callbacks gets one more, and the
+# last of those completes rcu_state.barrier_completion. Who waits for a grace period has
+# a callback of its own, on its stack. A thread makes the callbacks of a CPU where they
+# are taken from it (rcu_nocbs=; kernel/rcu/tree_nocb.h), else a softirq does.
+
+
+MAX_CALLBACKS = 1 << 16
+"""Maximum number of callbacks of one CPU to go through."""
+
+_MAX_OF_ALL = 1 << 18
+"""Maximum number of callbacks of all CPUs to go through."""
+
+
+class QueuedCallback(Struct, frozen=True):
+    """A callback in the list of a CPU."""
+
+    cpu: int
+    data: int
+    """Address of the CPU's ``struct rcu_data``."""
+
+    is_ready: bool
+    """Whether its grace period has ended, so that it is to be made."""
+
+
+class _Callbacks(Struct, frozen=True):
+    """The callbacks in the lists of all CPUs."""
+
+    by_head: dict[int, QueuedCallback]
+    """By the address of each one's ``struct rcu_head``."""
+
+    longer: frozenset[int]
+    """The ``struct rcu_data`` of CPUs that have more: the list is too long to be gone
+    through, or who makes callbacks has taken them out of it (rcu_do_batch()) and not
+    counted them yet."""
+
+
+class _Awaited(Struct, frozen=True):
+    """The callback of one CPU that is waited for."""
+
+    queued: QueuedCallback
+    is_seen: bool
+    """Whether it was found in the CPU's list; else the CPU has more than are there."""
+
+    thread: int
+    """Task that has to run for that; 0 if unknown, as with a softirq."""
+
+
+def awaited_callbacks(
+    context: LockContext, address: int
+) -> tuple[str, tuple[Holder, ...]] | None:
+    """
+    Return what rcu_barrier() waits for, and the threads that are to make it.
+
+    :param address: Address of a completion.
+    :return: ``None`` if it is another completion, or nothing is known of this one.
+    :raises drgn.FaultError: if the callbacks cannot be read
+    """
+    state = context.layout.symbol("rcu_state")
+    if state is None or not context.layout.has("rcu_state", "barrier_completion"):
+        return None
+    if address - state != context.layout.offset("rcu_state", "barrier_completion"):
+        return None
+    awaited = _awaited(context)
+    if not awaited:
+        return None
+    cpus = ranges(each.queued.cpu for each in awaited)
+    text = f"RCU callbacks of CPU{'' if len(awaited) == 1 else 's'} {cpus}"
+    if not any(each.queued.is_ready for each in awaited):
+        text += ", whose grace period has not ended"
+    return text, tuple(
+        Holder(
+            each.thread,
+            "exact" if each.queued.is_ready and each.is_seen else "likely",
+        )
+        for each in awaited
+        if each.thread
+    )
+
+
+@per_context
+def _awaited(context: LockContext) -> list[_Awaited]:
+    """The callbacks that rcu_barrier() has queued, and that are still queued.
+
+    One that is not in the list may be among those that are being made, or behind more
+    than are gone through. They are made in order, so that it takes the same thread.
+    """
+    layout = context.layout
+    function = layout.symbol("rcu_barrier_callback")
+    if function is None or not layout.has("rcu_data", "barrier_head"):
+        return []
+    known, found = callbacks(context), []
+    percpu = read_percpu(context.reader, context.losses)
+    addresses = percpu.addresses("rcu_data").tolist()
+    for cpu, data in zip(percpu.cpus.tolist(), addresses, strict=True):
+        if layout.member(data, "rcu_data", "barrier_head.func") != function:
+            continue
+        head = data + layout.offset("rcu_data", "barrier_head")
+        queued = known.by_head.get(head)
+        is_seen = queued is not None
+        if queued is None and data in known.longer:
+            queued = QueuedCallback(cpu, data, is_ready=True)
+        if queued is not None:
+            thread = callback_thread(context, queued)
+            found.append(_Awaited(queued, is_seen, thread))
+    return found
+
+
+@per_context
+def callbacks(context: LockContext) -> _Callbacks:
+    """Return the callbacks of all CPUs.
+
+    include/linux/rcu_segcblist.h: what is up to ``tails[0]`` is ready.
+
+    :raises MissingError: if the types are unknown
+    """
+    layout = context.layout
+    start = layout.offset("rcu_data", "cblist.head")
+    following = layout.offset("callback_head", "next")
+    percpu = read_percpu(context.reader, context.losses)
+    addresses = percpu.addresses("rcu_data").tolist()
+    found: dict[int, QueuedCallback] = {}
+    longer = set()
+    for cpu, data in zip(percpu.cpus.tolist(), addresses, strict=True):
+        try:
+            last = layout.member(data, "rcu_data", "cblist.tails[0]")
+            place, is_ready = data + start, last != data + start
+            for count in range(min(MAX_CALLBACKS, _MAX_OF_ALL - len(found))):
+                node = layout.word(place)
+                if node < KERNEL_HALF:
+                    if layout.member(data, "rcu_data", "cblist.len") > count:
+                        longer.add(data)
+                    break
+                found[node] = QueuedCallback(cpu, data, is_ready)
+                place = node + following
+                is_ready = is_ready and place != last
+            else:
+                longer.add(data)
+        except UNREADABLE as error:
+            context.losses.lose(
+                Loss.COMPLETIONS, f"cannot read callbacks of CPU {cpu}: {error}"
+            )
+    return _Callbacks(found, frozenset(longer))
+
+
+def callback_thread(context: LockContext, queued: QueuedCallback) -> int:
+    """Return the thread that makes a callback, or that wakes it; 0 if unknown."""
+    layout, data = context.layout, queued.data
+    try:
+        if queued.is_ready:
+            return _nocb(context, data, "nocb_cb_kthread")
+        leader = layout.member(data, "rcu_data", "nocb_gp_rdp")
+        leads = leader >= KERNEL_HALF and _nocb(context, leader, "nocb_gp_kthread")
+        return leads if leads and _is_runnable(context, leads) else 0
+    except MissingError:
+        return 0  # without CONFIG_RCU_NOCB_CPU
+    except UNREADABLE as error:
+        context.losses.lose(
+            Loss.COMPLETIONS, f"cannot read the thread of callbacks: {error}"
+        )
+        return 0
+
+
+def _nocb(context: LockContext, data: int, member: str) -> int:
+    task = context.layout.member(data, "rcu_data", member)
+    return task if task >= KERNEL_HALF else 0
+
+
+def _is_runnable(context: LockContext, task: int) -> bool:
+    return bool(context.layout.member(task, "task_struct", "on_rq"))
+
+
+# --- Who a task waits for that waits for a grace period of RCU.
+#
+# kernel/rcu/update.c, __wait_rcu_gp(): the task queues a callback that completes a
+# struct rcu_synchronize on its stack, once the readers of that moment have ended.
+# Whichever grace period that is, the one under way has to end first. So the wait leads
+# to who holds that up, which msatools.tasks.preemption reads, as it does for msa-cpus
+# --stalls; or, where it has ended, to the thread that makes the callback.
+
+
+LATE_NS = 1_000_000_000
+"""From when on a CPU holds up a grace period: all others pass within milliseconds, and
+what such a CPU runs by then may be another task."""
+
+_MAX_REQUESTS = 4096
+"""Maximum number of waiters in the list of RCU's thread."""
+
+_WHAT = "RCU grace period"
+
+
+class _Blockers(Struct, frozen=True):
+    """What holds up the grace period that is under way."""
+
+    text: str
+    holders: tuple[Holder, ...]
+
+
+def awaited_grace_period(
+    context: LockContext, address: int
+) -> tuple[str, tuple[Holder, ...]] | None:
+    """
+    Return what a task waits for, and the tasks that hold it up.
+
+    Readers that left their CPU are recorded (``exact``). Of a CPU that has not passed a
+    quiescent state only the number is: what it runs is ``likely`` the reader.
+
+    :param address: Address of a completion.
+    :return: ``None`` if it is another completion.
+    :raises drgn.FaultError: if RCU's lists cannot be read
+    :raises MissingError: if the types are unknown
+    """
+    head = address - context.layout.offset("rcu_synchronize", "completion")
+    queued = _own_callback(context, head)
+    if queued is None and head not in _requests(context):
+        return None
+    if queued is not None and queued.is_ready:
+        thread = callback_thread(context, queued)
+        text = f"RCU callback of CPU {queued.cpu}, whose grace period has ended"
+        return text, (Holder(thread, "exact"),) if thread else ()
+    found = _blockers(context)
+    return found.text, found.holders
+
+
+def _own_callback(context: LockContext, head: int) -> QueuedCallback | None:
+    """Return the callback at an address, if it wakes one who waits."""
+    layout = context.layout
+    function = layout.symbol("wakeme_after_rcu")
+    found = layout.member(head, "callback_head", "func")
+    # Other completions are not worth going through all callbacks for.
+    if function is None or found != function:
+        return None
+    return callbacks(context).by_head.get(head)
+
+
+@per_context
+def _requests(context: LockContext) -> frozenset[int]:
+    """The waiters in the list of RCU's own thread, by their ``struct rcu_head``.
+
+    "rcu: Reduce synchronize_rcu() latency" (in v6.10), with rcu_normal_wake_from_gp.
+    """
+    layout = context.layout
+    state = layout.symbol("rcu_state")
+    if state is None or not layout.has("rcu_state", "srs_next"):
+        return frozenset()
+    node = layout.member(state, "rcu_state", "srs_next.first")
+    found: set[int] = set()
+    while node >= KERNEL_HALF and node not in found and len(found) < _MAX_REQUESTS:
+        found.add(node)
+        node = layout.word(node)
+    return frozenset(found)
+
+
+@per_context
+def _blockers(context: LockContext) -> _Blockers:
+    state = _state(context)
+    if state is None:
+        return _Blockers(_WHAT, ())
+    age_ns = _since(context, state.start) if state.is_active else None
+    cpus = list(state.cpus) if (age_ns or 0) >= LATE_NS else []
+    running = [task for cpu in cpus if (task := _runs(context, cpu))]
+    readers = [task for task in state.tasks if context.pid(task)]
+    holders = [
+        *(Holder(task, "exact") for task in readers),
+        *(Holder(task, "likely") for task in running if task not in readers),
+    ]
+    text = _WHAT
+    if running and cpus:
+        some = f"CPU{'' if len(cpus) == 1 else 's'} {ranges(cpus)}"
+        text += f", held up by {some}{' and by readers' if readers else ''}"
+    elif readers:
+        text += f", held up by {'a reader' if len(readers) == 1 else 'readers'}"
+    elif not holders and _is_kept(context, state):
+        holders = [Holder(state.thread, "likely")]
+        text += ", whose thread has no turn"
+    return _Blockers(text, tuple(holders))
+
+
+def _state(context: LockContext) -> GracePeriodState | None:
+    percpu = read_percpu(context.reader, context.losses)
+    try:
+        return read_grace_period_state(context.reader, percpu, context.losses)
+    except MissingError:
+        return None
+
+
+def _since(context: LockContext, count: int | None) -> int | None:
+    """Return the time since jiffies had some value."""
+    if count is None or context.monotonic_ns is None:
+        return None
+    try:
+        moment = read_jiffies(context.reader.prog).past_ns(count)
+    except LOST as error:
+        context.losses.lose(Loss.TICKS, f"cannot read the time in ticks: {error}")
+        return None
+    return None if moment is None else context.monotonic_ns - moment
+
+
+def _runs(context: LockContext, cpu: int) -> int | None:
+    """Return the task that a CPU runs; ``None`` if it idles."""
+    tasks = context.tasks
+    rows = np.flatnonzero((tasks["on_cpu"] != 0) & (tasks["cpu"] == cpu)).tolist()
+    found = [row for row in rows if tasks["pid"][row]]
+    return int(tasks["address"][found[0]]) if found else None
+
+
+def _is_kept(context: LockContext, state: GracePeriodState) -> bool:
+    """Return whether RCU's thread is runnable and has long had no turn."""
+    if state.thread < KERNEL_HALF:
+        return False
+    if (_since(context, state.activity) or 0) < LATE_NS:
+        return False
+    try:
+        waits, runs = context.layout.members(
+            state.thread, "task_struct", "on_rq", "on_cpu"
+        )
+    except (MissingError, *UNREADABLE):
+        return False
+    return bool(waits and not runs)

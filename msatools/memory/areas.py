@@ -1,0 +1,645 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Pages that the kernel maps: vmalloc areas, stacks, the percpu allocator."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+from drgn.helpers.linux.percpu import per_cpu_ptr
+from msgspec import Struct
+
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import function_name
+from msatools.kernel.mm import PageTables, vmemmap_base
+from msatools.kernel.percpu import possible_cpus, read_percpu, unit_offsets
+from msatools.kernel.reader import Addresses, Reader, column, distinct
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import Members, read_structs, struct_layout
+from msatools.kernel.walks import list_columns, list_records
+from msatools.program.linear import code_start, page_address
+from msatools.selfdesc.find import (
+    ask,
+    find_constant,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
+from msatools.tasks.table import TaskReader
+from msatools.tasks.text import KernelText, kernel_symbol
+from msatools.tasks.unwind import stack_bytes
+
+# --- Finds the pages of vmalloc areas, kernel stacks included (mm/vmalloc.c).
+#
+# An area either owns its pages, as those of vmalloc() do, or maps pages of others:
+# vmap(), vm_map_ram(). Those are in the owner's own list at best (the pages of a BPF
+# ring buffer, of a driver), and are found by the kernel's page tables.
+
+
+class VmallocAreas(Struct, frozen=True):
+    """The areas that have pages, as columns."""
+
+    start: Addresses
+    """First address of each area."""
+
+    caller: Addresses
+    """Return address in the function that allocated each area; 0 for areas of
+    vm_map_ram(), which record none."""
+
+    mapped: npt.NDArray[np.bool_]
+    """Whether each area's pages were not allocated for it: the kernel's counter of
+    vmalloc pages leaves them out."""
+
+    pages: Addresses
+    """Addresses of the struct pages of all areas."""
+
+    rows: npt.NDArray[np.intp]
+    """Row of each page's area."""
+
+    at: Addresses
+    """Address at which each page is mapped."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def lengths(self) -> npt.NDArray[np.intp]:
+        """Return the number of pages of each area."""
+        return np.bincount(self.rows, minlength=len(self))
+
+
+_EMPTY = np.empty(0, np.uint64)
+_NO_ROWS = np.empty(0, np.intp)
+NO_AREAS = VmallocAreas(_EMPTY, _EMPTY, np.empty(0, np.bool_), _EMPTY, _NO_ROWS, _EMPTY)
+
+# Bits of vm_struct.flags (include/linux/vmalloc.h). Macros, not in debug info.
+_VM_MAP = 0x4
+"""vmap() made the area."""
+
+_VM_DMA_COHERENT = 0x10
+"""dma_common_pages_remap(): it has ``pages``, but no number of them."""
+
+_VM_MAP_PUT_PAGES = 0x200
+"""The area took over the pages that it maps, and has their number. They are counted
+nowhere: a2e740e216f5 ("vmalloc: fix accounting with i915") (in v6.13)."""
+
+_VM_SPARSE = 0x1000
+"""Its pages come and go: BPF arenas. e6f798225a31 ("mm: Introduce VM_SPARSE kind and
+vm_area_[un]map_pages().") (in v6.9); no other flag had this bit before."""
+
+_MAPPING = _VM_MAP | _VM_DMA_COHERENT | _VM_SPARSE
+
+
+def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
+    """Read all areas and their pages, with about one read an area."""
+    type_ = find_type(reader.prog, "struct vm_struct")
+    addr_offset, pages_offset, count_offset, size_offset, flags_offset, offset = (
+        member_of(type_, name).offset
+        for name in ("addr", "pages", "nr_pages", "size", "flags", "caller")
+    )
+    page_size = np.uint64(find_variable(reader.prog, "PAGE_SIZE").value_())
+    structs, nameless = _busy_areas(reader, losses)
+    records, readable = reader.read_records(structs, drgn.sizeof(type_))
+    arrays = column(records, pages_offset)
+    counts = column(records, count_offset, 4)
+    sizes = column(records, size_offset) // page_size
+    flags = column(records, flags_offset)
+    callers = column(records, offset)
+    has_pages = (arrays != 0) & (counts != 0)
+    possible = counts <= sizes
+    chosen = np.flatnonzero(has_pages & possible)
+    pages, rows, whole = reader.read_arrays(
+        arrays[chosen], counts[chosen], reader.most(int(page_size))
+    )
+    starts = column(records, addr_offset)
+    # Pages excluded from an ELF dump read as zeros, and no area is at address 0.
+    readable &= starts != 0
+    lost = np.count_nonzero(~readable) + np.count_nonzero(has_pages & ~possible)
+    lost += np.count_nonzero(~whole)
+    losses.lose(Loss.VMALLOC, count=int(lost))
+    kept = chosen[whole]
+    number = np.cumsum(whole) - 1
+    own = VmallocAreas(
+        start=starts[kept],
+        caller=callers[kept],
+        mapped=flags[kept] & np.uint64(_VM_MAP_PUT_PAGES) != 0,
+        pages=pages,
+        rows=number[rows],
+        at=starts[kept][number[rows]] + page_size * _within(rows),
+    )
+    mapping = np.flatnonzero(readable & ~has_pages & (flags & np.uint64(_MAPPING) != 0))
+    areas = _Areas(
+        np.concatenate((starts[mapping], nameless.start)),
+        np.concatenate((sizes[mapping], nameless.pages)),
+        np.concatenate((callers[mapping], nameless.caller)),
+    )
+    return _joined(own, _mapped(areas, reader, losses))
+
+
+class _Areas(Struct, frozen=True):
+    """Areas whose pages are found by page tables, as columns."""
+
+    start: Addresses
+    pages: Addresses
+    """Most pages that each can have."""
+
+    caller: Addresses
+
+
+def _within(rows: npt.NDArray[np.intp]) -> Addresses:
+    """Return the number of each page in its area; the pages of one are consecutive."""
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    lengths = np.diff(first, append=len(rows))
+    within = np.arange(len(rows)) - np.repeat(first, lengths)
+    numbers: Addresses = within.astype(np.uint64)
+    return numbers
+
+
+def _mapped(areas: _Areas, reader: Reader, losses: LossLog) -> VmallocAreas:
+    """Find the pages that areas map.
+
+    Together they map no more than memory has, but for a page that several map; of what
+    is more in a damaged dump the largest are lost.
+    """
+    prog = reader.prog
+    if not len(areas.start) or not PageTables.supported(prog):
+        return NO_AREAS
+    tables = PageTables(reader, losses)
+    memmap, size = vmemmap_base(prog), drgn.sizeof(find_type(prog, "struct page"))
+    page_size = find_variable(prog, "PAGE_SIZE").value_()
+    order = np.argsort(areas.pages, kind="stable")
+    sums = np.cumsum(areas.pages[order], dtype=np.float64)
+    possible = np.sort(order[sums <= _MAPPED_AT_MOST * reader.most(page_size)])
+    losses.lose(Loss.VMALLOC, count=len(order) - len(possible))
+    pfns, rows, at = [_NO_PFNS], [_NO_ROWS], [_EMPTY]
+    for row, area in enumerate(possible.tolist()):
+        found = tables.pfns(int(areas.start[area]), max(int(areas.pages[area]), 1))
+        is_there = np.flatnonzero(found >= 0)
+        pfns.append(found[is_there])
+        rows.append(np.full(len(is_there), row, np.intp))
+        at.append(areas.start[area] + is_there.astype("u8") * np.uint64(page_size))
+    words = np.concatenate(pfns).astype(np.uint64)
+    return VmallocAreas(
+        start=areas.start[possible],
+        caller=areas.caller[possible],
+        mapped=np.ones(len(possible), np.bool_),
+        pages=np.uint64(memmap) + words * np.uint64(size),
+        rows=np.concatenate(rows),
+        at=np.concatenate(at),
+    )
+
+
+_NO_PFNS = np.empty(0, np.int64)
+_MAPPED_AT_MOST = 4
+"""Upper bound of what areas map, as a multiple of all memory: address space alone."""
+
+
+def _joined(first: VmallocAreas, second: VmallocAreas) -> VmallocAreas:
+    if not len(second):
+        return first
+    return VmallocAreas(
+        start=np.concatenate((first.start, second.start)),
+        caller=np.concatenate((first.caller, second.caller)),
+        mapped=np.concatenate((first.mapped, second.mapped)),
+        pages=np.concatenate((first.pages, second.pages)),
+        rows=np.concatenate((first.rows, second.rows + len(first))),
+        at=np.concatenate((first.at, second.at)),
+    )
+
+
+def _busy_areas(reader: Reader, losses: LossLog) -> tuple[Addresses, _Areas]:
+    """Return the ``struct vm_struct`` of areas in use, and the areas without any.
+
+    These are of vm_map_ram(), or blocks that it divides: what is not mapped of a block
+    is not in its page tables. Areas that are not yet set up look alike, and map
+    nothing.
+    """
+    type_ = find_type(reader.prog, "struct vmap_area")
+    node, vm, start, end = (
+        member_of(type_, name).offset for name in ("list", "vm", "va_start", "va_end")
+    )
+    page_size = np.uint64(find_variable(reader.prog, "PAGE_SIZE").value_())
+    offsets = (vm, start, end)
+    what = "a list of vmalloc areas"
+    lists = [
+        list_columns(reader, head, node, offsets, losses, what)
+        for head in _busy_lists(reader.prog, losses)
+    ]
+    structs, starts, ends = np.concatenate(
+        [np.empty((3, 0), np.uint64), *lists], axis=1
+    )
+    nameless = (structs == 0) & (starts != 0) & (ends > starts)
+    starts, ends = starts[nameless], ends[nameless]
+    callers = np.zeros(len(starts), np.uint64)
+    return structs[structs != 0], _Areas(starts, (ends - starts) // page_size, callers)
+
+
+MAX_NODES = 1 << 10
+"""Upper bound of the nodes: one a CPU, at most 128 (vmap_init_nodes())."""
+
+
+def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
+    """Yield the addresses of the list heads of areas in use."""
+    try:
+        nodes = find_variable(prog, "vmap_nodes")
+    except MissingError:
+        # Before Linux kernel commit d093602919ad ("mm: vmalloc: remove global
+        # vmap_area_root rb-tree") (in v6.9).
+        yield find_variable(prog, "vmap_area_list").address_
+        return
+    count = find_variable(prog, "nr_vmap_nodes").value_()
+    if not 0 < count <= MAX_NODES:
+        losses.lose(Loss.VMALLOC, f"there cannot be {count:,} lists of vmalloc areas")
+    for i in range(min(count, MAX_NODES)):
+        yield nodes[i].busy.head.address_of_().value_()
+
+
+_STACK_CALLERS = frozenset(
+    {
+        # alloc_thread_stack_node() passes its return address as the caller. It may be
+        # inlined, and so may the function that it is inlined into.
+        "alloc_thread_stack_node",
+        "dup_task_struct",
+        "copy_process",
+        # The functions that call copy_process(): for user tasks and kernel
+        # threads, for idle threads, for io_uring workers (5.12), for vhost
+        # workers (6.4).
+        "kernel_clone",
+        "_do_fork",
+        "fork_idle",
+        "create_io_thread",
+        "vhost_task_create",
+    }
+)
+
+
+def kernel_stacks(reader: Reader, areas: VmallocAreas) -> npt.NDArray[np.bool_]:
+    """
+    Return which areas are kernel stacks: kernel/fork.c allocated them.
+
+    Cached stacks of exited tasks are included; the boot CPU's idle task has its stack
+    in the kernel image.
+    """
+    callers = distinct(areas.caller)
+    group = callers.searchsorted(areas.caller)
+    possible = np.ones(len(callers), np.bool_)
+    known = np.zeros(len(callers), np.bool_)
+    (init,) = np.nonzero(areas.start == _stack_of_init(reader))
+    if len(init):
+        # All stacks have the same size, and looking up a name is slow.
+        lengths = areas.lengths()
+        possible[group[lengths != lengths[init[0]]]] = False
+        known[group[init[0]]] = True
+    for row in np.flatnonzero(possible & ~known).tolist():
+        known[row] = function_name(reader.prog, int(callers[row])) in _STACK_CALLERS
+    stacks: npt.NDArray[np.bool_] = known[group]
+    return stacks
+
+
+def _stack_of_init(reader: Reader) -> int:
+    """Return the address of the stack of the task after init_task; 0 if unreadable."""
+    task = find_type(reader.prog, "struct task_struct")
+    tasks = member_of(task, "tasks").offset
+    try:
+        first = find_variable(reader.prog, "init_task").tasks.next.value_() - tasks
+        return int(reader.words(first + member_of(task, "stack").offset, 1)[0])
+    except UNREADABLE:
+        return 0
+
+
+def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
+    """Count the stacks of exited tasks that CPUs cache for the next fork."""
+    try:
+        cached = find_variable(prog, "cached_stacks").address_of_()
+        return sum(
+            bool(stack)
+            for cpu in possible_cpus(prog, losses)
+            for stack in ask(per_cpu_ptr, cached, cpu)[0]
+        )
+    except MissingError:
+        return 0  # CONFIG_VMAP_STACK=n
+    except UNREADABLE as error:
+        losses.note("no-cached-stacks", f"cannot read stacks that CPUs keep: {error}")
+        return 0
+
+
+def freed_stacks(reader: Reader, starts: Addresses) -> int:
+    """Count the stacks that are freed after an RCU grace period.
+
+    They are counted no more, but still there. Each has the callback at its low end,
+    which is cleared when it runs (kernel/fork.c, struct vm_stack; since "fork: Only
+    cache the VMAP stack in finish_task_switch", in v5.18).
+
+    :param starts: Addresses of the areas of stacks.
+    """
+    try:
+        free = kernel_symbol(reader.prog, "thread_stack_free_rcu")
+    except MissingError:
+        return 0
+    heads, readable = reader.read_records(starts, 16)
+    functions = heads.view("<u8")[:, 1]
+    return int(np.count_nonzero(readable & (functions == np.uint64(free))))
+
+
+def caller_modules(
+    reader: Reader, areas: VmallocAreas, losses: LossLog
+) -> dict[str, str]:
+    """Map the names of functions of modules that allocated areas to their modules."""
+    text = KernelText(reader, losses)
+    found = {}
+    for caller in set(areas.caller.tolist()) - {0}:
+        module = text.module_name(caller)
+        if module is not None:
+            found[function_name(reader.prog, caller)] = module
+    return found
+
+
+def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:
+    """Return the name of the function that allocated each area."""
+    callers = areas.caller.tolist()
+    names = {caller: function_name(prog, caller) for caller in set(callers)}
+    names[0] = "vm_map_ram"
+    return [names[caller] for caller in callers]
+
+
+# --- Finds the kernel stacks of a kernel without CONFIG_VMAP_STACK.
+#
+# They are pages of the direct map there (kernel/fork.c, alloc_thread_stack_node()).
+# With it they are areas of vmalloc.
+
+
+def has_vmapped_stacks(prog: drgn.Program) -> bool:
+    """Return whether kernel stacks are areas of vmalloc."""
+    return bool(find_type(prog, "struct task_struct").has_member("stack_vm_area"))
+
+
+def charged_stack_pages(prog: drgn.Program) -> int:
+    """Return the pages of a stack of which only the first has a control group.
+
+    Pages that are allocated together, and are no compound page, are charged by the
+    first of them (mm/memcontrol.c, __memcg_kmem_charge_page()). Of stacks in vmalloc
+    memory each page is.
+    """
+    if has_vmapped_stacks(prog):
+        return 1
+    return max(stack_bytes(prog) // int(find_variable(prog, "PAGE_SIZE").value_()), 1)
+
+
+def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
+    """
+    Return the pfns of the stacks of all threads and idle tasks.
+
+    The stack of the first idle task is in the kernel's image, and not among them.
+    """
+    prog = reader.prog
+    size = stack_bytes(prog)
+    page = find_variable(prog, "PAGE_SIZE").value_()
+    stacks = np.concatenate(
+        (TaskReader(reader).read_all(losses)["stack"], _idle_stacks(reader, losses))
+    )
+    start = np.uint64(page_address(prog, 0))
+    direct = (stacks >= start) & (stacks < np.uint64(code_start(prog)))
+    offsets = distinct(stacks[direct]) - start
+    pages = np.arange(size // page, dtype=np.uint64)
+    return (offsets[:, None] // np.uint64(page) + pages).ravel()
+
+
+def _idle_stacks(reader: Reader, losses: LossLog) -> Addresses:
+    queues = read_percpu(reader, losses).addresses("runqueues")
+    idle = read_structs(reader, "struct rq", {"idle": ("idle",)}, queues, losses)
+    stack = {"stack": ("stack",)}
+    tasks = read_structs(reader, "struct task_struct", stack, idle["idle"], losses)
+    found: Addresses = tasks["stack"].astype(np.uint64)
+    return found
+
+
+# --- Finds the pages of the percpu allocator (mm/percpu.c).
+
+
+_MAX_LISTS = 1 << 7
+"""Upper bound of the number of lists: one for each power of two, twice."""
+
+
+_CHUNK_TYPE = "struct pcpu_chunk"
+_CHUNK: Members = {
+    "base": ("base_addr",),
+    "immutable": ("immutable",),
+    "pages": ("nr_pages",),
+}
+_MAPS: Members = {
+    **_CHUNK,
+    # A bit for each piece of _MIN_BYTES: whether it is allocated, and whether an
+    # allocation begins or ends there.
+    "allocated": ("alloc_map",),
+    "bounds": ("bound_map",),
+}
+_MIN_BYTES = 4
+"""PCPU_MIN_ALLOC_SIZE"""
+
+_MAX_PAGES = 1 << 16
+"""Maximum number of pages of a unit: 256 MiB, far above PCPU_MIN_UNIT_SIZE."""
+
+
+class PercpuPages(Struct, frozen=True):
+    """The pages of chunks, and the excess of the kernel's own count."""
+
+    pfns: list[int]
+    uncounted: int
+    """
+    Pages that ``pcpu_nr_populated`` times the number of units counts in excess: the
+    first chunks are in reserved boot memory, and the number of units is rounded up, so
+    that some units may have no CPU and no pages.
+    """
+
+    spare_units: int
+    """Number of units without a CPU."""
+
+
+def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuPages:
+    """Find the pages of all chunks, except the first ones in reserved boot memory."""
+    prog = reader.prog
+    page_shift = find_variable(prog, "PAGE_SHIFT").value_()
+    cpus = list(possible_cpus(prog, losses))
+    units = unit_offsets(reader, cpus)
+    type_ = find_type(prog, _CHUNK_TYPE)
+    layout = struct_layout(reader, _CHUNK_TYPE, _CHUNK)
+    if layout is None:
+        raise MissingError(f"{_CHUNK_TYPE} has no members")
+    populated = offset_of(type_, "populated")
+    unit_pages = find_variable(prog, "pcpu_unit_pages").value_()
+    size = max(populated + 8 * -(-unit_pages // 64), layout.end)
+    pfns: list[int] = []
+    for data in _chunks(reader, losses, type_, size):
+        chunk = layout.decode(data[layout.start :])
+        if chunk["immutable"]:
+            continue
+        bitmap = np.frombuffer(data, np.uint8, offset=populated)
+        bits = np.unpackbits(bitmap, bitorder="little")[: max(chunk["pages"], 0)]
+        for page in np.flatnonzero(bits).tolist():
+            for unit in units:
+                pfn = tables.pfn(chunk["base"] + unit + (page << page_shift))
+                if pfn is not None:
+                    pfns.append(pfn)
+    boot = _boot_pages(prog, page_shift)
+    spare = find_variable(prog, "pcpu_nr_units").value_() - len(cpus)
+    populated_pages = find_variable(prog, "pcpu_nr_populated").value_()
+    if not 0 <= boot <= min(unit_pages, populated_pages):
+        raise DamagedDataError(f"the first unit has {boot:,} pages, of {unit_pages:,}")
+    uncounted = boot * (len(cpus) + spare) + (populated_pages - boot) * spare
+    return PercpuPages(pfns, uncounted, spare)
+
+
+class PercpuPiece(Struct, frozen=True):
+    """An allocation in a chunk, or free memory."""
+
+    start: int
+    """Offset of the allocation in the unit; of free memory the offset asked for."""
+
+    bytes: int | None
+    """Size of the allocation; ``None`` for free memory."""
+
+    allocated: bool
+
+
+class PercpuChunk(Struct, frozen=True):
+    """A ``struct pcpu_chunk``."""
+
+    reader: Reader
+    base: int
+    """Address of the first unit, at unit offset 0."""
+
+    bytes: int
+    """Bytes of a unit."""
+
+    allocated: int
+    bounds: int
+    """Addresses of the two bitmaps."""
+
+    def piece(self, offset: int) -> PercpuPiece | None:
+        """Return the piece at an offset in a unit; ``None`` if it cannot be read."""
+        bits, number = self.bytes // _MIN_BYTES, offset // _MIN_BYTES
+        try:
+            allocated = _bitmap(self.reader, self.allocated, bits)
+            bounds = _bitmap(self.reader, self.bounds, bits + 1)
+        except UNREADABLE:
+            return None
+        if not allocated[number]:
+            return PercpuPiece(offset, None, False)
+        before = np.flatnonzero(bounds[: number + 1])
+        after = np.flatnonzero(bounds[number + 1 :])
+        if not len(before) or not len(after):
+            return None
+        start, end = int(before[-1]), number + 1 + int(after[0])
+        return PercpuPiece(start * _MIN_BYTES, (end - start) * _MIN_BYTES, True)
+
+
+class PercpuOffset(Struct, frozen=True):
+    """A place in the units of a chunk."""
+
+    chunk: PercpuChunk
+    offset: int
+    """Offset in each unit."""
+
+
+class PercpuUnits(Struct, frozen=True):
+    """The units of all chunks, those of the first chunk included."""
+
+    chunks: list[PercpuChunk]
+    cpus: list[int]
+    offsets: Addresses
+    """Offset of each CPU's unit in a chunk."""
+
+    def find(self, address: int) -> tuple[int, PercpuOffset] | None:
+        """Return the CPU of an address, and the place in its unit; ``None`` if none."""
+        for chunk in self.chunks:
+            offsets = np.uint64(address) - (np.uint64(chunk.base) + self.offsets)
+            rows = np.flatnonzero(offsets < np.uint64(chunk.bytes))
+            if len(rows):
+                row = int(rows[0])
+                return self.cpus[row], PercpuOffset(chunk, int(offsets[row]))
+        return None
+
+
+def percpu_units(reader: Reader, losses: LossLog) -> PercpuUnits:
+    """Read all chunks of the percpu allocator.
+
+    :raises MissingError: if the kernel has none, or its types are unknown
+    :raises drgn.FaultError: if the sizes of units cannot be read
+    """
+    prog = reader.prog
+    cpus = list(possible_cpus(prog, losses))
+    type_ = find_type(prog, _CHUNK_TYPE)
+    layout = struct_layout(reader, _CHUNK_TYPE, _MAPS)
+    if layout is None:
+        raise MissingError(f"{_CHUNK_TYPE} has no members")
+    page_size = find_variable(prog, "PAGE_SIZE").value_()
+    records = list(_chunks(reader, losses, type_, layout.end))
+    # The static variables of modules have a chunk of their own.
+    with suppress(*LOST):
+        reserved = find_variable(prog, "pcpu_reserved_chunk").value_()
+        if reserved:
+            records.append(reader.read(reserved, layout.end))
+    chunks = [layout.decode(data[layout.start :]) for data in records]
+    return PercpuUnits(
+        [
+            PercpuChunk(
+                reader,
+                chunk["base"],
+                chunk["pages"] * page_size,
+                chunk["allocated"],
+                chunk["bounds"],
+            )
+            for chunk in chunks
+            if 0 < chunk["pages"] <= _MAX_PAGES
+        ],
+        cpus,
+        np.array(unit_offsets(reader, cpus), np.uint64),
+    )
+
+
+def _bitmap(reader: Reader, address: int, bits: int) -> npt.NDArray[np.uint8]:
+    data = reader.read(address, 8 * -(-bits // 64))
+    return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+
+
+def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
+    """
+    Return the number of pages of each CPU's first unit.
+
+    It contains the kernel's static variables, the reserved chunk for those of modules,
+    and the first chunk for dynamic ones (pcpu_setup_first_chunk()).
+    """
+    first = find_variable(prog, "pcpu_first_chunk")
+    end = first.base_addr.value_() + (first.nr_pages.value_() << page_shift)
+    end -= first.end_offset.value_()
+    size: int = end - find_variable(prog, "pcpu_base_addr").value_()
+    return size >> page_shift
+
+
+def _chunks(
+    reader: Reader, losses: LossLog, type_: drgn.Type, size: int
+) -> Iterator[bytes]:
+    """Read all chunks; a chunk is on the list of its free size."""
+    prog = reader.prog
+    try:
+        lists = find_variable(prog, "pcpu_chunk_lists")
+    except MissingError:
+        lists = find_variable(prog, "pcpu_slot")  # up to v5.13
+    count = find_variable(prog, "pcpu_nr_slots").value_()
+    with suppress(MissingError):
+        # Some versions have separate lists of chunks for memory cgroups.
+        count *= find_constant(prog, "PCPU_NR_CHUNK_TYPES").value_()
+    if not 0 < count <= _MAX_LISTS:
+        raise DamagedDataError(f"there cannot be {count:,} lists of chunks")
+    for slot in range(count):
+        for _, data in list_records(
+            reader,
+            lists[slot].address_of_().value_(),
+            member_of(type_, "list").offset,
+            size,
+            losses,
+            "a list of percpu chunks",
+        ):
+            yield data

@@ -1,3 +1,0 @@
-# SPDX-License-Identifier: LGPL-2.1-or-later
-
-"""Break-downs of the classes: ``--by``."""

@@ -1,0 +1,555 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Pages that devices read and write: requests of the block layer, DMA, DMA-BUFs."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import drgn
+import numpy as np
+from msgspec import Struct
+
+from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.files import OpenFiles
+from msatools.kernel.mm import vmemmap_base
+from msatools.kernel.reader import (
+    U64,
+    Addresses,
+    Reader,
+    column,
+    distinct,
+    is_left_out,
+    read_string,
+    unsigned,
+)
+from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import constant
+from msatools.kernel.walks import list_nodes, list_words
+from msatools.memory.classes import PageLayout
+from msatools.memory.owned_pages import (
+    NO_PFNS,
+    Pfns,
+    direct_pfns,
+    driver_type,
+    heads_of,
+    pages_of_blocks,
+)
+from msatools.program.model import Address
+from msatools.selfdesc.find import (
+    drgn_lookups,
+    find_symbol,
+    find_type,
+    find_variable,
+    member_of,
+    offset_of,
+)
+from msatools.tasks.text import kernel_symbol
+
+# --- Finds the pages that the block layer's requests are in (block/blk-mq.c).
+
+
+_MAX_QUEUES = 1 << 16
+"""Upper bound of the hardware queues of all devices."""
+
+
+def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
+    """Return the pfns of the requests of all queues, of drivers and of schedulers.
+
+    Requests are made for a whole set of tags in advance, in the largest blocks that can
+    be had.
+    """
+    prog = reader.prog
+    type_ = find_type(prog, "struct blk_mq_tags")
+    head = offset_of(type_, "page_list")
+    base = np.uint64(vmemmap_base(prog))
+    parts = [NO_PFNS]
+    for tags in sorted(hardware_queues(reader, losses).tags):
+        nodes = list_nodes(reader, tags + head, losses, "a list of requests' pages")
+        pages = nodes - np.uint64(layout.lru)
+        records, readable = reader.read_records(pages, layout.size)
+        losses.lose(Loss.REQUESTS, count=int(np.count_nonzero(~readable)))
+        # The order is kept in page->private.
+        orders = column(records, layout.private)[readable].astype(np.int64)
+        pfns = (pages[readable] - base) // np.uint64(layout.size)
+        parts.append(pages_of_blocks(pfns, orders))
+    return np.concatenate(parts)
+
+
+class HardwareQueues(Struct, frozen=True):
+    """What the hardware queues of all disks lead to."""
+
+    tags: set[int]
+    """Addresses of ``struct blk_mq_tags``."""
+
+    nvme: tuple[drgn.Object, ...]
+    """The ``struct nvme_dev`` of each NVMe controller on PCI."""
+
+
+def hardware_queues(reader: Reader, losses: LossLog) -> HardwareQueues:
+    """Read all hardware queues, once per reader.
+
+    Every hardware queue is told when a CPU goes: it is an instance of that state
+    (kernel/cpu.c).
+
+    :raises MissingError: if the kernel has no such queues
+    """
+    return reader.once(hardware_queues, lambda: _hardware_queues(reader, losses))
+
+
+def _hardware_queues(reader: Reader, losses: LossLog) -> HardwareQueues:
+    found: set[int] = set()
+    prog = reader.prog
+    states = find_variable(prog, "cpuhp_hp_states")
+    state = states[constant(prog, "CPUHP_BLK_MQ_DEAD")]
+    type_ = find_type(prog, "struct blk_mq_hw_ctx")
+    node = member_of(type_, "cpuhp_dead").offset
+    offsets = [member_of(type_, name).offset for name in ("tags", "sched_tags")]
+    queue = member_of(type_, "queue").offset
+    queues: set[int] = set()
+    size = drgn.sizeof(type_)
+    seen: set[int] = set()
+    try:
+        at = int(state.list.first)
+        while at and at not in seen and len(seen) < _MAX_QUEUES:
+            seen.add(at)
+            data = reader.read_near(at - node, size)
+            for offset in offsets:
+                (tags,) = U64.unpack_from(data, offset)
+                if tags:
+                    found.add(tags)
+            queues.update(U64.unpack_from(data, queue))
+            (at,) = U64.unpack_from(data, node)
+    except UNREADABLE as error:
+        losses.lose(Loss.REQUESTS, f"cannot read hardware queues: {error}")
+    controllers = []
+    with suppress(MissingError):
+        for device, tags in _nvme(prog, queues):
+            found.update(tags)
+            if device is not None:
+                controllers.append(device)
+    return HardwareQueues(found, tuple(controllers))
+
+
+def _nvme(
+    prog: drgn.Program, queues: set[int]
+) -> Iterator[tuple[drgn.Object | None, list[int]]]:
+    """Yield each NVMe controller, if it is on PCI, and the tags for its disks: one
+    without disks has no queue of them, but requests (drivers/nvme/host/core.c).
+
+    :param queues: Addresses of all ``struct request_queue``, those for administration
+        as well.
+    """
+    for address in sorted(queues):
+        try:
+            with drgn_lookups:
+                owned = drgn.Object(prog, "struct request_queue", address=address)
+                admin = owned.tag_set
+                if not admin or not admin.driver_data:
+                    continue
+                data = int(admin.driver_data)
+                device = _nvme_device(prog, int(admin), data)
+                tags = (
+                    _nvme_set(prog, int(admin), data)
+                    if device is None
+                    else device.tagset
+                )
+                number = min(int(tags.nr_hw_queues), _MAX_QUEUES)
+                each = [int(tags.tags[at]) for at in range(number)]
+                yield device, [one for one in each if one]
+        except UNREADABLE:
+            continue  # what another driver has there
+
+
+def _nvme_set(prog: drgn.Program, admin: int, data: int) -> drgn.Object:
+    """Return the ``struct blk_mq_tag_set`` for disks beside that for administration, of
+    a controller that is not on PCI.
+
+    :param data: What the latter has as ``driver_data``.
+    :raises FaultError: if it is another driver's, which has other data there
+    """
+    type_ = driver_type(prog, "nvme_ctrl", "nvme_core")
+    controller = drgn.Object(prog, type_, address=data)
+    if int(controller.admin_tagset) != admin:
+        raise drgn.FaultError("not of NVMe", data)
+    return controller.tagset
+
+
+def _nvme_device(prog: drgn.Program, admin: int, data: int) -> drgn.Object | None:
+    """Return the ``struct nvme_dev`` of a controller; ``None`` if it is not on PCI."""
+    with suppress(*UNREADABLE, MissingError):
+        type_ = driver_type(prog, "nvme_dev", "nvme")
+        # What the driver has there: the structure itself on 6.1, its part on 6.12.
+        for start in (data, data - offset_of(type_, "ctrl")):
+            device = drgn.Object(prog, type_, address=start)
+            if int(device.admin_tagset.address_of_()) == admin:
+                return device
+    return None
+
+
+# --- Finds the pages that devices read and write by DMA.
+#
+# These are the queues of NVMe controllers (drivers/nvme/host/pci.c), those of virtio
+# devices with the buffers that are posted there (drivers/virtio/virtio_ring.c), such as
+# those that a network device is to fill, and the pages of DMA pools (mm/dmapool.c).
+
+
+_DMA_MAX_ENTRIES = 1 << 16
+"""Upper bound of the entries of a queue."""
+
+_MAX_BLOCK = 1 << 24
+"""Upper bound of the bytes of a DMA pool's blocks."""
+
+_COMPLETION_BYTES = 16
+"""``struct nvme_completion`` (include/linux/nvme.h), which the device writes."""
+
+
+class _Queue(Struct, frozen=True):
+    """Memory of a queue."""
+
+    address: int
+    bytes: int
+    whole: bool = True
+    """Whether it is a whole block, as by dma_alloc_coherent(), and not just its pages,
+    as by alloc_pages_exact()."""
+
+
+def dma_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
+    """Return the pfns of all pages; of a compound page its head, or all pages."""
+    prog = reader.prog
+    page = int(find_variable(prog, "PAGE_SIZE").value_())
+    parts = [NO_PFNS]
+    posted = [NO_PFNS]
+    for find in (_nvme_queues, _virtio_queues, _pools):
+        try:
+            for found in find(reader, losses):
+                if isinstance(found, _Queue):
+                    parts.append(_pages(prog, found, page))
+                else:
+                    posted.append(found)
+        except MissingError:
+            continue  # not configured, or no such device
+        except UNREADABLE as error:
+            # Most dumps leave out pages of zeros.
+            if not is_left_out(error):
+                losses.lose(Loss.DMA, f"cannot read queues of devices: {error}")
+    pfns = distinct(direct_pfns(prog, np.concatenate(posted)))
+    return np.concatenate([*parts, pfns, heads_of(reader, layout, pfns)])
+
+
+def _pages(prog: drgn.Program, queue: _Queue, page: int) -> Pfns:
+    pages = -(-queue.bytes // page)
+    pfns = direct_pfns(prog, [queue.address])
+    if queue.whole:
+        return pages_of_blocks(pfns, [max(pages - 1, 0).bit_length()] * len(pfns))
+    return np.concatenate(
+        [NO_PFNS, *(pfn + np.arange(pages, dtype=np.uint64) for pfn in pfns)]
+    )
+
+
+def _nvme_queues(reader: Reader, losses: LossLog) -> Iterator[_Queue]:
+    """Yield the queues of commands and completions of each controller."""
+    for device in hardware_queues(reader, losses).nvme:
+        queues = device.queues
+        type_ = queues.type_.type
+        count = min(int(device.nr_allocated_queues), _MAX_QUEUES)
+        size = drgn.sizeof(type_)
+        addresses = np.arange(count, dtype=np.uint64) * np.uint64(size)
+        records, readable = reader.read_records(addresses + np.uint64(queues), size)
+        losses.lose(Loss.DMA, count=int(np.count_nonzero(~readable)))
+        commands, completions, depth, shift = (
+            column(records[readable], member.offset, drgn.sizeof(member.type)).tolist()
+            for member in (
+                member_of(type_, name)
+                for name in ("sq_cmds", "cqes", "q_depth", "sqes")
+            )
+        )
+        for at, entries in enumerate(depth):
+            if 0 < entries <= _DMA_MAX_ENTRIES and shift[at] < 16:
+                yield _Queue(commands[at], entries << shift[at])
+                yield _Queue(completions[at], entries * _COMPLETION_BYTES)
+
+
+def _devices(reader: Reader, losses: LossLog) -> Addresses:
+    """Return the addresses of all ``struct device``."""
+    kset = int(find_variable(reader.prog, "devices_kset").value_())
+    head = kset + offset_of(find_type(reader.prog, "struct kset"), "list")
+    node = offset_of(find_type(reader.prog, "struct device"), "kobj.entry")
+    nodes = list_nodes(reader, head, losses, "the list of devices")
+    return nodes - np.uint64(node)
+
+
+def _virtio_queues(reader: Reader, losses: LossLog) -> Iterator[_Queue | Addresses]:
+    """Yield the queues of each virtio device, and the buffers posted there."""
+    prog = reader.prog
+    bus = find_symbol(prog, "virtio_bus").address
+    devices = reader.once(_devices, lambda: _devices(reader, losses))
+    offset = member_of(find_type(prog, "struct device"), "bus").offset
+    buses, _ = reader.words_near(devices + np.uint64(offset))
+    devices = devices[buses == np.uint64(bus)]
+    if not len(devices):
+        return
+    device = driver_type(prog, "virtio_device", "virtio")
+    queue = driver_type(prog, "vring_virtqueue", "virtio_ring")
+    node = offset_of(driver_type(prog, "virtqueue", "virtio"), "list")
+    inside, vqs = (member_of(device, name).offset for name in ("dev", "vqs"))
+    what = "the queues of a virtio device"
+    for address in devices.tolist():
+        head = address - inside + vqs
+        for at in list_nodes(reader, head, losses, what).tolist():
+            try:
+                # Its first member is the struct virtqueue.
+                yield from _virtqueue(
+                    reader, drgn.Object(prog, queue, address=at - node)
+                )
+            except UNREADABLE as error:
+                if not is_left_out(error):
+                    losses.lose(Loss.DMA, f"cannot read a queue of virtio: {error}")
+
+
+def _virtqueue(reader: Reader, queue: drgn.Object) -> Iterator[_Queue | Addresses]:
+    queue = queue.read_()
+    if not queue.we_own_ring:
+        return
+    # "virtio_ring: introduce virtqueue ops" (in v7.0) has a layout instead, and calls
+    # the other use_map_api. Of its values, those of packed rings are odd.
+    has_flag = queue.type_.has_member("packed_ring")
+    is_packed = bool(queue.packed_ring if has_flag else int(queue.layout) & 1)
+    renamed = queue.type_.has_member("use_map_api")
+    by_dma = bool(queue.use_map_api if renamed else queue.use_dma_api)
+    part = queue.packed if is_packed else queue.split
+    number = int(part.vring.num)
+    if not 0 < number <= _DMA_MAX_ENTRIES:
+        return
+    if is_packed:
+        yield _Queue(int(part.vring.desc), int(part.ring_size_in_bytes), by_dma)
+        for event in (part.vring.driver, part.vring.device):
+            yield _Queue(int(event), int(part.event_size_in_bytes), by_dma)
+    else:
+        yield _Queue(int(part.vring.desc), int(part.queue_size_in_bytes), by_dma)
+    states = part.desc_state
+    type_ = states.type_.type
+    step = drgn.sizeof(type_) // 8
+    words = reader.words(int(states), number * step)
+    # Most drivers have a structure there: then it is in a slab, whose class stays.
+    yield words[member_of(type_, "data").offset // 8 :: step]
+
+
+def _pools(reader: Reader, losses: LossLog) -> Iterator[_Queue]:
+    """Yield the blocks of all DMA pools."""
+    prog = reader.prog
+    devices = reader.once(_devices, lambda: _devices(reader, losses))
+    offset = member_of(find_type(prog, "struct device"), "dma_pools").offset
+    heads = devices + np.uint64(offset)
+    firsts, readable = reader.words_near(heads)
+    heads = heads[readable & (firsts != heads) & (firsts != 0)]
+    if not len(heads):
+        return
+    pool, page = find_type(prog, "struct dma_pool"), find_type(prog, "struct dma_page")
+    node, pages, bytes_ = (
+        member_of(pool, name) for name in ("pools", "page_list", "allocation")
+    )
+    link, address = (member_of(page, name).offset for name in ("page_list", "vaddr"))
+    for head in heads.tolist():
+        for at in list_nodes(reader, head, losses, "the DMA pools of a device"):
+            start = int(at) - node.offset
+            size = drgn.sizeof(bytes_.type)
+            data = reader.read_near(start + bytes_.offset, size)
+            count = unsigned(data, 0, size)
+            if not 0 < count <= _MAX_BLOCK:
+                losses.lose(Loss.DMA, f"no DMA pool has blocks of {count:,} bytes")
+                continue
+            for block in list_words(
+                reader, start + pages.offset, link, address, losses, "a DMA pool"
+            ).tolist():
+                yield _Queue(block, count)
+
+
+# --- Reads dma-bufs: buffers that drivers and programs share (drivers/dma-buf/dma-
+# buf.c).
+#
+# Who exports a buffer has its pages: those of the system heap are pages of its own
+# (drivers/dma-buf/heaps/system_heap.c), those of udmabuf are pages of a memfd, which it
+# pins (drivers/dma-buf/udmabuf.c). Other exporters' pages are not known.
+
+
+_LISTS = ("dmabuf_list", "debugfs_list", "db_list")
+"""Names of the list of all dma-bufs: "dma-buf: Rename debugfs symbols" (in v6.16), from
+when on kernels without debugfs have it, too; the last is the first member of a
+structure."""
+
+_MAX_NAME = 255
+_DMABUFS_MAX_ENTRIES = 1 << 22
+_MAX_PAGES = 1 << 28
+_SG_FLAGS = np.uint64(3)
+"""Flags in ``scatterlist.page_link`` (include/linux/scatterlist.h)."""
+
+
+class DmaBuf(Struct, frozen=True):
+    """A dma-buf."""
+
+    address: Address
+    inode: int
+    """Number of its inode, as in /sys/kernel/debug/dma_buf/bufinfo."""
+
+    exporter: str
+    """Who made it, such as ``system`` or ``udmabuf``."""
+
+    name: str | None
+    """The name that a program gave it."""
+
+    bytes: int
+    references: int
+    """References to its file: open files, mappings, devices that use it."""
+
+    pages: Pfns
+    """Its pages, as far as its exporter is known."""
+
+    own: bool
+    """Whether it has its pages to itself; those of a file are pinned otherwise."""
+
+
+def dma_bufs(
+    reader: Reader, layout: PageLayout, files: OpenFiles, losses: LossLog
+) -> list[DmaBuf]:
+    """Return all dma-bufs, once per reader; none if the kernel has no such thing."""
+    return reader.once(dma_bufs, lambda: [*_read_all(reader, layout, files, losses)])
+
+
+def _read_all(
+    reader: Reader, layout: PageLayout, files: OpenFiles, losses: LossLog
+) -> Iterator[DmaBuf]:
+    try:
+        found = _addresses(reader, files, losses)
+        if not len(found):
+            return
+        type_ = find_type(reader.prog, "struct dma_buf")
+        exporters = _Exporters(reader, layout)
+    except MissingError:
+        return
+    except UNREADABLE as error:
+        losses.lose(Loss.DMABUFS, f"cannot read the list of dma-bufs: {error}")
+        return
+    for address in found.tolist():
+        try:
+            with drgn_lookups:
+                buffer = drgn.Object(reader.prog, type_, address=address)
+                yield _read(reader, buffer, exporters)
+        except (*UNREADABLE, MissingError) as error:
+            losses.lose(Loss.DMABUFS, f"cannot read a dma-buf: {error}")
+
+
+def _addresses(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
+    """Return the addresses of all ``struct dma_buf``.
+
+    :raises MissingError: if the kernel has none
+    """
+    for name in _LISTS:
+        try:
+            head = kernel_symbol(reader.prog, name)
+        except MissingError:
+            continue
+        # Most kernels have none: do not look for the type then.
+        if reader.read_near(head, 8) == head.to_bytes(8, "little"):
+            return NO_PFNS
+        type_ = find_type(reader.prog, "struct dma_buf")
+        node = np.uint64(member_of(type_, "list_node").offset)
+        return list_nodes(reader, head, losses, "the list of dma-bufs") - node
+    # Without debugfs older kernels have no list.
+    return files.private_data(("dma_buf_fops",))
+
+
+def _read(reader: Reader, buffer: drgn.Object, exporters: "_Exporters") -> DmaBuf:
+    address = Address(buffer.address_)
+    buffer = buffer.read_()
+    pages, own = exporters.pages(buffer)
+    name = int(buffer.name)
+    file = buffer.file
+    # A reference count of its own: "fs: port files to file_ref" (in v6.13), where 0
+    # stands for one reference.
+    if file.type_.type.has_member("f_ref"):
+        references = int(file.f_ref.refcnt.counter) + 1
+    else:
+        references = int(file.f_count.counter)
+    return DmaBuf(
+        address=address,
+        inode=int(file.f_inode.i_ino),
+        exporter=read_string(reader, int(buffer.exp_name), _MAX_NAME),
+        name=read_string(reader, name, _MAX_NAME) if name else None,
+        bytes=int(buffer.size),
+        references=references,
+        pages=pages,
+        own=own,
+    )
+
+
+class _Exporters:
+    """Finds the pages of a dma-buf by its operations."""
+
+    def __init__(self, reader: Reader, layout: PageLayout) -> None:
+        self._reader = reader
+        self._size = np.uint64(layout.size)
+        prog = reader.prog
+        self._memmap = np.uint64(vmemmap_base(prog))
+        self._page_size = int(find_variable(prog, "PAGE_SIZE").value_())
+        self._heap = self._symbol("system_heap_buf_ops")
+        self._udmabuf = self._symbol("udmabuf_ops")
+
+    def _symbol(self, name: str) -> int:
+        try:
+            return int(find_symbol(self._reader.prog, name).address)
+        except MissingError:
+            return 0
+
+    def pages(self, buffer: drgn.Object) -> tuple[Pfns, bool]:
+        """Return the pages, and whether nobody else has them."""
+        operations, private = int(buffer.ops), int(buffer.priv)
+        prog = self._reader.prog
+        if operations and operations == self._heap:
+            type_ = driver_type(prog, "system_heap_buffer", "system_heap")
+            heap = drgn.Object(prog, type_, address=private)
+            return self._of_table(heap.sg_table), True
+        if operations and operations == self._udmabuf:
+            type_ = driver_type(prog, "udmabuf", "udmabuf")
+            return self._of_array(drgn.Object(prog, type_, address=private)), False
+        return NO_PFNS, False
+
+    def _of_table(self, table: drgn.Object) -> Pfns:
+        """Return the pages of a ``struct sg_table`` (lib/scatterlist.c)."""
+        type_ = table.sgl.type_.type
+        size = drgn.sizeof(type_)
+        length = member_of(type_, "length").offset
+        at, left = int(table.sgl), min(int(table.orig_nents), _DMABUFS_MAX_ENTRIES)
+        each = self._page_size // size
+        parts = [NO_PFNS]
+        while at and left > 0:
+            # Where a page of entries is not enough, its last one leads to the next.
+            count = min(each, left)
+            data = self._reader.read(at, count * size)
+            records = np.frombuffer(data, np.uint8).reshape(count, size)
+            links, lengths = column(records, 0), column(records, length, 4)
+            at = 0
+            if left > count:
+                at = int(links[-1] & ~_SG_FLAGS)
+                links, lengths = links[:-1], lengths[:-1]
+            left -= len(links)
+            first = ((links & ~_SG_FLAGS) - self._memmap) // self._size
+            pages = -(-lengths.astype(np.int64) // self._page_size)
+            # All pages of each block: their first plus their number in it.
+            ends = np.cumsum(pages)
+            within = np.arange(pages.sum()) - np.repeat(ends - pages, pages)
+            parts.append(np.repeat(first, pages) + within.astype(np.uint64))
+        return np.concatenate(parts)
+
+    def _of_array(self, buffer: drgn.Object) -> Pfns:
+        """Return the pages of a ``struct udmabuf``."""
+        count = min(int(buffer.pagecount), _MAX_PAGES)
+        if buffer.type_.has_member("pages"):
+            # Up to v6.11, and again since v7.0 or so.
+            words = self._reader.words(int(buffer.pages), count)
+        else:
+            # "udmabuf: Convert the driver to use folios" (in v6.12)
+            words = self._reader.words(int(buffer.folios), count)
+            offsets = self._reader.words(int(buffer.offsets), count)
+            words = words + offsets // np.uint64(self._page_size) * self._size
+        pfns: Pfns = (words - self._memmap) // self._size
+        return pfns

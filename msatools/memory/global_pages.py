@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Finds the pages that variables of the kernel point to.
+
+These are hash tables that were made at boot (mm/mm_init.c, alloc_large_system_hash()),
+whose size is that of the table and not of a block: alloc_pages_exact() frees what is
+more. Tables that are larger than the largest block, or spread over nodes, are areas of
+vmalloc; those made before the page allocator are reserved memory. Besides, there are
+single pages, such as those of VMCOREINFO.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+import drgn
+import numpy as np
+
+from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.reader import Reader, is_left_out, unsigned
+from msatools.kernel.report import Loss, LossLog
+from msatools.memory.owned_pages import NO_PFNS, Pfns, direct_pfns
+from msatools.program.linear import KERNEL_HALF
+from msatools.selfdesc.find import find_type, find_variable, member_of
+from msatools.tasks.text import kernel_symbol
+
+_MAX_TABLE = 1 << 30
+"""Upper bound of a table's bytes; the page allocator has no block as large."""
+
+_TABLES = (
+    ("mount_hashtable", "m_hash_mask", "struct hlist_head"),
+    ("mountpoint_hashtable", "mp_hash_mask", "struct hlist_head"),
+    ("ip_idents", "ip_idents_mask", "unsigned int"),
+    ("ip_tstamps", "ip_idents_mask", "unsigned int"),
+    ("token_hash", "token_mask", "struct token_bucket"),
+)
+"""Pointers to tables, the masks of their indices, and the types of entries: of
+fs/namespace.c, net/ipv4/route.c and net/mptcp/token.c."""
+
+_OF_STRUCTS = (
+    ("tcp_hashinfo", "struct inet_hashinfo", "ehash", "ehash_mask", 1),
+    ("tcp_hashinfo", "struct inet_hashinfo", "bhash", "bhash_size", 0),
+    # "net: Add a bhash2 table hashed by port and address" (in v6.1)
+    ("tcp_hashinfo", "struct inet_hashinfo", "bhash2", "bhash_size", 0),
+    ("tcp_hashinfo", "struct inet_hashinfo", "lhash2", "lhash2_mask", 1),
+    ("udp_table", "struct udp_table", "hash", "mask", 1),
+    ("udp_table", "struct udp_table", "hash2", "mask", 1),
+    # "net/udp: Add 4-tuple hash list basis" (in v6.13)
+    ("udp_table", "struct udp_table", "hash4", "mask", 1),
+    ("udplite_table", "struct udp_table", "hash", "mask", 1),
+    ("udplite_table", "struct udp_table", "hash2", "mask", 1),
+)
+"""Structures with pointers to tables: variable, type, pointer, the number of entries,
+and what is to be added to that."""
+
+_LOGGED = (("table_perturb", b"Table-perturb"),)
+"""Pointers to tables whose size no variable has, as it is a constant of the kernel's
+configuration, and what the log calls them."""
+
+_LOG_LINE = rb"%s hash table entries: \d+ \(order: \d+, (\d+) bytes, linear\)"
+_MAX_LOG = 64 << 20
+
+_SINGLE = (
+    # kernel/vmcore_info.c, kernel/power/swap.c, drivers/ras/cec.c
+    *("vmcoreinfo_note", "vmcoreinfo_data", "swsusp_header", "ce_arr"),
+    # lib/vdso/datastore.c, since v6.15; fs/quota/dquot.c
+    *("vdso_k_time_data", "vdso_k_rng_data", "dquot_hash"),
+)
+"""Pointers to a single page."""
+
+_ZERO_BYTES = 64 << 10
+"""Bytes of fs/iomap/direct-io.c's ``zero_page`` (IOMAP_ZERO_PAGE_SIZE)."""
+
+
+def global_pages(reader: Reader, memmap: int, size: int, losses: LossLog) -> Pfns:
+    """Return the pfns of all pages.
+
+    :param memmap: Address of the struct page of pfn 0.
+    :param size: Bytes of a ``struct page``.
+    """
+    page = int(find_variable(reader.prog, "PAGE_SIZE").value_())
+    parts = [NO_PFNS]
+    for find in (_tables, _of_structs, _futexes, _timers, _logged, _single):
+        try:
+            for address, count in find(reader):
+                if not 0 < count <= _MAX_TABLE:
+                    losses.lose(Loss.GLOBALS, f"no table has {count:,} bytes")
+                    continue
+                parts += [
+                    pfn + np.arange(-(-count // page), dtype=np.uint64)
+                    for pfn in direct_pfns(reader.prog, [address])
+                ]
+        except MissingError:
+            continue  # the kernel has no such table
+        except UNREADABLE as error:
+            # Most dumps leave out pages of zeros.
+            if not is_left_out(error):
+                losses.lose(Loss.GLOBALS, f"cannot read variables: {error}")
+    with suppress(MissingError, *UNREADABLE):
+        # Not compound; "iomap: fix zero padding data issue in concurrent append writes"
+        # and what came after have a folio of zeros instead.
+        pointer = _word(reader, kernel_symbol(reader.prog, "zero_page"))
+        first, rest = divmod(pointer - memmap, size)
+        if pointer > memmap and not rest:
+            parts.append(first + np.arange(_ZERO_BYTES // page, dtype=np.uint64))
+    return np.concatenate(parts)
+
+
+_Found = Iterator[tuple[int, int]]
+"""Addresses of tables, and their bytes."""
+
+
+def _tables(reader: Reader) -> _Found:
+    prog = reader.prog
+    for pointer, mask, type_name in _TABLES:
+        with suppress(MissingError):
+            size = drgn.sizeof(find_type(prog, type_name))
+            address = _word(reader, kernel_symbol(prog, pointer))
+            yield address, size * (_number(reader, kernel_symbol(prog, mask)) + 1)
+
+
+def _of_structs(reader: Reader) -> _Found:
+    prog = reader.prog
+    for variable, type_name, pointer, count, more in _OF_STRUCTS:
+        with suppress(MissingError):
+            address = kernel_symbol(prog, variable)
+            type_ = find_type(prog, type_name)
+            member = member_of(type_, pointer)
+            size = drgn.sizeof(member.type.type)
+            number = _number(reader, address + member_of(type_, count).offset)
+            yield _word(reader, address + member.offset), size * (number + more)
+
+
+def _futexes(reader: Reader) -> _Found:
+    """Yield the tables of waiters on futexes (kernel/futex/core.c).
+
+    Where only code has their address, they are not found: "futex: Use runtime constants
+    for __futex_hash() hot path" (after v7.1).
+    """
+    prog = reader.prog
+    data = kernel_symbol(prog, "__futex_data")
+    size = drgn.sizeof(find_type(prog, "struct futex_hash_bucket"))
+    first, second = reader.words(data, 2).tolist()
+    # The structure has no name, and takes long to find: {queues, hashsize}; or {mask,
+    # shift, queues[]}, for each node: "futex: Implement FUTEX2_NUMA" (in v6.16).
+    if first >= KERNEL_HALF:
+        yield first, size * second
+        return
+    nodes = int(find_variable(prog, "nr_node_ids").value_())
+    for address in reader.words(data + 16, min(max(nodes, 1), 1024)).tolist():
+        if address:
+            yield address, size * (first + 1)
+
+
+def _timers(reader: Reader) -> _Found:
+    """Yield the table of POSIX timers (kernel/time/posix-timers.c).
+
+    It is ``{buckets, mask, ...}`` since "posix-timers: Improve hash table performance"
+    (in v6.15), static before.
+    """
+    size = drgn.sizeof(find_type(reader.prog, "struct timer_hash_bucket"))
+    data = kernel_symbol(reader.prog, "__timer_data")
+    yield _word(reader, data), size * (_word(reader, data + 8) + 1)
+
+
+def _logged(reader: Reader) -> _Found:
+    """Yield the tables whose size the log has, if it still does."""
+    prog = reader.prog
+    pointers = {}
+    for name, title in _LOGGED:
+        with suppress(MissingError):
+            pointers[title] = kernel_symbol(prog, name)
+    if not pointers:
+        return
+    length = _number(reader, kernel_symbol(prog, "log_buf_len"))
+    start = _word(reader, kernel_symbol(prog, "log_buf"))
+    log = reader.read(start, min(length, _MAX_LOG))
+    for title, pointer in pointers.items():
+        found = re.search(_LOG_LINE % title, log)
+        if found is not None:
+            address, size = _word(reader, pointer), int(found[1][:12])
+            # The log may have anybody's text: a block is aligned to its size.
+            if size & size - 1 == 0 and address % max(size, 1) == 0:
+                yield address, size
+
+
+def _single(reader: Reader) -> _Found:
+    for name in _SINGLE:
+        with suppress(MissingError):
+            yield _word(reader, kernel_symbol(reader.prog, name)), 1
+
+
+def _word(reader: Reader, address: int) -> int:
+    return unsigned(reader.read_near(address, 8), 0, 8)
+
+
+def _number(reader: Reader, address: int) -> int:
+    """Read an unsigned int."""
+    return unsigned(reader.read_near(address, 4), 0, 4)

@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Headers of a dump file, read before drgn opens it; and what other files are.
+
+For a file that is no dump which is read here: what it is, and what to do.
+"""
+
+import os
+import shlex
+import stat
+from collections.abc import Collection
+from typing import Literal, NamedTuple
+
+from drgn import Program
+from msgspec import Struct
+from msgspec.structs import replace
+
+from msatools.errors import DamagedDataError, NotSupportedError
+from msatools.program import formats
+from msatools.program.formats import ReadAt, find_parts, missing, opened, reader_of
+from msatools.program.kdump_pages import DescriptorCheck, check_descriptors
+from msatools.program.model import (
+    DamagedDumpError,
+    NotADumpError,
+    NotPermittedError,
+    TargetError,
+    UnsupportedMachineError,
+)
+
+# --- Files that people take for a dump that is read here: what they are, and what to
+# do.
+#
+# The signatures are those of the programs that write the files: QEMU's migration code,
+# libvirt's qemu_saveimage.h, LiME's documentation, AVML's image.rs, vmss2core,
+# makedumpfile's sadump_mod.h and diskdump_mod.h, LKCD's dump.h, the kernel's
+# Documentation/arch/x86/boot.rst, and file(1).
+
+
+HEAD_BYTES = 0x10080
+"""How much of a file :func:`recognize` needs."""
+
+
+MEMORY_MAGICS = (b"EMiL\1", b"EMiL\2", b"QEVM", b"LibvirtQemudSave")
+"""How files with memory begin that have headers: see :mod:`msatools.program`."""
+
+
+class Foreign(NamedTuple):
+    """A kind of file."""
+
+    what: str
+    what_to_do: str
+    """``{path}`` in it is the file's."""
+
+
+_VIRSH = "have it dumped with `virsh dump --memory-only`, or QEMU's dump-guest-memory"
+QCOW2 = b"QFI\xfb"
+QCOW2_REMEDY = (
+    "name one that `savevm` wrote to; or have the guest dumped with `virsh dump "
+    "--memory-only`"
+)
+_VMWARE = "name the .vmem beside it; without one, convert it with `vmss2core -N6`"
+_DISK = "name a dump, or a file with the guest's memory"
+
+_AT_START: tuple[tuple[bytes, Foreign], ...] = (
+    *(
+        (
+            signature,
+            Foreign(
+                f"compressed with {name}",
+                f"decompress it first: `{name} -dc {{path}} > memory`",
+            ),
+        )
+        for signature, name in (
+            (b"\x1f\x8b", "gzip"),
+            (b"BZh", "bzip2"),
+            (b"\xfd7zXZ\0", "xz"),
+            (b"\x28\xb5\x2f\xfd", "zstd"),
+            (b"\x04\x22\x4d\x18", "lz4"),
+            # Of its old format, which its program reads, too.
+            (b"\x02\x21\x4c\x18", "lz4"),
+            (b"\x89LZO\0", "lzop"),
+            (b"LZIP", "lzip"),
+        )
+    ),
+    *(
+        (signature, Foreign(f"{name} archive", "unpack it, and name the dump in it"))
+        for signature, name in (
+            (b"PK\x03\x04", "a zip"),
+            (b"7z\xbc\xaf\x27\x1c", "a 7-Zip"),
+            (b"070701", "a cpio"),
+            (b"!<arch>\n", "an ar or Debian"),
+            (b"\xed\xab\xee\xdb", "an rpm"),
+        )
+    ),
+    (b"LibvirtQemudPart", Foreign("a guest that `virsh save` stored in part", _VIRSH)),
+    (QCOW2, Foreign("a qcow2 disk image, not memory", QCOW2_REMEDY)),
+    (b"KDMV", Foreign("a VMware disk, not memory", _DISK)),
+    (b"vhdxfile", Foreign("a Hyper-V disk, not memory", _DISK)),
+    (b"LUKS\xba\xbe", Foreign("an encrypted disk (LUKS), not memory", _DISK)),
+    (b"XFSB", Foreign("a file system (XFS), not memory", _DISK)),
+    (b"hsqs", Foreign("a file system (squashfs), not memory", _DISK)),
+    *(
+        (
+            magic.to_bytes(4, "little"),
+            Foreign("a state of a VMware guest (vmss or vmsn)", _VMWARE),
+        )
+        for magic in (0xBED2BED0, 0xBAD1BAD1, 0xBED2BED2, 0xBED3BED3)
+    ),
+    (
+        b"\x7fVirtualBox SavedState",
+        Foreign(
+            "a saved state of VirtualBox",
+            "dump the guest with `VBoxManage debugvm NAME dumpvmcore`",
+        ),
+    ),
+    *(
+        (start, Foreign("a saved Xen domain", "dump it with `xl dump-core`"))
+        for start in (b"LinuxGuestRecord", b"Xen saved domain")
+    ),
+    (
+        b"sadump\0\0",
+        Foreign("a dump by sadump", "convert it with `makedumpfile -l -d 31 IN OUT`"),
+    ),
+    (b"DISKDUMP", Foreign("a dump by diskdump, of Linux 2.4 or 2.6", "use crash")),
+    (
+        b"\xa8\x19\x01\x73\x61\x8f\x23\xfd",
+        Foreign("a stand-alone dump of s390", "only crash reads it, after zgetdump"),
+    ),
+    (b"\xed\x23\x8f\x61\x73\x01\x19\xa8", Foreign("a dump by LKCD", "use crash")),
+    (b"PAGEDU64", Foreign("a dump of Windows", "use WinDbg")),
+    (b"PAGEDUMP", Foreign("a dump of 32-bit Windows", "use WinDbg")),
+    (b"MDMP", Foreign("a minidump of a Windows program", "use WinDbg")),
+    (b"minidump FreeBSD", Foreign("a dump of FreeBSD", "use kgdb")),
+    (
+        b"version https://git-lfs",
+        Foreign("a pointer of Git LFS to a file", "get the file with `git lfs pull`"),
+    ),
+    (
+        b"OSRELEASE=",
+        Foreign("the text of VMCOREINFO, not a dump", "name the vmcore"),
+    ),
+)
+
+_TEXTS: tuple[tuple[bytes, Foreign], ...] = (
+    *(
+        (start, Foreign("a web page", "the download failed: see what the page says"))
+        for start in (b"<!doctype html", b"<html")
+    ),
+    (b"<?xml", Foreign("XML, such as a server's error", "see what it says")),
+    (b'{"', Foreign("JSON, such as a server's error", "see what it says")),
+    (b"[    0.0", Foreign("a kernel's log, not a dump", "name the vmcore beside it")),
+)
+"""Starts of texts in small letters, after white space."""
+
+_FURTHER: tuple[tuple[int, bytes, Foreign], ...] = (
+    (257, b"ustar", Foreign("a tar archive", "unpack it, and name the dump in it")),
+    (
+        0x202,
+        b"HdrS",
+        Foreign("a kernel's boot image, not a dump", "name a vmcore"),
+    ),
+    (0x200, b"EFI PART", Foreign("a disk image (GPT), not memory", _DISK)),
+    (0x1000, b"EFI PART", Foreign("a disk image (GPT), not memory", _DISK)),
+    (0x218, b"LVM2 001", Foreign("a disk of LVM, not memory", _DISK)),
+    (3, b"NTFS    ", Foreign("a file system (NTFS), not memory", _DISK)),
+    (0x8001, b"CD001", Foreign("a file system (ISO 9660), not memory", _DISK)),
+    (0x10040, b"_BHRfS_M", Foreign("a file system (Btrfs), not memory", _DISK)),
+)
+
+_EXT4_MAGIC = 0x438, b"\x53\xef"
+_EXT4_STATES, _EXT4_STATE = (1, 2, 3, 4, 5), 0x43A
+"""``s_state`` (fs/ext4/ext4.h): the magic number alone has two bytes."""
+
+_MBR_MAGIC = 0x1FE, b"\x55\xaa"
+_MBR_ENTRIES = range(0x1BE, 0x1FE, 16)
+
+
+def recognize(head: bytes) -> Foreign | None:
+    """Return what a file is by its first :data:`HEAD_BYTES`; ``None`` if unknown."""
+    for signature, found in _AT_START:
+        if head.startswith(signature):
+            return found
+    for offset, signature, found in _FURTHER:
+        if head.startswith(signature, offset):
+            return found
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for start, found in _TEXTS:
+        if text.startswith(start):
+            return found
+    return _disk(head)
+
+
+def _disk(head: bytes) -> Foreign | None:
+    """Return what disk a file is whose signature is too short to be one."""
+    offset, magic = _EXT4_MAGIC
+    state = int.from_bytes(head[_EXT4_STATE : _EXT4_STATE + 2], "little")
+    if head.startswith(magic, offset) and state in _EXT4_STATES:
+        return Foreign("a file system (ext2, 3 or 4), not memory", _DISK)
+    offset, magic = _MBR_MAGIC
+    # Each entry begins with whether its partition is booted from; one has a type.
+    flags = {head[at] for at in _MBR_ENTRIES if at < len(head)}
+    if not head.startswith(magic, offset) or not flags <= {0, 0x80}:
+        return None
+    if not any(head[at + 4] for at in _MBR_ENTRIES):
+        return None
+    return Foreign("a disk image (MBR), not memory", _DISK)
+
+
+# --- Headers of a dump file, read before drgn opens it.
+
+
+_HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}
+"""Maps names of ELF notes to who writes them."""
+
+
+_OPENED = "msatools dump file"
+"""Key of a program's cache."""
+
+_LEAST_MEMORY = 1 << 20
+"""Minimum size of a file without a header that is searched for a kernel, in bytes."""
+
+
+class DumpFile(Struct, frozen=True):
+    """Facts from the headers of a dump."""
+
+    kind: Literal["elf", "kdump", "raw"]
+    format: str
+    """Name of the format, such as ``kdump zlib, flattened`` or ``ELF``."""
+
+    truncated: bool
+    dump_level: int | None
+    machine: str | None
+    """``utsname.machine``; ``None`` if the header lacks it."""
+
+    release: str | None
+    """``utsname.release``; ``None`` if the header lacks it."""
+
+    is_nameless_arm64: bool = False
+    """Whether it is a kdump of arm64 by QEMU, which has no name for that machine;
+    libkdumpfile does not find its pages."""
+
+    lacks_note: NotADumpError | None = None
+    """The refusal if its memory has no kernel either; ``None`` if its headers say where
+    the kernel is."""
+
+    options: tuple[str, ...] = ()
+    """Options by which its kernel was named."""
+
+    lacks_end: bool = False
+    """Whether it is a flattened kdump without the mark of its end, which libkdumpfile
+    does not open. It can have all pages nevertheless."""
+
+    bad_descriptors: int = 0
+    """Pages of a kdump that libkdumpfile must not read: see
+    :func:`.descriptors.check_descriptors`."""
+
+    parts: tuple[str, ...] = ()
+    """Paths of the parts of a split dump that are there, by page frame."""
+
+    missing_pfns: range | None = None
+    """The first page frames that are in none of these parts."""
+
+    @property
+    def damage(self) -> str | None:
+        """What is wrong with the file; ``None`` if nothing was found."""
+        if self.missing_pfns is not None:
+            first, last = self.missing_pfns.start, self.missing_pfns.stop
+            frames = f"page frames {first:#x} to {last:#x}"
+            part = f"the part of the split dump with {frames}"
+            return f"{part} is not beside it, or cannot be read"
+        if self.truncated:
+            return "the file is cut off"
+        if self.bad_descriptors:
+            return f"{self.bad_descriptors:,} pages of the file are damaged"
+        return None
+
+    @property
+    def remedy(self) -> str:
+        """What to do if so much is missing that it cannot be opened."""
+        if self.missing_pfns is not None:
+            return "put all parts into one directory"
+        return "copy the dump again, or name the kernel's vmlinux with -s"
+
+
+def remember_dump(prog: Program, path: str, dump: DumpFile) -> None:
+    """Keep the dump of a program that drgn does not have a path of."""
+    prog.cache[_OPENED] = path, dump
+
+
+def remembered_dump(prog: Program) -> tuple[str, DumpFile] | None:
+    """Return the path and the headers that :func:`remember_dump` has kept."""
+    found: tuple[str, DumpFile] | None = prog.cache.get(_OPENED)
+    return found
+
+
+def read_dump_file(path: str) -> DumpFile:
+    """Read the headers of the dump at *path*.
+
+    :raises NotADumpError: if it is a file of another kind
+    :raises DamagedDumpError: if its headers are cut off or contradict themselves
+    :raises NotPermittedError: if this user may not read it
+    :raises TargetError: if there is no such file, or it cannot be read
+    """
+    try:
+        # Opening a FIFO without a writer would block.
+        check_is_file(path, os.stat(path))
+        with open(path, "rb", buffering=0) as file:
+            size = os.lseek(file.fileno(), 0, os.SEEK_END)
+            return _parse(path, reader_of(file.fileno()), size)
+    except OSError as error:
+        raise os_error(path, error) from error
+
+
+def check_is_file(path: str, status: os.stat_result) -> None:
+    """Check that a file can hold a dump.
+
+    :raises NotADumpError: if it is neither a regular file nor a block device
+    """
+    mode = status.st_mode
+    if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise NotADumpError(path, "a directory", "name the dump file in it")
+    if stat.S_ISSOCK(mode):
+        raise NotADumpError(path, "a socket", "name a guest's QMP socket with --qemu")
+    raise NotADumpError(path, "not a regular file", "name a file that holds a dump")
+
+
+def os_error(path: str, error: OSError) -> TargetError:
+    """Return the error for a file at *path* that could not be read."""
+    if isinstance(error, FileNotFoundError):
+        return TargetError(path, "no such file", "check the path")
+    if isinstance(error, PermissionError):
+        return NotPermittedError(
+            path, "permission denied", "run as a user who may read it, such as root"
+        )
+    why = error.strerror or str(error)
+    return TargetError(path, why, "check the path and the disk")
+
+
+def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
+    magic = read(0, 16)
+    if not magic:
+        raise NotADumpError(
+            path, "the file is empty", "check how the dump was saved, and the disk"
+        )
+    try:
+        if magic.startswith(formats.MAGIC):
+            return _parse_elf(path, read, size)
+        if magic == formats.FLATTENED_SIGNATURE:
+            return _parse_flattened(path, read)
+        if magic.startswith(formats.KDUMP_SIGNATURE):
+            return _of_kdump(path, formats.parse_kdump(read), read, size)
+    except EOFError as error:
+        raise DamagedDumpError(
+            path, f"cut off within its headers ({size:,} bytes)", "copy the dump again"
+        ) from error
+    except DamagedDataError as error:
+        raise DamagedDumpError(path, str(error), "copy the dump again") from error
+    found = recognize(read(0, HEAD_BYTES))
+    if found is not None and not _has_snapshot(path, magic, read):
+        raise NotADumpError(
+            path, found.what, found.what_to_do.replace("{path}", shlex.quote(path))
+        )
+    if size < _LEAST_MEMORY and not magic.startswith(MEMORY_MAGICS):
+        raise NotADumpError(
+            path, "not a dump: neither an ELF core nor a kdump", "name a vmcore"
+        )
+    return DumpFile(
+        kind="raw",
+        format="raw memory",
+        truncated=False,
+        dump_level=None,
+        machine=None,
+        release=None,
+    )
+
+
+def _has_snapshot(path: str, magic: bytes, read: ReadAt) -> bool:
+    """Return whether it is a qcow2 image with a snapshot of a guest's memory.
+
+    :raises NotADumpError: if it may be one, but is of a kind that is not read
+    """
+    if not magic.startswith(QCOW2):
+        return False
+    # Few files are such images.
+    from msatools.program.qemu_state import snapshots_with_state
+
+    try:
+        return bool(snapshots_with_state(read))
+    except (DamagedDataError, EOFError):
+        return False
+    except NotSupportedError as error:
+        raise NotADumpError(path, str(error), QCOW2_REMEDY) from error
+
+
+def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
+    headers = formats.parse_elf(read)
+    if not headers.is_core:
+        raise NotADumpError(
+            path,
+            "an ELF program or object, not a core",
+            "name the dump, and this file with -s if it is the dump's vmlinux",
+        )
+    names = {note.name for note in formats.notes(read, headers)}
+    lacks_note = None
+    if b"VMCOREINFO" not in names:
+        lacks_note = _without_vmcoreinfo(path, names)
+        if not headers.has_physical or not headers.is_64:
+            raise lacks_note
+    _check_machine(path, headers)
+    return DumpFile(
+        kind="elf",
+        format="ELF",
+        truncated=size < headers.end,
+        dump_level=None,
+        machine=None,
+        release=None,
+        lacks_note=lacks_note,
+    )
+
+
+def _without_vmcoreinfo(path: str, names: Collection[bytes]) -> NotADumpError:
+    """Return the refusal of a core without the note.
+
+    :param names: Names of the notes that it has.
+    """
+    if b"QEMU" in names:
+        return _guest_without_vmcoreinfo(path)
+    for note, hypervisor in _HYPERVISORS.items():
+        if note in names:
+            return NotADumpError(
+                path,
+                f"{hypervisor} did not store where the guest's kernel is (no "
+                "VMCOREINFO)",
+                "only crash reads it, with the guest's vmlinux",
+            )
+    return NotADumpError(path, "a core of a program, not of a kernel", "name a vmcore")
+
+
+def _parse_flattened(path: str, read: ReadAt) -> DumpFile:
+    flat = formats.FlatFile(read)
+    header = formats.parse_kdump(flat.read)
+    read, size = flat.read, flat.size
+    if not flat.is_complete:
+        # Between the headers are holes: what they need is checked where it is read.
+        if not flat.is_whole(header.bitmap_offset, header.table_offset):
+            raise _cut_off(path)
+        read = flat.read_filled
+    elif not flat.is_whole(header.table_offset, size):
+        raise DamagedDataError("a flattened kdump with a piece missing")
+    found = _of_kdump(path, header, read, size, ", flattened")
+    if flat.is_complete:
+        return found
+    is_less = flat.is_cut or found.truncated or found.bad_descriptors > 0
+    return replace(found, truncated=is_less, lacks_end=True)
+
+
+def _check_machine(path: str, headers: formats.Elf | formats.Kdump) -> None:
+    """
+    Check that the dump is of a 64-bit, little-endian machine.
+
+    :raises UnsupportedMachineError: if it is not
+    """
+    if not headers.is_64:
+        raise UnsupportedMachineError(path, "32-bit")
+    if headers.byteorder != "<":
+        raise UnsupportedMachineError(path, "big-endian")
+
+
+def _of_kdump(
+    path: str, header: formats.Kdump, read: ReadAt, size: int, how: str = ""
+) -> DumpFile:
+    _check_machine(path, header)
+    lacks_note = None
+    if header.has_vmcoreinfo is False:
+        lacks_note = _guest_without_vmcoreinfo(path)
+        if header.part is not None:
+            raise lacks_note
+    if any(notes.stop > size for notes in header.notes):
+        raise DamagedDataError("its notes lie beyond the end of the file")
+    check = _check(path, read, header, size)
+    found = DumpFile(
+        kind="kdump",
+        format=f"kdump {header.compression}{how}",
+        truncated=check.is_cut or header.incomplete,
+        dump_level=header.dump_level,
+        machine=header.machine or None,
+        release=header.release or None,
+        is_nameless_arm64=formats.is_nameless_arm64(read, header),
+        bad_descriptors=check.bad,
+        lacks_note=lacks_note,
+    )
+    return found if header.part is None else _of_parts(path, header, found)
+
+
+def _of_parts(path: str, header: formats.Kdump, own: DumpFile) -> DumpFile:
+    parts = []
+    bad, is_cut = own.bad_descriptors, own.truncated
+    for part in find_parts(path, header):
+        if part.path != path:
+            try:
+                with opened(part.path) as read:
+                    size = os.stat(part.path).st_size
+                    check = _check(part.path, read, formats.parse_kdump(read), size)
+            except (DamagedDumpError, DamagedDataError, EOFError, OSError):
+                continue  # it is one of those that are missing
+            bad, is_cut = bad + check.bad, is_cut or check.is_cut
+        parts.append(part)
+    lacking = missing(parts, header)
+    how = "split" if lacking is None else f"{len(parts)} of several parts"
+    return replace(
+        own,
+        format=f"{own.format}, {how}",
+        truncated=is_cut,
+        bad_descriptors=bad,
+        parts=tuple(part.path for part in parts),
+        missing_pfns=lacking,
+    )
+
+
+def _check(
+    path: str, read: ReadAt, header: formats.Kdump, size: int
+) -> DescriptorCheck:
+    try:
+        return check_descriptors(read, header, size)
+    except EOFError as error:
+        # libkdumpfile would map beyond the end of the file, and get SIGBUS.
+        raise _cut_off(path) from error
+
+
+def _cut_off(path: str) -> DamagedDumpError:
+    return DamagedDumpError(
+        path, "cut off before its pages can be found", "copy the dump again"
+    )
+
+
+def _guest_without_vmcoreinfo(path: str) -> NotADumpError:
+    return NotADumpError(
+        path,
+        "QEMU did not know where the guest's kernel is (no VMCOREINFO)",
+        "dump a guest that runs with -device vmcoreinfo and has qemu_fw_cfg loaded",
+    )

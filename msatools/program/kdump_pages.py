@@ -1,0 +1,742 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Pages of a kdump, many at a time: found, decompressed, checked.
+
+Pages that libkdumpfile must not read are kept from it.
+"""
+
+import os
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from drgn import FaultError, Program
+
+from msatools.errors import DamagedDataError
+from msatools.program import formats
+from msatools.program.formats import Kdump, ReadAt, read_exactly, reader_of, unflattened
+from msatools.program.model import DamagedDumpError
+from msatools.selfdesc.find import ask
+
+# --- Decompression of a kdump's pages, by the fastest library for each format.
+#
+# The libraries are the optional extra fast. A dump whose library is not installed is
+# left to libkdumpfile.
+
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_DESCRIPTOR = b"\x60"
+"""Frame header descriptor: a single segment, with its content size in 16 bits."""
+
+_ZSTD_SIZE_BIAS = 256
+"""A content size in 16 bits is stored minus this."""
+
+
+_LZO_EXCESS = 64 << 20
+"""Bytes beyond that of a page to which blocks of a dump may expand, all together: those
+of a sound dump do not."""
+
+
+class Codec(NamedTuple):
+    """
+    Decompression of a page.
+
+    A block of the file may be damaged or malicious. If the format lets a few bytes
+    claim any amount of memory, a valid block must begin with :attr:`start`.
+    """
+
+    decompress: Callable[[bytes], bytes]
+    """Returns the content of a block; the caller must check that it is a page."""
+
+    errors: tuple[type[Exception], ...]
+    """Exceptions of :attr:`decompress` for damaged blocks."""
+
+    start: bytes = b""
+    """First bytes of any block that claims to hold one page."""
+
+
+def find_codec(compression: str, page_size: int) -> Codec | None:
+    """
+    Find the codec for pages of *page_size* bytes.
+
+    :param compression: Its name in :mod:`msatools.program.formats`.
+    :return: ``None`` if it is unknown, or its library is not installed.
+    """
+    make = _CODECS.get(compression)
+    if make is None:
+        return None
+    try:
+        return make(page_size)
+    except ImportError:
+        return None
+
+
+def _zlib(page_size: int) -> Codec:
+    # It expands a byte to about a thousand at most.
+    try:
+        from zlib_ng import zlib_ng as library
+    except ImportError:
+        library = zlib  # type: ignore[misc]
+    begin, error = library.decompressobj, library.error
+
+    def decompress(block: bytes) -> bytes:
+        stream = begin()
+        # One byte more than a page, so that it gets to the end of a sound one.
+        page = stream.decompress(block, page_size + 1)
+        return page if stream.eof else b""
+
+    # Its stub file declares the class as an instance.
+    return Codec(decompress, (error,))  # type: ignore[arg-type]
+
+
+def _lzo(page_size: int) -> Codec:
+    from lzallright import LZOCompressor, LZOError
+
+    # It expands a byte to 255 at most, and the library has no bound for a block.
+    room = _LZO_EXCESS
+
+    def decompress(block: bytes) -> bytes:
+        nonlocal room
+        if room < 0:
+            raise LZOError("too many blocks are larger than a page")
+        page: bytes = LZOCompressor.decompress(block, output_size_hint=page_size)
+        room -= max(len(page) - page_size, 0)
+        return page
+
+    return Codec(decompress, (LZOError,))
+
+
+def _snappy(page_size: int) -> Codec:
+    import cramjam
+
+    decompress = cramjam.snappy.decompress_raw
+    # A block begins with its uncompressed size (snappy's format_description.txt).
+    return Codec(
+        lambda block: bytes(decompress(block)),
+        (cramjam.DecompressionError,),
+        _varint(page_size),
+    )
+
+
+def _zstd(page_size: int) -> Codec:
+    import zstandard
+
+    # libzstd compresses a page to a single-segment frame without checksum and
+    # dictionary, with the content size in 16 bits (RFC 8878, 3.1.1.1).
+    size = (page_size - _ZSTD_SIZE_BIAS).to_bytes(2, "little")
+    decompress = partial(
+        zstandard.ZstdDecompressor().decompress,
+        max_output_size=page_size,
+        allow_extra_data=False,
+    )
+    start = _ZSTD_MAGIC + _ZSTD_DESCRIPTOR + size
+    return Codec(decompress, (zstandard.ZstdError,), start)
+
+
+def _varint(number: int) -> bytes:
+    """Encode a number as snappy does: seven bits per byte, the lowest first."""
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_CODECS: dict[str, Callable[[int], Codec]] = {
+    "zlib": _zlib,
+    "lzo": _lzo,
+    "snappy": _snappy,
+    "zstd": _zstd,
+}
+
+
+# --- The table of page descriptors of a kdump, and a check of all of it.
+#
+# The second of a kdump's bitmaps has a bit for each page that was kept. The table has a
+# struct page_desc (makedumpfile's diskdump_mod.h) for each such bit, in order.
+
+
+DESCRIPTOR_BYTES = 24
+
+_AT_ONCE = 1 << 14
+"""Number of descriptors to check at a time: more do not fit into a CPU's cache."""
+
+_MAP_BITMAP_READ = 1 << 20
+
+_FLAGS = 0x1 | 0x2 | 0x4 | 0x20
+"""DUMP_DH_COMPRESSED_*: the method by which a page is compressed; none for stored."""
+
+
+class DescriptorCheck(NamedTuple):
+    """What the descriptors of a dump say of its file."""
+
+    bad: int
+    """Pages that cannot be read: not in the file, or of an impossible size."""
+
+    is_cut: bool
+    """Whether the file ends within a page, or where one should begin."""
+
+
+def check_descriptors(read: ReadAt, header: Kdump, size: int) -> DescriptorCheck:
+    """DescriptorCheck all descriptors against the size of the file.
+
+    libkdumpfile trusts them: it maps the file, and a page that is not in it ends the
+    process by SIGBUS, or reads as zeros.
+
+    :param size: Size of the kdump in bytes.
+    :raises EOFError: if the file ends within its bitmaps or descriptors
+    """
+    count = kept_pages(read, header)
+    data = header.table_offset + count * DESCRIPTOR_BYTES
+    if data > size:
+        raise EOFError(f"the file ends before byte {data}")
+    bad, is_cut = 0, False
+    for start in range(header.table_offset, data, _AT_ONCE * DESCRIPTOR_BYTES):
+        table = read(start, min(_AT_ONCE * DESCRIPTOR_BYTES, data - start))
+        rows = _Rows(table, header.byteorder)
+        if not rows.are_good(data, size, header.block_size):
+            bad += int(np.count_nonzero(~rows.good(data, size, header.block_size)))
+            is_cut = is_cut or rows.is_cut(size, header.block_size)
+    return DescriptorCheck(bad, is_cut)
+
+
+def kept_pages(read: ReadAt, header: Kdump) -> int:
+    """Count the descriptors of a dump.
+
+    :raises EOFError: if the file ends within its bitmaps
+    """
+    half = header.bitmap_size // 2
+    first, last = 0, half * 8
+    if header.part is not None:
+        first, last = min(header.part.start, last), min(header.part.stop, last)
+    return sum(
+        _bits(read, header.bitmap_offset + half, pfn, min(pfn + _MAP_BITMAP_READ, last))
+        for pfn in range(first, last, _MAP_BITMAP_READ)
+    )
+
+
+def _bits(read: ReadAt, offset: int, first: int, last: int) -> int:
+    """Count the bits of a bitmap from one to another."""
+    start = first // 8
+    data = read_exactly(read, offset + start, (last + 7) // 8 - start)
+    bits = int.from_bytes(data, "little") >> first % 8
+    return (bits & ((1 << (last - first)) - 1)).bit_count()
+
+
+class _Rows:
+    """Some descriptors."""
+
+    def __init__(self, table: bytes, byteorder: str) -> None:
+        fields = np.frombuffer(
+            table,
+            [
+                ("offset", byteorder + "u8"),
+                ("size", byteorder + "u4"),
+                ("flags", byteorder + "u4"),
+                ("page_flags", byteorder + "u8"),
+            ],
+        )
+        self._offsets: npt.NDArray[np.uint64] = fields["offset"]
+        self._sizes: npt.NDArray[np.uint32] = fields["size"]
+        self._flags: npt.NDArray[np.uint32] = fields["flags"]
+
+    def are_good(self, data: int, size: int, page_size: int) -> bool:
+        """Return whether all descriptors are certainly good, at the least cost."""
+        sizes = self._sizes
+        return bool(
+            int(self._offsets.min()) >= data
+            and int(self._offsets.max()) <= size - page_size
+            and int(sizes.min()) > 0
+            and int(sizes.max()) <= page_size
+            and not int(np.bitwise_or.reduce(self._flags)) & ~_FLAGS
+        )
+
+    def good(self, data: int, size: int, page_size: int) -> npt.NDArray[np.bool_]:
+        """Return which pages can be read.
+
+        :param data: Offset of the first byte that can belong to a page.
+        :param size: Size of the file.
+        """
+        offsets, sizes = self._offsets, self._sizes
+        # A compressed page is never longer than the page.
+        has_size = (sizes > 0) & (sizes <= page_size)
+        is_inside = (offsets >= data) & (offsets <= size) & (sizes <= size - offsets)
+        is_known: npt.NDArray[np.bool_] = (self._flags & ~np.uint32(_FLAGS)) == 0
+        good: npt.NDArray[np.bool_] = has_size & is_inside & is_known
+        return good
+
+    def is_cut(self, size: int, page_size: int) -> bool:
+        """Return whether one of these pages is where the file ends."""
+        sizes = self._sizes
+        at_end = (self._offsets <= size) & (self._offsets + sizes > size)
+        return bool((at_end & (sizes > 0) & (sizes <= page_size)).any())
+
+
+# --- Pages of a kdump, many at a time.
+#
+# libkdumpfile reads pages one by one: it looks up the descriptor, reads it, then the
+# data. Here the descriptors of many pages are read at once, and so are the data.
+# Anything unusual is left to libkdumpfile.
+#
+# msatools.program.kdump_pages has the layout of a kdump.
+
+
+Pfns = npt.NDArray[np.int64]
+
+NO_PFN = -1
+
+CUT_OFF = b""
+"""A page that lies beyond the end of a truncated file."""
+
+_VERSIONS = range(1, 7)
+"""Versions of the header that makedumpfile has written so far."""
+
+_WORDS = DESCRIPTOR_BYTES // 8
+
+# A piece of the bitmap covers 128 MiB with pages of 4 KiB.
+_PIECE_SHIFT = 15
+_PIECE_BYTES = (1 << _PIECE_SHIFT) // 8
+_PIECES_KEPT = 8
+_PAGE_BITMAP_READ = 256 * _PIECE_BYTES
+
+_BATCH = 1024
+"""Maximum number of pages to read at a time, to bound the memory used."""
+
+_MAX_GAP = 16384
+"""Number of bytes that are faster to read in vain than by another system call."""
+
+
+class _Descriptors(NamedTuple):
+    """Fields of ``struct page_desc``; negative if they are damaged."""
+
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    flags: npt.NDArray[np.int64]
+
+
+class LeftToDrgnError(Exception):
+    """A kdump that only libkdumpfile reads."""
+
+
+class KdumpPages:
+    """
+    The pages of a kdump.
+
+    Reads do not move the file's position, so that processes can share it after a fork.
+    """
+
+    def __init__(self, path: str) -> None:
+        """
+        Open a kdump.
+
+        :raises DamagedDataError: if this is not a kdump, or a damaged one
+        :raises LeftToDrgnError: if it is left to libkdumpfile: big-endian, of 32 bits,
+            of an unknown version, or with a compression whose library is not installed
+        :raises EOFError: if the file ends within its bitmaps
+        :raises OSError: if it cannot be read
+        """
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        opened = unflattened(reader_of(self._fd), size)
+        self._read_file, self._file_size = opened.tables, opened.size
+        self._read_pages = opened.pages
+        header = formats.parse_kdump(self._read_file)
+        if (
+            header.version not in _VERSIONS
+            or header.byteorder != "<"
+            or header.max_pfn is None
+        ):
+            raise LeftToDrgnError("a kdump of a kind that is not read in bulk")
+        self.page_size = header.block_size
+        # A page is compressed with the dump's method, or stored if that saves nothing.
+        self._codec = find_codec(header.compression, self.page_size)
+        if self._codec is None and header.compression != formats.UNCOMPRESSED:
+            raise LeftToDrgnError(f"no library for {header.compression} is installed")
+        self._flag = header.compression_flag
+        half = header.bitmap_size // 2
+        if not 0 < header.max_pfn <= half * 8:
+            raise DamagedDataError(
+                "a kdump whose bitmaps do not say which pages it has"
+            )
+        self.pfns = range(header.max_pfn) if header.part is None else header.part
+        if not 0 <= self.pfns.start < self.pfns.stop <= half * 8:
+            raise DamagedDataError("a kdump that is a part of none")
+        self._bitmap_offset = header.bitmap_offset + half
+        self._bitmap_size = half
+        self._table_offset = header.table_offset
+        self._kept_before = _count(self._read_file, self._bitmap_offset, half)
+        self._pieces: dict[int, Pfns] = {}
+        # A part of several has the bitmaps of the whole, but its own descriptors only.
+        self._before_part = self._kept_below(self.pfns.start)
+
+    def read(self, pfns: Pfns) -> list[bytes | None]:
+        """
+        Read pages.
+
+        :param pfns: In any order, with repetitions and :data:`NO_PFN`.
+        :return: A page for each, in the same order. :data:`CUT_OFF` if it lies beyond
+            the end of the file: libkdumpfile returns zeros for such a page or, as it
+            maps the file, ends the process by SIGBUS (seen in that of drgn 0.3's
+            wheel). ``None`` if it is left to libkdumpfile: not kept, damaged, or
+            unknown here.
+        """
+        pages: list[bytes | None] = []
+        for first in range(0, len(pfns), _BATCH):
+            indices = self._indices(pfns[first : first + _BATCH])
+            if indices[0] >= 0 and (indices[1:] > indices[:-1]).all():
+                # The usual case: contiguous memory.
+                pages += self._pages_at(indices)
+                continue
+            needed, rows = np.unique(indices, return_inverse=True)
+            missing = int(np.count_nonzero(needed < 0))
+            found = [None] * missing + self._pages_at(needed[missing:])
+            pages += [found[row] for row in rows.tolist()]
+        return pages
+
+    def is_kept(self, pfn: int) -> bool:
+        """Return whether the dump has a page, sound or not."""
+        return bool(self._indices(np.array([pfn], np.int64))[0] >= 0)
+
+    def kept_ranges(self) -> Iterator[range]:
+        """Yield the page frames of the dump, those that follow each other at once.
+
+        They are read with the bitmap, a piece at a time.
+        """
+        start = end = self.pfns.start
+        for piece in range(start >> _PIECE_SHIFT, -(-self.pfns.stop >> _PIECE_SHIFT)):
+            first = piece << _PIECE_SHIFT
+            kept = np.flatnonzero(self._piece(piece) >= 0) + first
+            kept = kept[(kept >= self.pfns.start) & (kept < self.pfns.stop)]
+            breaks = np.flatnonzero(np.diff(kept) > 1) + 1
+            for run in np.split(kept, breaks):
+                if not len(run):
+                    continue
+                if int(run[0]) != end:
+                    if start < end:
+                        yield range(start, end)
+                    start = int(run[0])
+                end = int(run[-1]) + 1
+        if start < end:
+            yield range(start, end)
+
+    def _indices(self, pfns: Pfns) -> npt.NDArray[np.int64]:
+        """Find the index of each page's descriptor in the table; < 0 if not kept."""
+        indices = np.full(len(pfns), -1, np.int64)
+        known = (pfns >= self.pfns.start) & (pfns < self.pfns.stop)
+        pieces = pfns >> _PIECE_SHIFT
+        for piece in sorted({*pieces[known].tolist()}):
+            here = known & (pieces == piece)
+            found = self._piece(piece)[pfns[here] & ((1 << _PIECE_SHIFT) - 1)]
+            indices[here] = found - self._before_part
+        return indices
+
+    def _kept_below(self, pfn: int) -> int:
+        """Count the pages kept below a page frame, in all parts of the dump."""
+        piece, rest = divmod(pfn, 1 << _PIECE_SHIFT)
+        below = self._piece(piece)[:rest]
+        return int(self._kept_before[piece]) + int(np.count_nonzero(below >= 0))
+
+    def _piece(self, piece: int) -> npt.NDArray[np.int64]:
+        """Find the indices of all pages in a piece of the bitmap; -1 if not kept."""
+        indices = self._pieces.get(piece)
+        if indices is None:
+            start = piece * _PIECE_BYTES
+            size = min(_PIECE_BYTES, self._bitmap_size - start)
+            data = self._read(self._bitmap_offset + start, size).ljust(size, b"\0")
+            kept = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+            indices = np.cumsum(kept, dtype=np.int64) + (self._kept_before[piece] - 1)
+            indices[kept == 0] = -1
+            if len(self._pieces) >= _PIECES_KEPT:
+                del self._pieces[next(iter(self._pieces))]
+            self._pieces[piece] = indices
+        return indices
+
+    def _pages_at(self, indices: npt.NDArray[np.int64]) -> list[bytes | None]:
+        """Read the pages whose descriptors have these ascending indices."""
+        table = self._descriptors(indices)
+        cut_off = self._is_cut_off(table)
+        rows = np.flatnonzero(self._is_known(table) & ~cut_off)
+        rows = rows[np.argsort(table.offsets[rows], kind="stable")]
+        offsets, sizes, flags = (column[rows] for column in table)
+        ends = offsets + sizes
+        pages: list[bytes | None] = [None] * len(indices)
+        for row in np.flatnonzero(cut_off).tolist():
+            pages[row] = CUT_OFF
+        for run, start, end in _runs(offsets, ends):
+            data = self._read(start, end - start, self._read_pages)
+            here = (offsets[run] - start).tolist(), (ends[run] - start).tolist()
+            blocks = [data[first:last] for first, last in zip(*here, strict=True)]
+            found = self._pages_of(blocks, flags[run])
+            for row, page in zip(rows[run].tolist(), found, strict=True):
+                pages[row] = page
+        return pages
+
+    def _is_cut_off(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
+        """Return which pages are not completely in the file."""
+        offsets, sizes, _ = table
+        return (offsets < 0) | (sizes > 0) & (offsets > self._file_size - sizes)
+
+    def _is_known(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
+        """Return which pages can be read here."""
+        _, sizes, flags = table
+        is_plain = (flags == 0) & (sizes == self.page_size)
+        # A compressed page is never longer than the page.
+        is_compressed = (sizes > 0) & (sizes <= self.page_size) & (flags != 0)
+        known: npt.NDArray[np.bool_] = is_plain | is_compressed & (flags == self._flag)
+        return known
+
+    def _descriptors(self, indices: npt.NDArray[np.int64]) -> "_Descriptors":
+        """Read descriptors by ascending index; zero beyond the end of the file."""
+        words = np.zeros((len(indices), _WORDS), np.int64)
+        starts = self._table_offset + indices * DESCRIPTOR_BYTES
+        for run, start, end in _runs(starts, starts + DESCRIPTOR_BYTES):
+            data = self._read(start, end - start).ljust(end - start, b"\0")
+            rows = (starts[run] - start) // DESCRIPTOR_BYTES
+            words[run] = np.frombuffer(data, "<i8").reshape(-1, _WORDS).take(rows, 0)
+        # Offset; size and flags, of 32 bits each; page flags.
+        return _Descriptors(words[:, 0], words[:, 1] & 0xFFFFFFFF, words[:, 1] >> 32)
+
+    def _read(self, start: int, size: int, read: ReadAt | None = None) -> bytes:
+        """Read from the file; less or nothing if the disk fails."""
+        try:
+            return (read or self._read_file)(start, size)
+        except OSError:
+            return b""
+
+    def _pages_of(
+        self, blocks: list[bytes], flags: npt.NDArray[np.int64]
+    ) -> list[bytes | None]:
+        """Return the pages in these blocks of the file."""
+        if flags.all():
+            return self._decompressed(blocks)
+        pairs = list(zip(blocks, flags.tolist(), strict=True))
+        pages = iter(self._decompressed([block for block, flag in pairs if flag]))
+        # A block is short if the disk failed.
+        return [
+            next(pages) if flag else block if len(block) == self.page_size else None
+            for block, flag in pairs
+        ]
+
+    def _decompressed(self, blocks: list[bytes]) -> list[bytes | None]:
+        if self._codec is None:
+            return [None] * len(blocks)
+        decompress, errors, start = self._codec
+        if start:
+            # Every codec rejects an empty block.
+            blocks = [block if block.startswith(start) else b"" for block in blocks]
+        pages: list[bytes | None] = []
+        for block in blocks:
+            try:
+                page = decompress(block)
+            except errors:
+                pages.append(None)
+            else:
+                pages.append(page if len(page) == self.page_size else None)
+        return pages
+
+
+class SplitPages:
+    """The pages of a kdump that was split into several files."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Open its parts, as :class:`KdumpPages` opens each.
+
+        :param paths: Parts that have pages, by page frame.
+        """
+        self._parts = [KdumpPages(path) for path in paths]
+        self._starts = np.array([part.pfns.start for part in self._parts], np.int64)
+        self.page_size = self._parts[0].page_size
+
+    def read(self, pfns: Pfns) -> list[bytes | None]:
+        """Read pages, as :meth:`KdumpPages.read` does."""
+        pages: list[bytes | None] = [None] * len(pfns)
+        numbers = self._numbers(pfns)
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            found = self._parts[number].read(pfns[rows])
+            for row, page in zip(rows.tolist(), found, strict=True):
+                pages[row] = page
+        return pages
+
+    def is_kept(self, pfn: int) -> bool:
+        """Return whether the dump has a page, sound or not."""
+        number = int(self._numbers(np.array([pfn], np.int64))[0])
+        return self._parts[number].is_kept(pfn)
+
+    def _numbers(self, pfns: Pfns) -> npt.NDArray[np.int64]:
+        """Return the part to ask for each page."""
+        numbers = np.searchsorted(self._starts, pfns, side="right") - 1
+        return np.maximum(numbers, 0).astype(np.int64)
+
+
+AnyPages = KdumpPages | SplitPages
+
+
+def _runs(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> Iterator[tuple[slice, int, int]]:
+    """
+    Yield the runs of neighbours to read at once.
+
+    :param starts: Ascending offsets in the file, at most :data:`_BATCH`.
+    :param ends: Their ends, at most a page further.
+    :return: Rows of each run, and the start and end of its read.
+    """
+    far = np.flatnonzero(starts[1:] - ends[:-1] > _MAX_GAP) + 1
+    edges = [0, *far.tolist(), len(starts)]
+    for first, last in pairwise(edges):
+        if first < last:
+            run = slice(first, last)
+            yield run, int(starts[first]), int(ends[run].max())
+
+
+def _count(read: ReadAt, start: int, size: int) -> npt.NDArray[np.int64]:
+    """Count the pages kept before each piece of the bitmap."""
+    counts = [0]
+    for offset in range(start, start + size, _PAGE_BITMAP_READ):
+        data = read_exactly(read, offset, min(_PAGE_BITMAP_READ, start + size - offset))
+        counts += (
+            int.from_bytes(data[i : i + _PIECE_BYTES], "little").bit_count()
+            for i in range(0, len(data), _PIECE_BYTES)
+        )
+    return np.cumsum(counts, dtype=np.int64)
+
+
+# --- Kdumps with pages that libkdumpfile must not read, or does not find.
+#
+# It maps the file and trusts the descriptors of pages, so that one page that is not in
+# the file ends the process by SIGBUS. Its own walks of page tables may lead there, too.
+# In QEMU's kdumps of arm64 it does not find the pages, and a flattened one without its
+# last piece it does not open at all. Such a dump is opened by libkdumpfile, for its
+# headers and notes, but all its pages are read here, and drgn walks the page tables.
+
+
+_PREFER_DRGN = "DRGN_PREFER_PGTABLE_READER"
+"""Environment variable by which drgn, not libkdumpfile, translates addresses."""
+
+_ALL_MEMORY = (1 << 64) - 1
+
+_PAGES_KEPT = 1024
+
+_PAGES = "msatools pages of a kdump"
+
+_EXCLUDED = "Excluded page"
+"""What libkdumpfile says of a page that was left out of the dump."""
+
+_DAMAGED = "damaged page, or beyond the end of the file"
+
+
+def set_kdump_read_here(prog: Program, path: str, reason: str) -> None:
+    """Set the core dump of a program so that libkdumpfile reads none of its pages.
+
+    :param reason: Why it must not, for the error.
+    :raises DamagedDumpError: if only libkdumpfile can read its pages
+    """
+    _set(prog, path, path, reason)
+
+
+def set_flat_headers(prog: Program, path: str) -> None:
+    """Set the core dump of a program to a flattened kdump without its end.
+
+    libkdumpfile gets a file with the headers and bitmaps of the kdump alone.
+
+    :raises DamagedDumpError: if only libkdumpfile can read its pages
+    """
+    # The program closes it.
+    _set(prog, path, formats.take(path), "its last part is cut off")
+
+
+def set_parts(prog: Program, path: str, parts: Sequence[str]) -> None:
+    """Set the core dump of a program to the parts of a split dump.
+
+    libkdumpfile gets one of them, as all have the headers.
+
+    :param parts: Paths of those that have pages, by page frame.
+    :raises DamagedDumpError: if only libkdumpfile can read their pages
+    """
+    _set(prog, path, path, "it is split into several files", parts)
+
+
+def pages_read_here(prog: Program) -> AnyPages | None:
+    """Return the pages of a dump that is read here; ``None`` for any other."""
+    found: AnyPages | None = prog.cache.get(_PAGES)
+    return found
+
+
+def _set(
+    prog: Program, path: str, core: str | int, reason: str, parts: Sequence[str] = ()
+) -> None:
+    try:
+        pages = SplitPages(parts) if parts else KdumpPages(path)
+    except (DamagedDataError, LeftToDrgnError, EOFError) as error:
+        if isinstance(core, int):
+            os.close(core)
+        raise DamagedDumpError(
+            path,
+            f"{reason}, and {error}",
+            "copy the dump again, or install msatools[fast]",
+        ) from error
+    with _preferring_drgn():
+        ask(prog.set_core_dump, core)
+    prog.add_memory_segment(0, _ALL_MEMORY, _PageReader(pages), True)
+    prog.cache[_PAGES] = pages
+
+
+@contextmanager
+def _preferring_drgn() -> Iterator[None]:
+    before = os.environ.get(_PREFER_DRGN)
+    os.environ[_PREFER_DRGN] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PREFER_DRGN]
+        else:
+            os.environ[_PREFER_DRGN] = before
+
+
+class _PageReader:
+    """Reads physical memory for drgn."""
+
+    def __init__(self, pages: AnyPages) -> None:
+        self._pages = pages
+        self._kept: dict[int, bytes | None] = {}
+
+    def __call__(self, address: int, count: int, offset: int, physical: bool) -> bytes:
+        """Read as :meth:`drgn.Program.add_memory_segment` describes it.
+
+        :raises FaultError: if a page is not in the dump, or damaged
+        """
+        size = self._pages.page_size
+        first, last = address // size, (address + count - 1) // size
+        self._keep(range(first, last + 1))
+        parts = []
+        for pfn in range(first, last + 1):
+            page = self._kept[pfn]
+            if not page:
+                kept = self._pages.is_kept(pfn)
+                why = (
+                    "damaged page, or beyond the end of the file" if kept else _EXCLUDED
+                )
+                raise FaultError(why, max(address, pfn * size))
+            parts.append(page)
+        start = address - first * size
+        return b"".join(parts)[start : start + count]
+
+    def _keep(self, pfns: range) -> None:
+        missing = [pfn for pfn in pfns if pfn not in self._kept]
+        if not missing:
+            return
+        if len(self._kept) + len(missing) > _PAGES_KEPT:
+            self._kept.clear()
+            missing = list(pfns)
+        pages = self._pages.read(np.array(missing, np.int64))
+        self._kept.update(zip(missing, pages, strict=True))

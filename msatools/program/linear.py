@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reads of kernel memory without libkdumpfile: the direct map, and vmalloc() memory.
+
+Also the lowest addresses of the kernel.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import drgn
+from drgn import FaultError, Program, ProgramFlags
+from drgn.helpers.linux.mm import follow_phys, pfn_to_virt
+
+from msatools.errors import LOST, UNREADABLE, MissingError, NotSupportedError
+from msatools.program.arch import Piece, TableFormat, TableWalk, arch_of, table_format
+from msatools.selfdesc.find import (
+    ask,
+    find_symbol,
+    find_variable,
+    hex_number,
+    vmcoreinfo,
+)
+
+# --- The lowest addresses of the kernel.
+#
+# They are used to follow pointers, to classify program counters and to search memory
+# for pointers.
+
+
+KERNEL_HALF: Final = 1 << 63
+"""
+Start of the kernel's half of the address space: bit 63 of its addresses is set, and
+that of user addresses is not, on every 64-bit architecture and with any number of page
+table levels.
+"""
+
+_KERNEL_START = "msatools.kernel start"
+"""Key of the program's cache."""
+
+
+def kernel_start(prog: drgn.Program) -> int:
+    """
+    Return the lowest canonical address of this kernel.
+
+    No memory is mapped between :data:`KERNEL_HALF` and this address. List poison lies
+    there (POISON_POINTER_DELTA, 0xdead000000000000), so that pointers of unlinked
+    entries do not count as addresses.
+    """
+    found: int | None = prog.cache.get(_KERNEL_START)
+    if found is None:
+        bits = arch_of(prog).address_bits(vmcoreinfo(prog))
+        found = prog.cache[_KERNEL_START] = (1 << 64) - (1 << bits)
+    return found
+
+
+def code_start(prog: drgn.Program) -> int:
+    """
+    Return an address above the direct map, and not above any code.
+
+    The kernel's image with its static variables, and modules, lie above.
+    """
+    return arch_of(prog).code_start(vmcoreinfo(prog))
+
+
+# --- Reads of vmalloc() memory in a dump, with each page table read once.
+#
+# Kernel stacks and modules lie in vmalloc() memory. drgn walks four or five tables for
+# each read; in a dump they do not change, so tables are cached here. The same tables
+# translate other mappings, such as the memmap, many pages at a time.
+
+
+def map_vmalloc(prog: Program) -> bool:
+    """
+    Let drgn read vmalloc() memory and modules of a dump with cached page tables.
+
+    It must be called before :func:`msatools.program.linear.map_linear`, whose segments
+    take precedence.
+
+    :return: Whether the format of this kernel's tables is known.
+    """
+    tables = page_tables(prog)
+    if tables is None:
+        return False
+    for start, size in arch_of(prog).paged(prog, tables.form):
+        prog.add_memory_segment(start, size, tables.read)
+    return True
+
+
+def page_tables(prog: Program) -> "VmallocTables | None":
+    """Return the kernel's page tables; ``None`` if they are not found."""
+    form = table_format(prog)
+    if form is None or prog.flags & ProgramFlags.IS_LIVE:
+        return None
+    root = vmcoreinfo(prog).get("SYMBOL(swapper_pg_dir)")
+    offset = arch_of(prog).image_offset(prog)
+    if root is None or offset is None:
+        return None
+    try:
+        address = hex_number(root)
+        tables = VmallocTables(prog, address - offset, form)
+        # Check the address from VMCOREINFO against drgn's own translation.
+        expected = _by_drgn(prog, address)
+        if expected is None:
+            expected = address - offset
+        is_right = tables.translate(address)[0] == expected
+    except LOST:
+        return None
+    return tables if is_right else None
+
+
+def physical_address(prog: Program, address: int) -> int:
+    """Translate an address of the kernel, each time with a walk of page tables.
+
+    :raises FaultError: if it is not mapped, or a page table cannot be read
+    :raises MissingError: if the page tables are not found
+    """
+    physical = _by_drgn(prog, address)
+    if physical is None:
+        tables = page_tables(prog)
+        if tables is None:
+            raise MissingError("this architecture's page tables are not read")
+        physical = tables.translate(address)[0]
+    return physical
+
+
+def _by_drgn(prog: Program, address: int) -> int | None:
+    """Translate an address; ``None`` if drgn does not know the architecture."""
+    space = find_variable(prog, "init_mm").address_of_()
+    try:
+        return int(ask(follow_phys, space, address).value_())
+    except NotSupportedError:
+        return None
+
+
+class VmallocTables(TableWalk):
+    """The kernel's page tables, and reads through them."""
+
+    def __init__(self, prog: Program, root: int, form: TableFormat) -> None:
+        """
+        :param root: Physical address of the top-level table.
+        """
+        size = form.table_bytes
+        super().__init__(form, root, lambda table: prog.read(table, size, True))
+        self._read = prog.read
+
+    def read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
+        """Read memory, with one read for pages that are physically contiguous."""
+        parts: list[bytes] = []
+        end = address + count
+        while address < end:
+            start, room = self.translate(address)
+            size = min(room, end - address)
+            while address + size < end:
+                following, room = self._following(address + size)
+                if following != start + size:
+                    break
+                size = min(size + room, end - address)
+            try:
+                parts.append(self._read(start, size, True))
+            except UNREADABLE as error:
+                raise FaultError(str(error), address) from error
+            address += size
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def translate(self, address: int) -> tuple[int, int]:
+        """
+        Translate an address as :meth:`find` does.
+
+        :raises FaultError: if nothing is mapped there
+        """
+        found = self.find(address)
+        if found is None:
+            raise FaultError("address is not mapped", address)
+        return found
+
+    def _following(self, address: int) -> tuple[int, int]:
+        try:
+            return self.find(address) or (-1, 0)
+        except UNREADABLE:
+            return -1, 0
+
+
+# --- Reads of linearly mapped kernel memory without a walk of page tables.
+#
+# QEMU's dumps and kdumps have physical addresses only, so that drgn walks the kernel's
+# page tables for each read, with four or five more reads. All memory is mapped linearly
+# (the direct map), and the kernel's image, too; almost all reads go to one of these.
+
+
+_DIRECT_MAP = "msatools.direct map"
+"""Key of the program's cache."""
+
+_MAX_BYTES = 1 << 52
+"""Maximum size of physical memory: addresses have 52 bits at most."""
+
+
+def map_kernel(prog: Program) -> None:
+    """Let drgn walk the page tables of a dump or a guest as rarely as possible."""
+    map_vmalloc(prog)
+    map_linear(prog)
+
+
+def map_linear(prog: Program) -> list[Piece]:
+    """Let drgn read linearly mapped memory by physical address.
+
+    A piece is skipped if the page tables map either end elsewhere.
+
+    :return: The pieces; empty if nothing is known of the architecture.
+    """
+    memory = [piece for piece in _all_memory(prog) if _is_mapped(prog, piece)]
+    pieces = memory + [piece for piece in _image(prog) if _is_mapped(prog, piece)]
+    for piece in pieces:
+        prog.add_memory_segment(piece.start, piece.size, _reading(prog, piece))
+    for piece in memory:
+        direct_map(prog).set(piece)
+    return pieces
+
+
+class DirectMap:
+    """
+    The range where all physical memory is mapped, if known.
+
+    Callers with many reads translate addresses in it themselves and read physical
+    memory: drgn's call back to this module takes half the time of a read.
+    """
+
+    __slots__ = ("physical", "size", "start")
+
+    def __init__(self) -> None:
+        self.start = self.size = self.physical = 0
+
+    def set(self, piece: Piece) -> None:
+        """Set the range, for all users of this object."""
+        self.start, self.size, self.physical = piece
+
+
+def direct_map(prog: Program) -> DirectMap:
+    """Return the direct map of a program, which :func:`map_linear` may set later."""
+    found: DirectMap = prog.cache.setdefault(_DIRECT_MAP, DirectMap())
+    return found
+
+
+def page_address(prog: Program, pfn: int) -> int:
+    """Return the address of a page in the direct map.
+
+    :raises MissingError: if it is not known where this architecture maps memory
+    """
+    try:
+        return int(ask(pfn_to_virt, prog, pfn).value_())
+    except NotSupportedError:
+        piece = arch_of(prog).direct_map(prog)
+        if piece is None:
+            raise MissingError("it is not known where memory is mapped") from None
+        size: int = find_variable(prog, "PAGE_SIZE").value_()
+        return piece.start - piece.physical + pfn * size
+
+
+def forget_direct_map(prog: Program) -> None:
+    """Let readers use drgn's memory segments, as tests overlay memory with them."""
+    direct_map(prog).set(Piece(0, 0, 0))
+
+
+def _all_memory(prog: Program) -> Iterator[Piece]:
+    try:
+        memory = arch_of(prog).direct_map(prog)
+    except LOST:
+        return
+    if memory is not None:
+        yield memory
+
+
+def _image(prog: Program) -> Iterator[Piece]:
+    arch = arch_of(prog)
+    moved = arch.image_offset(prog)
+    if moved is None:
+        return
+    for first, last in arch.image:
+        try:
+            start, end = (
+                find_symbol(prog, first).address,
+                find_symbol(prog, last).address,
+            )
+        except MissingError:
+            continue
+        yield Piece(start, end - start, start - moved)
+
+
+def _is_mapped(prog: Program, piece: Piece) -> bool:
+    """Return whether the page tables agree on both ends of a piece."""
+    if not 0 < piece.size <= _MAX_BYTES:
+        return False
+    try:
+        return all(
+            physical_address(prog, piece.start + offset) == piece.physical + offset
+            for offset in (0, piece.size - 1)
+        )
+    except LOST:
+        return False
+
+
+def _reading(prog: Program, piece: Piece) -> Callable[[int, int, int, bool], bytes]:
+    read, base = prog.read, piece.physical
+
+    def read_physical(address: int, count: int, offset: int, physical: bool) -> bytes:
+        try:
+            data: bytes = read(base + offset, count, True)
+        except UNREADABLE as error:
+            # Report the virtual address, as without this function.
+            raise drgn.FaultError(str(error), address) from error
+        return data
+
+    return read_physical

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Opening of targets: a dump, the running kernel, or a QEMU guest."""
+
+import os
+from typing import Literal, NamedTuple
+
+import drgn
+from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
+from msgspec import Struct
+
+from msatools.errors import LOST
+from msatools.program import description, live
+from msatools.program.description import describe_opened
+from msatools.program.dumpfile import DumpFile, os_error, read_dump_file
+from msatools.program.formats import NAMELESS
+from msatools.program.kdump_pages import (
+    set_flat_headers,
+    set_kdump_read_here,
+    set_parts,
+)
+from msatools.program.linear import KERNEL_HALF, map_kernel
+from msatools.program.live import KCORE
+from msatools.program.model import (
+    DamagedDumpError,
+    NotADumpError,
+    NotPermittedError,
+    NoTypesError,
+    Target,
+    TargetError,
+    damaged_types,
+    losses_refused,
+)
+from msatools.selfdesc import (
+    BtfError,
+    NotSelfDescribedError,
+    load_btf,
+    main_module,
+)
+from msatools.selfdesc.find import ask
+from msatools.standby import standby_of
+
+_PROC = "/proc"
+_LOCKDOWN = "/sys/kernel/security/lockdown"
+_CAP_SYS_RAWIO = 17
+
+# Values of utsname.machine that differ from drgn's names of architectures.
+_ARCHITECTURES = {"i686": "I386", "armv7l": "ARM", "ppc64le": "PPC64"}
+
+_MASKED = (Architecture.X86_64, Architecture.AARCH64, Architecture.RISCV64)
+"""Architectures whose user addresses are below the kernel's half."""
+
+
+class TargetSpec(Struct, frozen=True):
+    """A target as requested: without path and guest, the running kernel."""
+
+    path: str | None = None
+    """Path of a dump, or ``/proc/kcore``."""
+
+    qemu: str | None = None
+    """Path or ``host:port`` of a QMP socket."""
+
+    vmlinux: str | None = None
+    """Path of the debug info of the kernel proper; ``None`` to let drgn find it."""
+
+    types: Literal["auto", "dwarf", "btf"] = "auto"
+    """Source of types; ``auto`` for debug info if found, else BTF."""
+
+    debuginfod: bool = False
+    """Whether debug info may be fetched from the network."""
+
+    kernel: int | None = None
+    """Which of several kernels in a file without a note, from 1; ``None`` for the one
+    with the most memory."""
+
+    vmcoreinfo: str | None = None
+    """Path of a file with VMCOREINFO; ``None`` to find it in the dump."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is the running kernel, determined without opening it."""
+        return self.path is None or os.path.realpath(self.path) == KCORE
+
+
+class Opened(NamedTuple):
+    """An opened target, with its types loaded."""
+
+    prog: Program
+    target: Target
+
+
+def open_target(spec: TargetSpec) -> Opened:
+    """Open a target and load types and symbols of the kernel proper.
+
+    :raises TargetError: if it cannot be opened, or has no types; the subclasses in
+        :mod:`msatools.program.model` distinguish the reasons
+    """
+    path = spec.qemu or spec.path or KCORE
+    with losses_refused(path, live=spec.is_live):
+        return _open(spec, path)
+
+
+def _open(spec: TargetSpec, path: str) -> Opened:
+    dump = None
+    if spec.qemu is not None:
+        prog = live.open_guest(path)
+    elif spec.is_live:
+        prog = _open_kcore(path)
+    else:
+        prog, dump = _open_file(path, spec, read_dump_file(path))
+    try:
+        with live.kcore_steady(prog), live.qmp_steady(prog):
+            try:
+                _load_types(prog, path, spec)
+            except NoTypesError as error:
+                if dump is None or not dump.damage:
+                    raise
+                # What is missing may be why no types were found.
+                raise DamagedDumpError(
+                    path,
+                    f"{dump.damage}, and {error.why}",
+                    dump.remedy,
+                ) from error
+            if dump is not None:
+                map_kernel(prog)
+            return Opened(prog, describe_opened(prog, path, dump))
+    except BtfError as error:
+        raise damaged_types(path, error) from error
+
+
+def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
+    """Load types and symbols of the kernel proper, from one source alone."""
+    standby = standby_of(prog)
+    if standby is not None:
+        standby.stand_down()
+    if spec.vmlinux is not None:
+        description.load_named(prog, spec.vmlinux)
+        return
+    missing = []
+    if spec.types != "btf":
+        if description.load_found(prog, debuginfod=spec.debuginfod):
+            return
+        missing.append(f"no debug info found for {description.release_of(prog)}")
+    if spec.types != "dwarf":
+        try:
+            load_btf(prog, modules=False)
+        except NotSelfDescribedError as error:
+            missing.append(str(error))
+        else:
+            # So that a later request to load debug info does not replace it.
+            main_module(prog).debug_file_status = ModuleFileStatus.DONT_NEED
+            return
+    what_to_do = description.how_to_get(prog)
+    if spec.types == "btf":
+        what_to_do = "leave out --types btf and name the kernel's vmlinux with -s"
+    raise NoTypesError(path, ", and ".join(missing), what_to_do)
+
+
+def _open_file(path: str, spec: TargetSpec, dump: DumpFile) -> tuple[Program, DumpFile]:
+    """Open a dump, or a file with memory in which the kernel has to be found."""
+    if dump.kind == "raw" or dump.lacks_note is not None:
+        # Few targets are such files.
+        from msatools.program.raw_formats import memory_in
+        from msatools.program.raw_program import open_memory
+
+        memory = memory_in(path, dump)
+        prog, dump = open_memory(path, dump, memory, spec.kernel, spec.vmcoreinfo)
+        mask_user_addresses(prog)
+        return prog, dump
+    for option, value in (
+        ("--kernel", spec.kernel),
+        ("--vmcoreinfo", spec.vmcoreinfo),
+    ):
+        if value is not None:
+            raise TargetError(
+                path, "it says itself where its kernel is", f"leave out {option}"
+            )
+    return _open_dump(path, dump), dump
+
+
+def _open_dump(path: str, dump: DumpFile) -> Program:
+    if dump.kind == "kdump" and not drgn._with_libkdumpfile:
+        raise TargetError(
+            path,
+            "this drgn was built without libkdumpfile, which reads kdumps",
+            "install drgn's wheel, or build it with libkdumpfile",
+        )
+    prog = Program(platform=_platform_of(path, dump))
+    try:
+        if dump.parts not in ((), (path,)):
+            set_parts(prog, path, dump.parts)
+        elif dump.lacks_end:
+            set_flat_headers(prog, path)
+        elif dump.bad_descriptors:
+            set_kdump_read_here(prog, path, "descriptors of pages are damaged")
+        elif dump.is_nameless_arm64:
+            set_kdump_read_here(prog, path, "libkdumpfile does not find its pages")
+        else:
+            ask(prog.set_core_dump, path)
+    except OSError as error:
+        raise os_error(path, error) from error
+    except LOST as error:
+        # The text is for developers.
+        if dump.truncated:
+            raise DamagedDumpError(
+                path, "cut off before its pages can be found", "copy the dump again"
+            ) from error
+        raise DamagedDumpError(
+            path, f"drgn cannot open it: {error}", "copy or take the dump again"
+        ) from error
+    if not prog.flags & drgn.ProgramFlags.IS_LINUX_KERNEL:
+        raise NotADumpError(path, "not a dump of Linux", "name a vmcore")
+    mask_user_addresses(prog)
+    return prog
+
+
+def mask_user_addresses(prog: Program) -> None:
+    """Let reads of user addresses fail.
+
+    The segments of QEMU's ELF dumps have p_vaddr 0, so that a NULL pointer would lead
+    to the interrupt table of real mode. In kdumps it would lead to the process that ran
+    when the dump was taken.
+    """
+    assert prog.platform is not None
+    if prog.platform.arch in _MASKED:
+        prog.add_memory_segment(0, KERNEL_HALF, _fault)
+
+
+def _fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+    raise FaultError("not an address of the kernel", address)
+
+
+def _platform_of(path: str, dump: DumpFile) -> Platform | None:
+    """Return the platform if libkdumpfile cannot find it; ``None`` if it can.
+
+    QEMU (seen in 7.2) leaves all of utsname but the machine blank in its kdumps, and
+    libkdumpfile then cannot determine the architecture.
+    """
+    if dump.machine is None or dump.release is not None:
+        return None
+    if dump.is_nameless_arm64:
+        return Platform(Architecture.AARCH64)
+    if dump.machine == NAMELESS:
+        raise TargetError(
+            path,
+            "a kdump by QEMU of a machine that QEMU has no name for",
+            "dump the guest as ELF: dump-guest-memory without -z, -l or -s",
+        )
+    name = _ARCHITECTURES.get(dump.machine, dump.machine.upper())
+    try:
+        return Platform(Architecture[name])
+    except KeyError:
+        return None
+
+
+def _open_kcore(path: str) -> Program:
+    try:
+        _check_kcore(path)
+        return live.open_kcore()
+    except FileNotFoundError as error:
+        raise _no_kcore(path) from error
+    except PermissionError as error:
+        raise _not_permitted(path) from error
+    except LOST as error:
+        raise TargetError(
+            path, f"drgn cannot open it: {error}", "name a dump instead"
+        ) from error
+
+
+def _check_kcore(path: str) -> None:
+    """Check that /proc/kcore is the kernel's own: containers may replace it.
+
+    :raises OSError: if it does not exist
+    """
+    if os.stat(KCORE).st_dev != os.stat(_PROC).st_dev:
+        raise TargetError(
+            path,
+            "something else is mounted over it, as in a container",
+            "run outside of the container",
+        )
+
+
+def _no_kcore(path: str) -> TargetError:
+    if not os.path.exists(f"{_PROC}/self"):
+        return TargetError(
+            path, "/proc is not mounted", "mount it: mount -t proc proc /proc"
+        )
+    return TargetError(
+        path,
+        "no such file",
+        "this kernel or container offers none: name a dump instead",
+    )
+
+
+def _not_permitted(path: str) -> NotPermittedError:
+    lockdown = _lockdown()
+    if lockdown is not None:
+        return NotPermittedError(
+            path,
+            f"the kernel is locked down ({lockdown})",
+            "boot it without lockdown, or name a dump instead",
+        )
+    if os.geteuid() != 0:
+        return NotPermittedError(path, "permission denied", "run as root")
+    if _may_read_raw():
+        return NotPermittedError(
+            path,
+            "permission denied, even to root",
+            "see if lockdown or a security module (LSM) of the kernel denies it",
+        )
+    return NotPermittedError(
+        path,
+        "permission denied, even to root",
+        "run outside of the container, with CAP_SYS_RAWIO",
+    )
+
+
+def _lockdown() -> str | None:
+    """Return the lockdown mode of the running kernel if it denies /proc/kcore.
+
+    ``integrity`` does not: LOCKDOWN_KCORE comes after LOCKDOWN_INTEGRITY_MAX in enum
+    lockdown_reason (include/linux/security.h).
+    """
+    try:
+        with open(_LOCKDOWN, encoding="ascii") as file:
+            modes = file.read()
+    except OSError:
+        return None
+    # The current mode is in brackets: "none integrity [confidentiality]".
+    mode = modes.partition("[")[2].partition("]")[0]
+    return mode if mode == "confidentiality" else None
+
+
+def _may_read_raw() -> bool:
+    """Return whether this process has the capability that /proc/kcore requires."""
+    try:
+        with open(f"{_PROC}/self/status", encoding="ascii", errors="replace") as file:
+            lines = [line for line in file if line.startswith("CapEff:")]
+    except OSError:
+        return False
+    return any(int(line.split()[1], 16) >> _CAP_SYS_RAWIO & 1 for line in lines)

@@ -1,0 +1,627 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Physical memory of a file, and the kernels that are found in it, with proof of each.
+
+If there is none: what the memory looks like.
+"""
+
+import errno
+import os
+import struct
+import sys
+import time
+import weakref
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from drgn import Architecture, FaultError
+
+from msatools.errors import UNREADABLE, DamagedDataError
+from msatools.program.arch import (
+    START_KERNEL_MAP,
+    TableFormat,
+    TableWalk,
+    arm64_format,
+    x86_format,
+)
+
+# --- The memory that a file holds, and reads of it by physical address.
+
+
+PAGE_BYTES = 4096
+"""Unit in which memory is searched: the smallest page of any machine."""
+
+_NOT_THERE = "not in the file"
+
+
+class MemoryRange(NamedTuple):
+    """A contiguous part of memory, and where it lies."""
+
+    start: int
+    """Its first address."""
+
+    size: int
+    """In bytes."""
+
+    offset: int
+    """Where it lies: an offset in the file, or an address of other memory."""
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.start + self.size
+
+
+class Ranges:
+    """Ranges without overlaps, by address."""
+
+    def __init__(self, ranges: Sequence[MemoryRange]) -> None:
+        self.all = tuple(ranges)
+        self._starts = [each.start for each in ranges]
+
+    def split(self, address: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """Yield address, size and position of the parts of a read.
+
+        :raises FaultError: if a part of it lies in no range
+        """
+        end = address + size
+        while address < end:
+            index = bisect_right(self._starts, address) - 1
+            if index < 0 or address >= self.all[index].end:
+                raise FaultError(_NOT_THERE, address)
+            found = self.all[index]
+            count = min(end, found.end) - address
+            yield address, count, found.offset + address - found.start
+            address += count
+
+
+class Memory(ABC):
+    """The memory in a file, by address: the guest's or, if packed, the file's own."""
+
+    name: str
+    """Name of the format, for the user."""
+
+    is_packed = False
+    """Whether the file does not say which address of the guest lies where: what lies
+    behind the guest's hole below 4 GiB can follow what lies before it."""
+
+    is_truncated = False
+    """Whether the file ends before its headers say."""
+
+    @property
+    @abstractmethod
+    def ranges(self) -> Sequence[MemoryRange]:
+        """All ranges that the file has, by address."""
+
+    @abstractmethod
+    def read(self, address: int, size: int) -> bytes:
+        """Read memory.
+
+        :raises FaultError: if the file does not have all of it
+        """
+
+    def fill(self, address: int, buffer: memoryview) -> int:
+        """Read into a buffer, as much as is read at once; return the bytes read.
+
+        :raises FaultError: if the file does not have it
+        """
+        data = self.read(address, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def filled(self) -> Iterator[tuple[int, int]]:
+        """Yield start and end of all that may be other than zeros, by address."""
+        for each in self.ranges:
+            yield each.start, each.end
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory in the file."""
+        return sum(each.size for each in self.ranges)
+
+
+class FileMemory(Memory):
+    """Memory that lies in a file as it is, in one range or several.
+
+    Reads do not move the file's position, so that processes can share it after a fork.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        ranges: Sequence[MemoryRange] | None = None,
+        *,
+        is_packed: bool = False,
+    ) -> None:
+        """Open a file.
+
+        :param ranges: By address and without overlaps, with offsets in the file; the
+            whole file if not given.
+        :raises OSError: if it cannot be opened
+        """
+        self.name = name
+        self.is_packed = is_packed
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        if ranges is None:
+            ranges = [MemoryRange(0, size, 0)]
+        # A file that was cut off has less.
+        parts = [
+            each._replace(size=max(min(each.size, size - each.offset), 0))
+            for each in ranges
+        ]
+        self.is_truncated = parts != list(ranges)
+        self._ranges = Ranges([each for each in parts if each.size])
+
+    @property
+    def ranges(self) -> Sequence[MemoryRange]:
+        return self._ranges.all
+
+    def read(self, address: int, size: int) -> bytes:
+        parts = []
+        for start, count, offset in self._ranges.split(address, size):
+            try:
+                part = os.pread(self._fd, count, offset)
+            except OSError as error:
+                # One bad sector is no reason to lose all else.
+                raise FaultError(error.strerror or _NOT_THERE, start) from error
+            if len(part) < count:
+                raise FaultError(_NOT_THERE, start + len(part))
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def fill(self, address: int, buffer: memoryview) -> int:
+        _, count, offset = next(self._ranges.split(address, len(buffer)))
+        return os.preadv(self._fd, [buffer[:count]], offset)
+
+    def filled(self) -> Iterator[tuple[int, int]]:
+        for each in self._ranges.all:
+            shift = each.start - each.offset
+            for start, end in self._data(each.offset, each.offset + each.size):
+                yield start + shift, end + shift
+
+    def _data(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield start and end of what is no hole of a sparse file."""
+        while start < end:
+            try:
+                start = os.lseek(self._fd, start, os.SEEK_DATA)
+                stop = os.lseek(self._fd, start, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return  # only a hole follows
+                # Block devices have no holes.
+                stop = end
+            if start < end:
+                yield start, min(stop, end)
+            start = stop
+
+
+class PhysicalMemory:
+    """A guest's memory by physical address, as drgn reads it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.place([each._replace(offset=each.start) for each in memory.ranges])
+
+    def place(self, pieces: Sequence[MemoryRange]) -> None:
+        """Set which physical address lies at which address of the memory.
+
+        :param pieces: By physical address.
+        """
+        self._pieces = Ranges(pieces)
+        # The usual case, without a search.
+        self._is_plain = all(each.start == each.offset for each in pieces)
+
+    @property
+    def pieces(self) -> Sequence[MemoryRange]:
+        """Which physical address lies at which address of the memory."""
+        return self._pieces.all
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read memory.
+
+        :raises FaultError: if the file does not have all of it
+        """
+        if self._is_plain:
+            return self.memory.read(address, size)
+        parts = []
+        for start, count, position in self._pieces.split(address, size):
+            try:
+                parts.append(self.memory.read(position, count))
+            except FaultError as error:
+                # The address in it is of the file.
+                raise FaultError(_NOT_THERE, start) from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def __call__(self, address: int, count: int, offset: int, physical: bool) -> bytes:
+        """Read as :meth:`drgn.Program.add_memory_segment` describes it."""
+        return self.read(address, count)
+
+
+# --- A search of all memory for words at a fixed place in a page.
+#
+# VMCOREINFO begins a page of its own, so that one word of each page tells. Memory is
+# read in bulk; only that word is looked at.
+
+
+_CHUNK_BYTES = 1 << 20
+"""Read at once: what fits into a CPU's cache costs least."""
+
+_TELL_AFTER_S = 1.0
+_TELL_EVERY_S = 0.5
+
+_GIB = 1 << 30
+
+_MOST_HITS = 1 << 16
+"""A hostile file can consist of nothing else."""
+
+
+class Words(NamedTuple):
+    """Bytes to look for in each page."""
+
+    offset: int
+    """In a page; a multiple of 4."""
+
+    text: bytes
+    """At least 4 bytes."""
+
+
+def find_words(memory: Memory, wanted: Sequence[Words]) -> Iterator[tuple[int, int]]:
+    """Yield the address of each page that has some bytes, and which of *wanted*.
+
+    Memory that cannot be read is left out.
+    """
+    buffer = np.empty(_CHUNK_BYTES // 4, "<u4")
+    pages = buffer.reshape(-1, PAGE_BYTES // 4)
+    view = buffer.data.cast("B")
+    first = [int.from_bytes(each.text[:4], "little") for each in wanted]
+    columns = [pages[:, each.offset // 4] for each in wanted]
+    hits = 0
+    with _Progress(memory) as progress:
+        for start, end in memory.filled():
+            # Pages begin at multiples of their size.
+            for address in range(
+                -(-start // PAGE_BYTES) * PAGE_BYTES, end, _CHUNK_BYTES
+            ):
+                size = min(_CHUNK_BYTES, end - address)
+                count = _filled(memory, address, view[:size]) // PAGE_BYTES
+                for number, column in enumerate(columns):
+                    found = np.flatnonzero(column[:count] == first[number])
+                    for row in found.tolist():
+                        each = wanted[number]
+                        here = row * PAGE_BYTES + each.offset
+                        if view[here : here + len(each.text)] == each.text:
+                            yield address + row * PAGE_BYTES, number
+                            hits += 1
+                    if hits > _MOST_HITS:
+                        return
+                progress.add(size)
+
+
+def _filled(memory: Memory, address: int, buffer: memoryview) -> int:
+    """Read as much as there is into a buffer; return the number of bytes."""
+    done = 0
+    while done < len(buffer):
+        try:
+            count = memory.fill(address + done, buffer[done:])
+        except (FaultError, OSError):
+            count = 0
+        if not count:
+            # What cannot be read has no words; the rest of it may.
+            skipped = PAGE_BYTES - done % PAGE_BYTES
+            buffer[done : done + skipped] = bytes(len(buffer[done : done + skipped]))
+            count = min(skipped, len(buffer) - done)
+        done += count
+    return done
+
+
+class _Progress:
+    """Says on a terminal how far a search is, if it takes over a second."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._size = max(memory.size, 1)
+        self._out = sys.stderr if sys.stderr and sys.stderr.isatty() else None
+        self._done = 0
+        self._next_s = time.monotonic() + _TELL_AFTER_S
+        self._has_told = False
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._has_told and self._out is not None:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
+    def add(self, count: int) -> None:
+        """Count bytes as done."""
+        self._done += count
+        if self._out is None or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _TELL_EVERY_S
+        self._has_told = True
+        done, size = self._done / _GIB, self._size / _GIB
+        self._out.write(
+            f"\rsearching memory for a kernel: {done:.1f} of {size:.1f} GiB\x1b[K"
+        )
+        self._out.flush()
+
+
+# --- Kernels that were found in memory, and proof that each is one.
+#
+# A copy of VMCOREINFO alone proves nothing: a former kernel's page outlives kexec, a
+# nested guest's lies in its host, and any program can hold the text. What it says has
+# to be there: the names of the system (init_uts_ns) at the address that it gives, of
+# the same release, and page tables that map the kernel's text to where it says.
+
+
+Read = Callable[[int, int], bytes]
+"""``read(address, size)`` of physical memory; raises FaultError."""
+
+_TEXT = b"OSRELEASE="
+_NOTE = b"VMCOREINFO\0\0" + _TEXT
+_NOTE_BYTES = 24
+"""Header and name of the ELF note, which the kernel keeps in pages of its own."""
+
+_MOST_BYTES = PAGE_BYTES
+"""VMCOREINFO_BYTES (include/linux/crash_core.h, linux/vmcore_info.h) is a page."""
+
+_MOST_KERNELS = 64
+_MOST_COPIES = 1024
+
+_SYSNAME = b"Linux".ljust(65, b"\0")
+_UTS_FIELD = 65
+_RELEASE = 2 * _UTS_FIELD
+_NAMES_BYTES = _RELEASE + _UTS_FIELD
+"""``struct new_utsname``: sysname, nodename, release, each of 65 bytes."""
+
+_NAMES = ((0, _TEXT), (12, _NOTE))
+
+
+class FoundKernel(NamedTuple):
+    """What a copy of VMCOREINFO says of its kernel."""
+
+    copies: tuple[int, ...]
+    """Addresses of pages that begin with it, in the memory that was searched: the
+    kernel's own, and the one that it keeps for a crash. Empty if only the note that is
+    made of it was found."""
+
+    text: bytes
+    """VMCOREINFO itself."""
+
+    lines: Mapping[str, str]
+    arch: Architecture
+    image_offset: int
+    """Virtual minus physical address of the kernel's image."""
+
+    @property
+    def release(self) -> str:
+        """``utsname.release``."""
+        return self.lines["OSRELEASE"]
+
+    @property
+    def uts_name(self) -> int:
+        """Physical address of ``init_uts_ns.name``."""
+        # Added by Linux kernel commit ca4a9241cc5e ("kdump: append uts_namespace.name
+        # offset to VMCOREINFO") (in v5.11); before, a struct kref came first.
+        inner = int(self.lines.get("OFFSET(uts_namespace.name)", "4"))
+        return self.symbol("init_uts_ns") - self.image_offset + inner
+
+    def symbol(self, name: str) -> int:
+        """Return the virtual address of a symbol.
+
+        :raises DamagedDataError: if VMCOREINFO does not have it
+        """
+        try:
+            return int(self.lines[f"SYMBOL({name})"], 16)
+        except (KeyError, ValueError):
+            raise DamagedDataError(f"VMCOREINFO without {name}") from None
+
+    def is_at(self, read: Read) -> bool:
+        """Return whether memory has, where VMCOREINFO says, a kernel of this release.
+
+        :param read: Reads physical memory.
+        """
+        try:
+            return self.is_named(read(self.uts_name, _NAMES_BYTES))
+        except (*UNREADABLE, OverflowError):
+            return False
+
+    def is_named(self, name: bytes) -> bool:
+        """Return whether a ``struct new_utsname`` is of this release.
+
+        :param name: Its first :data:`_NAMES_BYTES`.
+        """
+        release = name[_RELEASE:].partition(b"\0")[0]
+        return name.startswith(_SYSNAME) and release == self.release.encode()
+
+    def is_mapped(self, read: Read) -> bool:
+        """Return whether the kernel's page tables map its text to where it says."""
+        try:
+            form = _table_format(self)
+            root = self.symbol("swapper_pg_dir") - self.image_offset
+            walk = TableWalk(form, root, lambda table: read(table, form.table_bytes))
+            text = self.symbol("_stext")
+            found = walk.find(text)
+        except (*UNREADABLE, ValueError, OverflowError, struct.error):
+            return False
+        return found is not None and found[0] == text - self.image_offset
+
+
+def find_kernels(memory: Memory) -> list[FoundKernel]:
+    """Search memory for VMCOREINFO; return those that differ, as they were found."""
+    wanted = [Words(offset, text) for offset, text in _NAMES]
+    found: dict[bytes, FoundKernel] = {}
+    copies = 0
+    for page, number in find_words(memory, wanted):
+        start = page + (_NOTE_BYTES if number else 0)
+        try:
+            # The note of the text may cross into the next page.
+            text = _text(memory.read(start, page + _MOST_BYTES - start))
+            kernel = parse_kernel(text)
+        except UNREADABLE:
+            continue
+        known = found.setdefault(_identity(kernel), kernel)
+        if number == 0:
+            pages = (*known.copies, page)
+            found[_identity(kernel)] = known._replace(copies=pages)
+        copies += 1
+        if len(found) >= _MOST_KERNELS or copies >= _MOST_COPIES:
+            break
+    return list(found.values())
+
+
+def parse_kernel(text: bytes) -> FoundKernel:
+    """Return what VMCOREINFO says of a kernel.
+
+    :raises DamagedDataError: if it does not say enough
+    """
+    rows = text.decode("ascii", "replace").splitlines()
+    lines = dict(row.split("=", 1) for row in rows if "=" in row)
+    if not lines.get("OSRELEASE"):
+        raise DamagedDataError("VMCOREINFO without a release")
+    arch, offset = _placed(lines)
+    kernel = FoundKernel((), text, lines, arch, offset)
+    for name in ("init_uts_ns", "swapper_pg_dir", "_stext"):
+        kernel.symbol(name)
+    return kernel
+
+
+def _text(data: bytes) -> bytes:
+    """Return the lines at the start of a page."""
+    return data.partition(b"\0")[0]
+
+
+def _identity(kernel: FoundKernel) -> bytes:
+    """Return what the copies of one boot have the same; a crash adds its time."""
+    return b"\n".join(
+        row for row in kernel.text.splitlines() if not row.startswith(b"CRASHTIME=")
+    )
+
+
+def _placed(lines: Mapping[str, str]) -> tuple[Architecture, int]:
+    """Return the architecture, and where the image lies.
+
+    Each has a line that no other has: arch/x86/kernel/vmcore_info_64.c,
+    arch/arm64/kernel/vmcore_info.c, arch/riscv/kernel/vmcore_info.c.
+    """
+    for name, arch in (
+        ("phys_base", Architecture.X86_64),
+        ("kimage_voffset", Architecture.AARCH64),
+        ("va_kernel_pa_offset", Architecture.RISCV64),
+    ):
+        value = lines.get(f"NUMBER({name})")
+        if value is not None:
+            try:
+                number = int(value, 0)
+            except ValueError:
+                raise DamagedDataError(f"VMCOREINFO: {name}={value}") from None
+            return arch, START_KERNEL_MAP - number if name == "phys_base" else number
+    raise DamagedDataError("VMCOREINFO of an unknown machine")
+
+
+def _table_format(kernel: FoundKernel) -> TableFormat:
+    """Return the format of a kernel's page tables, by VMCOREINFO alone.
+
+    :raises DamagedDataError: if it is of a machine whose tables are not read
+    :raises ValueError: if a number in it is none
+    """
+    lines = kernel.lines
+    if kernel.arch == Architecture.X86_64:
+        top = (48,) if int(lines.get("NUMBER(pgtable_l5_enabled)", "0")) else ()
+        return x86_format(
+            (*top, 39, 30, 21, 12), int(lines.get("NUMBER(sme_mask)", "0"), 0)
+        )
+    if kernel.arch == Architecture.AARCH64:
+        built = int(lines.get("NUMBER(VA_BITS)", "48"))
+        shift = int(lines.get("PAGESIZE", "4096")).bit_length() - 1
+        size = int(lines.get("NUMBER(TCR_EL1_T1SZ)", "0"), 0)
+        bits = 64 - size if size else built
+        if not (12 <= shift <= 16 and shift < bits <= 52 and built <= 52):
+            raise DamagedDataError(f"addresses of {bits} bits")
+        return arm64_format(shift, bits, built)
+    raise DamagedDataError("page tables that are not read")
+
+
+def find_names(memory: Memory, kernel: FoundKernel) -> Iterator[int]:
+    """Yield where ``init_uts_ns.name`` of a kernel may lie, by address of the memory.
+
+    It is at the same place of a page, wherever that page lies.
+    """
+    within = kernel.uts_name % PAGE_BYTES
+    if within % 4:
+        return
+    for page, _ in find_words(memory, [Words(within, _SYSNAME[:8])]):
+        try:
+            name = memory.read(page + within, _NAMES_BYTES)
+        except FaultError:
+            continue
+        if kernel.is_named(name):
+            yield page + within
+
+
+# --- What memory holds in which no kernel was found: noise, zeros, or something else.
+
+
+_SAMPLES = 1024
+_RANDOM_SHARE = 0.98
+_RANDOM_VALUES = 400.0
+"""Maximum of the sum of squared deviations over the expected count (chi-squared) of
+bytes that are random, of a page: 255 on average, with a standard deviation of 23."""
+
+_WHAT = "no header of a dump, and no Linux kernel in what would be its memory"
+
+
+def is_noise(memory: Memory) -> bool:
+    """Return whether all of some pages, spread over memory, are random."""
+    pages = list(_pages(memory))
+    if not pages:
+        return False
+    noisy = sum(_is_random(page) for page in pages)
+    return noisy >= _RANDOM_SHARE * len(pages)
+
+
+def what_it_holds(memory: Memory) -> tuple[str, str]:
+    """Return what memory without a kernel is, and what to do."""
+    pages = list(_pages(memory))
+    if not pages:
+        return (
+            "zeros where a header should be, and nothing else",
+            "it was never written to its end: take it anew",
+        )
+    if is_noise(memory):
+        return (
+            "encrypted or compressed: every page of it is random",
+            "an encrypted guest (SEV, TDX) is read from inside alone: have its kernel "
+            "dump itself by kdump",
+        )
+    return f"not a dump: {_WHAT} (no VMCOREINFO)", "name a vmcore"
+
+
+def _pages(memory: Memory) -> Iterator[bytes]:
+    """Yield some pages that are not zeros."""
+    extents = [
+        (start, end) for start, end in islice(memory.filled(), 1 << 16) if end > start
+    ]
+    total = sum(end - start for start, end in extents)
+    step = max(total // _SAMPLES // PAGE_BYTES, 1) * PAGE_BYTES
+    for start, end in extents:
+        for address in range(start, end, step):
+            try:
+                page = memory.read(address, min(PAGE_BYTES, end - address))
+            except (FaultError, OSError):
+                continue
+            if any(page):
+                yield page
+
+
+def _is_random(page: bytes) -> bool:
+    counts = np.bincount(np.frombuffer(page, np.uint8), minlength=256)
+    expected = len(page) / 256
+    return bool(((counts - expected) ** 2).sum() / expected < _RANDOM_VALUES)

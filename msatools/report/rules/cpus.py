@@ -1,0 +1,573 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Rules on CPUs: stalls, starvation, throttling, interrupts, RCU and workqueues.
+
+The threshold of a rule is a constant beside it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from msatools.cpus.diagnostics import BusiestCpu, busiest_cpu
+from msatools.cpus.model import (
+    Cpu,
+    Diagnostic,
+    RunnableTask,
+    RunQueue,
+    Stall,
+    StallCode,
+)
+from msatools.locks.report import Root
+from msatools.report.log import Cause, Event, faulting
+from msatools.report.model import Severity, VerdictConfidence
+from msatools.report.rule import (
+    ReportParts,
+    VerdictRule,
+    ago,
+    cause_text,
+    count_text,
+    pid_text,
+    starved_roots,
+    stuck_roots,
+    tasks_text,
+    throttled_tasks,
+    waits_for_text,
+)
+from msatools.reports.units import duration
+
+# --- Rules that tell findings of msa-cpus.
+
+
+def present_finding(
+    finding: str,
+    code: str,
+    *see: str,
+    severity: Severity = "warning",
+    confidence: VerdictConfidence = "exact",
+) -> VerdictRule[Diagnostic]:
+    """Return the rule that tells one kind of findings.
+
+    :param finding: Its code in msa-cpus.
+    :param code: The code of the verdict.
+    :param see: Arguments of msa-cpus that show more.
+    """
+    return VerdictRule(
+        code=code,
+        needs=("cpus",),
+        when=lambda parts: _found(parts, finding),
+        severity=severity,
+        confidence=confidence,
+        words=lambda found: found.text,
+        evidence=lambda found: found.evidence,
+        see=lambda found: ("cpus", *see),
+    )
+
+
+def _found(parts: ReportParts, finding: str) -> Iterator[Diagnostic]:
+    findings = parts.cpus.findings if parts.cpus is not None else ()
+    yield from (each for each in findings if each.code == finding)
+
+
+# --- Rules on stalls, of which there are two for most codes.
+#
+# One is on what stands still now, by the kernel's structures. The other is on what the
+# kernel's own watchdogs have logged; it is silent where the first one speaks, which
+# says more.
+
+
+_MOST_LINES = 6
+"""Lines of a chain that are evidence; ``msa-cpus --stalls`` has all."""
+
+_ROOTS = 3
+
+_RECENT_NS = 60_000_000_000
+"""A stall that goes on is reported again within so long."""
+
+# --- what stands still now
+
+
+class _PresentStall(Struct, frozen=True):
+    stall: Stall
+    parts: ReportParts
+
+
+def present_stalls(code: StallCode) -> VerdictRule[_PresentStall]:
+    """Return the rule on what has stood still for the kernel's own limit."""
+    return VerdictRule(
+        code=code,
+        needs=("cpus",),
+        when=lambda parts: (
+            _PresentStall(stall, parts) for stall in _stalls_of(parts, code)
+        ),
+        severity="critical",
+        confidence=lambda subject: subject.stall.confidence,
+        words=lambda subject: subject.stall.text,
+        evidence=_stall_evidence,
+        see=lambda subject: ("cpus", "--stalls"),
+    )
+
+
+def _stalls_of(parts: ReportParts, code: str) -> Iterator[Stall]:
+    """Yield what stands still, the worst first."""
+    found = parts.cpus.stalls if parts.cpus is not None else None
+    if found is not None:
+        yield from (
+            each for each in found.found if each.over_limit and each.code == code
+        )
+
+
+def _stall_evidence(subject: _PresentStall) -> Iterator[str]:
+    stall, parts = subject.stall, subject.parts
+    since = "unknown" if stall.for_ns is None else duration(stall.for_ns)
+    waiting = f"; {count_text(stall.waiting, 'task')} waiting" if stall.waiting else ""
+    yield f"for {since}; the limit is {duration(stall.limit_ns)}{waiting}"
+    yield from stall.chain[:_MOST_LINES]
+    yield from behind_starved(parts, lambda task: not task.throttled, *stall.cpus)
+
+
+def behind_starved(
+    parts: ReportParts, is_starved: Callable[[RunnableTask], bool], *cpus: int
+) -> Iterator[str]:
+    """Yield who waits for tasks that get no CPU: hung-tasks does not list them."""
+    for root in starved_roots(parts, is_starved, *cpus)[:_ROOTS]:
+        waiting = root.blocked_d + root.blocked_s
+        who = pid_text(root.pid, root.comm)
+        yield f"{waits_for_text(waiting, who)}, the longest {duration(root.max_age_ns)}"
+
+
+def pools_of(parts: ReportParts) -> Iterator[Root]:
+    """Yield the pools of workers whose pending work nobody begins."""
+    if parts.locks is not None:
+        yield from (root for root in parts.locks.roots if root.pool is not None)
+
+
+# --- what the watchdogs have logged
+
+
+class LoggedStalls(Struct, frozen=True):
+    """Reports of one kind in the kernel's log, the latest last."""
+
+    events: list[Event]
+    is_fatal: bool
+    """Whether the kernel crashed because of it."""
+
+    is_over: bool
+    """Whether it is known that nothing stands still any more."""
+
+    parts: ReportParts
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it goes on, as far as is known."""
+        now = self.parts.taken_at_ns
+        return not self.is_over and (
+            now is None or now - self.events[-1].time_ns < _RECENT_NS
+        )
+
+
+def logged_stalls(code: str, causes: tuple[Cause, ...]) -> VerdictRule[LoggedStalls]:
+    """Return the rule on stalls that the kernel's own watchdogs reported."""
+
+    def when(parts: ReportParts) -> Iterator[LoggedStalls]:
+        found = [
+            event
+            for event in parts.events
+            if event.cause in causes and not event.is_panic
+        ]
+        if found and not _is_present(parts, code):
+            is_fatal = parts.crash is not None and parts.crash.cause in causes
+            yield LoggedStalls(found, is_fatal, _is_over(parts, code), parts)
+
+    return VerdictRule(
+        code=code,
+        needs=(),
+        when=when,
+        severity=_stalls_severity,
+        confidence="exact",
+        words=_stalls_words,
+        evidence=_stalls_evidence,
+        see=lambda subject: ("cpus", "-v"),
+    )
+
+
+def _is_present(parts: ReportParts, code: str) -> bool:
+    if code == "workqueue-stalled":
+        return any(pools_of(parts))
+    return any(_stalls_of(parts, code))
+
+
+def _is_over(parts: ReportParts, code: str) -> bool:
+    """Return whether what would stand still now was looked at."""
+    if code == "workqueue-stalled":
+        return parts.locks is not None
+    return parts.cpus is not None and parts.cpus.stalls is not None
+
+
+def _stalls_severity(subject: LoggedStalls) -> Severity:
+    return "critical" if subject.is_fatal or subject.goes_on else "warning"
+
+
+def _stalls_words(subject: LoggedStalls) -> str:
+    last = subject.events[-1]
+    times = count_text(len(subject.events), "time")
+    when = ago(subject.parts, last.time_ns)
+    at = f"CPU {last.cpu}: " if last.cpu is not None else ""
+    frames = faulting(last.backtrace.frames, last.cause) if last.backtrace else []
+    place = f" in {frames[0].text}" if frames else ""
+    over = "" if subject.is_fatal or not subject.is_over else "; it is over"
+    return f"{at}{cause_text(last.cause)}{place}, reported {times}, last {when}{over}"
+
+
+def _stalls_evidence(subject: LoggedStalls) -> Iterator[str]:
+    last = subject.events[-1]
+    yield last.message
+    for trace in last.backtraces[:3]:
+        if trace.frames:
+            cpu = "-" if trace.cpu is None else trace.cpu
+            frames = " < ".join(frame.text for frame in trace.frames[:4])
+            yield f"CPU {cpu} {trace.comm or ''}: {frames}"
+
+
+# --- A CPU takes no interrupts, or does not switch to tasks that wait for it.
+
+
+CPU_STALLED: tuple[VerdictRule[Any], ...] = (
+    present_stalls("cpu-stalled"),
+    logged_stalls("cpu-stalled", ("soft-lockup", "hard-lockup")),
+)
+
+
+# --- Tasks get no turn on a CPU, as others with a higher priority do not leave it.
+
+
+CPU_STARVED = (
+    present_stalls("cpu-starved"),
+    present_finding("no-turn", "cpu-starved", "-v"),
+)
+
+
+# --- Runnable tasks may not run, as the quota of their control group is used up.
+
+
+_MANY = 3
+"""Minimum number of throttled tasks that is told though nobody waits for them: a group
+with a quota has some now and then."""
+
+_NAMED = 3
+
+
+class _Throttled(Struct, frozen=True):
+    """The tasks that are throttled for one reason."""
+
+    why: str
+    tasks: list[RunnableTask]
+    roots: list[Root]
+    """What of that others wait for."""
+
+
+def _cpu_throttled_when(parts: ReportParts) -> Iterator[_Throttled]:
+    roots = parts.locks.roots if parts.locks is not None else ()
+    for why, tasks in throttled_tasks(parts).items():
+        pids = {task.pid for task in tasks}
+        held_up = [root for root in roots if root.pid in pids]
+        if held_up or len(tasks) >= _MANY:
+            yield _Throttled(why, tasks, held_up)
+
+
+def _cpu_throttled_severity(subject: _Throttled) -> Severity:
+    return "warning" if subject.roots else "info"
+
+
+def _cpu_throttled_words(subject: _Throttled) -> str:
+    tasks = subject.tasks
+    if not subject.roots:
+        return f"{count_text(len(tasks), 'task')} are {subject.why}"
+    names = {task.pid: task.comm for task in tasks}
+    (first, *others) = [root.pid for root in subject.roots if root.pid is not None]
+    who = pid_text(first, names.get(first))
+    more = f" (and {len(others)} more)" if others else ""
+    waiting = sum(root.blocked_d + root.blocked_s for root in subject.roots)
+    wait = "waits" if waiting == 1 else "wait"
+    return (
+        f"{who}{more}, for which {count_text(waiting, 'task')} {wait}, is {subject.why}"
+    )
+
+
+def _cpu_throttled_evidence(subject: _Throttled) -> Iterator[str]:
+    tasks = subject.tasks
+    yield f"throttled: {tasks_text(((task.pid, task.comm) for task in tasks), _NAMED)}"
+
+
+CPU_THROTTLED = VerdictRule(
+    code="cpu-throttled",
+    needs=("cpus",),
+    when=_cpu_throttled_when,
+    severity=_cpu_throttled_severity,
+    confidence="exact",
+    words=_cpu_throttled_words,
+    evidence=_cpu_throttled_evidence,
+    see=lambda subject: ("cpus", "-v"),
+)
+
+
+# --- A CPU is busy with what no task of that name does, or RCU callbacks pile up on it.
+
+
+_BACKLOG = "callback: "
+"""How the evidence of findings on RCU callbacks begins."""
+
+
+class _Backlog(Struct, frozen=True):
+    found: Diagnostic
+    thread: RunnableTask | None
+    """The thread that is to call them, if that waits for a CPU."""
+
+    queue: RunQueue | None
+    """The CPU that it waits for."""
+
+
+def _storms(parts: ReportParts) -> Iterator[Diagnostic]:
+    assert parts.cpus is not None
+    for found in parts.cpus.findings:
+        if found.code == "storm" and not _is_backlog(found):
+            yield found
+
+
+def _is_backlog(found: Diagnostic) -> bool:
+    return any(line.startswith(_BACKLOG) for line in found.evidence)
+
+
+def _backlogs(parts: ReportParts) -> Iterator[_Backlog]:
+    assert parts.cpus is not None
+    for found in parts.cpus.findings:
+        if found.code == "storm" and _is_backlog(found):
+            yield _Backlog(found, *_thread(parts, found.cpus[0]))
+
+
+def _thread(
+    parts: ReportParts, cpu: int
+) -> tuple[RunnableTask | None, RunQueue | None]:
+    """Return the thread that calls a CPU's callbacks, and the CPU that it waits for.
+
+    ``rcuop/N`` has those of an offloaded CPU (kernel/rcu/tree_nocb.h), ``rcuc/N`` those
+    of a kernel that was booted with threads for them.
+    """
+    assert parts.cpus is not None
+    names = {f"rcuop/{cpu}", f"rcuc/{cpu}", f"ksoftirqd/{cpu}"}
+    for queue in parts.cpus.run_queues:
+        for task in queue.waiting:
+            if task.comm in names:
+                return task, queue
+    return None, None
+
+
+def _backlog_severity(subject: _Backlog) -> Severity:
+    return "info" if subject.thread is None else "warning"
+
+
+def _backlog_evidence(subject: _Backlog) -> Iterator[str]:
+    thread, queue = subject.thread, subject.queue
+    if thread is None or queue is None:
+        return
+    who = pid_text(thread.pid, thread.comm)
+    waited = "" if thread.wait_ns is None else f" for {duration(thread.wait_ns)}"
+    runs = ""
+    if queue.current is not None:
+        runs = f", which runs {pid_text(queue.current.pid, queue.current.comm)}"
+    yield f"{who} is to call them, and has waited{waited} for cpu{queue.cpu}{runs}"
+
+
+CPU_STORM: tuple[VerdictRule[Any], ...] = (
+    VerdictRule(
+        code="cpu-storm",
+        needs=("cpus",),
+        when=_storms,
+        severity="info",
+        confidence="evidence",
+        words=lambda found: found.text,
+        evidence=lambda found: (),
+        see=lambda found: ("cpus", "-v"),
+    ),
+    VerdictRule(
+        code="rcu-backlog",
+        needs=("cpus",),
+        when=_backlogs,
+        severity=_backlog_severity,
+        confidence="evidence",
+        words=lambda subject: subject.found.text,
+        evidence=_backlog_evidence,
+        see=lambda subject: ("cpus", "--stalls"),
+    ),
+)
+
+
+# --- An interrupt is disabled that has come before.
+#
+# Who waits for it waits until it is enabled. Some drivers disable theirs for a moment,
+# so that this alone is for information; if tasks have long waited for a disk of that
+# controller it is the likely cause.
+
+
+_QUEUE = re.compile(r"irq \d+ (nvme\d+)q\d+ ")
+"""How findings name an interrupt of a queue of an NVMe controller, whose disks are
+nvme0n1 and so on (drivers/nvme/host/pci.c). Others do not have their disks' names."""
+
+
+class _Disabled(Struct, frozen=True):
+    found: Diagnostic
+    roots: list[Root]
+    """The disks of its controller that tasks have long waited for."""
+
+
+def _irq_disabled_when(parts: ReportParts) -> Iterator[_Disabled]:
+    assert parts.cpus is not None
+    stuck = [*stuck_roots(parts.locks)] if parts.locks is not None else []
+    for found in parts.cpus.findings:
+        if found.code == "irq-disabled":
+            of_queue = _QUEUE.match(found.text)
+            disks = f"{of_queue[1]}n" if of_queue else None
+            yield _Disabled(found, [r for r in stuck if disks and _is_of(r, disks)])
+
+
+def _is_of(root: Root, disks: str) -> bool:
+    return any(name.startswith(disks) for name in root.disks or ())
+
+
+def _irq_disabled_severity(subject: _Disabled) -> Severity:
+    return "warning" if subject.roots else "info"
+
+
+def _irq_disabled_evidence(subject: _Disabled) -> Iterator[str]:
+    for root in subject.roots:
+        yield f"likely the cause of the wait for {root.reason}"
+    yield from subject.found.evidence
+
+
+IRQ_DISABLED = VerdictRule(
+    code="irq-disabled",
+    needs=("cpus",),
+    when=_irq_disabled_when,
+    severity=_irq_disabled_severity,
+    confidence="exact",
+    words=lambda subject: subject.found.text,
+    evidence=_irq_disabled_evidence,
+    see=lambda subject: ("cpus", "-i"),
+)
+
+
+# --- One CPU takes most interrupts of devices, and it is busy with them.
+
+
+_BUSY = 0.1
+"""Share of a CPU's time in interrupts and softirqs, from which on it is much."""
+
+_TIMES_OTHERS = 3
+"""Ratio to the share of the other CPUs: the timer interrupts all of them."""
+
+
+class _LoadedCpu(Struct, frozen=True):
+    busiest: BusiestCpu
+    share: float
+    """Share of its time in interrupts and softirqs."""
+
+    others: float
+    """The same, of the other CPUs that are online."""
+
+
+def _irq_imbalance_when(parts: ReportParts) -> Iterator[_LoadedCpu]:
+    assert parts.cpus is not None
+    online = [cpu for cpu in parts.cpus.cpus if cpu.online]
+    busiest = busiest_cpu(parts.cpus.irqs or (), len(online))
+    if busiest is None or not busiest.is_uneven:
+        return
+    share = _share([cpu for cpu in online if cpu.cpu == busiest.cpu])
+    others = _share([cpu for cpu in online if cpu.cpu != busiest.cpu])
+    if share >= max(_BUSY, _TIMES_OTHERS * others):
+        yield _LoadedCpu(busiest, share, others)
+
+
+def _share(cpus: Sequence[Cpu]) -> float:
+    total = sum(sum(_times(cpu)) for cpu in cpus)
+    return sum(cpu.irq_ns or 0 for cpu in cpus) / total if total else 0.0
+
+
+def _times(cpu: Cpu) -> Iterator[int]:
+    """Yield the times that make up all time of a CPU."""
+    times = (cpu.usr_ns, cpu.sys_ns, cpu.irq_ns, cpu.wt_ns, cpu.st_ns)
+    for each in (*times, cpu.gst_ns, cpu.idl_ns):
+        yield each or 0
+
+
+def _irq_imbalance_evidence(subject: _LoadedCpu) -> Iterator[str]:
+    yield (
+        f"{100 * subject.share:.0f} % of its time since boot was in interrupts and "
+        f"softirqs, and {100 * subject.others:.0f} % of that of the other CPUs"
+    )
+
+
+IRQ_IMBALANCE = VerdictRule(
+    code="irq-imbalance",
+    needs=("cpus",),
+    when=_irq_imbalance_when,
+    severity="warning",
+    confidence="evidence",
+    words=lambda subject: subject.busiest.text,
+    evidence=_irq_imbalance_evidence,
+    see=lambda subject: ("cpus", "-i"),
+)
+
+
+# --- A grace period of RCU does not end, so that memory is not freed.
+
+
+RCU_STALLED: tuple[VerdictRule[Any], ...] = (
+    present_stalls("rcu-stalled"),
+    logged_stalls("rcu-stalled", ("rcu-stall",)),
+)
+
+
+# --- Work is pending in a pool of workers, and none of it begins.
+
+
+class _StalledPool(Struct, frozen=True):
+    root: Root
+    parts: ReportParts
+
+
+def _workqueue_stalled_when(parts: ReportParts) -> Iterator[_StalledPool]:
+    for root in pools_of(parts):
+        yield _StalledPool(root, parts)
+
+
+def _workqueue_stalled_evidence(pool: _StalledPool) -> Iterator[str]:
+    pid = pool.root.pid
+    if pid is None:
+        yield "no single thread keeps it waiting"
+        return
+    cpus = pool.parts.cpus
+    for queue in cpus.run_queues if cpus is not None else ():
+        starved = [task for task in queue.waiting if task.pid == pid]
+        if starved and queue.current is not None:
+            hog = pid_text(queue.current.pid, queue.current.comm)
+            waiter = pid_text(pid, starved[0].comm)
+            yield f"its worker, {waiter}, waits for cpu{queue.cpu}, which runs {hog}"
+            return
+    yield f"pid {pid} keeps it waiting"
+
+
+WORKQUEUE_STALLED: tuple[VerdictRule[Any], ...] = (
+    VerdictRule(
+        code="workqueue-stalled",
+        needs=("locks",),
+        when=_workqueue_stalled_when,
+        severity="critical",
+        confidence="exact",
+        words=lambda pool: pool.root.reason,
+        evidence=_workqueue_stalled_evidence,
+        see=lambda pool: ("locks", "--workqueues"),
+    ),
+    logged_stalls("workqueue-stalled", ("workqueue-stall",)),
+)

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Memory without a note answers as the dump of the same guest does."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from fixtures import lab
+from msatools.program import TargetError, TargetSpec, describe, open_target
+from msatools.program.model import DamagedDumpError, NotADumpError
+from msatools.program.raw_memory import (
+    FileMemory,
+    MemoryRange,
+    PhysicalMemory,
+    find_kernels,
+)
+from msatools.program.raw_program import boot_time, place_kernel, settle_hole
+from msatools.report.model import command_line
+from tests.program.raw import writers
+from tests.program.raw.answers import answers
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module", params=["6.1", "6.12"])
+def guest(request: pytest.FixtureRequest) -> Path:
+    """A guest with RAM below and above its hole, half of it each."""
+    return lab.build(f"memory-{request.param}").dump("elf")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("memory")
+    yield made
+    # Some gigabytes.
+    shutil.rmtree(made)
+
+
+def test_memory_alone_answers_as_the_dump(guest: Path, folder: Path) -> None:
+    """All commands say the same as on a dump whose registers are left out."""
+    plain = writers.without(guest, folder / "elf", b"CORE", b"QEMU")
+    expected = answers(plain)
+    plain.unlink()
+    memory = writers.packed(guest, folder / "packed")
+    assert memory.stat().st_size == 2 * GIB
+    assert answers(memory) == expected
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("write", [writers.identical, writers.packed])
+def test_what_was_opened_is_said(guest: Path, folder: Path, write: object) -> None:
+    memory = write(guest, folder / "said")  # type: ignore[operator]
+    prog, target = open_target(TargetSpec(path=str(memory), types="btf"))
+    assert target.kind == "raw"
+    assert not target.truncated
+    size, hole = ("2.0", ", hole at 1 GiB") if write is writers.packed else ("5.0", "")
+    assert re.fullmatch(
+        rf"raw memory, {size} GiB{hole}, kernel found at 0x[0-9a-f]+, no registers",
+        target.format,
+    )
+    assert describe(prog) == target
+    # Nothing is made up between the ranges.
+    if write is writers.packed:
+        with pytest.raises(Exception, match="not in the file"):
+            prog.read(3 * GIB, 8, True)
+
+
+def test_in_the_sandbox_and_at_the_prompt(run_612: lab.Run, folder: Path) -> None:
+    """msa-report reads it in its sandbox, as a fleet does, and drgn at its prompt."""
+    (folder / "dumps").mkdir()
+    memory = writers.packed(run_612.dump("elf"), folder / "dumps/guest-17")
+    scripts = Path(sys.executable).parent
+
+    def run(*words: str | Path, code: str = "") -> str:
+        command = [scripts / words[0], *words[1:]]
+        ran = subprocess.run(command, input=code, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    said = run("msa-report", memory)
+    assert "memory (raw memory, 2.0 GiB, hole at 1 GiB, kernel found at " in said
+    assert "without a sandbox" not in said
+    code = "print(prog['init_uts_ns'].name.release.string_().decode())"
+    assert run("msa", "drgn", memory, code=code) == f"{run_612.release}\n"
+    run("msa-fleet", "run", folder / "dumps", "-o", folder / "results")
+    assert "1 dump, 1 done" in run("msa-fleet", "show", folder / "results")
+    memory.unlink()
+
+
+def test_elf_without_the_note(guest: Path, folder: Path) -> None:
+    """It has the registers, too."""
+    named = "memstat", "prstat", "locks"
+    memory = writers.without(guest, folder / "noteless", b"VMCOREINFO")
+    assert answers(memory, *named) == answers(guest, *named)
+    target = open_target(TargetSpec(path=str(memory), types="btf")).target
+    assert target.kind == "elf"
+    assert target.format.startswith("ELF without a note, 2.0 GiB, kernel found at ")
+
+
+@pytest.mark.kernels
+def test_half_of_it(guest: Path, folder: Path) -> None:
+    """Nothing is read at addresses of which it is not certain what lies there."""
+    memory = writers.packed(guest, folder / "half")
+    os.truncate(memory, GIB + (16 << 20))
+    with pytest.raises(TargetError):
+        open_target(TargetSpec(path=str(memory), types="btf"))
+
+
+def test_symbols_that_are_lost(run_612: lab.Run, folder: Path) -> None:
+    """Without them it is not known where the hole is, but for small guests."""
+    memory = writers.packed(run_612.dump("elf"), folder / "symbols")
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    (kernel,) = find_kernels(physical.memory)
+    physical.place([MemoryRange(0, 2 * GIB, 0)])
+    assert settle_hole(physical, kernel, None) is True
+    os.truncate(memory, 3 * GIB)
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    assert settle_hole(physical, kernel, None) is None
+
+
+@pytest.mark.kernels
+def test_cut_off(guest: Path, folder: Path) -> None:
+    """What the file does not have is lost, and not read as zeros."""
+    memory = writers.packed(guest, folder / "cut")
+    os.truncate(memory, 2 * GIB - (64 << 20))
+    prog, target = open_target(TargetSpec(path=str(memory), types="btf"))
+    assert target.truncated
+    with pytest.raises(Exception, match="not in the file"):
+        prog.read(5 * GIB - 8, 8, True)
+
+
+def test_holes_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.seek(1 << 30)
+        file.write(b"x" * 4096)
+        file.truncate(256 << 30)
+    memory = FileMemory("raw memory", str(path))
+    assert sum(end - start for start, end in memory.filled()) <= 1 << 20
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_kernel_by_number(run_612: lab.Run, folder: Path, number: int) -> None:
+    memory = writers.packed(run_612.dump("elf"), folder / "numbered")
+    spec = TargetSpec(path=str(memory), types="btf", kernel=number)
+    if number == 1:
+        assert open_target(spec).target.release == run_612.release
+        return
+    with pytest.raises(
+        TargetError, match=r"no kernel number 2 in it .*; name one from 1 to 1"
+    ):
+        open_target(spec)
+
+
+def test_vmcoreinfo_of_a_file(run_612: lab.Run, folder: Path) -> None:
+    """VMCOREINFO that was kept elsewhere serves, even if memory's own is lost."""
+    memory = writers.packed(run_612.dump("elf"), folder / "named")
+    note = folder / "note"
+    with memory.open("r+b") as file:
+        data = FileMemory("raw memory", str(memory))
+        copies = list(_copies(data))
+        note.write_bytes(copies[0][1])
+        for position, _ in copies:
+            file.seek(position)
+            file.write(bytes(4096))
+    with pytest.raises(NotADumpError, match="no Linux kernel"):
+        open_target(TargetSpec(path=str(memory), types="btf"))
+    spec = TargetSpec(path=str(memory), types="btf", vmcoreinfo=str(note))
+    assert open_target(spec).target.release == run_612.release
+    note.write_text(note.read_text().replace("NUMBER(phys_base)=", "NUMBER(phys)="))
+    with pytest.raises(TargetError, match="of an unknown machine"):
+        open_target(spec)
+
+
+def _copies(memory: FileMemory) -> list[tuple[int, bytes]]:
+    found = []
+    for start, end in memory.filled():
+        for address in range(start, end, 4096):
+            page = memory.read(address, 4096)
+            if b"OSRELEASE=" in page[:64]:
+                found.append((address, page[page.index(b"OSREL") :].rstrip(b"\0")))
+    return found
+
+
+def test_stale_copies_do_not_count(run_612: lab.Run, folder: Path) -> None:
+    """The text of another boot is there, in a page that is found first."""
+    memory = writers.packed(run_612.dump("elf"), folder / "stale")
+    text = _copies(FileMemory("raw memory", str(memory)))[0][1]
+    moved = text.replace(b"NUMBER(phys_base)=", b"NUMBER(phys_base)=1")
+    with memory.open("r+b") as file:
+        file.seek(16 << 20)
+        file.write(moved.ljust(4096, b"\0"))
+    target = open_target(TargetSpec(path=str(memory), types="btf")).target
+    assert target.release == run_612.release
+    assert "kernel 1 of" not in target.format
+    with memory.open("r+b") as file:
+        for position, _ in _copies(FileMemory("raw memory", str(memory)))[1:]:
+            file.seek(position)
+            file.write(bytes(64))
+    with pytest.raises(DamagedDumpError, match="is not where its VMCOREINFO says"):
+        open_target(TargetSpec(path=str(memory), types="btf"))
+
+
+def test_several_kernels(run_612: lab.Run, folder: Path) -> None:
+    """The lower part of a guest's memory is that of another one."""
+    memory = writers.packed(run_612.dump("elf"), folder / "two")
+    other = lab.build("crashes-nested-6.12").dump("elf")
+    (ram,) = writers.ram_of(other)
+    assert ram.size < GIB
+    with memory.open("r+b") as file:
+        file.write(bytes(ram.size))
+        for offset, data in writers.blocks(other, ram):
+            file.seek(offset)
+            file.write(data)
+    spec = TargetSpec(path=str(memory), types="btf")
+    words = re.search(
+        r"number (\d) with the most memory of 2 \((.*)\)$",
+        open_target(spec).target.format,
+    )
+    assert words is not None
+    assert "up to 5.0 GiB" in words[2]
+    assert f"up to {ram.size / GIB:.1f} GiB" in words[2]
+    assert re.search(r"5\.0 GiB booted (\S+ \S+) UTC", words[2])
+    number = 3 - int(words[1])
+    found = open_target(replace(spec, kernel=number))
+    line = command_line(found.target, "locks")
+    assert line == f"msa-locks {memory} --kernel {number}"
+    whole = open_target(TargetSpec(path=str(other), types="btf"))
+    assert found.target.crash is not None
+    assert found.target.crash.message == whole.target.crash.message  # type: ignore[union-attr]
+    assert "with the most memory" not in found.target.format
+
+
+def test_boot_time(folder: Path) -> None:
+    """It is what the guest itself says in /proc/stat."""
+    run = lab.build("tasks-6.12")
+    memory = writers.packed(run.dump("elf"), folder / "booted")
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    (kernel,) = find_kernels(physical.memory)
+    assert place_kernel(physical, kernel, search=False)
+    (said,) = re.findall(rb"btime (\d+)", run.truth("proc/stat"))
+    found = boot_time(physical, kernel)
+    # Both are rounded, of times read one after the other.
+    assert found is not None
+    assert abs(found - int(said)) <= 1
+    memory.unlink()
+
+
+def test_no_option_is_ignored(run_612: lab.Run) -> None:
+    path = str(run_612.dump("elf"))
+    for spec, option in (
+        (TargetSpec(path=path, kernel=1), "--kernel"),
+        (TargetSpec(path=path, vmcoreinfo="x"), "--vmcoreinfo"),
+    ):
+        with pytest.raises(TargetError, match=f"leave out {option}"):
+            open_target(spec)
