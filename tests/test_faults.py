@@ -136,7 +136,7 @@ def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert traceback[0] == "Traceback (most recent call last):\n"
     assert traceback[-1] == "KeyError: 'pid'\n"
     assert ran.status == EXIT_FAULT
-    told_as_ours(line, error, "msa-prstat", "kernel/session")
+    told_as_ours(line, error, "msa-prstat", "kernel/report")
 
 
 def test_place_is_the_innermost_of_ours() -> None:
@@ -239,7 +239,7 @@ def test_in_an_interval(error: Exception, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(prstat.Prstat, "advance", fail)
     ran = call(load("prstat"), *GUEST, "0.01", "3", "--json")
     assert (ran.status, ran.out, len(calls)) == (EXIT_FAULT, "", 1)
-    told_as_ours(ran.err, error, "msa-prstat", "cli/runner")
+    told_as_ours(ran.err, error, "msa-prstat", "cli/execution")
 
 
 def test_after_the_first_interval() -> None:

@@ -115,7 +115,7 @@ def test_barrier_ends_at_the_throttled_thread(dump: str) -> None:
     quota = "throttled by the quota of /limited (1ms each 1.0s)"
     assert root.reason == quota
     (verdict,) = verdicts(dump, "cpu-throttled")
-    assert verdict["text"].startswith(f"{known['callbacks']} rcuo")
+    assert verdict["text"].startswith(f"pid {known['callbacks']} rcuo")
     assert verdict["text"].endswith(f"is {quota}")
 
 

@@ -262,7 +262,7 @@ def test_verdicts(run: lab.Run, report: MemstatReport) -> None:
     assert "module heapmodule" in said["memory-leak"]
     assert "to hm_done" in said["memory-leak"]
     assert "control group /limited ran out of memory" in said["out-of-memory"]
-    victim = f"killed {run.workload['victim']} victim"
+    victim = f"killed pid {run.workload['victim']} victim"
     assert victim in said["out-of-memory"]
     assert "was then 30.0 MiB tmpfs and shared memory, " in said["out-of-memory"]
     if "dying-cgroups" in said:

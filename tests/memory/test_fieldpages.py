@@ -177,7 +177,7 @@ def test_the_table_says_what_swap_is_compressed_to(
     text = printed(prog)
     assert report.swap is not None
     for name, behind in (("zram", report.swap.zram), ("zswap", report.swap.zswap)):
-        line = re.search(rf"^\(of it in {name}\) +([0-9,]+) .*$", text, re.M)
+        line = re.search(rf"^\(in {name}\) +([0-9,]+) .*$", text, re.M)
         if behind is None or not behind.stored_pages:
             assert line is None
             continue

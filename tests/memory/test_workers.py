@@ -225,12 +225,12 @@ def test_signal_to_any_process_ends_all(tmp_path: Path, act: str, number: int) -
 SLOW = """
 import os, pathlib, sys, time
 from msatools import console
-from msatools.memory import driver, parallel
+from msatools.memory import scan
 pids = pathlib.Path(sys.argv.pop(1))
 def slow(*_):
     (pids / str(os.getpid())).touch()
     time.sleep(60)
-parallel.scan = slow
+scan.scan = slow
 sys.exit(console.memstat())
 """
 

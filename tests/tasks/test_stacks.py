@@ -3,11 +3,11 @@
 """Stacks of all tasks, unwound together, are those that drgn unwinds one by one."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from drgn import Object, Program
-from msgspec.structs import replace
 
 from msatools.errors import MissingError
 from msatools.kernel.reader import Reader

@@ -277,7 +277,7 @@ def test_classes_are_those_of_memstat(
         # These kernels do not mark it.
         is_guess = code == PageClass.LARGE_KMALLOC
         assert answer["page"].get("is_guess", False) == is_guess, answer
-        assert ("does not tell them apart" in answer["text"]) == is_guess
+        assert ("does not distinguish them" in answer["text"]) == is_guess
     size = page_layout(plain).size
     part = ranges[0]
     some = [pfn for pfn in wanted if part.pfn <= pfn < part.pfn + part.pages]
