@@ -20,7 +20,7 @@ from msatools import __version__
 #
 # A collector catches these and no others, and counts what it goes without. They are no
 # subclasses of Python's own errors: an IndexError or a ValueError is a fault of
-# msatools, reported by msatools.errors.
+# msatools, reported by fault_of, below.
 
 
 class MissingError(Exception):
@@ -75,7 +75,7 @@ LOST = (*UNREADABLE, MissingError)
 
 # --- Faults of msatools itself: where one is, and what its user sends.
 #
-# An error that no collector expects (msatools.errors) is never explained by the kernel,
+# An error that no collector expects (see LOST, above) is never explained by the kernel,
 # the dump or the command line: it is reported as ours.
 
 
@@ -90,7 +90,7 @@ _CALLS = f"{_PACKAGE}.selfdesc.find"
 
 
 class OwnFault(Struct, frozen=True):
-    """One fault of msatools."""
+    """An exception that no collector expects: a fault of msatools, not of the dump."""
 
     text: str
     """Where it is, and the error: ``msatools/prstat/rows.py:159: KeyError: 'pid'``."""

@@ -23,7 +23,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from msatools.cli.arguments import Answer, Command, make_parser, refuse_excluded
-from msatools.cli.arguments import R as EXECUTION_R
 from msatools.cli.main import EXIT_DONE, EXIT_TARGET, failed, say_faults
 from msatools.cli.options import (
     UsageError,
@@ -514,7 +513,7 @@ EXIT_INCOMPLETE = 3
 
 
 def execute(
-    command: Command[EXECUTION_R],
+    command: Command[R],
     parser: argparse.ArgumentParser,
     args: argparse.Namespace,
 ) -> int:
@@ -534,7 +533,7 @@ def execute(
     if path is not None and is_recording(path):
         refuse_kernel(args, words, path)
         check(command, args, words)
-        seen: RunResult[EXECUTION_R] = RunResult()
+        seen: RunResult[R] = RunResult()
         from msatools.cli.answers import replay
 
         replay(command, path, args, seen)
@@ -554,7 +553,7 @@ def execute(
 
 
 def _is_confined(
-    command: Command[EXECUTION_R], spec: TargetSpec, args: argparse.Namespace
+    command: Command[R], spec: TargetSpec, args: argparse.Namespace
 ) -> bool:
     """Return whether a command reads the target in the sandbox by default.
 
@@ -570,7 +569,7 @@ def _is_confined(
 
 
 def _sandboxed(
-    command: Command[EXECUTION_R],
+    command: Command[R],
     spec: TargetSpec,
     args: argparse.Namespace,
     words: Words,
@@ -584,13 +583,13 @@ def _sandboxed(
 
 
 def _report(
-    command: Command[EXECUTION_R],
+    command: Command[R],
     spec: TargetSpec,
     args: argparse.Namespace,
     words: Words,
 ) -> int:
     """Open a target, print what was requested, and return the exit status."""
-    seen: RunResult[EXECUTION_R] = RunResult()
+    seen: RunResult[R] = RunResult()
     if spec.is_live and spec.qemu is None:
         be_nice()
     try:
@@ -608,7 +607,7 @@ def _report(
 
 
 def chosen(
-    command: Command[EXECUTION_R],
+    command: Command[R],
     parser: argparse.ArgumentParser,
     args: argparse.Namespace,
 ) -> Command[Any]:
@@ -621,7 +620,7 @@ def chosen(
 
 
 def instead(
-    command: Command[EXECUTION_R],
+    command: Command[R],
     parser: argparse.ArgumentParser,
     args: argparse.Namespace,
     words: Words,
@@ -655,9 +654,7 @@ def print_answer(answer: Answer, args: argparse.Namespace) -> None:
             print_blocks(answer.blocks, out, args)
 
 
-def check(
-    command: Command[EXECUTION_R], args: argparse.Namespace, words: Words
-) -> None:
+def check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
     """Check the arguments together.
 
     :raises UsageError: if they contradict each other

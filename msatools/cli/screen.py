@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost, R
 from msatools.render import show
-from msatools.render.blocks import Block, Span, one_line, text
+from msatools.render.blocks import Block, Span, cut_line, text
 from msatools.render.device import Device, terminal_size
 from msatools.reports import forms
 from msatools.reports.units import size
@@ -404,7 +404,7 @@ class Screen(Display[R]):
                 if not self._view.is_paused:
                     self._take_newest()
                 if self._report is not None and key in ("\r", "\n", "\x1b"):
-                    # Other columns may have been chosen.
+                    # These keys end a prompt, which may have changed the columns.
                     self._render(self._report)
                 self._draw()
             elif terminal_size(sys.stdout) != self._size:
@@ -442,7 +442,7 @@ class Screen(Display[R]):
             lines += [()] * (height - 1 - len(lines))
             end = self._ending(width - len(words))
             words = words[: max(width - len(end), 0)] + end
-        last = drawing.lines(one_line(Span(words, "dim")))
+        last = drawing.lines(cut_line(Span(words, "dim")))
         return [*lines, *last]
 
     def _ending(self, room: int) -> str:
@@ -477,7 +477,7 @@ class Screen(Display[R]):
         self._keys.take()
         columns, lines = terminal_size(sys.stdout)
         device = replace(self._look(sys.stdout), width=columns, height=lines)
-        # It is drawn when there is something new, by this thread.
+        # No auto_refresh: rich would draw from a thread of its own.
         self._live = Live(
             console=console_of(device, cast(TextIO, _Output())),
             screen=True,

@@ -93,7 +93,7 @@ def busiest_cpu(
 # --- Findings about the partitioning of CPUs, in one line each. Pure.
 
 
-LONG_NS = 1_000_000_000
+LONG_WAIT_NS = 1_000_000_000
 """Minimum wait for a CPU that is longer than a turn of other tasks."""
 
 WAITS_NS = 100_000_000
@@ -235,7 +235,9 @@ def _starving(known: Known) -> Iterator[Diagnostic]:
             continue
         if known.is_stalled(queue.cpu):
             continue
-        late = [task for task in _runnable(queue) if (task.wait_ns or 0) >= LONG_NS]
+        late = [
+            task for task in _runnable(queue) if (task.wait_ns or 0) >= LONG_WAIT_NS
+        ]
         if late:
             yield Diagnostic(
                 code="starving-tasks",
@@ -296,9 +298,9 @@ def _weight(task: RunnableTask) -> str:
 def _is_held_up(queue: RunQueue) -> bool:
     """Return whether a CPU has run one task for long while another waited."""
     current, since = queue.current, queue.switched_ns
-    if current is None or current.sched_class == "idle" or (since or 0) < LONG_NS:
+    if current is None or current.sched_class == "idle" or (since or 0) < LONG_WAIT_NS:
         return False
-    return any((task.wait_ns or 0) >= LONG_NS for task in _runnable(queue))
+    return any((task.wait_ns or 0) >= LONG_WAIT_NS for task in _runnable(queue))
 
 
 def _who_waits(tasks: Sequence[RunnableTask]) -> str:

@@ -16,7 +16,7 @@ from msatools.cpus.model import (
     WantedLock,
     Why,
 )
-from msatools.cpus.stall_chains import LATE_NS
+from msatools.cpus.stall_chains import STALL_NS
 from msatools.cpus.stall_reading import CpuReader, Watchdogs
 from msatools.program.model import Address
 from msatools.tasks.identity import comm_text
@@ -366,7 +366,7 @@ class HeldCpus:
             context = interpret(
                 stack.names,
                 kthread=bool(running.of(cpu, "flags") & PF_KTHREAD),
-                late=(self._cpus.delay(cpu) or 0) >= LATE_NS,
+                late=(self._cpus.delay(cpu) or 0) >= STALL_NS,
                 softirq=serves,
                 interrupt=self._cpus.counts.in_interrupt(count or 0),
             )
@@ -394,7 +394,7 @@ class HeldCpus:
             why = context.why
             interrupts = stack.flags.get(context.skipped)
             if (
-                (late or 0) >= LATE_NS
+                (late or 0) >= STALL_NS
                 and interrupts == "on"
                 and not context.halted
                 and context.mode in ("user", "task")
@@ -423,7 +423,7 @@ class HeldCpus:
             starved=tuple(
                 task.comm
                 for task in queue.waiting
-                if task.comm.startswith(_THREADS) and (task.wait_ns or 0) >= LATE_NS
+                if task.comm.startswith(_THREADS) and (task.wait_ns or 0) >= STALL_NS
             ),
             frames=() if context is None else context.frames,
             module=None if found is None else self._module(*found),

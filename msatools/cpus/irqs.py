@@ -168,7 +168,7 @@ _DESC = {
 
 
 class IrqTable(Struct, frozen=True):
-    """The interrupts that have a number, one row each, ascending."""
+    """Interrupts with a ``struct irq_desc``, a row each, by number."""
 
     cpus: npt.NDArray[np.int64]
     """CPUs of the columns of ``counts``."""

@@ -251,7 +251,7 @@ _UNLIMITED = (1 << 64) - 1
 _POINTER = 8
 
 
-def limbo_tasks(
+def quota_waiters(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> Iterator[tuple[int, int]]:
     """Yield the CPU and the address of each fair task that waits for a quota."""
@@ -330,7 +330,7 @@ def _elements(reader: Reader, array: int, percpu: PerCpu, losses: LossLog) -> Ad
 #
 # kernel/sched: the fair class keeps a list of its tasks (rq->cfs_tasks) beside the
 # trees of its groups. One walk finds all of them, including those of throttled groups,
-# which are in no tree. The list is not sorted: see msatools.cpus.queued.
+# which are in no tree. The list is not sorted: see read_fair, above.
 
 
 _PRIORITIES = 100

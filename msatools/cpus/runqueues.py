@@ -13,7 +13,7 @@ from msatools.cpus.queued import (
     FairTask,
     QueuedTask,
     RunQueueLists,
-    limbo_tasks,
+    quota_waiters,
     read_fair,
     read_queues,
 )
@@ -297,9 +297,9 @@ def lag_why(
     """Return why the clock of a CPU lags; ``None`` if it does not, or if unknown.
 
     ``tick stopped``: the CPU runs a task without a tick (nohz_full). ``interrupts
-    off``: a timer's interrupt is late by :data:`LATE_NS`; a hypervisor that does not
-    run the CPU looks the same. The clock itself is no evidence, as other CPUs update
-    it, too, when they wake tasks there or balance load. A crashing kernel has
+    off``: a timer's interrupt is late by :data:`LATE_NS`; a hypervisor that does
+    not run the CPU looks the same. The clock itself is no evidence, as other CPUs
+    update it, too, when they wake tasks there or balance load. A crashing kernel has
     interrupts off while it reports the crash.
 
     :param late_ns: Delay of a timer's interrupt; ``None`` if unknown.
@@ -359,7 +359,7 @@ def _with_throttled(
     known.update(queues.rq["curr"].tolist())
     throttled = [
         (cpu, QueuedTask(address, "fair", throttled=True))
-        for cpu, address in limbo_tasks(reader, percpu, losses)
+        for cpu, address in quota_waiters(reader, percpu, losses)
     ]
     if tasks is not None:
         throttled += _throttled_deadline(reader, tasks, losses)

@@ -117,7 +117,7 @@ class Cpuset(Struct, frozen=True):
 
 
 class Cpusets(Struct, frozen=True):
-    """All cpusets."""
+    """The kernel's cpusets, and of which version of cgroups they are."""
 
     all: tuple[Cpuset, ...]
     """The root, then each after its parent; empty if the kernel has no cpusets."""

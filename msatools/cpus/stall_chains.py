@@ -28,7 +28,7 @@ from msatools.tasks.waits import function_text
 # --- The evidence of stalls that was read, before anything follows from it.
 
 
-LATE_NS = 1_000_000_000
+STALL_NS = 1_000_000_000
 """What stands still for less is not looked at: a turn of other tasks, a busy host."""
 
 
@@ -129,7 +129,7 @@ def waiting_text(number: int) -> str:
     return "; 1 task waits" if number == 1 else f"; {number:,} tasks wait"
 
 
-def names_text(tasks: Sequence[RunnableTask]) -> str:
+def waiting_tasks_text(tasks: Sequence[RunnableTask]) -> str:
     named = ", ".join(f"{task.pid} {task.comm}" for task in tasks[:_NAMED])
     return f"pid {named}" + (", …" if len(tasks) > _NAMED else "")
 
@@ -209,13 +209,13 @@ class WaitChains:
         return [
             task
             for task in queue.waiting
-            if not task.throttled and self.lasted(task.wait_ns) >= LATE_NS
+            if not task.throttled and self.lasted(task.wait_ns) >= STALL_NS
         ]
 
     def is_idle(self, cpu: int) -> bool:
         """Return whether a CPU is idle, and not because it takes no interrupts."""
         queue = self.queues.get(cpu)
-        if self.late(cpu) >= LATE_NS:
+        if self.late(cpu) >= STALL_NS:
             return False
         current = queue.current if queue else None
         return current is not None and current.sched_class == "idle"
@@ -231,7 +231,7 @@ class WaitChains:
         return None
 
     def depends(self, cpu: int) -> str:
-        """Return which CPUs wait for another one."""
+        """Return ``; cpu2-3 wait for it``: the CPUs whose chain ends there, if any."""
         others = [
             other
             for other, held in self.cpus.items()
@@ -299,7 +299,7 @@ class WaitChains:
                 has = f"which cpu{owner.cpu}'s pid {owner.pid} {owner.comm} has{off}"
                 return f"{text}, {has}{starved}", owner.cpu, owner.confidence
         if held.why == "waits-for-call":
-            late = [cpu for cpu in held.calls_cpus if self.late(cpu) >= LATE_NS]
+            late = [cpu for cpu in held.calls_cpus if self.late(cpu) >= STALL_NS]
             if late:
                 return text, late[0], "exact"
         stop = self._evidence.stop_machine
@@ -308,7 +308,7 @@ class WaitChains:
             if missing != held.cpu and missing in self.cpus:
                 return text, missing, "exact"
         # A stack shows one moment only: who ticks may be elsewhere at the next.
-        is_moment = held.why == "interrupt" and self.late(held.cpu) < LATE_NS
+        is_moment = held.why == "interrupt" and self.late(held.cpu) < STALL_NS
         return text + starved, None, "evidence" if is_moment else "exact"
 
     def _called(self, cpu: int) -> str:

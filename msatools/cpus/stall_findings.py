@@ -15,16 +15,16 @@ from msatools.cpus.model import (
     StallKind,
 )
 from msatools.cpus.stall_chains import (
-    LATE_NS,
+    STALL_NS,
     StallCause,
     StallEvidence,
     WaitChains,
     cpus_text,
     functions_text,
-    names_text,
     policy_text,
     readers_text,
     tasks_text,
+    waiting_tasks_text,
     waiting_text,
 )
 from msatools.reports.units import duration
@@ -145,7 +145,7 @@ class GracePeriodHolders:
             cause = self._chains.cause(call.cpu)
             return cause, f"cpu{call.cpu} is to wake it: {cause.first}"
         # Its timer is with a CPU that takes no interrupts.
-        if thread.cpu is not None and self._chains.late(thread.cpu) >= LATE_NS:
+        if thread.cpu is not None and self._chains.late(thread.cpu) >= STALL_NS:
             cause = self._chains.cause(thread.cpu)
             return cause, cause.steps[0]
         return None
@@ -156,7 +156,7 @@ class GracePeriodHolders:
             (
                 call
                 for call in self._calls
-                if call.pid == pid and self._chains.late(call.cpu) >= LATE_NS
+                if call.pid == pid and self._chains.late(call.cpu) >= STALL_NS
             ),
             None,
         )
@@ -223,7 +223,7 @@ class _StallFinder:
     def without_ticks(self) -> Iterator[Stall]:
         for cpu, held in self._chains.cpus.items():
             late = self._chains.late(cpu)
-            if late < LATE_NS or cpu in self._stopped or held.why == "panic":
+            if late < STALL_NS or cpu in self._stopped or held.why == "panic":
                 continue
             self._done.add(cpu)
             cause = self._chains.cause(cpu)
@@ -248,7 +248,7 @@ class _StallFinder:
             if current is None or current.sched_class in ("idle", *_FIRST):
                 continue
             late = self._chains.waiting(queue)
-            if ran < LATE_NS or not late or held.why == "panic":
+            if ran < STALL_NS or not late or held.why == "panic":
                 continue
             self._done.add(cpu)
             cause = self._chains.cause(cpu)
@@ -277,7 +277,7 @@ class _StallFinder:
             late.sort(key=lambda task: -(task.wait_ns or 0))
             longest = self._chains.lasted(late[0].wait_ns)
             bound = "at most " if late[0].wait_bound == "upper" else ""
-            names = names_text(late)
+            names = waiting_tasks_text(late)
             tasks = "1 task has" if len(late) == 1 else f"{len(late):,} tasks have"
             yield self._stall(
                 "cpu-starved",
@@ -299,7 +299,7 @@ class _StallFinder:
         if stop is None or not stop.missing or not stop.stopped:
             return
         since = self._chains.lasted(stop.since_ns)
-        if since < LATE_NS:
+        if since < STALL_NS:
             return
         what = f" to run {stop.function}" if stop.function else ""
         cause = self._chains.cause(stop.missing[0])
@@ -324,7 +324,7 @@ class _StallFinder:
                 by_cpu.setdefault(call.cpu, []).append(call)
         for cpu, calls in by_cpu.items():
             late = self._chains.late(cpu)
-            if late < LATE_NS:
+            if late < STALL_NS:
                 continue
             callers = sorted({call.caller for call in calls if call.caller is not None})
             waits = min(late, self._called_for(callers, late))
@@ -365,7 +365,7 @@ class _StallFinder:
             if timer.cpu in self._done or timer.cpu in self._stopped:
                 continue
             late = self._chains.lasted(timer.late_ns)
-            if timer.kind != "timer" or late < LATE_NS:
+            if timer.kind != "timer" or late < STALL_NS:
                 continue
             what = f" (the first is {timer.function})" if timer.function else ""
             cause = self._chains.cause(timer.cpu)
@@ -399,7 +399,7 @@ class _StallFinder:
             age = max((task.wait_ns or 0 for task in expedited), default=None)
             cpus, tasks = rcu.expedited_cpus, rcu.expedited_tasks
         age = self._chains.lasted(age)
-        if age < LATE_NS:
+        if age < STALL_NS:
             return
         waiters = rcu.waiters or ()
         holders = GracePeriodHolders(self._chains, self._evidence.calls)

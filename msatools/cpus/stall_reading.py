@@ -99,7 +99,10 @@ class CpuReader:
         return current is not None and current.sched_class == "idle"
 
     def delay(self, cpu: int) -> int | None:
-        """Return the delay of a CPU's timer interrupt."""
+        """Return by how long a CPU's timer interrupt is late, in ns.
+
+        :return: ``None`` if the CPU is offline, or that is unknown.
+        """
         if cpu not in self.online:
             return None
         return tick_delay(self.ticks, self.rows[cpu], self.queues[cpu].lag_ns)
@@ -220,7 +223,7 @@ def _number(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
 # --- Timers that have expired and were not run (kernel/time/hrtimer.c, timer.c).
 
 
-LATE_NS = 1_000_000_000
+OVERDUE_NS = 1_000_000_000
 """Minimum delay of a timer that is reported; of the kernel's own, none is so late."""
 
 _NEXT: Members = {"timer": ("next_timer",)}
@@ -275,7 +278,7 @@ def _hrtimers(
         for row, (cpu, due) in enumerate(
             zip(percpu.cpus.tolist(), ticks.due_ns, strict=True)
         )
-        if due is not None and cpu in online and ticks.latest_ns - due >= LATE_NS
+        if due is not None and cpu in online and ticks.latest_ns - due >= OVERDUE_NS
     }
     if not late:
         return
@@ -329,7 +332,7 @@ def _wheel(
             if is_deferrable and (cpu in idle or ticks.stopped[row]):
                 continue
             due = jiffies.past_ns(int(read["next"][index]))
-            if due is None or ticks.latest_ns - due < LATE_NS:
+            if due is None or ticks.latest_ns - due < OVERDUE_NS:
                 continue
             yield OverdueTimer(
                 cpu=cpu,

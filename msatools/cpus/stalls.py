@@ -21,7 +21,7 @@ from msatools.cpus.model import (
 )
 from msatools.cpus.rcu import read_grace_period, waiters
 from msatools.cpus.runqueues import read_run_queues
-from msatools.cpus.stall_chains import LATE_NS, StallEvidence
+from msatools.cpus.stall_chains import STALL_NS, StallEvidence
 from msatools.cpus.stall_findings import find_stalls, found_by_kernel
 from msatools.cpus.stall_reading import (
     CpuReader,
@@ -132,7 +132,7 @@ class _StallReader:
         stop = read_stop_machine(reader, percpu, cpus.name, losses)
         stop = self._with_time(stop)
         late = {cpu: delay for cpu in cpus.queues if (delay := cpus.delay(cpu))}
-        overdue = {cpu for cpu, delay in late.items() if delay >= LATE_NS}
+        overdue = {cpu for cpu, delay in late.items() if delay >= STALL_NS}
         calls = self._calls(sorted(overdue))
         wanted = self._suspects(overdue, rcu, stop, calls, timers, thorough)
         held = self._examined.read(wanted, dogs, late, calls)
@@ -240,10 +240,10 @@ class _StallReader:
         if current.sched_class in ("realtime", "deadline"):
             if not thorough:
                 return False
-        elif (queue.switched_ns or 0) < LATE_NS:
+        elif (queue.switched_ns or 0) < STALL_NS:
             return False
         return any(
-            (task.wait_ns or 0) >= LATE_NS and not task.throttled
+            (task.wait_ns or 0) >= STALL_NS and not task.throttled
             for task in queue.waiting
         )
 
@@ -293,4 +293,4 @@ def _is_slow(rcu: GracePeriod) -> bool:
     """Return whether a grace period lasts so long that it is looked at."""
     if rcu.expedited_cpus or rcu.expedited_tasks:
         return True
-    return (rcu.age_ns or 0) >= LATE_NS
+    return (rcu.age_ns or 0) >= STALL_NS

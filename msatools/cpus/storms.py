@@ -203,10 +203,10 @@ def call_text(call: CrossCall) -> str | None:
     return f"{call.function} (irq_work)" if call.kind == "irq-work" else call.function
 
 
-# --- Who makes work for a CPU that no task of that name does.
+# --- CPUs with far more interrupts, softirqs, calls or RCU callbacks than others.
 #
 # A CPU counts its interrupts, softirqs and calls, but not by function. If it has far
-# more of them than others need, msatools.cpus.storms finds the function that is queued
+# more of them than others need, WorkSources, above, finds the function that is queued
 # or runs there now. Callbacks of RCU are not counted as they are made, but as they wait
 # (kernel/rcu/rcu_segcblist.c).
 
@@ -223,21 +223,21 @@ POLLS_A_SECOND = 20_000
 INTERRUPTS_A_SECOND = 20_000
 """Interrupts of one device on one CPU: fast disks have some 10,000."""
 
-CALLBACKS = 10_000
+MANY_CALLBACKS = 10_000
 """Callbacks of RCU that wait on a CPU: from so many on RCU hurries (rcutree.qhimark).
 """
 
-DROPS = 1_000
+MANY_DROPS = 1_000
 """Packets that a CPU's backlog had no room for (net.core.netdev_max_backlog)."""
 
 DROPPED_SHARE = 0.001
 """Minimum share of the packets that came to that CPU."""
 
-SHARE = 0.2
+WORKER_SHARE = 0.2
 """Minimum share of its life that a worker has run."""
 
 LEAST_NS = 1_000_000_000
-"""Minimum time that this is of."""
+"""Shortest interval that rates are of, and shortest run of a worker."""
 
 UNKNOWN = "an unknown function"
 """Stands for the function of what is neither queued nor running now."""
@@ -245,7 +245,7 @@ UNKNOWN = "an unknown function"
 _NAMED_OR_NOT = ("tasklet", "softirq")
 """Kinds that are a storm by their number, whoever makes it."""
 
-_MOST_SHARE = 0.5
+_LEAST_FUNCTION_SHARE = 0.5
 """Minimum share of the callbacks looked at that one function has to have."""
 
 _WORKERS = "kworker/"
@@ -388,7 +388,7 @@ class Storms:
         """Yield CPUs whose backlog had no room for many packets."""
         for cpu, count in self._polls.counts().items():
             came = count.processed + count.dropped
-            if count.dropped < DROPS or count.dropped < DROPPED_SHARE * came:
+            if count.dropped < MANY_DROPS or count.dropped < DROPPED_SHARE * came:
                 continue
             try:
                 source = self._source(self._polls.backlog(cpu))
@@ -437,7 +437,11 @@ class Storms:
         if not data.has("length"):
             return
         lengths = data["length"].astype(np.int64)
-        many = (lengths >= CALLBACKS) & (lengths < MAX_PLAUSIBLE >> 20) & data.readable
+        many = (
+            (lengths >= MANY_CALLBACKS)
+            & (lengths < MAX_PLAUSIBLE >> 20)
+            & data.readable
+        )
         for row in many.nonzero()[0].tolist():
             cpu = int(self._percpu.cpus[row])
             try:
@@ -451,7 +455,7 @@ class Storms:
                 continue
             function, count = functions.most_common(1)[0]
             share = count / functions.total()
-            if share >= _MOST_SHARE:
+            if share >= _LEAST_FUNCTION_SHARE:
                 yield Storm(
                     kind="callback",
                     cpu=cpu,
@@ -474,7 +478,7 @@ class Storms:
                 continue
             life_ns = now_ns - started_ns
             is_sane = 0 < ran_ns <= life_ns
-            if function and is_sane and ran_ns >= max(LEAST_NS, SHARE * life_ns):
+            if function and is_sane and ran_ns >= max(LEAST_NS, WORKER_SHARE * life_ns):
                 yield Storm(
                     kind="work",
                     cpu=queue.cpu,

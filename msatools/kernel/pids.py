@@ -330,7 +330,7 @@ class PidNamespace(Struct, frozen=True):
     """``pid_max``: all PIDs are smaller; ``None`` if it cannot be read."""
 
 
-def read_namespaces(
+def read_pid_namespaces(
     reader: Reader, addresses: Addresses, losses: LossLog
 ) -> dict[int, PidNamespace]:
     """Read some ``struct pid_namespace`` and all their ancestors, by address.

@@ -236,7 +236,7 @@ class LossLog(Struct):
     """The notes and the coverage that a collector gathers for its report."""
 
     coverage: Counter[str] = field(default_factory=Counter)
-    """Number of reads, and of losses by their key (:class:`.losses.Loss`)."""
+    """Number of reads, and of losses by their key (:class:`Loss`)."""
 
     about: Counter[str] = field(default_factory=Counter)
     """Number of losses, by the name of the list or the like."""
@@ -275,7 +275,7 @@ class LossLog(Struct):
     ) -> None:
         """Count a loss, and note the first of its kind.
 
-        :param loss: A :class:`.losses.Loss`, or a :func:`.losses.struct_key`.
+        :param loss: A :class:`Loss`, or a :func:`struct_key`.
         :param text: Text of the note; none if the caller notes the loss elsewhere.
         :param count: How many are lost.
         :param about: Name that distinguishes it from others of its kind, which get a

@@ -327,7 +327,7 @@ class XArray:
         """
         entry, above = self._top(), None
         if not _is_node(entry) and index:
-            # The entry of a tree without nodes is at index 0.
+            # xa_head itself is the entry of index 0 if it is no node.
             return 0
         while _is_node(entry):
             shift, slots = self._node(entry)
@@ -596,7 +596,7 @@ def _entries(
     except UNREADABLE as error:
         _xarray_broken(losses, name, f"cannot be read: {error}")
         return found
-    # The entry of a tree without nodes is at index 0.
+    # xa_head itself is the entry of index 0 if it is no node.
     has_nodes = _is_node(top)
     todo = [_Part(top, 0, _LAST if has_nodes else 0, has_nodes)]
     seen: set[int] = set()

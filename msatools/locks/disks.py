@@ -427,7 +427,8 @@ class Requests:
         index = np.array(used, np.intp)
         index = index[index < count]
         found: set[int] = set()
-        # Without a scheduler, a request is in *rqs* only once the driver has it.
+        # A driver's tags: rqs[] has what was dispatched, static_rqs[] the rest if the
+        # disk has no scheduler. A scheduler's tags: static_rqs[] alone.
         for array in (current, static) if of_driver else (static,):
             if array >= KERNEL_HALF:
                 found.update(layout.reader.words(array, count)[index].tolist())

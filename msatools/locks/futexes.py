@@ -528,7 +528,7 @@ def _cache(context: LockContext) -> _MappedBy:
     return _MappedBy(context)
 
 
-def find_place(context: LockContext, waiter: Waiter) -> FutexPlace | None:
+def find_futex(context: LockContext, waiter: Waiter) -> FutexPlace | None:
     """Find a futex in the memory of one of its waiters; ``None`` if not found."""
     key = waiter.key
     if key.address is not None:

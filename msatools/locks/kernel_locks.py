@@ -43,7 +43,7 @@ from msatools.selfdesc.find import find_type, member_of
 
 # --- The description of a lock type that has a list of waiters.
 #
-# msatools.locks.kernel_locks has all such types. Members of a lock that have to be
+# All such types are in LIST_LOCKS, below. Members of a lock that have to be
 # consistent are read at once: on a running kernel they may change between two reads.
 
 
@@ -244,7 +244,7 @@ SEMAPHORE = ListLock(
 
 # --- All lock types with a list of waiters, and the request of a task for one of them.
 #
-# A new type is a file that makes a ListLock, and a line here.
+# A new type is a ListLock above, and a line here.
 
 
 LIST_LOCKS: dict[LockTypeName, ListLock] = {

@@ -2,7 +2,8 @@
 
 """All types of locks, and the blocked tasks with the locks that they wait for.
 
-A new type of locks is a file with a :class:`LockType`, and a line in ``LOCK_TYPES``.
+A new type of locks is a :class:`LockType` in the file of its kind, its name in
+:data:`.report.LockTypeName`, and a line in ``LOCK_TYPES``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.unwind import Rows
 from msatools.tasks.waits import TaskClass, are_any
 
-# --- All types of locks: a new one is a file with a LockType, and a line here.
+# --- All types of locks.
 
 
 # The first type that finds a request of a task is used.

@@ -35,7 +35,7 @@ from msatools.program.linear import KERNEL_HALF
 __all__ = (
     "LockNames",
     "Name",
-    "find_place",
+    "find_lock_place",
 )
 
 # --- Names of futexes, by the mapping that contains them.
@@ -171,7 +171,7 @@ class LockNames:
             return found
         piece = lock_places(context).slab(address)
         cache = piece.cache if piece else None
-        place = find_place(context, lock.type, address, cases)
+        place = find_lock_place(context, lock.type, address, cases)
         if place is not None:
             return replace(self._described(place), cache=cache)
         if lock.type == "bit_wait":
@@ -241,13 +241,13 @@ _FD_ARGUMENT = {"splice": 2, "tee": 1, "vmsplice": 0, "sendfile": 0, "sendfile64
 """Maps system calls to the index of a further argument that may be that of a pipe."""
 
 
-def find_place(
+def find_lock_place(
     context: LockContext, type_: str, address: int, cases: Sequence[BlockedTask]
 ) -> LockPlace | None:
     """
     Find the variable or structure that contains a lock.
 
-    :param type_: A lock type of contract ``locks``.
+    :param type_: One of :data:`.report.LockTypeName`.
     :param cases: Some of its waiters.
     :return: ``None`` if not found.
     :raises drgn.FaultError: if a structure that leads to it cannot be read

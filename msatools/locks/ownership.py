@@ -19,7 +19,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Loss, LossLog
 from msatools.locks.context import BlockedTask, LockContext, per_context, read_cases
 from msatools.locks.graph import BY_STACK, Owned, owners
-from msatools.locks.names import find_place
+from msatools.locks.names import find_lock_place
 from msatools.locks.places import LockPlace
 from msatools.locks.report import LockTypeName
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
@@ -409,7 +409,7 @@ def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace |
     context, first = snapshot.context, np.array(want.rows[:1], np.intp)
     cases = [*read_cases(context, snapshot.now, first, stack_size)]
     try:
-        place = find_place(context, want.lock.type, want.lock.address or 0, cases)
+        place = find_lock_place(context, want.lock.type, want.lock.address or 0, cases)
     except LOST as error:
         context.losses.lose(
             Loss.LOCK_NAMES, f"cannot determine what a lock lies in: {error}"

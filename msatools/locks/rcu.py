@@ -197,7 +197,7 @@ def _is_runnable(context: LockContext, task: int) -> bool:
 # --stalls; or, where it has ended, to the thread that makes the callback.
 
 
-LATE_NS = 1_000_000_000
+HOLDS_UP_NS = 1_000_000_000
 """From when on a CPU holds up a grace period: all others pass within milliseconds, and
 what such a CPU runs by then may be another task."""
 
@@ -275,7 +275,7 @@ def _blockers(context: LockContext) -> _Blockers:
     if state is None:
         return _Blockers(_WHAT, ())
     age_ns = _since(context, state.start) if state.is_active else None
-    cpus = list(state.cpus) if (age_ns or 0) >= LATE_NS else []
+    cpus = list(state.cpus) if (age_ns or 0) >= HOLDS_UP_NS else []
     running = [task for cpu in cpus if (task := _runs(context, cpu))]
     readers = [task for task in state.tasks if context.pid(task)]
     holders = [
@@ -326,7 +326,7 @@ def _is_kept(context: LockContext, state: GracePeriodState) -> bool:
     """Return whether RCU's thread is runnable and has long had no turn."""
     if state.thread < KERNEL_HALF:
         return False
-    if (_since(context, state.activity) or 0) < LATE_NS:
+    if (_since(context, state.activity) or 0) < HOLDS_UP_NS:
         return False
     try:
         waits, runs = context.layout.members(

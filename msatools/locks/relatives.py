@@ -285,7 +285,7 @@ _PINNED: Members = {"pinned": ("migration_disabled",)}
 
 def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Return the wait of a CPU's thread for the CPU to be empty.
+    Return the wait of a CPU's hotplug thread for the tasks that are pinned there.
 
     :raises drgn.FaultError: if the run queue cannot be read
     :raises MissingError: if its type is unknown

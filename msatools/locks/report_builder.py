@@ -349,8 +349,7 @@ class HerdRows:
 
 # --- Builds the rows of a report from a snapshot: waits, locks, deadlocks, inversions.
 #
-# Roots and herds are made in msatools.locks.root_rows and
-# msatools.locks.report_builder.
+# Roots are made in msatools.locks.root_rows, herds above.
 
 
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))

@@ -20,8 +20,8 @@ from msatools.locks.context import BlockedTask, LockContext, LockType, per_conte
 from msatools.locks.futexes import (
     FutexPlace,
     Waiter,
+    find_futex,
     find_owner,
-    find_place,
     futex_queues,
     futex_waiters,
     futexes,
@@ -48,9 +48,9 @@ from msatools.tasks.waits import TaskClass
 
 # --- The lock that a futex belongs to, by the memory of the process.
 #
-# A lock of a C library is recognized if that library waits on it
-# (msatools.locks.c_library), its members are consistent (msatools.locks.c_library,
-# msatools.locks.c_library), and its owner is a thread that can use the futex.
+# A lock of a C library is recognized if that library waits on it and its members are
+# consistent (both: msatools.locks.c_library), and its owner is a thread that can use
+# the futex.
 
 
 class FutexContent(Struct, frozen=True):
@@ -173,7 +173,7 @@ def _read_content(context: LockContext, waiter: Waiter) -> FutexContent:
 
     :raises drgn.FaultError: if a structure that leads to it or to its owner is damaged
     """
-    place = find_place(context, waiter)
+    place = find_futex(context, waiter)
     words = _Words.around(context, place) if place else None
     if place is None or words is None:
         context.losses.coverage["futexes_not_read"] += 1
@@ -334,8 +334,7 @@ def _tasks_on(context: LockContext, key: FutexKey) -> set[int]:
 # --- Futexes: requests, waiters, owners and readers.
 #
 # The kernel records the waiters of each futex, but the owner only of a PI futex. Other
-# owners are in the memory of the process, next to the futex: see
-# msatools.locks.user_locks.
+# owners are in the memory of the process, next to the futex: see FutexContent, above.
 
 
 PARKED = "parked on a futex of its own stack: nobody wakes it"

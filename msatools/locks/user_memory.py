@@ -44,7 +44,7 @@ def find_mapping(layout: Layout, mm: int, address: int) -> int:
     return find_range(layout, node, "vm_area_struct", "vm_rb", ends, address)
 
 
-def mappings_of(layout: Layout, mm: int, losses: LossLog) -> Iterator[int]:
+def vmas_of(layout: Layout, mm: int, losses: LossLog) -> Iterator[int]:
     """Yield the addresses of all ``struct vm_area_struct`` of an address space.
 
     :raises UNREADABLE: if the list of an older kernel is damaged; damage of a tree
@@ -232,7 +232,7 @@ class UserMemory:
         if files is None:
             self._shared[mm] = files = []
             try:
-                for vma in mappings_of(self._layout, mm, self._losses):
+                for vma in vmas_of(self._layout, mm, self._losses):
                     file = self._shared_file(vma)
                     if file is not None:
                         files.append(file)

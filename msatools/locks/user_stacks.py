@@ -321,7 +321,7 @@ class Registers(NamedTuple):
 
 
 class CodeMapping(Struct, frozen=True):
-    """A mapping that may be of code."""
+    """A VMA that a return address may point into."""
 
     start: int
     end: int

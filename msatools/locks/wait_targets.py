@@ -27,7 +27,7 @@ from msatools.locks.described import describe
 from msatools.locks.file_targets import by_file
 from msatools.locks.futexes import Waiter, waiters_of
 from msatools.locks.kernel_locks import KernelLock
-from msatools.locks.names import find_place
+from msatools.locks.names import find_lock_place
 from msatools.locks.report import CONDITION, FutexKey, WaitTarget
 from msatools.locks.struct_reader import Layout
 from msatools.locks.user_locks import condition_at
@@ -195,7 +195,7 @@ def _with_place(
     """Add the name, inode, path and process of a lock."""
     if lock.address is None:
         return on
-    place = find_place(context, lock.type, lock.address, [case])
+    place = find_lock_place(context, lock.type, lock.address, [case])
     if place is None:
         return on
     known = describe(context, place)

@@ -31,7 +31,7 @@ from msatools.memory.breakdowns import (
     rank,
     regroup,
 )
-from msatools.memory.by_file import SWAP_CACHE, CachedFiles, mappings_of
+from msatools.memory.by_file import SWAP_CACHE, CachedFiles, mapping_words
 from msatools.memory.classes import NCLASSES, PageClass
 from msatools.memory.classify import Block, Words, where
 from msatools.memory.model import (
@@ -343,7 +343,7 @@ class ChargeTally(Struct):
     def observe(self, block: Block) -> None:
         words = self._words(block)
         self.by_class.add(words, block.codes)
-        mappings = mappings_of(block)
+        mappings = mapping_words(block)
         pages = where((mappings > SWAP_CACHE) & (words != 0))
         self.by_mapping.add(words[pages], mappings[pages])
 

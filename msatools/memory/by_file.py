@@ -413,13 +413,13 @@ class MappingTally(Struct):
     tally: Tally = field(default_factory=Tally)
 
     def observe(self, block: Block) -> None:
-        self.tally.add(mappings_of(block), block.codes)
+        self.tally.add(mapping_words(block), block.codes)
 
     def merge(self, later: "MappingTally") -> None:
         self.tally.merge(later.tally)
 
 
-def mappings_of(block: Block) -> Words:
+def mapping_words(block: Block) -> Words:
     """Return the mapping of each page; 0 if it is not cached."""
     mappings = block.mapping.copy()
     copy_to_tails(block, mappings)

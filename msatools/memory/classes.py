@@ -204,7 +204,7 @@ class PageLayout(Struct, frozen=True):
     """Whether tails of a hugetlb page with optimised vmemmap may be fake heads."""
 
     kernel_start: int
-    """Lowest address that a link of ``lru`` may have (``target/addresses.py``)."""
+    """Lowest address that a link of ``lru`` may have: ``program/linear.py``."""
 
     @property
     def swapcache_bits(self) -> int:
@@ -213,7 +213,7 @@ class PageLayout(Struct, frozen=True):
 
     @property
     def slab_bit(self) -> int:
-        """``PG_slab``; 0 if slab is a page type."""
+        """``PG_slab`` in the flags; 0 where slabs are a page type (since v6.10)."""
         return 0 if self.types.has("slab") else self.bits["slab"]
 
 

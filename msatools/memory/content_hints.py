@@ -182,7 +182,7 @@ class _KernelSymbols:
 def _is_end(symbol: drgn.Symbol) -> bool:
     if symbol.name in _ENDS:
         return True
-    # Some functions have such names as well.
+    # ``…_end`` is the end of a section only if it is no function.
     return symbol.kind != drgn.SymbolKind.FUNC and bool(_END.fullmatch(symbol.name))
 
 

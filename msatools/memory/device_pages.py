@@ -76,7 +76,7 @@ def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
 
 
 class HardwareQueues(Struct, frozen=True):
-    """What the hardware queues of all disks lead to."""
+    """What all ``struct blk_mq_hw_ctx`` point to: tag sets, NVMe controllers."""
 
     tags: set[int]
     """Addresses of ``struct blk_mq_tags``."""

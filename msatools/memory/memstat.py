@@ -92,7 +92,7 @@ _OWN = ("kernel.vmalloc", "kernel.vmap", "kernel.stacks")
 """Classes of pages that who made an area has."""
 
 
-def find_leaks(
+def module_memory(
     slabs: Sequence[PageGroup],
     areas: Sequence[PageGroup],
     blocks: Sequence[UnattributedGroup],
@@ -318,7 +318,7 @@ def collect_memstat(
         found_leaks = None
         if leaks:
             kinds = groups["slab"], groups["vmalloc"], allocations or ()
-            found_leaks = find_leaks(*kinds, context.page_size)
+            found_leaks = module_memory(*kinds, context.page_size)
         checks = make_checks(result, owners, counters, after, layout, losses)
         swap = read_swap(prog)
         cached = result.anon_swapcache + result.shmem_swapcache

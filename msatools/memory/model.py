@@ -514,7 +514,7 @@ class ClassCount(Struct, frozen=True):
     """The pages of one class."""
 
     name: str
-    """A value of :data:`.pages.classes.CLASSES`, such as ``free.buddy``."""
+    """A value of :data:`msatools.memory.classes.CLASSES`, such as ``free.buddy``."""
 
     pages: int
     bytes: int

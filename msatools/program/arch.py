@@ -30,7 +30,7 @@ from msatools.selfdesc.find import (
 # --- Format of a kernel's page tables, and translation of single addresses.
 #
 # Levels, sizes and the bits of entries are in TableFormat only, which is also used to
-# process whole tables at once. msatools.program.arch has that of a kernel.
+# process whole tables at once. table_format(), at the end, returns that of a kernel.
 
 
 Words = npt.NDArray[np.uint64]
@@ -803,7 +803,7 @@ def riscv64_format(bits: int) -> TableFormat:
     )
 
 
-# --- Architectures: a module each, behind one interface.
+# --- The architectures by drgn's names: a new one is a class above, and a line here.
 
 
 _ARCHITECTURES = {

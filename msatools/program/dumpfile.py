@@ -41,7 +41,8 @@ HEAD_BYTES = 0x10080
 
 
 MEMORY_MAGICS = (b"EMiL\1", b"EMiL\2", b"QEVM", b"LibvirtQemudSave")
-"""How files with memory begin that have headers: see :mod:`msatools.program`."""
+"""How files with memory begin that have headers: see
+:mod:`msatools.program.raw_formats`."""
 
 
 class Foreign(NamedTuple):
@@ -252,7 +253,7 @@ class DumpFile(Struct, frozen=True):
 
     bad_descriptors: int = 0
     """Pages of a kdump that libkdumpfile must not read: see
-    :func:`.descriptors.check_descriptors`."""
+    :func:`.kdump_pages.check_descriptors`."""
 
     parts: tuple[str, ...] = ()
     """Paths of the parts of a split dump that are there, by page frame."""

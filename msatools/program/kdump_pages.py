@@ -285,7 +285,7 @@ class _Rows:
 # data. Here the descriptors of many pages are read at once, and so are the data.
 # Anything unusual is left to libkdumpfile.
 #
-# msatools.program.kdump_pages has the layout of a kdump.
+# msatools.program.formats has the layout of a kdump's headers.
 
 
 Pfns = npt.NDArray[np.int64]

@@ -210,7 +210,7 @@ class StateReader:
 # again replaces the former one. A stream is read here as it lies, page by page.
 
 
-QEMUSTATE_MAGIC = b"QEVM"
+QEVM_MAGIC = b"QEVM"
 _VERSION = 3
 
 _EOF, _START, _PART, _END, _FULL = range(5)
@@ -382,7 +382,7 @@ class _Index:
     def read_all(self) -> bool:
         """Read up to the end of RAM; return whether the stream has it."""
         magic, version = self._take(4), self._number(4)
-        if magic != QEMUSTATE_MAGIC or version != _VERSION:
+        if magic != QEVM_MAGIC or version != _VERSION:
             raise DamagedDataError("a stream of QEMU of an unknown version")
         try:
             return self._sections()

@@ -37,7 +37,7 @@ MAGIC = 0x4C694D45
 LIME, AVML = 1, 2
 """Versions of the header."""
 
-_FORENSIC_MOST_RANGES = 1 << 16
+_MOST_LIME_RANGES = 1 << 16
 _MOST_CHUNKS = 1 << 24
 """1 TiB of memory."""
 
@@ -90,7 +90,7 @@ def _range(read: ReadAt, position: int, version: int) -> MemoryRange:
 
 
 def _check_count(ranges: Sequence[object]) -> None:
-    if len(ranges) > _FORENSIC_MOST_RANGES:
+    if len(ranges) > _MOST_LIME_RANGES:
         raise DamagedDataError("an image of memory with too many ranges")
 
 
@@ -268,7 +268,7 @@ class CompressedMemory(Memory):
 _LIME = MAGIC.to_bytes(4, "little")
 _LIBVIRT = b"LibvirtQemudSave"
 
-_FORMATS_MOST_RANGES = 1 << 20
+_MOST_KDUMP_RANGES = 1 << 20
 _PAGES_KEPT = 1024
 
 
@@ -319,7 +319,7 @@ class KdumpMemory(Memory):
         size = self._pages.page_size
         ranges = [
             MemoryRange(kept.start * size, len(kept) * size, kept.start * size)
-            for kept in islice(self._pages.kept_ranges(), _FORMATS_MOST_RANGES)
+            for kept in islice(self._pages.kept_ranges(), _MOST_KDUMP_RANGES)
         ]
         self._ranges = Ranges(ranges)
         self._kept: dict[int, bytes] = {}
@@ -356,7 +356,7 @@ def _by_magic(path: str, read: ReadAt) -> Memory:
                 "compressed with snappy (AVML), and no library for it is installed",
                 "install msatools[fast]; or decompress it with `avml-convert`",
             ) from error
-    if magic.startswith((qemu_state.QEMUSTATE_MAGIC, qemu_state.QCOW2_MAGIC)):
+    if magic.startswith((qemu_state.QEVM_MAGIC, qemu_state.QCOW2_MAGIC)):
         return qemu_state.QemuState(path)
     if magic == _LIBVIRT:
         start, compression = qemu_state.libvirt_stream(read)

@@ -72,7 +72,7 @@ from msatools.tasks.identity import (
     comm_text,
     read_cgroups,
     read_identities,
-    read_namespaces,
+    read_task_namespaces,
 )
 from msatools.tasks.running_stacks import StackReader, frame_text, named_frames
 from msatools.tasks.sampler import Sampler, TaskSample, TaskState, runs
@@ -404,7 +404,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
             breakdown=split,
             reaped=read_reaped(reader, tasks, losses) if options.children else None,
             namespaces=(
-                read_namespaces(reader, tasks, losses)
+                read_task_namespaces(reader, tasks, losses)
                 if options.needs_namespaces
                 else None
             ),

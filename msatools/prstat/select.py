@@ -296,7 +296,7 @@ GROUPS = ("user", "cgroup", "container", "ns", "class", "comm")
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """Contents of a report."""
+    """What msa-prstat is asked for: rows, their order, further tables, samples."""
 
     per_thread: bool = False
     selection: Selection = field(default_factory=Selection)

@@ -272,8 +272,7 @@ def _covered_since_start(
 
 # --- Times in each microstate of Gelato and Solaris, with their bounds and sources.
 #
-# Pure. msatools.prstat.states sums up a table of threads, and msatools.query a single
-# one.
+# Pure. This sums up a table of threads; msatools.query.life a single one.
 
 
 Family = Literal["gelato", "solaris"]

@@ -51,7 +51,7 @@ Cell = str | Span
 
 
 class Text(Struct, frozen=True):
-    """One line; made by :func:`text`, :func:`one_line` or :func:`verbatim`."""
+    """One line; made by :func:`text`, :func:`cut_line` or :func:`verbatim`."""
 
     spans: tuple[Cell, ...]
 
@@ -65,7 +65,7 @@ def text(*spans: Cell) -> Text:
     return Text(spans)
 
 
-def one_line(*spans: Cell) -> Text:
+def cut_line(*spans: Cell) -> Text:
     """Return a line that is one of many, such as a line of a tree."""
     return Text(spans, narrow="cut")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What text is written to: its size and colours, and blocks that fit it."""
+"""Draws blocks on a terminal with rich, and fits them to its width and height."""
 
 import io
 from collections.abc import Iterable, Iterator, Sequence

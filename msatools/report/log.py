@@ -606,7 +606,7 @@ _NOISE = re.compile(
     r"sched_clk +:|cpu_clk +:|jiffies +:|task:.{1,16} state:|"
     r"Showing (busy|all)|workqueue \S+: flags|pwq \d+: |pool \d+: |"
     r"(in-flight|pending|inactive|delayed|idle): |"
-    # Said by each boot, or each mount.
+    # Lines that healthy kernels log, too, at each boot or mount.
     r"device-mapper: core: CONFIG_IMA|\S+: loading out-of-tree module|"
     r".*supports timestamps until"
 )

@@ -425,7 +425,7 @@ def _size(kind_of_type: Type) -> int:
     return size
 
 
-# --- Declared types of variables, from a table, resolved for a given kernel.
+# --- Types of variables as globals.txt declares them, resolved for a kernel.
 
 
 _COUNTED = re.compile(r"(\d*)\*")
@@ -589,7 +589,7 @@ class Objects:
     """The variables, functions and constants of the kernel proper.
 
     Types come from BTF (constants, per-CPU variables, functions) or else from
-    :mod:`msatools.selfdesc.types`; addresses from *symbols*.
+    the declarations in ``globals.txt``; addresses from *symbols*.
     """
 
     def __init__(self, prog: Program, types: BtfTypes, symbols: Symbols) -> None:

@@ -281,7 +281,7 @@ class TaskCgroups(Struct, frozen=True):
 
 
 def read_cgroups(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskCgroups:
-    """Read the control group of each thread, each group once."""
+    """Read the control group of each thread (cgroup v2), each path once."""
     index = np.full(len(tasks), UNKNOWN, np.int32)
     if not tasks.has("cgroups"):
         return TaskCgroups((), index)
@@ -379,7 +379,7 @@ class TaskNamespaces(Struct, frozen=True):
     inodes: Mapping[str, Inodes]
 
 
-def read_namespaces(
+def read_task_namespaces(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> TaskNamespaces:
     """Read all namespaces of each thread, each namespace once."""
@@ -477,7 +477,7 @@ def read_members(
         return np.ones(len(tasks), np.bool_)
     namespaces = None
     if wanted.namespaces is not None:
-        namespaces = read_namespaces(reader, tasks, losses)
+        namespaces = read_task_namespaces(reader, tasks, losses)
     return members(wanted, cgroups or read_cgroups(reader, tasks, losses), namespaces)
 
 

@@ -127,7 +127,7 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     # The struct kthread of a kernel thread: "kthread: Generalize pf_io_worker so it can
     # point to struct kthread" (in v5.17).
     "kthread": ("u8", ("worker_private", "set_child_tid")),
-    # 16 bytes; the rest is for the full names of kernel threads (names.py).
+    # 16 bytes; the rest is for the full names of kernel threads (identity.py).
     "comm": ("S48", ("comm",)),
 }
 

@@ -187,7 +187,7 @@ def read_stacks(
     return StackMemory(words, first, pointers, size, saved)
 
 
-# --- Unwind one x86-64 stack, by the same rules as msatools.tasks.unwind.
+# --- Unwind one x86-64 stack, by the same rules as many at once (below).
 
 
 _ALL = (1 << 64) - 1

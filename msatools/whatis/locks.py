@@ -10,7 +10,7 @@ import numpy as np
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.report import Loss
-from msatools.locks.futexes import Waiter, find_place, futex_queues, requested_futexes
+from msatools.locks.futexes import Waiter, find_futex, futex_queues, requested_futexes
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
 from msatools.locks.report import FutexKey, Holder, Lock, LockRow, LockTypeName
 from msatools.locks.user_locks import futex_requests
@@ -203,7 +203,7 @@ def _address(
         if file is None or file.sequence != key.object:
             return None
         return file.start + key.file_offset - file.first
-    place = find_place(lookup.locks, waiter)
+    place = find_futex(lookup.locks, waiter)
     return place.address if place is not None and place.mm == mm else None
 
 

@@ -269,9 +269,9 @@ class PidHolders:
 # session has the number, and one for each get_pid() without put_pid(). A leaked one is
 # never freed, nor is its PID namespace.
 #
-# Holders are searched in three steps: in known structures (msatools.zombies.leaks); for
-# the rest, on the stacks of tasks and in the kernel's variables; then in all objects of
-# slab caches. Not searched are variables of modules, per-CPU variables, vmalloc memory
+# Holders are searched in three steps: in known structures (above); for the rest, on
+# the stacks of tasks and in the kernel's variables; then in all objects of slab
+# caches. Not searched are variables of modules, per-CPU variables, vmalloc memory
 # and whole pages.
 
 
@@ -322,7 +322,7 @@ class _Pids(Struct, frozen=True):
         return len(self.address)
 
 
-def find_leaks(
+def find_pid_leaks(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> tuple[Leak, ...] | None:
     """Find each ``struct pid`` with more references than holders, by number.

@@ -19,7 +19,7 @@ from msatools.kernel.pids import (
     PID_MAX_LIMIT,
     RESERVED_PIDS,
     innermost_numbers,
-    read_namespaces,
+    read_pid_namespaces,
     reserved_taken,
 )
 from msatools.kernel.reader import Addresses, Reader, distinct
@@ -401,7 +401,7 @@ def _namespace_limits(
     """
     pids = tasks["thread_pid"][zombies].astype(np.uint64)
     innermost, _ = innermost_numbers(reader, pids, losses)
-    spaces = read_namespaces(reader, innermost, losses)
+    spaces = read_pid_namespaces(reader, innermost, losses)
     dead: Counter[int] = Counter()
     for address, count in _counted(innermost):
         for _ in range(MAX_LEVEL + 1):

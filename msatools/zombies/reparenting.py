@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.clocks import Nanoseconds
-from msatools.kernel.pids import PidNamespace, innermost_numbers, read_namespaces
+from msatools.kernel.pids import PidNamespace, innermost_numbers, read_pid_namespaces
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import Loss, LossLog
 from msatools.selfdesc.find import object_at
@@ -199,7 +199,7 @@ class _Family:
         pids = self._tasks["thread_pid"][rows].astype(np.uint64)
         innermost, _ = innermost_numbers(self._reader, pids, self._losses)
         new = np.setdiff1d(innermost, np.array([*self._spaces], np.uint64))
-        self._spaces |= read_namespaces(self._reader, new, self._losses)
+        self._spaces |= read_pid_namespaces(self._reader, new, self._losses)
         self._innermost |= dict(zip(rows, innermost.tolist(), strict=True))
 
     def _find_space(self, row: int) -> PidNamespace:
@@ -268,7 +268,7 @@ def _held(
     if not dead.ns_pid.any():
         return {}  # all are in the initial namespace
     spaces, _ = innermost_numbers(reader, dead.thread_pid, losses)
-    namespaces = read_namespaces(reader, spaces, losses)
+    namespaces = read_pid_namespaces(reader, spaces, losses)
     rows: list[int] = tasks["address"].tolist()
     row_of = {address: row for row, address in enumerate(rows)}
     pids: list[int] = tasks["pid"][dead.row].tolist()

@@ -308,7 +308,7 @@ def _choose(tasks: TaskTable, parent: ParentFacts, creators: set[int]) -> Sequen
 
 
 def waited(wait: WaitOpts) -> str:
-    """Return a short description of the target of a wait."""
+    """Describe which children a call of wait() takes: ``child 7``, ``any child``."""
     number = "of unknown number" if wait.number is None else str(wait.number)
     who = {"any": "any child", "pid": f"child {number}", "group": f"group {number}"}
     text = who[wait.kind]

@@ -34,7 +34,7 @@ from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import letters
 from msatools.tasks.table import Records, TaskReader, TaskTable
 from msatools.tasks.unwind import Rows
-from msatools.zombies.leaks import find_leaks
+from msatools.zombies.leaks import find_pid_leaks
 from msatools.zombies.limits import collect_limits, held_memory, left
 from msatools.zombies.model import (
     Heir,
@@ -330,7 +330,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
 
     def _leaks(self, tasks: TaskTable) -> tuple[Leak, ...] | None:
         try:
-            return find_leaks(self._reader, tasks, self._losses)
+            return find_pid_leaks(self._reader, tasks, self._losses)
         except LOST as error:
             self._losses.lose(Loss.LEAKS, f"leaks cannot be looked for: {error}")
             return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from msatools.cpus.diagnostics import LONG_NS, MOST, WAITS_NS, Known, findings
+from msatools.cpus.diagnostics import LONG_WAIT_NS, MOST, WAITS_NS, Known, findings
 from msatools.cpus.model import Cpu, Diagnostic, Irq, RunnableTask, RunQueue
 from msatools.reports.units import ranges
 from tests.cpus.madecpus import (
@@ -106,28 +106,28 @@ STANDING: Mapping[str, Case] = {
     # A single task can run for any time.
     "alone": on_hog(),
     "who waits is throttled": on_hog(THROTTLED),
-    "who waits just came": on_hog(queued(4, wait_ns=LONG_NS - 1)),
+    "who waits just came": on_hog(queued(4, wait_ns=LONG_WAIT_NS - 1)),
     "who waits does so for an unknown time": on_hog(queued(4, wait_ns=None)),
-    "runs since just now": on_hog(queued(4), switched_ns=LONG_NS - 1),
+    "runs since just now": on_hog(queued(4), switched_ns=LONG_WAIT_NS - 1),
     "runs since nobody knows when": on_hog(queued(4), switched_ns=None),
     "nobody knows what runs": on_hog(queued(4), current=None),
     "on its way to who waits": on_hog(queued(4), current=queued(0)),
     # Even if the CPU was briefly switched.
     **{
         f"{each} tasks starve others, switched {since}": on_hog(
-            *(fifo(8, 20), queued(4), queued(5, wait_ns=LONG_NS - 1)),
+            *(fifo(8, 20), queued(4), queued(5, wait_ns=LONG_WAIT_NS - 1)),
             current=queued(9, sched_class=each),
             switched_ns=since,
         )
         for each in CLASSES[1:]
-        for since in (0, LONG_NS - 1, None)
+        for since in (0, LONG_WAIT_NS - 1, None)
     },
     **{
         f"nobody starves: {number}": on_hog(
             *waiting, current=fifo(9, 50), switched_ns=0
         )
         for number, waiting in enumerate(
-            ([], [queued(4, wait_ns=LONG_NS - 1)], [THROTTLED])
+            ([], [queued(4, wait_ns=LONG_WAIT_NS - 1)], [THROTTLED])
         )
     },
     "many CPUs alike": {

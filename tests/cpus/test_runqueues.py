@@ -18,7 +18,7 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.cpus.queued import _Entity, _Queue, _turn, limbo_tasks
+from msatools.cpus.queued import _Entity, _Queue, _turn, quota_waiters
 from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
 from msatools.kernel.clocks import read_accounting
 from msatools.kernel.percpu import read_percpu
@@ -118,7 +118,7 @@ def test_tasks_throttled_one_by_one_are_found_without_all_tasks(name: str) -> No
     prog = open_dump(name, "btf")
     reader, losses = Reader(prog), LossLog()
     percpu = read_percpu(reader, losses)
-    found = sorted(limbo_tasks(reader, percpu, losses))
+    found = sorted(quota_waiters(reader, percpu, losses))
     flagged = [task for task in for_each_task(prog) if task.throttled]
     assert found == sorted((task_cpu(task), task.value_()) for task in flagged)
     assert {task.comm.string_().decode() for task in flagged} == LIMITED
@@ -447,7 +447,10 @@ def test_stopped_clock_lags(whole: Seen) -> None:
     cpu = whole.cpu("groups")
     put_word(whole.rq(cpu).clock, whole.clocks.local_ns - 3 * LATE_NS)
     # Its tick is unchanged.
-    changed = {"clock_ns": whole.clocks.local_ns - 3 * LATE_NS, "lag_ns": 3 * LATE_NS}
+    changed = {
+        "clock_ns": whole.clocks.local_ns - 3 * LATE_NS,
+        "lag_ns": 3 * LATE_NS,
+    }
     found = whole.again().by_cpu
     assert found == {**whole.by_cpu, cpu: replace(whole.by_cpu[cpu], **changed)}
 

@@ -11,7 +11,7 @@ from msatools.kernel.pids import (
     RESERVED_PIDS,
     PidTree,
     innermost_numbers,
-    read_namespaces,
+    read_pid_namespaces,
     reserved_taken,
 )
 from msatools.kernel.reader import Reader
@@ -40,7 +40,7 @@ def test_namespaces(prog: drgn.Program) -> None:
     innermost, _ = innermost_numbers(reader, pids, losses)
     for pid, space in zip(for_each_pid(prog), innermost.tolist(), strict=True):
         assert space == pid.numbers[pid.level].ns.value_()
-    spaces = read_namespaces(reader, innermost, losses)
+    spaces = read_pid_namespaces(reader, innermost, losses)
     assert not losses.notes
     assert spaces.keys() == set(innermost.tolist())
     for address, space in spaces.items():
@@ -57,7 +57,7 @@ def test_parent_namespaces_are_read_as_well() -> None:
     prog = open_dump("zombies-6.12", "btf")
     pids = [pid for pid in for_each_pid(prog) if pid.level == 2]
     deepest = pids[0].numbers[2].ns
-    found = read_namespaces(
+    found = read_pid_namespaces(
         Reader(prog), np.array([deepest.value_()], np.uint64), LossLog()
     )
     assert [space.level for space in found.values()] == [2, 1, 0]
@@ -69,5 +69,5 @@ def test_damage_costs_a_note() -> None:
     nowhere = np.array([0x8_0000], np.uint64)
     spaces, numbers = innermost_numbers(reader, nowhere, losses)
     assert (spaces.tolist(), numbers.tolist()) == ([0], [0])
-    assert read_namespaces(reader, nowhere, losses) == {}
+    assert read_pid_namespaces(reader, nowhere, losses) == {}
     assert losses.lost == {"pid_unreadable": 1, "pid_namespace_unreadable": 1}

@@ -10,7 +10,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.breakdowns import copy_to_tails, far_heads
 from msatools.memory.by_cgroup import ChargeTally, Memcgs, charge_offset
-from msatools.memory.by_file import SWAP_CACHE, mappings_of
+from msatools.memory.by_file import SWAP_CACHE, mapping_words
 from msatools.memory.classes import PageClass, page_layout
 from msatools.memory.classify import Block, FarHead
 
@@ -55,7 +55,7 @@ def test_tails_get_the_words_of_their_heads(block: Block) -> None:
 
 
 def test_mappings(block: Block) -> None:
-    mappings = mappings_of(block)
+    mappings = mapping_words(block)
     assert set(mappings[:8].tolist()) == {FILE + 0x1000}
     assert set(mappings[16:20].tolist()) == {FILE}
     assert mappings[32:34].tolist() == [0, SWAP_CACHE]

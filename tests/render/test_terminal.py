@@ -16,8 +16,8 @@ from msatools.render.blocks import (
     Span,
     Table,
     Tree,
+    cut_line,
     free_text,
-    one_line,
     text,
 )
 from msatools.render.device import Colours, Device
@@ -84,7 +84,7 @@ def test_rich_draws_a_table_as_it_is_laid_out_beyond_some_rows(
 def test_hostile_names(name: str, width: int) -> None:
     """They are text, not markup, and no line is wider than the terminal."""
     table = Table((free_text("NAME"), Column("N")), [[name, "1"]])
-    for block in (table, Tree(name, (Tree(name),)), text(name), one_line(name)):
+    for block in (table, Tree(name, (Tree(name),)), text(name), cut_line(name)):
         lines = shown(block, width, False, "truecolor")
         plain = [CODE.sub("", line) for line in lines]
         assert all(line.isprintable() for line in plain)

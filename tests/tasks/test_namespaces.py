@@ -18,7 +18,7 @@ from msatools.tasks.identity import (
     TaskNamespaces,
     read_cgroups,
     read_members,
-    read_namespaces,
+    read_task_namespaces,
 )
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.prstat.reports import report
@@ -57,7 +57,7 @@ def rows(table: TaskTable, name: str) -> dict[str, int]:
 
 def read(name: str) -> tuple[TaskTable, TaskNamespaces, LossLog]:
     (reader, table), losses = tasks(name), LossLog()
-    return table, read_namespaces(reader, table, losses), losses
+    return table, read_task_namespaces(reader, table, losses), losses
 
 
 def test_namespaces_are_those_that_tasks_see(name: str) -> None:
@@ -90,7 +90,7 @@ def test_dwarf_gives_the_same() -> None:
     name = "contained-6.12"
     reader, losses = Reader(open_dump(name, "dwarf")), LossLog()
     table = TaskReader(reader).read_all(losses)
-    other = read_namespaces(reader, table, losses)
+    other = read_task_namespaces(reader, table, losses)
     _, found, _ = read(name)
     for kind in KINDS:
         assert (found.inodes[kind] == other.inodes[kind]).all(), kind
@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
     records["cred"][4] = NOWHERE
     records["nsproxy"][5] = 0  # as for a dead task
     losses = LossLog()
-    found = read_namespaces(reader, TaskTable(records, table.columns), losses)
+    found = read_task_namespaces(reader, TaskTable(records, table.columns), losses)
     assert losses.coverage == {"cred_unreadable": 1, "nsproxy_unreadable": 1}
     _, good, _ = read(name)
     for kind in KINDS:
@@ -116,7 +116,7 @@ def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
 def test_kernel_without_namespaces(name: str) -> None:
     reader, table = tasks(name)
     few = TaskTable(table.records, table.columns - {"nsproxy", "thread_pid"})
-    found = read_namespaces(reader, few, LossLog())
+    found = read_task_namespaces(reader, few, LossLog())
     assert (found.inodes["user"] != UNKNOWN).all()
     for kind in set(KINDS) - {"user"}:
         assert (found.inodes[kind] == UNKNOWN).all()

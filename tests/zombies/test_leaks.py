@@ -15,7 +15,7 @@ from msatools.errors import MissingError
 from msatools.kernel.report import LossLog
 from msatools.tasks.unwind import stack_bytes
 from msatools.zombies import leaks, slabscan
-from msatools.zombies.leaks import PidHolders, _is_allocated, find_leaks
+from msatools.zombies.leaks import PidHolders, _is_allocated, find_pid_leaks
 from msatools.zombies.model import Leak
 from msatools.zombies.slabscan import SlabScan
 from tests.support.dumps import open_dump
@@ -33,7 +33,7 @@ WITHOUT = (
 
 def find(dump: Dump) -> tuple[tuple[Leak, ...], LossLog]:
     losses = LossLog()
-    found = find_leaks(dump.reader, dump.table, losses)
+    found = find_pid_leaks(dump.reader, dump.table, losses)
     assert found is not None
     return found, losses
 
@@ -212,7 +212,7 @@ def test_no_slub(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(slabscan, "_slab_layout", missing)
     losses = LossLog()
-    assert find_leaks(dump.reader, dump.table, losses) is None
+    assert find_pid_leaks(dump.reader, dump.table, losses) is None
     assert codes(losses) == ["lost"]
 
 

@@ -16,9 +16,9 @@ from msatools.render.blocks import (
     Table,
     Text,
     advice,
+    cut_line,
     free_text,
     number_text,
-    one_line,
     plural,
     share,
     text,
@@ -240,7 +240,7 @@ def _stacks(report: CpusReport) -> Iterator[Block]:
             why = "its stack is not known" if stack.cpu in online else "offline"
             yield line(Span(f"    {why}", "dim"))
         for frame in stack.frames or ():
-            yield one_line(f"    {frame}")
+            yield cut_line(f"    {frame}")
 
 
 # --- psrinfo

@@ -30,9 +30,9 @@ from msatools.render.blocks import (
     Table,
     Text,
     advice,
+    cut_line,
     free_text,
     more,
-    one_line,
     plural,
 )
 from msatools.render.blocks import text as line
@@ -179,7 +179,7 @@ def _listed(
     headers = ["COMMAND", "CPUS", "CGROUP"] + ["WHY"] * any(t.why for t in shown)
     columns = (Column("PID", "right"), *map(Column, headers))
     for cells in plain.lines(Table(columns, [_sets_task(t, verbose) for t in shown])):
-        yield one_line(INDENT * 2, *cells)
+        yield cut_line(INDENT * 2, *cells)
     for text in more(len(tasks) - len(shown), f"{how} task"):
         yield line(INDENT * 2, *text.spans)
 
@@ -292,7 +292,7 @@ def _waiting(tasks: Sequence[RunnableTask], rows: int | None) -> Iterator[Text]:
     left = len(tasks) - len(shown)
     for number, cells in enumerate(lines, 1):
         is_last = number == len(shown) and not left
-        yield one_line(Span("`- " if is_last else "|- ", "dim"), *cells)
+        yield cut_line(Span("`- " if is_last else "|- ", "dim"), *cells)
     for text in more(left, "task"):
         yield line(Span("`- ", "dim"), *text.spans)
 

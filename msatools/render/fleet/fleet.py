@@ -23,9 +23,9 @@ from msatools.render.blocks import (
     Style,
     Table,
     Text,
+    cut_line,
     escape,
     free_text,
-    one_line,
     plural,
     text,
 )
@@ -137,12 +137,12 @@ def _row(bucket: Bucket, spans: "Sequence[_Bin]") -> tuple[Cell, ...]:
 def _notes(bucket: Bucket, verbose: bool) -> Iterator[Text]:
     codes = dict.fromkeys(verdict.code for verdict in bucket.verdicts)
     words = f": {', '.join(codes)}" if codes else ""
-    yield one_line(f"  {bucket.representative}", Span(words, "dim"))
+    yield cut_line(f"  {bucket.representative}", Span(words, "dim"))
     if verbose:
         for verdict in bucket.verdicts:
-            yield one_line(f"    {verdict.severity}: {verdict.text}")
-        yield one_line(f"    kernels: {', '.join(bucket.releases) or '-'}")
-        yield one_line(f"    hosts: {', '.join(bucket.hosts) or '-'}")
+            yield cut_line(f"    {verdict.severity}: {verdict.text}")
+        yield cut_line(f"    kernels: {', '.join(bucket.releases) or '-'}")
+        yield cut_line(f"    hosts: {', '.join(bucket.hosts) or '-'}")
 
 
 # --- days
@@ -226,7 +226,7 @@ def _outliers(report: FleetReport) -> Iterator[Block]:
     yield text()
     yield text(Span("OUTLIERS, bugs seen in one dump only", "title"))
     for bucket in found[:LOST]:
-        yield one_line(f"  {bucket.representative}  {bucket_text(bucket)}")
+        yield cut_line(f"  {bucket.representative}  {bucket_text(bucket)}")
     if len(found) > LOST:
         yield text(Span(f"  … {plural(len(found) - LOST, 'more outlier')}", "dim"))
 

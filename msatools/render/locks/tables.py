@@ -16,8 +16,8 @@ from msatools.render.blocks import (
     Table,
     Text,
     advice,
+    cut_line,
     free_text,
-    one_line,
     plural,
     state_cell,
 )
@@ -85,7 +85,7 @@ def _stacks(pids: Iterable[int], graph: WaitGraph, verbose: bool) -> Iterator[Te
         words = Span(f"STACK of {plural(len(sharers), 'task')}  ", "title")
         yield line(words, pids_text(sharers, verbose))
         for frame in stack:
-            yield one_line(f"    {frame}")
+            yield cut_line(f"    {frame}")
 
 
 def _by_lock(

@@ -16,11 +16,11 @@ from msatools.render.blocks import (
     Span,
     Text,
     advice,
+    cut_line,
     escape,
     plural,
     state_cell,
 )
-from msatools.render.blocks import one_line as line
 from msatools.render.on import on_text
 from msatools.reports.units import duration
 from msatools.tasks.waits import function_text
@@ -363,7 +363,7 @@ class WaitTree:
         self._locks: set[str] = set()
         self._stacks: dict[tuple[str, ...], int] = {}
         self.shown_pids: set[int] = set()
-        """Tasks that have a line."""
+        """Tasks that have a cut_line."""
 
         self.lines = 0
         """Number of lines, without those of stacks."""
@@ -396,7 +396,7 @@ class WaitTree:
     def tasks(
         self, pids: Sequence[int], depth: int, *, locks: bool = False
     ) -> Iterator[Text]:
-        """Yield a line for each task, with aligned columns.
+        """Yield a cut_line for each task, with aligned columns.
 
         :param locks: Whether to show the lock that each task waits for.
         """
@@ -411,10 +411,10 @@ class WaitTree:
             return
         indent = "  " * depth
         if (first := self._stacks.setdefault(stack, pid)) != pid:
-            yield line(indent, Span(f"(the stack of {first})", "dim"))
+            yield cut_line(indent, Span(f"(the stack of {first})", "dim"))
             return
         for frame in stack:
-            yield line(f"{indent}{frame}")
+            yield cut_line(f"{indent}{frame}")
 
     def _aligned(
         self, pids: Sequence[int], locks: bool = False
@@ -441,7 +441,7 @@ class WaitTree:
 
     def _task(self, pid: int, words: Sequence[Cell], depth: int) -> Iterator[Text]:
         self.lines += 1
-        yield line("  " * depth, *words)
+        yield cut_line("  " * depth, *words)
         self.shown_pids.add(pid)
         yield from self.stack(self.graph.stack(pid), pid, depth + 2)
 
@@ -465,10 +465,10 @@ class WaitTree:
         words = f"{'  ' * depth}{mark} {lock_text(lock, self.verbose)}  "
         self.lines += 1
         if lock.id in self._locks:
-            yield line(words, Span("(see above)", "dim"))
+            yield cut_line(words, Span("(see above)", "dim"))
             return
         self._locks.add(lock.id)
-        yield line(words, lock_facts(lock, self.verbose))
+        yield cut_line(words, lock_facts(lock, self.verbose))
         # Tasks of a cycle have their own lines.
         waiters = [pid for pid in lock.waiters if pid not in without]
         yield from self._waiters(waiters, depth + 1)
@@ -502,4 +502,4 @@ class WaitTree:
             self.lines += 1
             how = _HOW.get(what, "-v shows them")
             words = Span(f"… {left:,} {what}", "dim")
-            yield line("  " * depth, words, *([advice(how)] if how else []))
+            yield cut_line("  " * depth, words, *([advice(how)] if how else []))

@@ -32,9 +32,9 @@ from msatools.render.blocks import (
     Table,
     Text,
     advice,
+    cut_line,
     free_text,
     number_text,
-    one_line,
     plural,
     text,
     user,
@@ -438,7 +438,7 @@ def _stack(group: StackGroup, verbose: bool) -> Iterator[Text]:
     head = f"{count}  {group.task_class}  {ages}"
     yield text(Span(head, "title"), f"  {names}: {pids}")
     for frame in group.frames:
-        yield one_line(f"    {frame}")
+        yield cut_line(f"    {frame}")
     yield text()
 
 

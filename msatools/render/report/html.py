@@ -25,9 +25,9 @@ from msatools.render.header import header, taken_from
 from msatools.render.memstat.picture import Picture, svg
 from msatools.render.report.html_blocks import (
     TASK_CLASSES,
+    HtmlTable,
     PageBlock,
     PageLegend,
-    PageTable,
     page_blocks,
     page_table,
     section_legend,
@@ -429,7 +429,7 @@ def _marked(picture: Picture) -> Markup:
     return Markup(svg(picture).decode())
 
 
-def _tasks_by_class(report: TriageReport) -> Iterator[PageTable]:
+def _tasks_by_class(report: TriageReport) -> Iterator[HtmlTable]:
     """Yield how many threads do what: it is the legend of the classes, too."""
     parts = report.parts
     if parts is None or parts.prstat is None:

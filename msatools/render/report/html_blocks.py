@@ -86,8 +86,8 @@ class PageRow(Struct, frozen=True):
     notes: Sequence[PageLine]
 
 
-class PageTable(Struct, frozen=True):
-    """A table, with the line on what is left out of it."""
+class HtmlTable(Struct, frozen=True):
+    """A table of the HTML page, with the line on what is left out of it."""
 
     columns: Sequence[Column]
     rows: Sequence[PageRow]
@@ -95,7 +95,7 @@ class PageTable(Struct, frozen=True):
     """Empty if it has all rows."""
 
 
-PageBlock = PageTable | PageText
+PageBlock = HtmlTable | PageText
 
 
 def page_blocks(make: Callable[[bool], Iterable[Block]]) -> list[PageBlock]:
@@ -136,7 +136,7 @@ def _bounded(blocks: Iterable[Block]) -> tuple[list[PageBlock], str]:
     return made, f"{plural(left, 'more line')}" if left else ""
 
 
-def page_table(table: Table, most: int = MAX_ROWS) -> PageTable:
+def page_table(table: Table, most: int = MAX_ROWS) -> HtmlTable:
     """Return a table of at most *most* rows, and :data:`MAX_ROWS`."""
     rows = [
         PageRow(
@@ -156,7 +156,7 @@ def page_table(table: Table, most: int = MAX_ROWS) -> PageTable:
     if table.more is not None:
         left, what = left + max(table.more.left, 0), table.more.what
     left_out = f"… {plural(left, f'more {what}')}" if left else ""
-    return PageTable(table.columns, rows, left_out)
+    return HtmlTable(table.columns, rows, left_out)
 
 
 def _cell(cell: Cell, column: Column) -> PageCell:
@@ -194,7 +194,7 @@ def _cut(text: str, most: int = MAX_CHARACTERS) -> str:
 def texts(blocks: Iterable[PageBlock]) -> Iterator[str]:
     """Yield each line and cell."""
     for block in blocks:
-        if isinstance(block, PageTable):
+        if isinstance(block, HtmlTable):
             for row in block.rows:
                 yield from (cell.text for cell in row.cells)
                 yield from map(_joined, row.notes)
@@ -264,7 +264,7 @@ def section_legend(
     headers = {
         column.header
         for block in blocks
-        if isinstance(block, PageTable)
+        if isinstance(block, HtmlTable)
         for column in block.columns
     }
     shown = [*texts(blocks)]

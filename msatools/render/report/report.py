@@ -20,7 +20,7 @@ from msatools.render.blocks import (
     Style,
     Text,
     advice,
-    one_line,
+    cut_line,
     plural,
     text,
 )
@@ -92,7 +92,7 @@ def blocks(
         yield text()
         yield text(Span("LOG, the last lines that matter", "title"))
         for line in report.log:
-            yield one_line(f"  {line}")
+            yield cut_line(f"  {line}")
     yield from _notes(report, verbose)
     if full and report.parts is not None:
         yield from _full(report)
@@ -160,7 +160,7 @@ def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
     frames = [*frames_text(crash.frames)]
     shown = frames if verbose else frames[:_FRAMES]
     for frame in shown:
-        yield one_line(f"    {frame}")
+        yield cut_line(f"    {frame}")
     if left := len(frames) - len(shown):
         yield text(
             Span(f"    … {plural(left, 'more frame')}", "dim"), advice("-v shows them")
@@ -227,7 +227,7 @@ def _in_short(alike: Sequence[TriageVerdict]) -> Text:
     """Return a line on verdicts of one code."""
     first, left = alike[0], len(alike) - 1
     more = f"; and {left:,} more" if left else ""
-    return one_line(
+    return cut_line(
         Span(f"{severity_text(first)}: {first.code}", _STYLES[first.severity]),
         f"  {first.text}{more}",
     )

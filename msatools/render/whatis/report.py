@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 
-from msatools.render.blocks import Block, Span, one_line, plural
+from msatools.render.blocks import Block, Span, cut_line, plural
 from msatools.render.header import header, notes
 from msatools.whatis.model import AddressAnswer, LockThere, Page, WhatisReport
 from msatools.whatis.words import (
@@ -27,13 +27,13 @@ def blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
     """
     yield from header(report.target, verbose=verbose)
     for answer in report.answers:
-        yield one_line(Span(_title(answer), "title"), f"  {answer.text}")
+        yield cut_line(Span(_title(answer), "title"), f"  {answer.text}")
         for label, text in _details(answer, verbose):
-            yield one_line(f"{'':{_INDENT}}{label:{_LABEL}}{text}")
+            yield cut_line(f"{'':{_INDENT}}{label:{_LABEL}}{text}")
         if answer.lock is not None and answer.user is not None:
-            yield one_line(f"{'':{_INDENT}}{'lock':{_LABEL}}{answer.lock}")
+            yield cut_line(f"{'':{_INDENT}}{'lock':{_LABEL}}{answer.lock}")
     for lock in report.locks:
-        yield one_line(Span(lock.id, "title"), f"  {_lock_text(lock)}")
+        yield cut_line(Span(lock.id, "title"), f"  {_lock_text(lock)}")
     yield from notes(report)
 
 

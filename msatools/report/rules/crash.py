@@ -2,7 +2,9 @@
 
 """Rules on crashes, the log and the dump, and what is odd and need not be wrong.
 
-The threshold of a rule is a constant beside it.
+The threshold of a rule is a constant beside it; what several rules share is in
+:mod:`msatools.report.rule`, and what msa-cpus finds itself in
+:mod:`msatools.cpus.diagnostics`.
 """
 
 from collections import Counter
@@ -47,7 +49,7 @@ from msatools.report.rule import (
     waits_for_text,
     who_text,
 )
-from msatools.report.rules.memory import MEMORY_UNRECLAIMABLE as UNRECLAIMABLE
+from msatools.report.rules.memory import MEMORY_UNRECLAIMABLE
 from msatools.report.rules.waits import roots_of
 from msatools.reports.units import duration, size
 
@@ -534,7 +536,7 @@ def _kernel_memory(parts: ReportParts) -> Iterator[_KernelMemory]:
 
 
 def _worse(parts: ReportParts) -> Iterable[object]:
-    return UNRECLAIMABLE.when(parts)
+    return MEMORY_UNRECLAIMABLE.when(parts)
 
 
 def _kernel_text(subject: _KernelMemory) -> str:

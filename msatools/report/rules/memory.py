@@ -2,7 +2,9 @@
 
 """Rules on memory: lack of it, leaks, control groups, page tables and damaged pages.
 
-The threshold of a rule is a constant beside it.
+The threshold of a rule is a constant beside it; what several rules share is in
+:mod:`msatools.report.rule`, and what msa-cpus finds itself in
+:mod:`msatools.cpus.diagnostics`.
 """
 
 import re

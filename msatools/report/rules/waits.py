@@ -2,7 +2,9 @@
 
 """Rules on tasks that wait: deadlocks, hung tasks, stuck I/O, herds, zombies, limits.
 
-The threshold of a rule is a constant beside it.
+The threshold of a rule is a constant beside it; what several rules share is in
+:mod:`msatools.report.rule`, and what msa-cpus finds itself in
+:mod:`msatools.cpus.diagnostics`.
 """
 
 import shlex
@@ -11,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct, field
 
-from msatools.cpus.diagnostics import LONG_NS as PRIORITY_INVERSION_LONG_NS
+from msatools.cpus.diagnostics import LONG_WAIT_NS
 from msatools.locks.report import (
     Deadlock,
     DeadlockConfidence,
@@ -46,7 +48,6 @@ from msatools.report.rule import (
     waited_text,
     waits_for_text,
 )
-from msatools.report.rule import tasks_text as names_text
 from msatools.reports.units import duration, duration_range
 from msatools.tasks.waits import function_text
 from msatools.zombies.model import Limit, ZombieGroup
@@ -88,12 +89,12 @@ def deadlock_text(subject: DeadlockSubject) -> str:
     """Return the number and the names of the tasks."""
     names = {wait.pid: wait.comm for wait in subject.locks.waits}
     pids = subject.deadlock.pids
-    named = names_text(((pid, names.get(pid)) for pid in pids), _DEADLOCK_NAMED)
+    named = tasks_text(((pid, names.get(pid)) for pid in pids), _DEADLOCK_NAMED)
     return f"{count_text(len(pids), 'task')} ({named})"
 
 
-def evidence(subject: DeadlockSubject) -> Iterator[str]:
-    """Yield who waits for which lock, and who else is behind."""
+def _deadlock_evidence(subject: DeadlockSubject) -> Iterator[str]:
+    """Yield a line for each task: the lock that it waits for, and who owns that."""
     locks = {lock.id: lock for lock in subject.locks.locks}
     for pid, lock_id in zip(
         subject.deadlock.pids, subject.deadlock.locks, strict=False
@@ -111,7 +112,7 @@ def _owner(owner: Owner) -> str:
     return f"pid {owner.pid} ({DOUBTS[owner.confidence] or 'exact'})"
 
 
-def see(subject: DeadlockSubject) -> tuple[str, ...]:
+def _deadlock_see(subject: DeadlockSubject) -> tuple[str, ...]:
     """Return the command that shows deadlocks first, with stacks.
 
     Tasks that are named by ``-p`` are looked up without all that others own.
@@ -132,8 +133,8 @@ DEADLOCK = VerdictRule(
     severity="critical",
     confidence="exact",
     words=_deadlock_words,
-    evidence=evidence,
-    see=see,
+    evidence=_deadlock_evidence,
+    see=_deadlock_see,
 )
 
 
@@ -159,8 +160,8 @@ POSSIBLE_DEADLOCK = VerdictRule(
         f"{deadlock_text(subject)} seem to wait for each other: the kernel does not "
         "record all owners"
     ),
-    evidence=evidence,
-    see=see,
+    evidence=_deadlock_evidence,
+    see=_deadlock_see,
 )
 
 
@@ -523,7 +524,7 @@ def _priority_inversion_when(parts: ReportParts) -> Iterator[_NamedInversion]:
     names = _names(parts.locks)
     for inversion in parts.locks.inversions:
         # Who has a turn now and then gets on, if slowly: its lock is a root of locks.
-        if (inversion.owner_ready_ns or 0) >= PRIORITY_INVERSION_LONG_NS:
+        if (inversion.owner_ready_ns or 0) >= LONG_WAIT_NS:
             yield _NamedInversion(inversion, names)
 
 
