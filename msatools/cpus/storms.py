@@ -23,6 +23,7 @@ from msatools.kernel.structs import read_structs
 from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import find_type, find_variable, object_at, offset_of
 from msatools.tasks.running_stacks import CpuStack, StackReader
+from msatools.tasks.table import PF_WQ_WORKER
 from msatools.tasks.text import KernelText
 
 # --- The function that makes work for a CPU, by what is queued there or runs now.
@@ -42,7 +43,6 @@ MAX_SAMPLED = 256
 """Maximum number of callbacks of one CPU whose functions are looked at."""
 
 _SOON_NS = 10_000_000
-_PF_WQ_WORKER = 0x20
 
 _TRIES = 64
 """Maximum number of times that a queue of a running kernel is looked at."""
@@ -136,7 +136,7 @@ class WorkSources:
         return int(task.start_time), ran_ns, self._work_of(task)
 
     def _work_of(self, task: drgn.Object) -> int:
-        if not int(task.flags) & _PF_WQ_WORKER:
+        if not int(task.flags) & PF_WQ_WORKER:
             return 0
         # "kthread: Generalize pf_io_worker so it can point to struct kthread" (v5.17)
         has_own = task.type_.type.has_member("worker_private")

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from msgspec import Struct
 
 import msatools
 from msatools.model import Mark
+from msatools.reports.units import signal_name
 
 # --- Errors of a fleet, with a text for the user.
 
@@ -185,7 +185,7 @@ def _outcome(
     status: int, out: bytes, line: str, bounds: Bounds
 ) -> tuple[State, str | None, str | None]:
     if status < 0:
-        name = _signal_name(-status)
+        name = signal_name(-status)
         if name == "SIGXCPU":
             return "timeout", f"reading it took over {bounds.seconds} s of CPU", None
         hint = ": it was killed, or memory ran out" if name == "SIGKILL" else ""
@@ -219,14 +219,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(NO_REPORT)
     return number
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        # There are no names for most real-time signals.
-        return f"signal {number}"
 
 
 # --- What is known of a fleet: its dumps, and the buckets that they fall into.

@@ -327,10 +327,6 @@ def blocked_on_type(layout: Layout) -> str | None:
 # nice value; equals are in order of arrival.
 
 
-_MAX_WAITERS = 1 << 22
-"""Maximum number of waiters of one lock: as many as there can be tasks."""
-
-
 class RtMutex(Struct, frozen=True):
     """The owner and the waiters of an ``rt_mutex``."""
 
@@ -392,7 +388,7 @@ class RtMutexes:
         while node or parents:
             if node:
                 count += 1
-                if node < KERNEL_HALF or count > _MAX_WAITERS:
+                if node < KERNEL_HALF or count > MAX_WAITERS:
                     raise DamagedDataError("no tree of waiters", node)
                 data = self._layout.reader.read(node - self._node, self._size)
                 task, waited_for, left, right = (

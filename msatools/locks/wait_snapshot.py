@@ -5,7 +5,6 @@
 Also what a task that others wait for is doing, in a few words.
 """
 
-import signal
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
@@ -33,6 +32,7 @@ from msatools.locks.spinlocks import spins
 from msatools.locks.user_locks import FUTEX, condition_at
 from msatools.locks.work import current_work
 from msatools.program.linear import KERNEL_HALF
+from msatools.reports.units import signal_name
 from msatools.tasks.identity import comm_text
 from msatools.tasks.sampler import TaskState
 from msatools.tasks.states import (
@@ -220,7 +220,7 @@ def _stopped(context: LockContext, row: int) -> str:
         by_group = jobctl & TRAP_FREEZE or not _all_frozen(context)
         return "frozen by its control group" if by_group else "frozen"
     number = jobctl & _STOP_SIGNAL
-    return f"stopped by {_signal(number)}" if number else "stopped"
+    return f"stopped by {signal_name(number)}" if number else "stopped"
 
 
 def _all_frozen(context: LockContext) -> bool:
@@ -235,13 +235,6 @@ def _all_frozen(context: LockContext) -> bool:
             Loss.LOCK_NAMES, f"cannot determine who has frozen a task: {error}"
         )
         return True
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _function(now: TaskState, row: int, case: BlockedTask | None) -> str | None:

@@ -31,12 +31,9 @@ from msatools.locks.workers import (
 )
 from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import find_variable
+from msatools.tasks.table import PF_WQ_WORKER
 
 # --- Describes the work item that a task executes, if it is a worker.
-
-
-_PF_WQ_WORKER = 0x20
-"""Flag of ``task_struct.flags``: a worker of a workqueue."""
 
 
 def current_work(context: LockContext, row: int) -> str | None:
@@ -44,7 +41,7 @@ def current_work(context: LockContext, row: int) -> str | None:
 
     :return: ``None`` if the task is no worker, is idle, or that cannot be read.
     """
-    if not int(context.tasks["flags"][row]) & _PF_WQ_WORKER:
+    if not int(context.tasks["flags"][row]) & PF_WQ_WORKER:
         return None
     try:
         worker = _worker(context, int(context.tasks["address"][row]))

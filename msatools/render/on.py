@@ -2,12 +2,11 @@
 
 """Describes the object that a task waits on, and herds, in a few words."""
 
-import signal
 from collections.abc import Callable, Iterator
 
 from msatools.locks.report import Herd, UserFrame, WaitTarget
 from msatools.render.blocks import NOT_KEPT
-from msatools.reports.units import count, duration
+from msatools.reports.units import count, duration, signal_name
 
 # --- Text about the waker of a herd and its wake-ups, for all commands.
 
@@ -89,13 +88,6 @@ def _waiters(on: WaitTarget) -> str | None:
     return f"({on.waiters:,} waiters)"
 
 
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _cpu(on: WaitTarget) -> str:
     return "cpu" if on.cpu is None else f"cpu{on.cpu}"
 
@@ -167,12 +159,14 @@ def _signals(on: WaitTarget) -> str:
     if not on.signals:
         return "any signal"
     few = len(on.signals) <= 3
-    names = ",".join(map(_signal, on.signals)) if few else f"{len(on.signals)} signals"
+    names = (
+        ",".join(map(signal_name, on.signals)) if few else f"{len(on.signals)} signals"
+    )
     return _joined(names, _until(on))
 
 
 def _stop(on: WaitTarget) -> str:
-    return _joined("by", _signal(on.signals[0])) if on.signals else "stopped"
+    return _joined("by", signal_name(on.signals[0])) if on.signals else "stopped"
 
 
 def _tracer(on: WaitTarget) -> str:

@@ -122,3 +122,24 @@ def clock(ns: int) -> str:
     if minutes < 60:
         return f"{minutes}:{rest // 100:02}.{rest % 100:02}"
     return f"{minutes // 60}:{minutes % 60:02}:{rest // 100:02}"
+
+
+_SIGNALS = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1"),
+    *("SEGV", "USR2", "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP"),
+    *("TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH"),
+    *("IO", "PWR", "SYS"),
+)
+"""Signals from 1 on, as on x86 and arm64 (include/uapi/asm-generic/signal.h)."""
+
+
+def signal_name(number: int) -> str:
+    """
+    Return the name of a signal; real-time signals have numbers only.
+
+    >>> signal_name(17), signal_name(34)
+    ('SIGCHLD', 'signal 34')
+    """
+    if 0 < number <= len(_SIGNALS):
+        return f"SIG{_SIGNALS[number - 1]}"
+    return f"signal {number}"

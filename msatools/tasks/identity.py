@@ -34,7 +34,7 @@ from msatools.kernel.structs import (
     find_rows,
     read_structs,
 )
-from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
+from msatools.tasks.table import PF_KTHREAD, PF_WQ_WORKER, TaskReader, TaskTable
 
 # --- User and parent of each thread, by their IDs in the initial namespaces.
 
@@ -109,7 +109,6 @@ def comm_text(value: bytes) -> str:
 # description of a worker's work.
 
 
-_PF_WQ_WORKER = 0x20
 _MAX_NAME = 128
 _KTHREAD: Members = {
     "data": ("data",),
@@ -138,7 +137,7 @@ class KernelNames:
         own = (tasks["flags"] & PF_KTHREAD) != 0
         own &= (tasks["kthread"] != 0) & (tasks["exit_state"] == 0)
         rows, aside = np.flatnonzero(own), LossLog()
-        works = (tasks["flags"][rows] & _PF_WQ_WORKER) != 0
+        works = (tasks["flags"][rows] & PF_WQ_WORKER) != 0
         # Before v6.9 rescuers have no "kworker/" prefix: /proc shows the short name.
         long = ~works | np.char.startswith(tasks["comm"][rows], b"kworker/")
         try:

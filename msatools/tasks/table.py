@@ -31,6 +31,9 @@ PF_EXITING = 0x4
 PF_KTHREAD = 0x00200000
 """A bit of ``flags``: a kernel thread."""
 
+PF_WQ_WORKER = 0x20
+"""A bit of ``flags``: a worker of workqueues."""
+
 COUNTS = ("pcount", "nvcsw", "nivcsw", "migrations", "min_flt", "maj_flt")
 """Columns with counts of events."""
 

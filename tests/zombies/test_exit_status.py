@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from msatools.zombies.model import ending, signal_name
+from msatools.reports.units import signal_name
+from msatools.zombies.model import ending
 
 
 def test_signals_are_those_of_linux() -> None:

@@ -24,13 +24,12 @@ from msatools.render.blocks import (
     user,
 )
 from msatools.render.blocks import text as line
-from msatools.reports.units import duration
+from msatools.reports.units import duration, signal_name
 from msatools.zombies.model import (
     Evidence,
     Limit,
     ParentThread,
     ZombieGroup,
-    signal_name,
 )
 
 # --- Describes zombies, their parents and the causes in a few words.
