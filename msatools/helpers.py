@@ -9,7 +9,8 @@
 They stand beside ``drgn.helpers.linux``: most take an object of a kernel and return
 objects of drgn. They need no debug info. What needs all waits, zombies or pages is read
 once for a dump, and with each call for a running kernel, which changes between two.
-``None`` stands for what the kernel does not record, or cannot be read.
+``None`` stands for what the kernel does not record, or cannot be read. Of a damaged
+dump they return what could be read; the commands' notes say how much could not.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,6 +59,9 @@ __all__ = (
 _CACHED = "msatools.helpers"
 """Key of a program's cache."""
 
+_QUEUED = ("mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex")
+"""Types of locks that always have a list of their waiters."""
+
 _STRUCTS = {type_: tag for tag, type_ in reversed(LOCKS.items())} | {"folio": "folio"}
 """Maps the type of a lock to its structure."""
 
@@ -93,20 +97,30 @@ def lock_waiters(lock: Object) -> Iterator[Object]:
     :raises TypeError: if it is no lock
     :raises drgn.FaultError: if the lock cannot be read
     """
-    context = _lookup(lock.prog_).locks
-    for waiter in queue_of(context, _lock(lock)) or ():
-        yield _task(lock.prog_, waiter.task)
+    prog, found = lock.prog_, _lock(lock)
+    _pointed(lock).read_()
+    queue = queue_of(_lookup(prog).locks, found)
+    if queue is None and found.type in _QUEUED:
+        raise drgn.FaultError("cannot read the waiters of the lock", found.address or 0)
+    return iter([_task(prog, waiter.task) for waiter in queue or ()])
+
+
+def _without_typedefs(type_: drgn.Type) -> drgn.Type:
+    while type_.kind == drgn.TypeKind.TYPEDEF:
+        type_ = type_.type
+    return type_
+
+
+def _pointed(lock: Object) -> Object:
+    """Return what a pointer points to; another object as it is."""
+    is_pointer = _without_typedefs(lock.type_).kind == drgn.TypeKind.POINTER
+    return lock[0] if is_pointer else lock
 
 
 def _lock(lock: Object) -> Lock:
     """Return the lock that an object is, or points to."""
-    type_ = lock.type_
-    while type_.kind == drgn.TypeKind.TYPEDEF:
-        type_ = type_.type
-    if type_.kind == drgn.TypeKind.POINTER:
-        lock, type_ = lock[0], type_.type
-    while type_.kind == drgn.TypeKind.TYPEDEF:
-        type_ = type_.type
+    lock = _pointed(lock)
+    type_ = _without_typedefs(lock.type_)
     tag = type_.tag if type_.kind == drgn.TypeKind.STRUCT else None
     if tag not in LOCKS or lock.address_ is None:
         raise TypeError(f"not a lock in memory: {lock.type_.type_name()}")
@@ -159,31 +173,36 @@ def wait_chain(task: Object) -> list[Object]:
 
     :param task: ``struct task_struct *``
     :return: ``struct task_struct *`` of the task, and of all who follow. It ends with
-        the one that waits for nobody, or before one that is in the list: a deadlock.
+        the one that waits for nobody, before one that is in the list (a deadlock), or
+        before one that cannot be read.
     """
     prog = task.prog_
     owners = {wait.pid: wait.owners for wait in _waits(prog).waits}
-    pids = [task.pid.value_()]
-    while owner := next(iter(owners.get(pids[-1], ())), None):
-        if owner in pids:
+    chain, pids = [task], [task.pid.value_()]
+    while pid := next(iter(owners.get(pids[-1], ())), None):
+        owner = None if pid in pids else _task_of(prog, pid)
+        if owner is None:
             break
-        pids.append(owner)
-    found = (_task_of(prog, pid) for pid in pids)
-    return [each for each in found if each is not None]
+        chain.append(owner)
+        pids.append(pid)
+    return chain
 
 
-def deadlocks(prog: Program) -> list[list[Object]]:
+def deadlocks(prog: Program, *, possible: bool = False) -> list[list[Object]]:
     """
     Find the tasks that wait for each other.
 
+    :param possible: Whether those count, too, of which an owner is known from evidence
+        alone, such as a stack: they may be none.
     :return: Lists of ``struct task_struct *``: each waits for the next, the last for
-        the first. Owners known from stacks alone are no proof: ``%locks`` says which.
+        the first. One with a task that cannot be read is left out.
     """
     found = []
     for deadlock in _waits(prog).deadlocks:
-        tasks = (_task_of(prog, pid) for pid in deadlock.pids)
-        found.append([task for task in tasks if task is not None])
-    return found
+        if possible or deadlock.confidence == "exact":
+            tasks = [_task_of(prog, pid) for pid in deadlock.pids]
+            found.append([task for task in tasks if task is not None])
+    return [tasks for tasks in found if tasks]
 
 
 def wait_target(task: Object) -> "WaitTarget | None":
@@ -198,6 +217,8 @@ def wait_target(task: Object) -> "WaitTarget | None":
     from msatools.prstat.select import Options, Selection
 
     pid = task.pid.value_()
+    if pid == 0:
+        return None
     options = Options(per_thread=True, selection=Selection(pids=(pid,)))
     report = collect_prstat(task.prog_, options=options)
     return next((row.on for row in report.tasks if row.pid == pid), None)

@@ -179,7 +179,9 @@ def hint_at_failed_lookups() -> None:
             line = hint(get_default_prog(), error)
         original(kind, error.with_traceback(traceback), traceback)
         if line is not None:
-            print(f"msatools: {line}", file=sys.stderr)
+            from msatools.render.blocks import escape
+
+            print(f"msatools: {escape(line)}", file=sys.stderr)
 
     setattr(hook, _MARK, True)
     sys.excepthook = hook

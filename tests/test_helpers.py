@@ -76,7 +76,7 @@ def test_what_is_no_lock() -> None:
 
 def test_chains_and_deadlocks() -> None:
     run, prog = lab.build("locks-6.12"), program("locks-6.12")
-    (deadlock,) = helpers.deadlocks(prog)
+    (deadlock,) = helpers.deadlocks(prog, possible=True)
     first, second = pids(deadlock)
     assert pids(helpers.wait_chain(deadlock[0])) == [first, second]
     assert pids(helpers.wait_chain(deadlock[1])) == [second, first]
@@ -125,3 +125,25 @@ def test_cpus_and_times() -> None:
     assert online == {0, 1}
     init = helpers.microstates(find_task(prog, 1))
     assert (init.timers.oncpu_usr.ns or 0) > 0
+
+
+def test_lock_that_cannot_be_read() -> None:
+    prog = program("lockmodule-6.12")
+    lock = Object(prog, "struct mutex", address=0xFFFF_FFFF_FFFF_0000)
+    for helper in (helpers.lock_owner, helpers.lock_waiters):
+        with pytest.raises(drgn.FaultError):
+            helper(lock)
+
+
+def test_possible_deadlocks_are_asked_for() -> None:
+    prog = program("lockmodule-6.12")
+    exact = [pids(tasks) for tasks in helpers.deadlocks(prog)]
+    possible = [pids(tasks) for tasks in helpers.deadlocks(prog, possible=True)]
+    assert exact
+    assert len(possible) > len(exact)
+
+
+def test_the_idle_task_waits_for_nobody() -> None:
+    idle = program("lockmodule-6.12")["init_task"].address_of_()
+    assert helpers.wait_chain(idle) == [idle]
+    assert helpers.wait_target(idle) is None

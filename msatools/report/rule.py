@@ -5,7 +5,7 @@
 :class:`ReportParts` is what all are made from.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -325,18 +325,20 @@ def explained(parts: ReportParts) -> set[int]:
 
 
 def starved_roots(
-    parts: ReportParts, is_starved: Callable[[RunnableTask], bool], *cpus: int
+    parts: ReportParts,
+    is_starved: Callable[[RunnableTask], bool],
+    cpus: Collection[int] | None = None,
 ) -> list[Root]:
     """Return the runnable tasks that get no CPU and that others wait for.
 
-    :param cpus: The CPUs to look at; all if none is given.
+    :param cpus: The CPUs to look at; ``None`` for all.
     """
     if parts.cpus is None or parts.locks is None:
         return []
     starved = {
         task.pid
         for queue in parts.cpus.run_queues
-        if not cpus or queue.cpu in cpus
+        if cpus is None or queue.cpu in cpus
         for task in queue.waiting
         if is_starved(task)
     }
@@ -360,10 +362,10 @@ def _stalled_roots(parts: ReportParts, locks: LocksReport) -> Iterator[Root]:
     if is_rcu and stalls is not None and stalls.rcu is not None:
         named |= {task.pid for task in stalls.rcu.tasks}
     for stall in found:
-        yield from starved_roots(parts, lambda task: not task.throttled, *stall.cpus)
+        yield from starved_roots(parts, lambda task: not task.throttled, stall.cpus)
     for diagnostic in parts.cpus.findings if parts.cpus is not None else ():
         if diagnostic.code == "no-turn":
-            yield from starved_roots(parts, has_waited_long, *diagnostic.cpus)
+            yield from starved_roots(parts, has_waited_long, diagnostic.cpus)
     for root in locks.roots:
         waits_for_rcu = root.kind == "external" and root.reason.startswith(_RCU)
         if root.pid in named or (is_rcu and waits_for_rcu):

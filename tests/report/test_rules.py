@@ -38,6 +38,7 @@ from msatools.report.rule import (
     VerdictRule,
     explained,
     slab_groups,
+    starved_roots,
     stopped_roots,
     unreclaimable,
     untested,
@@ -724,6 +725,42 @@ def test_waiters_of_a_starved_task_are_no_hung_tasks_too() -> None:
     assert line.endswith("hog")
 
 
+def test_stall_without_a_cpu_explains_nobody() -> None:
+    """RCU that one reader holds up is no reason why another task does not run."""
+    parts = parts_of("fieldcalls-6.12")
+    assert not starved_roots(parts, lambda task: True, ())
+    assert starved_roots(parts, lambda task: True)
+
+
+def test_throttled_thread_of_rcu() -> None:
+    """It waits for its quota, not for what its CPU runs."""
+    parts = parts_of("fieldcalls-6.12")
+    assert parts.cpus is not None
+    why = "throttled by the quota of /limited"
+    queues = tuple(
+        replace(
+            queue,
+            waiting=tuple(
+                replace(task, throttled=True, throttle=why) for task in queue.waiting
+            ),
+        )
+        for queue in parts.cpus.run_queues
+    )
+    changed = replace(parts, cpus=replace(parts.cpus, run_queues=queues))
+    (backlog,) = said(changed)["rcu-backlog"]
+    (line,) = backlog.evidence
+    assert line.endswith(f"rcuop/3 is to call them, and is {why}")
+
+
+def test_a_task_with_the_name_of_a_thread_of_rcu() -> None:
+    parts = parts_of("fieldcalls-6.12")
+    assert parts.prstat is not None
+    rows = tuple(replace(row, kthread=False) for row in parts.prstat.tasks)
+    changed = replace(parts, prstat=replace(parts.prstat, tasks=rows))
+    (backlog,) = said(changed)["rcu-backlog"]
+    assert (backlog.severity, backlog.evidence) == ("info", ())
+
+
 def test_disabled_interrupt_of_a_disk_that_is_waited_for() -> None:
     parts = parts_of("fieldcpus-6.12")
     found = verdicts(RULES, parts)
@@ -731,7 +768,9 @@ def test_disabled_interrupt_of_a_disk_that_is_waited_for() -> None:
     assert codes.index("irq-disabled") < codes.index("io-stuck")
     irq, stuck = (said(parts)[code][0] for code in ("irq-disabled", "io-stuck"))
     assert irq.severity == "warning"
-    assert irq.evidence[0].startswith("likely the cause of the wait for I/O on nvme0n3")
+    assert irq.evidence[0].startswith(
+        "perhaps the cause of the wait for I/O on nvme0n3"
+    )
     assert stuck.text.startswith("I/O on nvme0n3")
     # Alone it is good to know.
     (alone,) = said(replace(parts, locks=None))["irq-disabled"]
@@ -743,6 +782,8 @@ def test_verdicts_beyond_those_in_full() -> None:
     # The fourth of a code gives its place to the first of another.
     codes = ["io"] * 5 + ["hung"] * 2 + ["irq"]
     assert page_parts(codes, 6) == ([0, 1, 2, 5, 6, 7], [[3, 4]])
+    # Where there is room, all of one code are in full.
+    assert page_parts(["io"] * 12, 10) == ([*range(10)], [[10, 11]])
     full, short = page_parts([f"{number % 7}" for number in range(30)], 10)
     assert (len(full), len(short)) == (10, 7)
     assert sorted([*full, *(index for each in short for index in each)]) == [*range(30)]

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from itertools import groupby
+from itertools import groupby, islice
 
 from msgspec.structs import replace
 
@@ -217,6 +217,8 @@ def page_parts(codes: Sequence[str], most: int) -> tuple[list[int], list[list[in
             if len(full) < most and of_code[code] < _ALIKE:
                 of_code[code] += 1
                 full.append(index)
+        others = (index for index in range(len(codes)) if index not in full)
+        full = sorted([*full, *islice(others, most - len(full))])
     short: dict[str, list[int]] = {}
     for index in sorted({*range(len(codes))} - {*full}):
         short.setdefault(codes[index], []).append(index)

@@ -8,7 +8,7 @@ The threshold of a rule is a constant beside it; what several rules share is in
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -127,14 +127,16 @@ def _stall_evidence(subject: _PresentStall) -> Iterator[str]:
     waiting = f"; {count_text(stall.waiting, 'task')} waiting" if stall.waiting else ""
     yield f"for {since}; the limit is {duration(stall.limit_ns)}{waiting}"
     yield from stall.chain[:_MOST_LINES]
-    yield from behind_starved(parts, lambda task: not task.throttled, *stall.cpus)
+    yield from behind_starved(parts, lambda task: not task.throttled, stall.cpus)
 
 
 def behind_starved(
-    parts: ReportParts, is_starved: Callable[[RunnableTask], bool], *cpus: int
+    parts: ReportParts,
+    is_starved: Callable[[RunnableTask], bool],
+    cpus: Collection[int],
 ) -> Iterator[str]:
     """Yield who waits for tasks that get no CPU: hung-tasks does not list them."""
-    for root in starved_roots(parts, is_starved, *cpus)[:_ROOTS]:
+    for root in starved_roots(parts, is_starved, cpus)[:_ROOTS]:
         waiting = root.blocked_d + root.blocked_s
         who = pid_text(root.pid, root.comm)
         yield f"{waits_for_text(waiting, who)}, the longest {duration(root.max_age_ns)}"
@@ -355,13 +357,18 @@ def _thread(
     """Return the thread that calls a CPU's callbacks, and the CPU that it waits for.
 
     ``rcuop/N`` has those of an offloaded CPU (kernel/rcu/tree_nocb.h), ``rcuc/N`` those
-    of a kernel that was booted with threads for them.
+    of a kernel that was booted with threads for them. Where there is neither it may be
+    ``ksoftirqd/N``. A user's task may have such a name, too.
     """
     assert parts.cpus is not None
-    names = {f"rcuop/{cpu}", f"rcuc/{cpu}", f"ksoftirqd/{cpu}"}
+    if parts.prstat is None:
+        return None, None
+    threads = {row.pid: row.comm for row in parts.prstat.tasks if row.kthread}
+    names = {f"rcuop/{cpu}", f"rcuc/{cpu}"} & {*threads.values()}
+    names = names or {f"ksoftirqd/{cpu}"}
     for queue in parts.cpus.run_queues:
         for task in queue.waiting:
-            if task.comm in names:
+            if threads.get(task.pid) in names:
                 return task, queue
     return None, None
 
@@ -375,6 +382,9 @@ def _backlog_evidence(subject: _Backlog) -> Iterator[str]:
     if thread is None or queue is None:
         return
     who = pid_text(thread.pid, thread.comm)
+    if thread.throttled or thread.throttle:
+        yield f"{who} is to call them, and is {thread.throttle or 'throttled'}"
+        return
     waited = "" if thread.wait_ns is None else f" for {duration(thread.wait_ns)}"
     runs = ""
     if queue.current is not None:
@@ -410,12 +420,13 @@ CPU_STORM: tuple[VerdictRule[Any], ...] = (
 #
 # Who waits for it waits until it is enabled. Some drivers disable theirs for a moment,
 # so that this alone is for information; if tasks have long waited for a disk of that
-# controller it is the likely cause.
+# controller it may be the cause, as each CPU has its queue.
 
 
-_QUEUE = re.compile(r"irq \d+ (nvme\d+)q\d+ ")
+_QUEUE = re.compile(r"irq \d+ (nvme\d+)q[1-9]\d* ")
 """How findings name an interrupt of a queue of an NVMe controller, whose disks are
-nvme0n1 and so on (drivers/nvme/host/pci.c). Others do not have their disks' names."""
+nvme0n1 and so on (drivers/nvme/host/pci.c); q0 is for administration, not for I/O.
+Others do not have their disks' names."""
 
 
 class _Disabled(Struct, frozen=True):
@@ -444,7 +455,8 @@ def _irq_disabled_severity(subject: _Disabled) -> Severity:
 
 def _irq_disabled_evidence(subject: _Disabled) -> Iterator[str]:
     for root in subject.roots:
-        yield f"likely the cause of the wait for {root.reason}"
+        # A request of another queue has another interrupt.
+        yield f"perhaps the cause of the wait for {root.reason}"
     yield from subject.found.evidence
 
 
