@@ -38,6 +38,7 @@ from msatools.cpus.model import (
 )
 from msatools.cpus.placement import place
 from msatools.cpus.plan import make_plan, tasks_on
+from msatools.cpus.polls import PacketCounts, Polls, packets_delta
 from msatools.cpus.processors import (
     Parts,
     cpu_rows,
@@ -263,6 +264,7 @@ class _CpuSample(Struct, frozen=True):
 
     counters: CpuCounters
     irqs: IrqTable
+    packets: Mapping[int, PacketCounts]
     tasks: TaskTable | None
     masks: CpuMasks
     sets: tuple[CpuSet, ...]
@@ -290,7 +292,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         """Report the CPUs' work since boot, and their state."""
         with self._reporting():
             sample = self._read_sample(progress)
-            return self._report(sample, sample.counters, sample.irqs)
+            return self._report(sample, sample.counters, sample.irqs, sample.packets)
 
     def begin(self, progress: Progress) -> None:
         """Begin an interval: read all CPUs."""
@@ -308,7 +310,8 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             sample = self._before = self._read_sample(progress)
             grown = delta(before.counters, sample.counters, self._losses)
             came = irqs_delta(before.irqs, sample.irqs)
-            return self._report(sample, grown, came, before.tasks)
+            packets = packets_delta(before.packets, sample.packets)
+            return self._report(sample, grown, came, packets, before.tasks)
 
     def _read_sample(self, progress: Progress) -> _CpuSample:
         reader, percpu, found = self._reader, self._percpu, self._losses
@@ -320,6 +323,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         progress(1, _STEPS)
         counters = read_counters(reader, percpu, clocks, found)
         interrupts = read_irqs(reader, percpu, found)
+        packets = Polls(reader, percpu, found).counts()
         progress(2, _STEPS)
         domains = read_root_domains(reader, percpu, found)
         masks = read_masks(reader, domains, found)
@@ -344,6 +348,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         return _CpuSample(
             counters=counters,
             irqs=interrupts,
+            packets=packets,
             tasks=tasks,
             masks=masks,
             sets=sets,
@@ -357,6 +362,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         sample: _CpuSample,
         counters: CpuCounters,
         interrupts: IrqTable,
+        packets: Mapping[int, PacketCounts],
         tasks_before: TaskTable | None = None,
     ) -> CpusReport:
         numbers = self._percpu.cpus.tolist()
@@ -386,20 +392,25 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             stalls=sample.stalls,
             stacks=self._stacks({*sample.masks.online}, wanted),
         )
-        storms = self._storms(report, sample.counters.taken_ns, interrupts)
+        now_ns = sample.counters.taken_ns
+        storms = self._storms(report, now_ns, interrupts, packets)
         report = replace(report, storms=storms or None)
         if self._options.plan is not None:
             report = replace(report, plan=self._plan(report, sample))
         return report if self._options.whole else choose(report, self._options)
 
     def _storms(
-        self, report: CpusReport, now_ns: int | None, interrupts: IrqTable
+        self,
+        report: CpusReport,
+        now_ns: int | None,
+        interrupts: IrqTable,
+        packets: Mapping[int, PacketCounts],
     ) -> tuple[Storm, ...]:
         if now_ns is None:
             return ()
         finder = Storms(self._reader, self._percpu, self._text, self._losses)
         span_ns = report.interval_ns or now_ns
-        return finder.find(report, interrupts, span_ns, now_ns)
+        return finder.find(report, interrupts, packets, span_ns, now_ns)
 
     def _plan(self, report: CpusReport, sample: _CpuSample) -> CpuPlan:
         wanted, tasks = self._options.plan, sample.tasks

@@ -93,6 +93,8 @@ def read_calls(
     stack_bytes: int,
     name: Callable[[int], str | None],
     losses: LossLog,
+    *,
+    own_works: bool = True,
 ) -> tuple[CrossCall, ...]:
     """Return what is queued for some CPUs.
 
@@ -102,6 +104,8 @@ def read_calls(
     :param cpus: The CPUs whose queues to read.
     :param stacks: Start of the stack of the task that each CPU runs.
     :param name: Returns the function at an address.
+    :param own_works: Whether to add what a CPU has put off to an interrupt of its own,
+        which no other CPU has called.
     """
     try:
         heads = percpu.addresses("call_single_queue").tolist()
@@ -120,7 +124,7 @@ def read_calls(
         offsets=dict(zip(percpu.cpus.tolist(), percpu.offsets.tolist(), strict=True)),
     )
     found: list[tuple[CrossCall, int]] = []
-    works = _read_work_lists(percpu)
+    works = _read_work_lists(percpu) if own_works else {}
     for cpu in cpus:
         if cpu in of_cpu:
             found += _queued(reader, cpu, of_cpu[cpu], callers, name, losses)

@@ -327,14 +327,14 @@ _SOURCES = {
     "work": "runs work items {share} of the time: {function} runs now",
     "interrupt": "takes {rate} interrupts a second of irq {irq}: {function} handles it",
     "softirq": "takes {rate} NET_RX softirqs a second: {function} polls{device}",
-    "drop": "has dropped {waiting} packets{device} ({share} of those that came), as "
-    "its backlog was full",
+    "drop": "has dropped {waiting} packets ({share} of those that came), as its "
+    "backlog was full",
     "call": "is called by other CPUs {rate} times a second: {function} is queued or "
     "runs now",
     "callback": "has a backlog of {waiting} RCU callbacks; {share} of those read are "
     "{function}",
 }
-_OF_NOW = ("work", "callback", "drop")
+_OF_NOW = ("work", "callback")
 """Kinds that no counter has, of an interval or since boot."""
 
 
@@ -351,7 +351,7 @@ def _storms(known: Known) -> Iterator[Diagnostic]:
         since = "" if known.in_interval or storm.kind in _OF_NOW else " (since boot)"
         yield Diagnostic(
             code="storm",
-            text=f"cpu{storm.cpu} {words}{since}",
+            text=f"cpu{storm.cpu} {words}{since}{_now(storm)}",
             cpus=(storm.cpu,),
             advice=None,
             evidence=(_storm_evidence(storm),),
@@ -359,14 +359,19 @@ def _storms(known: Known) -> Iterator[Diagnostic]:
 
 
 def _device(storm: Storm) -> str:
-    """Return the device in the words of its kind of storm."""
-    if storm.kind == "softirq":
-        return f" {storm.device or 'a device of unknown name'}"
-    return "" if storm.device is None else f" of {storm.device}"
+    return f" {storm.device or 'a device of unknown name'}"
+
+
+def _now(storm: Storm) -> str:
+    """Return what waits now where packets were dropped: whose those were is unknown."""
+    if storm.kind != "drop" or storm.device is None:
+        return ""
+    return f"; waiting there now: packets of {storm.device}"
 
 
 def _storm_evidence(storm: Storm) -> str:
-    of = "" if storm.device is None else f" of {storm.device}"
+    is_known = storm.kind == "softirq" and storm.device is not None
+    of = f" of {storm.device}" if is_known else ""
     return f"{storm.kind}: {storm.function}{of}"
 
 

@@ -789,13 +789,14 @@ class Storm(Struct, frozen=True, kw_only=True):
 
     waiting: Annotated[int | None, ADDED] = None
     """Number of callbacks of RCU that wait on that CPU, of all functions, or of packets
-    that were dropped there."""
+    that were dropped there, since boot or in the interval."""
 
     irq: Annotated[int | None, ADDED] = None
     """Number of the interrupt, if it is one."""
 
     device: Annotated[str | None, ADDED] = None
-    """Name of the network device that is polled."""
+    """Name of the network device that is polled; of ``drop`` that of the packet that is
+    first in the backlog now, as whose packets were dropped is not recorded."""
 
 
 # --- the report

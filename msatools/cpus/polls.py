@@ -10,7 +10,7 @@ and softirqs share still has pointers to what it polled last.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import drgn
@@ -65,6 +65,24 @@ class PacketCounts(Struct, frozen=True):
     """Those for which the CPU's backlog had no room."""
 
 
+_WRAP = 1 << 32
+"""The counts are of 32 bits, of some kernels with a sign."""
+
+
+def packets_delta(
+    before: Mapping[int, PacketCounts], after: Mapping[int, PacketCounts]
+) -> dict[int, PacketCounts]:
+    """Return the packets between two samples, of CPUs that are in both."""
+    return {
+        cpu: PacketCounts(
+            (now.processed - was.processed) % _WRAP,
+            (now.dropped - was.dropped) % _WRAP,
+        )
+        for cpu, now in after.items()
+        if (was := before.get(cpu)) is not None
+    }
+
+
 class Polls:
     """Finds what CPUs poll. Reads nothing until it is asked."""
 
@@ -90,13 +108,13 @@ class Polls:
         return None if last is None else self._poll(cpu, data, last)
 
     def backlog(self, cpu: int) -> Poll:
-        """Return the poll of a CPU's own backlog.
+        """Return the poll of a CPU's own backlog, and the device of its first packet.
 
         :raises drgn.FaultError: if it cannot be read
         :raises MissingError: if the types are unknown
         """
         data = self._data(cpu)
-        return self._poll(cpu, data, int(data.backlog.address_of_()))
+        return Poll(int(data.backlog.poll), self._of_backlog(data))
 
     def counts(self) -> dict[int, PacketCounts]:
         """Return the packets of each CPU; empty if the kernel has no such counts."""

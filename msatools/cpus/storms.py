@@ -13,7 +13,7 @@ from msgspec import Struct
 from msatools.cpus.cross_calls import read_calls
 from msatools.cpus.irqs import IrqTable, handler_names
 from msatools.cpus.model import Cpu, CpusReport, CrossCall, RunQueue, Storm, Vector
-from msatools.cpus.polls import Poll, Polls
+from msatools.cpus.polls import PacketCounts, Poll, Polls
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import read_jiffies
 from msatools.kernel.percpu import PerCpu
@@ -117,6 +117,7 @@ class WorkSources:
             for call in read_calls(
                 *(self._reader, self._percpu, (cpu,), {}, 0),
                 *(self._named, self._losses),
+                own_works=False,
             ):
                 text = call_text(call)
                 if text is not None:
@@ -276,18 +277,24 @@ class Storms:
         self._polls = Polls(reader, percpu, losses)
 
     def find(
-        self, report: CpusReport, interrupts: IrqTable, span_ns: int, now_ns: int
+        self,
+        report: CpusReport,
+        interrupts: IrqTable,
+        packets: Mapping[int, PacketCounts],
+        span_ns: int,
+        now_ns: int,
     ) -> tuple[Storm, ...]:
         """Return the storms of all CPUs.
 
         :param report: Has the run queues and the counts of all CPUs.
-        :param span_ns: The time in which softirqs and interrupts were counted.
+        :param packets: The packets of each CPU, of the same time.
+        :param span_ns: The time in which softirqs, interrupts and packets were counted.
         :param now_ns: CLOCK_MONOTONIC.
         """
         found = [
             *self._callbacks(),
             *self._works(report.run_queues, now_ns),
-            *self._drops(),
+            *self._drops(packets),
         ]
         if span_ns >= LEAST_NS:
             found += self._counted(report, interrupts, span_ns)
@@ -384,9 +391,12 @@ class Storms:
     def _source(self, poll: Poll) -> _Source:
         return _Source(self._text.named(poll.function), poll.device)
 
-    def _drops(self) -> Iterator[Storm]:
-        """Yield CPUs whose backlog had no room for many packets."""
-        for cpu, count in self._polls.counts().items():
+    def _drops(self, packets: Mapping[int, PacketCounts]) -> Iterator[Storm]:
+        """Yield CPUs whose backlog had no room for many packets.
+
+        They are not counted by device.
+        """
+        for cpu, count in packets.items():
             came = count.processed + count.dropped
             if count.dropped < MANY_DROPS or count.dropped < DROPPED_SHARE * came:
                 continue

@@ -20,7 +20,8 @@ from msatools.tasks.preemption import GracePeriodState, read_grace_period_state
 # kernel/rcu/tree.c, rcu_barrier(): each CPU that has callbacks gets one more, and the
 # last of those completes rcu_state.barrier_completion. Who waits for a grace period has
 # a callback of its own, on its stack. A thread makes the callbacks of a CPU where they
-# are taken from it (rcu_nocbs=; kernel/rcu/tree_nocb.h), else a softirq does.
+# are taken from it (rcu_nocbs=; kernel/rcu/tree_nocb.h), else a softirq does. A CPU may
+# have such a thread although nothing is taken from it.
 
 
 MAX_CALLBACKS = 1 << 16
@@ -28,6 +29,9 @@ MAX_CALLBACKS = 1 << 16
 
 _MAX_OF_ALL = 1 << 18
 """Maximum number of callbacks of all CPUs to go through."""
+
+_MAX_SERVED = 1 << 13
+"""Maximum number of CPUs in the list of one thread."""
 
 
 class QueuedCallback(Struct, frozen=True):
@@ -101,13 +105,15 @@ def _awaited(context: LockContext) -> list[_Awaited]:
     """The callbacks that rcu_barrier() has queued, and that are still queued.
 
     One that is not in the list may be among those that are being made, or behind more
-    than are gone through. They are made in order, so that it takes the same thread.
+    than are gone through. They are made in order, so that it takes the same thread. Or
+    it was made long ago, as its function stays set, and not all kernels mark that. So
+    these count only if rcu_barrier() waits for as many.
     """
     layout = context.layout
     function = layout.symbol("rcu_barrier_callback")
     if function is None or not layout.has("rcu_data", "barrier_head"):
         return []
-    known, found = callbacks(context), []
+    known, seen, unseen = callbacks(context), [], []
     percpu = read_percpu(context.reader, context.losses)
     addresses = percpu.addresses("rcu_data").tolist()
     for cpu, data in zip(percpu.cpus.tolist(), addresses, strict=True):
@@ -115,13 +121,34 @@ def _awaited(context: LockContext) -> list[_Awaited]:
             continue
         head = data + layout.offset("rcu_data", "barrier_head")
         queued = known.by_head.get(head)
-        is_seen = queued is not None
-        if queued is None and data in known.longer:
-            queued = QueuedCallback(cpu, data, is_ready=True)
         if queued is not None:
-            thread = callback_thread(context, queued)
-            found.append(_Awaited(queued, is_seen, thread))
-    return found
+            seen.append(queued)
+        elif data in known.longer and not _is_made(context, head):
+            unseen.append(QueuedCallback(cpu, data, is_ready=True))
+    if unseen and len(seen) + len(unseen) != _barrier_count(context):
+        unseen = []
+    return [
+        _Awaited(queued, is_seen, callback_thread(context, queued))
+        for group, is_seen in ((seen, True), (unseen, False))
+        for queued in group
+    ]
+
+
+def _is_made(context: LockContext, head: int) -> bool:
+    """Return whether a callback of rcu_barrier() is marked as made.
+
+    kernel/rcu/tree.c, rcu_barrier_callback(): newer kernels have it point to itself (it
+    does not in 6.1, but in 6.12).
+    """
+    return context.layout.member(head, "callback_head", "next") == head
+
+
+def _barrier_count(context: LockContext) -> int | None:
+    """Return the number of callbacks that rcu_barrier() still waits for."""
+    layout, state = context.layout, context.layout.symbol("rcu_state")
+    if state is None or not layout.has("rcu_state", "barrier_cpu_count"):
+        return None
+    return layout.member(state, "rcu_state", "barrier_cpu_count")
 
 
 @per_context
@@ -165,9 +192,11 @@ def callback_thread(context: LockContext, queued: QueuedCallback) -> int:
     """Return the thread that makes a callback, or that wakes it; 0 if unknown."""
     layout, data = context.layout, queued.data
     try:
+        leader = layout.member(data, "rcu_data", "nocb_gp_rdp")
+        if not _is_offloaded(context, data, leader):
+            return 0
         if queued.is_ready:
             return _nocb(context, data, "nocb_cb_kthread")
-        leader = layout.member(data, "rcu_data", "nocb_gp_rdp")
         leads = leader >= KERNEL_HALF and _nocb(context, leader, "nocb_gp_kthread")
         return leads if leads and _is_runnable(context, leads) else 0
     except MissingError:
@@ -177,6 +206,35 @@ def callback_thread(context: LockContext, queued: QueuedCallback) -> int:
             Loss.COMPLETIONS, f"cannot read the thread of callbacks: {error}"
         )
         return 0
+
+
+def _is_offloaded(context: LockContext, data: int, leader: int) -> bool:
+    """Return whether threads make the callbacks of a CPU, not a softirq of its own.
+
+    Since "rcu/nocb: Create kthreads on all CPUs if "rcu_nocbs=" or "nohz_full=" are
+    passed" (in v5.17) CPUs that are not offloaded have threads, too, which sleep or are
+    parked. Since "rcu/nocb: Remove rdp from nocb list when de-offloaded" (in v5.17) a
+    list has those that are offloaded. The bit of ``cblist.flags`` has no name in types,
+    and its place has changed.
+
+    :param data: Address of its ``struct rcu_data``.
+    :param leader: That of the CPU whose list has the CPUs that share a thread.
+    """
+    layout = context.layout
+    if not layout.has("rcu_data", "nocb_head_rdp"):
+        return True  # only offloaded CPUs have threads
+    if leader < KERNEL_HALF:
+        return False
+    head = leader + layout.offset("rcu_data", "nocb_head_rdp")
+    wanted = data + layout.offset("rcu_data", "nocb_entry_rdp")
+    node = head
+    for _ in range(_MAX_SERVED):
+        node = layout.word(node)
+        if node == wanted:
+            return True
+        if node == head or node < KERNEL_HALF:
+            break
+    return False
 
 
 def _nocb(context: LockContext, data: int, member: str) -> int:

@@ -7,11 +7,22 @@ from typing import Any
 import pytest
 
 from msatools.cpus import storms
-from msatools.cpus.cpus import collect_cpus
-from msatools.cpus.model import CrossCall
+from msatools.cpus.cpus import Cpus, CpusOptions, collect_cpus
+from msatools.cpus.cross_calls import read_calls
+from msatools.cpus.diagnostics import Known, findings
+from msatools.cpus.model import CrossCall, Storm
+from msatools.cpus.polls import PacketCounts, packets_delta
 from msatools.cpus.storms import call_text
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog, quietly
+from msatools.program import describe
+from msatools.selfdesc.find import find_type, offset_of
+from msatools.tasks.text import KernelText
 from tests.cpus.test_fieldcalls import lock_of, waits
 from tests.cpus.test_fieldcpus import json_of, root_of, verdicts, workload
+from tests.support.dumps import open_dump
+from tests.support.overlay import put
 from tests.truth import tables
 
 POLLED, STEERED = range(2)
@@ -52,11 +63,91 @@ def test_backlog_that_is_full(dump: str) -> None:
     flood, known = workload(dump)["floods"][STEERED], waits(dump)
     cpu = flood["cpu"]
     (found,) = storms_of(dump, "drop")
-    assert (found["cpu"], found["device"]) == (cpu, flood["receiver"])
+    assert found["cpu"] == cpu
+    # Only if a packet waits at that moment.
+    device = found.get("device")
+    assert device in (flood["receiver"], None)
     assert found["function"] == "process_backlog"
     assert known["dropped"][cpu] <= found["waiting"] < 2 * known["dropped"][cpu]
     packets = found["waiting"] / found["share"] - found["waiting"]
     assert known["packets"][cpu] <= packets < 1.5 * known["packets"][cpu]
+    (verdict,) = (
+        each["text"]
+        for each in verdicts(dump, "cpu-storm")
+        if "dropped" in each["text"]
+    )
+    said, _, now = verdict.partition("; ")
+    assert said.startswith(f"cpu{cpu} has dropped {found['waiting']:,} packets (")
+    assert said.endswith("as its backlog was full (since boot)")
+    assert now == (f"waiting there now: packets of {device}" if device else "")
+
+
+@pytest.mark.parametrize(
+    ("device", "in_interval", "end"),
+    [
+        (None, False, " (since boot)"),
+        (None, True, ""),
+        ("eth0", False, " (since boot); waiting there now: packets of eth0"),
+        ("eth0", True, "; waiting there now: packets of eth0"),
+    ],
+)
+def test_words_on_drops(device: str | None, in_interval: bool, end: str) -> None:
+    storm = Storm(
+        kind="drop",
+        cpu=3,
+        function="process_backlog",
+        share=0.12,
+        waiting=50_000,
+        device=device,
+    )
+    nothing: dict[str, Any] = {"cpus": (), "sets": (), "queues": (), "irqs": ()}
+    known = Known(**nothing, in_interval=in_interval, storms=(storm,))
+    (found,) = findings(known)
+    text = "cpu3 has dropped 50,000 packets (12 % of those that came), as its backlog "
+    assert found.text == f"{text}was full{end}"
+    assert found.evidence == ("drop: process_backlog",)
+
+
+def test_packets_of_an_interval() -> None:
+    """The kernel's counts wrap; some kernels have a sign."""
+    before = {
+        0: PacketCounts(10, 1),
+        1: PacketCounts((1 << 32) - 1, (1 << 31) - 1),
+        2: PacketCounts(7, 7),
+    }
+    after = {
+        0: PacketCounts(30, 6),
+        1: PacketCounts(4, -(1 << 31)),
+        3: PacketCounts(9, 9),
+    }
+    assert packets_delta(before, after) == {
+        0: PacketCounts(20, 5),
+        1: PacketCounts(5, 1),
+    }
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+def test_drops_of_an_interval(kernel: str) -> None:
+    """Those of before are not in each sample again."""
+    dump = f"fieldpackets-{kernel}"
+    prog = open_dump(dump, "btf")
+    cpu = workload(dump)["floods"][STEERED]["cpu"]
+    session = Cpus(prog, describe(prog), CpusOptions())
+    session.begin(quietly)
+
+    def dropped() -> list[tuple[int, int | None]]:
+        storms = session.advance(quietly).storms or ()
+        return [(each.cpu, each.waiting) for each in storms if each.kind == "drop"]
+
+    assert dropped() == []
+    percpu = read_percpu(Reader(prog), LossLog())
+    row = percpu.cpus.tolist().index(cpu)
+    kind = find_type(prog, "struct softnet_data")
+    place = int(percpu.addresses("softnet_data")[row]) + offset_of(kind, "dropped")
+    count = int.from_bytes(prog.read(place, 4), "little")
+    put(prog, place, (count + 2_000).to_bytes(4, "little"))
+    assert dropped() == [(cpu, 2_000)]
+    assert dropped() == []
 
 
 def test_other_cpus_have_no_flood(dump: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +186,27 @@ def test_work_in_an_interrupt_has_a_name(monkeypatch: pytest.MonkeyPatch) -> Non
     found = collect_cpus(tables.open_dump(dump, "btf")).storms or ()
     calls = {each.cpu: each.function for each in found if each.kind == "call"}
     assert calls[1] == "rcu_iw_handler (irq_work)"
+
+
+@pytest.mark.parametrize(("dump", "cpu"), [("nmi-6.12", 0), ("watchdogs-soft-6.12", 1)])
+def test_own_works_are_no_calls(
+    dump: str, cpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a CPU has put off to its own interrupt, no other CPU asks it for."""
+    monkeypatch.setattr(storms, "CALLS_A_SECOND", 0)
+    prog = tables.open_dump(dump, "btf")
+    reader, losses = Reader(prog), LossLog()
+    text = KernelText(reader, losses)
+    percpu = read_percpu(reader, losses)
+    queued = read_calls(reader, percpu, (cpu,), {}, 0, text.name, losses)
+    own = "wake_up_klogd_work_func"
+    assert own in {each.function for each in queued}
+    called = [
+        (each.cpu, each.function)
+        for each in collect_cpus(prog).storms or ()
+        if each.kind == "call"
+    ]
+    assert (cpu, f"{own} (irq_work)") not in called
 
 
 # --- RCU
