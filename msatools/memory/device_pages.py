@@ -71,7 +71,7 @@ def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
         # The order is kept in page->private.
         orders = column(records, layout.private)[readable].astype(np.int64)
         pfns = (pages[readable] - base) // np.uint64(layout.size)
-        parts.append(pages_of_blocks(pfns, orders))
+        parts.append(pages_of_blocks(reader, pfns, orders, losses, Loss.REQUESTS))
     return np.concatenate(parts)
 
 
@@ -119,11 +119,13 @@ def _hardware_queues(reader: Reader, losses: LossLog) -> HardwareQueues:
                     found.add(tags)
             queues.update(U64.unpack_from(data, queue))
             (at,) = U64.unpack_from(data, node)
+        if at:
+            losses.lose(Loss.REQUESTS, "the list of hardware queues is a loop")
     except UNREADABLE as error:
         losses.lose(Loss.REQUESTS, f"cannot read hardware queues: {error}")
     controllers = []
     with suppress(MissingError):
-        for device, tags in _nvme(prog, queues):
+        for device, tags in _nvme(prog, queues, losses):
             found.update(tags)
             if device is not None:
                 controllers.append(device)
@@ -131,7 +133,7 @@ def _hardware_queues(reader: Reader, losses: LossLog) -> HardwareQueues:
 
 
 def _nvme(
-    prog: drgn.Program, queues: set[int]
+    prog: drgn.Program, queues: set[int], losses: LossLog
 ) -> Iterator[tuple[drgn.Object | None, list[int]]]:
     """Yield each NVMe controller, if it is on PCI, and the tags for its disks: one
     without disks has no queue of them, but requests (drivers/nvme/host/core.c).
@@ -153,7 +155,11 @@ def _nvme(
                     if device is None
                     else device.tagset
                 )
-                number = min(int(tags.nr_hw_queues), _MAX_QUEUES)
+                number = int(tags.nr_hw_queues)
+                if number > _MAX_QUEUES:
+                    text = f"an NVMe device cannot have {number:,} queues"
+                    losses.lose(Loss.REQUESTS, text)
+                    number = 0
                 each = [int(tags.tags[at]) for at in range(number)]
                 yield device, [one for one in each if one]
         except UNREADABLE:
@@ -197,7 +203,12 @@ _DMA_MAX_ENTRIES = 1 << 16
 """Upper bound of the entries of a queue."""
 
 _MAX_BLOCK = 1 << 24
-"""Upper bound of the bytes of a DMA pool's blocks."""
+"""Upper bound of the bytes of a queue, and of a DMA pool's blocks."""
+
+_VRING_ENTRY_BYTES = 16 + 2 + 8
+"""Bytes of each entry of a split ring: its descriptor, and its place in the rings of
+driver and device (include/uapi/linux/virtio_ring.h). A packed ring has only the
+descriptor."""
 
 _COMPLETION_BYTES = 16
 """``struct nvme_completion`` (include/linux/nvme.h), which the device writes."""
@@ -212,6 +223,9 @@ class _Queue(Struct, frozen=True):
     """Whether it is a whole block, as by dma_alloc_coherent(), and not just its pages,
     as by alloc_pages_exact()."""
 
+    most: int = _MAX_BLOCK
+    """Upper bound of the bytes: more is damage."""
+
 
 def dma_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
     """Return the pfns of all pages; of a compound page its head, or all pages."""
@@ -219,13 +233,21 @@ def dma_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
     page = int(find_variable(prog, "PAGE_SIZE").value_())
     parts = [NO_PFNS]
     posted = [NO_PFNS]
+    left = reader.most(page)
     for find in (_nvme_queues, _virtio_queues, _pools):
         try:
             for found in find(reader, losses):
-                if isinstance(found, _Queue):
-                    parts.append(_pages(prog, found, page))
-                else:
+                if not isinstance(found, _Queue):
                     posted.append(found)
+                    continue
+                pages = _page_count(found, page)
+                if not 0 < found.bytes <= found.most or pages > left:
+                    text = f"a device's queue cannot have {found.bytes:,} bytes"
+                    losses.lose(Loss.DMA, text)
+                    continue
+                pfns = direct_pfns(prog, [found.address])
+                left -= pages * len(pfns)
+                parts += [pfn + np.arange(pages, dtype=np.uint64) for pfn in pfns]
         except MissingError:
             continue  # not configured, or no such device
         except UNREADABLE as error:
@@ -236,14 +258,9 @@ def dma_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
     return np.concatenate([*parts, pfns, heads_of(reader, layout, pfns)])
 
 
-def _pages(prog: drgn.Program, queue: _Queue, page: int) -> Pfns:
+def _page_count(queue: _Queue, page: int) -> int:
     pages = -(-queue.bytes // page)
-    pfns = direct_pfns(prog, [queue.address])
-    if queue.whole:
-        return pages_of_blocks(pfns, [max(pages - 1, 0).bit_length()] * len(pfns))
-    return np.concatenate(
-        [NO_PFNS, *(pfn + np.arange(pages, dtype=np.uint64) for pfn in pfns)]
-    )
+    return 1 << max(pages - 1, 0).bit_length() if queue.whole else pages
 
 
 def _nvme_queues(reader: Reader, losses: LossLog) -> Iterator[_Queue]:
@@ -251,7 +268,10 @@ def _nvme_queues(reader: Reader, losses: LossLog) -> Iterator[_Queue]:
     for device in hardware_queues(reader, losses).nvme:
         queues = device.queues
         type_ = queues.type_.type
-        count = min(int(device.nr_allocated_queues), _MAX_QUEUES)
+        count = _queue_count(device)
+        if count > _MAX_QUEUES:
+            losses.lose(Loss.DMA, f"an NVMe device cannot have {count:,} queues")
+            continue
         size = drgn.sizeof(type_)
         addresses = np.arange(count, dtype=np.uint64) * np.uint64(size)
         records, readable = reader.read_records(addresses + np.uint64(queues), size)
@@ -264,9 +284,24 @@ def _nvme_queues(reader: Reader, losses: LossLog) -> Iterator[_Queue]:
             )
         )
         for at, entries in enumerate(depth):
-            if 0 < entries <= _DMA_MAX_ENTRIES and shift[at] < 16:
+            if entries > _DMA_MAX_ENTRIES:
+                text = f"a queue of NVMe cannot have {entries:,} entries"
+                losses.lose(Loss.DMA, text)
+            elif entries:
                 yield _Queue(commands[at], entries << shift[at])
                 yield _Queue(completions[at], entries * _COMPLETION_BYTES)
+
+
+def _queue_count(device: drgn.Object) -> int:
+    """Return the number of queues that have memory.
+
+    nvme_free_queues() lowers ``queue_count`` and frees the memory, but leaves the
+    pointers to it.
+    """
+    allocated = int(device.nr_allocated_queues)
+    if not device.ctrl.type_.has_member("queue_count"):
+        return allocated
+    return min(allocated, int(device.ctrl.queue_count))
 
 
 def _devices(reader: Reader, losses: LossLog) -> Addresses:
@@ -299,14 +334,16 @@ def _virtio_queues(reader: Reader, losses: LossLog) -> Iterator[_Queue | Address
             try:
                 # Its first member is the struct virtqueue.
                 yield from _virtqueue(
-                    reader, drgn.Object(prog, queue, address=at - node)
+                    reader, drgn.Object(prog, queue, address=at - node), losses
                 )
             except UNREADABLE as error:
                 if not is_left_out(error):
                     losses.lose(Loss.DMA, f"cannot read a queue of virtio: {error}")
 
 
-def _virtqueue(reader: Reader, queue: drgn.Object) -> Iterator[_Queue | Addresses]:
+def _virtqueue(
+    reader: Reader, queue: drgn.Object, losses: LossLog
+) -> Iterator[_Queue | Addresses]:
     queue = queue.read_()
     if not queue.we_own_ring:
         return
@@ -319,13 +356,20 @@ def _virtqueue(reader: Reader, queue: drgn.Object) -> Iterator[_Queue | Addresse
     part = queue.packed if is_packed else queue.split
     number = int(part.vring.num)
     if not 0 < number <= _DMA_MAX_ENTRIES:
+        losses.lose(Loss.DMA, f"a queue of virtio cannot have {number:,} entries")
         return
+    page = int(find_variable(reader.prog, "PAGE_SIZE").value_())
+    # The device's ring is aligned to a page at most; each ring has flags besides.
+    most = number * _VRING_ENTRY_BYTES + 2 * page
     if is_packed:
-        yield _Queue(int(part.vring.desc), int(part.ring_size_in_bytes), by_dma)
+        size = int(part.ring_size_in_bytes)
+        yield _Queue(int(part.vring.desc), size, by_dma, most)
+        size = int(part.event_size_in_bytes)
         for event in (part.vring.driver, part.vring.device):
-            yield _Queue(int(event), int(part.event_size_in_bytes), by_dma)
+            yield _Queue(int(event), size, by_dma, page)
     else:
-        yield _Queue(int(part.vring.desc), int(part.queue_size_in_bytes), by_dma)
+        size = int(part.queue_size_in_bytes)
+        yield _Queue(int(part.vring.desc), size, by_dma, most)
     states = part.desc_state
     type_ = states.type_.type
     step = drgn.sizeof(type_) // 8
@@ -378,8 +422,9 @@ when on kernels without debugfs have it, too; the last is the first member of a
 structure."""
 
 _MAX_NAME = 255
-_DMABUFS_MAX_ENTRIES = 1 << 22
 _MAX_PAGES = 1 << 28
+"""Upper bound of the pages of a dma-buf, where the size of memory is unknown."""
+
 _SG_FLAGS = np.uint64(3)
 """Flags in ``scatterlist.page_link`` (include/linux/scatterlist.h)."""
 
@@ -423,7 +468,7 @@ def _read_all(
         if not len(found):
             return
         type_ = find_type(reader.prog, "struct dma_buf")
-        exporters = _Exporters(reader, layout)
+        exporters = _Exporters(reader, layout, losses)
     except MissingError:
         return
     except UNREADABLE as error:
@@ -485,8 +530,9 @@ def _read(reader: Reader, buffer: drgn.Object, exporters: "_Exporters") -> DmaBu
 class _Exporters:
     """Finds the pages of a dma-buf by its operations."""
 
-    def __init__(self, reader: Reader, layout: PageLayout) -> None:
+    def __init__(self, reader: Reader, layout: PageLayout, losses: LossLog) -> None:
         self._reader = reader
+        self._losses = losses
         self._size = np.uint64(layout.size)
         prog = reader.prog
         self._memmap = np.uint64(vmemmap_base(prog))
@@ -501,24 +547,43 @@ class _Exporters:
             return 0
 
     def pages(self, buffer: drgn.Object) -> tuple[Pfns, bool]:
-        """Return the pages, and whether nobody else has them."""
+        """Return the pages, and whether nobody else has them.
+
+        Pages that are more than the buffer's size, or than memory, are lost.
+        """
         operations, private = int(buffer.ops), int(buffer.priv)
         prog = self._reader.prog
         if operations and operations == self._heap:
             type_ = driver_type(prog, "system_heap_buffer", "system_heap")
             heap = drgn.Object(prog, type_, address=private)
-            return self._of_table(heap.sg_table), True
+            return self._of_table(heap.sg_table, self._most(buffer)), True
         if operations and operations == self._udmabuf:
             type_ = driver_type(prog, "udmabuf", "udmabuf")
-            return self._of_array(drgn.Object(prog, type_, address=private)), False
+            array = drgn.Object(prog, type_, address=private)
+            return self._of_array(array, self._most(buffer)), False
         return NO_PFNS, False
 
-    def _of_table(self, table: drgn.Object) -> Pfns:
-        """Return the pages of a ``struct sg_table`` (lib/scatterlist.c)."""
+    def _most(self, buffer: drgn.Object) -> int:
+        """Return how many pages a ``struct dma_buf`` can have."""
+        pages = -(-int(buffer.size) // self._page_size)
+        return min(pages, self._reader.most(self._page_size), _MAX_PAGES)
+
+    def _bounded(self, count: int, most: int) -> int:
+        if count > most:
+            text = "a dma-buf has more pages than its size; the others are not counted"
+            self._losses.lose(Loss.DMABUFS, text)
+        return min(count, most)
+
+    def _of_table(self, table: drgn.Object, most: int) -> Pfns:
+        """Return the pages of a ``struct sg_table`` (lib/scatterlist.c).
+
+        :param most: Number of pages after which to stop.
+        """
         type_ = table.sgl.type_.type
         size = drgn.sizeof(type_)
         length = member_of(type_, "length").offset
-        at, left = int(table.sgl), min(int(table.orig_nents), _DMABUFS_MAX_ENTRIES)
+        # Each entry has a page at least.
+        at, left = int(table.sgl), self._bounded(int(table.orig_nents), most)
         each = self._page_size // size
         parts = [NO_PFNS]
         while at and left > 0:
@@ -536,13 +601,19 @@ class _Exporters:
             pages = -(-lengths.astype(np.int64) // self._page_size)
             # All pages of each block: their first plus their number in it.
             ends = np.cumsum(pages)
+            total = int(pages.sum())
+            if self._bounded(total, most) < total:
+                pages = np.minimum(pages, np.maximum(most - (ends - pages), 0))
+                ends = np.cumsum(pages)
+                at = 0
+            most -= int(pages.sum())
             within = np.arange(pages.sum()) - np.repeat(ends - pages, pages)
             parts.append(np.repeat(first, pages) + within.astype(np.uint64))
         return np.concatenate(parts)
 
-    def _of_array(self, buffer: drgn.Object) -> Pfns:
+    def _of_array(self, buffer: drgn.Object, most: int) -> Pfns:
         """Return the pages of a ``struct udmabuf``."""
-        count = min(int(buffer.pagecount), _MAX_PAGES)
+        count = self._bounded(int(buffer.pagecount), most)
         if buffer.type_.has_member("pages"):
             # Up to v6.11, and again since v7.0 or so.
             words = self._reader.words(int(buffer.pages), count)

@@ -80,16 +80,17 @@ def global_pages(reader: Reader, memmap: int, size: int, losses: LossLog) -> Pfn
     """
     page = int(find_variable(reader.prog, "PAGE_SIZE").value_())
     parts = [NO_PFNS]
+    left = reader.most(page)
     for find in (_tables, _of_structs, _futexes, _timers, _logged, _single):
         try:
             for address, count in find(reader):
-                if not 0 < count <= _MAX_TABLE:
-                    losses.lose(Loss.GLOBALS, f"no table has {count:,} bytes")
+                pages = -(-count // page)
+                if not 0 < count <= _MAX_TABLE or pages > left:
+                    losses.lose(Loss.GLOBALS, f"a table cannot have {count:,} bytes")
                     continue
-                parts += [
-                    pfn + np.arange(-(-count // page), dtype=np.uint64)
-                    for pfn in direct_pfns(reader.prog, [address])
-                ]
+                pfns = direct_pfns(reader.prog, [address])
+                left -= pages * len(pfns)
+                parts += [pfn + np.arange(pages, dtype=np.uint64) for pfn in pfns]
         except MissingError:
             continue  # the kernel has no such table
         except UNREADABLE as error:

@@ -46,6 +46,9 @@ from msatools.tasks.text import kernel_symbol
 MAX_ORDER = 20
 """Above every MAX_PAGE_ORDER."""
 
+PFN_BITS = 44
+"""Bits of a pfn: a physical address has at most 52, and a page 4 KiB."""
+
 Pfns = npt.NDArray[np.uint64]
 NO_PFNS: Pfns = np.empty(0, np.uint64)
 
@@ -60,13 +63,34 @@ def direct_pfns(prog: drgn.Program, addresses: Addresses | Sequence[int]) -> Pfn
     return pfns
 
 
-def pages_of_blocks(pfns: Pfns, orders: Sequence[int] | npt.NDArray[np.int64]) -> Pfns:
-    """Return all pages of blocks of ``1 << order`` pages; absurd orders are damage."""
+def pages_of_blocks(
+    reader: Reader,
+    pfns: Pfns,
+    orders: Sequence[int] | npt.NDArray[np.int64],
+    losses: LossLog,
+    loss: Loss,
+) -> Pfns:
+    """Return all pages of blocks of ``1 << order`` pages.
+
+    Blocks of absurd orders, and what is more than memory holds, are lost.
+
+    :param loss: The loss to count, once for each block.
+    """
     parts = [NO_PFNS]
+    left, lost = reader.most(_page_size(reader)), 0
     for pfn, order in zip(pfns.tolist(), list(orders), strict=True):
-        if 0 <= order <= MAX_ORDER:
-            parts.append(np.arange(pfn, pfn + (1 << int(order)), dtype=np.uint64))
+        pages = 1 << int(order) if 0 <= order <= MAX_ORDER else 0
+        if not 0 < pages <= left or pfn >> PFN_BITS:
+            lost += 1
+            continue
+        left -= pages
+        parts.append(np.arange(pfn, pfn + pages, dtype=np.uint64))
+    losses.lose(loss, "blocks of pages cannot be as large as recorded", count=lost)
     return np.concatenate(parts)
+
+
+def _page_size(reader: Reader) -> int:
+    return int(find_variable(reader.prog, "PAGE_SIZE").value_())
 
 
 def heads_of(reader: Reader, layout: PageLayout, pfns: Pfns) -> Pfns:
@@ -117,7 +141,7 @@ def mempool_pages(reader: Reader, losses: LossLog) -> Pfns:
     parts = [NO_PFNS]
     for name in _POOLS:
         try:
-            parts.append(_reserve(find_variable(reader.prog, name)))
+            parts.append(_reserve(reader, find_variable(reader.prog, name), losses))
         except MissingError:
             continue  # the kernel has no such pool
         except UNREADABLE as error:
@@ -130,7 +154,8 @@ def _dma_pools(reader: Reader, losses: LossLog) -> Iterator[Pfns]:
     """Yield the pages of each chunk of the pools; where chunks are mapped anew, they
     are areas of vmalloc."""
     prog = reader.prog
-    page = int(find_variable(prog, "PAGE_SIZE").value_())
+    page = _page_size(reader)
+    left = reader.most(page)
     for name in _DMA_POOLS:
         try:
             pool = _pool(find_variable(prog, name))
@@ -148,11 +173,14 @@ def _dma_pools(reader: Reader, losses: LossLog) -> Iterator[Pfns]:
             for _, data in records:
                 start, end = (unsigned(data, at, 8) for at in (first, last))
                 pages = (end + 1 - start) // page
-                if 0 < end - start < _MAX_CHUNK_BYTES:
-                    pfns = direct_pfns(prog, [start])
-                    yield np.concatenate(
-                        [NO_PFNS, *(pfn + np.arange(pages, dtype="u8") for pfn in pfns)]
-                    )
+                if not 0 < end - start < _MAX_CHUNK_BYTES or pages > left:
+                    losses.lose(Loss.MEMPOOLS, f"a chunk of {name} is too large")
+                    continue
+                left -= pages
+                pfns = direct_pfns(prog, [start])
+                yield np.concatenate(
+                    [NO_PFNS, *(pfn + np.arange(pages, dtype="u8") for pfn in pfns)]
+                )
         except MissingError:
             continue
         except UNREADABLE as error:
@@ -168,8 +196,8 @@ def _pool(variable: drgn.Object) -> int:
     return int(variable.value_())
 
 
-def _reserve(pool: drgn.Object) -> Pfns:
-    prog = pool.prog_
+def _reserve(reader: Reader, pool: drgn.Object, losses: LossLog) -> Pfns:
+    prog = reader.prog
     try:
         if pool.type_.kind == drgn.TypeKind.POINTER:
             if not pool:
@@ -182,13 +210,17 @@ def _reserve(pool: drgn.Object) -> Pfns:
         if fault_reason(error) == "excluded":
             return NO_PFNS
         raise
-    elements = min(pool.curr_nr.value_(), _MAX_ELEMENTS)
+    elements = int(pool.curr_nr.value_())
+    if not 0 <= elements <= _MAX_ELEMENTS:
+        raise DamagedDataError(f"a pool cannot have {elements:,} elements")
     pfns = [
         ask(page_to_pfn, drgn.cast("struct page *", pool.elements[i])).value_()
         for i in range(elements)
     ]
     order = int(drgn.cast("unsigned long", pool.pool_data))
-    return pages_of_blocks(np.array(pfns, np.uint64), [order] * len(pfns))
+    return pages_of_blocks(
+        reader, np.array(pfns, np.uint64), [order] * len(pfns), losses, Loss.MEMPOOLS
+    )
 
 
 # --- Finds the pages of rings that the kernel shares with programs.
@@ -256,6 +288,8 @@ def _perf(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
         (column(records, aux), column(records, aux_count, 4)),
     ):
         wanted = (number > 0) & (number <= _MAX_PAGES)
+        absurd = int(np.count_nonzero(number > _MAX_PAGES))
+        losses.lose(Loss.RINGS, "a ring cannot have so many pages", count=absurd)
         words, _, whole = reader.read_arrays(array[wanted], number[wanted])
         losses.lose(Loss.RINGS, count=int(np.count_nonzero(~whole)))
         addresses.append(words)
@@ -306,7 +340,7 @@ def _packets(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
             packet = find_type(prog, "struct packet_sock")
             capture = drgn.Object(prog, packet, address=address)
             rings = capture.rx_ring, capture.tx_ring
-            parts.extend(_packet_ring(reader, ring) for ring in rings)
+            parts.extend(_packet_ring(reader, ring, losses) for ring in rings)
         except UNREADABLE:
             losses.lose(Loss.RINGS)
     return np.concatenate(parts)
@@ -331,14 +365,16 @@ def _captures(reader: Reader, losses: LossLog) -> Iterator[int]:
         losses.lose(Loss.RINGS)
 
 
-def _packet_ring(reader: Reader, ring: drgn.Object) -> Pfns:
+def _packet_ring(reader: Reader, ring: drgn.Object, losses: LossLog) -> Pfns:
     """Return the pages of a ring's blocks; those of vmalloc are areas of it."""
     count, order = int(ring.pg_vec_len), int(ring.pg_vec_order)
-    if not ring.pg_vec or not 0 < count <= _MAX_PAGES or order > MAX_ORDER:
+    if not ring.pg_vec or not count:
         return NO_PFNS
+    if count > _MAX_PAGES:
+        raise DamagedDataError(f"a ring cannot have {count:,} blocks")
     # struct pgv is one pointer.
     pfns = direct_pfns(reader.prog, reader.words(int(ring.pg_vec), count))
-    return pages_of_blocks(pfns, [order] * len(pfns))
+    return pages_of_blocks(reader, pfns, [order] * len(pfns), losses, Loss.RINGS)
 
 
 def _members(
@@ -418,7 +454,7 @@ def _records(reader: Reader, losses: LossLog) -> Pfns:
     if len(pfns) != len(orders):
         losses.lose(Loss.FTRACE, "records of ftrace are not in the direct map")
         return NO_PFNS
-    return pages_of_blocks(pfns, orders)
+    return pages_of_blocks(reader, pfns, orders, losses, Loss.FTRACE)
 
 
 def _order(size: int, page: int) -> int:
@@ -445,7 +481,7 @@ def _saved_names(reader: Reader, losses: LossLog) -> Pfns:
     page = int(find_variable(prog, "PAGE_SIZE").value_())
     order = _order(drgn.sizeof(type_) + count * _NAME_BYTES, page)
     pfns = direct_pfns(prog, [saved])
-    return pages_of_blocks(pfns, [order] * len(pfns))
+    return pages_of_blocks(reader, pfns, [order] * len(pfns), losses, Loss.FTRACE)
 
 
 def _buffers(reader: Reader, losses: LossLog) -> Pfns:
@@ -477,7 +513,9 @@ def _buffers(reader: Reader, losses: LossLog) -> Pfns:
                 losses.lose(Loss.FTRACE, f"cannot read a trace buffer: {error}")
                 continue
             pfns = direct_pfns(prog, addresses)
-            parts.append(pages_of_blocks(pfns, [order] * len(pfns)))
+            parts.append(
+                pages_of_blocks(reader, pfns, [order] * len(pfns), losses, Loss.FTRACE)
+            )
     return np.concatenate(parts)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from msatools.errors import LOST, UNREADABLE, MissingError
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.files import OpenFiles, processes
 from msatools.kernel.mm import PageTables, Zone, pmd_order, vmemmap_base
 from msatools.kernel.reader import (
@@ -46,6 +46,7 @@ from msatools.memory.global_pages import global_pages
 from msatools.memory.memmap import MemmapRange, pages_per_section
 from msatools.memory.owned_pages import (
     NO_PFNS,
+    PFN_BITS,
     Pfns,
     mempool_pages,
     ring_pages,
@@ -300,7 +301,11 @@ def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
     entries = xarray_entries(reader, root, losses, "the blocks of memory")
     each = pages_per_section(prog)
     parts = [NO_PFNS]
-    for address in sorted({entry for _, _, entry in entries})[:_MOST_BLOCKS]:
+    # More than are plugged: the memmap is a small part of memory.
+    left = reader.most(int(find_variable(prog, "PAGE_SIZE").value_()))
+    addresses = sorted({entry for _, _, entry in entries})
+    losses.lose(Loss.OWNERS, count=max(len(addresses) - _MOST_BLOCKS, 0))
+    for address in addresses[:_MOST_BLOCKS]:
         block = drgn.Object(prog, type_, address=address)
         try:
             if has_altmap:
@@ -311,19 +316,24 @@ def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
         except UNREADABLE as error:
             losses.lose(Loss.OWNERS, f"cannot read a block of memory: {error}")
             continue
-        if 0 < count <= _MOST_PAGES:
-            parts.append(np.arange(first, first + count, dtype=np.uint64))
+        if not 0 <= count <= min(_MOST_PAGES, left) or first >> PFN_BITS:
+            text = f"a block of memory cannot have {count:,} pages of memmap"
+            losses.lose(Loss.OWNERS, text)
+            continue
+        left -= count
+        parts.append(np.arange(first, first + count, dtype=np.uint64))
     return np.concatenate(parts)
 
 
 # --- Finds the owners of pages whose struct page does not record an owner.
 
 
-_PFN_BITS = 52
-"""Bits of a pfn in the word that is sorted: more than any physical address needs."""
+_CLAIM_BITS = 64 - PFN_BITS
+"""Bits beside a pfn in the word that is sorted."""
 
-_CLAIM_BITS = 64 - _PFN_BITS
 _CODE_BITS = 8
+_MAX_CLAIMS = 1 << _CLAIM_BITS - _CODE_BITS
+"""Upper bound of the number of claims; the collectors below make about 20."""
 
 
 class OwnedPages(Struct, frozen=True):
@@ -363,9 +373,13 @@ class Owners(Struct):
         return self._files
 
     def claim(self, code: int, pfns: Pfns) -> None:
-        """Claim pages for a class; impossible pfns of a damaged dump are dropped."""
-        assert len(self.owned) < 1 << _CLAIM_BITS - _CODE_BITS
-        self.owned.append((code, pfns[pfns < np.uint64(1 << _PFN_BITS)]))
+        """Claim pages for a class; impossible pfns of a damaged dump are dropped.
+
+        :raises DamagedDataError: if there are more claims than have a number
+        """
+        if len(self.owned) >= _MAX_CLAIMS:
+            raise DamagedDataError(f"more than {_MAX_CLAIMS:,} kinds of owners")
+        self.owned.append((code, pfns[pfns < np.uint64(1 << PFN_BITS)]))
 
     def pages(self) -> OwnedPages:
         """Return all claimed pages with the class of the first claim to each."""

@@ -3,18 +3,25 @@
 """Buffers of devices, and rings that are only mapped: guest/fielddmabuf.py."""
 
 import re
+import time
+from collections.abc import Iterator
 
 import pytest
+from drgn import Object, Program
 
 from fixtures import lab
 from msatools.kernel.files import OpenFiles
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.classes import page_layout
-from msatools.memory.device_pages import dma_bufs
+from msatools.memory.device_pages import DmaBuf, dma_bufs
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import DmaBufGroup, MemstatReport
+from msatools.memory.owned_pages import _captures, driver_type
 from msatools.program import TargetSpec, open_target
+from msatools.selfdesc.find import drgn_lookups, find_type
+from tests.support.dumps import open_dump
+from tests.support.overlay import overwrite
 
 from . import sums
 from .asked import printed
@@ -126,3 +133,108 @@ def test_each_page_is_the_buffer_s(run: lab.Run) -> None:
         assert words == [mark | number for number in range(len(words))]
     if "udmabuf" in run.workload:
         assert found["pinned"] == run.pfns("pinned")
+
+
+DAMAGED = ("6.12", "7.x")
+"""Kernels with the system heap and udmabuf."""
+
+SECONDS = 5
+"""Far more than a bounded read takes, and less than one of a TiB of pages."""
+
+
+@pytest.fixture(params=DAMAGED)
+def prog(request: pytest.FixtureRequest) -> Program:
+    name = f"fielddmabuf-{request.param}"
+    lab.build(name)
+    return open_dump(name, "btf")
+
+
+def named(prog: Program, losses: LossLog) -> dict[str | None, DmaBuf]:
+    reader = Reader(prog)
+    files, layout = OpenFiles(reader, losses), page_layout(prog)
+    return {b.name: b for b in dma_bufs(reader, layout, files, losses)}
+
+
+def private(prog: Program, buffer: DmaBuf, tag: str, module: str) -> Object:
+    """Return what the exporter keeps of a buffer."""
+    with drgn_lookups:
+        made = Object(prog, "struct dma_buf", address=buffer.address)
+        return Object(prog, driver_type(prog, tag, module), address=int(made.priv))
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    """Fail a test that takes as long as a read without bounds."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < SECONDS
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_pages_stop_at_the_size_of_the_buffer(
+    prog: Program, quick: None, at: int
+) -> None:
+    whole = named(prog, LossLog())["open"]
+    heap = private(prog, whole, "system_heap_buffer", "system_heap")
+    before = int(heap.sg_table.sgl[0].length) // PAGE * at
+    overwrite(heap.sg_table.sgl[at].length, (1 << 32) - 1)
+    losses = LossLog()
+    found = named(prog, losses)["open"]
+    assert len(found.pages) == whole.bytes // PAGE
+    assert found.pages[: before + 1].tolist() == whole.pages[: before + 1].tolist()
+    assert losses.lost == {"dmabufs_unreadable": 1}
+
+
+def test_entries_stop_at_the_size_of_the_buffer(prog: Program, quick: None) -> None:
+    whole = named(prog, LossLog())["open"]
+    heap = private(prog, whole, "system_heap_buffer", "system_heap")
+    overwrite(heap.sg_table.orig_nents, (1 << 32) - 1)
+    losses = LossLog()
+    assert named(prog, losses).keys() >= {"pinned", "mapped"}
+    assert losses.lost["dmabufs_unreadable"] >= 1
+
+
+def test_a_buffer_is_no_larger_than_memory(prog: Program, quick: None) -> None:
+    whole = named(prog, LossLog())["open"]
+    heap = private(prog, whole, "system_heap_buffer", "system_heap")
+    with drgn_lookups:
+        made = Object(prog, "struct dma_buf", address=whole.address)
+    overwrite(made.size, 1 << 60)
+    # A length of 4 GiB: the machine has less.
+    overwrite(heap.sg_table.sgl[0].length, (1 << 32) - 1)
+    losses = LossLog()
+    found = named(prog, losses)["open"]
+    assert len(found.pages) == Reader(prog).most(PAGE)
+    assert losses.lost == {"dmabufs_unreadable": 1}
+
+
+def test_pinned_pages_stop_at_the_size_of_the_buffer(
+    prog: Program, quick: None
+) -> None:
+    whole = named(prog, LossLog())["pinned"]
+    overwrite(private(prog, whole, "udmabuf", "udmabuf").pagecount, 1 << 40)
+    losses = LossLog()
+    assert named(prog, losses)["pinned"].pages.tolist() == whole.pages.tolist()
+    assert losses.lost == {"dmabufs_unreadable": 1}
+
+
+@pytest.mark.parametrize("order", [16, 20, 255])
+def test_absurd_blocks_of_a_packet_ring_are_lost(
+    prog: Program, quick: None, order: int
+) -> None:
+    before = sums.pages_of(collect_memstat(prog))["kernel.rings"]
+    reader = Reader(prog)
+    with drgn_lookups:
+        packet = find_type(prog, "struct packet_sock")
+        captures = [
+            Object(prog, packet, address=a) for a in _captures(reader, LossLog())
+        ]
+        (ring,) = (
+            ring for c in captures for ring in (c.rx_ring, c.tx_ring) if ring.pg_vec
+        )
+        count = int(ring.pg_vec_len)
+    overwrite(ring.pg_vec_order, order)
+    report = collect_memstat(prog)
+    room = Reader(prog).most(PAGE) >> order
+    assert report.coverage["rings_unreadable"] == count - room > 0
+    assert sums.pages_of(report)["kernel.rings"] <= before + (room << order)

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable
 
-from drgn import FaultError, Program
+from drgn import FaultError, Object, Program, sizeof
 
 from msatools.program.linear import forget_direct_map
 
@@ -44,3 +44,10 @@ def put(prog: Program, address: int, data: bytes) -> None:
         return data[offset : offset + count]
 
     lay_over(prog, address, len(data), read)
+
+
+def overwrite(member: Object, value: int) -> None:
+    """Replace a member of a structure, in its size."""
+    assert member.address_ is not None
+    data = value.to_bytes(sizeof(member), "little")
+    put(member.prog_, member.address_, data)
