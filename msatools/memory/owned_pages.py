@@ -47,7 +47,7 @@ MAX_ORDER = 20
 """Above every MAX_PAGE_ORDER."""
 
 PFN_BITS = 44
-"""Bits of a pfn: a physical address has at most 52, and a page 4 KiB."""
+"""Bits of a pfn: 4 more than physical addresses of 52 bits and pages of 4 KiB need."""
 
 Pfns = npt.NDArray[np.uint64]
 NO_PFNS: Pfns = np.empty(0, np.uint64)

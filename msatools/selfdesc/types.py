@@ -577,8 +577,10 @@ _CONSTANT = FindObjectFlags.CONSTANT.value
 _FUNCTION = FindObjectFlags.FUNCTION.value
 _VARIABLE = FindObjectFlags.VARIABLE.value
 
-_UNKNOWN_ROOM = 0x10000
-"""Distance to the next symbol from which drgn gives none a size (MAX_SYMBOL_LENGTH)."""
+_UNKNOWN_ROOM = 1 << 17
+"""Bytes that a variable may have if its room is unknown: drgn gives no size to a symbol
+whose next one is 64 KiB away or farther (MAX_SYMBOL_LENGTH), as is that of hstates with
+1,024 nodes."""
 
 
 class UntypedError(UncertainNameError):
