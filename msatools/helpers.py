@@ -105,22 +105,16 @@ def lock_waiters(lock: Object) -> Iterator[Object]:
     return iter([_task(prog, waiter.task) for waiter in queue or ()])
 
 
-def _without_typedefs(type_: drgn.Type) -> drgn.Type:
-    while type_.kind == drgn.TypeKind.TYPEDEF:
-        type_ = type_.type
-    return type_
-
-
 def _pointed(lock: Object) -> Object:
     """Return what a pointer points to; another object as it is."""
-    is_pointer = _without_typedefs(lock.type_).kind == drgn.TypeKind.POINTER
+    is_pointer = lock.type_.unaliased().kind == drgn.TypeKind.POINTER
     return lock[0] if is_pointer else lock
 
 
 def _lock(lock: Object) -> Lock:
     """Return the lock that an object is, or points to."""
     lock = _pointed(lock)
-    type_ = _without_typedefs(lock.type_)
+    type_ = lock.type_.unaliased()
     tag = type_.tag if type_.kind == drgn.TypeKind.STRUCT else None
     if tag not in LOCKS or lock.address_ is None:
         raise TypeError(f"not a lock in memory: {lock.type_.type_name()}")
@@ -256,7 +250,7 @@ def page_class(page: Object) -> str | None:
     Get the class of a page, as ``msa-memstat`` counts it.
 
     :param page: ``struct page *``
-    :return: ``"user.anon"``, ``"kernel.slab.unreclaimable"``, ``"free.buddy"`` ...;
+    :return: ``"user.anon"``, ``"kernel.slab"``, ``"free.buddy"`` ...;
         ``None`` if it is not of the memmap, or cannot be read.
     """
     found = what_is(page.prog_, page.value_()).page_struct
