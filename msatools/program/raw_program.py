@@ -29,6 +29,7 @@ from msatools.program.raw_memory import (
 )
 from msatools.selfdesc.find import ask
 from msatools.selfdesc.kallsyms import load_symbols
+from msatools.standby import standby_of
 
 # --- Which physical address of a guest lies where in a file that does not say.
 #
@@ -47,6 +48,8 @@ _KNOWN_ENDS = tuple(
 """Where the memory below the hole ends, the usual first: QEMU's i440fx and VMware 3
 GiB, q35 2 GiB, Firecracker and Cloud Hypervisor 3.25 GiB, QEMU's if all of it fits
 there 3.5 GiB; others by ``max-ram-below-4g``."""
+
+_ALL_MEMORY = (1 << 64) - 1
 
 _IMAGE_BYTES = 1 << 30
 """KERNEL_IMAGE_SIZE, with KASLR."""
@@ -232,6 +235,21 @@ def program_of(kernel: FoundKernel) -> Program:
     return ask(Program, Platform(kernel.arch), vmcoreinfo=kernel.text)
 
 
+def _program_on(physical: PhysicalMemory, kernel: FoundKernel) -> Program:
+    """Return a program that reads memory of which the layout is not known for certain.
+
+    :raises DamagedDataError: if drgn does not take the kernel's VMCOREINFO
+    """
+    prog = program_of(kernel)
+    prog.add_memory_segment(0, _ALL_MEMORY, physical, True)
+    ask(prog.set_linux_kernel_custom, kernel.text, False)
+    # In a session of drgn, the plugin would load types from it and say so.
+    standby = standby_of(prog)
+    if standby is not None:
+        standby.stand_down()
+    return prog
+
+
 def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
     """Return when a kernel booted, in seconds of its wall clock since 1970.
 
@@ -249,9 +267,7 @@ def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
     from msatools.selfdesc import BtfError, NotSelfDescribedError, load_btf
 
     try:
-        prog = program_of(kernel)
-        prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
-        ask(prog.set_linux_kernel_custom, kernel.text, False)
+        prog = _program_on(physical, kernel)
         load_btf(prog, modules=False)
         now_ns = ask(ktime_get_coarse_real_ns, prog).value_()
         up_ns = ask(ktime_get_coarse_boottime_ns, prog).value_()
@@ -269,9 +285,7 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
     :return: ``None`` if its symbols cannot be read.
     :raises DamagedDataError: if drgn does not take its VMCOREINFO
     """
-    prog = program_of(kernel)
-    prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
-    ask(prog.set_linux_kernel_custom, kernel.text, False)
+    prog = _program_on(physical, kernel)
     start = kernel.symbol("_stext") & -(1 << 21)
     image = start - kernel.image_offset
 
@@ -337,8 +351,6 @@ def _node_addresses(prog: Program, kernel: FoundKernel) -> Iterator[tuple[int, i
 
 # --- drgn programs of memory without the note that says where the kernel is.
 
-
-_ALL_MEMORY = (1 << 64) - 1
 
 _MOST_SEARCHED = 4
 """Kernels for which all memory is searched once more."""
@@ -475,8 +487,25 @@ def _proven(memory: Memory, found: Sequence[FoundKernel]) -> list[ProvenKernel]:
             if (each := _prove(memory, kernel, search=search)) is not None
         ]
         if proven:
-            return proven
+            return _without_damaged(proven)
     return []
+
+
+def _without_damaged(proven: Sequence[ProvenKernel]) -> list[ProvenKernel]:
+    """Return kernels, each once, as the best of its texts describes it.
+
+    A page with a copy may have been freed, and partly used for something else.
+    """
+    best: dict[int, ProvenKernel] = {}
+    for each in proven:
+        known = best.setdefault(each.kernel.uts_name, each)
+        if _knowledge(each) > _knowledge(known):
+            best[each.kernel.uts_name] = each
+    return list(best.values())
+
+
+def _knowledge(proven: ProvenKernel) -> tuple[bool, int]:
+    return proven.facts is not None, len(proven.kernel.copies)
 
 
 def _prove(memory: Memory, kernel: FoundKernel, *, search: bool) -> ProvenKernel | None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import drgn
 import pytest
 from msgspec.structs import replace
 
@@ -160,17 +161,38 @@ def test_kernel_by_number(run_612: lab.Run, folder: Path, number: int) -> None:
         open_target(spec)
 
 
+def _text(run: lab.Run) -> bytes:
+    """Return a guest's VMCOREINFO, by the note that QEMU has put in the dump."""
+    prog = drgn.Program()
+    prog.set_core_dump(run.dump("elf"))
+    return bytes(prog["VMCOREINFO"].string_())
+
+
+def _wipe_names(memory: Path, kept: int | None = None) -> None:
+    """Make all that could be VMCOREINFO illegible, in pages of any use.
+
+    A page that was freed and partly overwritten has a part of it, too.
+
+    :param kept: Position of the page that is left alone.
+    """
+    word = b"OSRELEASE="
+    data = FileMemory("raw memory", str(memory))
+    with memory.open("r+b") as file:
+        for start, end in data.filled():
+            page = data.read(start, end - start)
+            for found in re.finditer(word, page):
+                position = start + found.start()
+                if position & -4096 != kept:
+                    file.seek(position)
+                    file.write(bytes(len(word)))
+
+
 def test_vmcoreinfo_of_a_file(run_612: lab.Run, folder: Path) -> None:
     """VMCOREINFO that was kept elsewhere serves, even if memory's own is lost."""
     memory = writers.packed(run_612.dump("elf"), folder / "named")
     note = folder / "note"
-    with memory.open("r+b") as file:
-        data = FileMemory("raw memory", str(memory))
-        copies = list(_copies(data))
-        note.write_bytes(copies[0][1])
-        for position, _ in copies:
-            file.seek(position)
-            file.write(bytes(4096))
+    note.write_bytes(_text(run_612))
+    _wipe_names(memory)
     with pytest.raises(NotADumpError, match="no Linux kernel"):
         open_target(TargetSpec(path=str(memory), types="btf"))
     spec = TargetSpec(path=str(memory), types="btf", vmcoreinfo=str(note))
@@ -180,33 +202,36 @@ def test_vmcoreinfo_of_a_file(run_612: lab.Run, folder: Path) -> None:
         open_target(spec)
 
 
-def _copies(memory: FileMemory) -> list[tuple[int, bytes]]:
-    found = []
-    for start, end in memory.filled():
-        for address in range(start, end, 4096):
-            page = memory.read(address, 4096)
-            if b"OSRELEASE=" in page[:64]:
-                found.append((address, page[page.index(b"OSREL") :].rstrip(b"\0")))
-    return found
-
-
 def test_stale_copies_do_not_count(run_612: lab.Run, folder: Path) -> None:
     """The text of another boot is there, in a page that is found first."""
     memory = writers.packed(run_612.dump("elf"), folder / "stale")
-    text = _copies(FileMemory("raw memory", str(memory)))[0][1]
+    text = _text(run_612)
     moved = text.replace(b"NUMBER(phys_base)=", b"NUMBER(phys_base)=1")
+    assert moved != text
+    stale = 16 << 20
     with memory.open("r+b") as file:
-        file.seek(16 << 20)
+        file.seek(stale)
         file.write(moved.ljust(4096, b"\0"))
     target = open_target(TargetSpec(path=str(memory), types="btf")).target
     assert target.release == run_612.release
-    assert "kernel 1 of" not in target.format
-    with memory.open("r+b") as file:
-        for position, _ in _copies(FileMemory("raw memory", str(memory)))[1:]:
-            file.seek(position)
-            file.write(bytes(64))
+    assert "with the most memory" not in target.format
+    _wipe_names(memory, kept=stale)
     with pytest.raises(DamagedDumpError, match="is not where its VMCOREINFO says"):
         open_target(TargetSpec(path=str(memory), types="btf"))
+
+
+def test_damaged_copies_are_no_kernels(run_612: lab.Run, folder: Path) -> None:
+    """A page was freed, and what leads to the symbols is overwritten."""
+    memory = writers.packed(run_612.dump("elf"), folder / "damaged")
+    text = _text(run_612)
+    damaged = re.sub(rb"SYMBOL\(kallsyms_\w+", lambda found: b"?" * len(found[0]), text)
+    assert damaged != text
+    with memory.open("r+b") as file:
+        file.seek(16 << 20)
+        file.write(damaged.ljust(4096, b"\0"))
+    target = open_target(TargetSpec(path=str(memory), types="btf")).target
+    assert target.release == run_612.release
+    assert "with the most memory" not in target.format
 
 
 def test_several_kernels(run_612: lab.Run, folder: Path) -> None:
