@@ -239,6 +239,8 @@ VIEWS = Group(
         Entry("CLASSES", "the classes with most of its pages"),
         Entry("DYING", "removed control group that its memory keeps alive"),
         Entry("SWAP", "on swap, of this owner"),
+        Entry("SLAB", "objects in slabs that the group is charged for; - if removed"),
+        Entry("PERCPU", "per-CPU memory that the group is charged for; - if removed"),
         Entry("RSS", "as Rss of /proc/PID/smaps_rollup, without hugetlb"),
         Entry("PSS", "as Pss: shared pages divided among those who map them"),
         Entry("ANON", "as Anonymous"),

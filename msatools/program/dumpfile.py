@@ -6,6 +6,7 @@ For a file that is no dump which is read here: what it is, and what to do.
 """
 
 import os
+import re
 import shlex
 import stat
 from collections.abc import Collection
@@ -62,12 +63,17 @@ QCOW2_REMEDY = (
 _VMWARE = "name the .vmem beside it; without one, convert it with `vmss2core -N6`"
 _DISK = "name a dump, or a file with the guest's memory"
 
+_COMPRESSED = "compressed"
+_UNPACK_TAR = "unpack it with `tar xf {path}`, and name the dump in it"
+_TAR_NAME = re.compile(r"\.(tar\.\w+|tgz|txz|tbz2?|tzst)$", re.IGNORECASE)
+"""Ends of names of compressed archives: what is inside is not decompressed to see."""
+
 _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     *(
         (
             signature,
             Foreign(
-                f"compressed with {name}",
+                f"{_COMPRESSED} with {name}",
                 f"decompress it first: `{name} -dc {{path}} > memory`",
             ),
         )
@@ -95,7 +101,12 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     ),
     (b"LibvirtQemudPart", Foreign("a guest that `virsh save` stored in part", _VIRSH)),
     (QCOW2, Foreign("a qcow2 disk image, not memory", QCOW2_REMEDY)),
+    (b"QED\0", Foreign("a QED disk image, not memory", _DISK)),
     (b"KDMV", Foreign("a VMware disk, not memory", _DISK)),
+    (b"# Disk DescriptorFile", Foreign("a VMware disk, not memory", _DISK)),
+    (b"conectix", Foreign("a Virtual PC disk (VHD), not memory", _DISK)),
+    (b"WithoutFreeSpace", Foreign("a Parallels disk, not memory", _DISK)),
+    (b"WithouFreSpacExt", Foreign("a Parallels disk, not memory", _DISK)),
     (b"vhdxfile", Foreign("a Hyper-V disk, not memory", _DISK)),
     (b"LUKS\xba\xbe", Foreign("an encrypted disk (LUKS), not memory", _DISK)),
     (b"XFSB", Foreign("a file system (XFS), not memory", _DISK)),
@@ -116,7 +127,7 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     ),
     *(
         (start, Foreign("a saved Xen domain", "dump it with `xl dump-core`"))
-        for start in (b"LinuxGuestRecord", b"Xen saved domain")
+        for start in (b"LinuxGuestRecord", b"Xen saved domain", b"libvirt-xml")
     ),
     (
         b"sadump\0\0",
@@ -127,7 +138,9 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
         b"\xa8\x19\x01\x73\x61\x8f\x23\xfd",
         Foreign("a stand-alone dump of s390", "only crash reads it, after zgetdump"),
     ),
+    # In the byte order of its machine.
     (b"\xed\x23\x8f\x61\x73\x01\x19\xa8", Foreign("a dump by LKCD", "use crash")),
+    (b"\xa8\x19\x01\x73\x61\x8f\x23\xed", Foreign("a dump by LKCD", "use crash")),
     (b"PAGEDU64", Foreign("a dump of Windows", "use WinDbg")),
     (b"PAGEDUMP", Foreign("a dump of 32-bit Windows", "use WinDbg")),
     (b"MDMP", Foreign("a minidump of a Windows program", "use WinDbg")),
@@ -154,12 +167,13 @@ _TEXTS: tuple[tuple[bytes, Foreign], ...] = (
 """Starts of texts in small letters, after white space."""
 
 _FURTHER: tuple[tuple[int, bytes, Foreign], ...] = (
-    (257, b"ustar", Foreign("a tar archive", "unpack it, and name the dump in it")),
+    (257, b"ustar", Foreign("a tar archive", _UNPACK_TAR)),
     (
         0x202,
         b"HdrS",
         Foreign("a kernel's boot image, not a dump", "name a vmcore"),
     ),
+    (0x40, b"\x7f\x10\xda\xbe", Foreign("a VirtualBox disk, not memory", _DISK)),
     (0x200, b"EFI PART", Foreign("a disk image (GPT), not memory", _DISK)),
     (0x1000, b"EFI PART", Foreign("a disk image (GPT), not memory", _DISK)),
     (0x218, b"LVM2 001", Foreign("a disk of LVM, not memory", _DISK)),
@@ -360,6 +374,8 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
     found = recognize(read(0, HEAD_BYTES))
     if found is not None and not _has_snapshot(path, magic, read):
+        if found.what.startswith(_COMPRESSED) and _TAR_NAME.search(path):
+            found = Foreign("a tar archive", _UNPACK_TAR)
         raise NotADumpError(
             path, found.what, found.what_to_do.replace("{path}", shlex.quote(path))
         )

@@ -411,7 +411,7 @@ class Kind(Struct, frozen=True):
 
 
 _MORE, _BARE = ("-v",), ("--unattributed",)
-_KERNEL: dict[str, tuple[str, tuple[str, ...]]] = {
+KERNEL_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "kernel.page_tables": ("page tables", ("--by", "process")),
     "kernel.stacks": ("kernel stacks", _MORE),
     "kernel.vmalloc": ("vmalloc", ("--by", "vmalloc")),
@@ -457,7 +457,7 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
     kinds.append(Kind("hugetlb pool", huge, False))
     kinds += (
         Kind(text, classes.get(name, 0), True, view)
-        for name, (text, view) in _KERNEL.items()
+        for name, (text, view) in KERNEL_KINDS.items()
     )
     return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
 

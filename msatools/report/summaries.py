@@ -13,6 +13,7 @@ from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, LoadGroup, PrstatReport
 from msatools.report.model import NextStep, ReportSection, TriageVerdict, command_line
 from msatools.report.rule import (
+    KERNEL_KINDS,
     ReportParts,
     count_text,
     pid_text,
@@ -38,6 +39,10 @@ _BESIDE = {
     "unreadable": "unreadable",
 }
 """Further parts of memory, where there are any. What is reserved was never managed."""
+
+_HELD = ("kernel.dmabuf", "kernel.rings")
+"""Memory of the kernel that programs hold, and no counter of the kernel has: it is
+named where it is large."""
 
 _LOAD_GROUPS = 3
 
@@ -79,7 +84,8 @@ def _memstat(report: MemstatReport) -> str:
     amounts = kinds_of_pages(report)
     whole = sum(amounts.values())
     for label, amount in amounts.items():
-        share = f" ({100 * amount / whole:.0f} %)" if whole else ""
+        held = _held(report, whole) if label == "kernel" else ""
+        share = f" ({100 * amount / whole:.0f} %{held})" if whole else ""
         words.append(f"{size(amount * report.target.page_size)} {label}{share}")
     wrong = [
         check.name
@@ -90,6 +96,16 @@ def _memstat(report: MemstatReport) -> str:
     total = size(whole * report.target.page_size)
     balloon = " with the balloon" if "balloon" in amounts else ""
     return f"{total}{balloon}: {', '.join(words)}{checks}"
+
+
+def _held(report: MemstatReport, whole: int) -> str:
+    """Return the kinds of :data:`_HELD` that are large, for a remark in brackets."""
+    pages = {each.name: each.pages for each in report.classes}
+    large = [name for name in _HELD if pages[name] >= _SOME * whole > 0]
+    return "".join(
+        f", {size(pages[name] * report.target.page_size)} of it {KERNEL_KINDS[name][0]}"
+        for name in large
+    )
 
 
 def kinds_of_pages(report: MemstatReport) -> dict[str, int]:
@@ -351,6 +367,9 @@ def _memory(parts: ReportParts) -> Iterator[Hint]:
     yield from hint(unattributed, _SOME / 2, "without an owner", "--unattributed")
     slab = pages["kernel.slab"]
     yield from hint(slab, _MUCH, "slab: which caches", "--by", "slab")
+    for name in _HELD:
+        what, view = KERNEL_KINDS[name]
+        yield from hint(pages[name], _SOME, f"{what}: whose", *view)
     vmalloc = pages["kernel.vmalloc"]
     yield from hint(vmalloc, _SOME, "vmalloc: whose", "--by", "vmalloc")
     tables = pages["kernel.page_tables"]

@@ -99,6 +99,26 @@ def test_groups_on_swap(run: lab.Run, cgroups: dict[str, CgroupGroup]) -> None:
     assert cgroups["/"].swap_pages is None
 
 
+def test_slab_objects_and_percpu_memory_of_groups(
+    run: lab.Run, report: MemstatReport, cgroups: dict[str, CgroupGroup]
+) -> None:
+    """Objects of a removed group are its parent's: they do not keep the group."""
+    for path in run.workload["cgroups"]:
+        stat = f"sys/fs/cgroup/{path}/memory.stat"
+        below = [g for name, g in cgroups.items() if name.startswith(f"/{path}")]
+        for name in ("slab", "percpu"):
+            own = [getattr(group, f"{name}_bytes") for group in below]
+            expected = number(run, stat, rf"^{name} (\d+)")
+            assert sum(filter(None, own)) == expected, (path, name)
+    assert cgroups["/leaving"].percpu_bytes or cgroups["/many"].slab_bytes
+    for group in cgroups.values():
+        is_known = not group.dying and group.name != "/"
+        assert (group.slab_bytes is not None) == is_known, group.name
+        assert (group.percpu_bytes is not None) == is_known, group.name
+    (note,) = [note.text for note in report.notes if note.code == "removed-cgroups"]
+    assert "charged to their parents" in note
+
+
 def test_swap_as_a_whole(run: lab.Run, report: MemstatReport) -> None:
     assert report.swap_pages is not None
     assert report.swap_free_pages is not None

@@ -6,6 +6,8 @@ import bz2
 import gzip
 import io
 import lzma
+import shutil
+import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -56,6 +58,8 @@ KNOWN = {
     b"DISKDUMP": "diskdump",
     b"\xa8\x19\x01\x73\x61\x8f\x23\xfd": "s390",
     b"\xed\x23\x8f\x61\x73\x01\x19\xa8": "LKCD",
+    b"\xa8\x19\x01\x73\x61\x8f\x23\xed": "LKCD",
+    b"libvirt-xml\n \0 \r": "Xen",
     b"PAGEDU64": "Windows",
     b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a": "Git LFS",
     b"\n <!DOCTYPE HTML PUBLIC": "a web page",
@@ -100,6 +104,71 @@ def test_known_by_its_signature(head: bytes) -> None:
     assert found is not None
     assert KNOWN[head] in found.what
     assert found.what_to_do
+
+
+@pytest.mark.parametrize("name", ["vmcore.tar.gz", "vmcore.tgz", "vmcore.TBZ2"])
+def test_compressed_archive(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    pack = gzip.compress if "gz" in name else bz2.compress
+    path.write_bytes(pack(tarred()))
+    with pytest.raises(NotADumpError, match="a tar archive") as raised:
+        open_target(TargetSpec(path=str(path)))
+    assert f"`tar xf {path}`" in raised.value.what_to_do
+
+
+DISKS = {
+    "qcow2": "a qcow2 disk image",
+    "qed": "a QED disk image",
+    "vmdk": "a VMware disk",
+    "vdi": "a VirtualBox disk",
+    "vhdx": "a Hyper-V disk",
+    "vpc": "a Virtual PC disk",
+    "parallels": "a Parallels disk",
+}
+"""Formats of qemu-img."""
+
+
+@pytest.mark.parametrize("form", DISKS)
+def test_disk_by_qemu_img(tmp_path: Path, form: str) -> None:
+    if shutil.which("qemu-img") is None:
+        pytest.skip("there is no qemu-img here")
+    path = tmp_path / "disk"
+    command = ["qemu-img", "create", "-q", "-f", form, str(path), "64M"]
+    subprocess.run(command, check=True)
+    with pytest.raises(NotADumpError, match=DISKS[form]) as raised:
+        open_target(TargetSpec(path=str(path)))
+    assert "not memory" in raised.value.why
+    assert raised.value.what_to_do
+
+
+COMPRESSORS = {
+    "gzip": ("-c",),
+    "bzip2": ("-c",),
+    "xz": ("-0", "-c"),
+    "zstd": ("-q", "-c"),
+    "lz4": ("-c",),
+    "lzop": ("-c",),
+}
+
+
+@pytest.mark.parametrize("program", COMPRESSORS)
+def test_what_is_to_be_typed_gives_the_dump(tmp_path: Path, program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program} here")
+    plain, path = tmp_path / "plain", tmp_path / "a dump"
+    plain.write_bytes(DUMP)
+    path.write_bytes(
+        subprocess.run(
+            [program, *COMPRESSORS[program], str(plain)],
+            capture_output=True,
+            check=True,
+        ).stdout
+    )
+    with pytest.raises(NotADumpError, match=f"compressed with {program}") as raised:
+        open_target(TargetSpec(path=str(path)))
+    words = raised.value.what_to_do
+    subprocess.run(words.split("`")[1], shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "memory").read_bytes() == DUMP
 
 
 def test_core_of_a_guest_by_another_hypervisor(tmp_path: Path) -> None:

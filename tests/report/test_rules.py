@@ -420,6 +420,16 @@ def steps_of(parts: ReportParts) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("name", ["kernel_dmabuf", "kernel_rings"])
+def test_what_programs_hold_of_the_kernel_is_named_if_large(name: str) -> None:
+    what = {"kernel_dmabuf": "dma-bufs", "kernel_rings": "rings of perf"}[name]
+    for pages, is_named in ((3000, False), (1 << 15, True)):
+        summary = section("memstat", with_pages(**{name: pages})).summary
+        assert summary is not None
+        assert (what in summary) == is_named, summary
+    assert re.search(rf" kernel \(\d+ %, 128\.0 MiB of it {what}.*\)", summary)
+
+
 def test_usual_steps_of_a_quiet_machine() -> None:
     expected = ["msa-memstat --by process", "msa-prstat -m", "msa-locks"]
     assert steps_of(parts_of("memory-6.12")) == expected
@@ -431,6 +441,8 @@ def test_steps_follow_from_the_summaries() -> None:
     assert steps_of(with_pages(cache_shmem=much))[0] == "msa-memstat --by fs,file"
     assert steps_of(with_pages(kernel_sockets=much))[0] == "msa-memstat --by file"
     assert steps_of(with_pages(kernel_vmalloc=much))[0] == "msa-memstat --by vmalloc"
+    few = managed // 18
+    assert steps_of(with_pages(kernel_dmabuf=few))[0] == "msa-memstat --by dmabuf"
     waiting = steps_of(aged(parts_of("lockmodule-6.12"), 1_000_000_000))
     assert waiting[0] == "msa-locks --stacks"
     state = replace(memory(1000 * MIB), removed_groups=30)

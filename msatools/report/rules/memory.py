@@ -629,8 +629,8 @@ DYING_CGROUPS = VerdictRule(
     confidence="exact",
     words=_dying_cgroups_words,
     evidence=lambda subject: (
-        "page cache, files on tmpfs, swap, sockets or kernel objects that are charged "
-        "to a removed group keep it until they are freed",
+        "page cache, files on tmpfs, swap or sockets that are charged to a removed "
+        "group keep it until they are freed",
     ),
     see=lambda subject: ("memstat", "--by", "cgroup"),
 )
