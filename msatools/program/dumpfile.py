@@ -40,7 +40,13 @@ HEAD_BYTES = 0x10080
 """How much of a file :func:`recognize` needs."""
 
 
-MEMORY_MAGICS = (b"EMiL\1", b"EMiL\2", b"QEVM", b"LibvirtQemudSave")
+VMWARE_MAGICS = tuple(
+    magic.to_bytes(4, "little")
+    for magic in (0xBED2BED2, 0xBED3BED3, 0xBAD1BAD1, 0xBAD2BAD2)
+)
+"""A state of a VMware guest (``.vmss``, ``.vmsn``): whole, in part, and restored."""
+
+MEMORY_MAGICS = (b"EMiL\1", b"AVML\2", b"QEVM", b"LibvirtQemudSave", *VMWARE_MAGICS)
 """How files with memory begin that have headers: see
 :mod:`msatools.program.raw_formats`."""
 
@@ -59,7 +65,7 @@ QCOW2_REMEDY = (
     "name one that `savevm` wrote to; or have the guest dumped with `virsh dump "
     "--memory-only`"
 )
-_VMWARE = "name the .vmem beside it; without one, convert it with `vmss2core -N6`"
+VMWARE_REMEDY = "name the .vmem beside it; without one, convert it with `vmss2core -N6`"
 _DISK = "name a dump, or a file with the guest's memory"
 
 _AT_START: tuple[tuple[bytes, Foreign], ...] = (
@@ -103,9 +109,9 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     *(
         (
             magic.to_bytes(4, "little"),
-            Foreign("a state of a VMware guest (vmss or vmsn)", _VMWARE),
+            Foreign("a state of a VMware guest of an old version", VMWARE_REMEDY),
         )
-        for magic in (0xBED2BED0, 0xBAD1BAD1, 0xBED2BED2, 0xBED3BED3)
+        for magic in (0xBED0BED0, 0xBED2BED0)
     ),
     (
         b"\x7fVirtualBox SavedState",

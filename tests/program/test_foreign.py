@@ -51,7 +51,7 @@ KNOWN = {
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"\x04\x22\x4d\x18": "compressed with lz4",
     b"LibvirtQemudPart": "virsh save",
-    b"\xd2\xbe\xd2\xbe\x08": "VMware",
+    b"\xd0\xbe\xd0\xbe\x08": "VMware",
     b"sadump\0\0": "sadump",
     b"DISKDUMP": "diskdump",
     b"\xa8\x19\x01\x73\x61\x8f\x23\xfd": "s390",

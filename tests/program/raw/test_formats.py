@@ -22,7 +22,8 @@ from tests.program.raw.answers import answers
 NAMED = "memstat", "prstat", "zombies"
 WRITERS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "lime": (writers.lime, "LiME, 2.0 GiB, kernel"),
-    "avml": (writers.avml, "AVML, snappy, 2.0 GiB, kernel"),
+    "avml": (writers.avml, "AVML, snappy, "),
+    "vmware": (writers.vmware, "VMware state, 2.0 GiB, kernel"),
     "migration": (writers.migration, "QEMU migration, 2.0 GiB, hole at 1 GiB, kernel"),
     "savevm": (
         partial(writers.savevm, names=("old", "new")),
@@ -69,7 +70,7 @@ def test_answers(dump: Path, folder: Path, expected: object, name: str) -> None:
     memory.unlink()
 
 
-@pytest.mark.parametrize("name", ["lime", "avml", "migration"])
+@pytest.mark.parametrize("name", ["lime", "avml", "migration", "vmware"])
 def test_cut_off(dump: Path, folder: Path, name: str) -> None:
     """What is gone is lost; it does not read as zeros."""
     memory = WRITERS[name][0](dump, folder / name)
@@ -104,6 +105,21 @@ def test_virsh_save_that_is_compressed(tmp_path: Path) -> None:
     with pytest.raises(NotADumpError, match="compressed with xz") as raised:
         open_target(TargetSpec(path=str(path)))
     assert f"`tail -c +103 '{path}' | xz -d > memory`" in raised.value.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"apart": True}, "without its memory"), ({"kind": 62}, "compressed memory")],
+)
+def test_vmware_states_that_are_not_read(
+    dump: Path, folder: Path, options: dict[str, int], words: str
+) -> None:
+    """The line says what to do."""
+    path = writers.vmware(dump, folder / "state", **options)
+    with pytest.raises(NotADumpError, match=f"VMware guest .* {words}") as raised:
+        open_target(TargetSpec(path=str(path)))
+    assert "name the .vmem beside it" in raised.value.what_to_do
+    path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +198,7 @@ def test_disk_images_that_are_not_read(tmp_path: Path, name: str) -> None:
 
 
 LIME = struct.Struct("<IIQQQ")
-MAGIC = 0x4C694D45
+MAGIC, AVML = 0x4C694D45, 0x4C4D5641
 BAD = {
     "overlap": LIME.pack(MAGIC, 1, 0, 15, 0)
     + bytes(16)
@@ -191,11 +207,17 @@ BAD = {
     "backwards": LIME.pack(MAGIC, 1, 16, 8, 0) + bytes(64),
     "far": LIME.pack(MAGIC, 1, 0, (1 << 64) - 1, 0) + bytes(64),
     "no magic": LIME.pack(MAGIC, 1, 0, 15, 0) + bytes(16) + bytes(32),
-    "no stream": LIME.pack(MAGIC, 2, 0, 4095, 0) + b"\xff\6\0\0sNaPpX" + bytes(99),
-    "bomb": LIME.pack(MAGIC, 2, 0, 4095, 0)
+    "no stream": LIME.pack(AVML, 2, 0, 4095, 0) + b"\xff\6\0\0sNaPpX" + bytes(99),
+    "bomb": LIME.pack(AVML, 2, 0, 4095, 0)
     + struct.pack("<II", 0x00 | 9 << 8, 0)
     + b"\xff\xff\xff\xff\x0f"
     + bytes(99),
+    "many groups": struct.pack("<III", 0xBED2BED2, 8, 1 << 20) + bytes(99),
+    "no regions": struct.pack("<III64sQQ", 0xBED2BED2, 8, 1, b"memory", 92, 99)
+    + struct.pack("<BB12sI", 4, 12, b"regionsCount", 2)
+    + struct.pack("<BB6sQQH", 63, 6, b"Memory", 4096, 4096, 0)
+    + bytes(8192),
+    "cut off": struct.pack("<III64sQQ", 0xBED2BED2, 8, 1, b"memory", 1 << 60, 99),
     "large block": b"QEVM"
     + struct.pack(">IBI", 3, 1, 2)
     + b"\3ram"

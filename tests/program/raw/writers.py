@@ -109,17 +109,73 @@ def lime(dump: Path, out: Path) -> Path:
 
 
 def avml(dump: Path, out: Path) -> Path:
-    """Write what AVML has: ranges of some MiB, each a stream of snappy's frames."""
+    """Write what AVML has: ranges of some MiB, each a stream of snappy's frames.
+
+    Ranges that are all zeros are left out.
+    """
     with out.open("wb") as file, dump.open("rb") as source:
         for ram in ram_of(dump):
             for start in range(0, ram.size, _AVML_BYTES):
                 size = min(_AVML_BYTES, ram.size - start)
                 source.seek(ram.offset + start)
-                stream = bytes(cramjam.snappy.compress(source.read(size)))
+                data = source.read(size)
+                if data.count(0) == size:
+                    continue
+                stream = bytes(cramjam.snappy.compress(data))
                 first = ram.start + start
                 last = first + size - 1
-                file.write(struct.pack("<IIQQQ", 0x4C694D45, 2, first, last, 0))
+                file.write(struct.pack("<4sIQQQ", b"AVML", 2, first, last, 0))
                 file.write(stream + struct.pack("<Q", len(stream)))
+    return out
+
+
+def _value(name: bytes, indices: tuple[int, ...], kind: int, data: bytes) -> bytes:
+    """Return a value of VMware's: its tag, name, indices and data."""
+    tag = struct.pack("<BB", len(indices) << 6 | kind, len(name))
+    return tag + name + struct.pack(f"<{len(indices)}I", *indices) + data
+
+
+def vmware(dump: Path, out: Path, *, kind: int = 63, apart: bool = False) -> Path:
+    """Write what a .vmss with the memory in it has: groups of values, one a block.
+
+    :param kind: The kind of the block of memory: 62 if it is compressed.
+    :param apart: Whether to leave the memory out, as if it were in a .vmem.
+    """
+    all_ram = ram_of(dump)
+    page, total = 4096, sum(ram.size for ram in all_ram)
+    cpu = _value(b"cpu:numVCPUs", (), 4, struct.pack("<I", 2))
+    cpu += _value(b"rip", (1,), 8, bytes(8))
+    cpu += _value(b"gpregs", (0,), 63, struct.pack("<QQH5x", 8, 8, 5) + bytes(8))
+    memory = _value(b"align_mask", (0, 3), 4, bytes(4))
+    memory += _value(b"regionsCount", (), 4, struct.pack("<I", len(all_ram)))
+    position = 0
+    for number, ram in enumerate(all_ram):
+        for name, value in (
+            (b"regionPageNum", position),
+            (b"regionPPN", ram.start),
+            (b"regionSize", ram.size),
+        ):
+            memory += _value(name, (number,), 4, struct.pack("<I", value // page))
+        position += ram.size
+    start = 12 + 2 * 80
+    place = start + len(cpu) + 2 + len(memory)
+    if not apart:
+        # The block begins at a multiple of a page.
+        before = place + 2 + 2 + len(b"Memory") + 4 + 18
+        block = struct.pack("<QQH", total, total, -before % page)
+        memory += _value(b"Memory", (0, 0), kind, block + bytes(-before % page))
+    with out.open("wb") as file:
+        file.write(struct.pack("<III", 0xBED2BED2, 8, 2))
+        file.write(struct.pack("<64sQQ", b"cpu", start, len(cpu) + 2))
+        file.write(struct.pack("<64sQQ", b"memory", start + len(cpu) + 2, total))
+        file.write(cpu + bytes(2) + memory)
+        position = file.tell()
+        for ram in () if apart else all_ram:
+            _write(dump, ram, file, position)
+            position += ram.size
+        file.truncate(position)
+        file.seek(position)
+        file.write(bytes(2))
     return out
 
 
