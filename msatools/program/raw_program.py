@@ -5,9 +5,10 @@
 Also which physical address lies where in a file that does not say.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from drgn import Architecture, Platform, Program
@@ -44,9 +45,19 @@ HOLE_END = 4 << 30
 _KNOWN_ENDS = tuple(
     quarter << 28 for quarter in (12, 8, 13, 14, 15, 4, 11, 10, 6, 7, 9, 5, 3, 2, 1)
 )
-"""Where the memory below the hole ends, the usual first: QEMU's i440fx and VMware 3
-GiB, q35 2 GiB, Firecracker and Cloud Hypervisor 3.25 GiB, QEMU's if all of it fits
-there 3.5 GiB; others by ``max-ram-below-4g``."""
+"""Where the memory below the hole ends, the usual first: QEMU's i440fx, VMware, Cloud
+Hypervisor and Firecracker since its version 1.14 3 GiB, q35 2 GiB, older Firecrackers
+3.25 GiB, QEMU's if all of it fits there 3.5 GiB; others by ``max-ram-below-4g``."""
+
+_GIB = 1 << 30
+_LEAST_HOLE = 16 << 20
+"""Minimum size of a gap in a kernel's map of memory that can be a hole, in bytes: Cloud
+Hypervisor's on arm64 has 64 MiB."""
+
+_MOST_KEPT = 64 << 20
+"""Maximum size of what firmware keeps for itself below a hole, in bytes."""
+
+_MOST_HOLES = 6
 
 _IMAGE_BYTES = 1 << 30
 """KERNEL_IMAGE_SIZE, with KASLR."""
@@ -66,6 +77,16 @@ _NO_HOLE_BYTES = 2 << 30
 _SAME_BYTES = 1024
 """What a crash adds to VMCOREINFO comes later."""
 
+_DIRECT_MAP = 0xFFFF888000000000
+"""Where x86-64 has it without CONFIG_RANDOMIZE_MEMORY, with tables of four levels."""
+
+_MEMBLOCK = struct.Struct("<16xQ8xQQ")
+"""``struct memblock``: number of ranges of memory, their total size, and where they
+are (include/linux/memblock.h)."""
+
+_MEMBLOCK_RANGE = struct.Struct("<QQ8x")
+_MOST_MEMBLOCK_RANGES = 1 << 12
+
 _NODE = ("node_start_pfn", "node_spanned_pages", "node_id")
 _MOST_NODES = 1024
 
@@ -84,6 +105,10 @@ class KernelFacts(NamedTuple):
 
     banner: str | None
     """``linux_banner``."""
+
+    ram: tuple[tuple[int, int], ...] = ()
+    """Start and end of each range of memory that it has (``memblock``); empty if it
+    does not keep them."""
 
 
 def place_kernel(
@@ -158,20 +183,88 @@ def settle_hole(
     memory = physical.memory
     if not memory.is_packed:
         return True
-    is_settled = len(physical.pieces) > 1 or kernel.arch != Architecture.X86_64
+    is_x86 = kernel.arch == Architecture.X86_64
+    is_settled = len(physical.pieces) > 1
     end = facts.pages_end if facts else None
     if facts is None or end is None:
-        return True if is_settled or memory.size <= _NO_HOLE_BYTES else None
-    if not is_settled and end > HOLE_END and memory.size < end:
-        before = physical.pieces
-        for low_end in _low_ends(memory.size, kernel, facts, end):
-            physical.place(with_hole(memory.size, low_end))
-            if _agrees(physical, kernel, facts):
-                break
-        else:
-            physical.place(before)
-            return None
-    return max(each.end for each in physical.pieces) >= end
+        is_small = memory.size <= _NO_HOLE_BYTES
+        return True if is_settled or is_small or not is_x86 else None
+    last = physical.pieces[-1].end
+    if last >= end:
+        return True
+    before = physical.pieces
+    for pieces in _settled(physical, kernel, facts, end):
+        physical.place(pieces)
+        if _agrees(physical, kernel, facts):
+            return physical.pieces[-1].end >= end
+    physical.place(before)
+    # A file that was cut off can lack what lies behind a hole, and have none itself.
+    has_hole = end > HOLE_END if is_x86 else bool(_gaps(facts.ram))
+    return None if has_hole and not is_settled else False
+
+
+def _settled(
+    physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts, end: int
+) -> Iterator[Sequence[MemoryRange]]:
+    """Yield the placings of packed memory by what the kernel says, the likeliest first.
+
+    :param end: The physical address behind the kernel's last page.
+    """
+    size = physical.memory.size
+    is_placed = len(physical.pieces) > 1
+    yield from with_holes(size, physical.pieces[0].start, facts.ram, end)
+    if kernel.arch == Architecture.X86_64 and not is_placed and end > HOLE_END:
+        for low_end in _low_ends(size, kernel, facts, end):
+            yield with_hole(size, low_end)
+
+
+def with_holes(
+    size: int, start: int, ram: Sequence[tuple[int, int]], end: int
+) -> Iterator[list[MemoryRange]]:
+    """Yield the placings of packed memory with holes where the kernel's map has gaps.
+
+    Not each gap is one: firmware keeps memory, and options (memmap=) take it. With the
+    right ones, memory is as large as the file. Firecracker has a second hole from 256
+    to 512 GiB.
+
+    :param size: Bytes of memory in the file.
+    :param start: The physical address of its first byte.
+    :param ram: Start and end of each range of the kernel's memory, by address.
+    :param end: The physical address behind the kernel's last page.
+    """
+    gaps = sorted(sorted(_gaps(ram), key=lambda gap: gap[0] - gap[1])[:_MOST_HOLES])
+    # Hypervisors have one below 4 GiB.
+    gaps.sort(key=lambda gap: gap[1] != HOLE_END)
+    for count in range(1, len(gaps) + 1):
+        for first, *others in map(sorted, combinations(gaps, count)):
+            # What firmware keeps lies below the first hole; others begin at a GiB.
+            ends = [*(_rounded_up(low) for low, _ in others), end]
+            starts = [first[1], *(high for _, high in others)]
+            high = sum(ends) - sum(starts)
+            low_end = start + size - high
+            if not first[0] <= low_end <= min(first[0] + _MOST_KEPT, first[1]):
+                continue
+            pieces = [MemoryRange(start, low_end - start, 0)]
+            for piece_start, piece_end in zip(starts, ends, strict=True):
+                offset = pieces[-1].offset + pieces[-1].size
+                pieces.append(MemoryRange(piece_start, piece_end - piece_start, offset))
+            if all(piece.size > 0 for piece in pieces):
+                yield pieces
+
+
+def _gaps(ram: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return start and end of what can be a hole between ranges of memory."""
+    return [
+        (before, after)
+        for (_, before), (after, _) in pairwise(ram)
+        if after - before >= _LEAST_HOLE
+    ]
+
+
+def _rounded_up(address: int) -> int:
+    """Return the end of memory of which firmware may keep the rest."""
+    rounded = -(-address // _GIB) * _GIB
+    return rounded if rounded - address <= _MOST_KEPT else address
 
 
 def _low_ends(
@@ -189,6 +282,8 @@ def _low_ends(
 
 def _agrees(physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts) -> bool:
     """Return whether what the kernel points to lies where it says."""
+    if not kernel.is_at(physical.read):
+        return False
     try:
         if facts.text_at is not None:
             text = physical.read(facts.text_at, len(kernel.text))
@@ -301,12 +396,27 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
             return None
         return data.partition(b"\0")[0].decode("ascii", "backslashreplace") or None
 
+    def ranges() -> tuple[tuple[int, int], ...]:
+        # x86 without CONFIG_MEMORY_HOTPLUG frees it: what is there then has no sum.
+        found = symbols(prog, "memblock", None, True)
+        try:
+            data = prog.read(found[0].address, _MEMBLOCK.size) if found else b""
+            count, total, start = _MEMBLOCK.unpack(data)
+            data = prog.read(start, min(count, _MOST_MEMBLOCK_RANGES) * 24)
+        except (*LOST, struct.error, ValueError):
+            return ()
+        each = [(base, base + size) for base, size in _MEMBLOCK_RANGE.iter_unpack(data)]
+        is_sound = sum(end - base for base, end in each) == total
+        return tuple(each) if is_sound and each == sorted(each) else ()
+
     pages, pointer = word("max_pfn"), word("vmcoreinfo_data")
-    base = word("page_offset_base") or 0
+    base, offset = _direct_map(kernel, word("page_offset_base"))
 
     def physical_of(address: int) -> int | None:
         # The direct map is at the start of the kernel's half.
-        return address - base if 0 < base <= address < base + (1 << 52) else None
+        if not base <= address < base + (1 << 52):
+            return None
+        return (address - base + offset) % (1 << 64)
 
     return KernelFacts(
         pages_end=pages << _PAGE_SHIFT if pages else None,
@@ -317,7 +427,25 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
             if (found := physical_of(address)) is not None
         ),
         banner=text("linux_banner"),
+        ram=ranges(),
     )
+
+
+def _direct_map(kernel: FoundKernel, base: int | None) -> tuple[int, int]:
+    """Return where the direct map begins, and the physical address that it begins with.
+
+    :param base: x86-64's ``page_offset_base``, if the kernel has it.
+    """
+    lines = kernel.lines
+    if kernel.arch == Architecture.AARCH64:
+        # PAGE_OFFSET is that of the largest addresses that the kernel was built for,
+        # and memstart_addr fits it (arch/arm64/include/asm/memory.h).
+        try:
+            bits = int(lines["NUMBER(VA_BITS)"])
+            return (1 << 64) - (1 << bits), int(lines["NUMBER(PHYS_OFFSET)"], 16)
+        except (KeyError, ValueError):
+            return 1 << 64, 0
+    return base or _DIRECT_MAP, 0
 
 
 def _node_addresses(prog: Program, kernel: FoundKernel) -> Iterator[tuple[int, int]]:
