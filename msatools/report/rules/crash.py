@@ -583,14 +583,15 @@ def _unattributed_text(subject: _Unattributed) -> str:
     )
 
 
-def _unexplained(parts: ReportParts) -> Iterator[Check]:
+def _unexplained(parts: ReportParts) -> Iterator[tuple[Check, bool]]:
     assert parts.memstat is not None
     for check in parts.memstat.checks:
         if check.difference and check.explained_by is None:
-            yield check
+            yield check, bool(parts.target.torn)
 
 
-def _unexplained_text(check: Check) -> str:
+def _unexplained_text(found: tuple[Check, bool]) -> str:
+    check, _ = found
     return (
         f"{check.name}: the scan found {check.walk_pages:,} pages, the kernel's "
         f"counter {check.counter} says {check.kernel_pages or 0:,} "
@@ -648,9 +649,11 @@ OBSERVATIONS: tuple[VerdictRule[Any], ...] = (
         severity="info",
         confidence="exact",
         words=_unexplained_text,
-        evidence=lambda check: (
-            "damage, a race with a running kernel, or a fault of msatools",
+        evidence=lambda found: (
+            "the memory is torn: pages and counters are of different moments"
+            if found[1]
+            else "damage, a race with a running kernel, or a fault of msatools",
         ),
-        see=lambda check: ("memstat", "-v"),
+        see=lambda found: ("memstat", "-v"),
     ),
 )
