@@ -522,11 +522,11 @@ def _of_hypervisor(
     if ram is None:
         return None
     name = names[0].partition(b"\0")[0].decode("ascii", "backslashreplace")
+    take = f"tail -c +{ram.offset + 1} {shlex.quote(path)} | head -c {ram.size}"
     return NotADumpError(
         path,
         f"a core of a hypervisor's process ({name}), not of its guest",
-        f"take its largest part, which is likely the guest's: `tail -c +{ram.offset + 1} "
-        f"{shlex.quote(path)} | head -c {ram.size} > memory`",
+        f"take its largest part, which is likely the guest's: `{take} > memory`",
     )
 
 

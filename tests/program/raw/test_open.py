@@ -16,19 +16,14 @@ from msgspec.structs import replace
 from fixtures import lab
 from msatools.program import TargetError, TargetSpec, describe, open_target
 from msatools.program.model import DamagedDumpError, NotADumpError
+from msatools.program.raw_layout import place_kernel, settle_hole, with_holes
 from msatools.program.raw_memory import (
     FileMemory,
     MemoryRange,
     PhysicalMemory,
     find_kernels,
 )
-from msatools.program.raw_program import (
-    boot_time,
-    kernel_facts,
-    place_kernel,
-    settle_hole,
-    with_holes,
-)
+from msatools.program.raw_program import boot_time, kernel_facts
 from msatools.report.model import command_line
 from tests.program.raw import writers
 from tests.program.raw.answers import answers

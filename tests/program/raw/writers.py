@@ -108,6 +108,27 @@ def lime(dump: Path, out: Path) -> Path:
     return out
 
 
+def ranges_alone(dump: Path, out: Path) -> Path:
+    """Write what LiME's format=raw has: the ranges of System RAM alone.
+
+    Firmware keeps the first page, the last KiB below 640 KiB, the BIOS, and the end of
+    the lower part (arch/x86/kernel/e820.c; /proc/iomem of the lab's guests).
+    """
+    lower, *upper = ram_of(dump)
+    assert lower.start == 0
+    first, low, kept = (0x1000, 0x9FC00), 0x100000, 0x29000
+    position = 0
+    with out.open("wb") as file:
+        for start, end in (first, (low, lower.size - kept)):
+            _write(dump, Ram(start, end - start, lower.offset + start), file, position)
+            position += end - start
+        for ram in upper:
+            _write(dump, ram, file, position)
+            position += ram.size
+        file.truncate(position)
+    return out
+
+
 def avml(dump: Path, out: Path) -> Path:
     """Write what AVML has: ranges of some MiB, each a stream of snappy's frames.
 

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A guest's memory as the tools themselves write it: LiME, AVML and libvirt.
+
+LiME and AVML read it from inside, while the guest runs on: what does not change in it
+is compared with QEMU's dump of the moment after. They come from Debian's archive and
+from crates.io; who has no cargo is not shown AVML.
+"""
+
+import gzip
+import shutil
+import subprocess
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import lab
+from fixtures.lab import headers, host
+from fixtures.lab.cache import content_key
+from fixtures.lab.image import cpio_entry, load_order
+from fixtures.lab.packages import Archive, Package, extract
+from msatools.program import Target
+from msatools.program.model import NotADumpError
+from tests.live.test_memory_files import Machine, dump, opened, running, wait_for
+from tests.program.raw.answers import answers
+
+MACHINE = Machine(320, "q35", "", "0.3")
+AVML_VERSION = "0.21.0"
+BUILD_SECONDS = 1500
+DISK_BYTES = 3 << 30
+LIME_PACKAGE = "lime-forensics-dkms"
+
+INIT = """\
+#!/bin/busybox sh
+export PATH=/bin
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+for module in /modules/*.ko; do insmod $module; done
+until [ -b /dev/nvme0n1 ]; do sleep 0.1; done
+mount -t ext4 /dev/nvme0n1 /out
+for number in 1 2 3; do sleep 100000 & done
+sh -c 'sleep 0 & exec sleep 100001' &
+sleep 1
+for name in TOOLS; do
+    echo TOOL-$name
+    case $name in
+    lime|padded|raw) insmod /lime.ko path=/out/$name format=$name; rmmod lime ;;
+    deflated) insmod /lime.ko path=/out/$name format=lime compress=1; rmmod lime ;;
+    avml) /avml /out/$name ;;
+    snappy) /avml --compress /out/$name ;;
+    esac
+    sync
+    umount /out
+    echo DONE-$name
+    # What QEMU dumps meanwhile is as the tool has left it.
+    sleep 5
+    mount -t ext4 /dev/nvme0n1 /out
+done
+echo TOOLS-END
+sleep 100000
+"""
+LIME_FORMATS = "lime", "padded", "raw", "deflated"
+AVML_FORMATS = "avml", "snappy"
+READ = {
+    "lime": "LiME, 0.3 GiB, kernel found at ",
+    "padded": "raw memory, 0.3 GiB, kernel found at ",
+    "raw": "raw memory, 0.3 GiB, kernel found at ",
+    "avml": "LiME, ",
+    "snappy": "AVML, snappy, ",
+}
+
+
+def lime(run: lab.Run) -> Path:
+    """Return LiME's module, from the source that Debian has."""
+    archive = Archive(run.cache)
+    (version,) = archive.versions([LIME_PACKAGE]).values()
+    (package,) = archive.download("lime", [Package(LIME_PACKAGE, version)])
+    with run.cache.scratch() as scratch:
+        extract([package], scratch)
+        (source,) = scratch.glob("usr/src/lime-forensics-*")
+        return headers.build_module("lime", source, run.kernel, run.cache)
+
+
+def avml(run: lab.Run) -> Path | None:
+    """Return AVML, linked statically; ``None`` if there is no cargo to build it."""
+    if shutil.which("cargo") is None:
+        return None
+
+    def fill(directory: Path) -> None:
+        command = ["cargo", "install", "avml", "--version", AVML_VERSION, "--locked"]
+        host.run(
+            [
+                *("env", "RUSTFLAGS=-C target-feature=+crt-static", *command),
+                *("--no-default-features", "--target", "x86_64-unknown-linux-gnu"),
+                *("--root", str(directory)),
+            ],
+            timeout=BUILD_SECONDS,
+        )
+
+    key = content_key([AVML_VERSION])
+    return run.cache.entry("program", "avml", key, fill) / "bin/avml"
+
+
+def initramfs(run: lab.Run, names: list[str], tools: dict[str, Path]) -> bytes:
+    """Return what the guest boots from."""
+    busybox = Archive(run.cache)
+    (version,) = busybox.versions(["busybox-static"]).values()
+    (package,) = busybox.download("busybox", [Package("busybox-static", version)])
+    archive = bytearray()
+    for name in ("bin", "dev", "proc", "sys", "out", "modules"):
+        archive += cpio_entry(name, 0o40755)
+    with run.cache.scratch() as scratch:
+        extract([package], scratch)
+        (program,) = scratch.glob("**/bin/busybox")
+        archive += cpio_entry("bin/busybox", 0o100755, program.read_bytes())
+    for number, module in enumerate(load_order(run.kernel.modules, ["nvme", "ext4"])):
+        path = f"modules/{number:02}-{module.name}.ko"
+        archive += cpio_entry(path, 0o100644, module.data)
+    for name, path in tools.items():
+        archive += cpio_entry(name, 0o100755, path.read_bytes())
+    init = INIT.replace("TOOLS;", f"{' '.join(names)};").encode()
+    archive += cpio_entry("init", 0o100755, init)
+    archive += cpio_entry("TRAILER!!!", 0)
+    return gzip.compress(bytes(archive), compresslevel=1)
+
+
+@pytest.fixture(scope="module")
+def written(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[Path, Path]]]:
+    """Files by tools, each with QEMU's dump of the moment after."""
+    folder = tmp_path_factory.mktemp("tools")
+    run = lab.build("memory-6.12")
+    tools, names = {"lime.ko": lime(run)}, [*LIME_FORMATS]
+    program = avml(run)
+    if program is not None:
+        tools["avml"] = program
+        names += AVML_FORMATS
+    archive = folder / "archive"
+    archive.write_bytes(initramfs(run, names, tools))
+    disk = folder / "disk"
+    with disk.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", str(disk)], check=True)
+    drive = f"if=none,id=disk,format=raw,cache=unsafe,file={disk}"
+    arguments = [
+        *("-device", "nvme,serial=lab,id=nvme", "-drive", drive),
+        *("-device", "nvme-ns,drive=disk,bus=nvme,nsid=1"),
+    ]
+    files = {}
+    with ExitStack() as stack:
+        qmp = stack.enter_context(
+            running(folder, MACHINE, b"TOOL-", archive=archive, arguments=arguments)
+        )
+        for name in names:
+            wait_for(folder / "console", f"DONE-{name}\n".encode())
+            qmp.execute("stop")
+            (folder / f"{name}.at").mkdir()
+            elf = dump(qmp, folder / f"{name}.at")
+            image = folder / name
+            words = ["debugfs", "-R", f"dump /{name} {image}", str(disk)]
+            subprocess.run(words, check=True, capture_output=True)
+            files[name] = image, elf
+            qmp.execute("cont")
+    yield files
+    shutil.rmtree(folder)
+
+
+def opened_as(written: dict[str, tuple[Path, Path]], name: str) -> Target:
+    if name not in written:
+        pytest.skip("there is no cargo, which builds AVML")
+    return opened(written[name][0])
+
+
+def steady(path: Path) -> dict[str, Any]:
+    """Return what commands say of a guest's memory that a second does not change."""
+    found = answers(path, "memstat", "prstat", "zombies")
+    memstat = found["memstat"]
+    pages = {each["name"]: each["pages"] for each in memstat["classes"]}
+    tasks = found["prstat"]["tasks"]
+    return {
+        "pages": memstat["pages"],
+        "reserved": pages["reserved"],
+        "offline": pages.get("offline"),
+        "programs": {
+            (each["pid"], each["comm"]) for each in tasks if not each["kthread"]
+        },
+        "zombies": {
+            (each["pid"], each["comm"], each["verdict"])
+            for each in found["zombies"]["zombies"]
+        },
+        "classes": pages,
+    }
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", READ)
+def test_forensic_tools(written: dict[str, tuple[Path, Path]], name: str) -> None:
+    target = opened_as(written, name)
+    assert target.format.startswith(READ[name])
+    assert not target.truncated
+    image, elf = written[name]
+    found, expected = steady(image), steady(elf)
+    classes, others = found.pop("classes"), expected.pop("classes")
+    found["programs"] -= {each for each in found["programs"] if "sleep" not in each[1]}
+    expected["programs"] &= {
+        each for each in expected["programs"] if "sleep" in each[1]
+    }
+    assert found == expected
+    assert len(found["programs"]) >= 4
+    assert {each[1] for each in found["zombies"]} == {"sleep"}
+    # What the tool itself wrote went through the page cache meanwhile.
+    free = "free.buddy", "cache.file", "cache.blockdev", "cache.exec"
+    for each in {*classes, *others}:
+        if not each.startswith(("free.", "cache.", "user.")):
+            most = max(256, others.get(each, 0) // 4)
+            assert abs(classes.get(each, 0) - others.get(each, 0)) <= most, each
+    assert sum(classes.values()) == found["pages"]
+    assert any(classes[each] for each in free if each in classes)
+
+
+@pytest.mark.live
+def test_compressed_by_lime(written: dict[str, tuple[Path, Path]]) -> None:
+    """The command of the line that refuses it leads to a file that is read."""
+    image, _ = written["deflated"]
+    with pytest.raises(NotADumpError, match="compressed with zlib") as raised:
+        opened(image)
+    assert f"`pigz -dc < {image} > memory`" in raised.value.what_to_do
+    memory = image.with_suffix(".memory")
+    memory.write_bytes(zlib.decompress(image.read_bytes()))
+    assert opened(memory).format.startswith(READ["lime"])
