@@ -251,9 +251,9 @@ def open_memory(
     if proven[chosen].is_whole is None:
         raise DamagedDumpError(
             path,
-            "its kernel does not say where the hole below 4 GiB begins: the end of the "
-            "file, or the kernel's symbols, are lost",
-            "copy the file again, or take a dump with headers",
+            "its kernel does not say which memory lies where: the end of the file, or "
+            "the kernel's symbols, are lost",
+            "copy the file again, or take a dump with headers (LiME: format=lime)",
         )
     dump = replace(
         dump,

@@ -8,8 +8,10 @@ from crates.io; who has no cargo is not shown AVML.
 """
 
 import gzip
+import os
 import shutil
 import subprocess
+import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,7 +27,15 @@ from fixtures.lab.image import cpio_entry, load_order
 from fixtures.lab.packages import Archive, Package, extract
 from msatools.program import Target
 from msatools.program.model import NotADumpError
-from tests.live.test_memory_files import Machine, dump, opened, running, wait_for
+from tests.live.test_memory_files import (
+    PANIC,
+    Machine,
+    dump,
+    opened,
+    running,
+    wait_for,
+)
+from tests.program.raw import writers
 from tests.program.raw.answers import answers
 
 MACHINE = Machine(320, "q35", "", "0.3")
@@ -235,3 +245,76 @@ def test_compressed_by_lime(written: dict[str, tuple[Path, Path]]) -> None:
     memory = image.with_suffix(".memory")
     memory.write_bytes(zlib.decompress(image.read_bytes()))
     assert opened(memory).format.startswith(READ["lime"])
+
+
+DOMAIN = """\
+<domain type='qemu'><name>guest</name><memory unit='MiB'>256</memory><vcpu>2</vcpu>
+<os><type arch='x86_64' machine='pc'>hvm</type><kernel>{kernel}</kernel>
+<cmdline>console=ttyS0 panic=0</cmdline></os><features><acpi/></features>
+<cpu mode='maximum'/><on_crash>preserve</on_crash><devices><memballoon model='none'/>
+<emulator>{qemu}</emulator>
+<serial type='file'><source path='{folder}/console'/></serial>
+<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>
+<source file='{folder}/disk'/><target dev='vda' bus='virtio'/></disk></devices></domain>
+"""
+LIBVIRT = """\
+stdio_handler = "file"
+security_driver = "none"
+user = "root"
+group = "root"
+remember_owner = 0
+cgroup_controllers = []
+namespaces = []
+"""
+OF_LIBVIRT = {
+    "elf": "ELF without a note, 0.2 GiB, kernel found at ",
+    "kdump": "kdump without a note, 0.2 GiB, kernel found at ",
+    "disk": "savevm 'snap', 0.2 GiB, kernel found at ",
+    "saved": "virsh save, 0.2 GiB, kernel found at ",
+}
+
+
+@pytest.mark.live
+def test_libvirt() -> None:
+    """What libvirt writes of one stop: dumps, a snapshot with memory, a saved guest."""
+    if shutil.which("virsh") is None or os.geteuid() != 0:
+        pytest.skip("there is no libvirt, or it may not be run")
+    qemu = shutil.which("qemu-system-x86_64")
+    kernel = lab.build("memory-6.12").vmlinux.with_name("vmlinuz")
+    # The path of a socket in it has to be short.
+    with tempfile.TemporaryDirectory(prefix="virsh") as made:
+        folder = Path(made)
+        (folder / "etc").mkdir()
+        (folder / "etc/qemu.conf").write_text(LIBVIRT)
+        words = DOMAIN.format(kernel=kernel, qemu=qemu, folder=folder)
+        (folder / "domain").write_text(words)
+        disk = ["qemu-img", "create", "-q", "-f", "qcow2", str(folder / "disk"), "64M"]
+        subprocess.run(disk, check=True)
+        # No daemon: the driver runs in virsh.
+        command = ["virsh", "-q", "-c", f"qemu:///embed?root={folder}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as virsh:
+            assert virsh.stdin is not None
+            virsh.stdin.write(f"create {folder}/domain\n")
+            virsh.stdin.flush()
+            try:
+                wait_for(folder / "console", PANIC)
+                virsh.stdin.write(
+                    "suspend guest\n"
+                    f"dump --memory-only --format elf guest {folder}/elf\n"
+                    f"dump --memory-only --format kdump-zlib guest {folder}/kdump\n"
+                    "snapshot-create-as guest snap\n"
+                    f"save guest {folder}/saved\n"
+                )
+            finally:
+                virsh.stdin.write("destroy guest\nquit\n")
+                virsh.stdin.close()
+                virsh.wait()
+        plain = writers.without(folder / "elf", folder / "plain", b"CORE", b"QEMU")
+        named = "memstat", "prstat", "zombies", "locks", "report"
+        expected = answers(plain, *named)
+        for name, start in OF_LIBVIRT.items():
+            target = opened(folder / name)
+            assert target.format.startswith(start), name
+            assert (target.torn, target.truncated) == (0, False)
+            if name != "elf":
+                assert answers(folder / name, *named) == expected, name
