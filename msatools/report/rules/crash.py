@@ -353,6 +353,8 @@ def _dump_damaged_evidence(subject: _Damage) -> Iterator[str]:
     bad = subject.parts.target.bad_descriptors
     if bad:
         yield f"{bad:,} pages are not in the file, or have impossible sizes"
+    if subject.parts.target.torn:
+        yield "the memory was copied while the kernel ran on: it is of many moments"
     for key, count in subject.losses.items():
         yield f"{key.replace('_', ' ')}: {count:,}"
     for part, why in subject.parts.errors.items():
@@ -591,12 +593,13 @@ def _unexplained(parts: ReportParts) -> Iterator[tuple[Check, bool]]:
 
 
 def _unexplained_text(found: tuple[Check, bool]) -> str:
-    check, _ = found
-    return (
+    check, is_torn = found
+    text = (
         f"{check.name}: the scan found {check.walk_pages:,} pages, the kernel's "
         f"counter {check.counter} says {check.kernel_pages or 0:,} "
-        f"({check.difference or 0:+,}), and no known reason explains it"
+        f"({check.difference or 0:+,})"
     )
+    return text if is_torn else f"{text}, and no known reason explains it"
 
 
 OBSERVATIONS: tuple[VerdictRule[Any], ...] = (

@@ -5,21 +5,24 @@
 import os
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 from drgn import FaultError
 
 from fixtures import lab
 from msatools.program import TargetSpec, open_target
-from msatools.program.model import DamagedDumpError, NotADumpError
+from msatools.program.model import DamagedDumpError, NotADumpError, TargetError
 from msatools.program.raw_memory import FileMemory
 from tests.program.raw import writers
 from tests.program.raw.answers import answers
 
 NAMED = "memstat", "prstat", "zombies"
+SECONDS = 10
 WRITERS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "lime": (writers.lime, "LiME, 2.0 GiB, kernel"),
     "raw": (writers.ranges_alone, "raw memory, 2.0 GiB, hole at 0.999"),
@@ -234,6 +237,46 @@ def test_headers_that_make_no_sense(tmp_path: Path, name: str) -> None:
     path.write_bytes(BAD[name])
     with pytest.raises(DamagedDumpError):
         open_target(TargetSpec(path=str(path)))
+
+
+MUTATED = {
+    "lime": writers.lime,
+    "avml": writers.avml,
+    "vmware": writers.vmware,
+    "migration": writers.migration,
+    "savevm": writers.savevm,
+}
+MUTANTS = 100
+HEADERS = 700
+
+
+@pytest.mark.parametrize("name", MUTATED)
+def test_damaged_headers(tmp_path: Path, name: str) -> None:
+    """Whatever their bytes are, a file without a kernel costs one line."""
+    chance = Random(name)
+    memory = b"NTOSKRNL" * (1 << 17)
+    head = struct.pack("<HHIQQQIHHHHHH", 4, 62, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    load = struct.pack("<IIQQQQQQ", 1, 6, 4096, 0, 0, len(memory), len(memory), 1)
+    elf = tmp_path / "elf"
+    front = b"\x7fELF\2\1\1".ljust(16, b"\0") + head + load
+    elf.write_bytes(front.ljust(4096, b"\0") + memory)
+    path = MUTATED[name](elf, tmp_path / "memory")
+    whole = path.read_bytes()
+    for _ in range(MUTANTS):
+        data = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            place = chance.randrange(4, min(HEADERS, len(data)))
+            size = chance.choice((1, 2, 4, 8))
+            data[place : place + size] = chance.choice(
+                (chance.randbytes(size), b"\xff" * size, bytes(size))
+            )
+        if not chance.randrange(10):
+            del data[chance.randrange(4, len(data)) :]
+        path.write_bytes(data)
+        began = time.monotonic()
+        with pytest.raises(TargetError):
+            open_target(TargetSpec(path=str(path)))
+        assert time.monotonic() - began < SECONDS
 
 
 def test_a_chunk_that_is_damaged(dump: Path, folder: Path) -> None:
