@@ -62,8 +62,8 @@ for name in TOOLS; do
     case $name in
     lime|padded|raw) insmod /lime.ko path=/out/$name format=$name; rmmod lime ;;
     deflated) insmod /lime.ko path=/out/$name format=lime compress=1; rmmod lime ;;
-    avml) /avml /out/$name ;;
-    snappy) /avml --compress /out/$name ;;
+    avml) /avml acquire /out/$name ;;
+    snappy) /avml acquire --compress /out/$name ;;
     esac
     sync
     umount /out
@@ -315,4 +315,7 @@ def test_libvirt() -> None:
             assert target.format.startswith(start), name
             assert (target.torn, target.truncated) == (0, False)
             if name != "elf":
-                assert answers(folder / name, *named) == expected, name
+                found = answers(folder / name, *named)
+                for report in found.values():
+                    report["target"]["dump_level"] = None
+                assert found == expected, name

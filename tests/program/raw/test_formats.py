@@ -27,6 +27,7 @@ WRITERS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "lime": (writers.lime, "LiME, 2.0 GiB, kernel"),
     "raw": (writers.ranges_alone, "raw memory, 2.0 GiB, hole at 0.999"),
     "avml": (writers.avml, "AVML, snappy, "),
+    "virtualbox": (writers.virtualbox, "ELF without a note, 2.0 GiB, kernel"),
     "vmware": (writers.vmware, "VMware state, 2.0 GiB, kernel"),
     "migration": (writers.migration, "QEMU migration, 2.0 GiB, hole at 1 GiB, kernel"),
     "savevm": (

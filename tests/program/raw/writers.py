@@ -129,6 +129,39 @@ def ranges_alone(dump: Path, out: Path) -> Path:
     return out
 
 
+def virtualbox(dump: Path, out: Path) -> Path:
+    """Write what ``VBoxManage debugvm dumpvmcore`` has: notes of its own, and RAM.
+
+    There are a note of the machine and one of each CPU, none of them as in other cores.
+    """
+    all_ram = ram_of(dump)
+    notes = b""
+    for name, kind, size in ((b"VBCORE", 0xB00, 20), (b"VBCPU", 0xB01, 1024)):
+        head = struct.pack("<III", len(name) + 1, size, kind)
+        notes += head + name.ljust(8, b"\0") + struct.pack("<I", 0xC01AC0DE)
+        notes += bytes(size - 4)
+    count = 1 + len(all_ram)
+    position = 64 + 56 * count
+    header = b"\x7fELF\2\1\1".ljust(16, b"\0")
+    header += struct.pack(
+        "<HHIQQQIHHHHHH", 4, 62, 1, 0, 64, 0, 0, 64, 56, count, 0, 0, 0
+    )
+    header += struct.pack("<IIQQQQQQ", 4, 4, position, 0, 0, len(notes), len(notes), 0)
+    position = -(-(position + len(notes)) // 4096) * 4096
+    places = []
+    for ram in all_ram:
+        fields = position, ram.start, ram.start, ram.size, ram.size, 4096
+        header += struct.pack("<IIQQQQQQ", 1, 7, *fields)
+        places.append((ram, position))
+        position += ram.size
+    with out.open("wb") as file:
+        file.write(header + notes)
+        for ram, place in places:
+            _write(dump, ram, file, place)
+        file.truncate(position)
+    return out
+
+
 def avml(dump: Path, out: Path) -> Path:
     """Write what AVML has: ranges of some MiB, each a stream of snappy's frames.
 
