@@ -39,6 +39,12 @@ DIFFS = Group(
             "One of the two is wrong: the kernel miscounts, pages changed during the "
             "scan, or a driver's pages look like the class.",
         ),
+        Entry(
+            "(torn)",
+            "they differ, and the file was written while the guest ran",
+            "Its pages and its counters are of different moments, as other structures "
+            "in it show: the counter and the row can both be right, each for its own.",
+        ),
         Entry("- (lost)", "the kernel's counter could not be read"),
     ),
     ("DIFF",),

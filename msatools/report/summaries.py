@@ -92,7 +92,8 @@ def _memstat(report: MemstatReport) -> str:
         for check in report.checks
         if check.difference and check.explained_by is None
     ]
-    checks = f"; unexplained: {', '.join(wrong)}" if wrong else ""
+    why = "differ in torn memory" if report.target.torn else "unexplained"
+    checks = f"; {why}: {', '.join(wrong)}" if wrong else ""
     total = size(whole * report.target.page_size)
     balloon = " with the balloon" if "balloon" in amounts else ""
     return f"{total}{balloon}: {', '.join(words)}{checks}"

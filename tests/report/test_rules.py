@@ -375,6 +375,19 @@ def test_a_counter_that_nothing_explains() -> None:
         assert {*found} == ({"counter-unexplained"} if is_said else set())
 
 
+def test_a_counter_in_torn_memory() -> None:
+    """Memory that was copied while the kernel ran explains each difference."""
+    parts = parts_of("memory-6.12")
+    assert parts.memstat is not None
+    (first, *others) = parts.memstat.checks
+    wrong = replace(first, difference=2048, explained_by=None)
+    memstat = replace(parts.memstat, checks=(wrong, *others))
+    torn = replace(parts.target, torn=3)
+    (found,) = said(replace(parts, memstat=memstat, target=torn))["counter-unexplained"]
+    assert "the memory is torn" in found.evidence[0]
+    assert "no known reason" not in found.text
+
+
 def test_much_memory_without_an_owner() -> None:
     managed = parts_of("memory-6.12").memstat.managed_pages or 0  # type: ignore[union-attr]
     few, many = managed // 100, managed // 30

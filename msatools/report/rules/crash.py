@@ -353,6 +353,8 @@ def _dump_damaged_evidence(subject: _Damage) -> Iterator[str]:
     bad = subject.parts.target.bad_descriptors
     if bad:
         yield f"{bad:,} pages are not in the file, or have impossible sizes"
+    if subject.parts.target.torn:
+        yield "the memory was copied while the kernel ran on: it is of many moments"
     for key, count in subject.losses.items():
         yield f"{key.replace('_', ' ')}: {count:,}"
     for part, why in subject.parts.errors.items():
@@ -583,19 +585,21 @@ def _unattributed_text(subject: _Unattributed) -> str:
     )
 
 
-def _unexplained(parts: ReportParts) -> Iterator[Check]:
+def _unexplained(parts: ReportParts) -> Iterator[tuple[Check, bool]]:
     assert parts.memstat is not None
     for check in parts.memstat.checks:
         if check.difference and check.explained_by is None:
-            yield check
+            yield check, bool(parts.target.torn)
 
 
-def _unexplained_text(check: Check) -> str:
-    return (
+def _unexplained_text(found: tuple[Check, bool]) -> str:
+    check, is_torn = found
+    text = (
         f"{check.name}: the scan found {check.walk_pages:,} pages, the kernel's "
         f"counter {check.counter} says {check.kernel_pages or 0:,} "
-        f"({check.difference or 0:+,}), and no known reason explains it"
+        f"({check.difference or 0:+,})"
     )
+    return text if is_torn else f"{text}, and no known reason explains it"
 
 
 OBSERVATIONS: tuple[VerdictRule[Any], ...] = (
@@ -648,9 +652,11 @@ OBSERVATIONS: tuple[VerdictRule[Any], ...] = (
         severity="info",
         confidence="exact",
         words=_unexplained_text,
-        evidence=lambda check: (
-            "damage, a race with a running kernel, or a fault of msatools",
+        evidence=lambda found: (
+            "the memory is torn: pages and counters are of different moments"
+            if found[1]
+            else "damage, a race with a running kernel, or a fault of msatools",
         ),
-        see=lambda check: ("memstat", "-v"),
+        see=lambda found: ("memstat", "-v"),
     ),
 )

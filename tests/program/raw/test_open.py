@@ -17,13 +17,14 @@ from msgspec.structs import replace
 from fixtures import lab
 from msatools.program import TargetError, TargetSpec, describe, open_target
 from msatools.program.model import DamagedDumpError, NotADumpError
+from msatools.program.raw_layout import place_kernel, settle_hole, with_holes
 from msatools.program.raw_memory import (
     FileMemory,
     MemoryRange,
     PhysicalMemory,
     find_kernels,
 )
-from msatools.program.raw_program import boot_time, place_kernel, settle_hole
+from msatools.program.raw_program import boot_time, kernel_facts
 from msatools.report.model import command_line
 from tests.program.raw import writers
 from tests.program.raw.answers import answers
@@ -125,6 +126,69 @@ def test_symbols_that_are_lost(run_612: lab.Run, folder: Path) -> None:
     os.truncate(memory, 3 * GIB)
     physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
     assert settle_hole(physical, kernel, None) is None
+
+
+MAPS = {
+    # Of q35 without NUMA; firmware keeps some of the lower part.
+    "q35": (6, 0, [(0, 2 * GIB - 65536), (4 * GIB, 8 * GIB)], [(0, 2), (4, 4)]),
+    "Firecracker": (
+        300,
+        0,
+        [(1, 3 * GIB), (4 * GIB, 256 * GIB), (512 * GIB, 557 * GIB)],
+        [(0, 3), (4, 252), (512, 45)],
+    ),
+    "older Firecracker": (
+        5,
+        0,
+        [(1, 3.25 * GIB), (4 * GIB, 5.75 * GIB)],
+        [(0, 3.25), (4, 1.75)],
+    ),
+    "Cloud Hypervisor, arm64": (
+        6,
+        1,
+        [(GIB, 4 * GIB - (64 << 20)), (4 * GIB, 7 * GIB + (64 << 20))],
+        [(1, 2.9375), (4, 3.0625)],
+    ),
+    # memmap=1G!5G: the gap from 5 to 6 GiB is in the file.
+    "taken by an option": (
+        6,
+        0,
+        [(0, 3 * GIB), (4 * GIB, 5 * GIB), (6 * GIB, 7 * GIB)],
+        [(0, 3), (4, 3)],
+    ),
+    "of another size": (7, 0, [(0, 3 * GIB), (4 * GIB, 7 * GIB)], None),
+    "without a hole": (4, 0, [(0, 4 * GIB)], None),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_holes_by_the_map_of_the_kernel(name: str) -> None:
+    """The file's size says which gaps in the map are holes."""
+    size, start, ram, expected = MAPS[name]
+    ranges = [(int(first), int(last)) for first, last in ram]
+    found = with_holes(size * GIB, start * GIB, ranges, ranges[-1][1])
+    places = [[(each.start / GIB, each.size / GIB) for each in one] for one in found]
+    assert places[:1] == ([] if expected is None else [expected])
+    for one in with_holes(size * GIB, start * GIB, ranges, ranges[-1][1]):
+        assert sum(each.size for each in one) == size * GIB
+        assert [each.offset for each in one] == [
+            sum(each.size for each in one[:index]) for index in range(len(one))
+        ]
+
+
+@pytest.mark.kernels
+def test_a_map_alone(guest: Path, folder: Path) -> None:
+    """Where nothing else is known of the hole, the kernel's map settles it."""
+    memory = writers.packed(guest, folder / "map")
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    (kernel,) = find_kernels(physical.memory)
+    assert place_kernel(physical, kernel, search=False)
+    facts = kernel_facts(physical, kernel)
+    assert facts is not None
+    assert [end for _, end in facts.ram if end > GIB][-1] == 5 * GIB
+    places = [*with_holes(2 * GIB, 0, facts.ram, 5 * GIB)]
+    assert places == [[MemoryRange(0, GIB, 0), MemoryRange(4 * GIB, GIB, GIB)]]
+    memory.unlink()
 
 
 @pytest.mark.kernels
