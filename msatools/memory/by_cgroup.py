@@ -491,11 +491,11 @@ class CgroupView:
         if not without:
             return
         swapped = sum(group.swap_pages or 0 for group in empty) * self._page_size
-        on_swap = f", with {size(swapped)} on swap" if swapped else ""
+        on_swap = f", but {size(swapped)} on swap" if swapped else ""
         self._losses.note(
             "removed-cgroups",
-            f"{removed:,} removed control groups live on, {without:,} of them without "
-            f"a page of their own{on_swap}",
+            f"{removed:,} removed control groups still exist; {without:,} of them have "
+            f"no page of their own{on_swap}",
         )
 
     def _placeholder_groups(
@@ -511,8 +511,8 @@ class CgroupView:
                 yield _group("-slab", "slabs, charged object by object", owner)
                 self._losses.note(
                     "slab-charges",
-                    f"{owner.pages:,} slab pages are charged to control groups object "
-                    "by object, which is not split up",
+                    f"{owner.pages:,} slab pages hold objects of several control groups: "
+                    "these pages are one row",
                 )
 
 

@@ -38,7 +38,7 @@ from msatools.report.rule import (
     throttled_tasks,
     waits_for_text,
 )
-from msatools.reports.units import duration
+from msatools.reports.units import duration, ranges
 
 # --- Rules that tell findings of msa-cpus.
 
@@ -123,9 +123,7 @@ def _stalls_of(parts: ReportParts, code: str) -> Iterator[Stall]:
 
 def _stall_evidence(subject: _PresentStall) -> Iterator[str]:
     stall, parts = subject.stall, subject.parts
-    since = "unknown" if stall.for_ns is None else duration(stall.for_ns)
-    waiting = f"; {count_text(stall.waiting, 'task')} waiting" if stall.waiting else ""
-    yield f"for {since}; the limit is {duration(stall.limit_ns)}{waiting}"
+    yield f"the kernel's limit is {duration(stall.limit_ns)}"
     yield from stall.chain[:_MOST_LINES]
     yield from behind_starved(parts, lambda task: not task.throttled, stall.cpus)
 
@@ -236,11 +234,81 @@ def _stalls_evidence(subject: LoggedStalls) -> Iterator[str]:
 
 
 # --- A CPU takes no interrupts, or does not switch to tasks that wait for it.
+#
+# Below the limits of the kernel's watchdogs this is for information: a page without it
+# would be a false all-clear, as msa-cpus itself reports it.
+
+
+_BELOW_LIMITS = ("not-ticked", "not-switched", "starving-tasks")
+"""Codes of those findings of msa-cpus."""
+
+_A_WHILE_NS = 2_000_000_000
+"""Many turns of other tasks."""
+
+
+class _HeldCpus(Struct, frozen=True):
+    """CPUs that stand still for less than the kernel's limits."""
+
+    found: list[Diagnostic]
+    queues: list[RunQueue]
+
+
+def _held_cpus(parts: ReportParts) -> Iterator[_HeldCpus]:
+    assert parts.cpus is not None
+    queues = {
+        queue.cpu: queue
+        for queue in parts.cpus.run_queues
+        if _held_ns(queue) >= _A_WHILE_NS
+    }
+    found = [
+        each
+        for each in parts.cpus.findings
+        if each.code in _BELOW_LIMITS and not {*each.cpus}.isdisjoint(queues)
+    ]
+    if found:
+        cpus = {cpu for each in found for cpu in each.cpus}
+        yield _HeldCpus(found, [queues[cpu] for cpu in sorted(cpus & queues.keys())])
+
+
+def _held_ns(queue: RunQueue) -> int:
+    """Return for how long a CPU has kept others waiting, or had no tick."""
+    waits = [task.wait_ns or 0 for task in queue.waiting if not task.throttled]
+    return max(queue.ticked_ns or 0, *waits, 0)
+
+
+def _held_cpus_words(subject: _HeldCpus) -> str:
+    if len(subject.found) == 1:
+        return subject.found[0].text
+    cpus = ranges(queue.cpu for queue in subject.queues)
+    longest = max(map(_held_ns, subject.queues))
+    return (
+        f"cpu{cpus}: no interrupts, or no turn for tasks that wait, for up to "
+        f"{duration(longest)}; below the limits of the kernel's watchdogs"
+    )
+
+
+def _held_cpus_evidence(subject: _HeldCpus) -> Iterator[str]:
+    if len(subject.found) == 1:
+        yield "below the limits of the kernel's watchdogs"
+        return
+    yield from (each.text for each in subject.found[:_MOST_LINES])
+    if left := len(subject.found[_MOST_LINES:]):
+        yield f"… {left:,} more"
 
 
 CPU_STALLED: tuple[VerdictRule[Any], ...] = (
     present_stalls("cpu-stalled"),
     logged_stalls("cpu-stalled", ("soft-lockup", "hard-lockup")),
+    VerdictRule(
+        code="cpu-stalled",
+        needs=("cpus",),
+        when=_held_cpus,
+        severity="info",
+        confidence="exact",
+        words=_held_cpus_words,
+        evidence=_held_cpus_evidence,
+        see=lambda subject: ("cpus", "--stalls", "-v"),
+    ),
 )
 
 

@@ -512,7 +512,7 @@ def _uninterruptible_evidence(subject: _Uninterruptible) -> Iterator[str]:
     lines = [*roots_of(subject.locks, subject.waits)]
     yield from lines[:_SHOWN]
     if left := len(lines[_SHOWN:]):
-        yield f"… {left:,} more that tasks wait for"
+        yield f"… {left:,} more roots of waits"
 
 
 # --- memory
