@@ -92,6 +92,14 @@ def test_items_without_room_are_counted(left: int) -> None:
     assert lines[-1] == f"… {more} more roots: -n COUNT shows them"
 
 
+def test_items_without_room_are_named() -> None:
+    items = [(text(f"verdict {n}"), *(text("fact") for _ in range(9))) for n in "abcd"]
+    block = Items(items, More("verdict"), ["deadlock", "io", "herd", "io"])
+    assert [*drawn([block], Device(80, 20))][-1] == (
+        "… 3 more verdicts (2 io, herd): -n COUNT shows them"
+    )
+
+
 @pytest.mark.parametrize("left", [-5, 2])
 def test_rows_without_room_are_counted(left: int) -> None:
     many = Table((Column("N"),), [[str(n)] for n in range(50)], More("row", left))

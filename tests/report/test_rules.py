@@ -263,8 +263,8 @@ def test_what_a_parent_in_vfork_waits_for() -> None:
 
 def test_each_rule_is_true_to_its_form() -> None:
     # Stalls have two rules each: what stands still now, and what the log has, or who
-    # has no turn though nothing stands still.
-    assert max(Counter(rule.code for rule in RULES).values()) == 2
+    # has no turn though nothing stands still; and of CPUs, what is below the limits.
+    assert max(Counter(rule.code for rule in RULES).values()) == 3
     assert all({*rule.needs} <= {*names(ReportParts)} for rule in RULES)
     parts = parts_of("locks-6.12")
     for verdict in verdicts(RULES, parts):
@@ -728,6 +728,39 @@ def test_waiters_of_a_starved_task_are_no_hung_tasks_too() -> None:
     assert line.endswith("hog")
 
 
+def test_what_is_below_the_limits_of_a_stall_is_no_all_clear() -> None:
+    """Threads of the kernel do not leave their CPUs; the dump comes seconds later."""
+    parts = parts_of("cpulock-6.12")
+    found = said(parts)["cpu-stalled"]
+    lines = [line for each in found for line in (each.text, *each.evidence)]
+    for name in ("cm-irqs-off", "cm-preempt-off", "cm-softirq-off"):
+        assert any(f" {name}" in line for line in lines)
+    first, *_ = steps_of(parts)
+    assert first.startswith("msa-cpus ")
+    assert " --stalls" in first
+    # One that turns as it should is not in it.
+    assert not any("hog-3-" in line for line in lines)
+
+
+def test_stalls_behind_one_cpu_are_one_verdict() -> None:
+    parts = parts_of("stalls-locks-6.12")
+    assert parts.cpus is not None
+    assert parts.cpus.stalls is not None
+    stalls = [each for each in parts.cpus.stalls.found if each.over_limit]
+    of_cpus = [each for each in stalls if each.code == "cpu-stalled"]
+    found = said(parts)["cpu-stalled"]
+    causes = {each.culprit_cpu for each in of_cpus}
+    assert None not in causes
+    assert len(found) == len(causes) < len(of_cpus)
+    (holder,) = (each for each in found if " sm-own-lock is in " in each.text)
+    behind = [line for line in holder.evidence if line.startswith("behind it")]
+    # The owner's own text is certain; that of the waiter is not.
+    assert holder.confidence == "exact"
+    assert any("(circumstantial)" in line and "sm_spinlock" in line for line in behind)
+    said_of = [holder.text, *(line.partition(": ")[2] for line in behind)]
+    assert {*said_of} == {each.text for each in of_cpus if each.culprit_cpu == 1}
+
+
 def test_stall_without_a_cpu_explains_nobody() -> None:
     """RCU that one reader holds up is no reason why another task does not run."""
     parts = parts_of("fieldcalls-6.12")
@@ -811,6 +844,14 @@ def test_tables_of_the_scheduler_are_no_lines_that_matter() -> None:
     assert any(text.startswith(" S            task   PID") for text in printed)
     shown = last_lines(log)
     assert not any("kworker/" in line or "runnable tasks" in line for line in shown)
+    tables_of = (
+        "sched_clock_stable()                    : 1",
+        "  .curr->pid                     : 203",
+        "  .removed.load_avg              : 0",
+        "  .dl_bw->total_bw               : 104856",
+    )
+    rows = [replace(log[-1], level=3, text=each) for each in tables_of]
+    assert last_lines((*log, *rows)) == shown
     # What comes with them is kept.
     failed = replace(log[-1], level=3, text="Buffer I/O error on dev sda")
     assert last_lines((*log, failed))[-1].endswith("] Buffer I/O error on dev sda")
@@ -830,8 +871,8 @@ def test_first_page_has_each_code_and_explains_its_marks(dump: str) -> None:
     all_words = *words, "-n", "all"
     everything = call(load("report"), *all_words, opening=open_target).out
     assert all(f"  {verdict['text']}\n" in everything for verdict in found)
-    assert "… in short" in page
-    assert "… in short" not in everything
+    assert ", in short" in page
+    assert ", in short" not in everything
     assert (
         "\n(likely) by a field that may be out of date; (circumstantial) " in everything
     )

@@ -26,6 +26,7 @@ from msatools.locks.report import Root
 from msatools.report.log import Cause, Event, faulting
 from msatools.report.model import Severity, VerdictConfidence
 from msatools.report.rule import (
+    DOUBTS,
     ReportParts,
     VerdictRule,
     ago,
@@ -94,6 +95,8 @@ _RECENT_NS = 60_000_000_000
 class _PresentStall(Struct, frozen=True):
     stall: Stall
     parts: ReportParts
+    behind: list[Stall]
+    """What stands still because of the same CPU."""
 
 
 def present_stalls(code: StallCode) -> VerdictRule[_PresentStall]:
@@ -101,9 +104,7 @@ def present_stalls(code: StallCode) -> VerdictRule[_PresentStall]:
     return VerdictRule(
         code=code,
         needs=("cpus",),
-        when=lambda parts: (
-            _PresentStall(stall, parts) for stall in _stalls_of(parts, code)
-        ),
+        when=lambda parts: _joined_stalls(parts, code),
         severity="critical",
         confidence=lambda subject: subject.stall.confidence,
         words=lambda subject: subject.stall.text,
@@ -121,11 +122,35 @@ def _stalls_of(parts: ReportParts, code: str) -> Iterator[Stall]:
         )
 
 
+def _joined_stalls(parts: ReportParts, code: str) -> Iterator[_PresentStall]:
+    """Yield what stands still, the worst first, and all that one CPU holds up as one.
+
+    The stall of that CPU itself comes first of those, if it is one.
+    """
+    found = [*_stalls_of(parts, code)]
+    while found:
+        culprit = found[0].culprit_cpu
+        alike = [each for each in found if each.culprit_cpu == culprit]
+        if culprit is None:
+            alike = found[:1]
+        # Sorting keeps the order of the others.
+        first, *behind = sorted(alike, key=lambda each: each.cpus != (culprit,))
+        yield _PresentStall(first, parts, behind)
+        found = [each for each in found if each not in alike]
+
+
 def _stall_evidence(subject: _PresentStall) -> Iterator[str]:
     stall, parts = subject.stall, subject.parts
-    yield f"the kernel's limit is {duration(stall.limit_ns)}"
-    yield from stall.chain[:_MOST_LINES]
-    yield from behind_starved(parts, lambda task: not task.throttled, stall.cpus)
+    yield f"this is called a stall from {duration(stall.limit_ns)} on"
+    chain = [each for each in stall.chain if each.partition(": ")[2] not in stall.text]
+    yield from chain[:_MOST_LINES]
+    for other in subject.behind[:_MOST_LINES]:
+        doubt = DOUBTS[other.confidence]
+        yield f"behind it{f' ({doubt})' if doubt else ''}: {other.text}"
+    if left := len(subject.behind[_MOST_LINES:]):
+        yield f"… {count_text(left, 'more stall')} behind it"
+    cpus = {cpu for each in (stall, *subject.behind) for cpu in each.cpus}
+    yield from behind_starved(parts, lambda task: not task.throttled, cpus)
 
 
 def behind_starved(
@@ -235,8 +260,8 @@ def _stalls_evidence(subject: LoggedStalls) -> Iterator[str]:
 
 # --- A CPU takes no interrupts, or does not switch to tasks that wait for it.
 #
-# Below the limits of the kernel's watchdogs this is for information: a page without it
-# would be a false all-clear, as msa-cpus itself reports it.
+# Below the limits of a stall this is for information: a page without it would be a
+# false all-clear, as msa-cpus itself reports it.
 
 
 _BELOW_LIMITS = ("not-ticked", "not-switched", "starving-tasks")
@@ -253,7 +278,7 @@ class _HeldCpus(Struct, frozen=True):
     queues: list[RunQueue]
 
 
-def _held_cpus(parts: ReportParts) -> Iterator[_HeldCpus]:
+def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
     assert parts.cpus is not None
     queues = {
         queue.cpu: queue
@@ -283,13 +308,13 @@ def _held_cpus_words(subject: _HeldCpus) -> str:
     longest = max(map(_held_ns, subject.queues))
     return (
         f"cpu{cpus}: no interrupts, or no turn for tasks that wait, for up to "
-        f"{duration(longest)}; below the limits of the kernel's watchdogs"
+        f"{duration(longest)}, which is below the limits of a stall"
     )
 
 
 def _held_cpus_evidence(subject: _HeldCpus) -> Iterator[str]:
     if len(subject.found) == 1:
-        yield "below the limits of the kernel's watchdogs"
+        yield "this is below the limits of a stall"
         return
     yield from (each.text for each in subject.found[:_MOST_LINES])
     if left := len(subject.found[_MOST_LINES:]):
@@ -302,7 +327,7 @@ CPU_STALLED: tuple[VerdictRule[Any], ...] = (
     VerdictRule(
         code="cpu-stalled",
         needs=("cpus",),
-        when=_held_cpus,
+        when=_when_held,
         severity="info",
         confidence="exact",
         words=_held_cpus_words,

@@ -500,9 +500,11 @@ def _uninterruptible(parts: ReportParts) -> Iterator[_Uninterruptible]:
 
 def _uninterruptible_text(subject: _Uninterruptible) -> str:
     count, oldest = len(subject.waits), subject.waits[0]
-    have = "has" if count == 1 else "have"
+    if count == 1:
+        who = pid_text(oldest.pid, oldest.comm)
+        return f"{who} has been in state D for {duration(oldest.age_ns)}"
     return (
-        f"{count_text(count, 'task')} {have} been in state D for "
+        f"{count_text(count, 'task')} have been in state D for "
         f"{duration(_A_WHILE_NS)} or longer; the longest is "
         f"{pid_text(oldest.pid, oldest.comm)}, {duration(oldest.age_ns)}"
     )

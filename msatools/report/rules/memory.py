@@ -503,7 +503,7 @@ def _memory_poisoned_words(subject: _Poisoned) -> str:
 
 
 def _memory_poisoned_evidence(subject: _Poisoned) -> Iterator[str]:
-    yield "counted by num_poisoned_pages: hardware errors, or errors injected for a test"
+    yield "counted by num_poisoned_pages: hardware errors, or injected for a test"
     tasks = dict.fromkeys(
         (int(found["pid"]), found["comm"])
         for record in subject.parts.log
