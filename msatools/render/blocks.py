@@ -60,6 +60,15 @@ class Text(Struct, frozen=True):
     """What becomes of a line that is wider than the terminal: it goes on in further
     lines; or its end is cut off, unless more detail is wanted; or nothing."""
 
+    hang: int | None = None
+    """Where the further lines begin, in columns; ``None`` for a little to the right."""
+
+
+def term(name: str, width: int, meaning: str) -> Text:
+    """Return a line of a list: a name in *width* columns, and what it means."""
+    words = f"  {name:{width}}  {meaning}"
+    return Text((words,), hang=len(words) - len(meaning))
+
 
 def text(*spans: Cell) -> Text:
     """Return a line of pieces of text; an empty line if there are none."""

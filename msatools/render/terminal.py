@@ -166,7 +166,7 @@ class Drawing:
         elif text.narrow == "cut" and not self._full:
             yield self.clipped(row)
         else:
-            yield from self._flowing(row)
+            yield from self._flowing(row, text.hang)
 
     def clipped(self, row: Row) -> Row:
         """Return a line without what is beyond the terminal's width."""
@@ -176,13 +176,15 @@ class Drawing:
         kept = len(cut(joined, self._width)) - len(_CUT)
         return [*self._slice(row, 0, kept), Segment(_CUT[: self._width], _DIM)]
 
-    def _flowing(self, row: Row) -> Iterator[Row]:
+    def _flowing(self, row: Row, indent: int | None = None) -> Iterator[Row]:
         """Yield a line that is too wide as several."""
         joined = _joined(row)
         if self._width is None or columns_of(joined) <= self._width:
             yield row
             return
         hang = joined[: len(joined) - len(joined.lstrip(" "))] + _HANG
+        if indent is not None:
+            hang = " " * indent
         if len(hang) > self._width - _NARROWEST:
             hang = ""
         further = self._width - len(hang)

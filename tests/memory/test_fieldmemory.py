@@ -260,7 +260,7 @@ def test_verdicts(run: lab.Run, report: MemstatReport) -> None:
     said = {code: x["text"] + " ".join(x["evidence"]) for code, x in found.items()}
     assert f"{run.workload['tables'][0]} tables-0 16.1 MiB" in said["page-tables"]
     assert "module heapmodule" in said["memory-leak"]
-    assert "to hm_done" in said["memory-leak"]
+    assert "targets: hm_done [heapmodule]" in said["memory-leak"]
     assert "control group /limited ran out of memory" in said["out-of-memory"]
     victim = f"killed pid {run.workload['victim']} victim"
     assert victim in said["out-of-memory"]

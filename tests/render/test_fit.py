@@ -10,6 +10,7 @@ from msatools.render.blocks import (
     Span,
     Table,
     Tree,
+    term,
     text,
 )
 from msatools.render.device import Device
@@ -90,6 +91,11 @@ def test_items_without_room_are_counted(left: int) -> None:
     assert 0 < roots < 5
     more = 5 - roots + max(left, 0)
     assert lines[-1] == f"… {more} more roots: -n COUNT shows them"
+
+
+def test_lists_hang_below_what_a_name_means() -> None:
+    lines = [*drawn([term("name", 6, "what it means, at length")], Device(24))]
+    assert lines == ["  name    what it means,", "          at length"]
 
 
 def test_items_without_room_are_named() -> None:

@@ -393,10 +393,11 @@ def _memory_leak_evidence(subject: _Leak) -> Iterator[str]:
     if cache.objects_in_use is not None:
         yield f"{cache.objects_in_use:,} objects of {cache.bytes_each} bytes are in use"
     share = 100 * (cache.module_share or 0)
-    yield f"{share:.0f} % of the objects read contain a pointer into it"
+    yield f"{share:.0f} % of the objects read contain a pointer into the module"
     words = [word for word in cache.words or () if word.owner == cache.module]
     if words:
-        yield f"to {', '.join(word.name for word in words[:_MEMORY_LEAK_SHOWN])}"
+        names = ", ".join(word.name for word in words[:_MEMORY_LEAK_SHOWN])
+        yield f"the most frequent targets: {names}"
 
 
 MEMORY_LEAK = VerdictRule(
