@@ -511,8 +511,8 @@ class CgroupView:
                 yield _group("-slab", "slabs, charged object by object", owner)
                 self._losses.note(
                     "slab-charges",
-                    f"{owner.pages:,} slab pages hold objects of several control "
-                    "groups: these pages are one row",
+                    f"{owner.pages:,} slab pages are charged to control groups object "
+                    "by object: they are one row here",
                 )
 
 

@@ -74,7 +74,7 @@ def test_removed_groups_are_those_of_the_kernel(
     # From v7.0 on pages move to the parent, and those that have one alone are gone.
     assert len(dying) in (removed, removed + run.workload["many"])
     (note,) = [note.text for note in report.notes if note.code == "removed-cgroups"]
-    assert note.startswith(f"{len(dying):,} removed control groups live on")
+    assert note.startswith(f"{len(dying):,} removed control groups still exist")
     assert "on swap" in note
 
 

@@ -94,8 +94,8 @@ def test_items_without_room_are_counted(left: int) -> None:
 
 
 def test_lists_hang_below_what_a_name_means() -> None:
-    lines = [*drawn([term("name", 6, "what it means, at length")], Device(24))]
-    assert lines == ["  name    what it means,", "          at length"]
+    lines = [*drawn([term("name", 6, "what it means, at great length")], Device(34))]
+    assert lines == ["  name    what it means, at great", "          length"]
 
 
 def test_items_without_room_are_named() -> None:

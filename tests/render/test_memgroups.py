@@ -65,7 +65,7 @@ def test_much_swap_is_worth_more_than_shares_of_memory(
         pages=2010,
         classes=CLASSES,
         pid=1,
-        rss_pages=2000,
+        rss_pages=1024,
         pss_bytes=8 << 20,
         anon_pages=1000,
         private_pages=1000,

@@ -36,7 +36,9 @@ _BESIDE = ("hugetlb_pages", "swap_pages", "page_table_bytes")
 """Memory that RSS and its like leave out."""
 
 _MUCH_BESIDE = 1 << 20
-"""Bytes of it in one row that make its column worth more than theirs."""
+_SHARE_BESIDE = 1 / 4
+"""Bytes of it in one row, and its ratio to the memory there, that make its column worth
+more than theirs."""
 
 
 def groups_table(
@@ -75,9 +77,14 @@ def groups_table(
 
 
 def _is_much(groups: Iterable[PageGroup], name: str, page_size: int) -> bool:
+    """Return whether some row has much memory of a kind that is beside the others."""
     unit = page_size if name.endswith("_pages") else 1
-    amounts = (getattr(group, name, None) or 0 for group in groups)
-    return max(amounts, default=0) * unit >= _MUCH_BESIDE
+    for group in groups:
+        amount = (getattr(group, name, None) or 0) * unit
+        present = (getattr(group, "rss_pages", None) or group.pages) * page_size
+        if amount >= max(_MUCH_BESIDE, _SHARE_BESIDE * present):
+            return True
+    return False
 
 
 def _has_nothing(group: PageGroup) -> bool:
