@@ -263,6 +263,15 @@ _WHY = {
 }
 
 
+_WHY_OF_VIEWS = {
+    "--io": "the I/O in flight of each disk, and since when",
+    "--workqueues": "pools of workers: what is pending, and who is busy",
+}
+"""What views of msa-locks show, whichever verdict leads there."""
+
+_RUN_QUEUES = "each CPU's run queue: who runs, and who waits"
+
+
 def next_steps(
     parts: ReportParts, verdicts: Sequence[TriageVerdict]
 ) -> tuple[NextStep, ...]:
@@ -294,8 +303,11 @@ def next_steps(
 
 def _why(verdict: TriageVerdict) -> str:
     """Return what the command of a verdict shows."""
-    if verdict.see.endswith(" --io"):
-        return "the I/O in flight of each disk, since when, and of which tasks"
+    for words, why in _WHY_OF_VIEWS.items():
+        if verdict.see.endswith(f" {words}"):
+            return why
+    if verdict.code == "cpu-starved" and "--stalls" not in verdict.see:
+        return _RUN_QUEUES
     return _WHY.get(verdict.code, verdict.code)
 
 

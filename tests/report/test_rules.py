@@ -37,6 +37,7 @@ from msatools.report.rule import (
     ReportParts,
     VerdictRule,
     explained,
+    root_text,
     slab_groups,
     starved_roots,
     stopped_roots,
@@ -436,6 +437,14 @@ def test_steps_follow_from_the_summaries() -> None:
     state = replace(memory(1000 * MIB), removed_groups=30)
     groups = replace(parts_of("memory-6.12"), memory=state)
     assert steps_of(groups)[0] == "msa-memstat --by cgroup"
+
+
+@pytest.mark.parametrize("dump", ["zombies-6.12", "field-6.12", "tasks-6.12"])
+def test_each_step_has_its_own_reason(dump: str) -> None:
+    """Two lines with one reason do not say which of them to take."""
+    parts = parts_of(dump)
+    reasons = [step.why for step in next_steps(parts, verdicts(RULES, parts))]
+    assert len({*reasons}) == len(reasons) > 2
 
 
 def test_a_selection_shows_no_more_than_all() -> None:
@@ -852,6 +861,40 @@ def test_tables_of_the_scheduler_are_no_lines_that_matter() -> None:
     )
     rows = [replace(log[-1], level=3, text=each) for each in tables_of]
     assert last_lines((*log, *rows)) == shown
+
+
+def test_details_of_a_stall_of_rcu_are_no_lines_that_matter() -> None:
+    """They are the verdict's; that there was a stall is kept."""
+    (first, *_) = parts_of("workqueues-6.12").log
+    texts = (
+        "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+        "rcu: \t3-...!: (0 ticks this GP) idle=da70/0/0x0 softirq=81/81 fqs=0",
+        "rcu: \t(detected by 0, t=3015 jiffies, g=-487, q=1 ncpus=4)",
+        "rcu: \t(t=3006 jiffies g=-467 q=3 ncpus=7)",
+        "rcu: rcu_preempt kthread starved for 3016 jiffies! g-487 f0x2",
+        "rcu: RCU grace-period kthread stack dump:",
+        "rcu: Stack dump where RCU GP kthread last ran:",
+    )
+    log = [replace(first, level=3, time_ns=1, text=text) for text in texts]
+    assert [line.partition("] ")[2] for line in last_lines(log)] == [texts[0], texts[4]]
+
+
+def test_what_nothing_wakes_is_something_unknown() -> None:
+    parts = parts_of("locks-6.12")
+    assert parts.locks is not None
+    root = next(each for each in parts.locks.roots if each.kind == "external")
+    asleep = replace(root, external=None, reason="asleep in some_function")
+    assert root_text(asleep) == "something unknown (asleep in some_function)"
+    # A FUSE server that sleeps is known.
+    served = next(each for each in parts.locks.roots if each.external == "fuse")
+    assert "unknown" not in root_text(served)
+
+
+def test_memory_that_cannot_be_reclaimed_is_said_once() -> None:
+    found = said(parts_of("crashes-oom-6.12"))
+    lines = [line for each in found.values() for v in each for line in v.evidence]
+    assert len([line for line in lines if line.startswith("reclaim cannot")]) == 1
+    assert len({*lines}) == len(lines)
     # What comes with them is kept.
     failed = replace(log[-1], level=3, text="Buffer I/O error on dev sda")
     assert last_lines((*log, failed))[-1].endswith("] Buffer I/O error on dev sda")

@@ -28,6 +28,7 @@ from msatools.report.rule import (
     VerdictRule,
     ago,
     count_text,
+    judge,
     kinds_text,
     pid_text,
     slab_groups,
@@ -149,7 +150,12 @@ def _out_of_memory_evidence(subject: _MemoryShortage) -> Iterator[str]:
         yield f"killed {pid_text(each.pid, each.comm)}{amount}"
     for each in subject.alive[:_HOLDERS]:
         yield f"{pid_text(each.pid, each.comm)} waits: {waits_text(parts, each.pid)}"
-    if subject.is_fatal and last.constraint != "cgroup":
+    # Where memory cannot be reclaimed the verdict on that has them.
+    if (
+        subject.is_fatal
+        and last.constraint != "cgroup"
+        and not any(True for _ in judge(MEMORY_UNRECLAIMABLE, parts))
+    ):
         yield from kinds_text(parts)
 
 
