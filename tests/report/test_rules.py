@@ -861,6 +861,9 @@ def test_tables_of_the_scheduler_are_no_lines_that_matter() -> None:
     )
     rows = [replace(log[-1], level=3, text=each) for each in tables_of]
     assert last_lines((*log, *rows)) == shown
+    # What comes with them is kept.
+    failed = replace(log[-1], level=3, text="Buffer I/O error on dev sda")
+    assert last_lines((*log, failed))[-1].endswith("] Buffer I/O error on dev sda")
 
 
 def test_details_of_a_stall_of_rcu_are_no_lines_that_matter() -> None:
@@ -895,9 +898,6 @@ def test_memory_that_cannot_be_reclaimed_is_said_once() -> None:
     lines = [line for each in found.values() for v in each for line in v.evidence]
     assert len([line for line in lines if line.startswith("reclaim cannot")]) == 1
     assert len({*lines}) == len(lines)
-    # What comes with them is kept.
-    failed = replace(log[-1], level=3, text="Buffer I/O error on dev sda")
-    assert last_lines((*log, failed))[-1].endswith("] Buffer I/O error on dev sda")
 
 
 @pytest.mark.parametrize("dump", ["field-6.12", "locks-6.12"])
