@@ -264,51 +264,60 @@ def _stalls_evidence(subject: LoggedStalls) -> Iterator[str]:
 # false all-clear, as msa-cpus itself reports it.
 
 
-_BELOW_LIMITS = ("not-ticked", "not-switched", "starving-tasks")
-"""Codes of those findings of msa-cpus."""
-
 _A_WHILE_NS = 2_000_000_000
 """Many turns of other tasks."""
 
 
 class _HeldCpus(Struct, frozen=True):
-    """CPUs that stand still for less than the kernel's limits."""
+    """CPUs that stand still for less than the limits of a stall."""
 
     found: list[Diagnostic]
-    queues: list[RunQueue]
+    held_ns: dict[int, int]
+    """For how long each of them has, by its number."""
 
 
 def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
     assert parts.cpus is not None
-    queues = {
-        queue.cpu: queue
-        for queue in parts.cpus.run_queues
-        if _held_ns(queue) >= _A_WHILE_NS
-    }
-    found = [
-        each
-        for each in parts.cpus.findings
-        if each.code in _BELOW_LIMITS and not {*each.cpus}.isdisjoint(queues)
-    ]
+    queues = {queue.cpu: queue for queue in parts.cpus.run_queues}
+    found, held_ns = [], dict[int, int]()
+    for each in parts.cpus.findings:
+        ages = {
+            cpu: age_ns
+            for cpu in each.cpus
+            if cpu in queues and (age_ns := _held_for(each, queues[cpu])) >= _A_WHILE_NS
+        }
+        if ages:
+            found.append(each)
+            for cpu, age_ns in ages.items():
+                held_ns[cpu] = max(age_ns, held_ns.get(cpu, 0))
     if found:
-        cpus = {cpu for each in found for cpu in each.cpus}
-        yield _HeldCpus(found, [queues[cpu] for cpu in sorted(cpus & queues.keys())])
+        yield _HeldCpus(found, held_ns)
 
 
-def _held_ns(queue: RunQueue) -> int:
-    """Return for how long a CPU has kept others waiting, or had no tick."""
-    waits = [task.wait_ns or 0 for task in queue.waiting if not task.throttled]
-    return max(queue.ticked_ns or 0, *waits, 0)
+def _held_for(found: Diagnostic, queue: RunQueue) -> int:
+    """Return for how long a CPU has stood still, in the way that msa-cpus has found; 0
+    if that is something else, or not known."""
+    if found.code == "not-ticked":
+        return queue.ticked_ns or 0
+    if found.code == "not-switched":
+        return queue.switched_ns or 0
+    if found.code == "starving-tasks":
+        waits = (
+            task.wait_ns or 0
+            for task in queue.waiting
+            if not task.throttled and task.wait_bound == "exact"
+        )
+        return max(waits, default=0)
+    return 0
 
 
 def _held_cpus_words(subject: _HeldCpus) -> str:
     if len(subject.found) == 1:
         return subject.found[0].text
-    cpus = ranges(queue.cpu for queue in subject.queues)
-    longest = max(map(_held_ns, subject.queues))
+    longest = max(subject.held_ns.values())
     return (
-        f"cpu{cpus}: no interrupts, or no turn for tasks that wait, for up to "
-        f"{duration(longest)}, which is below the limits of a stall"
+        f"cpu{ranges(subject.held_ns)}: no interrupts, or no turn for tasks that wait, "
+        f"for up to {duration(longest)}, which is below the limits of a stall"
     )
 
 
