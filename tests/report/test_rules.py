@@ -751,6 +751,20 @@ def test_what_is_below_the_limits_of_a_stall_is_no_all_clear() -> None:
     assert not any("hog-3-" in line for line in lines)
 
 
+def test_a_cpu_where_tasks_get_no_turn_is_said_once() -> None:
+    """It had run one of them for seconds, too, when the dump was taken."""
+    parts = parts_of("fieldcpus-6.1")
+    assert parts.cpus is not None
+    found = said(parts)
+    (starved,) = found["cpu-starved"]
+    cpu = starved.text.partition(":")[0]
+    codes = {f.code for f in parts.cpus.findings if f.text.startswith(f"{cpu} has")}
+    assert codes <= {"not-switched"}
+    stalls = found.get("cpu-stalled", [])
+    lines = [line for each in stalls for line in (each.text, *each.evidence)]
+    assert not any(line.startswith(f"{cpu} ") for line in lines)
+
+
 def test_stalls_behind_one_cpu_are_one_verdict() -> None:
     parts = parts_of("stalls-locks-6.12")
     assert parts.cpus is not None

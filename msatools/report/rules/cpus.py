@@ -278,7 +278,11 @@ class _HeldCpus(Struct, frozen=True):
 
 def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
     assert parts.cpus is not None
-    queues = {queue.cpu: queue for queue in parts.cpus.run_queues}
+    # Who waits there for a turn is a verdict of its own.
+    named = {cpu for each in _found(parts, "no-turn") for cpu in each.cpus}
+    queues = {
+        queue.cpu: queue for queue in parts.cpus.run_queues if queue.cpu not in named
+    }
     found, held_ns = [], dict[int, int]()
     for each in parts.cpus.findings:
         ages = {
