@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct
 
 from msatools.registry import GROUPS, NAMES, load, load_group
-from msatools.render.blocks import Block, Span, text
+from msatools.render.blocks import Block, Span, term, text
 
 # --- Finds the pages of the documentation: guides, and a page or more a command.
 
@@ -118,7 +118,7 @@ def topic_list() -> Iterator[Block]:
             yield text()
             yield text(Span(kind, "title"))
             for name, about in names.items():
-                yield text(f"  {name:{width}}  {about}")
+                yield term(name, width, about)
 
 
 def topic_blocks(topic: str) -> Iterator[Block]:

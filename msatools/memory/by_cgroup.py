@@ -627,11 +627,11 @@ class CgroupView:
         if not without:
             return
         swapped = sum(group.swap_pages or 0 for group in empty) * self._page_size
-        on_swap = f", with {size(swapped)} on swap" if swapped else ""
+        on_swap = f", but {size(swapped)} on swap" if swapped else ""
         self._losses.note(
             "removed-cgroups",
-            f"{removed:,} removed control groups live on, {without:,} of them without "
-            f"a page of their own{on_swap}; their slab objects and per-CPU memory are "
+            f"{removed:,} removed control groups still exist; {without:,} of them have "
+            f"no page of their own{on_swap}; their slab objects and per-CPU memory are "
             "charged to their parents",
         )
 
@@ -649,7 +649,7 @@ class CgroupView:
                 self._losses.note(
                     "slab-charges",
                     f"{owner.pages:,} slab pages are charged to control groups object "
-                    "by object: the column SLAB has how much to each",
+                    "by object: they are one row here; SLAB has how much to each",
                 )
 
 

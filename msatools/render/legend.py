@@ -17,6 +17,7 @@ from msatools.render.blocks import (
     Text,
     Tree,
     free_text,
+    term,
     text,
     verbatim,
 )
@@ -57,7 +58,7 @@ def legend_blocks(legend: Legend) -> Iterator[Block]:
         yield text(Span(group.title, "title"))
         width = max(len(entry.name) for entry in group.entries)
         for entry in group.entries:
-            yield text(f"  {entry.name:{width}}  {entry.meaning}")
+            yield term(entry.name, width, entry.meaning)
 
 
 def with_key(blocks: Iterable[Block], legend: Legend) -> Iterator[Block]:

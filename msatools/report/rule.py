@@ -216,7 +216,9 @@ def root_text(root: Root) -> str:
         return f"{guess}{pid_text(root.pid, root.comm)}: {root.reason}"
     if root.kind == "cycle":
         return f"{tasks_text(((pid, None) for pid in root.waiters), 4)}: {root.reason}"
-    return root.reason
+    # Who or what is to wake such a task is in no table of the kernel.
+    is_unknown = root.external is None and root.reason.startswith("asleep in ")
+    return f"something unknown ({root.reason})" if is_unknown else root.reason
 
 
 def is_vfork(wait: Wait) -> bool:

@@ -255,8 +255,8 @@ _WHY = {
     "hung-tasks": "what each hung task waits for in the end",
     "deadlock": "the tasks of the deadlock, with stacks",
     "possible-deadlock": "the tasks and locks, with stacks",
-    "io-stuck": "what is waited for, and by whom",
-    "frozen-filesystem": "who waits behind it",
+    "io-stuck": "each hung task's way to the device or server",
+    "frozen-filesystem": "who waits for the frozen file system",
     "lock-herd": "who is woken together, and by whom",
     "priority-inversion": "both tasks, with stacks",
     "cpu-stalled": "what each CPU does, and who waits for it",
@@ -267,10 +267,10 @@ _WHY = {
     "zombies": "why the parent does not reap",
     "pids-limit": "which limits are near, and who uses them up",
     "dump-damaged": "how much of memory is in the dump",
-    "stopped-owner": "who waits for it, and for which lock",
+    "stopped-owner": "who waits for the stopped tasks, and for which lock",
     "blocked-tasks": "each task's way to what it waits for in the end",
-    "kernel-memory": "whose it is",
-    "memory-unattributed": "what these pages point to",
+    "kernel-memory": "whose the kernel's memory is",
+    "memory-unattributed": "the pages without an owner, and what they point to",
     "counter-unexplained": "all counters beside what the scan found",
     "cpu-throttled": "who is throttled, by which group",
     "cpu-storm": "what each CPU does",
@@ -278,6 +278,15 @@ _WHY = {
     "irq-disabled": "interrupts, and which are disabled",
     "kernel-warnings": "the report with all notes",
 }
+
+
+_WHY_OF_VIEWS = {
+    "--io": "the I/O in flight of each disk, and since when",
+    "--workqueues": "pools of workers: what is pending, and who is busy",
+}
+"""What views of msa-locks show, whichever verdict leads there."""
+
+_RUN_QUEUES = "each CPU's run queue: who runs, and who waits"
 
 
 def next_steps(
@@ -290,7 +299,7 @@ def next_steps(
     steps: dict[str, str] = {}
     for verdict in verdicts:
         # The first is the worst.
-        steps.setdefault(verdict.see, _WHY.get(verdict.code, verdict.code))
+        steps.setdefault(verdict.see, _why(verdict))
     tools = {command.split(" ", 1)[0] for command in steps}
     for name, arguments, why in _hints(parts):
         # A view of memory adds to another one; of the others one page is enough.
@@ -307,6 +316,16 @@ def next_steps(
             steps.setdefault(command_line(parts.target, name, arguments), why)
     found = [NextStep(command=command, why=why) for command, why in steps.items()]
     return tuple(found[:MOST])
+
+
+def _why(verdict: TriageVerdict) -> str:
+    """Return what the command of a verdict shows."""
+    for words, why in _WHY_OF_VIEWS.items():
+        if verdict.see.endswith(f" {words}"):
+            return why
+    if verdict.code == "cpu-starved" and "--stalls" not in verdict.see:
+        return _RUN_QUEUES
+    return _WHY.get(verdict.code, verdict.code)
 
 
 def _covers(one: str, other: str) -> bool:

@@ -130,7 +130,7 @@ def test_removed_groups_without_pages(run: lab.Run, damaged: Patient) -> None:
     assert words[words.index("nr_dying_descendants") + 1] == "2"
     damaged.poke_member(damaged.prog["cgrp_dfl_root"].cgrp.nr_dying_descendants, 7)
     (note,) = (n for n in report_of(damaged.prog).notes if n.code == "removed-cgroups")
-    assert note.text.startswith("7 removed control groups live on, 5 of them")
+    assert note.text.startswith("7 removed control groups still exist; 5 of them")
 
 
 def test_counts_of_a_group_that_are_lost(

@@ -502,9 +502,11 @@ def _uninterruptible(parts: ReportParts) -> Iterator[_Uninterruptible]:
 
 def _uninterruptible_text(subject: _Uninterruptible) -> str:
     count, oldest = len(subject.waits), subject.waits[0]
-    have = "has" if count == 1 else "have"
+    if count == 1:
+        who = pid_text(oldest.pid, oldest.comm)
+        return f"{who} has been in state D for {duration(oldest.age_ns)}"
     return (
-        f"{count_text(count, 'task')} {have} been in state D for "
+        f"{count_text(count, 'task')} have been in state D for "
         f"{duration(_A_WHILE_NS)} or longer; the longest is "
         f"{pid_text(oldest.pid, oldest.comm)}, {duration(oldest.age_ns)}"
     )
@@ -514,7 +516,7 @@ def _uninterruptible_evidence(subject: _Uninterruptible) -> Iterator[str]:
     lines = [*roots_of(subject.locks, subject.waits)]
     yield from lines[:_SHOWN]
     if left := len(lines[_SHOWN:]):
-        yield f"… {left:,} more that tasks wait for"
+        yield f"… {left:,} more roots of waits"
 
 
 # --- memory
