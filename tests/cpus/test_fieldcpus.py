@@ -5,7 +5,7 @@
 import io
 import json
 import re
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from typing import Any
 
@@ -13,8 +13,13 @@ import pytest
 
 from fixtures import lab
 from msatools.cli.drgn_prompt import run_in_drgn
-from msatools.cpus.storms import UNKNOWN
+from msatools.cpus.storms import UNKNOWN, WorkSources
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.locks.report import Root
+from msatools.tasks.running_stacks import CpuStack
+from msatools.tasks.text import KernelText
 from tests.locks.reports import logged_report
 from tests.truth import tables
 
@@ -184,6 +189,60 @@ def test_storms(dump: str, kind: str, role: str, function: str) -> None:
     function = found["function"]
     said = [each["text"] for each in verdicts(dump, "cpu-storm")]
     assert len([text for text in said if function in text]) == 1
+
+
+FUNCTION = 0xFFFFFFFFC0401234
+"""An address of code, of which the names alone count."""
+
+POINTER = "a pointer"
+
+
+@cache
+def calls_in(dump: str, function: str) -> dict[str, int]:
+    """The functions that one calls, with a return address of each call."""
+    prog = tables.open_dump(dump, "dwarf")
+    symbol = prog.symbol(function)
+    code = prog.read(symbol.address, symbol.size)
+    found = {}
+    for at in range(len(code) - 5):
+        if code[at] != 0xE8:  # call rel32
+            continue
+        after = symbol.address + at + 5
+        distance = int.from_bytes(code[at + 1 : at + 5], "little", signed=True)
+        with suppress(LookupError):
+            target = prog.symbol((after + distance) % (1 << 64))
+            if target.name.startswith("__x86_indirect_thunk"):
+                found[POINTER] = after
+            elif target.address == (after + distance) % (1 << 64):
+                found[target.name] = after
+    return found
+
+
+@pytest.mark.parametrize(
+    ("called", "by", "is_known"),
+    [
+        ("bm_tasklet_again", POINTER, True),
+        # It returns, or it was not called yet.
+        ("its_return_thunk", POINTER, False),
+        ("__x86_indirect_thunk_rdx", POINTER, False),
+        # The caller's own doing, and what interrupted it.
+        ("wake_up_var", "wake_up_var", False),
+        ("asm_sysvec_apic_timer_interrupt", POINTER, False),
+    ],
+)
+def test_what_a_caller_calls(called: str, by: str, is_known: bool) -> None:
+    """By a stack as a CPU may have that is stopped at any instruction."""
+    dump = "fieldcpus-6.12"
+    prog = tables.open_dump(dump, "btf")
+    reader, losses = Reader(prog), LossLog()
+    text = KernelText(reader, losses)
+    percpu = read_percpu(reader, losses)
+    sources = WorkSources(reader, percpu, text, losses)
+    cpu = workload(dump)["cpus"]["free"]  # where no tasklet is queued
+    names = (called, "tasklet_action_common", "handle_softirqs")
+    after = calls_in(dump, "tasklet_action_common")[by]
+    sources._read[cpu] = CpuStack(names, (FUNCTION, after, after))
+    assert sources.tasklet(cpu) == (FUNCTION if is_known else None)
 
 
 def test_disabled_interrupt(dump: str) -> None:
