@@ -77,7 +77,7 @@ def test_machinery_does_not_count() -> None:
 def test_a_thunk_does_not_count() -> None:
     """A bad pointer faults in the thunk that jumps by it."""
     jumps = "__x86_indirect_thunk_rax"
-    assert of("gpf", jumps, "f", "g") == of("gpf", "f", "g")
+    assert of("protection-fault", jumps, "f", "g") == of("protection-fault", "f", "g")
     (first, *_) = faulting(frames("its_return_thunk", "f", "g"), "soft-lockup")
     assert first.function == "f"
 
