@@ -393,21 +393,25 @@ class _StallFinder:
             return
         age, cpus, tasks = rcu.age_ns, rcu.cpus, rcu.tasks
         limit = self._limits.rcu_ns
+        others = [task for task in rcu.waiters or () if task.expedited]
+        waiters = [task for task in rcu.waiters or () if not task.expedited]
         if age is None and (rcu.expedited_cpus or rcu.expedited_tasks):
             # It has no time of its own, but those who wait for it have.
-            expedited = [task for task in rcu.waiters or () if task.expedited]
-            age = max((task.wait_ns or 0 for task in expedited), default=None)
+            waiters, others = others, []
+            age = max((task.wait_ns or 0 for task in waiters), default=None)
             cpus, tasks = rcu.expedited_cpus, rcu.expedited_tasks
         age = self._chains.lasted(age)
         if age < STALL_NS:
             return
-        waiters = rcu.waiters or ()
         holders = GracePeriodHolders(self._chains, self._evidence.calls)
         text, cause, steps = holders.find(rcu, cpus, tasks, age)
         number = len(waiters)
         if number:
             verb = "task waits" if number == 1 else "tasks wait"
             text += f"; {number:,} {verb} for the grace period"
+        if others:
+            verb = "waits" if len(others) == 1 else "wait"
+            text += f"; {len(others):,} {verb} for an expedited one"
         yield self._stall(
             "rcu-stalled",
             "grace-period",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from msatools.locks.report import LocksReport, Root
+from msatools.locks.report import LockRow, LocksReport, Root
+from tests.cpus.test_fieldcpus import json_of
 from tests.locks.reports import logged_report
 from tests.support.dumps import open_dump
 
@@ -102,3 +103,106 @@ def test_a_spinlock_has_the_owner_that_stalls_have() -> None:
     name = "stalls-locks-6.12"
     (waiter,), (owner,) = pids(name, "want-lock"), pids(name, "own-lock")
     assert owners_of(name, waiter) == {owner: "evidence"}
+
+
+# --- grace periods of other kinds, and who holds them up
+
+
+@pytest.fixture(params=["fieldgrace-6.1", "fieldgrace-6.12", "fieldgrace-7.x"])
+def dump(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def lock_of(name: str, waiter: int) -> LockRow:
+    (lock,) = (each for each in report_of(name).locks if waiter in each.waiters)
+    return lock
+
+
+@pytest.mark.parametrize("waiter", ["first", "third"])
+def test_expedited_one_is_held_up_by_a_reader(dump: str, waiter: str) -> None:
+    """Which was preempted, so that RCU records it."""
+    known = said(dump)
+    assert owners_of(dump, known[waiter]) == {known["reader"]: "exact"}
+    text = "expedited RCU grace period, held up by a reader"
+    assert lock_of(dump, known[waiter]).what == text
+
+
+def test_expedited_ones_are_one_chain(dump: str) -> None:
+    """The second waits for the first, and the worker that runs it for the reader."""
+    known = said(dump)
+    assert owners_of(dump, known["second"]) == {known["first"]: "exact"}
+    (worker,) = (
+        each.pid
+        for each in report_of(dump).waits
+        if each.caller == "synchronize_rcu_expedited_wait_once"
+    )
+    for waiter in (*(known[each] for each in ("first", "second", "third")), worker):
+        (root,) = roots_of(dump, waiter)
+        assert root.pid == known["reader"]
+
+
+def test_tasks_that_do_not_switch_hold_up_rcu_tasks(dump: str) -> None:
+    """Both spin in the kernel, one of them with a mutex."""
+    known = said(dump)
+    owners = {known["spinner"]: "exact", known["owner"]: "exact"}
+    assert owners_of(dump, known["tasks"]) == owners
+    text = "RCU Tasks grace period, held up by 2 tasks that have not switched"
+    assert lock_of(dump, known["tasks"]).what == text
+
+
+def test_waiters_for_each_kind_of_grace_period(dump: str) -> None:
+    """As msa-cpus counts them; RCU's grace periods are none of RCU Tasks."""
+    known = said(dump)
+    rcu = json_of("cpus", dump, "--stalls")["stalls"]["rcu"]
+    waiting = {each["pid"]: each["expedited"] for each in rcu["waiters"]}
+    assert known["tasks"] not in waiting
+    assert all(waiting[known[each]] for each in ("first", "second", "third"))
+    readers = {each["pid"] for each in rcu["expedited_tasks"]}
+    assert readers == {known["reader"]}
+
+
+# --- a real-time task whose time is used up
+
+
+def test_owner_is_a_throttled_realtime_task(dump: str) -> None:
+    """By sched_rt_runtime_us, which limits them until v6.12."""
+    known = said(dump)
+    (root,) = roots_of(dump, known["waiter"])
+    assert root.pid == known["owner"]
+    is_throttled = root.reason == "throttled by sched_rt_runtime_us"
+    found = json_of("report", dump)["verdicts"]
+    texts = [each["text"] for each in found if each["code"] == "cpu-throttled"]
+    # The guest asked a moment before, and it runs for 60 ms of each second.
+    if known["throttled"] is None:
+        assert not is_throttled
+        assert not texts
+        assert re.match(r"(runs on|waits for) CPU 1\b", root.reason)
+    elif is_throttled:
+        (text,) = texts
+        assert text.startswith(f"pid {known['owner']} owner, for which 2 tasks wait")
+        assert text.endswith("is throttled by sched_rt_runtime_us")
+    else:
+        assert root.reason.startswith("runs on CPU 1 ")
+
+
+# --- a log that has lost what was before
+
+
+def test_where_the_log_begins(dump: str) -> None:
+    report = json_of("report", dump)
+    (note,) = (each for each in report["notes"] if each["code"] == "log-begins")
+    found = re.fullmatch(
+        r"the kernel's log begins at [\d.]+s: ([\d,]+) messages before that are "
+        "overwritten",
+        note["text"],
+    )
+    assert found is not None
+    # The kernel may have said something since the guest asked.
+    first = said(dump)["first_message"]
+    assert first <= int(found[1].replace(",", "")) <= first + 200
+
+
+def test_a_taint_whose_cause_is_lost(dump: str) -> None:
+    found = json_of("report", dump)["verdicts"]
+    (warned,) = (each for each in found if each["code"] == "kernel-warnings")
+    assert warned["text"] == "it warned (taint W), which the log no longer has"
