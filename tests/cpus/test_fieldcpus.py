@@ -7,20 +7,32 @@ import json
 import re
 from contextlib import redirect_stdout, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from drgn.helpers.linux.sched import cpu_curr
 
 from fixtures import lab
+from fixtures.lab import sparse
 from msatools.cli.drgn_prompt import run_in_drgn
+from msatools.cpus.cpus import CpusOptions, collect_cpus
 from msatools.cpus.storms import UNKNOWN, WorkSources
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.report import Root
+from msatools.program import TargetSpec, open_target
 from msatools.tasks.running_stacks import CpuStack
 from msatools.tasks.text import KernelText
 from tests.locks.reports import logged_report
+from tests.support.elf import (
+    RIP_OFFSET,
+    RSP_OFFSET,
+    cpu_registers,
+    file_offset,
+    load_segments,
+)
 from tests.truth import tables
 
 
@@ -243,6 +255,34 @@ def test_what_a_caller_calls(called: str, by: str, is_known: bool) -> None:
     after = calls_in(dump, "tasklet_action_common")[by]
     sources._read[cpu] = CpuStack(names, (FUNCTION, after, after))
     assert sources.tasklet(cpu) == (FUNCTION if is_known else None)
+
+
+def test_cpu_that_returns_by_a_thunk(tmp_path: Path) -> None:
+    """A CPU was stopped so once: whose return it is is unknown, its caller is not."""
+    dump, name = "fieldcpus-6.12", "tasklet_action_common"
+    prog, cpu = tables.open_dump(dump, "dwarf"), workload(dump)["cpus"]["tasklets"]
+    trace = prog.stack_trace(cpu_curr(prog, cpu))
+    (caller,) = (each for each in trace if each.name == name and not each.is_inline)
+    words = {
+        RSP_OFFSET: caller.sp - 8,
+        RIP_OFFSET: prog.symbol("its_return_thunk").address,
+    }
+    copy = tmp_path / "vmcore"
+    sparse.copy_file(lab.build(dump).elf, copy)
+    stack = file_offset(prog, load_segments(copy), caller.sp - 8)
+    with copy.open("r+b") as file:
+        for place, word in (
+            (stack, calls_in(dump, name)[POINTER]),
+            *((cpu_registers(copy)[cpu] + at, word) for at, word in words.items()),
+        ):
+            file.seek(place)
+            file.write(word.to_bytes(8, "little"))
+    found = open_target(TargetSpec(path=str(copy), types="btf")).prog
+    report = collect_cpus(found, options=CpusOptions(doing=True))
+    (storm,) = (each for each in report.storms or () if each.kind == "tasklet")
+    assert (storm.cpu, storm.function) == (cpu, UNKNOWN)
+    (queue,) = (each for each in report.run_queues if each.cpu == cpu)
+    assert queue.doing == f"kernel {name}"
 
 
 def test_disabled_interrupt(dump: str) -> None:
