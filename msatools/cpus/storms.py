@@ -192,15 +192,15 @@ class WorkSources:
         if stack is None:
             return None
         names = [name.partition(".")[0] for name in stack.names]
-        for caller in callers:
-            if caller in names and (place := names.index(caller)):
-                # Between two it is in a function of that file itself.
-                called = names[place - 1]
-                is_own = called.startswith((own, *ENTRIES)) or is_thunk(called)
-                if caller in _BY_POINTER and self._stacks.called(stack.pcs[place]):
-                    is_own = True
-                return None if is_own else stack.pcs[place - 1]
-        return None
+        places = [names.index(caller) for caller in callers if caller in names]
+        place = min(places, default=0)
+        if not place:
+            return None  # between two it is in the caller itself
+        called = names[place - 1]
+        is_own = called.startswith((own, *ENTRIES)) or is_thunk(called)
+        if names[place] in _BY_POINTER and self._stacks.called(stack.pcs[place]):
+            is_own = True
+        return None if is_own else stack.pcs[place - 1]
 
 
 def call_text(call: CrossCall) -> str | None:

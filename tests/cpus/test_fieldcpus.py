@@ -24,7 +24,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks.report import Root
 from msatools.program import TargetSpec, open_target
 from msatools.tasks.running_stacks import CpuStack
-from msatools.tasks.text import KernelText
+from msatools.tasks.text import KernelText, kernel_symbol
 from tests.locks.reports import logged_report
 from tests.support.elf import (
     RIP_OFFSET,
@@ -207,6 +207,22 @@ FUNCTION = 0xFFFFFFFFC0401234
 """An address of code, of which the names alone count."""
 
 POINTER = "a pointer"
+
+
+def test_caller_within_a_caller() -> None:
+    """Newer kernels have csd_do_func(), which is none of those that are asked for."""
+    dump = "fieldcpus-6.12"
+    reader, losses = Reader(tables.open_dump(dump, "btf")), LossLog()
+    percpu = read_percpu(reader, losses)
+    text = KernelText(reader, losses)
+    sources = WorkSources(reader, percpu, text, losses)
+    cpu = workload(dump)["cpus"]["free"]
+    names = ("f", "csd_do_func", "__flush_smp_call_function_queue", "sysvec_call")
+    function = kernel_symbol(reader.prog, "wake_up_var")
+    sources._read[cpu] = CpuStack(names, (function, 0, 0, 0))
+    assert sources.call(cpu) == "wake_up_var"
+    sources._read[cpu] = CpuStack(("its_return_thunk", *names[1:]), (1, 0, 0, 0))
+    assert sources.call(cpu) is None
 
 
 @cache
