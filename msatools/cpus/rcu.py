@@ -22,14 +22,18 @@ from msatools.tasks.table import TaskReader, TaskTable
 _WAITS = (
     *("synchronize_rcu", "__wait_rcu_gp", "wait_rcu_gp", "rcu_barrier"),
     *("kvfree_rcu_barrier", "synchronize_sched"),
-    *("cond_synchronize_rcu", "exp_funnel_lock", "rcu_exp_wait_wake"),
+    *("cond_synchronize_rcu", "exp_funnel_lock"),
 )
 """Prefixes of the functions that wait for a grace period."""
 
 _OTHER_FLAVOURS = ("synchronize_rcu_tasks", "rcu_barrier_tasks")
 """Of those, functions that wait for other readers, as synchronize_srcu() does."""
 
-_EXPEDITED = ("synchronize_rcu_expedited", "exp_funnel_lock", "rcu_exp_wait_wake")
+_WORKER = frozenset({"synchronize_rcu_expedited_wait_once", "rcu_exp_wait_wake"})
+"""Functions of who runs an expedited grace period: a worker, or once who asked for it
+(kernel/rcu/tree_exp.h)."""
+
+_EXPEDITED = ("synchronize_rcu_expedited", "exp_funnel_lock")
 
 
 def read_grace_period(
@@ -156,7 +160,9 @@ class _StackWait(Struct, frozen=True):
 
 
 def _waits_in(names: Sequence[str]) -> _StackWait | None:
-    # RCU's own threads and timers sleep in functions of other names.
+    # RCU's own threads and timers sleep in functions of other names, or further in.
+    if not _WORKER.isdisjoint(names) and "synchronize_rcu_expedited" not in names:
+        return None
     found = [name for name in names if name.startswith(_WAITS)]
     if not found or found[-1].startswith(_OTHER_FLAVOURS):
         return None

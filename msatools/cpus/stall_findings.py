@@ -16,6 +16,7 @@ from msatools.cpus.model import (
 )
 from msatools.cpus.stall_chains import (
     STALL_NS,
+    RunningTask,
     StallCause,
     StallEvidence,
     WaitChains,
@@ -109,21 +110,37 @@ class GracePeriodHolders:
 
     def _reader(self, task: GracePeriodTask) -> str:
         """Return what a reader that has left its CPU does."""
-        blocker = self._chains.runs_instead(task)
+        blocker = self._in_the_way(task)
         if blocker is not None:
             return (
                 f"pid {task.pid} {task.comm} was preempted, and waits for "
                 f"cpu{blocker.cpu}, which runs pid {blocker.pid} {blocker.comm}"
             )
-        state = f" in state {task.state}" if task.state else ""
         since = "" if task.wait_ns is None else f" for {duration(task.wait_ns)}"
+        if task.cpu is not None:
+            # It is recorded until it has ended, also when it runs again.
+            queue = self._chains.queues.get(task.cpu)
+            current = None if queue is None else queue.current
+            does = f"has had no turn on cpu{task.cpu}{since}"
+            if current is not None and current.pid == task.pid:
+                does = f"runs on cpu{task.cpu}"
+            elif (task.wait_ns or 0) < STALL_NS:
+                does = f"gets turns on cpu{task.cpu}"
+            return f"pid {task.pid} {task.comm} is still one, and {does}"
+        state = f" in state {task.state}" if task.state else ""
         return f"pid {task.pid} {task.comm} has slept{state}{since}"
 
     def _reader_culprit(self, task: GracePeriodTask) -> StallCause:
-        blocker = self._chains.runs_instead(task)
+        blocker = self._in_the_way(task)
         if blocker is None:
-            return StallCause((), "", "exact", None, task.pid)
+            return StallCause((), "", "exact", task.cpu, task.pid)
         return StallCause((), "", "exact", blocker.cpu, blocker.pid)
+
+    def _in_the_way(self, task: GracePeriodTask) -> RunningTask | None:
+        """Return what runs instead of a reader that has had no turn for long."""
+        if task.wait_ns is not None and task.wait_ns < STALL_NS:
+            return None
+        return self._chains.runs_instead(task)
 
     def _keeps_from_running(
         self, thread: GracePeriodTask | None

@@ -157,8 +157,21 @@ def test_waiters_for_each_kind_of_grace_period(dump: str) -> None:
     waiting = {each["pid"]: each["expedited"] for each in rcu["waiters"]}
     assert known["tasks"] not in waiting
     assert all(waiting[known[each]] for each in ("first", "second", "third"))
+    assert len(waiting) == 3
     readers = {each["pid"] for each in rcu["expedited_tasks"]}
     assert readers == {known["reader"]}
+
+
+def test_reader_and_not_who_takes_turns_with_it(dump: str) -> None:
+    known = said(dump)
+    found = json_of("cpus", dump, "--stalls")["stalls"]["found"]
+    (stall,) = (each for each in found if each["code"] == "rcu-stalled")
+    assert (stall["culprit_cpu"], stall["culprit_pid"]) == (2, known["reader"])
+    assert re.search(
+        rf"pid {known['reader']} gm-reader is still one, and (runs|gets turns) on cpu2"
+        "; 3 (wait for an expedited one|tasks wait for the grace period)$",
+        stall["text"],
+    )
 
 
 # --- a real-time task whose time is used up
