@@ -184,6 +184,10 @@ def test_warnings_are_counted_by_place(dump: str) -> None:
 # --- who makes work
 
 
+TICK_NS = 4_000_000
+"""Of Debian's kernels."""
+
+
 @pytest.mark.parametrize(
     ("kind", "role", "function"),
     [
@@ -194,7 +198,15 @@ def test_warnings_are_counted_by_place(dump: str) -> None:
 )
 def test_storms(dump: str, kind: str, role: str, function: str) -> None:
     storms = json_of("cpus", dump)["storms"]
-    (found,) = (each for each in storms if each["kind"] == kind)
+    kinds = [each["kind"] for each in storms]
+    if kind == "timer" and kind not in kinds:
+        # A busy host ran the guest so little that its ticks are as many.
+        known = workload(dump)
+        up_ns = known["times"]["monotonic_ns"]
+        assert known["busy"]["timers"] * TICK_NS < 1.2 * up_ns
+        return
+    found = storms[kinds.index(kind)]
+    assert kinds.count(kind) == 1
     assert found["cpu"] == workload(dump)["cpus"][role]
     # A CPU may have been stopped between two tasklets.
     assert found["function"] in (function, *([UNKNOWN] if kind == "tasklet" else []))

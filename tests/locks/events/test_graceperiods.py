@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fixtures import lab
+from msatools.kernel.clocks import read_jiffies
 from msatools.locks.report import LockRow, LocksReport, Root
 from tests.cpus.test_fieldcpus import json_of
 from tests.locks.reports import logged_report
@@ -51,8 +52,9 @@ def held_up(name: str) -> tuple[set[int], int]:
     state = prog["rcu_state"]
     # So few CPUs have one node.
     mask = state.node[0].qsmask.value_()
-    ticks = prog["jiffies"].value_() - state.gp_start.value_() + 1
-    start_ns = prog["last_jiffies_update"].value_() - ticks * prog["tick_nsec"].value_()
+    jiffies = read_jiffies(prog)
+    start_ns = jiffies.past_ns(state.gp_start.value_() - 1)
+    assert start_ns is not None
     return {cpu for cpu in range(64) if mask >> cpu & 1}, start_ns
 
 
