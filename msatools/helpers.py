@@ -65,6 +65,13 @@ _QUEUED = ("mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex")
 _STRUCTS = {type_: tag for tag, type_ in reversed(LOCKS.items())} | {"folio": "folio"}
 """Maps the type of a lock to its structure."""
 
+_MADE = {
+    "task": ("struct task_struct *", "find_task(prog, PID)"),
+    "page": ("struct page *", "pfn_to_page(prog, PFN)"),
+    "lock": ("a lock or a pointer to one", "inode.i_rwsem"),
+}
+"""What each argument has to be, and how one comes by such an object."""
+
 T = TypeVar("T")
 
 
@@ -82,8 +89,9 @@ def lock_owner(lock: Object) -> Object | None:
     :raises TypeError: if it is no lock
     :raises drgn.FaultError: if the lock cannot be read
     """
+    found = _lock(lock)
     context = _lookup(lock.prog_).locks
-    for holder in holders_of(context, _lock(lock)):
+    for holder in holders_of(context, found):
         return _task(lock.prog_, holder.task)
     return None
 
@@ -97,12 +105,41 @@ def lock_waiters(lock: Object) -> Iterator[Object]:
     :raises TypeError: if it is no lock
     :raises drgn.FaultError: if the lock cannot be read
     """
-    prog, found = lock.prog_, _lock(lock)
+    found = _lock(lock)
+    prog = lock.prog_
     _pointed(lock).read_()
     queue = queue_of(_lookup(prog).locks, found)
     if queue is None and found.type in _QUEUED:
         raise drgn.FaultError("cannot read the waiters of the lock", found.address or 0)
     return iter([_task(prog, waiter.task) for waiter in queue or ()])
+
+
+def _require(name: str, given: object) -> None:
+    """
+    Refuse what is no object of the type that an argument has.
+
+    :param name: Name of the argument: a key of :data:`_MADE`.
+    :raises TypeError: which says what is asked for
+    """
+    wanted, such_as = _MADE[name]
+    is_right = isinstance(given, Object)
+    if isinstance(given, Object) and name != "lock":  # of those there are many types
+        type_ = given.type_.unaliased()
+        is_pointer = type_.kind == drgn.TypeKind.POINTER
+        target = type_.type.unaliased() if is_pointer else type_
+        is_struct = target.kind == drgn.TypeKind.STRUCT
+        is_right = is_struct and target.tag in wanted.split()
+        is_right &= is_pointer or name == "task"
+    if not is_right:
+        text = f"{name} must be an object of drgn, {wanted}, such as {such_as}"
+        raise TypeError(f"{text}, not {_kind(given)}")
+
+
+def _kind(given: object) -> str:
+    """Return the type of something, in C if it is an object of drgn."""
+    if isinstance(given, Object):
+        return str(given.type_.type_name())
+    return f"{given:#x}" if type(given) is int else type(given).__name__
 
 
 def _pointed(lock: Object) -> Object:
@@ -113,6 +150,7 @@ def _pointed(lock: Object) -> Object:
 
 def _lock(lock: Object) -> Lock:
     """Return the lock that an object is, or points to."""
+    _require("lock", lock)
     lock = _pointed(lock)
     type_ = lock.type_.unaliased()
     tag = type_.tag if type_.kind == drgn.TypeKind.STRUCT else None
@@ -147,6 +185,7 @@ def wait_lock(task: Object) -> Object | None:
     :return: The lock, as ``struct mutex`` or what it is; ``None`` if the task waits for
         no lock, for one of several, or for one in user space (a futex).
     """
+    _require("task", task)
     prog, report = task.prog_, _waits(task.prog_)
     wait = _wait_of(report, task)
     if wait is None or wait.lock is None:
@@ -170,6 +209,7 @@ def wait_chain(task: Object) -> list[Object]:
         the one that waits for nobody, before one that is in the list (a deadlock), or
         before one that cannot be read.
     """
+    _require("task", task)
     prog = task.prog_
     owners = {wait.pid: wait.owners for wait in _waits(prog).waits}
     chain, pids = [task], [task.pid.value_()]
@@ -210,6 +250,7 @@ def wait_target(task: Object) -> "WaitTarget | None":
     from msatools.prstat.prstat import collect_prstat
     from msatools.prstat.select import Options, Selection
 
+    _require("task", task)
     pid = task.pid.value_()
     if pid == 0:
         return None
@@ -226,6 +267,7 @@ def microstates(task: Object) -> "Thread":
     """
     from msatools.query.api import open
 
+    _require("task", task)
     return open(task.prog_).thread(task.pid.value_())
 
 
@@ -237,6 +279,7 @@ def zombie_reason(task: Object) -> str | None:
     :return: ``"never-waits"``, ``"sigchld-blocked"``, ``"parent-blocked"`` ...;
         ``None`` if the task is no zombie.
     """
+    _require("task", task)
     pid = task.pid.value_()
     found = (each for each in _zombies(task.prog_) if each.pid == pid)
     return next((each.verdict for each in found), None)
@@ -253,6 +296,7 @@ def page_class(page: Object) -> str | None:
     :return: ``"user.anon"``, ``"kernel.slab"``, ``"free.buddy"`` ...;
         ``None`` if it is not of the memmap, or cannot be read.
     """
+    _require("page", page)
     found = what_is(page.prog_, page.value_()).page_struct
     if found is None:
         return None
@@ -266,6 +310,12 @@ def what_is(prog: Program, address: int) -> AddressAnswer:
 
     :param address: Virtual address of the kernel.
     """
+    describe(prog)
+    if not isinstance(address, int) or not 0 <= address < 1 << 64:
+        raise TypeError(
+            "address must be an int of 64 bits, such as pointer.value_() or "
+            f"object.address_, not {_kind(address)}"
+        )
     return _answer(prog, "kernel", address)
 
 

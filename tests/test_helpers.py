@@ -147,3 +147,42 @@ def test_the_idle_task_waits_for_nobody() -> None:
     idle = program("lockmodule-6.12")["init_task"].address_of_()
     assert helpers.wait_chain(idle) == [idle]
     assert helpers.wait_target(idle) is None
+
+
+TASKS = ("microstates", "wait_chain", "wait_lock", "wait_target", "zombie_reason")
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (
+            TASKS,
+            r"task must be .*struct task_struct \*, such as find_task\(prog, PID\)",
+        ),
+        (("page_class",), r"page must be .*struct page \*, such as pfn_to_page"),
+        (("lock_owner", "lock_waiters"), "lock must be .*a lock or a pointer to one"),
+    ],
+)
+def test_a_wrong_argument_is_told_what_is_wanted(
+    names: tuple[str, ...], wanted: str
+) -> None:
+    prog = program("lockmodule-6.12")
+    given: list[tuple[Any, str]] = [(5, "0x5"), ("1", "str"), (None, "NoneType")]
+    given.append((prog, "Program"))
+    if "lock_owner" not in names:
+        mutex = Object(
+            prog, "struct mutex", address=prog.symbol("cgroup_mutex").address
+        )
+        given += [(mutex, "struct mutex"), (mutex.address_of_(), r"struct mutex \*")]
+    for name in names:
+        for each, kind in given:
+            with pytest.raises(TypeError, match=f"{wanted}.*, not {kind}$"):
+                getattr(helpers, name)(each)
+
+
+@pytest.mark.parametrize("address", ["init_task", None, 1.5, -1, 1 << 64])
+def test_an_address_is_a_number(address: Any) -> None:
+    with pytest.raises(TypeError, match="address must be an int of 64 bits"):
+        helpers.what_is(program("lockmodule-6.12"), address)
+    with pytest.raises(TypeError, match=r"prog must be a drgn.Program"):
+        helpers.what_is(address, 5)

@@ -56,7 +56,8 @@ def test_repr_is_one_short_line(report: Any) -> None:
     assert text.startswith(f"<{type(report).__name__} of '")
     assert report.target.release in text
     assert text.isprintable()
-    assert len(text) < 200
+    assert len(text) <= 120
+    assert " load" not in text
     assert repr(replace(report, interval_ns=5)) == text
 
 
@@ -67,6 +68,16 @@ def test_repr_counts_rows_and_escapes() -> None:
     assert shown == r"<ZombiesReport of 'a\x1b[1mb', '6.1\n': no rows>"
     many = replace(found, target=target, notes=(), groups=(), limits=[0] * 1234)
     assert repr(many).endswith(r": 1,234 limits>")
+
+
+@pytest.mark.parametrize("length", [10, 80, 100, 400])
+def test_repr_has_the_end_of_a_long_path(length: int) -> None:
+    found = reported("zombies")
+    path = "/" + "d" * length + "/vmcore.1"
+    text = repr(replace(found, target=replace(found.target, path=path)))
+    assert len(text) <= 120
+    assert "vmcore.1', '" in text
+    assert text.endswith(">")
 
 
 def text_of(report: Any) -> list[str]:
@@ -133,7 +144,9 @@ def test_differences(name: str, tmp_path: Any) -> None:
     found = reported(name, "--diff", str(file), str(file))
     assert isinstance(found, Presented)
     assert found.to_dict() == json.loads(as_json.dumps(found))
-    assert repr(found).startswith(f"<{type(found).__name__} of {str(file)!r}, ")
+    assert repr(found).startswith(f"<{type(found).__name__} of '")
+    assert repr(found).count(file.name) == 2
+    assert len(repr(found)) <= 120
     assert demo().target.release in printed(found)
     assert demo().target.release in found._repr_html_()
 

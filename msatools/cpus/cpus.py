@@ -6,6 +6,7 @@ The options of a report are here, with what they select.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
@@ -65,6 +66,7 @@ from msatools.tasks.running_stacks import StackReader, frame_texts
 from msatools.tasks.sampler import INTERRUPTS, running_frames
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.text import KernelText
+from msatools.tasks.waits import is_thunk
 
 # --- Options of msa-cpus.
 
@@ -529,8 +531,9 @@ def doing(
     """Return what a CPU was doing, by its registers in a dump.
 
     :param text: functions, also of modules without debug info
-    :return: ``user mode``, or ``kernel`` or ``interrupt`` with the innermost function;
-        ``None`` without registers, as on a live kernel, or for an offline CPU.
+    :return: ``user mode``, or ``kernel`` or ``interrupt`` with the innermost function
+        that is no thunk; ``None`` without registers, as on a live kernel, or for an
+        offline CPU.
     """
     try:
         task = current_task(prog, cpu).value_()
@@ -544,5 +547,9 @@ def doing(
     if innermost < KERNEL_HALF:
         return "user mode"
     entered = any(name.startswith(INTERRUPTS) for _, name in frames)
+    # A thunk's caller says more: what it returns to, or who jumps by it.
+    thunks = [*takewhile(is_thunk, (name for _, name in frames))]
+    if thunks and len(thunks) < len(frames):
+        innermost = frames[len(thunks)][0] - 1
     name = text.name(innermost) or hex(innermost)
     return f"{'interrupt' if entered else 'kernel'} {name}"

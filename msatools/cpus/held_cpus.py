@@ -30,7 +30,7 @@ from msatools.tasks.running_stacks import (
 )
 from msatools.tasks.table import PF_KTHREAD
 from msatools.tasks.unwind import stack_bytes
-from msatools.tasks.waits import classify
+from msatools.tasks.waits import classify, is_thunk
 
 # --- What a CPU does, by its stack and registers in a dump. The analysis is pure.
 
@@ -86,7 +86,7 @@ class Context(Struct, frozen=True):
 
     mode: Mode
     function: str | None
-    """The innermost function that is not part of a spinlock or a cross call."""
+    """The innermost function that is no thunk, nor part of a spinlock or cross call."""
 
     call: str | None
     """The system call."""
@@ -200,7 +200,7 @@ def _function(frames: Sequence[str]) -> str | None:
     for name in frames:
         if not name or name in _SPINS or name.startswith(_CALLS):
             continue
-        if not _LOCK_WORDS.fullmatch(name):
+        if not _LOCK_WORDS.fullmatch(name) and not is_thunk(name):
             return name
     return None
 

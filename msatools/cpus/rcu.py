@@ -5,6 +5,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from msatools.cpus.model import GracePeriod, GracePeriodTask
 from msatools.errors import MissingError
@@ -19,13 +20,20 @@ from msatools.tasks.states import letters
 from msatools.tasks.table import TaskReader, TaskTable
 
 _WAITS = (
-    *("synchronize_rcu", "synchronize_srcu", "__synchronize_srcu", "__wait_rcu_gp"),
-    *("wait_rcu_gp", "rcu_barrier", "kvfree_rcu_barrier", "synchronize_sched"),
-    *("cond_synchronize_rcu", "exp_funnel_lock", "rcu_exp_wait_wake"),
+    *("synchronize_rcu", "__wait_rcu_gp", "wait_rcu_gp", "rcu_barrier"),
+    *("kvfree_rcu_barrier", "synchronize_sched"),
+    *("cond_synchronize_rcu", "exp_funnel_lock"),
 )
 """Prefixes of the functions that wait for a grace period."""
 
-_EXPEDITED = ("synchronize_rcu_expedited", "exp_funnel_lock", "rcu_exp_wait_wake")
+_OTHER_FLAVOURS = ("synchronize_rcu_tasks", "rcu_barrier_tasks")
+"""Of those, functions that wait for other readers, as synchronize_srcu() does."""
+
+_WORKER = frozenset({"synchronize_rcu_expedited_wait_once", "rcu_exp_wait_wake"})
+"""Functions of who runs an expedited grace period: a worker, or once who asked for it
+(kernel/rcu/tree_exp.h)."""
+
+_EXPEDITED = ("synchronize_rcu_expedited", "exp_funnel_lock")
 
 
 def read_grace_period(
@@ -133,17 +141,31 @@ def waiters(tasks: TaskTable, now: TaskState) -> tuple[GracePeriodTask, ...]:
             comm=comm_text(tasks["comm"][row]),
             wait_ns=int(now.age_ns[row]),
             state=letter[row],
-            expedited=function.startswith(_EXPEDITED),
-            function=function,
+            expedited=wait.is_expedited,
+            function=wait.function,
         )
         for row, index in enumerate(stacks.index.tolist())
-        if (function := by_stack[index]) is not None
+        if (wait := by_stack[index]) is not None
     ]
     return tuple(sorted(found, key=lambda task: (-(task.wait_ns or 0), task.pid)))
 
 
-def _waits_in(names: Sequence[str]) -> str | None:
-    """Return the function on a stack that waits for a grace period, the outermost."""
-    # RCU's own threads and timers sleep in functions of other names.
+class _StackWait(Struct, frozen=True):
+    """The wait for a grace period that a stack shows."""
+
+    function: str
+    """The outermost function that waits for one."""
+
+    is_expedited: bool
+
+
+def _waits_in(names: Sequence[str]) -> _StackWait | None:
+    # RCU's own threads and timers sleep in functions of other names, or further in.
+    if not _WORKER.isdisjoint(names) and "synchronize_rcu_expedited" not in names:
+        return None
     found = [name for name in names if name.startswith(_WAITS)]
-    return found[-1].partition(".")[0] if found else None
+    if not found or found[-1].startswith(_OTHER_FLAVOURS):
+        return None
+    # synchronize_rcu() asks for an expedited one where rcu_expedited is set.
+    is_expedited = any(name.startswith(_EXPEDITED) for name in found)
+    return _StackWait(found[-1].partition(".")[0], is_expedited)

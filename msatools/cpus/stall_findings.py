@@ -16,6 +16,7 @@ from msatools.cpus.model import (
 )
 from msatools.cpus.stall_chains import (
     STALL_NS,
+    RunningTask,
     StallCause,
     StallEvidence,
     WaitChains,
@@ -109,21 +110,37 @@ class GracePeriodHolders:
 
     def _reader(self, task: GracePeriodTask) -> str:
         """Return what a reader that has left its CPU does."""
-        blocker = self._chains.runs_instead(task)
+        blocker = self._in_the_way(task)
         if blocker is not None:
             return (
                 f"pid {task.pid} {task.comm} was preempted, and waits for "
                 f"cpu{blocker.cpu}, which runs pid {blocker.pid} {blocker.comm}"
             )
-        state = f" in state {task.state}" if task.state else ""
         since = "" if task.wait_ns is None else f" for {duration(task.wait_ns)}"
+        if task.cpu is not None:
+            # It is recorded until it has ended, also when it runs again.
+            queue = self._chains.queues.get(task.cpu)
+            current = None if queue is None else queue.current
+            does = f"has had no turn on cpu{task.cpu}{since}"
+            if current is not None and current.pid == task.pid:
+                does = f"runs on cpu{task.cpu}"
+            elif (task.wait_ns or 0) < STALL_NS:
+                does = f"gets turns on cpu{task.cpu}"
+            return f"pid {task.pid} {task.comm} is still one, and {does}"
+        state = f" in state {task.state}" if task.state else ""
         return f"pid {task.pid} {task.comm} has slept{state}{since}"
 
     def _reader_culprit(self, task: GracePeriodTask) -> StallCause:
-        blocker = self._chains.runs_instead(task)
+        blocker = self._in_the_way(task)
         if blocker is None:
-            return StallCause((), "", "exact", None, task.pid)
+            return StallCause((), "", "exact", task.cpu, task.pid)
         return StallCause((), "", "exact", blocker.cpu, blocker.pid)
+
+    def _in_the_way(self, task: GracePeriodTask) -> RunningTask | None:
+        """Return what runs instead of a reader that has had no turn for long."""
+        if task.wait_ns is not None and task.wait_ns < STALL_NS:
+            return None
+        return self._chains.runs_instead(task)
 
     def _keeps_from_running(
         self, thread: GracePeriodTask | None
@@ -393,21 +410,25 @@ class _StallFinder:
             return
         age, cpus, tasks = rcu.age_ns, rcu.cpus, rcu.tasks
         limit = self._limits.rcu_ns
+        others = [task for task in rcu.waiters or () if task.expedited]
+        waiters = [task for task in rcu.waiters or () if not task.expedited]
         if age is None and (rcu.expedited_cpus or rcu.expedited_tasks):
             # It has no time of its own, but those who wait for it have.
-            expedited = [task for task in rcu.waiters or () if task.expedited]
-            age = max((task.wait_ns or 0 for task in expedited), default=None)
+            waiters, others = others, []
+            age = max((task.wait_ns or 0 for task in waiters), default=None)
             cpus, tasks = rcu.expedited_cpus, rcu.expedited_tasks
         age = self._chains.lasted(age)
         if age < STALL_NS:
             return
-        waiters = rcu.waiters or ()
         holders = GracePeriodHolders(self._chains, self._evidence.calls)
         text, cause, steps = holders.find(rcu, cpus, tasks, age)
         number = len(waiters)
         if number:
             verb = "task waits" if number == 1 else "tasks wait"
             text += f"; {number:,} {verb} for the grace period"
+        if others:
+            verb = "waits" if len(others) == 1 else "wait"
+            text += f"; {len(others):,} {verb} for an expedited one"
         yield self._stall(
             "rcu-stalled",
             "grace-period",

@@ -22,9 +22,10 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import read_structs
 from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import find_type, find_variable, object_at, offset_of
-from msatools.tasks.running_stacks import CpuStack, StackReader
+from msatools.tasks.running_stacks import ENTRIES, CpuStack, StackReader
 from msatools.tasks.table import PF_WQ_WORKER
 from msatools.tasks.text import KernelText
+from msatools.tasks.waits import is_thunk
 
 # --- The function that makes work for a CPU, by what is queued there or runs now.
 #
@@ -53,6 +54,8 @@ _CALLERS = (
 )
 _POLLERS = ("__napi_poll", "napi_poll")
 _TASKLETS = ("tasklet_action_common", "tasklet_action")
+_BY_POINTER = (*_POLLERS, *_TASKLETS)
+"""Callers that call by name only what helps them, such as wake_up_var()."""
 
 
 class WorkSources:
@@ -178,6 +181,8 @@ class WorkSources:
     def _called_by(self, cpu: int, callers: Sequence[str], own: str) -> int | None:
         """Return where the function is that one of *callers* calls on a CPU.
 
+        Unknown is whose return a thunk is, and who was interrupted before its call.
+
         :param own: Prefix of the caller's own functions, which are not meant.
         """
         if cpu not in self._read:
@@ -187,12 +192,15 @@ class WorkSources:
         if stack is None:
             return None
         names = [name.partition(".")[0] for name in stack.names]
-        for caller in callers:
-            if caller in names and (place := names.index(caller)):
-                # Between two it is in a function of that file itself.
-                is_own = names[place - 1].startswith(own)
-                return None if is_own else stack.pcs[place - 1]
-        return None
+        places = [names.index(caller) for caller in callers if caller in names]
+        place = min(places, default=0)
+        if not place:
+            return None  # between two it is in the caller itself
+        called = names[place - 1]
+        is_own = called.startswith((own, *ENTRIES)) or is_thunk(called)
+        if names[place] in _BY_POINTER and self._stacks.called(stack.pcs[place]):
+            is_own = True
+        return None if is_own else stack.pcs[place - 1]
 
 
 def call_text(call: CrossCall) -> str | None:

@@ -9,6 +9,7 @@ from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.clocks import read_jiffies
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.report import Loss
+from msatools.kernel.structs import Members, read_structs
 from msatools.locks.context import LockContext, per_context
 from msatools.locks.report import Holder
 from msatools.program.linear import KERNEL_HALF
@@ -263,6 +264,26 @@ _MAX_REQUESTS = 4096
 """Maximum number of waiters in the list of RCU's thread."""
 
 _WHAT = "RCU grace period"
+_EXPEDITED = "expedited RCU grace period"
+
+_EXPEDITED_QUEUES = 4
+"""Elements of ``rcu_node.exp_wq``."""
+
+_MAX_NODES = 4096
+"""Of NR_CPUS=65536 with nodes of 16 CPUs."""
+
+_FLAVOURS = {
+    "rcu_tasks": "RCU Tasks",
+    "rcu_tasks_rude": "RCU Tasks Rude",
+    "rcu_tasks_trace": "RCU Tasks Trace",
+}
+"""Variables of kernel/rcu/tasks.h, and what the kernel calls them."""
+
+_HOLDOUT: Members = {
+    "holdout": ("rcu_tasks_holdout",),
+    "then": ("rcu_tasks_nvcsw",),
+    "switches": ("nvcsw",),
+}
 
 
 class _Blockers(Struct, frozen=True):
@@ -287,9 +308,13 @@ def awaited_grace_period(
     :raises MissingError: if the types are unknown
     """
     head = address - context.layout.offset("rcu_synchronize", "completion")
-    queued = _own_callback(context, head)
+    is_callback, queued = _wakes(context, head), None
+    # Other completions are not worth going through all callbacks for.
+    if is_callback:
+        queued = callbacks(context).by_head.get(head)
     if queued is None and head not in _requests(context):
-        return None
+        flavour = _flavour_of(context, head) if is_callback else None
+        return None if flavour is None else _task_blockers(context, flavour)
     if queued is not None and queued.is_ready:
         thread = callback_thread(context, queued)
         text = f"RCU callback of CPU {queued.cpu}, whose grace period has ended"
@@ -298,15 +323,136 @@ def awaited_grace_period(
     return found.text, found.holders
 
 
-def _own_callback(context: LockContext, head: int) -> QueuedCallback | None:
-    """Return the callback at an address, if it wakes one who waits."""
+def awaited_expedited(
+    context: LockContext, head: int
+) -> tuple[str, tuple[Holder, ...]] | None:
+    """
+    Return who holds up an expedited grace period, by the queue of who waits for it.
+
+    kernel/rcu/tree_exp.h: who asks for one waits in ``exp_wq`` of a node, for one that
+    another has asked for as well; the worker that runs it in ``expedited_wq``. A CPU
+    that runs a reader passes when that ends, or when it leaves the CPU: then it is
+    recorded.
+
+    :param head: Address of a ``struct wait_queue_head`` or ``swait_queue_head``.
+    :return: ``None`` if it is another queue.
+    :raises drgn.FaultError: if RCU's tree cannot be read
+    :raises MissingError: if the types are unknown
+    """
     layout = context.layout
-    function = layout.symbol("wakeme_after_rcu")
-    found = layout.member(head, "callback_head", "func")
-    # Other completions are not worth going through all callbacks for.
-    if function is None or found != function:
+    root = layout.symbol("rcu_state")
+    if root is None or not layout.has("rcu_node", "exp_wq"):
         return None
-    return callbacks(context).by_head.get(head)
+    # The nodes are the first member, and each has its queues in an array.
+    size, nodes = layout.size("rcu_node"), layout.offset("rcu_state", "node")
+    number, place = divmod(head - root - nodes, size)
+    start = layout.offset("rcu_node", "exp_wq")
+    width = _EXPEDITED_QUEUES * layout.size("wait_queue_head")
+    is_node = 0 <= number < _MAX_NODES and start <= place < start + width
+    if not is_node and head != expedited_queue(context):
+        return None
+    state = _state(context)
+    if state is None:
+        return _EXPEDITED, ()
+    readers = [task for task in state.expedited_tasks if context.pid(task)]
+    running = [
+        task
+        for cpu in state.expedited_cpus
+        if (task := _runs(context, cpu, HOLDS_UP_NS)) and task not in readers
+    ]
+    text = _EXPEDITED
+    if running:
+        cpus = state.expedited_cpus
+        some = f"CPU{'' if len(cpus) == 1 else 's'} {ranges(cpus)}"
+        text += f", held up by {some}{' and by readers' if readers else ''}"
+    elif readers:
+        text += f", held up by {'a reader' if len(readers) == 1 else 'readers'}"
+    return text, (
+        *(Holder(task, "exact") for task in readers),
+        *(Holder(task, "likely") for task in running),
+    )
+
+
+def expedited_queue(context: LockContext) -> int | None:
+    """Return the queue of the worker that runs an expedited grace period.
+
+    It is a simple one (``struct swait_queue_head``); ``None`` if unknown.
+    """
+    state = context.layout.symbol("rcu_state")
+    if state is None or not context.layout.has("rcu_state", "expedited_wq"):
+        return None
+    return state + context.layout.offset("rcu_state", "expedited_wq")
+
+
+def _flavour_of(context: LockContext, head: int) -> str | None:
+    """Return the flavour of RCU for tasks that has a callback; ``None`` if none has.
+
+    kernel/rcu/tasks.h: each has lists of callbacks by CPU (in v5.17), in which they
+    stay until their grace period has ended.
+    """
+    layout = context.layout
+    if not layout.has("rcu_tasks", "rtpcpu"):
+        return None
+    percpu = read_percpu(context.reader, context.losses)
+    for name in _FLAVOURS:
+        flavour = layout.symbol(name)
+        if flavour is None:
+            continue
+        lists = percpu.at(layout.member(flavour, "rcu_tasks", "rtpcpu")).tolist()
+        for place in lists:
+            node = layout.member(place, "rcu_tasks_percpu", "cblist.head")
+            for _ in range(_MAX_REQUESTS):
+                if node == head:
+                    return name
+                if node < KERNEL_HALF:
+                    break
+                node = layout.word(node)
+    return None
+
+
+def _task_blockers(
+    context: LockContext, flavour: str
+) -> tuple[str, tuple[Holder, ...]]:
+    """Return the tasks that hold up a grace period of RCU for tasks, or its thread.
+
+    rcu_tasks_wait_gp(): a task that could run holds up RCU Tasks until it switches of
+    its own accord or is in user mode. Of the other flavours the thread waits for what
+    they need: its own wait says that.
+    """
+    text = f"{_FLAVOURS[flavour]} grace period"
+    holdouts = _holdouts(context) if flavour == "rcu_tasks" else []
+    if holdouts:
+        many = len(holdouts)
+        text += f", held up by {'a task' if many == 1 else f'{many:,} tasks'} "
+        text += f"that {'has' if many == 1 else 'have'} not switched"
+        return text, tuple(Holder(task, "exact") for task in holdouts)
+    layout = context.layout
+    place = layout.symbol(flavour)
+    assert place is not None
+    thread = layout.member(place, "rcu_tasks", "kthread_ptr")
+    return text, (Holder(thread, "exact"),) if thread >= KERNEL_HALF else ()
+
+
+@per_context
+def _holdouts(context: LockContext) -> list[int]:
+    """Return the tasks that RCU Tasks waits for: as check_holdout_task()."""
+    addresses = context.tasks["address"].astype(np.uint64)
+    found = read_structs(
+        context.reader, "struct task_struct", _HOLDOUT, addresses, context.losses
+    )
+    if not all(found.has(name) for name in ("holdout", "switches", "then")):
+        return []
+    waits = (found["holdout"] != 0) & found.readable & (context.tasks["on_rq"] != 0)
+    waits &= found["switches"] == found["then"]
+    waits &= context.tasks["exit_state"] == 0
+    return [int(address) for address in addresses[waits].tolist()]
+
+
+def _wakes(context: LockContext, head: int) -> bool:
+    """Return whether a callback of RCU, if it is one, wakes one who waits."""
+    function = context.layout.symbol("wakeme_after_rcu")
+    found = context.layout.member(head, "callback_head", "func")
+    return function is not None and found == function
 
 
 @per_context
@@ -372,10 +518,15 @@ def _since(context: LockContext, count: int | None) -> int | None:
     return None if moment is None else context.monotonic_ns - moment
 
 
-def _runs(context: LockContext, cpu: int) -> int | None:
-    """Return the task that a CPU runs; ``None`` if it idles."""
+def _runs(context: LockContext, cpu: int, least_ns: int = 0) -> int | None:
+    """Return the task that a CPU runs; ``None`` if it idles.
+
+    :param least_ns: Time for which it has run at least; else ``None``, too.
+    """
     tasks = context.tasks
-    rows = np.flatnonzero((tasks["on_cpu"] != 0) & (tasks["cpu"] == cpu)).tolist()
+    since = context.local_ns - tasks["last_arrival_ns"].astype(np.int64)
+    is_here = (tasks["on_cpu"] != 0) & (tasks["cpu"] == cpu) & (since >= least_ns)
+    rows = np.flatnonzero(is_here).tolist()
     found = [row for row in rows if tasks["pid"][row]]
     return int(tasks["address"][found[0]]) if found else None
 

@@ -22,6 +22,7 @@ from msatools.locks.context import (
     at_most_one,
     per_context,
 )
+from msatools.locks.rcu import awaited_expedited, expedited_queue
 from msatools.locks.report import Holder, Lock, QueuedWaiter, Request
 from msatools.locks.storage import Inode
 from msatools.locks.struct_reader import (
@@ -596,6 +597,12 @@ _OTHERS = (
 
 _LOOKUPS = ("d_alloc_parallel", "d_wait_lookup")
 
+_EXPEDITED_WAITS = (
+    *("synchronize_rcu_expedited_wait_once", "synchronize_rcu_expedited_wait"),
+    "synchronize_sched_expedited_wait",
+)
+"""Functions in which a worker waits that runs an expedited grace period of RCU."""
+
 
 def wait_queue_request(context: LockContext, case: BlockedTask) -> Request | None:
     """
@@ -603,6 +610,9 @@ def wait_queue_request(context: LockContext, case: BlockedTask) -> Request | Non
 
     :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
+    if case.is_in(*_EXPEDITED_WAITS):
+        queue_head = expedited_queue(context)
+        return None if queue_head is None else Request(Lock("wait_queue", queue_head))
     queued = wait_of(context, case)
     if queued is None:
         return None
@@ -618,7 +628,13 @@ def wait_queue_request(context: LockContext, case: BlockedTask) -> Request | Non
 
 def wait_queue_waiters(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """Return the waiters on a queue, in order, without those that poll it."""
-    head = (lock.address or 0) + context.layout.offset("wait_queue_head", "head")
+    address = lock.address or 0
+    if address == expedited_queue(context):
+        head = address + context.layout.offset("swait_queue_head", "task_list")
+        simple = wait_queues(context).of_simple_head(head)
+        waiters = None if simple is None else simple.waiters
+        return None if waiters is None else wait_queues(context).tasks(waiters)
+    head = address + context.layout.offset("wait_queue_head", "head")
     wait_queue = wait_queues(context).of_head(head)
     if wait_queue is None or wait_queue.waiters is None:
         return None
@@ -631,14 +647,27 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
 
     It is known for some kinds of queues: that of a journal is woken by the thread that
     commits it; that of a dentry lookup is on the stack of the task that looks it up;
-    that of a backing device by the worker that writes back its inodes.
+    that of a backing device by the worker that writes back its inodes; that of an
+    expedited grace period once its readers have ended.
 
     :raises drgn.FaultError: if a structure that leads to the task cannot be read
     """
     if lock in wait_queues(context).lookups:
         return _lookup_task(context, lock.address or 0)
     address = lock.address or 0
+    if (expedited := _expedited(context, address)) is not None:
+        return list(expedited[1])
     return _journal_thread(context, address) or list(writeback(context, address))
+
+
+def _expedited(
+    context: LockContext, head: int
+) -> tuple[str, tuple[Holder, ...]] | None:
+    """Return what holds up the grace period of RCU that a queue is for."""
+    try:
+        return awaited_expedited(context, head)
+    except MissingError:
+        return None
 
 
 def _lookup_task(context: LockContext, head: int) -> list[Holder]:
@@ -673,7 +702,11 @@ def wait_queue_what(
     context: LockContext, case: BlockedTask, request: Request
 ) -> str | None:
     """Describe what a task waits for, by the function that waits."""
-    return writeback_text(context, request.lock.address or 0) or by_caller(case)
+    address = request.lock.address or 0
+    expedited = _expedited(context, address)
+    if expedited is not None:
+        return expedited[0]
+    return writeback_text(context, address) or by_caller(case)
 
 
 WAIT_QUEUE = LockType(

@@ -43,7 +43,7 @@ from msatools.tasks.states import (
     read_frozen,
 )
 from msatools.tasks.table import PF_EXITING, TaskTable
-from msatools.tasks.waits import TaskClass, function_text
+from msatools.tasks.waits import TaskClass, function_text, is_thunk
 
 # --- Describes what a task that others wait for is doing, in a few words.
 
@@ -179,7 +179,7 @@ def _running_in(context: LockContext, row: int) -> str:
     frames = stack_trace(context.reader.prog, int(context.tasks["address"][row])) or ()
     for frame in frames:
         name = context.function(frame) if frame.pc >= KERNEL_HALF else None
-        if name:
+        if name and not is_thunk(name):
             return f" in {function_text(name, context.text.module_name(frame.pc))}"
     return ""
 

@@ -200,6 +200,7 @@ _IS_CPU = 1 << 31
 """Flag of ``caller_id``: it is a CPU, else the ID of a thread."""
 
 _INFO = {
+    "seq": ("sequence", "<u8"),
     "ts_nsec": ("time", "<u8"),
     "text_len": ("length", "<u2"),
     "facility": ("facility", "u1"),
@@ -227,6 +228,9 @@ class LogRecord(Struct, frozen=True):
 
     facility: int = 0
     """As in syslog(3): 0 is the kernel."""
+
+    sequence: int = 0
+    """Its number since the kernel started; 0 if the log does not say."""
 
     @property
     def is_kernel(self) -> bool:
@@ -284,6 +288,7 @@ def log_records(
         caller = int(info["caller"])
         yield LogRecord(
             time_ns=int(info["time"]),
+            sequence=int(info["sequence"]),
             level=int(info["flags"]) >> level_bit & 7,
             text=bytes(data[start:end]).decode("utf-8", "backslashreplace"),
             tid=None if caller & _IS_CPU else caller,

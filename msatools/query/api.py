@@ -8,7 +8,7 @@ from functools import cache
 import drgn
 
 from msatools.program import TargetSpec, describe, open_target
-from msatools.query.kernel import Kernel
+from msatools.query.kernel import Kernel, require_id
 from msatools.query.model import ChildTimes, Process, Thread
 
 _NAME = "msatools.query"
@@ -43,16 +43,19 @@ def thread(tid: int) -> Thread:
     The default kernel is drgn's default program, if there is one, as at drgn's prompt;
     else the running kernel, which is opened once.
     """
+    require_id(tid)
     return _default_kernel().thread(tid)
 
 
 def process(pid: int) -> Process:
     """Return one process of the default kernel: see :meth:`Kernel.process`."""
+    require_id(pid)
     return _default_kernel().process(pid)
 
 
 def children(pid: int) -> ChildTimes:
     """Return the reaped children of a process: see :meth:`Kernel.children`."""
+    require_id(pid)
     return _default_kernel().children(pid)
 
 

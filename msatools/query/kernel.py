@@ -21,7 +21,7 @@ from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.wait_targets import Explainer
-from msatools.program import TargetError, live
+from msatools.program import TargetError, describe, live
 from msatools.prstat.states import (
     GELATO_NOW,
     SLEEPS,
@@ -53,6 +53,9 @@ from msatools.tasks.unwind import SAVED
 from msatools.tasks.waits import TaskClass, classify
 
 T = TypeVar("T")
+
+_SHOWN = 60
+"""Characters of a path that are shown: the last ones."""
 
 _NAMESPACE = "/proc/self/ns/pid"
 _ACCOUNTING_NS = 100_000_000
@@ -88,6 +91,19 @@ class NotThisMachineError(TargetError):
     """The calling process is not a task of this kernel."""
 
 
+def require_id(pid: int) -> None:
+    """
+    Refuse what is no ID of a task.
+
+    :raises TypeError: which says what is asked for
+    """
+    if not isinstance(pid, int) or isinstance(pid, bool):
+        raise TypeError(
+            f"a task is asked for by its ID, an int, not {type(pid).__name__} "
+            f"{pid!r}; of drgn's objects that is task.pid.value_()"
+        )
+
+
 class Kernel:
     """A kernel open for queries; :func:`msatools.open` returns one.
 
@@ -118,6 +134,11 @@ class Kernel:
         self._moment: tuple[LifeMoment, tuple[str, ...]] | None = None
         self._collector: StackCollector | None = None
         self._delayed = "sched_delayed" in self._threads.columns
+
+    def __repr__(self) -> str:
+        """Return one line: which dump or kernel it is of."""
+        target = describe(self.prog)
+        return f"<Kernel of {str(target.path)[-_SHOWN:]!r}, {target.release!r}>"
 
     def thread(self, tid: int) -> Thread:
         """Return one thread.
@@ -172,11 +193,7 @@ class Kernel:
         checked.
         """
         is_live = self.reader.is_live
-        if not isinstance(pid, int):
-            raise TypeError(
-                f"a task is asked for by its ID, an int, not {type(pid).__name__} "
-                f"{pid!r}; of drgn's objects that is task.pid.value_()"
-            )
+        require_id(pid)
         if is_live and self._is_local:
             self._own_file(pid)
         if self._is_local or not is_live:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from msatools.model import equal_but, hash_but
 from msatools.prstat.states import Time
+from msatools.reports.presented import WIDTH
 from msatools.reports.units import duration
 
 
@@ -86,7 +87,8 @@ class _Answer(Struct, frozen=True):
             key=lambda pair: -(pair[0] or 0),
         )
         words = [f"{state} {duration(ns)}" for ns, state in spent[:_SHOWN] if ns]
-        return f"<{type(self).__name__} {number}{name}: {', '.join(words)}>"
+        text = f"<{type(self).__name__} {number}{name}: {', '.join(words)}>"
+        return text if len(text) <= WIDTH else f"{text[: WIDTH - 2]}…>"
 
 
 _SHOWN = 3

@@ -15,6 +15,7 @@ from msatools.errors import UNREADABLE
 from msatools.kernel.reader import PAGE, Reader
 from msatools.kernel.report import Loss, LossLog
 from msatools.program.description import LogRecord, log_records
+from msatools.tasks.waits import is_thunk
 
 # --- The kernel's log, with a count of what cannot be read.
 
@@ -290,8 +291,11 @@ def plain_name(function: str) -> str:
 
 
 def is_machinery(function: str) -> bool:
-    """Return whether a function reports faults, and is not at fault itself."""
-    return bool(_MACHINERY.fullmatch(plain_name(function)))
+    """Return whether a function reports faults, and is not at fault itself.
+
+    A thunk neither: the fault is its caller's, who jumped by it.
+    """
+    return is_thunk(function) or bool(_MACHINERY.fullmatch(plain_name(function)))
 
 
 def is_entry(frame: Frame) -> bool:

@@ -47,6 +47,7 @@ from msatools.report.model import (
 from msatools.report.rule import (
     ReportParts,
     VerdictRule,
+    count_text,
     judge,
     slab_groups,
     untested,
@@ -68,9 +69,6 @@ _COVERAGE = ("parts", "parts_lost", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
 
 _STEPS = 9
-
-_FIRST_NS = 500_000_000
-"""A log that begins later has lost what was before: its first line is of time 0."""
 
 _UNKNOWN = Machine(
     host=None,
@@ -221,11 +219,14 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
     def _log(self) -> tuple[LogRecord, ...]:
         try:
             log = tuple(read_log(self._reader, self._losses))
-            if log and log[0].time_ns >= _FIRST_NS:
+            # Those that cannot be read are counted as a loss.
+            unread = self._losses.coverage[Loss.LOG.value]
+            if log and (lost := log[0].sequence - unread) > 0:
                 self._losses.note(
                     "log-begins",
-                    f"the kernel's log begins at {duration(log[0].time_ns)}: what was "
-                    "before is overwritten",
+                    f"the kernel's log begins at {duration(log[0].time_ns)}: "
+                    f"{count_text(lost, 'message')} before that "
+                    f"{'is' if lost == 1 else 'are'} overwritten",
                 )
             return log
         except MissingError as error:

@@ -94,6 +94,13 @@ class Explanations(Struct, frozen=True):
 # --- Reports as programs, prompts and notebooks see them.
 
 
+WIDTH = 120
+"""Maximum length of the line that a report shows of itself at a prompt."""
+
+_LEAST = 12
+"""Characters of a path that are shown even so."""
+
+
 class Presented:
     """Base class of reports and differences: models with a ``schema``.
 
@@ -113,22 +120,35 @@ class Presented:
         return found
 
     def __repr__(self) -> str:
-        """Return one line: of what it is a report, and how many rows it has."""
+        """Return one short line: of what it is a report, and how many rows it has."""
         rows = ", ".join(self._sizes()) or "no rows"
-        return f"<{type(self).__name__} of {self._subject()}: {rows}>"
+        files, others = self._subject()
+        text = self._line([*files, *others], rows)
+        if (over := len(text) - WIDTH) > 0:
+            # What differs is at the end of a path.
+            cut = -(-over // len(files)) + 1
+            files = [f"…{each[cut:] or each[-_LEAST:]}" for each in files]
+            text = self._line([*files, *others], rows)
+        return text if len(text) <= WIDTH else f"{text[: WIDTH - 2]}…>"
 
-    def _subject(self) -> str:
+    def _line(self, subject: Sequence[str], rows: str) -> str:
         # Text from a dump: repr() escapes what must not reach a terminal.
+        return f"<{type(self).__name__} of {', '.join(map(repr, subject))}: {rows}>"
+
+    def _subject(self) -> tuple[list[str], list[str]]:
+        """Return the file and the release; of a difference both files."""
         if (target := getattr(self, "target", None)) is not None:
-            return f"{target.path!r}, {target.release!r}"
-        before, after = getattr(self, "before", None), getattr(self, "after", None)
-        return f"{getattr(before, 'file', None)!r}, {getattr(after, 'file', None)!r}"
+            return [str(target.path)], [target.release]
+        sides = getattr(self, "before", None), getattr(self, "after", None)
+        return [str(getattr(side, "file", None)) for side in sides], []
 
     def _sizes(self) -> Iterator[str]:
         marked = marks(type(self))
         for name, value in values(self).items():
             is_list = isinstance(value, Sequence) and not isinstance(value, str)
-            if is_list and value and "unlisted" not in marked[name]:
+            if not is_list or not value or isinstance(value[0], float):
+                continue  # a load average is no list of rows
+            if "unlisted" not in marked[name]:
                 yield f"{len(value):,} {name}"
 
     def __str__(self) -> str:

@@ -22,6 +22,7 @@ from msatools.tasks.sampler import INTERRUPTS
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.text import End, KernelText
 from msatools.tasks.unwind import OneStack, OneState
+from msatools.tasks.waits import is_thunk
 
 _INTERRUPT_FLAG = 1 << 9
 """X86_EFLAGS_IF"""
@@ -259,6 +260,17 @@ class StackReader:
             if found is not None and not found.guessed and len(found.pcs) >= _LEAST:
                 return found
         return None
+
+    def called(self, address: int) -> int | None:
+        """Return the function that is called by name before a return address.
+
+        ``None`` if it is called by a pointer, which may be by way of a thunk. x86-64.
+        """
+        target = self._called(address)
+        symbol = None if target is None else self._text.symbol(target)
+        if symbol is None or symbol.address != target or is_thunk(symbol.name):
+            return None
+        return target
 
     def _called(self, address: int) -> int | None:
         """Return the target of the ``call rel32`` that a return address is behind."""

@@ -438,6 +438,22 @@ LOCKS = """
 
 THREAD_START = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 
+_THUNK = re.compile(
+    r"\w*return_thunk|__x86_indirect_\w*thunk\w*|its_static_thunk|"
+    r"(srso|srso_alias)_safe_ret|\w+_untrain_ret"
+)
+"""Thunks of x86 against speculation (arch/x86/lib/retpoline.S)."""
+
+
+def is_thunk(function: str) -> bool:
+    """Return whether a function only stands for a return or an indirect jump.
+
+    The return is another function's, and who jumps is its caller: a thunk does nothing
+    itself.
+    """
+    return bool(_THUNK.fullmatch(function.partition(".")[0]))
+
+
 # A task that reads a page in for itself waits for the page, not for the disk.
 MEMORY = frozenset({TaskClass.FLT, TaskClass.SWP, TaskClass.RCL})
 
@@ -542,7 +558,8 @@ def classify(stack: tuple[str, ...]) -> StackWait:
     names = [name.partition(".")[0] for name in stack]
     known = _class_of(names)
     task_class, function = known if known else (TaskClass.OTH, None)
-    caller = next((name for name in names if _IS_LOCK.get(name) is None), None)
+    callers = (name for name in names if _IS_LOCK.get(name) is None)
+    caller = next((name for name in callers if not is_thunk(name)), None)
     calls = (_CALL.fullmatch(name) for name in reversed(names))
     call = next((matched[1] for matched in calls if matched), None)
     way = next((name for name in names if _IS_SCHEDULER.get(name) is None), None)

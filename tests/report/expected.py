@@ -269,6 +269,12 @@ SCENARIOS: Mapping[str, Expected] = {
             "kernel-warnings": "20 times in bm_warn [busymodule]",
         },
     ),
+    "fieldgrace": Expected(
+        must=_codes("kernel-warnings"),
+        # Since v6.12 no real-time task is throttled. RCU's own limit may be reached.
+        may=LATE | ENVIRONMENT | _codes("cpu-throttled"),
+        words={"kernel-warnings": "it warned (taint W), which the log no longer has"},
+    ),
     "fieldio": Expected(may=LATE | _codes("hung-tasks", "io-stuck")),
     "fieldnbd": Expected(may=LATE),
     "stalls-locks": Expected(
@@ -342,7 +348,7 @@ assert {*CASES, *SAVED_CASES} == {
 FEW = (
     *("memory", "crash", "crashes-null", "crashes-nested", "crashes-oom-group"),
     *("lockmodule", "locks"),
-    *("field", "fieldcalls", "fieldcpus", "fieldio", "fieldpackets"),
+    *("field", "fieldcalls", "fieldcpus", "fieldgrace", "fieldio", "fieldpackets"),
     *("stalls-rcu", "workqueues", "inflight"),
 )
 """Scenarios of `make test`; the others are in `make test-long`."""

@@ -74,6 +74,14 @@ def test_machinery_does_not_count() -> None:
     assert bare == of("page-fault", "panic", "oops_end", "f", "g", "entry_SYSCALL_64")
 
 
+def test_a_thunk_does_not_count() -> None:
+    """A bad pointer faults in the thunk that jumps by it."""
+    jumps = "__x86_indirect_thunk_rax"
+    assert of("protection-fault", jumps, "f", "g") == of("protection-fault", "f", "g")
+    (first, *_) = faulting(frames("its_return_thunk", "f", "g"), "soft-lockup")
+    assert first.function == "f"
+
+
 def test_other_faults_have_others() -> None:
     assert (
         len({of("bug", "f", "g"), of("bug", "g", "f"), of("page-fault", "f", "g")}) == 3

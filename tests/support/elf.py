@@ -13,8 +13,8 @@ Segments = list[tuple[int, int, int]]
 
 PT_LOAD, PT_NOTE = 1, 4
 NT_PRSTATUS = 1
-CS_OFFSET = 112 + 17 * 8
-"""Offset of the cs register in x86-64's ``struct elf_prstatus``."""
+RIP_OFFSET, CS_OFFSET, RSP_OFFSET = (112 + 8 * number for number in (16, 17, 19))
+"""Offsets of registers in x86-64's ``struct elf_prstatus``."""
 
 
 def segments(path: Path, kind: int) -> Segments:
@@ -36,9 +36,19 @@ def load_segments(path: Path) -> Segments:
 
 def in_user_mode(path: Path) -> list[bool]:
     """Return for each CPU whether it was in user mode, by its cs register."""
-    ((_, size, offset),) = segments(path, PT_NOTE)
     with path.open("rb") as file:
-        file.seek(offset)
+        found = []
+        for offset in cpu_registers(path):
+            file.seek(offset + CS_OFFSET)
+            found.append(file.read(1)[0] & 3 == 3)
+        return found
+
+
+def cpu_registers(path: Path) -> list[int]:
+    """Return the file offset of each CPU's ``struct elf_prstatus``."""
+    ((_, size, start),) = segments(path, PT_NOTE)
+    with path.open("rb") as file:
+        file.seek(start)
         notes = file.read(size)
     found, offset = [], 0
     while offset < size:
@@ -47,7 +57,7 @@ def in_user_mode(path: Path) -> list[bool]:
         name = notes[offset : offset + name_size]
         offset += (name_size + 3) & ~3
         if name == b"CORE\0" and kind == NT_PRSTATUS:
-            found.append(notes[offset + CS_OFFSET] & 3 == 3)
+            found.append(start + offset)
         offset += (length + 3) & ~3
     return found
 

@@ -205,8 +205,9 @@ def _grace_period(rcu: GracePeriod | None, verbose: bool) -> Iterator[Block]:
         ago = "" if quiet is None else f" last active {duration(quiet)} ago"
         parts.append(f"thread {rcu.thread.pid} {rcu.thread.comm}{ago}")
     yield line("RCU: " + ", ".join(parts))
-    for task in (*rcu.tasks, *rcu.expedited_tasks):
-        yield line(INDENT, f"reader {_task(task)}")
+    # One may hold up both.
+    for reader in dict.fromkeys(map(_task, (*rcu.tasks, *rcu.expedited_tasks))):
+        yield line(INDENT, f"reader {reader}")
     waiters = rcu.waiters or ()
     shown = waiters if verbose else waiters[:_TASKS]
     for task in shown:

@@ -40,6 +40,24 @@ def test_suffixes_of_the_compiler() -> None:
     assert of("multi_cpu_stop.isra.0", *THREAD).why == "stopped"
 
 
+@pytest.mark.parametrize(
+    "thunk",
+    [
+        *("__x86_return_thunk", "its_return_thunk", "srso_alias_return_thunk"),
+        *("retbleed_return_thunk", "__x86_indirect_thunk_rax", "srso_safe_ret"),
+        "__x86_indirect_its_thunk_r11",
+    ],
+)
+def test_thunk_is_no_function(thunk: str) -> None:
+    """Whose return it is is unknown; its caller is on the stack."""
+    assert of(thunk, *THREAD).function == "worker"
+    assert of(thunk, "handler", "asm_common_interrupt", *THREAD).function == "handler"
+
+
+def test_call_of_the_scheduler_is_no_such_thunk() -> None:
+    assert of("preempt_schedule_thunk", *THREAD).function == "preempt_schedule_thunk"
+
+
 def test_waits_for_another_cpu() -> None:
     names = ("smp_call_function_many_cond", "on_each_cpu_cond_mask", "drain")
     context = of(*names, *THREAD)

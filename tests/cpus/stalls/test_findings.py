@@ -225,6 +225,33 @@ def test_reader_that_was_preempted() -> None:
     assert (stall.culprit_cpu, stall.culprit_pid) == (1, 50)
 
 
+@pytest.mark.parametrize(
+    ("current", "wait_ns", "does"),
+    [
+        (77, 30 * SECOND, "runs on cpu1"),
+        (50, SECOND // 100, "gets turns on cpu1"),
+        (0, 30 * SECOND, "has had no turn on cpu1 for 30.0s"),  # it is throttled
+    ],
+)
+def test_reader_that_runs_again(current: int, wait_ns: int, does: str) -> None:
+    """Who takes turns with it is not in its way."""
+    other = task(current, "other", 3, "idle" if not current else "fair")
+    waits = [] if current == 77 else [task(77, "reader", wait_ns / SECOND)]
+    found = find_stalls(
+        evidence(
+            queues=[queue(1, other, waits)],
+            rcu=grace_period(
+                tasks=(
+                    replace(reader(77, "reader", state="R", cpu=1), wait_ns=wait_ns),
+                )
+            ),
+        )
+    )
+    stall = next(each for each in found if each.code == "rcu-stalled")
+    assert stall.text.endswith(f"as a reader: pid 77 reader is still one, and {does}")
+    assert (stall.culprit_cpu, stall.culprit_pid) == (1, 77)
+
+
 def test_reader_that_sleeps() -> None:
     rcu = grace_period(tasks=(reader(77, "reader", state="D"),))
     stall = only(find_stalls(evidence(rcu=rcu)))

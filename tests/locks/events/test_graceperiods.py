@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from msatools.locks.report import LocksReport, Root
+from msatools.kernel.clocks import read_jiffies
+from msatools.locks.report import LockRow, LocksReport, Root
+from tests.cpus.test_fieldcpus import json_of
 from tests.locks.reports import logged_report
+from tests.support.dumps import open_dump
 
 KERNELS = ("6.1", "6.12", "7.x")
 
@@ -43,6 +46,18 @@ def roots_of(name: str, waiter: int) -> list[Root]:
     return [root for root in report_of(name).roots if waiter in root.behind]
 
 
+def held_up(name: str) -> tuple[set[int], int]:
+    """The CPUs that RCU waits for, and a time before its grace period began."""
+    prog = open_dump(name, "dwarf")
+    state = prog["rcu_state"]
+    # So few CPUs have one node.
+    mask = state.node[0].qsmask.value_()
+    jiffies = read_jiffies(prog)
+    start_ns = jiffies.past_ns(state.gp_start.value_() - 1)
+    assert start_ns is not None
+    return {cpu for cpu in range(64) if mask >> cpu & 1}, start_ns
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_reader_that_was_preempted(kernel: str) -> None:
     """RCU records it; a realtime task has its CPU."""
@@ -62,9 +77,14 @@ def test_reader_that_was_preempted(kernel: str) -> None:
 def test_cpus_that_do_not_switch(kernel: str) -> None:
     """What they run is likely in the way: RCU records the CPUs alone."""
     name = f"stalls-locks-{kernel}"
-    stalled = {"own-lock", "want-lock", "softirq-off", "syscall"}
-    culprits = {each["pid"] for each in said(name)["stalls"] if each["name"] in stalled}
-    assert len(culprits) == len(stalled)
+    names = {"own-lock", "want-lock", "softirq-off", "syscall"}
+    stalled = [each for each in said(name)["stalls"] if each["name"] in names]
+    assert len(stalled) == len(names)
+    cpus, start_ns = held_up(name)
+    # One that began after the grace period may have passed it before.
+    before = {each["cpu"] for each in stalled if each["start_ns"] < start_ns}
+    assert before <= cpus <= {each["cpu"] for each in stalled}
+    culprits = {each["pid"] for each in stalled if each["cpu"] in cpus}
     for waiter in pids(name, "wait-rcu"):
         assert owners_of(name, waiter) == dict.fromkeys(culprits, "likely")
 
@@ -85,3 +105,119 @@ def test_a_spinlock_has_the_owner_that_stalls_have() -> None:
     name = "stalls-locks-6.12"
     (waiter,), (owner,) = pids(name, "want-lock"), pids(name, "own-lock")
     assert owners_of(name, waiter) == {owner: "evidence"}
+
+
+# --- grace periods of other kinds, and who holds them up
+
+
+@pytest.fixture(params=["fieldgrace-6.1", "fieldgrace-6.12", "fieldgrace-7.x"])
+def dump(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def lock_of(name: str, waiter: int) -> LockRow:
+    (lock,) = (each for each in report_of(name).locks if waiter in each.waiters)
+    return lock
+
+
+@pytest.mark.parametrize("waiter", ["first", "third"])
+def test_expedited_one_is_held_up_by_a_reader(dump: str, waiter: str) -> None:
+    """Which was preempted, so that RCU records it."""
+    known = said(dump)
+    assert owners_of(dump, known[waiter]) == {known["reader"]: "exact"}
+    text = "expedited RCU grace period, held up by a reader"
+    assert lock_of(dump, known[waiter]).what == text
+
+
+def test_expedited_ones_are_one_chain(dump: str) -> None:
+    """The second waits for the first, and the worker that runs it for the reader."""
+    known = said(dump)
+    assert owners_of(dump, known["second"]) == {known["first"]: "exact"}
+    (worker,) = (
+        each.pid
+        for each in report_of(dump).waits
+        if each.caller == "synchronize_rcu_expedited_wait_once"
+    )
+    for waiter in (*(known[each] for each in ("first", "second", "third")), worker):
+        (root,) = roots_of(dump, waiter)
+        assert root.pid == known["reader"]
+
+
+def test_tasks_that_do_not_switch_hold_up_rcu_tasks(dump: str) -> None:
+    """Both spin in the kernel, one of them with a mutex."""
+    known = said(dump)
+    owners = {known["spinner"]: "exact", known["owner"]: "exact"}
+    assert owners_of(dump, known["tasks"]) == owners
+    text = "RCU Tasks grace period, held up by 2 tasks that have not switched"
+    assert lock_of(dump, known["tasks"]).what == text
+
+
+def test_waiters_for_each_kind_of_grace_period(dump: str) -> None:
+    """As msa-cpus counts them; RCU's grace periods are none of RCU Tasks."""
+    known = said(dump)
+    rcu = json_of("cpus", dump, "--stalls")["stalls"]["rcu"]
+    waiting = {each["pid"]: each["expedited"] for each in rcu["waiters"]}
+    assert known["tasks"] not in waiting
+    assert all(waiting[known[each]] for each in ("first", "second", "third"))
+    assert len(waiting) == 3
+    readers = {each["pid"] for each in rcu["expedited_tasks"]}
+    assert readers == {known["reader"]}
+
+
+def test_reader_and_not_who_takes_turns_with_it(dump: str) -> None:
+    known = said(dump)
+    found = json_of("cpus", dump, "--stalls")["stalls"]["found"]
+    (stall,) = (each for each in found if each["code"] == "rcu-stalled")
+    assert (stall["culprit_cpu"], stall["culprit_pid"]) == (2, known["reader"])
+    assert re.search(
+        rf"pid {known['reader']} gm-reader is still one, and (runs|gets turns) on cpu2"
+        "; 3 (wait for an expedited one|tasks wait for the grace period)$",
+        stall["text"],
+    )
+
+
+# --- a real-time task whose time is used up
+
+
+def test_owner_is_a_throttled_realtime_task(dump: str) -> None:
+    """By sched_rt_runtime_us, which limits them until v6.12."""
+    known = said(dump)
+    (root,) = roots_of(dump, known["waiter"])
+    assert root.pid == known["owner"]
+    is_throttled = root.reason == "throttled by sched_rt_runtime_us"
+    found = json_of("report", dump)["verdicts"]
+    texts = [each["text"] for each in found if each["code"] == "cpu-throttled"]
+    # The guest asked a moment before, and it runs for 60 ms of each second.
+    if known["throttled"] is None:
+        assert not is_throttled
+        assert not texts
+        assert re.match(r"(runs on|waits for) CPU 1\b", root.reason)
+    elif is_throttled:
+        (text,) = texts
+        assert text.startswith(f"pid {known['owner']} owner, for which 2 tasks wait")
+        assert text.endswith("is throttled by sched_rt_runtime_us")
+    else:
+        assert root.reason.startswith("runs on CPU 1 ")
+
+
+# --- a log that has lost what was before
+
+
+def test_where_the_log_begins(dump: str) -> None:
+    report = json_of("report", dump)
+    (note,) = (each for each in report["notes"] if each["code"] == "log-begins")
+    found = re.fullmatch(
+        r"the kernel's log begins at [\d.]+s: ([\d,]+) messages before that are "
+        "overwritten",
+        note["text"],
+    )
+    assert found is not None
+    # The kernel may have said something since the guest asked.
+    first = said(dump)["first_message"]
+    assert first <= int(found[1].replace(",", "")) <= first + 200
+
+
+def test_a_taint_whose_cause_is_lost(dump: str) -> None:
+    found = json_of("report", dump)["verdicts"]
+    (warned,) = (each for each in found if each["code"] == "kernel-warnings")
+    assert warned["text"] == "it warned (taint W), which the log no longer has"
