@@ -3,11 +3,7 @@ import io
 import struct
 from pathlib import Path
 
-import pytest
-
 from fixtures.lab import formats
-from fixtures.lab.cache import Cache
-from fixtures.lab.errors import LabError
 
 PROGRAM_HEADERS = [bytes([n]) * 56 for n in (1, 2, 3)]
 NOTES = b"the notes"
@@ -38,30 +34,8 @@ def test_headers_move_behind_the_elf_header() -> None:
     assert len(moved) == size
 
 
-def test_headers_in_place_are_left_alone() -> None:
-    file = elf(64)
-    before = file.getvalue()
-    formats.move_program_headers(file)
-    assert file.getvalue() == before
-
-
-def test_sections_behind_the_headers_are_refused() -> None:
-    with pytest.raises(LabError, match="cannot be moved"):
-        formats.move_program_headers(elf(192, sections_at=4096))
-
-
-def test_only_elf_is_taken() -> None:
-    with pytest.raises(LabError, match="not a 64-bit ELF"):
-        formats.move_program_headers(io.BytesIO(b"KDUMP   " + bytes(100)))
-
-
 def test_cut_keeps_the_start(tmp_path: Path) -> None:
     whole, half = tmp_path / "whole", tmp_path / "half"
     whole.write_bytes(bytes(range(256)) * 64)
     formats.cut(whole, half, sixteenths=8)
     assert half.read_bytes() == whole.read_bytes()[: 128 * 64]
-
-
-def test_unknown_format_names_the_known(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=r"no format jpeg; there are .*kdump-zlib"):
-        formats.derive(Cache(tmp_path, 1), "name", tmp_path / "vmcore", "jpeg")
