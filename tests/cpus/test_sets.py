@@ -37,13 +37,6 @@ def read_sets(program: Program) -> Seen:
 # --- masks
 
 
-def test_masks_of_the_kernel(dump: Seen) -> None:
-    for name in ("possible", "present", "online"):
-        assert getattr(dump.masks, name) == dump.numbers(f"{CPU}/{name}"), name
-    assert dump.masks.active == dump.masks.online
-    assert dump.masks.online != dump.masks.present
-
-
 def test_cpus_isolated_by_the_command_line(dump: Seen) -> None:
     options = dump.run.workload["isolation"]
     assert dump.masks.isolcpus == dump.numbers(f"{CPU}/isolated") != ()

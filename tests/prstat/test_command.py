@@ -65,11 +65,6 @@ def test_what_is_stuck_comes_first(name: str) -> None:
     assert {*processes[: len(owners)]} == owners
 
 
-def test_order_that_was_asked_for(name: str) -> None:
-    found = [task["pid"] for task in tasks(name, "-L", "--sort", "PID")]
-    assert found == sorted(found)
-
-
 def test_stuck_threads_without_a_row_are_counted(name: str) -> None:
     """A row shows the state of the process's first thread."""
     stuck = sum(task["state"] == "D" for task in tasks(name, "-L"))

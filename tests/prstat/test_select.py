@@ -92,15 +92,6 @@ def pids(rows: TaskRows, *words: str) -> list[int]:
     return [row.pid for row in rows.take(order(rows, list(map(parse_sort, words))))]
 
 
-def test_order(rows: TaskRows) -> None:
-    """Rows are sorted by the first key, then the next, then PID."""
-    assert pids(rows) == [1, 2, 3]
-    assert pids(rows, "COMMAND") == [1, 2, 3]
-    assert pids(rows, "NOW", "-PSR") == [2, 3, 1]
-    assert pids(rows, "NOW", "+PSR") == [3, 2, 1]
-    assert pids(rows, "STATE", "-PID") == [1, 3, 2]
-
-
 def lived_ns(row: Any) -> int:
     """Return the lifetime of all threads of a row."""
     on_cpu: int = row.user_ns + row.system_ns

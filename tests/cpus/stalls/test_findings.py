@@ -208,49 +208,6 @@ def test_idle_cpus_do_not_hold_up_rcu() -> None:
     assert stall.culprit_cpu is None
 
 
-def test_reader_that_was_preempted() -> None:
-    hog = task(50, "hog", 3, "realtime")
-    waits = [task(77, "reader", 30)]
-    found = find_stalls(
-        evidence(
-            queues=[queue(1, hog, waits)],
-            rcu=grace_period(tasks=(reader(77, "reader", state="R", cpu=1),)),
-        )
-    )
-    stall = next(each for each in found if each.code == "rcu-stalled")
-    assert stall.text == (
-        "pid 77 reader holds up RCU for 30.0s as a reader: pid 77 reader was "
-        "preempted, and waits for cpu1, which runs pid 50 hog"
-    )
-    assert (stall.culprit_cpu, stall.culprit_pid) == (1, 50)
-
-
-def test_reader_that_sleeps() -> None:
-    rcu = grace_period(tasks=(reader(77, "reader", state="D"),))
-    stall = only(find_stalls(evidence(rcu=rcu)))
-    assert stall.text.endswith("pid 77 reader has slept in state D for 30.0s")
-    assert (stall.culprit_cpu, stall.culprit_pid) == (None, 77)
-
-
-def test_thread_of_rcu_without_a_turn() -> None:
-    hog = task(50, "hog", 3, "realtime")
-    thread = reader(17, "rcu_preempt", wait_ns=29 * SECOND, cpu=2, state="R")
-    busy = queue(2, hog, [task(17, "rcu_preempt", 29)])
-    found = find_stalls(
-        evidence(
-            held(2, pid=50, comm="hog", policy="FIFO 50", why="user-mode"),
-            queues=[busy, queue(1, task(0, "swapper/1", 60, "idle"))],
-            rcu=grace_period(cpus=(1,), thread=thread),
-        )
-    )
-    stall = next(each for each in found if each.code == "rcu-stalled")
-    assert stall.text == (
-        "RCU makes no progress for 30.0s: its thread 17 rcu_preempt has not run, "
-        "as cpu2 runs pid 50 hog (FIFO 50)"
-    )
-    assert (stall.culprit_cpu, stall.culprit_pid) == (2, 50)
-
-
 def test_thread_of_rcu_that_a_late_cpu_is_to_wake() -> None:
     thread = reader(17, "rcu_preempt", wait_ns=29 * SECOND, state="I")
     call = CrossCall(
