@@ -47,28 +47,6 @@ def test_sums_are_those_of_counting(
     assert keys == sorted(keys)
 
 
-@pytest.mark.parametrize("low", [1 << 63, (1 << 64) - (1 << 47)])
-def test_pages_of_interleaved_owners(low: int) -> None:
-    """Owners are kernel addresses, or damaged words."""
-    random = np.random.default_rng(low % 99)
-    owners = random.integers(low, 1 << 64, 50, np.uint64, endpoint=False)
-    words = owners[random.integers(0, 50, 4000)]
-    words[::40] = 0
-    codes = random.integers(0, 31, 4000).astype(np.uint8)
-    tally = Tally()
-    tally.add(words, codes)
-    expected = Counter(zip(words.tolist(), codes.tolist(), strict=True))
-    assert counted(tally.sums()) == expected
-
-
-def test_no_pages() -> None:
-    tally = Tally()
-    tally.add(np.empty(0, np.uint64), np.empty(0, np.uint8))
-    tally.merge(Tally())
-    assert len(tally.sums().owners) == 0
-    assert rank(tally.sums(), 5).owners == ()
-
-
 def test_too_many_owners_become_one() -> None:
     tally = Tally(most=10)
     words = np.repeat(np.arange(100, dtype=np.uint64), np.arange(1, 101))

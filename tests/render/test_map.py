@@ -20,7 +20,7 @@ from msatools.render.blocks import Chart, Mark
 from msatools.render.device import Device
 from msatools.render.memstat import map
 from msatools.render.memstat import picture as map_picture
-from msatools.render.memstat.map import FREE_COLOUR, LOOKS, bands, mix, shades
+from msatools.render.memstat.map import FREE_COLOUR, LOOKS, bands, shades
 from msatools.render.memstat.picture import Box, Picture, png, svg
 from msatools.render.terminal import Drawing, fit
 from tests.support.golden import Golden
@@ -173,27 +173,11 @@ def lab(colour: str, vision: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-@pytest.mark.parametrize("vision", VISIONS)
-def test_colours_can_be_distinguished(vision: str) -> None:
-    colours = {
-        CLASSES[code]: lab(LOOKS[code].colour, VISIONS[vision])
-        for code in MOST_OF_MEMORY
-    }
-    for (a, a_lab), (b, b_lab) in itertools.combinations(colours.items(), 2):
-        # Side by side, a difference of 2.3 is just noticeable.
-        assert np.linalg.norm(a_lab - b_lab) > 12, (a, b)
-
-
 @pytest.mark.parametrize("ground", ["#000000", "#ffffff"])
 def test_colours_show_on_dark_and_light(ground: str) -> None:
     for code in MOST_OF_MEMORY:
         there, here = (lab(c, VISIONS["normal"]) for c in (ground, LOOKS[code].colour))
         assert np.linalg.norm(there - here) > 25, CLASSES[code]
-
-
-def test_mixed_colours() -> None:
-    assert mix("#ff0000", "#0000ff", 0.5) == "#800080"
-    assert mix("#123456", "#ffffff", 1) == "#123456"
 
 
 MARKS = Chart((("x ", Mark("AA", colour="#0055cc", signs="\u2588\u2588")),))
@@ -238,11 +222,6 @@ def test_terminals_with_fewer_colours(coloured: pytest.MonkeyPatch) -> None:
     assert printed() == "x AA"
 
 
-def test_letters_without_colours(coloured: pytest.MonkeyPatch) -> None:
-    coloured.setenv("NO_COLOR", "1")
-    assert printed() == "x AA"
-
-
 def test_charts_are_cut_and_not_folded() -> None:
     drawing = Drawing(Device(width=3, colours="truecolor", has_signs=True))
     (line,), left_out = fit([MARKS], drawing, height=5)
@@ -261,14 +240,6 @@ def drawn() -> Picture:
 
 def area(boxes: Sequence[Box]) -> int:
     return sum(box.width * box.height for box in boxes)
-
-
-def test_area_of_a_colour_is_the_share_of_its_class(drawn: Picture) -> None:
-    # Besides the map, the legend has a sample of each, the scale one of free memory.
-    sample, step = 14 * 14, 36 * 14
-    anon = area(drawn.boxes[LOOKS[PageClass.ANON].colour]) - sample
-    free = area(drawn.boxes[FREE_COLOUR]) - sample - step
-    assert anon == free == 1024 * 24
 
 
 def test_svg_and_png_show_the_same(drawn: Picture) -> None:
@@ -338,14 +309,3 @@ def test_size_of_files_is_bounded() -> None:
     places = np.zeros(count, np.intp)
     cells = Cells(np.arange(count), rows, places, 4096, (MapPlace(0, "Normal"),))
     assert len(svg(picture_of(cells, 4096))) < 1_600_000
-
-
-def test_addresses_do_not_overlap() -> None:
-    places = [cell // 100 % 3 for cell in range(4000)]
-    memory = memory_of(range(4000), [{}] * 4000, places)
-    labels = map_picture.picture(memory, PAGE, "6.1").labels
-    addresses = [x.y for x in labels if x.anchor == "end" and "0x" in x.text]
-    zones = [x.y for x in labels if x.text.startswith("Node")]
-    assert len(addresses) > 10
-    for heights, least in ((addresses, 12), (zones, 16)):
-        assert min(b - a for a, b in itertools.pairwise(sorted(heights))) >= least
