@@ -13,8 +13,7 @@ from msatools.cli.arguments import make_parser
 from msatools.cli.options import parse_words
 from msatools.cli.subcommands import run_group
 from msatools.cpus.model import SetKind, State
-from msatools.derived.manuals import manuals
-from msatools.legends import Group, completable, find, legend_of
+from msatools.legends import find, legend_of
 from msatools.locks.report import LockTypeName
 from msatools.memory.classes import CLASSES
 from msatools.registry import NAMES, load, load_group
@@ -169,14 +168,6 @@ def test_why_needs_no_target(row: Row) -> None:
             assert lines[at + 1] == f"  {entry.text}"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_why_as_json(row: Row) -> None:
-    name = completable(legend_of(row.name))[0]
-    (found,) = call(row.command, "--why", name, "--json").samples
-    assert found["command"] == row.name
-    assert [each["name"] for each in found["why"]][:1] == [name]
-
-
 @pytest.mark.parametrize(
     ("name", "word", "names"),
     [
@@ -279,22 +270,6 @@ def groups() -> list[Any]:
         for name in NAMES
         for group in legend_of(name)
     ]
-
-
-@pytest.mark.parametrize(("name", "group"), groups())
-def test_manual_has_the_legend(name: str, group: Group) -> None:
-    page = manuals()[f"msa-{name}.1"].replace("\\", "")
-    assert f'.SS "{group.title}"' in page
-    for entry in group.entries:
-        assert f".B {entry.name}\n" in page.replace("(ti", "~").replace("(aq", "'")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_manual_has_an_output(name: str) -> None:
-    page = manuals()[f"msa-{name}.1"]
-    shown = page.partition(".SH OUTPUT")[2].partition(".fi")[0]
-    assert shown.startswith("\nOf a dump:\n.PP\n.nf\n$ msa\\-")
-    assert len(shown.splitlines()) > 5
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -52,10 +52,6 @@ class Row:
     damaged: str
     """The key in ``coverage`` that counts the damage."""
 
-    lost: Mapping[str, tuple[bool, bool]]
-    """Key in ``coverage`` -> whether ``--strict`` fails if it is not 0: on a dump, and
-    on a running kernel."""
-
     @property
     def name(self) -> str:
         return self.command.name
@@ -144,43 +140,7 @@ CPUS = Row(
     rich="cpus-6.12",
     damage=_lose_run_queue,
     damaged="run_queues_unreadable",
-    lost={
-        "cpus_unreadable": (True, True),
-        "run_queues_unreadable": (True, True),
-        "cpumasks_unreadable": (True, True),
-        "rq_unreadable": (True, False),
-        "kernel_stat_unreadable": (True, False),
-        "irq_counts_unreadable": (True, False),
-        "lists_broken": (True, True),
-        "queues_broken": (True, False),
-        "trees_broken": (True, False),
-        "counts_broken": (True, False),
-        "leaks_lost": (True, False),
-        "partitions_unknown": (True, False),
-        "run_queues_differ": (True, False),
-        "ticks_unreadable": (True, True),
-        "cpus": (False, False),
-        "irqs": (False, False),
-        "tasks": (False, False),
-        "reads": (False, False),
-    },
 )
-
-_LOST_OF_TASKS = {
-    "tasks_unreadable": (True, True),
-    "lists_broken": (True, True),
-    "run_queues_unreadable": (True, True),
-    "cred_unreadable": (True, False),
-    "stacks_incomplete": (True, False),
-    "futex_chains_broken": (True, False),
-    "leaks_lost": (True, False),
-    "clocks_unreadable": (True, True),
-    "waiters_unreadable": (True, False),
-    "zombies": (False, False),
-    "locks_unknown": (False, False),
-    "parents_ended": (False, False),
-    "reads": (False, False),
-}
 
 WRONG_MEMBERSHIPS = {
     "--cgroup system.slice": "not a path such as /system.slice: 'system.slice'",
@@ -242,7 +202,6 @@ LOCKS = Row(
     rich="locks-6.12",
     damage=_lose_task,
     damaged="lists_broken",
-    lost=_LOST_OF_TASKS,
 )
 
 
@@ -284,22 +243,6 @@ MEMSTAT = Row(
     },
     damage=_lose_sections,
     damaged="section_table_lost",
-    lost={
-        "excluded_pages": (True, True),
-        "unreadable_pages": (True, True),
-        "owners_unreadable": (True, True),
-        "pcp_lists_unreadable": (True, True),
-        "page_tables_unreadable": (True, True),
-        "files_unreadable": (True, False),
-        "section_table_lost": (True, True),
-        "lists_broken": (True, True),
-        "pcp_lists_broken": (True, False),
-        "user_tables_unreadable": (True, False),
-        "user_table_entries_broken": (True, False),
-        "offline_pages": (False, False),
-        "lists_resumed": (False, False),
-        "reads": (False, False),
-    },
 )
 
 
@@ -379,7 +322,6 @@ PRSTAT = Row(
     rich="tasks-6.12",
     damage=_lose_task,
     damaged="lists_broken",
-    lost=_LOST_OF_TASKS,
 )
 
 
@@ -404,15 +346,6 @@ REPORT = Row(
     rich="crashes-oom-group-6.12",
     damage=_lose_task,
     damaged="lists_broken",
-    lost={
-        "log_unreadable": (True, True),
-        "parts_lost": (True, True),
-        "lists_broken": (True, True),
-        "tasks_unreadable": (True, True),
-        "clocks_unreadable": (True, True),
-        "parts": (False, False),
-        "reads": (False, False),
-    },
 )
 
 ZOMBIES = Row(
@@ -462,7 +395,6 @@ ZOMBIES = Row(
     rich="zombies-6.12",
     damage=_lose_task,
     damaged="lists_broken",
-    lost=_LOST_OF_TASKS,
 )
 
 WHATIS = Row(
@@ -481,16 +413,6 @@ WHATIS = Row(
     absent={"4194303:1000": "pid 4194303: no such task"},
     damage=_lose_sections,
     damaged="section_table_lost",
-    lost={
-        "section_table_lost": (True, True),
-        "slabs_unreadable": (True, False),
-        "locks_unreadable": (True, False),
-        "mappings_unreadable": (True, False),
-        "page_tables_unreadable": (True, True),
-        "vmalloc_areas_unreadable": (True, True),
-        "symbols_unreadable": (True, True),
-        "reads": (False, False),
-    },
 )
 
 ROWS = (

@@ -116,12 +116,6 @@ def test_lost_pages_are_noted() -> None:
     assert (found.before.lost_pages, found.after.lost_pages) == (0, 5)
 
 
-def test_missing_time_gives_no_interval() -> None:
-    found = compare(BEFORE, replace(AFTER, taken_at_ns=None))
-    assert found.elapsed_ns is None
-    assert found.notes == ()
-
-
 def test_checks_are_paired_by_name() -> None:
     one, other = check("cache", 10, 10), check("cache", 12, 10)
     found = compare(
@@ -275,29 +269,15 @@ def test_not_a_snapshot(saved: Callable[..., str], text: str | bytes, why: str) 
     ("path", "value", "why"),
     [
         (("pages",), None, "pages: expected `int`, got `null`"),
-        (("pages",), True, "pages: expected `int`, got `bool`"),
-        (("pages",), 1.5, "pages: expected `int`, got `float`"),
-        (("pages",), "1", "pages: expected `int`, got `str`"),
         (("pages",), -1, "pages: expected `int` >= 0"),
         (("pages",), 1 << 70, "pages: expected `int` <= 9223372036854775807"),
         (("classes",), {}, "classes: expected `array`, got `object`"),
-        (("classes", 0), 7, "classes[0]: expected `object`, got `int`"),
-        (("classes", 1, "name"), None, "classes[1].name: expected `str`, got `null`"),
-        (("classes", 1, "pages"), "x", "classes[1].pages: expected `int`, got `str`"),
         (("classes", 1, "pages"), -1, "a count of pages is negative"),
         (("target", "page_size"), 0, "target.page_size: 0 is no power of two"),
         (("target", "page_size"), 4095, "target.page_size: 4095 is no power of two"),
         (("target", "kind"), "paper", "target.kind: invalid enum value 'paper'"),
-        (("target", "live"), 1, "target.live: expected `bool`, got `int`"),
-        (
-            ("target", "crash"),
-            [],
-            "target.crash: expected `object | null`, got `array`",
-        ),
         (("coverage", "excluded_pages"), -1, "coverage: a count is negative"),
         (("by",), {"node": 3}, "by[...]: expected `array`, got `int`"),
-        (("by",), {"node": [{"key": 3}]}, "by[...][0].key: expected `str`, got `int`"),
-        (("notes",), "x", "notes: expected `array`, got `str`"),
     ],
 )
 def test_damaged_report(
@@ -346,16 +326,6 @@ def test_standard_input(msa: Msa, files: tuple[str, str], which: int) -> None:
     done = msa("--json", "--diff", *words, input=Path(files[which]).read_text())
     assert done.returncode == 0
     assert json.loads(done.stdout)["elapsed_ns"] == 60 * SECOND
-
-
-def test_standard_input_that_is_closed(
-    files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    """sys.stdin is None then."""
-    monkeypatch.setattr(sys, "stdin", None)
-    assert run_console(COMMAND, ["--diff", files[0], "-"]) == 1
-    error = "standard input: closed; name a file of msa-memstat --json"
-    assert capsys.readouterr() == ("", f"msa-memstat: {error}\n")
 
 
 def test_error_is_one_line(

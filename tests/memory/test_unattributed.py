@@ -124,19 +124,6 @@ def test_pages_that_point_into_a_module(
     }
 
 
-def test_nothing_else_points_into_the_module(
-    bare_run: lab.Run, bare_report: MemstatReport
-) -> None:
-    """Only ftrace's records do, which have a class of their own."""
-    pages = sum(g.pages for g in groups(bare_report) if g.owner == MODULE)
-    assert pages == sum(
-        len(made["pfns"]) << made["order"]
-        for made in sets(bare_run).values()
-        if made["content"] == "code"
-    )
-    assert pages_of(bare_report)["kernel.tracing"] > 100
-
-
 def test_pages_that_point_to_objects(
     bare_run: lab.Run, bare_report: MemstatReport
 ) -> None:
@@ -312,15 +299,6 @@ def test_lost_records_of_ftrace(damaged: Patient) -> None:
     assert pages_of(report)["kernel.tracing"] < before - 100
 
 
-def test_loop_of_ftrace_records(damaged: Patient) -> None:
-    first = damaged.prog["ftrace_pages_start"]
-    damaged.poke_member(first.next, first.value_())
-    report = collected(damaged.prog)
-    assert any("loop" in note.text for note in report.notes)
-    # Without those that come after, but for the trace buffers.
-    assert pages_of(report)["kernel.tracing"] > 64
-
-
 # --- Pure: blocks from pages
 
 
@@ -351,15 +329,6 @@ def found(*pages: Page) -> list[tuple[int, int, int]]:
     return list(
         zip(rows.pfn.tolist(), rows.pages.tolist(), rows.order.tolist(), strict=True)
     )
-
-
-@pytest.mark.parametrize("order", range(5))
-def test_adjacent_blocks(order: int) -> None:
-    size = 1 << order
-    assert found(*block(64, order), *block(64 + size, order)) == [
-        (64, size, order),
-        (64 + size, size, order),
-    ]
 
 
 def alone(*pfns: int) -> list[Page]:
