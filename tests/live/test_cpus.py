@@ -31,8 +31,6 @@ USER_TICK_NS = 10_000_000
 """/proc/stat has whole ones of these."""
 
 OFFLINE = guest.COMES_AND_GOES
-SET = {4, 5, 6, 7}
-"""The CPUs of the experiment's partition."""
 
 Facts = dict[str, Any]
 Numbers = dict[int, int]
@@ -704,26 +702,6 @@ def came(run: Facts) -> list[Counter[int]]:
     return found
 
 
-def test_every_step_succeeds(steps: dict[str, Facts]) -> None:
-    assert list(steps) == [step.name for step in cpuexperiment.STEPS]
-    for step in steps.values():
-        assert step["status"] == 0, step["output"]
-    assert steps["create"]["output"] == "root\n"
-
-
-@pytest.mark.parametrize("name", ["before", "no-interrupts", "execute"])
-def test_interrupts_keep_out_of_the_set(steps: dict[str, Facts], name: str) -> None:
-    """By what the kernel itself says of them."""
-    for run in steps[name]["runs"]:
-        came = meanwhile(run, "virtio")
-        for cpu in range(8):
-            if name != "before" and cpu in SET:
-                # The kernel moves one when it comes next, and a device has three.
-                assert came[cpu] <= 3
-            else:
-                assert came[cpu] > 0
-
-
 def test_the_guide_shows_what_is_printed(steps: dict[str, Facts]) -> None:
     """In the forms of what must be so; the two samples have twice as many rows."""
     page = Page(DOCS / "guides/processor-sets.md")
@@ -733,57 +711,3 @@ def test_the_guide_shows_what_is_printed(steps: dict[str, Facts]) -> None:
         assert block.live
         printed = Formed(run_of(steps[name], *cpuexperiment.ROWS)["stdout"], block.live)
         assert not printed.lacks(Formed(example.shown, block.live)), printed.text
-
-
-def test_before_interrupts_land_on_all_cpus(steps: dict[str, Facts]) -> None:
-    for counts in came(run_of(steps["before"], "2", "2", "-i")):
-        assert min(counts[cpu] for cpu in range(8)) > 0
-
-
-def test_then_the_partition_takes_none(steps: dict[str, Facts]) -> None:
-    """But for one, where an interrupt is moved as it comes next."""
-    first, last = came(run_of(steps["no-interrupts"], "2", "2", "-i"))
-    for counts in (first, last):
-        assert min(counts[cpu] for cpu in range(8) if cpu not in SET) > 0
-    # A device has three.
-    assert all(first[cpu] <= 3 for cpu in SET)
-    assert sum(last[cpu] for cpu in SET) == 0
-
-
-@pytest.mark.parametrize("name", ["no-interrupts", "execute"])
-def test_cpus_of_the_partition(steps: dict[str, Facts], name: str) -> None:
-    text = run_of(steps[name], "2", "2")["stdout"]
-    shown = tables(text, "SET")
-    assert len(shown) == 2
-    for each in shown:
-        cpus = {row["SET"]: row["CPUS"] for row in each.rows}
-        assert cpus == {"default": "0-3", "/db": "4-7"}
-    shown = tables(text, "CPU")
-    assert len(shown) == 2
-    for each in shown:
-        assert [row["CPU"] for row in each.rows] == [str(cpu) for cpu in range(8)]
-        for row in each.rows:
-            assert row["SET"] == ("/db" if int(row["CPU"]) in SET else "default")
-    if name == "execute":
-        # What was moved into the set runs there, and nowhere else.
-        for each in shown:
-            where = {int(r["CPU"]) for r in each.rows if r["CURRENT"] == "sh"}
-            assert where <= SET
-        most = max(
-            float(row["usr"]) for row in shown[-1].rows if int(row["CPU"]) in SET
-        )
-        assert most > 0
-
-
-def test_before_there_is_one_set(steps: dict[str, Facts]) -> None:
-    text = run_of(steps["before"], "2", "2")["stdout"]
-    assert tables(text, "SET") == []
-    assert "SET" not in tables(text, "CPU")[0].head
-
-
-def test_afterwards_there_is_one_set_again(steps: dict[str, Facts]) -> None:
-    found = json.loads(run_of(steps["destroy"], "--json")["stdout"])
-    assert [each["name"] for each in found["sets"]] == ["default"]
-    assert {row["set"] for row in found["cpus"]} == {"default"}
-    assert [row["cpu"] for row in found["cpus"] if row["online"]] == [*range(8)]
-    assert found["notes"] == []

@@ -186,14 +186,6 @@ def test_threads_of_a_process(name: str) -> None:
     assert pids(name, "-L", "-p", f"{thread},{pause}") == {thread, pause}
 
 
-def test_several_pids(name: str) -> None:
-    """A TID selects its process, which is listed once."""
-    thread, process = tid(name, "threads-07"), said(name).tasks["threads"]["pid"]
-    words = f"{thread},{process},1,{tid(name, 'zombie')},{thread}"
-    assert pids(name, "-p", words) == {process, 1, tid(name, "zombie")}
-    assert pids(name, "-p", words, "--state", "Z") == {tid(name, "zombie")}
-
-
 def test_process_with_a_dead_leader(name: str) -> None:
     task = said(name).tasks["leaderless"]
     both = {row["pid"] for row in tasks(name, "-L", "-p", str(task["pid"]))}
@@ -416,21 +408,6 @@ def test_folded(name: str, weight: str) -> None:
         by_stack[tuple(reversed(names.split(";")[1:]))] += int(number)
     assert by_stack == expected
     assert by_stack.total() > 2000
-
-
-@pytest.mark.parametrize("view", ["stacks", "load"])
-def test_first_groups(view: str, name: str) -> None:
-    """The largest groups are printed, with the number of others; JSON has all."""
-    found = report(name, f"--{view}", "-n", "2")[view]
-    count = len(found if view == "stacks" else found["groups"])
-    lines, whole = text(name, f"--{view}", "-n", "2"), text(name, f"--{view}")
-    left = lines.index(f"… {count - 2:,} more groups: -n COUNT shows them")
-    # Column widths depend on the contents.
-    words = [line.split() for line in lines]
-    assert words[:left] == [line.split() for line in whole[:left]]
-    assert words[left + 1 :] == [
-        line.split() for line in whole[-len(lines) + left + 1 :]
-    ]
 
 
 # --- shares

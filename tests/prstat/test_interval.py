@@ -350,36 +350,6 @@ def test_estimate() -> None:
     assert not made.off.exact[0]
 
 
-def test_errors_match_the_differences() -> None:
-    """Two thirds of many threads differ by less than the error, and none by much."""
-    random = np.random.default_rng(2)
-    threads = [Thread(pid, task_class=LCK) for pid in range(1, 201)]
-    locked = np.zeros(len(threads))
-    under_way = Interval(snapshot(*threads))
-    for _ in range(20):
-        for row, thread in enumerate(threads):
-            for _ in range(9):
-                is_lock = bool(random.random() < 0.6)
-                thread.runs(0.5).sleeps(10, LCK if is_lock else TMR)
-                locked[row] += 10 * MS * is_lock
-        under_way.add(snapshot(*threads))
-    made = under_way.end().off
-    missed = np.abs(made.ns[:, LCK] - locked) / made.error_ns[:, LCK]
-    assert 0.6 < np.mean(missed < 1) < 0.75
-    assert np.mean(missed < 3) > 0.97
-
-
-def test_few_equal_samples_have_an_error() -> None:
-    def step(thread: Thread) -> None:
-        thread.runs(1).sleeps(40, DSK).runs(1).sleeps(58, POL)
-
-    made = interval(Thread(1), *([step] * 5))
-    ((_, (ns, error)),) = by_class(made.off).items()
-    assert ns == 490 * MS
-    # Half of the time is as sampled; the other half was DSK.
-    assert 0.1 < error / (200 * MS) < 0.5
-
-
 def test_samples_of_a_running_thread_do_not_count() -> None:
     """Unobserved sleep has the shares of the observed sleep."""
 
@@ -523,27 +493,6 @@ def test_thread_that_becomes_the_leader() -> None:
     made = between(first, snapshot(thread.sleeps(100)))
     assert made.gone == 0
     assert parts(made) == [0, 0, 0, 100, 0]
-
-
-def test_no_threads() -> None:
-    one = snapshot(Thread(1))
-    nobody = np.zeros(1, np.bool_)
-    tasks = one.tasks.only(nobody)
-    none = replace(
-        one,
-        tasks=tasks,
-        states=microstates(tasks, one.clocks),
-        now=replace(
-            one.now,
-            **{
-                name: getattr(one.now, name)[nobody]
-                for name in ("classes", "age_ns", "age_bound")
-            },
-        ),
-        class_known=one.class_known[nobody],
-    )
-    assert between(none, one).born.tolist() == [True]
-    assert len(between(none, one, none).lives.user_ns) == 0
 
 
 def test_clock_that_lags() -> None:
