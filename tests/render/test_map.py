@@ -173,6 +173,17 @@ def lab(colour: str, vision: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_can_be_distinguished(vision: str) -> None:
+    colours = {
+        CLASSES[code]: lab(LOOKS[code].colour, VISIONS[vision])
+        for code in MOST_OF_MEMORY
+    }
+    for (a, a_lab), (b, b_lab) in itertools.combinations(colours.items(), 2):
+        # Side by side, a difference of 2.3 is just noticeable.
+        assert np.linalg.norm(a_lab - b_lab) > 12, (a, b)
+
+
 @pytest.mark.parametrize("ground", ["#000000", "#ffffff"])
 def test_colours_show_on_dark_and_light(ground: str) -> None:
     for code in MOST_OF_MEMORY:
