@@ -120,14 +120,6 @@ def test_pages_that_are_not_in_the_dump() -> None:
     assert pages.read(array([])) == []
 
 
-def test_libkdumpfile_excludes_pages_that_are_left_out() -> None:
-    """For None, the caller reads through libkdumpfile, which raises this error."""
-    library = Library(DEMO)
-    for pfn in Layout(DEMO).left_out().tolist():
-        with pytest.raises(FaultError, match="Excluded page"):
-            library.prog.read(pfn * PAGE, PAGE, True)
-
-
 def test_pages_are_the_same_in_a_forked_process() -> None:
     kept = Layout(DEMO).kept
     pages = KdumpPages(str(DEMO))
@@ -166,11 +158,6 @@ def test_headers_that_are_left_to_libkdumpfile(
         changes[STATUS] = bytes(8)
     with pytest.raises((DamagedDataError, LeftToDrgnError), match="kdump"):
         KdumpPages(str(copied(DEMO, tmp_path, changes)))
-
-
-def test_elf_is_no_kdump() -> None:
-    with pytest.raises(DamagedDataError, match="not a kdump"):
-        KdumpPages(str(lab.build("barepages-6.12").dump("elf")))
 
 
 def test_part_of_a_split_dump(tmp_path: Path) -> None:
@@ -346,10 +333,6 @@ def test_missing_library(
         return
     with pytest.raises(LeftToDrgnError, match=f"no library for {compression}"):
         KdumpPages(str(copy))
-
-
-def test_unknown_compression() -> None:
-    assert find_codec("rar", PAGE) is None
 
 
 @pytest.mark.parametrize(
