@@ -23,7 +23,6 @@ from msatools.render.memstat.report import GROUPS, REST
 from msatools.report.model import Severity, VerdictConfidence
 from msatools.tasks.states import LETTERS
 from msatools.tasks.waits import TaskClass
-from msatools.whatis.model import Kind
 from msatools.zombies.model import Verdict
 from tests.contract.table import ROWS, Row
 from tests.support.calls import CORE, call, demo
@@ -71,11 +70,6 @@ def test_it_has_the_code_of_each_verdict() -> None:
     ]
     assert len(codes) > 20
     assert {*codes} <= names_of("report")
-
-
-def test_it_has_the_kinds_of_answers() -> None:
-    # A struct page is shown as the page that it describes, and percpu as per-CPU.
-    assert {*get_args(Kind)} - {"percpu"} <= names_of("whatis")
 
 
 def tables(name: str, words: list[str]) -> Iterator[Table]:
@@ -184,13 +178,6 @@ def test_why_needs_no_target(row: Row) -> None:
 def test_what_a_name_stands_for(name: str, word: str, names: list[str]) -> None:
     (found,) = call(load(name), "--why", word, "--json").samples
     assert [each["name"] for each in found["why"]] == names
-
-
-def test_a_column_stands_for_what_is_in_it() -> None:
-    (found,) = call(load("prstat"), "--why", "NOW", "--json").samples
-    kinds = [(each["kind"], each["name"]) for each in found["why"]]
-    assert kinds[0] == ("column", "NOW")
-    assert {name for _, name in kinds[1:]} == {*TaskClass.__members__}
 
 
 def test_of_a_target_the_kernel_decides() -> None:

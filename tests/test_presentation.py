@@ -51,24 +51,6 @@ def test_dict_is_what_json_prints(report: Any) -> None:
     assert [*report.to_dict()][:2] == ["schema", "target"]
 
 
-def test_repr_is_one_short_line(report: Any) -> None:
-    text = repr(report)
-    assert text.startswith(f"<{type(report).__name__} of '")
-    assert report.target.release in text
-    assert text.isprintable()
-    assert len(text) < 200
-    assert repr(replace(report, interval_ns=5)) == text
-
-
-def test_repr_counts_rows_and_escapes() -> None:
-    found = reported("zombies")
-    target = replace(found.target, path="a\x1b[1mb", release="6.1\n")
-    shown = repr(replace(found, target=target, notes=(), limits=None, groups=()))
-    assert shown == r"<ZombiesReport of 'a\x1b[1mb', '6.1\n': no rows>"
-    many = replace(found, target=target, notes=(), groups=(), limits=[0] * 1234)
-    assert repr(many).endswith(r": 1,234 limits>")
-
-
 def text_of(report: Any) -> list[str]:
     """Return the lines that the command prints of a report."""
     out = io.StringIO()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from msatools.memory import breakdowns as module
-from msatools.memory.breakdowns import OTHERS, Tally, TallySums, rank, regroup
+from msatools.memory.breakdowns import OTHERS, Tally, TallySums, rank
 from msatools.memory.classes import CLASSES, PageClass
 
 Words = npt.NDArray[np.uint64]
@@ -83,15 +83,3 @@ def test_ranking() -> None:
     for owner in listed:
         mine = Counter(codes[words == owner.word].tolist())
         assert owner.classes == {CLASSES[code]: pages for code, pages in mine.items()}
-
-
-def test_regrouped_sums() -> None:
-    tally = Tally()
-    words, codes = rows(11, 300, 30)
-    tally.add(words, codes)
-    sums = tally.sums()
-    halves = regroup(sums, sums.owners % np.uint64(2))
-    expected = Counter(
-        zip((words % np.uint64(2)).tolist(), codes.tolist(), strict=True)
-    )
-    assert counted(halves) == expected

@@ -305,14 +305,6 @@ def section(nr: int, pages: int = 1 << 15) -> MemmapRange:
     return MemmapRange(nr, "online", True, nr << 15, pages, nr << 21)
 
 
-def test_parts_are_the_ranges_in_order() -> None:
-    ranges = [section(nr) for nr in (*range(10), *range(40, 45))]
-    cut = parallel.cut(ranges)
-    assert [item for part in cut for item in part] == ranges
-    assert [len(part) for part in cut] == [4, 4, 4, 3]
-    assert parallel.cut([]) == []
-
-
 LIVE, LOCAL = ProgramFlags.IS_LIVE, ProgramFlags.IS_LOCAL
 CORES = len(os.sched_getaffinity(0))
 

@@ -20,7 +20,6 @@ from fixtures.demo.catalog import DEMOS
 from msatools.errors import DamagedDataError
 from msatools.program.kdump_pages import (
     CUT_OFF,
-    NO_PFN,
     KdumpPages,
     LeftToDrgnError,
     Pfns,
@@ -62,10 +61,6 @@ class Library:
         return data
 
 
-def array(pfns: object) -> Pfns:
-    return np.array(pfns, np.int64)
-
-
 def compare(path: Path, pfns: Pfns) -> int:
     """Compare pages with libkdumpfile's; return how many are in the dump."""
     library = Library(path)
@@ -99,25 +94,6 @@ def test_every_page_of_the_demos(name: str) -> None:
     assert compare(DEMOS[name].core, layout.kept) == len(layout.kept)
     # Identical pages share their data.
     assert len({offset for offset, *_ in layout.descriptors}) < len(layout.kept)
-
-
-def test_pages_are_returned_in_the_given_order() -> None:
-    kept = Layout(DEMO).kept
-    chance = np.random.default_rng(1)
-    pages = KdumpPages(str(DEMO))
-    shuffled = chance.choice(kept, 3000)
-    found = dict(zip(kept.tolist(), pages.read(kept), strict=True))
-    assert pages.read(shuffled) == [found[pfn] for pfn in shuffled.tolist()]
-
-
-def test_pages_that_are_not_in_the_dump() -> None:
-    layout = Layout(DEMO)
-    left_out = layout.left_out()
-    pages = KdumpPages(str(DEMO))
-    beyond = [NO_PFN, layout.max_pfn, layout.max_pfn * 100, 1 << 62, -(1 << 62)]
-    assert pages.read(array(beyond)) == [None] * 5
-    assert pages.read(left_out) == [None] * len(left_out)
-    assert pages.read(array([])) == []
 
 
 def test_pages_are_the_same_in_a_forked_process() -> None:

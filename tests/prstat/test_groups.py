@@ -6,36 +6,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
-from msatools.prstat.model import TaskGroup
 from msatools.prstat.select import group_by, group_by_class
 from msatools.tasks.waits import TaskClass
-from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
+from tests.prstat.maderows import MIB, MadeThreads
 
 ID = "0123456789abcdef" * 4
-
-PROCESSES = (
-    {"pid": 1, "uid": 0, "user_ns": SECOND, "rss_bytes": MIB},
-    {"pid": 2, "uid": 5, "threads": 2, "system_ns": 3 * SECOND},
-    {"pid": 3, "tgid": 2, "uid": 5, "threads": 2, "user_ns": SECOND},
-    {"pid": 4, "uid": 0, "mm_known": False},
-    {"pid": 5, "uid": -1, "lifetime_ns": 0},
-)
-
-
-def test_users() -> None:
-    """Groups are sorted by CPU share, then by memory."""
-    found = group_by("user", MadeThreads(*PROCESSES).by_process())
-    assert found == (
-        TaskGroup("5", 1, 2, 8 * MIB, 4 * MIB, 4 * SECOND, 4 * SECOND / LIFE),
-        TaskGroup("0", 2, 2, 8 * MIB, MIB, SECOND, SECOND / LIFE),
-        TaskGroup("-", 1, 1, 8 * MIB, 4 * MIB, 0, 0.0),
-    )
-
-
-def test_users_of_threads() -> None:
-    """A process's memory counts once, however many rows it has."""
-    made = MadeThreads(*PROCESSES)
-    assert group_by("user", made.by_thread()) == group_by("user", made.by_process())
 
 
 def test_threads_with_a_dead_or_unselected_leader() -> None:

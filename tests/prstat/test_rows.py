@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from msatools.locks.report import WaitTarget
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.model import OffCpu, TaskRow, Waited
-from msatools.prstat.rows import keep, process_rows, split_by_ticks, thread_rows
-from msatools.tasks.accounting import EXIT_ZOMBIE, ProcessSums
-from msatools.tasks.identity import comm_text
+from msatools.prstat.rows import keep, process_rows, thread_rows
+from msatools.tasks.accounting import EXIT_ZOMBIE
 from msatools.tasks.waits import TaskClass
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
 
@@ -125,30 +124,3 @@ def test_sequence() -> None:
     ons = [None, WaitTarget(kind="pipe", inode=3), None]
     taken = rows.with_ons(ons).take(np.array([2, 1]))
     assert [(row.pid, row.on) for row in taken] == [(7, None), (6, ons[1])]
-
-
-def test_ticks() -> None:
-    def sums(user: int, system: int) -> ProcessSums:
-        none = np.zeros(1, np.int64)
-        return ProcessSums(
-            np.array([user]), np.array([system]), none, none, none, none, none
-        )
-
-    for user, system, share in ((3, 1, 750), (0, 0, 1000), (0, 5, 0), (5, 0, 1000)):
-        mine, kernels = split_by_ticks(np.array([1000]), sums(user, system))
-        assert (mine[0], kernels[0]) == (share, 1000 - share)
-
-
-@pytest.mark.parametrize(
-    ("raw", "text"),
-    [
-        (b"cat", "cat"),
-        (b"cat\0dog", "cat"),
-        (b"", ""),
-        (b"\xff\xc3(", "\\xff\\xc3("),
-        ("é".encode(), "é"),
-        (b"a\x1b[31m", "a\x1b[31m"),
-    ],
-)
-def test_names(raw: bytes, text: str) -> None:
-    assert comm_text(raw) == text

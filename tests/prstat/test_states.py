@@ -86,49 +86,6 @@ def test_where_a_thread_is_now(
         )
 
 
-@pytest.mark.parametrize("task_class", [TaskClass.CPU, TaskClass.OTH])
-def test_mode_of_a_running_thread_without_registers(task_class: TaskClass) -> None:
-    """The class is CPU on a running kernel, OTH in a dump without registers."""
-    runs = sleeper(task_class, on_cpu=1)
-    made = Made(runs, sleeper(TaskClass.LCK))
-    found = of(made, "gelato")
-    for name in ("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED"):
-        assert found[name].now_threads is None
-    assert found["FUTEX_SLEEP"].now_threads == 1
-    assert found["INTERRUPTIBLE_SLEEP"].now_threads == 0
-    assert of(made, "solaris")["SLEEP"].now_threads == 0
-    others = of(made, "gelato", selected=np.array([False, True]))
-    assert others["ONCPU_USR"].now_threads == 0
-
-
-def test_faults_on_text() -> None:
-    made = Made(sleeper(TaskClass.FLT), sleeper(TaskClass.FLT), sleeper(TaskClass.LCK))
-    found = of(made, "solaris", text_faults=np.array([True, False, False]))
-    assert (found["TFAULT"].now_threads, found["DFAULT"].now_threads) == (1, 1)
-
-
-def test_without_statistics() -> None:
-    made = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0), accounting=NO_STATISTICS)
-    gelato, solaris = of(made, "gelato"), of(made, "solaris")
-    for name in ("INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED"):
-        assert gelato[name].ns is None
-        assert "schedstats" in gelato[name].reason
-    assert solaris["SLEEP"].ns == 7 * SECOND
-
-
-def test_statistics_that_lack_some() -> None:
-    """Switched on midway: three seconds can have been sleep or not."""
-    lacks = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0, sum_block_ns=0))
-    known_of_one = Made(sleeper(TaskClass.LCK), {"sum_sleep_ns": 99 * SECOND})
-    for made, slept, stopped in (
-        (lacks, 4 * SECOND, (3 * SECOND, "upper")),
-        (known_of_one, 6 * SECOND, (None, "none")),
-    ):
-        found = {name: (s.ns, s.bound) for name, s in of(made, "gelato").items()}
-        assert found["INTERRUPTIBLE_SLEEP"] == (slept, "lower")
-        assert found["STOPPED"] == stopped
-
-
 def test_interrupts_and_paging() -> None:
     keeps = replace(STATISTICS, irq_time=True)
     delays = {"irq": SECOND, "swapin": SECOND // 2}

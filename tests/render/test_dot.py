@@ -159,27 +159,3 @@ def test_long_queues_are_cut_except_for_lock_owners() -> None:
     assert ("l0more", "l0") in few.edges
     assert "l0more" not in everyone.nodes
     assert sum(to == "l0" for _, to in everyone.edges) == 300
-
-
-def test_idle_tasks_are_left_out() -> None:
-    pool = lock("futex 9:0x10", (2, 3))
-    nobody = root(None, (0, 2), kind="external", lock="futex 9:0x10", waiters=(2, 3))
-    made = report([wait(2, state="S"), wait(3, state="S")], [pool], [nobody])
-    parsed = parse(made)
-    assert not parsed.nodes
-    assert not parsed.edges
-    assert ("t2", "l0") in parse(made, verbose=True).edges
-    held = lock("mutex 1", (4,), "=3")
-    more = report([*made.waits, wait(4, "mutex 1")], [pool, held], [nobody])
-    assert {("t3", "l0"), ("l1", "t3")} <= parse(more).edges.keys()
-
-
-def test_edges_are_not_doubled() -> None:
-    """The surest of several ways to own a lock counts."""
-    made = report(
-        [wait(2, "mutex a")],
-        [lock("mutex a", (2, 2), [owner("?1"), owner("=1"), owner("~1")])],
-    )
-    edges = parse(made).edges
-    assert list(edges) == [("t2", "l0"), ("l0", "t1")]
-    assert edges["l0", "t1"]["style"] == "solid"

@@ -17,12 +17,10 @@ from msatools.memory.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.map import Cells, MapPlace, MemoryMap
 from msatools.render import plain, show
 from msatools.render.blocks import Chart, Mark
-from msatools.render.device import Device
 from msatools.render.memstat import map
 from msatools.render.memstat import picture as map_picture
 from msatools.render.memstat.map import FREE_COLOUR, LOOKS, bands, shades
 from msatools.render.memstat.picture import Box, Picture, png, svg
-from msatools.render.terminal import Drawing, fit
 from tests.support.golden import Golden
 
 PAGE = 4096
@@ -225,24 +223,6 @@ def test_colours_on_a_terminal() -> None:
     assert printed("ascii") == "x \x1b[38;2;0;85;204mAA\x1b[0m"
 
 
-def test_terminals_with_fewer_colours(coloured: pytest.MonkeyPatch) -> None:
-    coloured.setenv("COLORTERM", "")
-    assert printed() == "x \x1b[38;5;26m\u2588\u2588\x1b[0m"
-    # One of eight colours would stand for several classes: a letter does not.
-    coloured.setenv("TERM", "linux")
-    assert printed() == "x AA"
-
-
-def test_charts_are_cut_and_not_folded() -> None:
-    drawing = Drawing(Device(width=3, colours="truecolor", has_signs=True))
-    (line,), left_out = fit([MARKS], drawing, height=5)
-    assert [drawing.styled(line)] == ["x\x1b[2m…\x1b[0m"]
-    assert left_out == 0
-    drawing = Drawing(Device(width=4, colours="truecolor", has_signs=True))
-    (line,), _ = fit([MARKS], drawing, height=5)
-    assert [drawing.styled(line)] == ["x \x1b[38;2;0;85;204m██\x1b[0m"]
-
-
 @pytest.fixture
 def drawn() -> Picture:
     anon = [{PageClass.ANON: 16}] * 256
@@ -267,33 +247,6 @@ def test_svg_and_png_show_the_same(drawn: Picture) -> None:
     rgb = tuple(bytes.fromhex(colour[1:]))
     assert image.getpixel((x, y)) == image.getpixel((x + 2047, y + 47)) == rgb
     assert image.getpixel((x, y + 48)) == tuple(bytes.fromhex(FREE_COLOUR[1:]))
-
-
-def test_hovering_says_what_a_colour_is(drawn: Picture) -> None:
-    root = ElementTree.fromstring(svg(drawn))
-    titles = {
-        element.get("fill"): title.text
-        for element in root
-        for title in element
-        if element.tag.endswith("path")
-    }
-    amount = "user.anon: 4,096 pages, 16.0 MiB"
-    colour = LOOKS[PageClass.ANON].colour
-    assert titles[colour] == f"{amount}; more than 3/4 of these cells are used"
-    assert titles[FREE_COLOUR].startswith("free.buddy: ")
-    # The picture has a title; a class has its own in the legend, too.
-    assert root[0].tag.endswith("title")
-    assert root[0].text == drawn.title
-    assert drawn.title.startswith("Physical memory of ")
-    assert amount in {title.text for element in root for title in element}
-
-
-def test_each_shade_of_each_class_has_its_own_title() -> None:
-    counts = np.ones((1, NCLASSES), np.int64)
-    none = np.zeros(1, np.int64)
-    picture = picture_of(Cells(none, counts, none, NCLASSES, NODES), 32)
-    used = CLASSES.keys() - {PageClass.FREE_BUDDY, PageClass.FREE_PCP}
-    assert len(picture.titles) == 1 + 4 * len(used)
 
 
 def picture_of(cells: Cells, cell_pages: int, release: str = "6.1") -> Picture:

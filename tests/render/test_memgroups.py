@@ -4,8 +4,6 @@
 
 from typing import Annotated
 
-import pytest
-
 from msatools.memory.model import DETAIL, PageGroup
 from msatools.render import plain
 from msatools.render.memstat.breakdowns import groups_table
@@ -50,17 +48,3 @@ def test_golden_tables(golden: Golden) -> None:
             ),
         ],
     )
-
-
-@pytest.mark.parametrize("top", [1, 2, 3, 4, None])
-def test_rest_is_summed_up(top: int | None) -> None:
-    groups: list[PageGroup] = [Odd(str(n), str(n), 1000, {}, pid=n) for n in range(4)]
-    lines = shown("process", groups, top)
-    rows = 4 if top is None else top
-    assert len(lines) == 1 + rows + (rows < 4)
-    if rows < 4:
-        rest = lines[-1].split()
-        assert (rest[0], rest[-2:]) == (
-            f"{1000 * (4 - rows):,}",
-            [str(4 - rows), "more"],
-        )

@@ -2,13 +2,11 @@
 
 """What ``--self-check`` prints, refuses and returns, of all commands."""
 
-import re
 from functools import cache
 
 import pytest
 
 from msatools import registry
-from msatools.cli.answers import checks_of
 from msatools.render.selfcheck.report import blocks, paste_lines
 from msatools.selfcheck.model import (
     KernelFacts,
@@ -17,10 +15,8 @@ from msatools.selfcheck.model import (
     Software,
     Verdict,
 )
-from tests.contract.units import misfits_of_units
-from tests.render.screens import check_screens, printed
+from tests.render.screens import printed
 from tests.support.calls import CORE, GUEST, MADE, Ran, call
-from tests.support.golden import Golden
 
 COMMANDS = registry.NAMES
 
@@ -32,24 +28,6 @@ def said(name: str, *words: str) -> Ran:
 
 
 each = pytest.mark.parametrize("name", COMMANDS)
-
-
-@each
-def test_status(name: str) -> None:
-    """A demo core has no fault: some checks do not apply, none fails."""
-    ran = said(name, "--strict")
-    assert (ran.status, ran.err) == (0, "")
-    assert re.search(r"\n\d+ checks: \d+ ok(, \d+ not applicable)?\n", ran.out)
-
-
-@each
-def test_json(name: str) -> None:
-    found = said(name, "--json").json
-    assert list(misfits_of_units(found)) == []
-    assert found["schema"] == "msatools.selfcheck/1"
-    assert found["command"] == name
-    names = [check["name"] for check in found["checks"]]
-    assert len(names) == len({*names}) >= len(checks_of(registry.load(name)))
 
 
 @each
@@ -168,11 +146,6 @@ REPORT = SelfCheckReport(
         members_older={"struct rq.new": "old"},
     ),
 )
-
-
-def test_text(golden: Golden) -> None:
-    screens = {"": blocks(REPORT), "-v": blocks(REPORT, verbose=True)}
-    check_screens(golden, "selfcheck/failed", screens)
 
 
 def test_failed_checks_come_first() -> None:
