@@ -15,7 +15,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zombies
 
-from msatools.cli.arguments import Command
+from msatools.cli.arguments import Command, make_parser
 from tests.support.overlay import lose
 
 
@@ -24,9 +24,6 @@ class Row:
     """The contract of one command."""
 
     command: Command[Any]
-
-    options: frozenset[str]
-    """Its own options, besides those of all commands."""
 
     asked: tuple[str, ...] = ()
     """Arguments to run it with on the demo, as text and as JSON."""
@@ -55,6 +52,13 @@ class Row:
     @property
     def name(self) -> str:
         return self.command.name
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Its own options, besides those of all commands."""
+        parser = make_parser(self.command, in_drgn=True)
+        found = {word for action in parser._actions for word in action.option_strings}
+        return frozenset(found - SHARED_OPTIONS)
 
 
 def _lose_task(prog: Program) -> None:
@@ -93,12 +97,6 @@ TARGET_OPTIONS = frozenset(
 
 CPUS = Row(
     command=cpus.COMMAND,
-    options=frozenset(
-        {
-            *("-P", "--set", "-i", "--sets", "--info", "--stalls", "--stacks"),
-            *("--plan", "-o", "-n"),
-        }
-    ),
     asked=(
         *("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
         *("--stalls", "--stalls -v -P 0", "--stacks -P 1", "--plan 1"),
@@ -154,11 +152,6 @@ WRONG_MEMBERSHIPS = {
 
 LOCKS = Row(
     command=locks.COMMAND,
-    options=frozenset(
-        {"-p", "--type", "--state", "--min-age", "--by", "--chains", "--holders"}
-        | {"--dot", "--stacks", "-n", "--cgroup", "--container", "--ns", "--io"}
-        | {"--workqueues"}
-    ),
     asked=(
         "-v --stacks",
         "--by lock -n 9",
@@ -207,12 +200,6 @@ LOCKS = Row(
 
 MEMSTAT = Row(
     command=memstat.COMMAND,
-    options=frozenset(
-        {
-            *("--by", "-n", "-j", "--sections", "--unattributed", "--frag", "--map"),
-            *("--leaks", "--textfile"),
-        }
-    ),
     asked=(
         "-v",
         "--by node,zone",
@@ -248,22 +235,6 @@ MEMSTAT = Row(
 
 PRSTAT = Row(
     command=prstat.COMMAND,
-    options=frozenset(
-        {"-m", "-L", "-a", "-Z", "-p", "-u", "-P", "--kernel-threads", "--user-tasks"}
-        | {"--by", "--cgroup", "--container", "--ns"}
-        | {
-            "--state",
-            "--class",
-            "--min-age",
-            "--max-age",
-            "--sort",
-            "-n",
-            "-o",
-            "--children",
-        }
-        | {"--states", "--load", "--stacks", "--folded", "--function", "--module"}
-        | {"-F"}
-    ),
     asked=(
         "-m -L -v -n 9",
         "-a -Z --children --sort RSS -n 9",
@@ -327,7 +298,6 @@ PRSTAT = Row(
 
 REPORT = Row(
     command=report.COMMAND,
-    options=frozenset({"--full", "--html", "--fingerprint", "--textfile", "-n"}),
     asked=("-v", "--full", "-n 3"),
     no_json=("--fingerprint",),
     naming=(),  # of a machine that is well, JSON names no task
@@ -350,10 +320,6 @@ REPORT = Row(
 
 ZOMBIES = Row(
     command=zombies.COMMAND,
-    options=frozenset(
-        {"-p", "--parent", "--ns", "-u", "--verdict", "--by", "--tree", "--leaks"}
-        | {"-n", "--cost", "--cgroup", "--container", "--min-age"}
-    ),
     asked=(
         "-v",
         "--by cgroup -n 9",
@@ -399,7 +365,6 @@ ZOMBIES = Row(
 
 WHATIS = Row(
     command=whatis.COMMAND,
-    options=frozenset({"--waits"}),
     asked=("-v", "--waits", "phys:1000000 runqueues+8 deadbeef 0"),
     naming=("1:400000",),
     wrong={
