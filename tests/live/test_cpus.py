@@ -330,27 +330,6 @@ def test_switches(samples: list[Sample]) -> None:
                 assert sample.rows[cpu]["csw"] <= bounds[1]
 
 
-def test_interrupts_of_all_cpus(samples: list[Sample]) -> None:
-    for sample in samples:
-        for column, name in (("intr", "intr"), ("soft", "softirq")):
-
-            def came(text: str, name: str = name) -> int:
-                return stat(text)[name][0]
-
-            check(sample, total(sample, column), "stat", came)
-
-
-def test_function_calls_and_flushes(samples: list[Sample]) -> None:
-    for sample in samples:
-        for column, name in (("xcal", "CAL"), ("tlb", "TLB")):
-            for cpu in sample.steady():
-
-                def came(text: str, name: str = name, cpu: int = cpu) -> int:
-                    return table(text)[name][cpu]
-
-                check(sample, sample.rows[cpu][column], "interrupts", came)
-
-
 def test_times(samples: list[Sample]) -> None:
     told = 0
     for sample in samples:
@@ -380,22 +359,6 @@ def test_times(samples: list[Sample]) -> None:
     assert told
 
 
-def test_faults(samples: list[Sample]) -> None:
-    told = 0
-    for sample in samples:
-        if not whole(sample):
-            continue
-        told += 1
-        for name, columns in (("pgfault", ("minf", "mjf")), ("pgmajfault", ("mjf",))):
-
-            def faults(text: str, name: str = name) -> int:
-                (number,) = re.findall(rf"^{name} (\d+)$", text, re.M)
-                return int(number)
-
-            check(sample, total(sample, *columns), "vmstat", faults)
-    assert told >= 2
-
-
 def test_interrupts_of_devices(intervals: list[Sample]) -> None:
     for sample in intervals:
         irqs = {str(irq["irq"]): irq for irq in sample.report["irqs"]}
@@ -409,36 +372,6 @@ def test_interrupts_of_devices(intervals: list[Sample]) -> None:
 
                 ours = irq["counts"].get(str(cpu), 0)
                 check(sample, ours, "interrupts", came, late=True)
-
-
-@pytest.mark.parametrize("kind", ["vectors", "softirqs"])
-def test_vectors_and_softirqs(intervals: list[Sample], kind: str) -> None:
-    file = "interrupts" if kind == "vectors" else "softirqs"
-    for sample in intervals:
-        told = {each["name"]: each for each in sample.report[kind]}
-        names = table(sample.before(file, sample.ended.from_ns))
-        assert {name for name in names if not name.isdigit()} <= told.keys()
-        for name, each in told.items():
-            for cpu in sample.steady():
-
-                def came(text: str, name: str = name, cpu: int = cpu) -> int:
-                    return table(text).get(name, {}).get(cpu, 0)
-
-                ours = each["counts"].get(str(cpu), 0)
-                check(sample, ours, file, came)
-
-
-def test_load(samples: list[Sample]) -> None:
-    """They change each five seconds: it is what they were before, after or meanwhile.
-
-    A look of a busy guest may take longer than that, and see what neither edge has.
-    """
-    for sample in samples:
-        texts = sample.from_before_until_after("loadavg", sample.ended)
-        lists = ([float(word) for word in text.split()[:3]] for text in texts)
-        for ours, *said in zip(sample.report["load"], *lists, strict=True):
-            # The file has two digits, rounded.
-            assert min(said) - 0.01 <= ours <= max(said) + 0.01
 
 
 # --- time
