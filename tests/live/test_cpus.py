@@ -148,17 +148,6 @@ class Sample:
             )
         )
 
-    def from_before_until_after(self, name: str, look: Look) -> list[str]:
-        """Give what a file said last before a look, during it, and first after it."""
-        told = [reading[name] for reading in self.readings]
-        begin = max(each["to_ns"] for each in told if each["to_ns"] <= look.from_ns)
-        end = min(each["from_ns"] for each in told if each["from_ns"] >= look.to_ns)
-        return [
-            each["text"]
-            for each in told
-            if each["to_ns"] >= begin and each["from_ns"] <= end
-        ]
-
     def bounds(
         self,
         name: str,
