@@ -249,6 +249,25 @@ def test_svg_and_png_show_the_same(drawn: Picture) -> None:
     assert image.getpixel((x, y + 48)) == tuple(bytes.fromhex(FREE_COLOUR[1:]))
 
 
+def test_hovering_says_what_a_colour_is(drawn: Picture) -> None:
+    root = ElementTree.fromstring(svg(drawn))
+    titles = {
+        element.get("fill"): title.text
+        for element in root
+        for title in element
+        if element.tag.endswith("path")
+    }
+    amount = "user.anon: 4,096 pages, 16.0 MiB"
+    colour = LOOKS[PageClass.ANON].colour
+    assert titles[colour] == f"{amount}; more than 3/4 of these cells are used"
+    assert titles[FREE_COLOUR].startswith("free.buddy: ")
+    # The picture has a title; a class has its own in the legend, too.
+    assert root[0].tag.endswith("title")
+    assert root[0].text == drawn.title
+    assert drawn.title.startswith("Physical memory of ")
+    assert amount in {title.text for element in root for title in element}
+
+
 def picture_of(cells: Cells, cell_pages: int, release: str = "6.1") -> Picture:
     memory = MemoryMap(cell_pages, 8 * cell_pages, cells)
     return map_picture.picture(memory, PAGE, release)
