@@ -38,10 +38,28 @@ def freed(pages: Pages, page: int) -> None:
     pages.put(page, "flags", NODE_1)
 
 
+def huge(pages: Pages, first: int, count: int) -> None:
+    pages.compound(first, count)
+    pages.anon(first)
+
+
 def changed(before: Pages, after: Pages) -> list[int]:
     """Return the folio of each page that changed."""
     found = changed_pages(before.data(), after.data(), PFN, ADDRESS, before.layout)
     return [int(folio) for folio in found]
+
+
+def test_members_that_do_not_count_as_a_change(before: Pages) -> None:
+    """Reference counts, mapcounts, list links, and flags such as PG_active."""
+    before.anon(3)
+    huge(before, 64, 16)
+    after = before.copy()
+    assert changed(before, after) == []
+    after.put(3, "refcount", 5)
+    after.put(3, "mapcount", 2)
+    after.put(3, "lru", 0xFFFF888000002000)
+    after.flag(3, "active")
+    assert changed(before, after) == []
 
 
 @pytest.mark.parametrize(
@@ -62,6 +80,13 @@ def test_one_page(before: Pages, was: Change, change: Change) -> None:
     change(after)
     assert changed(before, after) == [5]
     assert changed(after, before) == [5]
+
+
+def test_mapping_word_of_a_reserved_page_does_not_count(before: Pages) -> None:
+    before.flag(5, "reserved")
+    after = before.copy()
+    after.put(5, "mapping", MAPPING)
+    assert changed(before, after) == []
 
 
 def test_part_of_a_folio_that_begins_before_the_run(before: Pages) -> None:

@@ -482,6 +482,13 @@ def test_work_is_linear_in_waiters() -> None:
     assert work(800) < 3 * work(400)
 
 
+def test_deep_chains_refer_to_chains() -> None:
+    lines = printed(blocks(chain(40), verbose=True))
+    assert lines[-3].endswith("… 7 behind it: --chains shows the way")
+    # Each of the 32 levels is indented by four more columns.
+    assert max(map(len, lines)) < 180
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("verbose", [False, True])
 def test_hostile_names(view: View, verbose: bool) -> None:

@@ -66,6 +66,17 @@ def test_ranges_count_with_what_is_allowed() -> None:
     assert read((5, 7), (7, 9), most=None) == "moved"
 
 
+def test_reasons() -> None:
+    differs = replace(MADE, left_value=6, right_value=5)
+    assert judge([differs]).reason == MADE.reason
+    allowed = replace(differs, most=1)
+    assert judge([allowed]).reason == MADE.reason
+    # Nothing has to be explained.
+    assert judge([replace(allowed, left_value=5)]).reason is None
+    moved = judge([differs, replace(differs, right_value=7)])
+    assert moved.reason == "changed between 2 readings of a running kernel"
+
+
 def test_without_a_number() -> None:
     lost = judge([replace(MADE, left_value=5, lost="cut off")])
     assert (lost.verdict, lost.difference, lost.reason) == ("unknown", None, "cut off")

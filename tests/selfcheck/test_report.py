@@ -2,6 +2,7 @@
 
 """What ``--self-check`` prints, refuses and returns, of all commands."""
 
+import re
 from functools import cache
 
 import pytest
@@ -28,6 +29,14 @@ def said(name: str, *words: str) -> Ran:
 
 
 each = pytest.mark.parametrize("name", COMMANDS)
+
+
+@each
+def test_status(name: str) -> None:
+    """A demo core has no fault: some checks do not apply, none fails."""
+    ran = said(name, "--strict")
+    assert (ran.status, ran.err) == (0, "")
+    assert re.search(r"\n\d+ checks: \d+ ok(, \d+ not applicable)?\n", ran.out)
 
 
 @each
