@@ -287,20 +287,6 @@ def test_report_is_complete_if_workers_are_killed(
     assert note.code == "workers-ended"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_progress_goes_up_to_the_end(prog: Program, workers: int) -> None:
-    shown: list[int] = []
-
-    def progress(done: int, total: int) -> None:
-        shown.append(done)
-        assert done <= total
-
-    report = collect_memstat(prog, workers=workers, progress=progress)
-    assert shown == sorted(shown)
-    assert len(shown) > 2
-    assert shown[-1] == report.pages
-
-
 def section(nr: int, pages: int = 1 << 15) -> MemmapRange:
     return MemmapRange(nr, "online", True, nr << 15, pages, nr << 21)
 
