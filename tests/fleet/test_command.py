@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
@@ -155,6 +156,14 @@ def test_choices(folder: Path) -> None:
         assert found == ["f2"]
     ran = fleet("show", folder, "--kernel", "5.*")
     assert (ran.status, ran.out) == (0, f"{folder}  no dump matches\n")
+
+
+def test_new_since_an_age(tmp_path: Path) -> None:
+    today = (time.time_ns() // 10**9 - START) // DAY
+    folder = tmp_path / "results"
+    results(folder, result("f1", day=today - 30), result("f2", day=today))
+    found = json.loads(fleet("show", folder, "--new-since", "7d", "--json").out)
+    assert [each["fingerprint"] for each in found["buckets"]] == ["f2"]
 
 
 def test_page(folder: Path, tmp_path: Path) -> None:
@@ -311,6 +320,15 @@ def test_queries_of_the_page(folder: Path) -> None:
     for each in queries:
         ran = fleet("sql", folder, each)
         assert (ran.status, ran.err) == (0, ""), each
+
+
+def test_times_of_queries_are_utc(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    query = "SELECT current_setting('TimeZone') AS zone, min(time) AS first FROM dumps"
+    ran = fleet("sql", folder, query, "--json")
+    assert json.loads(ran.out) == {"zone": "UTC", "first": "2026-11-18 11:06:40"}
 
 
 # --- errors and usage
