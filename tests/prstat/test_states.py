@@ -86,6 +86,15 @@ def test_where_a_thread_is_now(
         )
 
 
+def test_without_statistics() -> None:
+    made = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0), accounting=NO_STATISTICS)
+    gelato, solaris = of(made, "gelato"), of(made, "solaris")
+    for name in ("INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED"):
+        assert gelato[name].ns is None
+        assert "schedstats" in gelato[name].reason
+    assert solaris["SLEEP"].ns == 7 * SECOND
+
+
 def test_interrupts_and_paging() -> None:
     keeps = replace(STATISTICS, irq_time=True)
     delays = {"irq": SECOND, "swapin": SECOND // 2}
