@@ -16,8 +16,9 @@ from msatools.selfcheck.model import (
     Software,
     Verdict,
 )
-from tests.render.screens import printed
+from tests.render.screens import check_screens, printed
 from tests.support.calls import CORE, GUEST, MADE, Ran, call
+from tests.support.golden import Golden
 
 COMMANDS = registry.NAMES
 
@@ -155,6 +156,11 @@ REPORT = SelfCheckReport(
         members_older={"struct rq.new": "old"},
     ),
 )
+
+
+def test_text(golden: Golden) -> None:
+    screens = {"": blocks(REPORT), "-v": blocks(REPORT, verbose=True)}
+    check_screens(golden, "selfcheck/failed", screens)
 
 
 def test_failed_checks_come_first() -> None:
