@@ -23,7 +23,6 @@ from msatools.errors import (
     EXIT_FAULT,
     LOST,
     DamagedDataError,
-    MissingError,
     MissingMemberError,
     MissingSymbolError,
     MissingTypeError,
@@ -49,7 +48,7 @@ from msatools.selfdesc.find import (
 from tests.contract.table import ROWS, Row
 from tests.support.calls import CORE, GUEST, Ran, call, demo
 from tests.support.probe import COMMAND as PROBE
-from tests.support.probe import DUMP, run
+from tests.support.probe import DUMP
 
 report_module = import_module(f"{report_package.__name__}.report")
 
@@ -242,12 +241,6 @@ def test_in_an_interval(error: Exception, monkeypatch: pytest.MonkeyPatch) -> No
     told_as_ours(ran.err, error, "msa-prstat", "cli/execution")
 
 
-def test_after_the_first_interval() -> None:
-    ran = run("0.1", "4", "--fail-at", "3", "--json")
-    assert (ran.status, len(ran.samples)) == (EXIT_FAULT, 1)
-    assert "a fault of msatools" in ran.err
-
-
 @each_error
 @pytest.mark.parametrize("where", ["collector", "renderer"])
 def test_at_drgns_prompt(
@@ -279,28 +272,6 @@ def test_report_at_drgns_prompt(
 
 
 # --- what is no fault
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (MissingError("no such type"), "lack something (no such type); name the full"),
-        (DamagedDataError("a loop", 0x10), "its data are damaged (a loop: 0x10); copy"),
-        (FaultError("gone", 0x10), "lacks memory that the report needs (gone: 0x10)"),
-        (MemoryError(), "there is not enough memory to read it; give it more"),
-        (OSError(5, "I/O error"), "it cannot be read: I/O error; check the disk"),
-    ],
-    ids=lambda it: type(it).__name__,
-)
-@each_command
-def test_what_is_the_targets(
-    row: Row, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Reader, "__init__", raising(error))
-    ran = call(row.command, CORE)
-    assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)
-    assert ran.err.startswith(f"msa-{row.name}: {CORE}: ")
-    assert said in ran.err
 
 
 def lookups(prog: Program) -> Iterable[tuple[Callable[[], object], type[Exception]]]:

@@ -11,7 +11,7 @@ import pytest
 
 import msatools
 from msatools import frontdoor
-from msatools.registry import GROUPS, NAMES, load
+from msatools.registry import NAMES, load
 from tests.support.calls import CORE
 
 SCRIPT = Path(sys.executable).with_name("msa")
@@ -37,12 +37,6 @@ def run_script(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [SCRIPT, *words], capture_output=True, text=True, timeout=60, check=False
     )
-
-
-@pytest.mark.parametrize("name", [*NAMES, *GROUPS])
-def test_a_command_by_name(ran: Ran, name: str) -> None:
-    assert frontdoor.main([name, "-v", "dump", "--help"]) == 7
-    assert ran == [(name, ["-v", "dump", "--help"])]
 
 
 def test_installed_script() -> None:
@@ -95,15 +89,6 @@ def test_no_command(
     assert ran == []
 
 
-@pytest.mark.parametrize(
-    "words", ["", CORE, "./x", "-k", "--json x", "-c x", "5", "0.5 3", ".5", "-"]
-)
-def test_a_target_is_reported(ran: Ran, words: str) -> None:
-    argv = words.split()
-    assert frontdoor.main(argv) == 7
-    assert ran == [("report", argv)]
-
-
 def test_with_a_report_no_command_is_no_target(
     ran: Ran, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,14 +126,3 @@ def test_output_that_cannot_be_written() -> None:
             )
         assert done.returncode == 1
         assert done.stderr.startswith("msa: standard output: ")
-
-
-def test_closed_pipe_is_quiet() -> None:
-    with subprocess.Popen(
-        [SCRIPT, "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.wait() == -13
-        assert process.stderr.read() == b""

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from msatools import frontdoor
-from msatools.help.topics import pages_of, topics
-from msatools.legends import legend_of
+from msatools.help.topics import topics
 from msatools.registry import GROUPS, NAMES
 from msatools.render.blocks import Block, Span, Table, Text
 from msatools.render.legend import markdown_blocks
@@ -35,47 +34,6 @@ def test_topics(capsys: pytest.CaptureFixture[str]) -> None:
     for topic, about in topics().items():
         assert f"\n  {topic:24}{about.split()[0]}" in out
     assert out == shown(capsys, "--help")
-
-
-@pytest.mark.parametrize("topic", topics())
-def test_page_of_each(capsys: pytest.CaptureFixture[str], topic: str) -> None:
-    """Without the marks of Markdown; what is wider is an output that it shows."""
-    out = shown(capsys, topic)
-    assert len(out.splitlines()) > 10
-    for line in out.splitlines():
-        if not line.startswith("    "):
-            assert len(line) <= 80, line
-            assert not line.startswith(("```", "|", "#")), line
-            assert "](" not in line, line
-
-
-def test_guide(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown(capsys, "it-hangs")
-    assert out.startswith("It hangs\n\n")
-    assert "    $ msa-locks vmcore" in out
-
-
-def test_name_of_a_guide_and_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown(capsys, "zombies")
-    both = [
-        page.title
-        for folder in ("commands", "guides")
-        for page in pages_of(folder)
-        if page.name == "zombies"
-    ]
-    assert len(both) == 2
-    assert out.startswith(both[0])
-    assert f"\n{both[1]}\n" in out
-    assert shown(capsys, "msa-zombies") == out
-    assert out.endswith("All options: msa zombies --help\n")
-
-
-def test_columns_of_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown(capsys, "columns")
-    for name in NAMES:
-        assert f"msa-{name}\n" in out
-        for group in legend_of(name):
-            assert f"\n{group.title}\n" in out
 
 
 @pytest.mark.parametrize(
@@ -103,15 +61,6 @@ def test_installed_script() -> None:
     done = subprocess.run([SCRIPT, "help", "it-hangs"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("It hangs\n")
-
-
-def test_file_of_that_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ran = []
-    monkeypatch.setattr("msatools.console.run", lambda *words: ran.append(words) or 7)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "help").touch()
-    assert frontdoor.main(["help"]) == 7
-    assert ran == [("report", ["help"])]
 
 
 def test_pages_that_are_not_installed(

@@ -13,8 +13,7 @@ from msatools.cli.arguments import make_parser
 from msatools.cli.options import parse_words
 from msatools.cli.subcommands import run_group
 from msatools.cpus.model import SetKind, State
-from msatools.derived.manuals import manuals
-from msatools.legends import Group, completable, find, legend_of
+from msatools.legends import find, legend_of
 from msatools.locks.report import LockTypeName
 from msatools.memory.classes import CLASSES
 from msatools.registry import NAMES, load, load_group
@@ -24,7 +23,6 @@ from msatools.render.memstat.report import GROUPS, REST
 from msatools.report.model import Severity, VerdictConfidence
 from msatools.tasks.states import LETTERS
 from msatools.tasks.waits import TaskClass
-from msatools.whatis.model import Kind
 from msatools.zombies.model import Verdict
 from tests.contract.table import ROWS, Row
 from tests.support.calls import CORE, call, demo
@@ -72,11 +70,6 @@ def test_it_has_the_code_of_each_verdict() -> None:
     ]
     assert len(codes) > 20
     assert {*codes} <= names_of("report")
-
-
-def test_it_has_the_kinds_of_answers() -> None:
-    # A struct page is shown as the page that it describes, and percpu as per-CPU.
-    assert {*get_args(Kind)} - {"percpu"} <= names_of("whatis")
 
 
 def tables(name: str, words: list[str]) -> Iterator[Table]:
@@ -169,14 +162,6 @@ def test_why_needs_no_target(row: Row) -> None:
             assert lines[at + 1] == f"  {entry.text}"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_why_as_json(row: Row) -> None:
-    name = completable(legend_of(row.name))[0]
-    (found,) = call(row.command, "--why", name, "--json").samples
-    assert found["command"] == row.name
-    assert [each["name"] for each in found["why"]][:1] == [name]
-
-
 @pytest.mark.parametrize(
     ("name", "word", "names"),
     [
@@ -193,13 +178,6 @@ def test_why_as_json(row: Row) -> None:
 def test_what_a_name_stands_for(name: str, word: str, names: list[str]) -> None:
     (found,) = call(load(name), "--why", word, "--json").samples
     assert [each["name"] for each in found["why"]] == names
-
-
-def test_a_column_stands_for_what_is_in_it() -> None:
-    (found,) = call(load("prstat"), "--why", "NOW", "--json").samples
-    kinds = [(each["kind"], each["name"]) for each in found["why"]]
-    assert kinds[0] == ("column", "NOW")
-    assert {name for _, name in kinds[1:]} == {*TaskClass.__members__}
 
 
 def test_of_a_target_the_kernel_decides() -> None:
@@ -279,22 +257,6 @@ def groups() -> list[Any]:
         for name in NAMES
         for group in legend_of(name)
     ]
-
-
-@pytest.mark.parametrize(("name", "group"), groups())
-def test_manual_has_the_legend(name: str, group: Group) -> None:
-    page = manuals()[f"msa-{name}.1"].replace("\\", "")
-    assert f'.SS "{group.title}"' in page
-    for entry in group.entries:
-        assert f".B {entry.name}\n" in page.replace("(ti", "~").replace("(aq", "'")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_manual_has_an_output(name: str) -> None:
-    page = manuals()[f"msa-{name}.1"]
-    shown = page.partition(".SH OUTPUT")[2].partition(".fi")[0]
-    assert shown.startswith("\nOf a dump:\n.PP\n.nf\n$ msa\\-")
-    assert len(shown.splitlines()) > 5
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -16,12 +16,8 @@ import pytest
 from drgn.helpers.linux.pid import find_task
 
 from msatools.cli.arguments import make_parser
-from msatools.cpus.cpus import CpusOptions, choose
 from msatools.program import Opened, TargetSpec, open_target
-from msatools.render.cpus.report import blocks
 from tests.contract.table import ROWS, Row
-from tests.cpus.madecpus import cpu, cpuset, report
-from tests.render.screens import printed
 from tests.support import overlay
 from tests.support.calls import CORE, as_named, call
 
@@ -71,12 +67,6 @@ def test_names_mean_one_thing() -> None:
     # What leaks is memory of modules, or the dead.
     assert several.keys() == {"--by", "--stacks", "--leaks"}
     assert {dest for dest, _ in several["--by"]} == {"by"}
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_all_rows_can_be_limited(row: Row) -> None:
-    # A command with words of its own answers each of them.
-    assert "-n" in row.options or row.command.operands is not None
 
 
 # --- combinations
@@ -346,22 +336,3 @@ def test_selection_that_matches_nothing(name: str, words: str) -> None:
     lines = [line for line in ran.out.splitlines() if "matches the selection" in line]
     assert len(lines) == 1
     assert re.match(r"(# )?No (task|blocked task|zombie|stack) matches", lines[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [(name, "-u 12345") for name in ("prstat", "zombies")] + [("locks", "--state Z")],
-)
-def test_json_of_a_selection_that_matches_nothing(name: str, words: str) -> None:
-    (row,) = (row for row in ROWS if row.name == name)
-    ran = call(row.command, *words.split(), "--json", CORE)
-    assert (ran.status, ran.err) == (0, "")
-    rows = {"prstat": "tasks", "zombies": "zombies", "locks": "waits"}
-    assert ran.json[rows[name]] == []
-
-
-def test_sets_without_the_cpus() -> None:
-    """A CPU and a set that both exist, but not together."""
-    made = report([cpu(0), cpu(1)], sets=[cpuset("default", [0]), cpuset("/db", [1])])
-    chosen = choose(made, CpusOptions(cpus=frozenset({0}), sets=("/db",)))
-    assert "No CPU matches the selection." in printed(blocks(chosen, some=True))

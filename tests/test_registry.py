@@ -11,7 +11,6 @@ from fixtures.demo import DEMOS
 from msatools import registry
 from msatools.derived.schemas import schemas
 from msatools.program import open_target
-from tests.contract.table import ROWS
 from tests.support.calls import call
 from tests.truth.tables import TABLES
 
@@ -33,11 +32,6 @@ def test_demo_has_all_that_a_command_reads(name: str, kernel: str) -> None:
     words = "--json", "--strict", str(DEMOS[kernel].core)
     ran = call(registry.load(name), *words, opening=open_target)
     assert (ran.status, ran.err) == (0, "")
-
-
-def test_every_command_has_a_row() -> None:
-    """tests/contract/table.py has one for what all commands promise."""
-    assert [row.name for row in ROWS] == [*registry.NAMES]
 
 
 @pytest.mark.parametrize("name", registry.NAMES)

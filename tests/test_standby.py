@@ -16,12 +16,11 @@ from drgn.helpers.linux.percpu import per_cpu
 from fixtures import lab
 from msatools import plugin, prompt
 from msatools.errors import UncertainNameError
-from msatools.program import TargetSpec, open_target
 from msatools.selfdesc import is_served_by_btf, load, load_btf
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.selfdesc.load import finders_of
 from msatools.selfdesc.types import BtfTypes
-from msatools.standby import NAME, standby_of
+from msatools.standby import NAME
 from tests.selfdesc.undescribed import Symbols
 from tests.support.calls import CORE
 from tests.support.paused import paused
@@ -133,11 +132,6 @@ def test_modules_are_searched_for_nowhere(prog: Program) -> None:
     assert len(list(prog.modules())) > 1
 
 
-def test_first_lookup_without_a_search(prog: Program) -> None:
-    assert prog.type("struct module").has_member("list")
-    assert len(list(prog.modules())) > 1
-
-
 def test_lookup_of_drgn_s_own_that_was_not_followed_by_a_search(prog: Program) -> None:
     """Someone who asks for what drgn asks for gets it the second time."""
     next(iter(prog.loaded_modules()))
@@ -199,14 +193,6 @@ def test_fault_of_ours_costs_a_line(
     assert first.endswith("types: 'a fault'")
     assert second == "msatools: not available: KeyError: 'another'"
     assert all(record.levelno == logging.WARNING for record in caplog.records)
-
-
-def test_commands_choose_their_own_source(caplog: pytest.LogCaptureFixture) -> None:
-    opened = open_target(TargetSpec(path=str(CORE), types="btf"))
-    standby = standby_of(opened.prog)
-    assert standby is not None
-    assert opened.prog["init_task"].pid == 0
-    assert caplog.messages == []
 
 
 def test_types_of_another_finder_come_first(prog: Program) -> None:

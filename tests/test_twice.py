@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ahead
-from tests.support.twice import Outcome, Recorder, status_of, summary
-
 ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 60.0
 
@@ -69,30 +66,11 @@ def test_each_that_needed_a_second_try_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_second_try_makes_it_green(tmp_path: Path) -> None:
-    status, lines = run_twice(tmp_path, TESTS.replace("assert False", "pass"))
-    assert status == pytest.ExitCode.OK
-    assert lines == ["passed at the second try: test_some.py::test_chance"]
-
-
 def test_what_was_not_run_is_not_green(tmp_path: Path) -> None:
     """The first failure ended the run, so the others were not run."""
     status, lines = run_twice(tmp_path, TESTS, "-x")
     assert status == pytest.ExitCode.TESTS_FAILED
     assert lines[-1] == "not run at all: 2 tests"
-
-
-@pytest.mark.parametrize(
-    ("tests", "status"),
-    [
-        ("def test_good(): pass", pytest.ExitCode.OK),
-        ("import nothing_of_the_sort", pytest.ExitCode.INTERRUPTED),
-    ],
-)
-def test_exit_status_is_that_of_pytest(
-    tmp_path: Path, tests: str, status: pytest.ExitCode
-) -> None:
-    assert run_twice(tmp_path, tests) == (status, [])
 
 
 def test_interrupt_lets_fixtures_end(tmp_path: Path) -> None:
@@ -126,62 +104,6 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-# --- the outcome of both runs
-
-
-def outcome(**tests: list[str]) -> Outcome:
-    status = pytest.ExitCode.TESTS_FAILED if "failed" in tests else pytest.ExitCode.OK
-    chosen = [test for found in tests.values() for test in found]
-    return Outcome(status, chosen, **tests)
-
-
-FIRST = outcome(passed=["a"], failed=["b", "c"])
-
-
-@pytest.mark.parametrize(
-    ("second", "status"),
-    [
-        (outcome(passed=["b", "c"]), 0),
-        (outcome(passed=["b"], failed=["c"]), 1),
-        (outcome(passed=["b"], skipped=["c"]), 1),
-        (outcome(passed=["b"]), 1),
-        (Outcome(pytest.ExitCode.INTERRUPTED, ["b", "c"], ["b", "c"]), 2),
-        (Outcome(pytest.ExitCode.INTERNAL_ERROR), 3),
-        (Outcome(pytest.ExitCode.NO_TESTS_COLLECTED), 5),
-    ],
-)
-def test_status(second: Outcome, status: int) -> None:
-    assert status_of(FIRST, second) == status
-
-
-def test_status_of_a_run_cut_short() -> None:
-    first = outcome(failed=["a"])
-    first.chosen.append("b")
-    assert status_of(first, outcome(passed=["a"])) == pytest.ExitCode.TESTS_FAILED
-
-
-def test_summary() -> None:
-    second = outcome(passed=["b"])
-    assert [*summary(FIRST, second)] == [
-        "passed at the second try: b",
-        "failed, and not run a second time: c",
-    ]
-
-
-def test_end_of_a_fixture_counts() -> None:
-    """A test that passed counts as failed if the teardown of its fixture fails."""
-    recorder = Recorder()
-    for when, result in (
-        ("setup", "passed"),
-        ("call", "passed"),
-        ("teardown", "failed"),
-    ):
-        recorder.pytest_runtest_logreport(
-            pytest.TestReport("a", ("", 0, ""), {}, result, None, when)  # type: ignore[arg-type]
-        )
-    assert (recorder.outcome.passed, recorder.outcome.failed) == ([], ["a"])
-
-
 # --- builders of guests
 
 
@@ -191,24 +113,6 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 pathlib.Path(sys.argv[1]).touch()
 time.sleep(1000)
 """
-
-
-def test_stubborn_builder_is_killed(tmp_path: Path) -> None:
-    """The tests do not wait for a builder that ignores the interrupt."""
-    started = tmp_path / "started"
-    builder = ahead.start([sys.executable, "-c", STUBBORN, str(started)], tmp_path)
-    wait_for(started)
-    ahead.end(builder, seconds=0.2)
-    assert builder.returncode == -signal.SIGKILL
-
-
-def test_builder_ends_when_interrupted(tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    program = STUBBORN.replace("SIG_IGN", "SIG_DFL")
-    builder = ahead.start([sys.executable, "-c", program, str(started)], tmp_path)
-    wait_for(started)
-    ahead.end(builder)
-    assert builder.returncode == -signal.SIGINT
 
 
 def test_builder_dies_with_the_tests(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 """What a run is said to have taken of the machine."""
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,19 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msatools.cli import execution
-from msatools.cli.execution import peak_bytes
 
 ASK = "from msatools.cli.execution import peak_bytes; print(peak_bytes())"
 MUCH = 256 << 20
-
-
-def test_peak_is_what_was_resident() -> None:
-    before = peak_bytes()
-    assert before is not None
-    content = b"\1" * (before + MUCH)
-    after = peak_bytes()
-    assert after is not None
-    assert after >= len(content)
 
 
 def test_peak_is_not_that_of_who_started_us() -> None:
@@ -104,19 +93,3 @@ def test_a_look_dearer_than_a_window_is_made_up_for(
     run(clock, 0.01, [2.0] * 5, 1)
     starts = [start for start, _ in clock.burnt]
     assert all(b - a >= 200 - 1e-6 for a, b in pairwise(starts))
-
-
-def test_no_look_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks that cost little come when they are due."""
-    clock = Clock(monkeypatch)
-    run(clock, 0.05, [0.04] * 100, 1)
-    starts = [start for start, _ in clock.burnt]
-    assert all(b - a == pytest.approx(1) for a, b in pairwise(starts))
-
-
-def test_processes_that_ended_count() -> None:
-    before = execution.cpu_ns()
-    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert execution.cpu_ns() - before >= 5_000_000
-    assert execution.cpu_ns() >= (children.ru_utime + children.ru_stime) * 1e9

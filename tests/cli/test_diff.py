@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drgn.commands import CommandArgumentError, run_command
+from drgn.commands import CommandArgumentError
 from msgspec.structs import replace
 
 from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.derived.options import options_of
-from msatools.reports.diff import ReportDiff
-from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ROWS, ZOMBIES, Row
+from tests.contract.table import CPUS, MEMSTAT, PRSTAT, ROWS, Row
 from tests.support.calls import CORE, Ran, call, demo
 
 SECOND = 10**9
@@ -106,46 +105,6 @@ def test_tasks_that_ran_came_and_went(diff: Callable[..., Ran]) -> None:
     assert "S -> R" in text
     assert " +100ms " in text
     assert "… 4 more rows: -n COUNT shows them" in diff(PRSTAT, change, "-n", "1").out
-
-
-CHANGED: list[tuple[Row, str, Change, Report]] = [
-    (
-        CPUS,
-        "cpus",
-        lambda report: report["cpus"][1].update(online=False, csw=10**9),
-        {"online": {"before": "yes", "after": "no"}},
-    ),
-    (
-        CPUS,
-        "sets",
-        lambda report: report["sets"][0].update(cpus=[0, 2, 3, 4]),
-        {"cpus": {"before": "0-1", "after": "0,2-4"}},
-    ),
-    (
-        LOCKS,
-        "locks",
-        lambda report: report["locks"][0]["waiters"].append(7),
-        {},
-    ),
-    (
-        ZOMBIES,
-        "limits",
-        lambda report: report["limits"][0].update(used=10**6),
-        {},
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("row", "name", "change", "facts"), CHANGED, ids=lambda v: getattr(v, "name", "")
-)
-def test_changes(
-    row: Row, name: str, change: Change, facts: Report, diff: Callable[..., Ran]
-) -> None:
-    (found,) = changes(diff(row, change, "--json"), name)
-    assert found["change"] == "changed"
-    assert facts == {key: found["facts"][key] for key in facts}
-    assert facts or any(found["deltas"].values())
 
 
 def test_other_kernel_and_intervals_are_noted(diff: Callable[..., Ran]) -> None:
@@ -238,17 +197,6 @@ def test_pages_of_recordings(tmp_path: Path) -> None:
     assert not any(each["delta_pages"] for each in ran.json["classes"])
     assert ran.json["by"]["slab"]
     assert not any(each["delta_pages"] for each in ran.json["by"]["slab"])
-
-
-def test_in_drgn(tmp_path: Path) -> None:
-    """It gives what it found."""
-    recording, file = tmp_path / "recording", tmp_path / "file"
-    run_command(demo().prog, f"cpus --record {recording}")
-    file.write_text(call(CPUS.command, "--json", CORE).out)
-    found = run_command(demo().prog, f"cpus --diff {file} {recording}")
-    assert isinstance(found, ReportDiff)
-    assert found.elapsed_ns == 0
-    assert not any(found.changes.values())
 
 
 def test_command_that_does_not_offer_it() -> None:

@@ -133,16 +133,6 @@ def test_one_after_each_interval(clock: Clock) -> None:
     assert [each.notes for each in found] == [()] * 3
 
 
-def test_those_that_take_longer_than_the_interval(clock: Clock) -> None:
-    """They follow one another, and none is made up for."""
-    session, _ = run(clock, Plan(2.0, 3), cost=(5.0, 0.0))
-    assert session.at("advance") == near(2, 7, 12)
-
-
-def test_without_end(clock: Clock) -> None:
-    assert len(run(clock, Plan(1.0))[1]) == 9
-
-
 @pytest.mark.parametrize(("quits_at", "count"), [(0.3, 0), (1.0, 1), (2.9, 2)])
 @pytest.mark.parametrize("period_s", [None, 0.1])
 def test_end(clock: Clock, quits_at: float, count: int, period_s: float | None) -> None:
@@ -158,19 +148,6 @@ def test_budget(clock: Clock) -> None:
     assert session.at("advance") == near(1, 4, 7, 10)
     session, _ = run(clock, Plan(10.0, 2, 0.1), cost=(0.5, 0.3))
     assert session.at("advance") == near(20.5, 30.5)
-
-
-def test_samples_within_an_interval(clock: Clock) -> None:
-    """One in each period, at some moment of it."""
-    session, _ = run(clock, Plan(1.0, 2), period_s=0.25)
-    middles = [0.125, 0.375, 0.625, 0.875]
-    assert session.at("sample") == near(*middles, *(1 + at_s for at_s in middles))
-
-
-def test_samples_that_take_longer_than_the_period(clock: Clock) -> None:
-    session, _ = run(clock, Plan(1.0, 1), period_s=0.2, sample_s=(0.35, 0.0))
-    assert session.at("sample") == near(0.1, 0.55)
-    assert session.at("advance") == near(1.0)
 
 
 def test_samples_and_budget(clock: Clock) -> None:
@@ -253,15 +230,6 @@ def test_progress(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     clock.now_s = 1000
     assert shown(clock, Terminal(is_terminal=False), 0, 9, 99) == []
-
-
-def test_progress_of_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    out = Terminal()
-    with ProgressLine("probe", out) as progress:
-        clock.pass_by(2)
-        progress(0, 0)
-    assert out.pieces[0] == "\rprobe:  0 %\x1b[K"
 
 
 def test_progress_of_a_stream_that_is_closed(clock: Clock) -> None:

@@ -67,15 +67,6 @@ def test_sort_and_reverse() -> None:
     assert pressed(view, "r") == ["30", "12", "7", "1"]
 
 
-def test_notes_stay_with_their_rows() -> None:
-    view = LiveView()
-    pressed(view, RIGHT)
-    blocks, _ = view.shown([TABLE])
-    (table,) = blocks
-    assert isinstance(table, Table)
-    assert [*table.notes] == [0]
-
-
 def test_filter() -> None:
     view = LiveView()
     assert pressed(view, "f", "J", "x", "\x7f", "A") == ["1", "7", "12", "30"]
@@ -236,34 +227,4 @@ def test_prstat() -> None:
     live.screen(lambda lines: lines[0] != "Keys" and "not recorded" in str(lines))
     live.press("?")
     live.screen(lambda lines: "MAJ" in str(lines))
-    live.end()
-
-
-def test_pause() -> None:
-    live = Live("cpus", size=(120, 12))
-    live.screen(lambda lines: "CPU " in str(lines))
-    live.press("p")
-    lines = live.screen(lambda lines: lines[-1].startswith("paused; "))
-    moment = lines[-1].split()[1]
-    # Samples go on to be taken, and the screen stays: a key draws it again.
-
-    live.press(RIGHT)
-    lines = live.screen(lambda lines: lines[-1].startswith("paused, by "))
-    assert lines[-1].split("; ")[1].split(";")[0] in moment + ";"
-    live.press("p")
-    live.screen(lambda lines: lines[-1].startswith("by "))
-    live.end()
-
-
-def test_report() -> None:
-    """The front page, live: longer than the screen, it can be scrolled."""
-    live = Live("report", size=(100, 12))
-    first = live.screen(lambda lines: lines[0].startswith("6."))
-    live.press(PGDN)
-    lines = live.screen(lambda lines: "from row" in lines[-1])
-    assert lines[0] != first[0]
-    live.press("?")
-    lines = live.screen(lambda lines: lines[0] == "Keys")
-    live.press("?")
-    live.screen(lambda lines: lines[0].startswith("6."))
     live.end()

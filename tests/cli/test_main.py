@@ -5,17 +5,13 @@
 What each command promises is in test_contract.py.
 """
 
-import json
 import logging
-import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -42,8 +38,6 @@ from tests.support.probe import (
 from tests.support.terminal import Terminal
 
 FOOTER = r"msa-probe: \d+\.\d\d s CPU, \d+\.\d % of one CPU{}, \d+\.\d+ [MG]iB"
-
-signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 # The words
@@ -219,18 +213,6 @@ def test_pipe_closed_while_it_prints() -> None:
     assert process.stderr.read() == ""
 
 
-def test_pipe_closed_before_the_help(msa_memstat: Path) -> None:
-    """Nor does the interpreter complain in its end."""
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [msa_memstat, "--help"], stdout=write, stderr=subprocess.PIPE, check=False
-    )
-    os.close(write)
-    assert done.returncode == -signal.SIGPIPE
-    assert done.stderr == b""
-
-
 # Intervals; when they are is in test_intervals.py
 
 
@@ -271,27 +253,6 @@ def test_strict_looks_at_every_sample() -> None:
 
 
 # Signals
-
-
-@signals
-def test_one_shot_ends_by_the_signal(number: int) -> None:
-    process = start_probe(DUMP, "--take", "60")
-    process.send_signal(number)
-    assert end(process) == Ran(-number, "", "")
-
-
-@signals
-@pytest.mark.parametrize("take", ["0", "60"])
-def test_interval_run_ends_cleanly(number: int, take: str) -> None:
-    process = start_probe(*GUEST, "0.05", "--json", "--take", take)
-    if take == "0":
-        assert process.stdout is not None
-        json.loads(process.stdout.readline())
-    process.send_signal(number)
-    ran = end(process)
-    assert ran.status == 0
-    assert ran.err.replace("collecting\n", "") == ""
-    assert all(each["number"] > 2 for each in ran.samples)
 
 
 def test_ignored_signals_stay_ignored() -> None:

@@ -326,13 +326,6 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "file").exists()
 
 
-def test_absent_pid(demo_recording: Callable[[Row], Path]) -> None:
-    for row in (PRSTAT, LOCKS):
-        ran = replayed(row, demo_recording(row), "-p", "99999")
-        assert (ran.status, ran.out) == (1, "")
-        assert "pid 99999: no such task" in ran.err
-
-
 # --- damaged, and hostile
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-import contextlib
 import os
 import signal
 import time
@@ -8,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from msatools.cli.output import Stopped, stop_on_signals, told_first, whole
+from msatools.cli.output import Stopped, stop_on_signals, whole
 
 
 def kill() -> None:
@@ -20,14 +19,6 @@ def check_stops(work: Callable[[], None]) -> None:
     with stop_on_signals() as came, pytest.raises(Stopped) as stopped:
         work()
     assert came[0] == stopped.value.number == signal.SIGTERM
-
-
-def test_signal_stops_at_once() -> None:
-    def work() -> None:
-        kill()
-        pytest.fail("it goes on")
-
-    check_stops(work)
 
 
 def test_signal_waits_for_the_end_of_whole() -> None:
@@ -57,22 +48,6 @@ def test_swallowed_signal_stops_all_the_same() -> None:
     check_stops(work)
 
 
-def test_signal_that_became_another_exception_comes_first() -> None:
-    def work() -> None:
-        with told_first():
-            try:
-                kill()
-            except Stopped as error:
-                raise TypeError("Cannot compare structured arrays") from error
-
-    check_stops(work)
-
-
-def test_other_exceptions_pass_through() -> None:
-    with pytest.raises(TypeError), stop_on_signals(), told_first():
-        raise TypeError("no signal came")
-
-
 def test_second_signal_does_not_wait() -> None:
     def work() -> None:
         with whole():
@@ -97,14 +72,3 @@ def test_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     check_stops(work)
     assert 0.9 < time.monotonic() - began < 10
-
-
-def test_lost_signal_stops_at_the_next_sample() -> None:
-    def work() -> None:
-        with contextlib.suppress(Stopped):
-            kill()
-        with whole():
-            pass
-        pytest.fail("it goes on")
-
-    check_stops(work)

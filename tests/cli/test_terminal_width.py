@@ -8,7 +8,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from msatools.render.blocks import Block, Column, Table, free_text
@@ -43,22 +42,6 @@ def test_memstat() -> None:
     )
     assert re.search(r"totalram_pages +ok$", rows["Managed"])
     assert lines[-1] == "18 checks: 16 exact, 2 explained"
-
-
-@pytest.mark.parametrize(("columns", "height"), [(80, 24), (200, 50)])
-def test_prstat(columns: int, height: int) -> None:
-    lines = shown("prstat", "-m", size=(columns, height))
-    assert max(map(len, lines)) <= columns
-    # All of it is on the screen, above the prompt.
-    assert height - 2 <= len(lines) <= height - 1
-    (more,) = (line for line in lines if "more rows" in line)
-    assert re.fullmatch(r"… \d+ more rows: -n COUNT shows them", more)
-    is_narrow = any(line.startswith("… left out: TRP, TFL") for line in lines)
-    assert is_narrow is (columns == 80)
-
-
-def test_all_rows_on_request() -> None:
-    assert len(shown("prstat", "-n", "all", size=(80, 24))) > 100
 
 
 def test_sandbox_knows_the_size() -> None:

@@ -15,7 +15,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zombies
 
-from msatools.cli.arguments import Command
+from msatools.cli.arguments import Command, make_parser
 from tests.support.overlay import lose
 
 
@@ -24,9 +24,6 @@ class Row:
     """The contract of one command."""
 
     command: Command[Any]
-
-    options: frozenset[str]
-    """Its own options, besides those of all commands."""
 
     asked: tuple[str, ...] = ()
     """Arguments to run it with on the demo, as text and as JSON."""
@@ -52,13 +49,16 @@ class Row:
     damaged: str
     """The key in ``coverage`` that counts the damage."""
 
-    lost: Mapping[str, tuple[bool, bool]]
-    """Key in ``coverage`` -> whether ``--strict`` fails if it is not 0: on a dump, and
-    on a running kernel."""
-
     @property
     def name(self) -> str:
         return self.command.name
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Its own options, besides those of all commands."""
+        parser = make_parser(self.command, in_drgn=True)
+        found = {word for action in parser._actions for word in action.option_strings}
+        return frozenset(found - SHARED_OPTIONS)
 
 
 def _lose_task(prog: Program) -> None:
@@ -97,12 +97,6 @@ TARGET_OPTIONS = frozenset(
 
 CPUS = Row(
     command=cpus.COMMAND,
-    options=frozenset(
-        {
-            *("-P", "--set", "-i", "--sets", "--info", "--stalls", "--stacks"),
-            *("--plan", "-o", "-n"),
-        }
-    ),
     asked=(
         *("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
         *("--stalls", "--stalls -v -P 0", "--stacks -P 1", "--plan 1"),
@@ -144,43 +138,7 @@ CPUS = Row(
     rich="cpus-6.12",
     damage=_lose_run_queue,
     damaged="run_queues_unreadable",
-    lost={
-        "cpus_unreadable": (True, True),
-        "run_queues_unreadable": (True, True),
-        "cpumasks_unreadable": (True, True),
-        "rq_unreadable": (True, False),
-        "kernel_stat_unreadable": (True, False),
-        "irq_counts_unreadable": (True, False),
-        "lists_broken": (True, True),
-        "queues_broken": (True, False),
-        "trees_broken": (True, False),
-        "counts_broken": (True, False),
-        "leaks_lost": (True, False),
-        "partitions_unknown": (True, False),
-        "run_queues_differ": (True, False),
-        "ticks_unreadable": (True, True),
-        "cpus": (False, False),
-        "irqs": (False, False),
-        "tasks": (False, False),
-        "reads": (False, False),
-    },
 )
-
-_LOST_OF_TASKS = {
-    "tasks_unreadable": (True, True),
-    "lists_broken": (True, True),
-    "run_queues_unreadable": (True, True),
-    "cred_unreadable": (True, False),
-    "stacks_incomplete": (True, False),
-    "futex_chains_broken": (True, False),
-    "leaks_lost": (True, False),
-    "clocks_unreadable": (True, True),
-    "waiters_unreadable": (True, False),
-    "zombies": (False, False),
-    "locks_unknown": (False, False),
-    "parents_ended": (False, False),
-    "reads": (False, False),
-}
 
 WRONG_MEMBERSHIPS = {
     "--cgroup system.slice": "not a path such as /system.slice: 'system.slice'",
@@ -194,11 +152,6 @@ WRONG_MEMBERSHIPS = {
 
 LOCKS = Row(
     command=locks.COMMAND,
-    options=frozenset(
-        {"-p", "--type", "--state", "--min-age", "--by", "--chains", "--holders"}
-        | {"--dot", "--stacks", "-n", "--cgroup", "--container", "--ns", "--io"}
-        | {"--workqueues"}
-    ),
     asked=(
         "-v --stacks",
         "--by lock -n 9",
@@ -242,18 +195,11 @@ LOCKS = Row(
     rich="locks-6.12",
     damage=_lose_task,
     damaged="lists_broken",
-    lost=_LOST_OF_TASKS,
 )
 
 
 MEMSTAT = Row(
     command=memstat.COMMAND,
-    options=frozenset(
-        {
-            *("--by", "-n", "-j", "--sections", "--unattributed", "--frag", "--map"),
-            *("--leaks", "--textfile"),
-        }
-    ),
     asked=(
         "-v",
         "--by node,zone",
@@ -284,43 +230,11 @@ MEMSTAT = Row(
     },
     damage=_lose_sections,
     damaged="section_table_lost",
-    lost={
-        "excluded_pages": (True, True),
-        "unreadable_pages": (True, True),
-        "owners_unreadable": (True, True),
-        "pcp_lists_unreadable": (True, True),
-        "page_tables_unreadable": (True, True),
-        "files_unreadable": (True, False),
-        "section_table_lost": (True, True),
-        "lists_broken": (True, True),
-        "pcp_lists_broken": (True, False),
-        "user_tables_unreadable": (True, False),
-        "user_table_entries_broken": (True, False),
-        "offline_pages": (False, False),
-        "lists_resumed": (False, False),
-        "reads": (False, False),
-    },
 )
 
 
 PRSTAT = Row(
     command=prstat.COMMAND,
-    options=frozenset(
-        {"-m", "-L", "-a", "-Z", "-p", "-u", "-P", "--kernel-threads", "--user-tasks"}
-        | {"--by", "--cgroup", "--container", "--ns"}
-        | {
-            "--state",
-            "--class",
-            "--min-age",
-            "--max-age",
-            "--sort",
-            "-n",
-            "-o",
-            "--children",
-        }
-        | {"--states", "--load", "--stacks", "--folded", "--function", "--module"}
-        | {"-F"}
-    ),
     asked=(
         "-m -L -v -n 9",
         "-a -Z --children --sort RSS -n 9",
@@ -379,13 +293,11 @@ PRSTAT = Row(
     rich="tasks-6.12",
     damage=_lose_task,
     damaged="lists_broken",
-    lost=_LOST_OF_TASKS,
 )
 
 
 REPORT = Row(
     command=report.COMMAND,
-    options=frozenset({"--full", "--html", "--fingerprint", "--textfile", "-n"}),
     asked=("-v", "--full", "-n 3"),
     no_json=("--fingerprint",),
     naming=(),  # of a machine that is well, JSON names no task
@@ -404,23 +316,10 @@ REPORT = Row(
     rich="crashes-oom-group-6.12",
     damage=_lose_task,
     damaged="lists_broken",
-    lost={
-        "log_unreadable": (True, True),
-        "parts_lost": (True, True),
-        "lists_broken": (True, True),
-        "tasks_unreadable": (True, True),
-        "clocks_unreadable": (True, True),
-        "parts": (False, False),
-        "reads": (False, False),
-    },
 )
 
 ZOMBIES = Row(
     command=zombies.COMMAND,
-    options=frozenset(
-        {"-p", "--parent", "--ns", "-u", "--verdict", "--by", "--tree", "--leaks"}
-        | {"-n", "--cost", "--cgroup", "--container", "--min-age"}
-    ),
     asked=(
         "-v",
         "--by cgroup -n 9",
@@ -462,12 +361,10 @@ ZOMBIES = Row(
     rich="zombies-6.12",
     damage=_lose_task,
     damaged="lists_broken",
-    lost=_LOST_OF_TASKS,
 )
 
 WHATIS = Row(
     command=whatis.COMMAND,
-    options=frozenset({"--waits"}),
     asked=("-v", "--waits", "phys:1000000 runqueues+8 deadbeef 0"),
     naming=("1:400000",),
     wrong={
@@ -481,16 +378,6 @@ WHATIS = Row(
     absent={"4194303:1000": "pid 4194303: no such task"},
     damage=_lose_sections,
     damaged="section_table_lost",
-    lost={
-        "section_table_lost": (True, True),
-        "slabs_unreadable": (True, False),
-        "locks_unreadable": (True, False),
-        "mappings_unreadable": (True, False),
-        "page_tables_unreadable": (True, True),
-        "vmalloc_areas_unreadable": (True, True),
-        "symbols_unreadable": (True, True),
-        "reads": (False, False),
-    },
 )
 
 ROWS = (

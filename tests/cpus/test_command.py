@@ -3,60 +3,16 @@
 """Options of msa-cpus, and the views that they select."""
 
 from functools import cache
-from typing import Any
 
 import pytest
 from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.cpus.cpus import CpusOptions
 from msatools.cpus.model import CpusReport
 from msatools.program import Opened, TargetSpec, open_target
-from msatools.render.cpus.report import COLUMNS
 from tests.cpus.madecpus import cpu, cpuset, irq, offline, processor, report
 from tests.support import commandline
 from tests.support.calls import Ran, call
-
-ON_REQUEST = {"icsw", "migr", "smtx", "srw", "syscl"}
-RUN = "msatools.cpus.cpus.Cpus"
-
-
-@pytest.mark.parametrize(
-    ("words", "given"),
-    [
-        ("", {}),
-        ("-P 3", {"cpus": frozenset({3})}),
-        ("-P 0-3,8,2", {"cpus": frozenset({0, 1, 2, 3, 8})}),
-        ("--set /db", {"sets": ("/db",)}),
-        ("--set default,/db/x,isolcpus", {"sets": ("default", "/db/x", "isolcpus")}),
-        ("--set /db -P 1", {"sets": ("/db",), "cpus": frozenset({1})}),
-        ("-i", {"irqs": True}),
-        ("-i -P 4-5", {"irqs": True, "cpus": frozenset({4, 5})}),
-        ("--sets", {"tasks": True}),
-        ("--info", {}),
-        ("--stalls", {"stalls": True}),
-        (
-            "--stalls -v -P 1",
-            {"doing": True, "tasks": True, "stalls": True} | {"cpus": frozenset({1})},
-        ),
-        ("-v", {"doing": True, "tasks": True}),
-        ("-v -i", {"doing": True, "tasks": True, "irqs": True}),
-        # Only these columns need all tasks.
-        ("-o cpu,csw,intr", {}),
-        ("-o cpu,icsw", {"tasks": True}),
-        ("-o MIGR", {"tasks": True}),
-        ("-o all", {"tasks": True}),
-        ("-n 3", {}),
-        ("--json -n 3", {}),
-    ],
-)
-def test_options(
-    monkeypatch: pytest.MonkeyPatch, words: str, given: dict[str, Any]
-) -> None:
-    """Options of collection are passed on; those of rendering are not."""
-    found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
-    assert found == CpusOptions(**given)
-
 
 # --- views
 
@@ -103,26 +59,6 @@ def test_columns(words: str, columns: list[str]) -> None:
     assert head(*words.split()) == columns
 
 
-def test_all_columns() -> None:
-    found = [name.lower() for name in head("-o", "all")]
-    assert found == list(COLUMNS)
-    assert {*found} >= ON_REQUEST | {"gst", "nice", "softirq"}
-
-
-def test_views() -> None:
-    assert head("-i", first="IRQ")[:3] == ["IRQ", "NAME", "AFFINITY"]
-    assert "SIBLINGS" in head("--info")
-    text = "\n".join(shown("--sets"))
-    assert "/db" in text
-    assert "\n".join(shown()) not in text
-
-
-def test_rows_and_detail_reach_the_view() -> None:
-    assert any("-n COUNT" in line for line in shown("-n", "1"))
-    assert any(line.split()[:1] == ["2"] for line in shown("-v"))
-    assert not any(line.split()[:1] == ["2"] for line in shown())
-
-
 # --- through the command line, on a real dump
 
 
@@ -135,14 +71,6 @@ def opened() -> Opened:
 @cache
 def on_dump(*words: str) -> Ran:
     return call(COMMAND, "dump", *words, opening=lambda _: opened())
-
-
-@pytest.mark.parametrize("words", ["", "-v", "-i", "--sets -v", "--info", "-o all"])
-def test_dump_without_losses(words: str) -> None:
-    ran = on_dump("--strict", *words.split())
-    assert (ran.status, ran.err) == (0, "")
-    assert ran.out.splitlines()[0].startswith("6.12")
-    assert "note: " not in ran.out
 
 
 def test_json_of_selected_cpus() -> None:

@@ -243,23 +243,6 @@ def test_cpu_that_runs_without_ticks(dump: Seen) -> None:
     assert more < now - dump.moment_ns(6) + 2 * USER_TICK_NS
 
 
-def test_columns_of_time(dump: Seen) -> None:
-    for cpu in dump.online:
-        time = {name: dump.time(name, cpu) for name in TIMES}
-        columns = {
-            "usr_ns": time["USER"] + time["NICE"] - time["GUEST"] - time["GUEST_NICE"],
-            "nice_ns": time["NICE"] - time["GUEST_NICE"],
-            "irq_ns": time["IRQ"] + time["SOFTIRQ"],
-            "softirq_ns": time["SOFTIRQ"],
-            "sys_ns": time["SYSTEM"],
-            "idl_ns": time["IDLE"],
-            "wt_ns": time["IOWAIT"],
-            "st_ns": 0,
-            "gst_ns": 0,
-        }
-        assert {name: dump.rows[cpu][name] for name in columns} == columns
-
-
 VECTORS = {
     "LOC": "apic_timer_irqs",
     "RES": "irq_resched_count",

@@ -45,20 +45,6 @@ def as_list(column: Counts) -> list[int | None]:
     return [column.at(row) for row in range(3)]
 
 
-def test_nap_counts_until_now() -> None:
-    """It counts as iowait if a task waits for I/O; busy CPUs are unchanged."""
-    waits = np.array([False, True, True])
-    idle, iowait = idle_times(naps((50, 60, 0)), waits, YES, 90)
-    assert as_list(idle) == [140, 200, 300]
-    assert as_list(iowait) == [10, 50, 30]
-
-
-def test_nap_that_began_later() -> None:
-    """It was read after the clock."""
-    idle, _ = idle_times(naps((95, 0, 0)), NO, YES, 90)
-    assert as_list(idle) == [100, 200, 300]
-
-
 def test_stolen_time_is_subtracted() -> None:
     """It is subtracted from idle or iowait, down to 0."""
     waits = np.array([False, False, True])
@@ -70,14 +56,6 @@ def test_stolen_time_is_subtracted() -> None:
     )
     assert as_list(idle) == [125, 200, 300]
     assert as_list(iowait) == [10, 20, 45]
-
-
-def test_unknown_times() -> None:
-    """Only idle CPUs need the clock and the waiting tasks."""
-    for readable, now in ((YES, None), (NO, 90)):
-        idle, iowait = idle_times(naps((50, 0, 60)), NO, readable, now)
-        assert as_list(idle) == [None, 200, None]
-        assert as_list(iowait) == [None, 20, None]
 
 
 def test_offline_cpus_keep_their_counts() -> None:

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.cpus.irqs import (
-    COUNTER,
     IrqTable,
     delta,
     irqs,
@@ -301,25 +300,6 @@ def made(**columns: Any) -> IrqTable:
     return IrqTable(**(values | columns))
 
 
-def test_rows() -> None:
-    disk, network = irqs(made())
-    assert (disk.name, disk.counts, disk.share) == ("disk", {0: 30}, 0.75)
-    assert (network.name, network.total, network.chip) == ("eth0, eth1", 10, None)
-    assert network.affinity == (0, 1)
-    assert network.effective == (1,)
-
-
-def test_no_interrupts_have_no_share() -> None:
-    table = made(counts=np.zeros((2, 2), np.int64))
-    assert [irq.share for irq in irqs(table)] == [None, None]
-
-
-def test_interrupts_without_a_handler_that_occurred() -> None:
-    table = made(handled=np.zeros(2, np.bool_), counts=np.array([[1, 0], [0, 0]]))
-    assert [irq.irq for irq in irqs(table)] == [10]
-    assert no_intr_cpus(table, (0, 1)) == {0, 1}
-
-
 def test_others_than_devices() -> None:
     table = made(device=np.array([True, False]))
     assert [irq.irq for irq in irqs(table)] == [10]
@@ -339,15 +319,6 @@ def test_hidden_chained_and_nested_interrupts() -> None:
     assert no_intr_cpus(chained, (0, 1)) == set()
     (routed,) = route((cpu_set(0, 1),), made(nested=one), (0, 1))
     assert routed.irqs_routed == (11,)
-
-
-def test_interrupts_that_cannot_be_moved() -> None:
-    table = made(
-        movable=np.zeros(2, np.bool_), effective=np.array([[1, 0], [1, 0]], bool)
-    )
-    assert no_intr_cpus(table, (0, 1)) == {1}
-    not_yet = replace(table, started=np.zeros(2, np.bool_))
-    assert no_intr_cpus(not_yet, (0, 1)) == {0, 1}
 
 
 def test_managed_queue_of_one_cpu_counts_if_it_occurred() -> None:
@@ -385,40 +356,6 @@ def test_routed_and_allowed_interrupts() -> None:
         assert route(sets, table, (0, 1))[0].irqs_routed == routed
 
 
-def test_only_cpus_that_are_online_take_interrupts() -> None:
-    (none,) = route((cpu_set(0, 1),), made(), ())
-    assert none.irqs_allowed == ()
-    assert no_intr_cpus(made(), ()) == set()
-    (routed,) = route((cpu_set(0, 1),), made(), (1,))
-    assert routed.irqs_routed == (11,)
-    assert routed.irqs_allowed == (10, 11)
-    assert no_intr_cpus(made(handled=np.zeros(2, np.bool_)), (1,)) == {1}
-
-
-def test_interval() -> None:
-    later = np.array([[35, 1], [0, 10]])
-    came = delta(made(), made(counts=later))
-    assert not came.since_boot
-    assert came.counts.tolist() == [[5, 1], [0, 0]]
-    assert [irq.total for irq in irqs(came)] == [6, 0]
-
-
-def test_counters_begin_anew() -> None:
-    before = made(counts=np.array([[COUNTER - 2, 0], [0, 0]]))
-    came = delta(before, made(counts=np.array([[3, 0], [0, 0]])))
-    assert came.counts[0, 0] == 5
-
-
-@pytest.mark.parametrize(
-    ("address", "first"), [(0x3000, 40), (0x1000, 5)], ids=["another", "went back"]
-)
-def test_reused_number(address: int, first: int) -> None:
-    addresses = np.array([address, 0x2000], np.uint64)
-    counts = np.array([[first, 0], [0, 12]])
-    came = delta(made(), made(address=addresses, counts=counts))
-    assert came.counts.tolist() == [[first, 0], [0, 2]]
-
-
 def test_added_and_removed_interrupts() -> None:
     after = made(
         irq=np.array([11, 12]),
@@ -428,11 +365,3 @@ def test_added_and_removed_interrupts() -> None:
     came = delta(made(), after)
     assert came.irq.tolist() == [11, 12]
     assert came.counts.tolist() == [[0, 1], [7, 0]]
-
-
-def test_interrupt_missing_from_an_incomplete_table_is_not_new() -> None:
-    one = made()
-    before = replace(one, irq=np.array([10, 99]), complete=False)
-    came = delta(before, one)
-    assert came.counts.tolist() == [[0, 0], [0, 0]]
-    assert came.counted.tolist() == [True, False]

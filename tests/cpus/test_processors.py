@@ -30,18 +30,6 @@ def all_cpus(dump: Seen) -> list[tuple[int, Processor]]:
     return list(zip(dump.percpu.cpus.tolist(), dump.processors, strict=True))
 
 
-def test_siblings_are_those_of_sysfs(dump: Seen) -> None:
-    cpus = dict(all_cpus(dump))
-    assert {cpu for cpu, processor in cpus.items() if processor.active} == {
-        *dump.online
-    }
-    for cpu in dump.online:
-        siblings = dump.numbers(f"{CPU}/cpu{cpu}/topology/core_cpus_list")
-        assert cpus[cpu].siblings == siblings
-        assert cpus[cpu].thread == siblings.index(cpu)
-    assert max(len(processor.siblings) for processor in cpus.values()) > 1
-
-
 def test_offline_cpu_keeps_its_topology(dump: Seen) -> None:
     cpu, cpus = dump.cpu("gone"), dict(all_cpus(dump))
     assert not cpus[cpu].active

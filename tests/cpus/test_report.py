@@ -16,21 +16,13 @@ import pytest
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.cpus.counters import read_counters
 from msatools.cpus.cpus import Cpus, CpusOptions, NoSuchSetError, collect_cpus
-from msatools.cpus.diagnostics import LONG_WAIT_NS, Known, findings
-from msatools.cpus.irqs import irqs, no_intr_cpus, percpu_interrupts, read_irqs, route
+from msatools.cpus.diagnostics import LONG_WAIT_NS
 from msatools.cpus.model import Cpu, CpuSet, CpusReport, Diagnostic, RunQueue
-from msatools.cpus.processors import Parts, cpu_rows, involuntary, moves
-from msatools.cpus.sets import set_of_cpus, with_reason
 from msatools.kernel.percpu import NoSuchCpuError
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
 from msatools.program import describe
 from msatools.reports.forms import dumps as as_json
 from msatools.reports.units import duration
-from msatools.tasks.text import KernelText
-from tests.cpus import queuedumps, setdumps
 from tests.cpus.guests import CPU, GROUPS, KERNELS, SECOND, TICK_NS, Guest, numbers
 from tests.support.dumps import TYPES, open_dump
 
@@ -131,52 +123,6 @@ def test_head(dump: ReportedGuest) -> None:
         rest = kept**steps
         # The file has two decimals.
         assert theirs * rest - 0.01 <= ours <= theirs * rest + tasks * (1 - rest) + 0.01
-
-
-def test_report_is_made_of_its_parts(dump: ReportedGuest) -> None:
-    """The parts are those that other modules compare with the guest."""
-    report, queues = dump.report, queuedumps.seen(dump.run.name)
-    groups, prog, aside = setdumps.seen(dump.run.name), queues.prog, LossLog()
-    percpu, online = queues.percpu, groups.masks.online
-    table = read_irqs(Reader(prog), percpu, aside)
-    counters = read_counters(Reader(prog), percpu, queues.clocks, aside)
-    assert report.taken_at_ns == counters.taken_ns
-    text = KernelText(Reader(prog), aside)
-    assert report.irqs == irqs(table, text)
-    assert report.softirqs == counters.softirq_rows()
-    assert report.vectors == (*counters.vector_rows(), *percpu_interrupts(table))
-    routed = route(groups.sets, table, online)
-    assert report.sets == tuple(with_reason(each, online) for each in routed)
-    assert report.run_queues == tuple(
-        replace(queue, doing=queues.doing(queue.cpu)) for queue in queues.queues
-    )
-    no_intr = no_intr_cpus(table, online)
-    assert report.cpus == cpu_rows(
-        Parts(
-            cpus=percpu.cpus.tolist(),
-            masks=groups.masks,
-            no_intr=no_intr,
-            sets=set_of_cpus(report.sets, percpu.cpus.tolist()),
-            counters=counters.rows(),
-            processors=queues.processors,
-            queues=queues.by_cpu,
-            icsw=involuntary(groups.tasks, percpu.cpus),
-            migr=moves(groups.tasks, percpu.cpus),
-        )
-    )
-    # Both cases are covered.
-    assert bool(no_intr) is dump.run.name.startswith("cpulock")
-    assert report.findings == findings(
-        Known(
-            cpus=report.cpus,
-            sets=report.sets,
-            queues=report.run_queues,
-            irqs=report.irqs,
-            in_interval=False,
-            asks_irqs=True,
-            stalls=() if report.stalls is None else report.stalls.found,
-        )
-    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -419,23 +365,3 @@ def test_repeated_reports(kernel: str) -> None:
     assert not codes & {"most-interrupts", "isolated-takes-interrupts"}
     assert since.run_queues == first.run_queues
     assert since.sets == first.sets
-
-
-@pytest.mark.parametrize("name", ["memory-5.10", "crash-6.1", "crash-6.12"])
-def test_other_kernels(name: str) -> None:
-    """Other kernels have only the default set."""
-    report = reported(name, **EVERYTHING).report
-    assert report.notes == ()
-    assert {row.set for row in report.cpus} == {"default"}
-    assert [cpuset.name for cpuset in report.sets] == ["default"]
-    for row in report.cpus:
-        assert row.online
-        assert None not in [getattr(row, column) for column in COUNTED]
-    crash = report.target.crash
-    panicked = [
-        (queue.cpu, queue.current and queue.current.pid)
-        for queue in report.run_queues
-        if queue.panicked
-    ]
-    assert panicked == ([] if crash is None else [(crash.cpu, crash.pid)])
-    assert (crash is not None) is name.startswith("crash")

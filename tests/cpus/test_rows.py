@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.cpus.model import Cpu, Running
+from msatools.cpus.model import Cpu
 from msatools.cpus.processors import Parts, cpu_rows
 from msatools.cpus.times import Counts, counts
 from tests.cpus.madecpus import processor, queue, queued
@@ -52,20 +52,6 @@ def second(**others: Any) -> Cpu:
     return cpu_rows(parts(**others))[1]
 
 
-def test_rows() -> None:
-    made = parts()
-    one, other = cpu_rows(made)
-    assert (one.cpu, other.cpu) == (0, 1)
-    assert {name: getattr(one, name) for name in NUMBERS} == NUMBERS
-    assert {getattr(other, name) for name in NUMBERS} == {None}
-    assert (one.online, other.online) == (True, False)
-    assert (one.processor, other.processor) == tuple(made.processors)
-    assert one.current == Running(pid=5, comm="task-5", sched_class="fair")
-    assert other.current is None
-    assert one.smtx is one.srw is one.syscl is None
-    assert one.icsw is one.migr is None
-
-
 def test_numbers_need_not_begin_at_0() -> None:
     """On some machines CPUs are missing."""
     made = parts(
@@ -86,17 +72,6 @@ def test_numbers_need_not_begin_at_0() -> None:
     assert other.current is not None
     assert other.current.pid == 9
     assert other.processor == processor(7)
-
-
-def test_unknown_migrations() -> None:
-    row = first(icsw=numbers(3, 4))
-    assert (row.icsw, row.migr) == (3, None)
-
-
-def test_unknown_counts() -> None:
-    lost = counts(np.array([1, 2]), np.array([True, False]))
-    assert first(icsw=lost).icsw == 1
-    assert second(icsw=lost).icsw is None
 
 
 MASKS = masks_of((0, 1), (0,))

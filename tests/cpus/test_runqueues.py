@@ -18,7 +18,7 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.cpus.queued import _Entity, _Queue, _turn, quota_waiters
+from msatools.cpus.queued import quota_waiters
 from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
 from msatools.kernel.clocks import read_accounting
 from msatools.kernel.percpu import read_percpu
@@ -50,15 +50,6 @@ def hogs(dump: Seen) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, task in dump.made.items():
         if task["does"] in SPINS:
             yield name, task
-
-
-def test_each_hog_is_on_the_queue_of_its_cpu(dump: Seen) -> None:
-    queues = {pid: [] for pid in (task["pid"] for _, task in hogs(dump))}
-    for queue in dump.queues:
-        for task in all_of(queue):
-            queues.get(task.pid, []).append(queue.cpu)
-    assert queues == {task["pid"]: task["cpus"] for _, task in hogs(dump)}
-    assert len(queues) >= 25
 
 
 def test_policies_of_hogs(dump: Seen) -> None:
@@ -128,15 +119,6 @@ def test_tasks_throttled_one_by_one_are_found_without_all_tasks(name: str) -> No
 def throttles(dump: Seen, name: str) -> Object:
     """Return the number of throttled groups above a task."""
     return find_task(dump.prog, dump.made[name]["pid"]).se.cfs_rq.throttle_count
-
-
-def test_other_queues_have_only_deadline_tasks_throttled(dump: Seen) -> None:
-    for queue in dump.queues:
-        if queue.cpu == dump.cpu("groups"):
-            continue
-        for task in queue.waiting:
-            is_out = find_task(dump.prog, task.pid).dl.dl_throttled
-            assert task.throttled == (task.sched_class == "deadline" and bool(is_out))
 
 
 def test_deadlines_are_relative_to_now(dump: Seen) -> None:
@@ -268,23 +250,6 @@ def test_lag_of_clocks(dump: Seen) -> None:
         else:
             assert queue.lag_ns is None
     assert min(queue.lag_ns for queue in dump.queues if queue.lag_ns is not None) == 0
-
-
-def test_reason_of_lagging_clocks(dump: Seen) -> None:
-    online = set(for_each_online_cpu(dump.prog))
-    for queue, stopped in zip(dump.queues, dump.ticks.stopped, strict=True):
-        if queue.cpu not in online:
-            assert queue.lag_why == "offline"
-            assert queue.ticked_ns is None
-        elif not stopped:
-            assert queue.lag_why is None
-        elif queue.current is not None and queue.current.pid == 0:
-            assert queue.lag_why == "idle"
-        else:
-            assert queue.lag_why == "tick stopped"
-            assert queue.cpu == dump.cpu("isolated")
-    assert dump.queue("gone").lag_why == "offline"
-    assert not any(queue.panicked for queue in dump.queues)
 
 
 @pytest.mark.parametrize(
@@ -505,14 +470,6 @@ def test_loop_in_a_list_ends(whole: Seen) -> None:
     assert found.losses.coverage["queues_broken"] == 1
 
 
-def test_loop_of_groups_ends(whole: Seen) -> None:
-    cpu = whole.cpu("groups")
-    entity = find_task(whole.prog, whole.made["group-b"]["pid"]).se
-    put_word(entity.parent.parent, entity.parent.value_())
-    names = {task.comm for task in all_of(whole.by_cpu[cpu])}
-    assert {task.comm for task in all_of(whole.again().by_cpu[cpu])} == names
-
-
 def list_of(dump: Seen, cpu: int) -> list[Object]:
     head = dump.rq(cpu).cfs_tasks.address_of_()
     return list(list_for_each_entry("struct task_struct", head, "se.group_node"))
@@ -561,26 +518,6 @@ def test_entity_above_the_average_is_later(whole: Seen) -> None:
     found = whole.again()
     assert pids_of(found, cpu)[0] == first
     assert pids_of(found, cpu) == runs_before(found, queue)
-
-
-@pytest.mark.parametrize(
-    ("vruntime", "shift", "has_its_share"),
-    [(0, 0, False), (10, 0, False), (11, 0, True), (8, 1, False), (9, 1, True)],
-)
-def test_entity_at_the_average_is_eligible(
-    vruntime: int, shift: int, has_its_share: bool
-) -> None:
-    """The average is of waiting entities and the running one, with weight 3 at 12.
-
-    If the queue's weights are scaled down, its weight is as well, to at least 2.
-    """
-    queue = _Queue(zero=0, curr=1, sum=4, weights=1, shift=shift, throttled=False)
-    if shift:
-        queue = queue._replace(sum=8, weights=2)
-    runs = _Entity(parent=0, queue=9, on_rq=1, vruntime=12, deadline=50, weight=3 << 10)
-    waits = runs._replace(vruntime=vruntime, deadline=40)
-    turn = _turn(waits, 5, {9: queue}, {1: runs})
-    assert turn == (has_its_share, 40, 5)
 
 
 def weight(entity: Object) -> int:
@@ -667,21 +604,6 @@ def test_wrong_count_is_noted(whole: Seen) -> None:
     assert note.code == "run-queue-differs"
     text = f"CPU 1 counts {count + 1} tasks that can run, {count} were found"
     assert text in note.text
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_reads_per_cpu_and_task(kernel: str) -> None:
-    dump = seen(f"cpus-{kernel}")
-    cpus = len(dump.queues)
-    tasks = sum(len(all_of(queue)) for queue in dump.queues)
-    run_queues, processors = dump.reads
-    # Per CPU: the queue and its stop thread. Per task: its link, the task in two parts,
-    # its entity and its group's queue. Also lists that are not empty, and the names of
-    # a few groups.
-    # As some are throttled, the queue of each fair task once more.
-    assert run_queues <= 2 * cpus + 6 * tasks + 20
-    # Per CPU: five structures. Also names of some hotplug steps.
-    assert processors <= 5 * cpus + 10
 
 
 @pytest.mark.parametrize("part", ["task", "queue"])

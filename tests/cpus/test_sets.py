@@ -12,7 +12,6 @@ from fixtures import lab
 from msatools.cpus.masks import boot_words
 from msatools.cpus.sets import Cpuset, set_of_cpus, with_reason
 from msatools.kernel.percpu import mask_at, place_of
-from msatools.reports.units import ranges
 from tests.cpus.damaged import lose, put
 from tests.cpus.guests import CPU, GROUPS, KERNELS, numbers
 from tests.cpus.madecpus import cpuset
@@ -35,13 +34,6 @@ def read_sets(program: Program) -> Seen:
 
 
 # --- masks
-
-
-def test_masks_of_the_kernel(dump: Seen) -> None:
-    for name in ("possible", "present", "online"):
-        assert getattr(dump.masks, name) == dump.numbers(f"{CPU}/{name}"), name
-    assert dump.masks.active == dump.masks.online
-    assert dump.masks.online != dump.masks.present
 
 
 def test_cpus_isolated_by_the_command_line(dump: Seen) -> None:
@@ -259,14 +251,6 @@ def test_cpus_of_several_sets_are_named_by_the_deepest_partition() -> None:
     }
 
 
-def test_exclusive_cpus_take_precedence() -> None:
-    sets = (
-        set_of("default", "root", (0,)),
-        set_of("/a", "root", (1,), asked=(0, 1, 2), exclusive=(1, 3)),
-    )
-    assert set_of_cpus(sets, range(4)) == {0: "default", 1: "/a", 2: "default", 3: "/a"}
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -285,12 +269,6 @@ def test_words_of_the_command_line(line: str, found: dict[str, str] | None) -> N
     if found is None:
         found = {"nohz_full": "nohz_full=2", "rcu_nocb": "rcu_nocbs nohz_full=2"}
     assert boot_words(line) == found
-
-
-def test_lists_of_cpus() -> None:
-    assert ranges([8, 0, 1, 3, 2]) == "0-3,8"
-    assert ranges([]) == ""
-    assert ranges([5]) == "5"
 
 
 def test_unreadable_cpuset_is_counted(program: Program) -> None:

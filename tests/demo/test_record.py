@@ -19,7 +19,7 @@ from fixtures.demo import record as recording
 from fixtures.demo.catalog import sha256
 from fixtures.demo.check import DemoError, check
 from fixtures.demo.memory import PAGE
-from fixtures.demo.record import Recorder, read_pages, record, source_in, write_core
+from fixtures.demo.record import Recorder, read_pages, record, write_core
 from msatools.program import TargetError, TargetSpec, open_target
 
 FEW = ("memstat", "zombies")
@@ -110,36 +110,3 @@ def test_other_answer_is_noticed(
     other.answers_file.write_text(text.replace(f'"pages": {pages}', '"pages": 1'))
     with pytest.raises(DemoError, match=f"/memstat/pages: 1 became {pages}"):
         check(other)
-
-
-def test_other_core_is_noticed(demo: Demo, recorder: Recorder, tmp_path: Path) -> None:
-    other = rewritten(demo, recorder, tmp_path)
-    with other.core.open("ab") as core:
-        core.write(b"!")
-    with pytest.raises(DemoError, match="not the file that was recorded"):
-        check(other)
-
-
-SIGNED = """\
-Package: linux-image-6.12.1-amd64
-Source: linux-signed-6.12-amd64 (6.12.1+1)
-Built-Using: linux-6.12 (= 6.12.1-1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("about", "source"),
-    [
-        (SIGNED, "linux-6.12 6.12.1-1"),
-        ("Built-Using: gcc-12 (= 12.2), linux (= 6.1.2-1)\n", "linux 6.1.2-1"),
-        ("Source: linux (6.1.3-1)\n", "linux 6.1.3-1"),
-        ("Source: linux\n", "linux 6.1.4-1"),
-    ],
-)
-def test_source_package(about: str, source: str) -> None:
-    assert source_in(about, "6.1.4-1") == source
-
-
-def test_source_that_apt_does_not_tell() -> None:
-    with pytest.raises(DemoError):
-        source_in("Package: linux-image\nSource: elsewhere\n", "1")

@@ -2,13 +2,12 @@
 
 """Forms hold what is printed to what must be so, and to nothing else."""
 
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.docs import forms
-from tests.docs.forms import KINDS, Form, Formed
+from tests.docs.forms import Form, Formed
 
 ROOT = Form(
     (
@@ -71,50 +70,3 @@ def test_lacks_what_is_shown_more_often(scenario: str) -> None:
     fewer = PRINTED.rpartition("     12")[0]
     assert Formed(fewer, scenario).lacks(Formed(PRINTED, scenario)) == [WAITER]
     assert Formed(PRINTED, scenario).lacks(Formed(fewer, scenario)) == []
-
-
-def test_wordless() -> None:
-    assert ROOT.wordless == WAITER.wordless == []
-    assert Form(("{n} {n} 1", "a {n}")).wordless == ["{n} {n} 1"]
-
-
-def test_unknown_kind() -> None:
-    with pytest.raises(ValueError, match="no kind or name 'holder'; there are n,"):
-        [*Form(("owner {holder}",)).places("")]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_is_of_one_line_and_not_empty(kind: str) -> None:
-    for text in ("", " ", "\n", "ROOT 1\n", PRINTED):
-        assert not re.fullmatch(KINDS[kind], text)
-
-
-NEWER = """\
-    900 wm-waiter  D  99us  wm_lock
-ROOT 3  pid 7 wm-holder  S  1.0s  blocks 12
-  = mutex wm_mutex  owner =7
-    901 wm-other   D  98us  wm_lock
-    902 wm-waiter  D  97us  wm_lock
-    903 wm-waiter  D  96us  wm_lock
-"""
-
-
-def test_renewed_in_the_new_order(scenario: str) -> None:
-    """What has no form, and more than is shown, is left out."""
-    lines = NEWER.splitlines(keepends=True)
-    new = Formed(PRINTED, scenario).renewed(Formed(NEWER, scenario))
-    assert new == "".join(lines[:3] + lines[4:5])
-
-
-def test_renewed_around_what_is_left_out(scenario: str) -> None:
-    """The place of the mark stays: a first waiter before the ROOT is another text."""
-    lines = PRINTED.splitlines(keepends=True)
-    shown = Formed("".join([*lines[:2], "...\n", lines[3]]), scenario)
-    assert shown.renewed(Formed(PRINTED, scenario)) == "".join(
-        [*lines[:2], "...\n", lines[2]]
-    )
-    assert shown.renewed(Formed(NEWER, scenario)) is None
-
-
-def test_nothing_to_renew_it_with(scenario: str) -> None:
-    assert Formed(PRINTED, scenario).renewed(Formed("ROOT 1\n", scenario)) is None

@@ -147,12 +147,6 @@ def test_show(folder: Path) -> None:
     assert "\x1b" not in ran.out
 
 
-def test_show_in_full(folder: Path) -> None:
-    ran = fleet("show", folder, "-v")
-    assert "    hosts: web\\x1b[2J<script>, web1\n" in ran.out
-    assert "    critical: oops it is\n" in ran.out
-
-
 def test_choices(folder: Path) -> None:
     ran = fleet("show", folder, "--host", "db*", "--json")
     assert [each["fingerprint"] for each in json.loads(ran.out)["buckets"]] == ["f2"]
@@ -234,25 +228,6 @@ def test_a_damaged_file_stops_nothing(
     assert (ran.status, json.loads(ran.out)) == (0, {"n": 3})
     assert ran.err.startswith(f"msa-fleet: {said}")
     assert fleet("sql", folder, "SELECT 1", "--strict").status == 3
-
-
-def test_a_run_goes_on_beside_a_damaged_file(folder: Path, spoiled: Path) -> None:
-    words = ("run", "/etc/passwd", "-o", folder, "-j", "1")
-    ran = fleet(*words)
-    assert (ran.status, ran.err.count("\n")) == (0, 1)
-    assert ran.err.startswith(f"msa-fleet: note: {spoiled}: damaged")
-    assert fleet(*words, "--strict").status == 3
-    spoiled.unlink()
-    ran = fleet(*words, "--strict")
-    assert (ran.status, ran.err) == (0, "")
-
-
-def test_complete_results_are_not_incomplete(folder: Path) -> None:
-    ran = fleet("show", folder, "--json", "--strict")
-    found = json.loads(ran.out)
-    assert (ran.status, found["notes"]) == (0, [])
-    assert found["coverage"] == {"files_read": 2, "files_unreadable": 0}
-    assert fleet("sql", folder, "SELECT 1", "--strict").status == 0
 
 
 @pytest.mark.parametrize(
@@ -476,14 +451,6 @@ def test_progress() -> None:
     words = progress_text(progress)
     assert words.startswith("msa-fleet: 120 of 300, 3 failed, 2.0/s, 1:3")
     assert words.endswith(" left")
-
-
-def test_progress_without_workers() -> None:
-    """A cluster may have none yet, or they end as msatools is not installed there."""
-    progress = Progress(300, workers=0)
-    assert progress_text(progress) == "msa-fleet: 0 of 300, waiting for workers"
-    progress.workers = 2
-    assert progress_text(progress) == "msa-fleet: 0 of 300"
 
 
 def test_progress_is_for_terminals() -> None:

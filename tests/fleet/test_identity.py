@@ -97,12 +97,6 @@ def test_what_cannot_be_read(tmp_path: Path, kind: str) -> None:
     assert (found.size_bytes, found.host, found.time_ns) == (None, None, None)
 
 
-@pytest.mark.parametrize("size", [0, 8, 76, 100, 407, 416, 425, 4096, 4100, 4200])
-def test_headers_that_are_cut_off(tmp_path: Path, size: int) -> None:
-    path = cut_off(copy_dump(CORE_612, tmp_path / "a", "web7"), size)
-    assert identify(str(path)).is_known
-
-
 def test_garbage_in_headers(tmp_path: Path) -> None:
     """Whatever is there, no more than the head is read."""
     import random

@@ -219,14 +219,6 @@ def growing(path: str) -> Outcome:
     return made.outcome()
 
 
-def removing(path: str) -> Outcome:
-    """Remove the dump, whose report there is or not by its name; for workers."""
-    Path(path).unlink()
-    if path.endswith("lost"):
-        return made.outcome("failed", "no such file")
-    return made.by_name(path)
-
-
 def test_a_dump_that_is_replaced_meanwhile_is_read_again(
     client: Client, tmp_path: Path
 ) -> None:
@@ -240,16 +232,6 @@ def test_a_dump_that_is_replaced_meanwhile_is_read_again(
     assert run(client, results, [str(dump)], replacing).skipped == 1
 
 
-def test_a_dump_that_is_replaced_by_a_known_one(client: Client, tmp_path: Path) -> None:
-    results = made.results(tmp_path / "results")
-    dump, other = tmp_path / "vmcore", tmp_path / "other"
-    dump.write_bytes(HEAD % 1_795_000_000)
-    other.write_bytes(HEAD % 1_795_000_001)
-    progress = run(client, results, [str(dump), str(other)], replacing)
-    assert (progress.finished, progress.skipped, progress.left) == (1, 1, 0)
-    assert counted(results) == {"f2": 1}
-
-
 def test_a_dump_that_is_still_written(client: Client, tmp_path: Path) -> None:
     """It fails, and is not known the next time."""
     results = made.results(tmp_path / "results")
@@ -259,22 +241,6 @@ def test_a_dump_that_is_still_written(client: Client, tmp_path: Path) -> None:
     assert Path(path).stat().st_size == MAX_TRIES
     assert run(client, results, [path], made.nothing).states == {"done": 1}
     assert states(results) == {"done": 1}
-
-
-def test_dumps_that_are_moved_meanwhile(client: Client, tmp_path: Path) -> None:
-    """A report that came counts; what was gone before is read where it lies then."""
-    results = made.results(tmp_path / "results")
-    paths = [str(tmp_path / name) for name in ("f1-a", "f1-lost")]
-    for number, path in enumerate(paths):
-        Path(path).write_bytes(HEAD % (1_795_000_000 + number))
-    run(client, results, paths, removing)
-    assert states(results) == {"done": 1, "failed": 1}
-    moved = [str(tmp_path / name) for name in ("f2-a", "f2-b")]
-    for number, path in enumerate(moved):
-        Path(path).write_bytes(HEAD % (1_795_000_000 + number))
-    progress = run(client, results, moved, made.by_name)
-    assert (progress.finished, progress.skipped) == (1, 1)
-    assert counted(results) == {"f1": 1, "f2": 1}
 
 
 def other_version(path: str) -> Outcome:

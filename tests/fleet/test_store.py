@@ -15,7 +15,6 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from msgspec.structs import replace
 
 from msatools.fleet import dumps as rows
 from msatools.fleet.dumps import NO_REPORT, VERSION, identify, result_of
@@ -245,34 +244,6 @@ def test_dumps_without_their_verdicts_are_left_out(tmp_path: Path, damage: str) 
     assert "the 2 dumps that only it has are left out" in note.text
 
 
-def test_a_copy_beside_its_original(tmp_path: Path) -> None:
-    """Its verdicts are not beside it, and it is no reason to miss the original."""
-    made = two_batches(tmp_path)
-    path = file_of(tmp_path, "dumps", rows=2)
-    batch = path.name.partition(".")[0]
-    copy = path.with_name(f"{batch}.copy.parquet")
-    copy.write_bytes(path.read_bytes())
-    assert [identity for identity, _ in counted(made)] == ["a-web1", "b-web1", "c-web1"]
-    (note,) = made.notes
-    assert f"/verdicts/{batch}.copy.*.parquet: missing; " in note.text
-
-
-def test_files_of_before_they_had_checksums(tmp_path: Path) -> None:
-    made = two_batches(tmp_path)
-    for table in ("dumps", "verdicts"):
-        for path in (tmp_path / table).iterdir():
-            path.rename(path.with_name(path.name.partition(".")[0] + ".parquet"))
-    assert [identity for identity, _ in counted(made)] == ["a-web1", "b-web1", "c-web1"]
-    assert asked(made, "SELECT count(*) FROM verdicts") == [(2,)]
-    assert made.notes == ()
-    # One that is cut off, too.
-    path = file_of(tmp_path, "dumps", rows=2)
-    os.truncate(path, 100)
-    assert counted(made) == [("a-web1", "done")]
-    (note,) = made.notes
-    assert note.text.startswith(f"{path}: damaged (")
-
-
 def test_file_that_is_gone_while_it_is_read(tmp_path: Path) -> None:
     made = two_batches(tmp_path)
     path = file_of(tmp_path, "dumps", rows=2)
@@ -283,22 +254,6 @@ def test_file_that_is_gone_while_it_is_read(tmp_path: Path) -> None:
 
     assert made.ask(question) == [("a-web1",)]
     assert [note.text.partition(";")[0] for note in made.notes] == [f"{path}: gone"]
-
-
-def test_damage_that_only_reading_finds(tmp_path: Path) -> None:
-    """Files of other programs have no checksum in their names."""
-    made = two_batches(tmp_path)
-    path = file_of(tmp_path, "dumps", rows=2)
-    data = bytearray(path.read_bytes())
-    start = pq.read_metadata(path).row_group(0).column(1).dictionary_page_offset
-    data[start + 20 : start + 40] = b"\xff" * 20
-    batch = path.name.partition(".")[0]
-    path.unlink()
-    path.with_name(f"{batch}.parquet").write_bytes(data)
-    assert counted(made) == [("a-web1", "done")]
-    (note,) = made.notes
-    assert f"{batch}.parquet: damaged (" in note.text
-    assert "the 2 dumps that only it has are left out" in note.text
 
 
 @pytest.mark.parametrize(
@@ -338,18 +293,6 @@ def test_mark_that_is_damaged(tmp_path: Path, text: str) -> None:
     assert made.notes == ()
 
 
-def test_names_in_quotes(tmp_path: Path) -> None:
-    made = results(tmp_path / "it's", result("f1", name="a"))
-    assert counted(made) == [("a-web1", "done")]
-
-
-def test_columns_of_later_versions(tmp_path: Path) -> None:
-    made = results(tmp_path, result("f1", name="a"))
-    later = pa.table({"identity": ["b"], "state": ["done"], "path": ["p"], "new": [7]})
-    pq.write_table(later, tmp_path / "dumps" / "later.parquet")
-    assert counted(made) == [("a-web1", "done"), ("b", "done")]
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -369,27 +312,6 @@ def test_reports_that_are_none(tmp_path: Path, broken: dict[str, object]) -> Non
     found = result_of(identity("a"), outcome(**{**report("f1"), **broken}))
     assert (found.state, found.dump["error"]) == ("crashed", NO_REPORT)
     assert counted(results(tmp_path, found)) == [("a-web1", "crashed")]
-
-
-def test_values_that_no_column_has(tmp_path: Path) -> None:
-    odd = report("f\udc80", "oops")
-    odd["crash"] |= {"pid": 1 << 70, "cpu": "x", "comm": 7}
-    odd["crash"]["frames"] = [1, None, {}, "\ud800"]
-    odd["machine"] |= {"time_ns": (1 << 63) - 1, "cpus": True, "ram_bytes": 1.5}
-    odd["verdicts"][0] |= {"text": "\ud800", "evidence": ["\ud800"], "see": 7}
-    named = replace(identity("a"), path="/crash/\udcff")
-    found = result_of(named, outcome(**odd))
-    made = results(tmp_path, found)
-    (row,) = asked(
-        made, "SELECT path, fingerprint, pid, cpu, comm, cpus, ram_bytes FROM dumps"
-    )
-    assert row == (r"/crash/\udcff", r"f\udc80", None, None, None, None, None)
-    assert asked(made, "SELECT frames, time_ns FROM dumps") == [
-        (["1", "None", "{}", r"\ud800"], named.time_ns)
-    ]
-    assert asked(made, 'SELECT "text", evidence, see FROM verdicts') == [
-        (r"\ud800", [r"\ud800"], None)
-    ]
 
 
 WRITER = """

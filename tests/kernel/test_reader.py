@@ -10,17 +10,11 @@ import numpy as np
 import pytest
 from drgn import Architecture, FaultError, Platform, Program, ProgramFlags
 
-from msatools.kernel.reader import Gap, Reader, column, distinct, fault_reason
+from msatools.kernel.reader import Reader, fault_reason
 
 from .memory import BASE, reader_of
 
 DATA = bytes(i * 7 & 0xFF for i in range(1024))
-
-
-def test_one_read_without_holes() -> None:
-    reader = reader_of(DATA)
-    assert reader.read_around_gaps(BASE, len(DATA), 64) == (DATA, [])
-    assert (reader.reads, reader.bytes) == (1, len(DATA))
 
 
 @pytest.mark.parametrize("holes", [{0}, {15}, {3, 4}, {0, 7, 15}, set(range(16))])
@@ -33,13 +27,6 @@ def test_every_hole_is_found_and_nothing_else_lost(holes: set[int]) -> None:
         assert data[part] == (bytes(64) if block in holes else DATA[part])
     # A binary search: a few reads for each hole, and at most one for each block.
     assert reader.reads <= 2 * 16
-
-
-def test_range_that_is_not_a_multiple_of_the_granule() -> None:
-    reader = reader_of(DATA, {1})
-    data, gaps = reader.read_around_gaps(BASE, 200, 64)
-    assert gaps == [Gap(64, 64, "unreadable")]
-    assert bytes(data) == DATA[:64] + bytes(64) + DATA[128:200]
 
 
 @pytest.mark.parametrize(
@@ -112,24 +99,6 @@ def test_array_of_an_absurd_length_affects_no_other() -> None:
     assert reader.bytes < 1 << 10
 
 
-def test_arrays_that_share_memory_are_read_up_to_a_sum() -> None:
-    """As with damaged counts. Small arrays are more likely right, and come first."""
-    reader = reader_of(LARGE)
-    addresses = np.full(40, BASE, np.uint64)
-    counts = np.array([1000, *[4] * 38, 900], np.uint64)
-    words, rows, readable = reader.read_arrays(addresses, counts, most=1100)
-    assert readable.tolist() == [False, *[True] * 39]
-    assert len(words) == len(rows) == 4 * 38 + 900
-
-
-def test_records_at_the_end_of_the_address_space() -> None:
-    reader = reader_of(DATA)
-    last = (1 << 64) - 8
-    addresses = np.array([BASE, BASE + 8, last, last - 64, 0], np.uint64)
-    _, readable = reader.read_records(addresses, 16)
-    assert readable.tolist() == [True, True, False, False, False]
-
-
 TOP = 0xFFFF_FFFF_F000_0000
 
 
@@ -149,15 +118,6 @@ def test_array_past_the_last_address_affects_no_other(count: int) -> None:
     fits = count == 1 << 15
     assert readable.tolist() == [True, fits, True]
     assert len(words) == len(rows) == 9 + count * fits
-
-
-@pytest.mark.parametrize("size", [8, 16, 24])
-def test_records_up_to_the_last_address_and_past_it(size: int) -> None:
-    last = (1 << 64) - 16
-    addresses = np.array([TOP, last - 64, last - 32, last, last], np.uint64)
-    records, readable = at_the_top().read_records(addresses, size)
-    assert records.shape == (5, size)
-    assert readable.tolist() == [True, True, True, size <= 16, size <= 16]
 
 
 def test_nearby_arrays_take_one_read() -> None:
@@ -181,25 +141,6 @@ def test_words_near(hole: int | None, step: int) -> None:
         assert is_readable == (offset >> 12 != hole)
         data = LARGE[offset : offset + 8] if is_readable else b""
         assert word == int.from_bytes(data, "little")
-
-
-@pytest.mark.parametrize("words", [[], [3], [5, 3, 5, 5, 4, 3], [(1 << 64) - 1, 0]])
-def test_distinct(words: list[int]) -> None:
-    assert distinct(np.array(words, np.uint64)).tolist() == sorted({*words})
-
-
-def test_no_records() -> None:
-    records, readable = reader_of(DATA).read_records(np.empty(0, np.uint64), 8)
-    assert records.shape == (0, 8)
-    assert len(readable) == 0
-    assert len(column(records, 0)) == 0
-
-
-def test_column() -> None:
-    records = np.frombuffer(DATA[:32], np.uint8).reshape(2, 16)
-    assert column(records, 3, 2).tolist() == [
-        int.from_bytes(DATA[start : start + 2], "little") for start in (3, 19)
-    ]
 
 
 def failing(prog: Program, number: int) -> Reader:

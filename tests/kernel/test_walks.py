@@ -10,7 +10,6 @@ import pytest
 from msatools.kernel.reader import MAX_WINDOWS, WINDOW, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import (
-    _MAX_ASTRAY,
     list_nodes,
     list_records,
     list_words,
@@ -69,22 +68,6 @@ def test_list(
     assert losses.coverage["lists_broken"] == len(losses.notes) == broken
     if data == LOOP:
         assert "loop" in next(iter(losses.notes.values())).text
-
-
-def test_walk_without_back_links_ends_soon() -> None:
-    """Each node has a next node, but no previous one."""
-    count = 2 * _MAX_ASTRAY
-    found, losses = walk(list_of(*range(1, count + 1)) + bytes(STEP))
-    assert len(found) == _MAX_ASTRAY + 1
-    assert losses.coverage["lists_broken"] == 1
-
-
-def test_long_sound_list() -> None:
-    count = 4 * _MAX_ASTRAY
-    data = linked(*(((i + 1) % count, i - 1) for i in range(count)))
-    found, losses = walk(data)
-    assert len(found) == count - 1
-    assert not losses.notes
 
 
 def linked(*links: tuple[int, int]) -> bytes:
@@ -184,12 +167,6 @@ def test_nodes_in_more_windows_than_are_kept() -> None:
     assert not losses.coverage
 
 
-def test_nodes_before_a_hole() -> None:
-    found, losses, _ = nodes(list_of(*range(1, 200), 0), holes=(1,))
-    assert found == [*range(1, WINDOW // STEP)]
-    assert losses.coverage["lists_broken"] == 1
-
-
 @pytest.mark.parametrize("following", [0, 3, at(2) + 9])
 def test_nodes_before_an_invalid_pointer(following: int) -> None:
     data = bytearray(list_of(1, 2, 0))
@@ -199,15 +176,6 @@ def test_nodes_before_an_invalid_pointer(following: int) -> None:
     found = list_nodes(reader, at(0) + 8, losses, "a list")
     assert found.tolist()[:1] == [at(1) + 8]
     assert losses.coverage["lists_broken"] == 1
-
-
-def test_repeated_damage_is_noted_once() -> None:
-    losses = LossLog()
-    for _ in range(3):
-        reader = reader_of(list_of(1, 1))
-        list(list_records(reader, at(0) + 8, 8, 32, losses, "a list"))
-    assert losses.coverage["lists_broken"] == 3
-    assert len(losses.notes) == 1
 
 
 def tree(*nodes: tuple[int, int]) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.lab.cache import Cache, content_key, default_limit, default_root
+from fixtures.lab.cache import Cache, content_key
 from fixtures.lab.errors import LabError
 
 MIB = 1 << 20
@@ -117,53 +117,6 @@ def test_what_is_in_use_stays(cache: Cache) -> None:
     assert not entry.exists()
 
 
-def test_evicted_entry_can_be_built_again(cache: Cache) -> None:
-    entry = filled(cache, "name", MIB)
-    cache.evict(0)
-    assert filled(cache, "name", MIB) == entry
-
-
-def test_sparse_files_count_as_what_they_take(cache: Cache) -> None:
-    cache.entry("run", "name", "key", lambda d: os.truncate(made(d / "hole"), 1 << 30))
-    cache.release()
-    assert cache.evict(MIB) == []
-
-
 def made(path: Path) -> Path:
     path.touch()
     return path
-
-
-def test_leftovers_of_dead_builders_are_removed(cache: Cache) -> None:
-    dead = cache.root / "tmp" / "999999999-x"
-    alive = cache.root / "tmp" / f"{os.getpid()}-x"
-    for directory in (dead, alive):
-        directory.mkdir(parents=True)
-    cache.evict()
-    assert not dead.exists()
-    assert alive.exists()
-
-
-def test_root_and_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MSATOOLS_CACHE", "/somewhere")
-    assert default_root() == Path("/somewhere")
-    monkeypatch.delenv("MSATOOLS_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/users")
-    assert default_root() == Path("/users/msatools")
-    monkeypatch.setenv("MSATOOLS_CACHE_GIB", "1.5")
-    assert default_limit() == 3 << 29
-    monkeypatch.setenv("MSATOOLS_CACHE_GIB", "much")
-    with pytest.raises(LabError, match="number of GiB"):
-        default_limit()
-
-
-def test_entries_of_a_name(tmp_path: Path) -> None:
-    """Whatever they were made of; not those of names that begin alike."""
-    cache = Cache(tmp_path, 1 << 30)
-    assert cache.entries_of("run", "locks-6.12") == []
-    names = (f"locks-6.12-{'0' * 16}", f"locks-6.12-{'a' * 16}")
-    for name in (*names, f"locks-6.12-debug-{'0' * 16}", f"locks-6.12x-{'0' * 16}"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-    (tmp_path / "run" / f"{names[0]}.lock").touch()
-    found = {path.name for path in cache.entries_of("run", "locks-6.12")}
-    assert found == {*names}

@@ -4,10 +4,7 @@ import struct
 import tarfile
 from pathlib import Path
 
-import pytest
-
 from fixtures.lab import truth
-from fixtures.lab.errors import LabError
 
 FILES = {"proc/vmstat": b"nr_free_pages 7\n", "proc/kpageflags": bytes(4096)}
 
@@ -33,21 +30,10 @@ def test_files_come_back_by_name(tmp_path: Path) -> None:
         assert stored(name) == content
 
 
-def test_missing_file_is_a_clear_key_error(tmp_path: Path) -> None:
-    truth.store(recorded(FILES), tmp_path / "truth.zip")
-    with pytest.raises(KeyError, match=r"proc/nothing: not recorded.*proc/vmstat"):
-        truth.Truth(tmp_path / "truth.zip")("proc/nothing")
-
-
 def test_what_an_earlier_round_left_is_not_read(tmp_path: Path) -> None:
     earlier = recorded({"proc/old": b"old"}).getvalue()
     truth.store(recorded(FILES, earlier), tmp_path / "truth.zip")
     assert truth.Truth(tmp_path / "truth.zip").names() == list(FILES)
-
-
-def test_garbage_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="cannot be read"):
-        truth.store(io.BytesIO(b"x" * 8192), tmp_path / "truth.zip")
 
 
 def test_frames_end_at_the_first_zero(tmp_path: Path) -> None:

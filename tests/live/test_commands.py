@@ -9,7 +9,6 @@ test_locks.py and, of a guest of its own, test_cpus.py.
 
 import json
 import re
-import signal
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -170,26 +169,6 @@ def test_interrupted_text(guest: Guest, name: str) -> None:
         assert re.match(rf"msa-{name}: [\d.]+ s CPU, ", sample.splitlines()[-1])
 
 
-@every_command
-@pytest.mark.parametrize(
-    ("case", "number"),
-    [("once-int", signal.SIGINT), ("once-term", signal.SIGTERM)],
-)
-def test_one_shot_ends_by_the_signal(
-    guest: Guest, case: str, number: signal.Signals, name: str
-) -> None:
-    run = guest.run(case, name)
-    assert (run["status"], run["stdout"], run["stderr"]) == (-number, "", "")
-
-
-@every_command
-def test_closed_pipe_is_quiet(guest: Guest, name: str) -> None:
-    """As ``| head -1`` closes it."""
-    run = guest.run("head", name)
-    assert (run["status"], run["stderr"]) == (-signal.SIGPIPE, "")
-    assert re.match(r"\d\d:\d\d:\d\d\n", run["stdout"])
-
-
 # --- the dead
 
 
@@ -252,22 +231,6 @@ def test_zombies_are_those_of_proc(guest: Guest, dead: list[Dead]) -> None:
     assert min(len(each.stage) for each in dead) > 15
 
 
-def test_groups_count_the_dead_of_each_parent(guest: Guest, dead: list[Dead]) -> None:
-    for each in dead:
-        expected = Counter(ppid for _, ppid, *_ in each.stage.values())
-        found: Counter[int] = Counter()
-        pids = set()
-        for group in each.report["groups"]:
-            found[group["ppid"]] += group["count"]
-            assert group["count"] == len(group["pids"])
-            pids |= {*group["pids"]}
-        ours = each.ours(guest.facts["zombies"])
-        assert pids >= ours
-        init = guest.facts["zombies"]["parents"]["init"]
-        for ppid in {each.stage[pid][1] for pid in ours} - {init}:
-            assert found[ppid] == expected[ppid]
-
-
 def test_verdicts_are_those_that_were_made(guest: Guest, dead: list[Dead]) -> None:
     facts = guest.facts["zombies"]
     expected = {entry["pid"]: entry["verdict"] for entry in facts["stay"]}
@@ -318,21 +281,6 @@ def test_what_an_interval_changes(guest: Guest, dead: list[Dead]) -> None:
                 assert group["delta"] == of_now[ppid] - of_then[ppid]
     # 4 more and 1 less; then 6 less, 1 more, and a parent that dies.
     assert changes == [(0, 0), (4, 1), (2, 6)]
-
-
-def test_heirs_have_the_dead_of_a_parent_that_died(
-    guest: Guest, dead: list[Dead]
-) -> None:
-    facts = guest.facts["zombies"]["parents"]
-    last = {zombie["pid"]: zombie for zombie in dead[-1].report["zombies"]}
-    before = dead[0].stage.keys()
-    inherited = {z["pid"] for z in last.values() if z["ppid"] == facts["init"]}
-    orphans = {
-        pid for pid, (_, ppid, *_) in dead[1].stage.items() if ppid == facts["dies"]
-    }
-    assert len(orphans) == 2
-    # It may have others, of what was done before.
-    assert inherited - (before - orphans) == orphans | {facts["dies"]}
 
 
 def test_ages_of_the_dead(guest: Guest, dead: list[Dead]) -> None:

@@ -31,8 +31,6 @@ USER_TICK_NS = 10_000_000
 """/proc/stat has whole ones of these."""
 
 OFFLINE = guest.COMES_AND_GOES
-SET = {4, 5, 6, 7}
-"""The CPUs of the experiment's partition."""
 
 Facts = dict[str, Any]
 Numbers = dict[int, int]
@@ -149,17 +147,6 @@ class Sample:
                 if reading[name]["from_ns"] >= moment
             )
         )
-
-    def from_before_until_after(self, name: str, look: Look) -> list[str]:
-        """Give what a file said last before a look, during it, and first after it."""
-        told = [reading[name] for reading in self.readings]
-        begin = max(each["to_ns"] for each in told if each["to_ns"] <= look.from_ns)
-        end = min(each["from_ns"] for each in told if each["from_ns"] >= look.to_ns)
-        return [
-            each["text"]
-            for each in told
-            if each["to_ns"] >= begin and each["from_ns"] <= end
-        ]
 
     def bounds(
         self,
@@ -332,27 +319,6 @@ def test_switches(samples: list[Sample]) -> None:
                 assert sample.rows[cpu]["csw"] <= bounds[1]
 
 
-def test_interrupts_of_all_cpus(samples: list[Sample]) -> None:
-    for sample in samples:
-        for column, name in (("intr", "intr"), ("soft", "softirq")):
-
-            def came(text: str, name: str = name) -> int:
-                return stat(text)[name][0]
-
-            check(sample, total(sample, column), "stat", came)
-
-
-def test_function_calls_and_flushes(samples: list[Sample]) -> None:
-    for sample in samples:
-        for column, name in (("xcal", "CAL"), ("tlb", "TLB")):
-            for cpu in sample.steady():
-
-                def came(text: str, name: str = name, cpu: int = cpu) -> int:
-                    return table(text)[name][cpu]
-
-                check(sample, sample.rows[cpu][column], "interrupts", came)
-
-
 def test_times(samples: list[Sample]) -> None:
     told = 0
     for sample in samples:
@@ -382,22 +348,6 @@ def test_times(samples: list[Sample]) -> None:
     assert told
 
 
-def test_faults(samples: list[Sample]) -> None:
-    told = 0
-    for sample in samples:
-        if not whole(sample):
-            continue
-        told += 1
-        for name, columns in (("pgfault", ("minf", "mjf")), ("pgmajfault", ("mjf",))):
-
-            def faults(text: str, name: str = name) -> int:
-                (number,) = re.findall(rf"^{name} (\d+)$", text, re.M)
-                return int(number)
-
-            check(sample, total(sample, *columns), "vmstat", faults)
-    assert told >= 2
-
-
 def test_interrupts_of_devices(intervals: list[Sample]) -> None:
     for sample in intervals:
         irqs = {str(irq["irq"]): irq for irq in sample.report["irqs"]}
@@ -411,36 +361,6 @@ def test_interrupts_of_devices(intervals: list[Sample]) -> None:
 
                 ours = irq["counts"].get(str(cpu), 0)
                 check(sample, ours, "interrupts", came, late=True)
-
-
-@pytest.mark.parametrize("kind", ["vectors", "softirqs"])
-def test_vectors_and_softirqs(intervals: list[Sample], kind: str) -> None:
-    file = "interrupts" if kind == "vectors" else "softirqs"
-    for sample in intervals:
-        told = {each["name"]: each for each in sample.report[kind]}
-        names = table(sample.before(file, sample.ended.from_ns))
-        assert {name for name in names if not name.isdigit()} <= told.keys()
-        for name, each in told.items():
-            for cpu in sample.steady():
-
-                def came(text: str, name: str = name, cpu: int = cpu) -> int:
-                    return table(text).get(name, {}).get(cpu, 0)
-
-                ours = each["counts"].get(str(cpu), 0)
-                check(sample, ours, file, came)
-
-
-def test_load(samples: list[Sample]) -> None:
-    """They change each five seconds: it is what they were before, after or meanwhile.
-
-    A look of a busy guest may take longer than that, and see what neither edge has.
-    """
-    for sample in samples:
-        texts = sample.from_before_until_after("loadavg", sample.ended)
-        lists = ([float(word) for word in text.split()[:3]] for text in texts)
-        for ours, *said in zip(sample.report["load"], *lists, strict=True):
-            # The file has two digits, rounded.
-            assert min(said) - 0.01 <= ours <= max(said) + 0.01
 
 
 # --- time
@@ -704,26 +624,6 @@ def came(run: Facts) -> list[Counter[int]]:
     return found
 
 
-def test_every_step_succeeds(steps: dict[str, Facts]) -> None:
-    assert list(steps) == [step.name for step in cpuexperiment.STEPS]
-    for step in steps.values():
-        assert step["status"] == 0, step["output"]
-    assert steps["create"]["output"] == "root\n"
-
-
-@pytest.mark.parametrize("name", ["before", "no-interrupts", "execute"])
-def test_interrupts_keep_out_of_the_set(steps: dict[str, Facts], name: str) -> None:
-    """By what the kernel itself says of them."""
-    for run in steps[name]["runs"]:
-        came = meanwhile(run, "virtio")
-        for cpu in range(8):
-            if name != "before" and cpu in SET:
-                # The kernel moves one when it comes next, and a device has three.
-                assert came[cpu] <= 3
-            else:
-                assert came[cpu] > 0
-
-
 def test_the_guide_shows_what_is_printed(steps: dict[str, Facts]) -> None:
     """In the forms of what must be so; the two samples have twice as many rows."""
     page = Page(DOCS / "guides/processor-sets.md")
@@ -733,57 +633,3 @@ def test_the_guide_shows_what_is_printed(steps: dict[str, Facts]) -> None:
         assert block.live
         printed = Formed(run_of(steps[name], *cpuexperiment.ROWS)["stdout"], block.live)
         assert not printed.lacks(Formed(example.shown, block.live)), printed.text
-
-
-def test_before_interrupts_land_on_all_cpus(steps: dict[str, Facts]) -> None:
-    for counts in came(run_of(steps["before"], "2", "2", "-i")):
-        assert min(counts[cpu] for cpu in range(8)) > 0
-
-
-def test_then_the_partition_takes_none(steps: dict[str, Facts]) -> None:
-    """But for one, where an interrupt is moved as it comes next."""
-    first, last = came(run_of(steps["no-interrupts"], "2", "2", "-i"))
-    for counts in (first, last):
-        assert min(counts[cpu] for cpu in range(8) if cpu not in SET) > 0
-    # A device has three.
-    assert all(first[cpu] <= 3 for cpu in SET)
-    assert sum(last[cpu] for cpu in SET) == 0
-
-
-@pytest.mark.parametrize("name", ["no-interrupts", "execute"])
-def test_cpus_of_the_partition(steps: dict[str, Facts], name: str) -> None:
-    text = run_of(steps[name], "2", "2")["stdout"]
-    shown = tables(text, "SET")
-    assert len(shown) == 2
-    for each in shown:
-        cpus = {row["SET"]: row["CPUS"] for row in each.rows}
-        assert cpus == {"default": "0-3", "/db": "4-7"}
-    shown = tables(text, "CPU")
-    assert len(shown) == 2
-    for each in shown:
-        assert [row["CPU"] for row in each.rows] == [str(cpu) for cpu in range(8)]
-        for row in each.rows:
-            assert row["SET"] == ("/db" if int(row["CPU"]) in SET else "default")
-    if name == "execute":
-        # What was moved into the set runs there, and nowhere else.
-        for each in shown:
-            where = {int(r["CPU"]) for r in each.rows if r["CURRENT"] == "sh"}
-            assert where <= SET
-        most = max(
-            float(row["usr"]) for row in shown[-1].rows if int(row["CPU"]) in SET
-        )
-        assert most > 0
-
-
-def test_before_there_is_one_set(steps: dict[str, Facts]) -> None:
-    text = run_of(steps["before"], "2", "2")["stdout"]
-    assert tables(text, "SET") == []
-    assert "SET" not in tables(text, "CPU")[0].head
-
-
-def test_afterwards_there_is_one_set_again(steps: dict[str, Facts]) -> None:
-    found = json.loads(run_of(steps["destroy"], "--json")["stdout"])
-    assert [each["name"] for each in found["sets"]] == ["default"]
-    assert {row["set"] for row in found["cpus"]} == {"default"}
-    assert [row["cpu"] for row in found["cpus"] if row["online"]] == [*range(8)]
-    assert found["notes"] == []

@@ -10,9 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fixtures import lab
-from msatools.memory.memstat import collect_memstat
 from msatools.program import TargetError, TargetSpec, describe, live, open_target
-from msatools.selfdesc.load import finders_of
 from tests.conftest import Msa
 
 
@@ -25,16 +23,6 @@ def test_guest_that_runs(live_qmp: str, run_612: lab.Run) -> None:
     while prog["jiffies"].value_() == before:
         pass
     assert describe(prog).kind == "qmp"
-
-
-def test_guest_that_runs_without_debug_info(live_qmp: str, run_612: lab.Run) -> None:
-    prog, target = open_target(TargetSpec(qemu=live_qmp, types="btf"))
-    assert (target.kind, target.live, target.types) == ("qmp", True, "btf")
-    assert prog["init_task"].comm.string_() == b"swapper/0"
-    assert "loop" in [module.name for module in finders_of(prog).modules]
-    report = collect_memstat(prog, target=target)
-    assert report.coverage["unreadable_pages"] == 0
-    assert report.pages == sum(count.pages for count in report.classes)
 
 
 def test_socket_held_by_another_client(
@@ -87,9 +75,3 @@ def test_file_has_the_last_sample(msa: Msa, live_qmp: str, tmp_path: Path) -> No
             assert found == size["blocks"]
     assert list(tmp_path.iterdir()) == [path]
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
-
-
-def test_text_of_each_sample(msa: Msa, live_qmp: str) -> None:
-    done = msa("--qemu", live_qmp, "1", "2", "--map")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Physical memory, 1.0 MiB a cell") == 2

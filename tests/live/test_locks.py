@@ -7,7 +7,6 @@ the time, some from one report to the next, and some so briefly that no look can
 """
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -186,15 +185,6 @@ def test_changes(session: Session) -> None:
         assert found == expected
 
 
-def test_more_waiters_than_before(session: Session) -> None:
-    deltas = [
-        {lock.get("path"): lock["delta_waiters"] for lock in report["locks"]}
-        for report in session.reports("interval")
-    ]
-    assert [delta["/data/a"] for delta in deltas] == [0, 1, 0]
-    assert set(deltas[0].values()) == {0}
-
-
 def test_those_that_never_rest(session: Session) -> None:
     """Twenty lock and unlock; tasks come and go. What is told of them is so, too."""
     assert min(session.facts["storm"]) > 0
@@ -270,17 +260,3 @@ def test_all_is_as_it_was_made(stuck: lab.Live) -> None:
         assert report.changes is not None
         assert set(report.changes.stuck) >= set(logged.waits)
         assert not report.changes.begun + report.changes.moved
-
-
-def test_views(stuck: lab.Live) -> None:
-    text = run(stuck, "1", "1")
-    assert re.search(r"^\d\d:\d\d:\d\d\n\S+  live guest  types: btf  now ", text)
-    exact = [each for each in stuck.workload["deadlocks"] if each["exact"]]
-    assert len(re.findall(r"^DEADLOCK ", text, re.M)) == len(exact)
-    assert re.search(r"^Changes: 0 begun, 0 ended, 0 moved, \d+ stuck", text, re.M)
-    pids = exact[0]["pids"]
-    (found,) = json.loads(run(stuck, "--json", "-p", str(pids[0])))["deadlocks"]
-    assert (set(found["pids"]), found["confidence"]) == (set(pids), "exact")
-    dot = run(stuck, "--dot")
-    assert dot.startswith("digraph waits {\n")
-    assert f"  t{pids[0]} [" in dot

@@ -249,17 +249,6 @@ def test_intervals(guest: lab.Live, command: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal(guest: lab.Live, number: signal.Signals) -> None:
-    """An interval run ends cleanly."""
-    running = start(guest, "cpus", INTERVAL_S)
-    assert running.stdout
-    running.stdout.readline()
-    running.send_signal(number)
-    _, err = running.communicate(timeout=PATIENCE_SECONDS)
-    assert (running.returncode, err) == (0, "")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_it_waits(guest: lab.Live, number: signal.Signals) -> None:
     """For a socket that another client holds: the signal ends it, no time-out."""
     holder = start(guest, "cpus", INTERVAL_S)

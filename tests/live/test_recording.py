@@ -51,21 +51,6 @@ def test_shown_again(name: str, live_qmp: str, tmp_path: Path) -> None:
     assert run(name, str(file)).count(f"\nmsa-{name}: ") == COUNT
 
 
-def test_processes_shown_as_threads(live_qmp: str, tmp_path: Path) -> None:
-    """What was recorded of processes has their threads, whose times sum to theirs."""
-    file = tmp_path / "recording"
-    processes = samples(record("prstat", live_qmp, file))
-    threads = samples(run("prstat", "--json", "-L", "--sort", "PID", str(file)))
-    assert len(threads) == COUNT
-    for whole, parts in zip(processes, threads, strict=True):
-        pids = [row["pid"] for row in parts["tasks"]]
-        assert pids == sorted(pids)
-        for row in whole["tasks"]:
-            own = [part for part in parts["tasks"] if part["tgid"] == row["pid"]]
-            assert own
-            assert row["off_cpu_ns"] == sum(part["off_cpu_ns"] for part in own)
-
-
 def test_what_changed(live_qmp: str, tmp_path: Path) -> None:
     """From the first sample of a recording to the last: each CPU's counts."""
     file = tmp_path / "recording"

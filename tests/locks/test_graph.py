@@ -28,58 +28,8 @@ def graph(text: str, things: dict[int, str] | None = None) -> Graph:
     return Graph(edges, things or {}, lambda task: -task)
 
 
-def blocked_by(
-    text: str, things: dict[int, str] | None = None
-) -> dict[object, set[int]]:
-    """Return the tasks that each root blocks."""
-    roots = graph(text, things).roots
-    return {
-        root.thing or tuple(sorted(root.tasks)): set(root.blocked) for root in roots
-    }
-
-
 def test_nothing() -> None:
     assert graph("").roots == () == graph("").cycles
-
-
-@pytest.mark.parametrize(
-    ("edges", "things", "direct", "chain"),
-    [
-        ("1=2 2=3 4=3", {}, (2, 4), (1, 2, 3)),
-        # The chain starts at the longest wait.
-        ("5=9 4=9", {}, (5, 4), (4, 9)),
-        ("1=2", {2: "disk", 3: "disk"}, (2, 3), (1, 2)),
-    ],
-)
-def test_chain(
-    edges: str, things: dict[int, str], direct: tuple[int, ...], chain: tuple[int, ...]
-) -> None:
-    (root,) = graph(edges, things).roots
-    assert root.direct == direct
-    assert root.chain == chain
-
-
-@pytest.mark.parametrize(
-    ("edges", "things", "blocked"),
-    [
-        ("1=2 2=3 4=3", {}, {(3,): {1, 2, 4}}),
-        ("1=2", {2: "disk", 3: "disk"}, {"disk": {1, 2, 3}}),
-        # A task that waits for a task is not counted for a thing.
-        ("1=2", {1: "disk"}, {(2,): {1}}),
-        # Each of several readers is a root.
-        ("1=2 1=3", {}, {(2,): {1}, (3,): {1}}),
-        ("1=2 2=1 3=1", {}, {(1, 2): {3}}),
-        ("1=1 2=1", {}, {(1,): {2}}),
-        # An edge that cannot close a cycle counts otherwise.
-        ("1=2 2?1!", {}, {(2,): {1}}),
-        ("1=2 2?3!", {}, {(3,): {1, 2}}),
-        ("1=2 2?1!", {2: "rwsem"}, {"rwsem": {1, 2}}),
-    ],
-)
-def test_tasks_blocked_by_each_root(
-    edges: str, things: dict[int, str], blocked: dict[object, set[int]]
-) -> None:
-    assert blocked_by(edges, things) == blocked
 
 
 @pytest.mark.parametrize(
@@ -110,17 +60,6 @@ def test_way() -> None:
     made = graph("1?5 1=2 2=3")
     assert [edge.owner for edge in made.way(1)] == [2, 3]
     assert [edge.owner for edge in graph("1=2 2=1").way(1)] == [2]
-
-
-def test_crowd_of_many() -> None:
-    """Deep and wide graphs need no recursion and linear time."""
-    count = 10_000
-    line = [Edge(n, Lock("mutex", n), n + 1, "exact") for n in range(count)]
-    crowd = [Edge(count + 1 + n, Lock("mutex", 1), 0, "exact") for n in range(count)]
-    (root,) = Graph([*line, *crowd], {}, lambda task: 0).roots
-    assert root.tasks == {count}
-    assert len(root.blocked) == 2 * count
-    assert len(root.chain) == count + 2
 
 
 def reaches(edges: Iterable[Edge], start: int) -> set[int]:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from drgn import FaultError, Program
 
-from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory import fragmentation as pageblocks
@@ -28,7 +27,6 @@ from msatools.memory.fragmentation import (
 )
 from msatools.memory.model import BlockSize, Frag, MemstatReport
 
-from . import truth
 from .sums import pages_of, summed, view
 
 PER_BLOCK = 512
@@ -79,15 +77,6 @@ def test_sizes_sum_to_the_classes(
     for name in CLASSES.values():
         if name not in {*frag.movable, *whole, "free.buddy", "free.pcp"}:
             assert huge.get(name, 0) == pages[name]
-
-
-def test_blocks_by_the_flags_of_their_pages(run: lab.Run, frag: Frag) -> None:
-    flags = truth.page_flags(run)
-    flags = flags[: len(flags) // PER_BLOCK * PER_BLOCK].reshape(-1, PER_BLOCK)
-    buddy, tails = truth.having(flags, "BUDDY"), truth.having(flags, "COMPOUND_TAIL")
-    size = size_of(frag, 9)
-    assert size.free_blocks == np.count_nonzero(buddy.all(axis=1)) > 0
-    assert size.whole_blocks == np.count_nonzero(tails.sum(axis=1) == PER_BLOCK - 1) > 0
 
 
 def test_indices_equal_those_of_their_definition(frag: Frag) -> None:

@@ -19,7 +19,6 @@ from msatools.memory.classify import (
     FreeLinks,
     are_links,
     free_links,
-    inside_others,
     spread_orders,
 )
 from msatools.memory.memmap import MemmapRange
@@ -103,23 +102,6 @@ def test_order_spreads_along_links() -> None:
     spread = spread_orders(orders, (following, preceding))
     assert spread.tolist() == [3, 3, 2, 2, 3, 3, UNLISTED]
     assert spread_orders(orders, (following,))[4] == UNLISTED
-
-
-def test_order_spreads_along_many_links() -> None:
-    count = 10_000
-    orders = np.full(count + 2, UNLISTED)
-    orders[count] = 1
-    assert spread_orders(orders, ([*range(1, count + 1)],))[:-1].tolist() == [1] * (
-        count + 1
-    )
-
-
-def test_blocks_inside_others() -> None:
-    pfns = np.array([8, 9, 10, 12, 16, 20, 31, 32], np.uint64)
-    orders = np.array([2, 0, UNLISTED, 0, 4, 1, 0, 0])
-    assert inside_others(pfns, orders).tolist() == [1, 5, 6]
-    none = np.empty(0, np.intp)
-    assert inside_others(none.astype(np.uint64), none).tolist() == []
 
 
 # Scan results made by hand.

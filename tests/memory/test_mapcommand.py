@@ -15,7 +15,6 @@ from PIL import Image
 from fixtures.demo import DEMOS
 from msatools.cli.arguments import make_parser
 from msatools.cli.main import run_console
-from msatools.cli.options import UsageError
 
 from .asked import printed
 
@@ -57,23 +56,6 @@ def test_file_of_another_kind(words: str, capsys: pytest.CaptureFixture[str]) ->
         "msa-memstat: --map: not a file that ends in .svg or .png: "
         f"{word.removeprefix('--map=')}; see msa-memstat --help\n",
     )
-
-
-@pytest.mark.parametrize("word", ["map.jpg", "map", "vmcore"])
-def test_file_of_another_kind_inside_drgn(word: str) -> None:
-    """A word is not a target there."""
-    parser = make_parser(COMMAND, in_drgn=True)
-    with pytest.raises(UsageError, match=rf"ends in \.svg or \.png: {word}$"):
-        parser.parse_intermixed_args(["--map", word])
-
-
-@pytest.mark.parametrize(
-    "words", ["--map none/vmcore", "none/vmcore --map", "--map -c none/vmcore"]
-)
-def test_target_that_follows(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The word after ``--map`` is the target, not a picture."""
-    assert run_console(COMMAND, words.split()) == 1
-    assert capsys.readouterr().err.startswith("msa-memstat: none/vmcore: no such file")
 
 
 def test_files(prog: Program, tmp_path: Path) -> None:

@@ -42,18 +42,6 @@ def test_every_check_is_exact_or_explained(report: MemstatReport) -> None:
     assert differing <= {"kernel.stacks", "kernel.percpu"}
 
 
-def test_cached_files(run: lab.Run, pages: Pages) -> None:
-    files = {*run.workload["files"]} - truth.executed_files(run)
-    # Other files than those of the workload were read as well.
-    assert pages["cache.file"] >= sum(truth.cached_pages(run, f) for f in files)
-
-
-def test_swapped_shared_memory_is_shmem(run: lab.Run, pages: Pages) -> None:
-    """The kernel's counter excludes its pages in the swap cache."""
-    counted = truth.vmstat(run)["nr_shmem"]
-    assert pages["cache.shmem"] > counted + truth.held_back(run)
-
-
 def test_pipes_and_sockets(run: lab.Run, pages: Pages) -> None:
     slab = next(p for p in run.workload["processes"] if p["name"] == "slab")
     assert pages["kernel.pipes"] == slab["pipe_pages"] > 0
@@ -117,45 +105,6 @@ def test_flag_of_each_pfn(
     if not run.release.startswith("6.1."):
         mine = mine[by_pfn.heads]
     assert np.array_equal(mine[by_pfn.codes != 255], recorded(name.upper()))
-
-
-def test_tails_of_each_pfn(
-    recorded: Callable[[str], Booleans], by_pfn: PagesByPfn
-) -> None:
-    assert np.array_equal(by_pfn.tails[by_pfn.codes != 255], recorded("COMPOUND_TAIL"))
-
-
-REGIONS = {
-    **dict.fromkeys(("anon", "thp", "mlock"), PageClass.ANON),
-    "file": PageClass.FILE,
-    "shmem-tmpfs": PageClass.SHMEM,
-    "shmem-anonymous": PageClass.SHMEM,
-    "shmem-sysv": PageClass.SHMEM,
-    "shmem-memfd": PageClass.SHMEM,
-    "hugetlb": PageClass.USER_HUGETLB,
-    "hugetlb-shared": PageClass.USER_HUGETLB,
-    "ksm-0": PageClass.KSM,
-}
-
-
-@pytest.mark.parametrize("region", REGIONS)
-def test_class_of_mapped_regions(run: lab.Run, by_pfn: PagesByPfn, region: str) -> None:
-    pfns = [pfn for pfn in run.pfns(region) if pfn]
-    assert set(by_pfn.codes[pfns].tolist()) == {int(REGIONS[region])}
-
-
-def test_sections(run: lab.Run, report: MemstatReport) -> None:
-    assert report.sections is not None
-    for section in report.sections:
-        assert (section.pages, section.early) == (32768, True)
-        assert section.pfn == section.nr * 32768
-        assert section.memmap_end == section.memmap + 64 * (section.pages - 1)
-        block = f"sys/devices/system/memory/memory{section.nr}/valid_zones"
-        zones = run.truth(block).decode().split()
-        # A memory block that spans zones has "none".
-        assert zones == ["none"] or set(zones) == set(section.zones)
-    # The machine's nodes of 1280 and 768 MiB.
-    assert [section.node for section in report.sections] == [0] * 10 + [1] * 6
 
 
 def test_two_reads_per_section(report: MemstatReport) -> None:

@@ -10,13 +10,11 @@ import pytest
 
 from fixtures import lab
 from msatools.memory.breakdowns import OrderGroup
-from msatools.memory.classes import NCLASSES, PageClass, PageLayout
+from msatools.memory.classes import PageClass, PageLayout
 from msatools.memory.classify import (
-    NO_ORDER,
     Block,
     ByOrder,
     FarHead,
-    class_counts,
     free_blocks,
 )
 from msatools.memory.model import MemstatReport
@@ -62,37 +60,12 @@ def by_order(*blocks: Block) -> dict[int, Counter[int]]:
     }
 
 
-def test_free_blocks(pages: Pages) -> None:
-    pages.free(0, 3)
-    pages.free(4, 2)  # stale: merged into the one before
-    pages.free(8, 0)
-    pages.free(512, 9)
-    firsts, orders = free_blocks(block_of(pages))
-    assert firsts.tolist() == [0, 8, 512]
-    assert orders.tolist() == [3, 0, 9]
-
-
 def test_damaged_orders_of_free_blocks(pages: Pages) -> None:
     pages.free(3, 5)
     pages.free(64, 1 << 40)
     pages.free(512, 10)
     firsts, orders = free_blocks(block_of(pages))
     assert (firsts.tolist(), orders.tolist()) == ([3, 64, 512], [0, 0, 0])
-
-
-def test_compound_pages(pages: Pages) -> None:
-    pages.free(256, 8)
-    compound(pages, 0, 4, PAGES)
-    compound(pages, 4, 2, PAGES + 4)
-    compound(pages, 8, 3, PAGES + 8)  # not a power of two
-    pages.flag(16, "reserved")
-    found = by_order(block_of(pages))
-    assert found[8] == {PageClass.FREE_BUDDY: 256}
-    assert found[2].total() == 4
-    assert found[1].total() == 2
-    assert found[NO_ORDER].total() == 3 + 1
-    assert found[NO_ORDER][PageClass.RESERVED] == 1
-    assert sum(row.total() for row in found.values()) == PAGES
 
 
 def test_compound_page_larger_than_a_block(pages: Pages) -> None:
@@ -128,17 +101,6 @@ def test_listed_block_that_is_partly_in_use(pages: Pages) -> None:
     found = seen.total()
     assert found[[0, 1, 2, 3], PageClass.FREE_PCP].tolist() == [2, 2, 0, 8]
     assert found[1:].sum() == 10
-
-
-@pytest.mark.parametrize(("each", "skip"), [(8, 0), (64, 0), (24, 5), (1000, 999)])
-def test_class_counts(each: int, skip: int) -> None:
-    codes = np.random.default_rng(1).integers(0, NCLASSES, 64).astype(np.uint8)
-    found = class_counts(codes, each, skip)
-    parts = [[] for _ in range((skip + 63) // each + 1)]
-    for index, code in enumerate(codes.tolist()):
-        parts[(skip + index) // each].append(code)
-    expected = [np.bincount(part, minlength=NCLASSES) for part in parts]
-    assert (found == np.array(expected)).all()
 
 
 def orders(cut_up: MemstatReport) -> dict[str, OrderGroup]:

@@ -2,9 +2,6 @@
 
 """Pages by control group agree with memory.stat and /proc/kpagecgroup."""
 
-from collections import Counter
-
-import numpy as np
 import pytest
 
 from fixtures import lab
@@ -12,7 +9,6 @@ from msatools.memory.model import CgroupGroup, MemstatReport
 
 from .ownertruth import PAGE
 from .sums import pages_of, view
-from .truth import having, page_flags
 
 Cgroups = dict[str, CgroupGroup]
 DELETED = " (deleted)"
@@ -23,14 +19,6 @@ def cgroups(owners_report: MemstatReport) -> Cgroups:
     """Control groups by path."""
     groups = view(owners_report, "cgroup")
     return {g.name: g for g in groups if isinstance(g, CgroupGroup) and g.mem_cgroup}
-
-
-def test_keys_are_inodes_of_the_groups(owners_run: lab.Run, cgroups: Cgroups) -> None:
-    for path, inode in owners_run.workload["cgroups"].items():
-        if f"/{path}" in cgroups:
-            assert cgroups[f"/{path}"].key == str(inode)
-    assert cgroups["/"].key == "1"
-    assert not any(cgroups[name].dying for name in cgroups if DELETED not in name)
 
 
 def test_removed_groups_and_the_files_that_pin_them(
@@ -58,23 +46,6 @@ def test_removed_groups_and_the_files_that_pin_them(
         assert group.files == len(pins)
         sizes = [-pin.pages for pin in group.pinned_by]
         assert sizes == sorted(sizes)
-
-
-def test_charges_of_all_pages(owners_run: lab.Run, cgroups: Cgroups) -> None:
-    """Charges agree with /proc/kpagecgroup, which has the inode of each page's group.
-
-    For a removed group it has the nearest existing ancestor. Up to v6.5 it has nothing
-    for tails of compound pages.
-    """
-    recorded = np.frombuffer(owners_run.truth("proc/kpagecgroup"), np.uint64)
-    flags = page_flags(owners_run)
-    single = ~having(flags, "COMPOUND_HEAD") & ~having(flags, "COMPOUND_TAIL")
-    pages = Counter(recorded[single].tolist())
-    ids = owners_run.workload["cgroups"]
-    for name in ("service/web", "service/reader", "batch"):
-        assert pages[ids[name]] == cgroups[f"/{name}"].pages, name
-    (old,) = (g for g in owners_run.workload["removed"] if g["path"] == "service/old")
-    assert pages[ids["service"]] == old["stat"]["file"] // PAGE
 
 
 def test_slabs_have_a_group_of_their_own(

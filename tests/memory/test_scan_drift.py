@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.memory.checks import RUN_PAGES, DriftSample, changed_pages, sample_of
+from msatools.memory.checks import RUN_PAGES, DriftSample, changed_pages
 from msatools.memory.classes import PageLayout
 from msatools.memory.classify import FarHead, classify
-from msatools.memory.memmap import MemmapRange
 
 from .madepages import ADDRESS, NODE_1, Pages
 
@@ -90,24 +89,6 @@ def test_mapping_word_of_a_reserved_page_does_not_count(before: Pages) -> None:
     assert changed(before, after) == []
 
 
-def test_huge_page_is_one_folio(before: Pages) -> None:
-    after = before.copy()
-    huge(after, 64, 16)
-    # When it is made, and when it is split.
-    assert changed(before, after) == [64] * 16
-    assert changed(after, before) == [64] * 16
-
-
-def test_huge_page_that_is_split(before: Pages) -> None:
-    """Each page is a folio now, but the change is counted for the huge page."""
-    huge(before, 64, 16)
-    after = before.copy()
-    after.put(64, "flags", NODE_1)
-    after.put(slice(64, 80), "compound_head", 0)
-    after.anon(slice(64, 80))
-    assert {*changed(before, after)} == {64}
-
-
 def test_part_of_a_folio_that_begins_before_the_run(before: Pages) -> None:
     after = before.copy()
     after.tails(slice(100), -256)
@@ -115,30 +96,6 @@ def test_part_of_a_folio_that_begins_before_the_run(before: Pages) -> None:
 
 
 # --- the sample of pages that are read again
-
-
-def parts(*spans: tuple[int, int]) -> list[MemmapRange]:
-    return [MemmapRange(0, "online", True, pfn, pages, 0) for pfn, pages in spans]
-
-
-def test_small_memory_is_read_again_in_full() -> None:
-    sample = sample_of(parts((0, 2 * RUN_PAGES), (8 * RUN_PAGES, RUN_PAGES)))
-    assert sample.starts.tolist() == [0, RUN_PAGES, 8 * RUN_PAGES]
-
-
-def test_runs_are_whole_different_and_in_order() -> None:
-    pages = 1000 * RUN_PAGES
-    sample = sample_of(parts((0, RUN_PAGES // 2), (1 << 20, pages), (1 << 30, pages)))
-    starts = sample.starts.tolist()
-    assert len(starts) == 32
-    assert starts == sorted({*starts})
-    for start in starts:
-        (base,) = {b for b in (1 << 20, 1 << 30) if b <= start < b + pages}
-        assert (start - base) % RUN_PAGES == 0
-
-
-def test_no_memory_has_no_runs() -> None:
-    assert sample_of([]).starts.tolist() == []
 
 
 def test_sample_keeps_what_the_scan_read(layout: PageLayout) -> None:

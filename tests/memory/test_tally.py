@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from msatools.memory import breakdowns as module
-from msatools.memory.breakdowns import OTHERS, Tally, TallySums, rank, regroup
+from msatools.memory.breakdowns import OTHERS, Tally, TallySums, rank
 from msatools.memory.classes import CLASSES, PageClass
 
 Words = npt.NDArray[np.uint64]
@@ -45,28 +45,6 @@ def test_sums_are_those_of_counting(
     assert counted(first.sums()) == expected, "summing up changes nothing"
     keys = list(counted(first.sums()))
     assert keys == sorted(keys)
-
-
-@pytest.mark.parametrize("low", [1 << 63, (1 << 64) - (1 << 47)])
-def test_pages_of_interleaved_owners(low: int) -> None:
-    """Owners are kernel addresses, or damaged words."""
-    random = np.random.default_rng(low % 99)
-    owners = random.integers(low, 1 << 64, 50, np.uint64, endpoint=False)
-    words = owners[random.integers(0, 50, 4000)]
-    words[::40] = 0
-    codes = random.integers(0, 31, 4000).astype(np.uint8)
-    tally = Tally()
-    tally.add(words, codes)
-    expected = Counter(zip(words.tolist(), codes.tolist(), strict=True))
-    assert counted(tally.sums()) == expected
-
-
-def test_no_pages() -> None:
-    tally = Tally()
-    tally.add(np.empty(0, np.uint64), np.empty(0, np.uint8))
-    tally.merge(Tally())
-    assert len(tally.sums().owners) == 0
-    assert rank(tally.sums(), 5).owners == ()
 
 
 def test_too_many_owners_become_one() -> None:
@@ -105,15 +83,3 @@ def test_ranking() -> None:
     for owner in listed:
         mine = Counter(codes[words == owner.word].tolist())
         assert owner.classes == {CLASSES[code]: pages for code, pages in mine.items()}
-
-
-def test_regrouped_sums() -> None:
-    tally = Tally()
-    words, codes = rows(11, 300, 30)
-    tally.add(words, codes)
-    sums = tally.sums()
-    halves = regroup(sums, sums.owners % np.uint64(2))
-    expected = Counter(
-        zip((words % np.uint64(2)).tolist(), codes.tolist(), strict=True)
-    )
-    assert counted(halves) == expected

@@ -3,7 +3,6 @@
 """Unattributed pages: those that a module allocated, and blocks made by hand."""
 
 import io
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -31,10 +30,8 @@ from msatools.memory.unattributed import (
 )
 from msatools.render import show
 from msatools.render.memstat.breakdowns import unattributed_blocks
-from msatools.reports import forms as as_json
 from tests.support.dumps import open_dump
 
-from .asked import printed
 from .damage import Patient, patient, to_damage
 from .sums import check_of, pages_of
 
@@ -125,19 +122,6 @@ def test_pages_that_point_into_a_module(
         ("module", f"{symbol} [{MODULE}]", MODULE): pointers
         for symbol in ("operations", "show")
     }
-
-
-def test_nothing_else_points_into_the_module(
-    bare_run: lab.Run, bare_report: MemstatReport
-) -> None:
-    """Only ftrace's records do, which have a class of their own."""
-    pages = sum(g.pages for g in groups(bare_report) if g.owner == MODULE)
-    assert pages == sum(
-        len(made["pfns"]) << made["order"]
-        for made in sets(bare_run).values()
-        if made["content"] == "code"
-    )
-    assert pages_of(bare_report)["kernel.tracing"] > 100
 
 
 def test_pages_that_point_to_objects(
@@ -254,29 +238,6 @@ def test_compound_pages_of_a_module_explain_the_slab_check(
     assert check.explained_by == "drivers' compound pages look like large kmalloc"
 
 
-def test_keys_of_the_json(bare_report: MemstatReport) -> None:
-    document = json.loads(as_json.dumps(bare_report))["unattributed"]
-    assert len(document) == len(groups(bare_report))
-    first = document[0]
-    assert list(first) == [
-        *("class", "order", "pages", "blocks", "runs", "node", "refcount"),
-        *("content", "owner", "examples", "words", "stack"),
-        *("gfp_mask", "gfp_names", "allocators"),
-    ]
-    assert first["class"] == CLASS
-    assert list(first["words"][0]) == ["kind", "name", "owner", "count"]
-
-
-def test_first_rows(bare_run: lab.Run, bare_report: MemstatReport) -> None:
-    text = printed(patient(bare_run.name, "btf").prog, "--unattributed", "-n", 2)
-    lines = text.splitlines()
-    start = lines.index("Pages that no owner explains")
-    _, *rows, rest = (line.split() for line in lines[start + 1 : start + 5])
-    largest = groups(bare_report)[:2]
-    assert [row[0] for row in rows] == [f"{group.pages:,}" for group in largest]
-    assert rest[-1] == "more"
-
-
 # --- Limits and losses
 
 
@@ -338,15 +299,6 @@ def test_lost_records_of_ftrace(damaged: Patient) -> None:
     assert pages_of(report)["kernel.tracing"] < before - 100
 
 
-def test_loop_of_ftrace_records(damaged: Patient) -> None:
-    first = damaged.prog["ftrace_pages_start"]
-    damaged.poke_member(first.next, first.value_())
-    report = collected(damaged.prog)
-    assert any("loop" in note.text for note in report.notes)
-    # Without those that come after, but for the trace buffers.
-    assert pages_of(report)["kernel.tracing"] > 64
-
-
 # --- Pure: blocks from pages
 
 
@@ -377,15 +329,6 @@ def found(*pages: Page) -> list[tuple[int, int, int]]:
     return list(
         zip(rows.pfn.tolist(), rows.pages.tolist(), rows.order.tolist(), strict=True)
     )
-
-
-@pytest.mark.parametrize("order", range(5))
-def test_adjacent_blocks(order: int) -> None:
-    size = 1 << order
-    assert found(*block(64, order), *block(64 + size, order)) == [
-        (64, size, order),
-        (64 + size, size, order),
-    ]
 
 
 def alone(*pfns: int) -> list[Page]:
@@ -438,12 +381,3 @@ BLOCKS: dict[str, tuple[list[Page], list[tuple[int, int, int]]]] = {
 def test_blocks_from_pages(case: str) -> None:
     pages, rows = BLOCKS[case]
     assert found(*pages) == rows
-
-
-def test_block_is_within_one_node() -> None:
-    pages = np.concatenate(
-        [array_of(*block(8, 1)[:1]), array_of((9, 0, NOT_COMPOUND), node=1)]
-    )
-    rows = allocations(pages)
-    assert rows.pages.tolist() == [1, 1]
-    assert rows.node.tolist() == [0, 1]

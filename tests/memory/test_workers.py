@@ -17,14 +17,13 @@ import pytest
 from drgn import Program, ProgramFlags
 
 from fixtures import lab
-from msatools.cli.output import Stopped, stop_on_signals
 from msatools.memory import scan as driver
 from msatools.memory import scan as parallel
 from msatools.memory.breakdowns import VIEWS
 from msatools.memory.memmap import MemmapRange
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.scan import MAX_PIECES, do_in_order
+from msatools.memory.scan import do_in_order
 from msatools.memory.sums import ScanResult
 from msatools.program import TargetSpec, open_target
 from msatools.reports.forms import dumps
@@ -148,38 +147,6 @@ def test_work_is_done_by_the_parent_without_workers(
 
     assert do_in_order(work, 3, 2, taken.append, lambda _: None, begin) == 3
     assert taken == [(number, False) for number in range(3)]
-
-
-def test_each_worker_calls_begin() -> None:
-    parent = os.getpid()
-    begun: list[int] = []
-
-    def work(number: int) -> tuple[list[int], int]:
-        return begun, os.getpid()
-
-    def begin() -> None:
-        begun.append(os.getpid())
-
-    taken: list[tuple[list[int], int]] = []
-    assert do_in_order(work, 5, 2, taken.append, lambda _: None, begin) == 0
-    assert all(who == [pid] != [parent] for who, pid in taken)
-    assert begun == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_the_workers(tmp_path: Path, number: int) -> None:
-    parent = os.getpid()
-
-    def work(piece: int) -> int:
-        (tmp_path / str(os.getpid())).touch()
-        if piece == 1:
-            os.kill(parent, number)
-        time.sleep(60)
-        return piece
-
-    with stop_on_signals(), pytest.raises(Stopped):
-        do_in_order(work, 3, 2, lambda _: None, lambda _: None)
-    assert all_ended(tmp_path)
 
 
 # Ctrl-C on a terminal reaches the workers as well; SIGKILL cannot be handled.
@@ -320,37 +287,8 @@ def test_report_is_complete_if_workers_are_killed(
     assert note.code == "workers-ended"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_progress_goes_up_to_the_end(prog: Program, workers: int) -> None:
-    shown: list[int] = []
-
-    def progress(done: int, total: int) -> None:
-        shown.append(done)
-        assert done <= total
-
-    report = collect_memstat(prog, workers=workers, progress=progress)
-    assert shown == sorted(shown)
-    assert len(shown) > 2
-    assert shown[-1] == report.pages
-
-
 def section(nr: int, pages: int = 1 << 15) -> MemmapRange:
     return MemmapRange(nr, "online", True, nr << 15, pages, nr << 21)
-
-
-def test_parts_are_the_ranges_in_order() -> None:
-    ranges = [section(nr) for nr in (*range(10), *range(40, 45))]
-    cut = parallel.cut(ranges)
-    assert [item for part in cut for item in part] == ranges
-    assert [len(part) for part in cut] == [4, 4, 4, 3]
-    assert parallel.cut([]) == []
-
-
-def test_number_of_parts_is_bounded() -> None:
-    # 12 TiB, in sections of 128 MiB.
-    cut = parallel.cut([section(nr) for nr in range(12 << 13)])
-    assert 500 < len(cut) < 600 <= MAX_PIECES
-    assert len({len(part) for part in cut[:-1]}) == 1
 
 
 LIVE, LOCAL = ProgramFlags.IS_LIVE, ProgramFlags.IS_LOCAL

@@ -2,7 +2,6 @@
 
 """Kdumps with pages that are not in the file, where libkdumpfile gets SIGBUS."""
 
-import faulthandler
 import os
 import random
 import struct
@@ -18,7 +17,6 @@ from msatools.program import TargetSpec, open_target
 from msatools.program.model import DamagedDumpError
 from tests.contract.table import MEMSTAT, ROWS, Row
 from tests.support.calls import call
-from tests.support.forked import forked
 from tests.support.kdumpfile import DESCRIPTOR, Layout, copied
 
 PAGE = 4096
@@ -149,27 +147,3 @@ def test_notes_beyond_the_end(sizes: tuple[int, int], tmp_path: Path) -> None:
     copy = copied(DEMO, tmp_path, changes)
     with pytest.raises(DamagedDumpError, match=r"notes (lie|have an imp)"):
         open_target(TargetSpec(path=str(copy)))
-
-
-def test_libkdumpfile_alone_is_killed(tmp_path: Path) -> None:
-    """Else this guard is for nothing, and can go."""
-    layout = Layout(DEMO)
-    # A page that begins in one page of the file, and ends in the next.
-    offset, last = max(
-        (offset, int(pfn))
-        for (offset, size, *_), pfn in zip(layout.descriptors, layout.kept, strict=True)
-        if offset // PAGE < (offset + size - 1) // PAGE
-    )
-    end = (offset // PAGE + 1) * PAGE
-    dump = cut(DEMO, tmp_path, DEMO.stat().st_size - end)
-
-    def read() -> int:
-        faulthandler.disable()  # it would print a traceback of the kill
-        from drgn import Program
-
-        prog = Program()
-        prog.set_core_dump(dump)
-        prog.read(last * PAGE, PAGE, True)
-        return 0
-
-    assert forked(read).wait() == -7

@@ -40,21 +40,6 @@ def test_notes_of_a_separate_debug_file_are_in_its_sections() -> None:
     )
 
 
-def test_end_of_a_cut_file_is_that_of_the_whole() -> None:
-    whole = image()
-    assert formats.parse_elf(reader(whole[:-50])).end == len(whole)
-
-
-def test_executable_is_not_a_core() -> None:
-    assert not formats.parse_elf(reader(image(kind=2))).is_core
-
-
-@pytest.mark.parametrize("size", [0, 10, 40, 100])
-def test_file_cut_off_within_its_headers(size: int) -> None:
-    with pytest.raises(EOFError):
-        formats.parse_elf(reader(image()[:size]))
-
-
 @pytest.mark.parametrize(
     ("offset", "garbage"),
     [

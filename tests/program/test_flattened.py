@@ -49,15 +49,6 @@ def test_later_pieces_replace_earlier_ones() -> None:
     assert flat.is_whole(0, len(CONTENT))
 
 
-def test_hole() -> None:
-    flat = opened([(0, CONTENT[:100]), (150, CONTENT[150:])])
-    assert flat.read(50, 200) == CONTENT[50:100]
-    assert flat.read(120, 10) == b""
-    assert not flat.is_whole(0, len(CONTENT))
-    assert not flat.is_whole(120, len(CONTENT))
-    assert flat.is_whole(150, len(CONTENT))
-
-
 @pytest.mark.parametrize("cut", [1, 16, 17, 5000])
 def test_cut_file_is_incomplete(cut: int) -> None:
     data = flatten([(0, CONTENT)])
@@ -78,20 +69,6 @@ def test_last_piece_is_as_long_as_the_file_has_it() -> None:
     assert opened.pages(flat.size, 100) == b""
 
 
-@pytest.mark.parametrize("header", [(-5, 1), (0, 0), (0, -1)])
-def test_impossible_piece(header: tuple[int, int]) -> None:
-    data = flatten([], end=False) + struct.pack(">qq", *header) + b"x"
-    with pytest.raises(DamagedDataError, match="impossible piece"):
-        FlatFile(reader(data))
-
-
-def test_file_of_crumbs() -> None:
-    """Their number is bounded, not the time of a walk through gigabytes of them."""
-    data = flatten([(at, b"x") for at in range((1 << 16) + 1)])
-    with pytest.raises(DamagedDataError, match="impossible piece"):
-        FlatFile(reader(data))
-
-
 def test_pieces_backwards() -> None:
     """libkdumpfile moves all others with each: half a minute for 200,000 of them."""
     piece = bytes(4096)
@@ -106,8 +83,3 @@ def test_pieces_backwards() -> None:
 
     with pytest.raises(DamagedDataError, match="impossible piece"):
         FlatFile(read)
-
-
-def test_file_that_is_not_flattened() -> None:
-    read = reader(CONTENT)
-    assert unflattened(read, 7) == (read, read, 7)

@@ -20,7 +20,6 @@ from fixtures.demo.catalog import DEMOS
 from msatools.errors import DamagedDataError
 from msatools.program.kdump_pages import (
     CUT_OFF,
-    NO_PFN,
     KdumpPages,
     LeftToDrgnError,
     Pfns,
@@ -62,10 +61,6 @@ class Library:
         return data
 
 
-def array(pfns: object) -> Pfns:
-    return np.array(pfns, np.int64)
-
-
 def compare(path: Path, pfns: Pfns) -> int:
     """Compare pages with libkdumpfile's; return how many are in the dump."""
     library = Library(path)
@@ -99,33 +94,6 @@ def test_every_page_of_the_demos(name: str) -> None:
     assert compare(DEMOS[name].core, layout.kept) == len(layout.kept)
     # Identical pages share their data.
     assert len({offset for offset, *_ in layout.descriptors}) < len(layout.kept)
-
-
-def test_pages_are_returned_in_the_given_order() -> None:
-    kept = Layout(DEMO).kept
-    chance = np.random.default_rng(1)
-    pages = KdumpPages(str(DEMO))
-    shuffled = chance.choice(kept, 3000)
-    found = dict(zip(kept.tolist(), pages.read(kept), strict=True))
-    assert pages.read(shuffled) == [found[pfn] for pfn in shuffled.tolist()]
-
-
-def test_pages_that_are_not_in_the_dump() -> None:
-    layout = Layout(DEMO)
-    left_out = layout.left_out()
-    pages = KdumpPages(str(DEMO))
-    beyond = [NO_PFN, layout.max_pfn, layout.max_pfn * 100, 1 << 62, -(1 << 62)]
-    assert pages.read(array(beyond)) == [None] * 5
-    assert pages.read(left_out) == [None] * len(left_out)
-    assert pages.read(array([])) == []
-
-
-def test_libkdumpfile_excludes_pages_that_are_left_out() -> None:
-    """For None, the caller reads through libkdumpfile, which raises this error."""
-    library = Library(DEMO)
-    for pfn in Layout(DEMO).left_out().tolist():
-        with pytest.raises(FaultError, match="Excluded page"):
-            library.prog.read(pfn * PAGE, PAGE, True)
 
 
 def test_pages_are_the_same_in_a_forked_process() -> None:
@@ -166,11 +134,6 @@ def test_headers_that_are_left_to_libkdumpfile(
         changes[STATUS] = bytes(8)
     with pytest.raises((DamagedDataError, LeftToDrgnError), match="kdump"):
         KdumpPages(str(copied(DEMO, tmp_path, changes)))
-
-
-def test_elf_is_no_kdump() -> None:
-    with pytest.raises(DamagedDataError, match="not a kdump"):
-        KdumpPages(str(lab.build("barepages-6.12").dump("elf")))
 
 
 def test_part_of_a_split_dump(tmp_path: Path) -> None:
@@ -346,10 +309,6 @@ def test_missing_library(
         return
     with pytest.raises(LeftToDrgnError, match=f"no library for {compression}"):
         KdumpPages(str(copy))
-
-
-def test_unknown_compression() -> None:
-    assert find_codec("rar", PAGE) is None
 
 
 @pytest.mark.parametrize(

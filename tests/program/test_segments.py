@@ -99,13 +99,6 @@ def page_at(prog: Program, address: int, physical: bool = False) -> int:
     return int(prog.read_u64(address, physical))
 
 
-def test_unchanged_file(path: Path) -> None:
-    prog, segments = opened(path)
-    assert not segments.refresh(prog)
-    assert not segments.is_moved()
-    assert page_at(prog, BASE + 17 * PAGE) == 17
-
-
 @pytest.mark.parametrize("memory", [RAM | ADDED, RAM])
 def test_change_is_noticed(path: Path, memory: Memory) -> None:
     """Added or moved memory counts as a change until the segments are refreshed."""
@@ -135,12 +128,6 @@ def test_memory_is_added(path: Path, moved: int) -> None:
         assert page_at(prog, number * PAGE, physical=True) == number
 
 
-def test_without_refresh_wrong_memory_is_read(path: Path) -> None:
-    prog, _ = opened(path)
-    write(path, RAM | ADDED, moved=1)
-    assert page_at(prog, BASE + 17 * PAGE) == 16
-
-
 @pytest.mark.parametrize("moved", [0, 1])
 def test_memory_is_removed(path: Path, moved: int) -> None:
     write(path, RAM | ADDED)
@@ -153,28 +140,6 @@ def test_memory_is_removed(path: Path, moved: int) -> None:
             page_at(prog, base + 9 * PAGE, physical)
         assert page_at(prog, base + 3 * PAGE, physical) == 3
         assert page_at(prog, base + 16 * PAGE, physical) == 16
-
-
-def test_memory_is_added_and_removed_repeatedly(path: Path) -> None:
-    prog, segments = opened(path)
-    for turn in range(6):
-        write(path, RAM if turn % 2 else RAM | ADDED, moved=turn % 3)
-        assert segments.refresh(prog)
-        assert page_at(prog, BASE + 18 * PAGE) == 18
-        if turn % 2:
-            with pytest.raises(FaultError):
-                page_at(prog, BASE + 8 * PAGE)
-        else:
-            assert page_at(prog, BASE + 8 * PAGE) == 8
-
-
-def test_segments_split_and_touch(path: Path) -> None:
-    memory = {BASE + n * PAGE: (n * PAGE, fill(n, 1)) for n in (0, 1, 3)}
-    prog = refreshed(path, memory)
-    assert prog.read(BASE, 2 * PAGE) == fill(0, 2)
-    with pytest.raises(FaultError, match="gone"):
-        prog.read(BASE, 4 * PAGE)
-    assert page_at(prog, BASE + 3 * PAGE) == 3
 
 
 def test_text_segment_is_not_used_for_physical_memory(path: Path) -> None:
@@ -190,15 +155,6 @@ def test_text_segment_is_not_used_for_physical_memory(path: Path) -> None:
     segments.look = lambda: table  # type: ignore[method-assign]
     assert segments.refresh(prog)
     assert page_at(prog, PAGE, physical=True) == 1
-
-
-def test_refresh_without_known_segments(path: Path) -> None:
-    """In drgn, /proc/kcore was opened by drgn itself."""
-    prog, _ = opened(path)
-    segments = Segments(str(path))
-    write(path, RAM | ADDED, moved=1)
-    assert segments.refresh(prog)
-    assert page_at(prog, BASE + 17 * PAGE) == 17
 
 
 def test_read_past_the_end_of_the_file(path: Path) -> None:
@@ -268,21 +224,6 @@ def test_memory_that_moves_during_a_report(
     )
     with kcore_steady(known):
         assert page_at(known, BASE + 17 * PAGE) == 17
-
-
-def test_memory_that_is_added_during_a_report(known: Program, path: Path) -> None:
-    with kcore_steady(known):
-        write(path, RAM | ADDED)
-
-
-def test_interrupt_is_passed_on(known: Program, path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), kcore_steady(known):
-        move(path, KeyboardInterrupt())
-
-
-def test_program_without_segments() -> None:
-    with kcore_steady(Program(Platform(Architecture.X86_64))):
-        pass
 
 
 # Forked workers, each with an open file of its own.

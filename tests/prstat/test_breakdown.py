@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.kernel.clocks import Accounting
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.prstat.states import SCHED_DEADLINE
 from msatools.tasks.accounting import (
-    BOUND_NS,
     EXIT_ZOMBIE,
     PF_KTHREAD,
-    UNSTABLE_BOUND_NS,
-    bound_of,
 )
 from msatools.tasks.states import read_in_iowait
 from msatools.tasks.table import TaskReader
@@ -80,7 +76,6 @@ def witness(ns: int = 10 * SECOND, **columns: Any) -> Thread:
 NONE: Split = [None] * 5
 WHOLE: Split = [10_000, 0, 0, 0, 100]
 SLEPT: Split = [3000, 2000, 1000, None, 60]
-UNSTABLE = replace(ON, stable_clock=False)
 KEEPS_INTERRUPTS = replace(ON, irq_time=True)
 """Accounting that no stock kernel enables."""
 
@@ -165,30 +160,7 @@ def test_time_off_the_cpu(case: str) -> None:
             assert made.parts.unexplained_ns[row] == 0
 
 
-@pytest.mark.parametrize(
-    ("accounting", "bound"), [(ON, BOUND_NS), (UNSTABLE, UNSTABLE_BOUND_NS)]
-)
-def test_less_than_the_clock_difference_is_not_stopped_time(
-    accounting: Accounting, bound: int
-) -> None:
-    assert bound_of(accounting) == bound
-    for left, stopped in ((bound, 0), (bound + MS, (bound + MS) // MS)):
-        thread = witness(10 * SECOND - left)
-        made = Made(thread, witness(), accounting=accounting)
-        assert made.parts.stopped[0] == stopped * MS
-
-
 # --- impossible counters
-
-
-def test_more_sleep_than_lifetime() -> None:
-    most = 10 * SECOND + BOUND_NS
-    made = Made({"sum_sleep_ns": most + 1}, {"age_ns": SECOND}, {"sum_sleep_ns": most})
-    assert split(made) == NONE
-    assert made.parts.impossible.tolist() == [True, False, False]
-    assert made.parts.known.tolist() == [False, True, True]
-    assert split(made, 2)[3:] == [0, 100]
-    assert made.parts.unexplained_ns[2] == -BOUND_NS
 
 
 @pytest.mark.parametrize(
@@ -241,11 +213,6 @@ def test_delays(case: str) -> None:
     }
     assert {column[1] for column in made.parts.delays.values()} == {None}
     assert made.parts.impossible[0] == (None in expected.values())
-
-
-def test_no_threads() -> None:
-    made = Made()
-    assert len(made.parts.coverage) == len(made.parts.stopped.ns) == 0
 
 
 @pytest.mark.parametrize("types", TYPES)

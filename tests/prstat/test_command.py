@@ -65,11 +65,6 @@ def test_what_is_stuck_comes_first(name: str) -> None:
     assert {*processes[: len(owners)]} == owners
 
 
-def test_order_that_was_asked_for(name: str) -> None:
-    found = [task["pid"] for task in tasks(name, "-L", "--sort", "PID")]
-    assert found == sorted(found)
-
-
 def test_stuck_threads_without_a_row_are_counted(name: str) -> None:
     """A row shows the state of the process's first thread."""
     stuck = sum(task["state"] == "D" for task in tasks(name, "-L"))
@@ -189,14 +184,6 @@ def test_threads_of_a_process(name: str) -> None:
     assert pids(name, "-L", "-p", f"{thread},{process}") == set(found)
     pause = tid(name, "pause")
     assert pids(name, "-L", "-p", f"{thread},{pause}") == {thread, pause}
-
-
-def test_several_pids(name: str) -> None:
-    """A TID selects its process, which is listed once."""
-    thread, process = tid(name, "threads-07"), said(name).tasks["threads"]["pid"]
-    words = f"{thread},{process},1,{tid(name, 'zombie')},{thread}"
-    assert pids(name, "-p", words) == {process, 1, tid(name, "zombie")}
-    assert pids(name, "-p", words, "--state", "Z") == {tid(name, "zombie")}
 
 
 def test_process_with_a_dead_leader(name: str) -> None:
@@ -421,21 +408,6 @@ def test_folded(name: str, weight: str) -> None:
         by_stack[tuple(reversed(names.split(";")[1:]))] += int(number)
     assert by_stack == expected
     assert by_stack.total() > 2000
-
-
-@pytest.mark.parametrize("view", ["stacks", "load"])
-def test_first_groups(view: str, name: str) -> None:
-    """The largest groups are printed, with the number of others; JSON has all."""
-    found = report(name, f"--{view}", "-n", "2")[view]
-    count = len(found if view == "stacks" else found["groups"])
-    lines, whole = text(name, f"--{view}", "-n", "2"), text(name, f"--{view}")
-    left = lines.index(f"… {count - 2:,} more groups: -n COUNT shows them")
-    # Column widths depend on the contents.
-    words = [line.split() for line in lines]
-    assert words[:left] == [line.split() for line in whole[:left]]
-    assert words[left + 1 :] == [
-        line.split() for line in whole[-len(lines) + left + 1 :]
-    ]
 
 
 # --- shares

@@ -6,38 +6,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
-from msatools.prstat.model import ClassGroup, TaskGroup
-from msatools.prstat.rows import TaskRows
-from msatools.prstat.select import GROUPS, group_by, group_by_class
-from msatools.tasks.identity import TaskNamespaces
+from msatools.prstat.select import group_by, group_by_class
 from msatools.tasks.waits import TaskClass
-from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
+from tests.prstat.maderows import MIB, MadeThreads
 
 ID = "0123456789abcdef" * 4
-
-PROCESSES = (
-    {"pid": 1, "uid": 0, "user_ns": SECOND, "rss_bytes": MIB},
-    {"pid": 2, "uid": 5, "threads": 2, "system_ns": 3 * SECOND},
-    {"pid": 3, "tgid": 2, "uid": 5, "threads": 2, "user_ns": SECOND},
-    {"pid": 4, "uid": 0, "mm_known": False},
-    {"pid": 5, "uid": -1, "lifetime_ns": 0},
-)
-
-
-def test_users() -> None:
-    """Groups are sorted by CPU share, then by memory."""
-    found = group_by("user", MadeThreads(*PROCESSES).by_process())
-    assert found == (
-        TaskGroup("5", 1, 2, 8 * MIB, 4 * MIB, 4 * SECOND, 4 * SECOND / LIFE),
-        TaskGroup("0", 2, 2, 8 * MIB, MIB, SECOND, SECOND / LIFE),
-        TaskGroup("-", 1, 1, 8 * MIB, 4 * MIB, 0, 0.0),
-    )
-
-
-def test_users_of_threads() -> None:
-    """A process's memory counts once, however many rows it has."""
-    made = MadeThreads(*PROCESSES)
-    assert group_by("user", made.by_thread()) == group_by("user", made.by_process())
 
 
 def test_threads_with_a_dead_or_unselected_leader() -> None:
@@ -75,46 +48,11 @@ def test_containers() -> None:
     assert counts == {"-": 3, ID: 2, ID[::-1]: 1}
 
 
-def test_names_of_commands() -> None:
-    threads = [
-        {"pid": 1, "comm": b"a", "threads": 2},
-        {"pid": 2, "tgid": 1, "comm": b"b", "threads": 2},
-        {"pid": 3, "comm": b"a"},
-    ]
-    made = MadeThreads(*threads)
-
-    def counts(rows: TaskRows) -> dict[str, tuple[int, int]]:
-        groups = group_by("comm", rows)
-        return {group.key: (group.processes, group.threads) for group in groups}
-
-    assert counts(made.by_process()) == {"a": (2, 3)}
-    assert counts(made.by_thread()) == {"a": (2, 2), "b": (0, 1)}
-
-
-def test_pid_namespaces() -> None:
-    made = MadeThreads({"pid": 1}, {"pid": 2}, {"pid": 3})
-    spaces = TaskNamespaces({"pid": np.array([7, 8, 7]), "net": np.array([9, 9, 9])})
-    made.threads = replace(made.threads, namespaces=spaces)
-    found = group_by("ns", made.by_process())
-    assert {group.key: group.processes for group in found} == {"7": 2, "8": 1}
-
-
 WAITING = (
     {"pid": 1, "class": TaskClass.LCK, "age_ns": 5, "threads": 2},
     {"pid": 2, "tgid": 1, "class": TaskClass.POL, "age_ns": 7, "threads": 2},
     {"pid": 3, "class": TaskClass.LCK, "age_ns": 9},
 )
-
-
-def test_classes() -> None:
-    """Each thread counts in its own class, not in its process's."""
-    made = MadeThreads(*WAITING)
-    for rows in (made.by_process(), made.by_thread()):
-        assert group_by_class(rows) == (
-            ClassGroup("LCK", 2, 2, 14, 9, None, None),
-            ClassGroup("POL", 1, 1, 7, 7, None, None),
-        )
-    assert [group.key for group in group_by_class(made.by_thread()[1:2])] == ["POL"]
 
 
 def test_classes_of_an_interval() -> None:
@@ -137,10 +75,3 @@ def test_classes_of_an_interval() -> None:
             "FLT": (7, 0),
             "POL": (0, 0),
         }
-
-
-def test_no_threads() -> None:
-    rows = MadeThreads().by_process()
-    assert group_by_class(rows) == ()
-    for kind in {*GROUPS} - {"class", "ns"}:
-        assert group_by(kind, rows) == (), kind

@@ -17,7 +17,6 @@ from msatools.prstat.interval import Deltas, Ended, Interval, OffCpuByClass, end
 from msatools.tasks.accounting import (
     BOUND_NS,
     EXIT_ZOMBIE,
-    PF_KTHREAD,
     Processes,
     ProcessSums,
     microstates,
@@ -350,51 +349,6 @@ def test_estimate() -> None:
     assert not made.off.exact[0]
 
 
-def test_errors_match_the_differences() -> None:
-    """Two thirds of many threads differ by less than the error, and none by much."""
-    random = np.random.default_rng(2)
-    threads = [Thread(pid, task_class=LCK) for pid in range(1, 201)]
-    locked = np.zeros(len(threads))
-    under_way = Interval(snapshot(*threads))
-    for _ in range(20):
-        for row, thread in enumerate(threads):
-            for _ in range(9):
-                is_lock = bool(random.random() < 0.6)
-                thread.runs(0.5).sleeps(10, LCK if is_lock else TMR)
-                locked[row] += 10 * MS * is_lock
-        under_way.add(snapshot(*threads))
-    made = under_way.end().off
-    missed = np.abs(made.ns[:, LCK] - locked) / made.error_ns[:, LCK]
-    assert 0.6 < np.mean(missed < 1) < 0.75
-    assert np.mean(missed < 3) > 0.97
-
-
-def test_few_equal_samples_have_an_error() -> None:
-    def step(thread: Thread) -> None:
-        thread.runs(1).sleeps(40, DSK).runs(1).sleeps(58, POL)
-
-    made = interval(Thread(1), *([step] * 5))
-    ((_, (ns, error)),) = by_class(made.off).items()
-    assert ns == 490 * MS
-    # Half of the time is as sampled; the other half was DSK.
-    assert 0.1 < error / (200 * MS) < 0.5
-
-
-def test_samples_of_a_running_thread_do_not_count() -> None:
-    """Unobserved sleep has the shares of the observed sleep."""
-
-    def unseen(thread: Thread) -> None:
-        thread.runs(1).sleeps(40, DSK).runs(1)
-
-    def seen(thread: Thread) -> None:
-        thread.sleeps(30, DSK).runs(1).sleeps(20, DSK)
-
-    made = interval(Thread(1).runs(1), unseen, seen, unseen)
-    assert set(off(made)) == {"DSK"}
-    assert not made.off.exact[0]
-    assert set(off(interval(Thread(1).runs(1), unseen, unseen))) == {None}
-
-
 def test_sleep_that_counts_as_latency() -> None:
     """On 6.12 a wake-up can add more latency than the time since."""
 
@@ -413,25 +367,6 @@ def test_sleep_that_counts_as_latency() -> None:
     assert made.interval_ns == 1890 * MS
     assert parts(made)[2] == 902
     assert exactly(made) == {"POL": 890, "TMR": 90}
-
-
-def test_user_and_system_by_the_ticks_of_the_interval() -> None:
-    def step(thread: Thread) -> None:
-        thread.runs(100)
-        thread.columns["utime_ns"] += 3
-        thread.columns["stime_ns"] += 1
-
-    columns = {"utime_ns": 1, "stime_ns": 1000}
-    assert parts(interval(Thread(1, columns=columns), step))[:2] == [75, 25]
-
-
-def test_user_and_system_without_ticks() -> None:
-    columns = {"utime_ns": 1, "stime_ns": 3}
-    made = interval(Thread(1, columns=columns), lambda t: t.runs(100))
-    assert parts(made)[:2] == [25, 75]
-    columns |= {"flags": PF_KTHREAD, "utime_ns": 9}
-    made = interval(Thread(1, columns=columns), lambda t: t.runs(100))
-    assert parts(made)[:2] == [0, 100]
 
 
 def newborn(pid: int, at_ns: int, **columns: int) -> Thread:
@@ -471,85 +406,6 @@ def test_born_during_the_first_snapshot() -> None:
     assert made.nvcsw.tolist() == [0, 1, 0, 0]
     # The wait fits into its lifetime, so it is not an impossible counter.
     assert not made.lives.missed_ns.any()
-
-
-def test_gone_within_the_interval() -> None:
-    one, other = Thread(1), Thread(2)
-    made = between(
-        snapshot(one, other),
-        snapshot(one.sleeps(50, LCK), other.sleeps(50)),
-        snapshot(other.sleeps(50)),
-    )
-    assert made.gone == 1
-    assert exactly(made) == {"POL": 100}
-
-
-@pytest.mark.parametrize(
-    ("missed", "known"), [(1, [0, 0, 0, 100, 0]), (0, [0, 0, 0, 0, 0])]
-)
-def test_thread_missed_by_a_snapshot(missed: int, known: list[int]) -> None:
-    """Its earlier life is not in the interval, and without a start nothing is known.
-
-    It ran for half of its 99 s, and waited for a CPU for 20 s.
-    """
-    columns = {"sum_exec_ns": 50 * SECOND, "run_delay_ns": 20 * SECOND}
-    one, other = Thread(1), Thread(2, columns=columns)
-    samples = []
-    for number in range(missed + 2):
-        if number:
-            one.sleeps(50)
-            other.sleeps(50)
-        samples.append(snapshot(one) if number == missed else snapshot(one, other))
-    made = between(*samples)
-    assert parts(made, 1) == known
-    assert off(made, 1) == ({None: 100} if missed else {})
-    assert not made.lives.impossible.any()
-    assert not made.nvcsw.any()
-
-
-def test_reused_task_struct() -> None:
-    old = Thread(1)
-    new = newborn(2, BEGIN + 10 * MS, address=old.columns["address"])
-    made = between(snapshot(old), snapshot(new.runs(10)))
-    assert (made.gone, made.born.tolist()) == (1, [True])
-    assert parts(made) == [5, 5, 0, 0, 0]
-
-
-def test_thread_that_becomes_the_leader() -> None:
-    """exec() gives it the leader's PID and start time; its counters are its own."""
-    thread = Thread(7, columns={"tgid": 3, "start_ns": 2 * SECOND})
-    first = snapshot(thread)
-    thread.columns |= {"pid": 3, "start_ns": SECOND}
-    made = between(first, snapshot(thread.sleeps(100)))
-    assert made.gone == 0
-    assert parts(made) == [0, 0, 0, 100, 0]
-
-
-def test_no_threads() -> None:
-    one = snapshot(Thread(1))
-    nobody = np.zeros(1, np.bool_)
-    tasks = one.tasks.only(nobody)
-    none = replace(
-        one,
-        tasks=tasks,
-        states=microstates(tasks, one.clocks),
-        now=replace(
-            one.now,
-            **{
-                name: getattr(one.now, name)[nobody]
-                for name in ("classes", "age_ns", "age_bound")
-            },
-        ),
-        class_known=one.class_known[nobody],
-    )
-    assert between(none, one).born.tolist() == [True]
-    assert len(between(none, one, none).lives.user_ns) == 0
-
-
-def test_clock_that_lags() -> None:
-    """A thread can have run for slightly more than the interval, as clocks differ."""
-    made = interval(Thread(1).runs(1), lambda t: t.runs(100).goes(-BOUND_NS / MS))
-    assert parts(made)[2:] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -665,12 +521,3 @@ def test_process_that_is_new(reused: bool) -> None:
     )
     assert cpu_ns(made) == [0, 5 * MS]
     assert made.nvcsw.tolist() == [0, 2]
-
-
-@pytest.mark.parametrize("unknown", [0, 1])
-def test_process_that_is_unknown_at_one_end(unknown: int) -> None:
-    """Without the sums at both ends, the difference is unknown."""
-    first, last = processes(1, sum_exec=[9]), processes(1, sum_exec=[SECOND])
-    (first, last)[unknown].known[:] = False
-    samples = snapshot(Thread(1)), snapshot(Thread(1).sleeps(1000))
-    assert cpu_ns(ended(samples[0], first, samples[1], last)) == [0]

@@ -15,7 +15,6 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import TaskClass
 
 SLEEPS, BLOCKED, NOLOAD, FROZEN = 1, 2, 0x402, 0x8002
-DISK = WaitTarget(kind="disk", device="vda 254:0")
 
 
 def load_of(
@@ -69,47 +68,3 @@ def test_threads_that_count() -> None:
     assert (found.runnable, found.uninterruptible) == (4, 1)
     states = {pid: group.state for group in found.groups for pid in group.pids}
     assert states == {1: "D", 6: "R", 7: "R", 8: "R", 9: "R"}
-
-
-def test_groups() -> None:
-    """Groups are by state, class and wait target, sorted by size, then age."""
-    found = load_of(
-        {"pid": 1, "age_ns": 5},
-        {"pid": 9, "age_ns": 7},
-        {"pid": 3, "age_ns": 6},
-        {"pid": 4, "stack": 2, "age_ns": 50},
-        {"pid": 5, "comm": b"dd", "age_ns": 40},
-        ons={0: DISK, 1: DISK, 2: DISK, 3: DISK, 4: None},
-    )
-    shown = [
-        (group.pids, group.comm, group.function, group.on, group.max_age_ns)
-        for group in found.groups
-    ]
-    assert shown == [
-        ((1, 3, 9), "cat", "ext4_read", DISK, 7),
-        ((4,), "cat", "ext4_write", DISK, 50),
-        ((5,), "dd", "ext4_read", None, 40),
-    ]
-    assert {group.task_class for group in found.groups} == {"DSK"}
-
-
-def test_running_threads_are_one_group() -> None:
-    runs = {"state": 0, "class": TaskClass.LAT}
-    ons: dict[int, WaitTarget | None] = {
-        n: WaitTarget(kind="cpu", cpu=n) for n in range(2)
-    }
-    (group,) = load_of({"pid": 1, **runs}, {"pid": 2, **runs}, ons=ons).groups
-    assert (group.pids, group.on, group.function) == ((1, 2), None, None)
-
-
-def test_load_of_selected_threads() -> None:
-    runs = {"state": 0, "class": TaskClass.SYS}
-    threads = ({"pid": 1}, {"pid": 2}, {"pid": 3, **runs}, {"pid": 4, **runs})
-    found = load_of(*threads, wanted=[True, False, False, True])
-    assert (found.runnable, found.uninterruptible) == (1, 1)
-    assert sorted(group.pids for group in found.groups) == [(1,), (4,)]
-
-
-def test_no_load() -> None:
-    assert load_of() == Load(0, 0, ())
-    assert load_of({"pid": 1, "state": SLEEPS}) == Load(0, 0, ())

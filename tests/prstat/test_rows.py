@@ -10,83 +10,17 @@ from msgspec.structs import replace
 
 from msatools.locks.report import WaitTarget
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
-from msatools.prstat.model import Children, OffCpu, TaskRow, Waited
-from msatools.prstat.rows import keep, process_rows, split_by_ticks, thread_rows
-from msatools.tasks.accounting import EXIT_ZOMBIE, PF_KTHREAD, ProcessSums
-from msatools.tasks.identity import comm_text
-from msatools.tasks.sampler import AgeBound
+from msatools.prstat.model import OffCpu, TaskRow, Waited
+from msatools.prstat.rows import keep, process_rows, thread_rows
+from msatools.tasks.accounting import EXIT_ZOMBIE
 from msatools.tasks.waits import TaskClass
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
 
-PARTS = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")
 SERVER = (
     {"pid": 10, "comm": b"server", "threads": 3, "user_ns": SECOND, "nvcsw": 1},
     {"pid": 12, "tgid": 10, "system_ns": 2 * SECOND, "nvcsw": 20, "latency_ns": 5},
     {"pid": 11, "tgid": 10, "lifetime_ns": SECOND, "nvcsw": 300, "maj_flt": 4},
 )
-
-
-def life_of(row: TaskRow) -> int:
-    return sum(int(getattr(row, part)) for part in PARTS)
-
-
-def test_thread() -> None:
-    made = MadeThreads(
-        {
-            "pid": 7,
-            "tgid": 5,
-            "ppid": 1,
-            "uid": 1000,
-            "comm": b"one",
-            "cpu": 3,
-            "prio": 98,
-            "static_prio": 110,
-            "state": 2,
-            "cgroup": 1,
-            "threads": 4,
-            "class": TaskClass.DSK,
-            "age_ns": SECOND,
-            "age_bound": AgeBound.UPPER,
-            "user_ns": 3,
-            "system_ns": 4,
-            "latency_ns": 5,
-            "nivcsw": 6,
-        }
-    )
-    (row,) = made.by_thread()
-    assert row == TaskRow(
-        pid=7,
-        tgid=5,
-        ppid=1,
-        uid=1000,
-        comm="one",
-        cgroup="/a",
-        kthread=False,
-        threads=4,
-        state="D",
-        pri=-2,
-        nice=-10,
-        cpu=3,
-        size_bytes=8 * MIB,
-        rss_bytes=4 * MIB,
-        task_class="DSK",
-        class_age_ns=SECOND,
-        class_age_bound="upper",
-        on=None,
-        lifetime_ns=LIFE,
-        user_ns=3,
-        system_ns=4,
-        latency_ns=5,
-        latency_bound="exact",
-        off_cpu_ns=LIFE - 12,
-        zombie_ns=0,
-        breakdown=None,
-        nvcsw=0,
-        nivcsw=6,
-        min_flt=0,
-        maj_flt=0,
-        waited=Waited(0, 0, 0, 0, untold_ns=LIFE - 12 - SECOND, is_estimate=True),
-    )
 
 
 def test_unknown_values() -> None:
@@ -101,36 +35,6 @@ def test_unknown_values() -> None:
     assert unknown.children is None
     # A thread without an address space has size 0; root's uid is 0.
     assert (none.size_bytes, none.rss_bytes, none.uid, none.cgroup) == (0, 0, 0, None)
-
-
-def test_latency_that_is_a_bound() -> None:
-    threads = ({"pid": 1, "latency_ns": 1}, {"pid": 2})
-    some, none = MadeThreads(*threads, latency_is_bound=True).by_thread()
-    assert (some.latency_bound, none.latency_bound) == ("upper", "exact")
-    some, none = MadeThreads(*threads).by_thread()
-    assert (some.latency_bound, none.latency_bound) == ("exact", "exact")
-
-
-def test_process() -> None:
-    """Sums are over its threads, other values are its leader's."""
-    one, other = MadeThreads(*SERVER, {"pid": 20, "nvcsw": 5}).by_process()
-    assert (one.pid, one.tgid, one.comm, one.threads) == (10, 10, "server", 3)
-    assert (one.user_ns, one.system_ns, one.latency_ns) == (SECOND, 2 * SECOND, 5)
-    assert (one.nvcsw, one.maj_flt) == (321, 4)
-    assert one.off_cpu_ns == (LIFE - SECOND) + (LIFE - 2 * SECOND - 5) + SECOND
-    assert one.lifetime_ns == LIFE
-    assert (other.pid, other.nvcsw, life_of(other)) == (20, 5, LIFE)
-
-
-def test_process_with_threads_that_have_ended() -> None:
-    dead = {"utime_ns": 10, "stime_ns": 20, "nvcsw": 1000, "nivcsw": 7}
-    dead |= {"min_flt": 3, "maj_flt": 2}
-    made = MadeThreads(*({**thread, "dead": dead} for thread in SERVER))
-    (row,) = made.by_process()
-    assert (row.user_ns, row.system_ns) == (SECOND + 10, 2 * SECOND + 20)
-    assert (row.nvcsw, row.nivcsw, row.min_flt, row.maj_flt) == (1321, 7, 3, 6)
-    # Rows of threads do not include ended ones.
-    assert [thread.nvcsw for thread in made.by_thread()] == [1, 20, 300]
 
 
 def test_process_whose_leader_is_dead() -> None:
@@ -148,25 +52,6 @@ def test_process_whose_leader_is_dead() -> None:
     assert row.size_bytes == 8 * MIB
     assert row.zombie_ns == 0
     assert row.user_ns == SECOND
-
-
-def test_dead_process() -> None:
-    """This includes a process whose threads are all dead."""
-    dead = {"exit_state": EXIT_ZOMBIE, "class": TaskClass.ZMB, "zombie_ns": SECOND}
-    threads = [{**thread, **dead} for thread in ({"pid": 1}, *SERVER)]
-    rows = MadeThreads(*threads).by_process()
-    assert [row.task_class for row in rows] == ["ZMB", "ZMB"]
-    assert [row.state for row in rows] == ["Z", "Z"]
-    assert rows[0].zombie_ns == SECOND
-    assert life_of(rows[0]) == LIFE
-
-
-def test_children() -> None:
-    reaped = {"utime_ns": 1, "stime_ns": 2, "nvcsw": 3, "nivcsw": 4}
-    thread = {"pid": 1, "reaped": {**reaped, "min_flt": 5, "maj_flt": 6}}
-    assert MadeThreads(thread).by_process()[0].children is None
-    (row,) = MadeThreads(thread, reaped=True).by_process()
-    assert row.children == Children(1, 2, 3, 4, 5, 6)
 
 
 def split_of(row: TaskRow) -> tuple[int | None, float | None] | None:
@@ -239,50 +124,3 @@ def test_sequence() -> None:
     ons = [None, WaitTarget(kind="pipe", inode=3), None]
     taken = rows.with_ons(ons).take(np.array([2, 1]))
     assert [(row.pid, row.on) for row in taken] == [(7, None), (6, ons[1])]
-
-
-def test_iteration_gives_the_same_rows() -> None:
-    """Iteration makes rows in bulk."""
-    threads = [{"pid": n, "uid": -(n % 2), "nvcsw": n * n} for n in range(1, 3001)]
-    rows = MadeThreads(*threads, split=True).by_thread()
-    assert list(rows) == [rows[index] for index in range(len(rows))]
-    assert [row.nvcsw for row in rows] == [n * n for n in range(1, 3001)]
-    # Values are Python ints, for JSON.
-    assert {type(row.nvcsw) for row in rows} == {int}
-
-
-def test_no_rows() -> None:
-    made = MadeThreads()
-    assert list(made.by_thread()) == list(made.by_process()) == []
-
-
-def test_kernel_threads() -> None:
-    rows = MadeThreads({"pid": 2, "flags": PF_KTHREAD}, {"pid": 3}).by_thread()
-    assert [row.kthread for row in rows] == [True, False]
-
-
-def test_ticks() -> None:
-    def sums(user: int, system: int) -> ProcessSums:
-        none = np.zeros(1, np.int64)
-        return ProcessSums(
-            np.array([user]), np.array([system]), none, none, none, none, none
-        )
-
-    for user, system, share in ((3, 1, 750), (0, 0, 1000), (0, 5, 0), (5, 0, 1000)):
-        mine, kernels = split_by_ticks(np.array([1000]), sums(user, system))
-        assert (mine[0], kernels[0]) == (share, 1000 - share)
-
-
-@pytest.mark.parametrize(
-    ("raw", "text"),
-    [
-        (b"cat", "cat"),
-        (b"cat\0dog", "cat"),
-        (b"", ""),
-        (b"\xff\xc3(", "\\xff\\xc3("),
-        ("é".encode(), "é"),
-        (b"a\x1b[31m", "a\x1b[31m"),
-    ],
-)
-def test_names(raw: bytes, text: str) -> None:
-    assert comm_text(raw) == text

@@ -12,11 +12,9 @@ import pytest
 from msatools.prstat.rows import TaskRows
 from msatools.prstat.select import (
     KEYS,
-    Selection,
     SortKey,
     order,
     parse_sort,
-    selected,
 )
 from msatools.render.prstat.columns import COLUMNS
 from msatools.tasks.accounting import PF_KTHREAD
@@ -64,41 +62,8 @@ def test_keys_are_columns(rows: TaskRows) -> None:
     assert set(KEYS) == set(VALUES)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "pids"),
-    [
-        ({}, [3, 1, 2]),
-        ({"uids": (7, 0)}, [3, 1]),
-        ({"uids": ()}, []),
-        ({"kernel": True}, [1]),
-        ({"kernel": False}, [3, 2]),
-        ({"cpus": frozenset((1, 2, 9))}, [1, 2]),
-        ({"states": frozenset("D")}, [1]),
-        ({"states": frozenset("SD")}, [3, 1, 2]),
-        ({"classes": frozenset((TaskClass.LCK, TaskClass.NET))}, [3, 2]),
-        ({"min_age_ns": SECOND}, [3]),
-        ({"max_age_ns": SECOND}, [1, 2]),
-        ({"min_age_ns": 5 * SECOND, "max_age_ns": 5 * SECOND}, [3]),
-        ({"min_age_ns": SECOND, "max_age_ns": 4 * SECOND}, []),
-        ({"classes": frozenset((TaskClass.LCK,)), "cpus": frozenset((2,))}, [2]),
-    ],
-)
-def test_selected(rows: TaskRows, wanted: dict[str, Any], pids: list[int]) -> None:
-    found = rows.take(selected(rows, Selection(**wanted)))
-    assert [row.pid for row in found] == pids
-
-
 def pids(rows: TaskRows, *words: str) -> list[int]:
     return [row.pid for row in rows.take(order(rows, list(map(parse_sort, words))))]
-
-
-def test_order(rows: TaskRows) -> None:
-    """Rows are sorted by the first key, then the next, then PID."""
-    assert pids(rows) == [1, 2, 3]
-    assert pids(rows, "COMMAND") == [1, 2, 3]
-    assert pids(rows, "NOW", "-PSR") == [2, 3, 1]
-    assert pids(rows, "NOW", "+PSR") == [3, 2, 1]
-    assert pids(rows, "STATE", "-PID") == [1, 3, 2]
 
 
 def lived_ns(row: Any) -> int:

@@ -67,42 +67,6 @@ def groups(*threads: Thread, **filters: list[str]) -> tuple[StackGroup, ...]:
     return stack_groups(table, now, wanted, **filters)
 
 
-def test_group() -> None:
-    found = groups(
-        Thread(9, 1, 50, comm=b"dd"), Thread(3, 1, 20), Thread(5, 1, 70), Thread(7, 0)
-    )
-    assert found == (
-        StackGroup(
-            frames=("schedule", "io_schedule", "entry"),
-            task_class="DSK",
-            pids=(9, 3, 5),
-            min_age_ns=20,
-            max_age_ns=70,
-            ages_ns=(50, 20, 70),
-            comms=("dd", "cat", "cat"),
-        ),
-    )
-
-
-def test_largest_first() -> None:
-    threads = [Thread(5, 1), Thread(2, 2), Thread(1, 3), Thread(4, 3)]
-    assert [group.pids for group in groups(*threads)] == [(1, 4), (2,), (5,)]
-
-
-def test_one_stack_of_two_classes() -> None:
-    """A stopped thread can have the same stack as others."""
-    found = groups(Thread(1, 1), Thread(2, 1, task_class=TaskClass.STP))
-    assert [(group.task_class, group.pids) for group in found] == [
-        ("DSK", (1,)),
-        ("STP", (2,)),
-    ]
-
-
-def test_selected_threads_only() -> None:
-    found = groups(Thread(1, 1), Thread(2, 1, wanted=False), Thread(3, 2, wanted=False))
-    assert [group.pids for group in found] == [(1,)]
-
-
 def test_module_and_address() -> None:
     """A frame has its module; one without a name has its address."""
     named, unnamed = groups(Thread(1, 2), Thread(2, 4))
@@ -129,7 +93,3 @@ def test_module_and_address() -> None:
 def test_filters(filters: dict[str, list[str]], pids: list[int]) -> None:
     found = groups(Thread(1, 1), Thread(2, 2), Thread(3, 3), **filters)
     assert sorted(pid for group in found for pid in group.pids) == pids
-
-
-def test_no_threads() -> None:
-    assert groups() == groups(Thread(1, 0)) == ()

@@ -51,36 +51,6 @@ def sleeper(task_class: TaskClass, **more: object) -> Thread:
     return {**past, **slept, **stamp, **kind, **more}
 
 
-def test_known_states() -> None:
-    """States of a thread that sleeps on a futex, with schedstats."""
-    made = Made(sleeper(TaskClass.LCK))
-    gelato = of(made, "gelato")
-    kept = {name: s.ns // MS for name, s in gelato.items() if s.ns is not None}
-    assert kept == {
-        "ONCPU_USR": 1000,
-        "ONCPU_SYS": 1000,
-        "ONACTIVEQUEUE": 1000,
-        "INTERRUPTIBLE_SLEEP": 6000,
-        "UNINTERRUPTIBLE_SLEEP": 1000,
-        "STOPPED": 0,
-        "ZOMBIE": 0,
-    }
-    assert sum(kept.values()) == made.lives.lifetime_ns[0] // MS
-    solaris = of(made, "solaris")
-    kept = {name: s.ns // MS for name, s in solaris.items() if s.ns is not None}
-    assert kept == {
-        "USER": 1000,
-        "SYSTEM": 1000,
-        "SLEEP": 7000,
-        "WAIT_CPU": 1000,
-        "STOPPED": 0,
-    }
-    exact = {name for name, state in gelato.items() if state.bound == "exact"}
-    sleeps = {"INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP"}
-    assert exact == {"ONACTIVEQUEUE", "STOPPED", *sleeps}
-    assert solaris["SLEEP"].bound == "upper"
-
-
 @pytest.mark.parametrize(
     ("task_class", "more", "gelato", "solaris"),
     [
@@ -116,37 +86,6 @@ def test_where_a_thread_is_now(
         )
 
 
-@pytest.mark.parametrize("task_class", [TaskClass.CPU, TaskClass.OTH])
-def test_mode_of_a_running_thread_without_registers(task_class: TaskClass) -> None:
-    """The class is CPU on a running kernel, OTH in a dump without registers."""
-    runs = sleeper(task_class, on_cpu=1)
-    made = Made(runs, sleeper(TaskClass.LCK))
-    found = of(made, "gelato")
-    for name in ("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED"):
-        assert found[name].now_threads is None
-    assert found["FUTEX_SLEEP"].now_threads == 1
-    assert found["INTERRUPTIBLE_SLEEP"].now_threads == 0
-    assert of(made, "solaris")["SLEEP"].now_threads == 0
-    others = of(made, "gelato", selected=np.array([False, True]))
-    assert others["ONCPU_USR"].now_threads == 0
-
-
-def test_faults_on_text() -> None:
-    made = Made(sleeper(TaskClass.FLT), sleeper(TaskClass.FLT), sleeper(TaskClass.LCK))
-    found = of(made, "solaris", text_faults=np.array([True, False, False]))
-    assert (found["TFAULT"].now_threads, found["DFAULT"].now_threads) == (1, 1)
-
-
-def test_selection() -> None:
-    made = Made(sleeper(TaskClass.LCK), sleeper(TaskClass.LCK, sum_exec_ns=3 * SECOND))
-    first, both = (
-        of(made, "solaris", selected=np.array(selected))
-        for selected in ([True, False], [True, True])
-    )
-    assert [s["USER"].ns for s in (first, both)] == [SECOND, 5 * SECOND // 2]
-    assert [s["USER_LOCK"].now_threads for s in (first, both)] == [1, 2]
-
-
 def test_without_statistics() -> None:
     made = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0), accounting=NO_STATISTICS)
     gelato, solaris = of(made, "gelato"), of(made, "solaris")
@@ -154,27 +93,6 @@ def test_without_statistics() -> None:
         assert gelato[name].ns is None
         assert "schedstats" in gelato[name].reason
     assert solaris["SLEEP"].ns == 7 * SECOND
-
-
-def test_statistics_that_lack_some() -> None:
-    """Switched on midway: three seconds can have been sleep or not."""
-    lacks = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0, sum_block_ns=0))
-    known_of_one = Made(sleeper(TaskClass.LCK), {"sum_sleep_ns": 99 * SECOND})
-    for made, slept, stopped in (
-        (lacks, 4 * SECOND, (3 * SECOND, "upper")),
-        (known_of_one, 6 * SECOND, (None, "none")),
-    ):
-        found = {name: (s.ns, s.bound) for name, s in of(made, "gelato").items()}
-        assert found["INTERRUPTIBLE_SLEEP"] == (slept, "lower")
-        assert found["STOPPED"] == stopped
-
-
-def test_delayed_sleepers() -> None:
-    made = Made(sleeper(TaskClass.LCK), without=())
-    bounds = {name: state.bound for name, state in of(made, "gelato").items()}
-    assert bounds["ONACTIVEQUEUE"] == "upper"
-    assert bounds["INTERRUPTIBLE_SLEEP"] == "lower"
-    assert of(made, "solaris")["SLEEP"].bound == "estimate"
 
 
 def test_interrupts_and_paging() -> None:
@@ -210,12 +128,6 @@ def test_page_faults_that_last_count() -> None:
         rests = np.array([False, False, True])
         found = of(made, family, selected=rests, text_faults=text)[name]
         assert (found.ns, found.bound) == (None, "none")
-
-
-def test_precise_split() -> None:
-    precise = replace(STATISTICS, precise_cputime=True)
-    made = Made(sleeper(TaskClass.LCK), accounting=precise)
-    assert "nohz_full" in of(made, "solaris")["USER"].reason
 
 
 # --- all threads in the dumps

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 import io
-import os
-import pty
 import re
 
 import pytest
 
-from msatools.render import plain, show
+from msatools.render import show
 from msatools.render.blocks import Block, Column, Span, Table, Text, Tree, escape, text
 from tests.render.screens import check_screens
 from tests.support.golden import Golden
@@ -83,46 +81,3 @@ def test_data_cannot_reach_the_terminal(block: Block) -> None:
         show([block], out)
         assert ESCAPED in without_styles(out)
         assert without_styles(out).replace("\n", "").isprintable()
-
-
-@pytest.mark.usefixtures("colours")
-def test_terminal_that_is_wide_differs_only_in_styles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    blocks = [TABLE, text(Span("x" * 200, "bad"))]
-    out = FakeTerminal()
-    show(blocks, out)
-    assert "\x1b[32mok\x1b[0m" in out.getvalue()
-    assert without_styles(out) == printed(*blocks)
-
-
-@pytest.mark.parametrize(
-    "environ", [{"NO_COLOR": "1", "TERM": "xterm"}, {"NO_COLOR": "", "TERM": "dumb"}]
-)
-def test_terminal_without_colours(
-    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    out = FakeTerminal()
-    show([TABLE], out)
-    assert out.getvalue() == printed(TABLE)
-
-
-@pytest.mark.usefixtures("colours")
-def test_real_terminal() -> None:
-    leader, follower = pty.openpty()
-    # It has no size: 80x24 is assumed.
-    with os.fdopen(follower, "w") as out:
-        show([text(Span("alarm", "bad"))], out)
-    assert os.read(leader, 100) == b"\x1b[1;31malarm\x1b[0m\r\n"
-    os.close(leader)
-
-
-def test_layout_keeps_styles() -> None:
-    spans = [span for line in plain.lines(TABLE) for span in line if span.style]
-    assert spans == [
-        Span("NAME", "title"), Span("PAGES", "title"), Span("WHY", "title"),
-        Span("ok", "good"), Span("1", "warn"),
-    ]  # fmt: skip

@@ -8,12 +8,12 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from msatools.cpus.model import Cpu, CpusReport, State
+from msatools.cpus.model import CpusReport, State
 from msatools.kernel.report import Note
 from msatools.model import names
 from msatools.program.model import Crash
 from msatools.render.cpus.columns import amount, percent
-from msatools.render.cpus.report import COLUMNS, View, blocks
+from msatools.render.cpus.report import View, blocks
 from tests.cpus.madecpus import (
     NOTHING,
     bound,
@@ -36,7 +36,6 @@ from tests.locks.madelocks import SECOND, TARGET
 from tests.render.screens import (
     EVIL,
     Screens,
-    alarms,
     check_escaped,
     check_screens,
     printed,
@@ -508,29 +507,6 @@ def test_golden_numbers(golden: Golden) -> None:
     shares = (None, 0, 0.7104, 0.9994, 1)
     lines += [f"{share}: {percent(share)}" for share in shares]
     golden("cpus/numbers", lines)
-
-
-def test_columns_are_those_of_the_model() -> None:
-    columns = {name.removesuffix("_ns") for name in names(Cpu)}
-    assert set(COLUMNS) == columns - {"online", "processor"}
-
-
-def test_many_cpus_have_rows_on_request() -> None:
-    made = report([cpu(n) for n in range(256)])
-    for options in ({"verbose": True}, {"rows": 300}, {"columns": ("cpu", "idl")}):
-        assert len(printed(blocks(made, **options))) >= 257  # type: ignore[arg-type]
-    assert len(printed(blocks(report(made.cpus[:128])))) == 130
-
-
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("verbose", [False, True])
-def test_healthy_cpus_have_no_alarms(view: View, verbose: bool) -> None:
-    quiet = cpuset("default", [0, 1, 3], tasks=tasks(1, [bound(5, [0])] * 11))
-    waiting = [queued(5, cgroup="/a")] * 3
-    at_work = queue(1, current=queued(9, cgroup="/a"), waiting=waiting)
-    made = replace(INTERRUPTS, sets=(quiet, SETS[1]), run_queues=(queue(0), at_work))
-    shown = partial(blocks, made, view=view, verbose=verbose)
-    assert not alarms([*shown(), *shown(rows=2), *shown(columns=("all",))])
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -92,16 +92,6 @@ def test_pipe_has_no_width_unless_it_is_coloured(
         assert device_of(pipe, "always").width is None
 
 
-def test_more_detail() -> None:
-    assert device_of(io.StringIO(), full=True).full
-
-
-def test_encoding_without_signs(terminal: TextIO) -> None:
-    assert isinstance(terminal, io.TextIOWrapper)
-    terminal.reconfigure(encoding="ascii")
-    assert not device_of(terminal).has_signs
-
-
 @pytest.mark.parametrize(
     ("colours", "printed"),
     [

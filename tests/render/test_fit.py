@@ -9,7 +9,6 @@ from msatools.render.blocks import (
     More,
     Span,
     Table,
-    Tree,
     term,
     text,
 )
@@ -27,31 +26,11 @@ def fitted(blocks: list[Block], width: int, height: int) -> tuple[list[str], int
     return list(map(drawing.styled, lines)), left_out
 
 
-def test_blocks_that_fit_are_whole() -> None:
-    assert fitted([text("a"), table(2)], 80, 4) == (["a", "N", "0", "1"], 0)
-
-
 def test_longest_block_is_cut() -> None:
     blocks = [text("head"), table(2), table(10), text("foot")]
     lines, left_out = fitted(blocks, 80, 9)
     assert lines == ["head", "N", "0", "1", "N", "0", "1", "2", "foot"]
     assert left_out == 7
-
-
-def test_text_is_folded_between_words() -> None:
-    lines, _ = fitted([text("one two, ", "three four")], 9, 9)
-    assert lines == ["one two,", "three", "four"]
-
-
-def test_rows_of_a_long_table_are_counted_as_left_out() -> None:
-    lines, left_out = fitted([table(20_000), text("foot")], 80, 5)
-    assert lines == ["N", "0", "1", "2", "foot"]
-    assert left_out == 19_997
-
-
-def test_more_blocks_than_lines() -> None:
-    lines, left_out = fitted([text(str(n)) for n in range(9)], 80, 3)
-    assert (lines, left_out) == (["0", "1", "2"], 6)
 
 
 def test_text_is_folded_and_keeps_its_styles() -> None:
@@ -63,11 +42,6 @@ def test_text_is_folded_and_keeps_its_styles() -> None:
     ]
     assert [line[-1].style for line in lines] == [STYLES["bad"]] * 2
     assert left_out == 0
-
-
-def test_trees_are_cut_and_not_folded() -> None:
-    lines, _ = fitted([Tree("root", (Tree("a long label"),))], 9, 9)
-    assert lines == ["root", "`-- a lo…"]
 
 
 def test_what_a_narrow_table_lacks_is_said_even_if_rows_are_cut() -> None:

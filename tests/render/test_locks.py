@@ -4,7 +4,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -483,53 +482,11 @@ def test_work_is_linear_in_waiters() -> None:
     assert work(800) < 3 * work(400)
 
 
-def test_roots_share_a_screen() -> None:
-    """The first roots have more lines than the last, and each has some."""
-    locks = [
-        lock(f"mutex {number}", tuple(range(10 * number, 10 * number + 4)), f"={owner}")
-        for owner in range(1, 10)
-        for number in range(100 * owner, 100 * owner + 4)
-    ]
-    waits = [wait(pid, each.id) for each in locks for pid in each.waiters]
-    lines = printed(
-        blocks(report(waits, locks, [root(n, (16, 0)) for n in range(1, 10)]))
-    )
-    heads = [n for n, line in enumerate(lines) if line.startswith(("ROOT", "R/W"))]
-    # Of each root, one line is its own and one counts the waiters left out.
-    sizes = [end - start for start, end in pairwise(heads)]
-    assert sizes == [14, 14, 6, *(5,) * 6]
-
-
 def test_deep_chains_refer_to_chains() -> None:
     lines = printed(blocks(chain(40), verbose=True))
     assert lines[-3].endswith("… 7 behind it: --chains shows the way")
     # Each of the 32 levels is indented by four more columns.
     assert max(map(len, lines)) < 180
-
-
-def test_long_chains_need_no_recursion() -> None:
-    for view in VIEWS:
-        assert printed(blocks(chain(1500), view=view))
-    assert printed(blocks(chain(1500), verbose=True))
-
-
-@pytest.mark.parametrize(
-    ("view", "what"), [("task", "row"), ("chains", "chain"), ("lock", "row")]
-)
-def test_rows(view: View, what: str) -> None:
-    """All rows of a dump, 20 of each sample, and as many as ``-n`` asks for."""
-    made = chain(31)
-
-    def rows(of: LocksReport, **options: Any) -> tuple[int, str]:
-        _, *lines, _ = printed(blocks(of, view=view, **options))
-        lines = [line for line in lines if not line.startswith("R/W")]
-        return len(lines) - (view != "chains"), lines[-1]
-
-    assert rows(made)[0] == 30
-    assert rows(made, rows=3) == (4, f"… 27 more {what}s: -n COUNT shows them")
-    sample = replace(made, interval_ns=SECOND)
-    assert rows(sample) == (21, f"… 10 more {what}s: -n COUNT shows them")
-    assert rows(sample, rows=99)[0] == 30
 
 
 @pytest.mark.parametrize("view", VIEWS)

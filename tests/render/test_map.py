@@ -17,12 +17,10 @@ from msatools.memory.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.map import Cells, MapPlace, MemoryMap
 from msatools.render import plain, show
 from msatools.render.blocks import Chart, Mark
-from msatools.render.device import Device
 from msatools.render.memstat import map
 from msatools.render.memstat import picture as map_picture
-from msatools.render.memstat.map import FREE_COLOUR, LOOKS, bands, mix, shades
+from msatools.render.memstat.map import FREE_COLOUR, LOOKS, bands, shades
 from msatools.render.memstat.picture import Box, Picture, png, svg
-from msatools.render.terminal import Drawing, fit
 from tests.support.golden import Golden
 
 PAGE = 4096
@@ -191,11 +189,6 @@ def test_colours_show_on_dark_and_light(ground: str) -> None:
         assert np.linalg.norm(there - here) > 25, CLASSES[code]
 
 
-def test_mixed_colours() -> None:
-    assert mix("#ff0000", "#0000ff", 0.5) == "#800080"
-    assert mix("#123456", "#ffffff", 1) == "#123456"
-
-
 MARKS = Chart((("x ", Mark("AA", colour="#0055cc", signs="\u2588\u2588")),))
 
 
@@ -230,29 +223,6 @@ def test_colours_on_a_terminal() -> None:
     assert printed("ascii") == "x \x1b[38;2;0;85;204mAA\x1b[0m"
 
 
-def test_terminals_with_fewer_colours(coloured: pytest.MonkeyPatch) -> None:
-    coloured.setenv("COLORTERM", "")
-    assert printed() == "x \x1b[38;5;26m\u2588\u2588\x1b[0m"
-    # One of eight colours would stand for several classes: a letter does not.
-    coloured.setenv("TERM", "linux")
-    assert printed() == "x AA"
-
-
-def test_letters_without_colours(coloured: pytest.MonkeyPatch) -> None:
-    coloured.setenv("NO_COLOR", "1")
-    assert printed() == "x AA"
-
-
-def test_charts_are_cut_and_not_folded() -> None:
-    drawing = Drawing(Device(width=3, colours="truecolor", has_signs=True))
-    (line,), left_out = fit([MARKS], drawing, height=5)
-    assert [drawing.styled(line)] == ["x\x1b[2m…\x1b[0m"]
-    assert left_out == 0
-    drawing = Drawing(Device(width=4, colours="truecolor", has_signs=True))
-    (line,), _ = fit([MARKS], drawing, height=5)
-    assert [drawing.styled(line)] == ["x \x1b[38;2;0;85;204m██\x1b[0m"]
-
-
 @pytest.fixture
 def drawn() -> Picture:
     anon = [{PageClass.ANON: 16}] * 256
@@ -261,14 +231,6 @@ def drawn() -> Picture:
 
 def area(boxes: Sequence[Box]) -> int:
     return sum(box.width * box.height for box in boxes)
-
-
-def test_area_of_a_colour_is_the_share_of_its_class(drawn: Picture) -> None:
-    # Besides the map, the legend has a sample of each, the scale one of free memory.
-    sample, step = 14 * 14, 36 * 14
-    anon = area(drawn.boxes[LOOKS[PageClass.ANON].colour]) - sample
-    free = area(drawn.boxes[FREE_COLOUR]) - sample - step
-    assert anon == free == 1024 * 24
 
 
 def test_svg_and_png_show_the_same(drawn: Picture) -> None:
@@ -306,14 +268,6 @@ def test_hovering_says_what_a_colour_is(drawn: Picture) -> None:
     assert amount in {title.text for element in root for title in element}
 
 
-def test_each_shade_of_each_class_has_its_own_title() -> None:
-    counts = np.ones((1, NCLASSES), np.int64)
-    none = np.zeros(1, np.int64)
-    picture = picture_of(Cells(none, counts, none, NCLASSES, NODES), 32)
-    used = CLASSES.keys() - {PageClass.FREE_BUDDY, PageClass.FREE_PCP}
-    assert len(picture.titles) == 1 + 4 * len(used)
-
-
 def picture_of(cells: Cells, cell_pages: int, release: str = "6.1") -> Picture:
     memory = MemoryMap(cell_pages, 8 * cell_pages, cells)
     return map_picture.picture(memory, PAGE, release)
@@ -338,14 +292,3 @@ def test_size_of_files_is_bounded() -> None:
     places = np.zeros(count, np.intp)
     cells = Cells(np.arange(count), rows, places, 4096, (MapPlace(0, "Normal"),))
     assert len(svg(picture_of(cells, 4096))) < 1_600_000
-
-
-def test_addresses_do_not_overlap() -> None:
-    places = [cell // 100 % 3 for cell in range(4000)]
-    memory = memory_of(range(4000), [{}] * 4000, places)
-    labels = map_picture.picture(memory, PAGE, "6.1").labels
-    addresses = [x.y for x in labels if x.anchor == "end" and "0x" in x.text]
-    zones = [x.y for x in labels if x.text.startswith("Node")]
-    assert len(addresses) > 10
-    for heights, least in ((addresses, 12), (zones, 16)):
-        assert min(b - a for a, b in itertools.pairwise(sorted(heights))) >= least

@@ -2,8 +2,6 @@
 
 """Which columns a terminal has room for."""
 
-from collections.abc import Sequence
-
 import pytest
 from msgspec.structs import replace
 
@@ -20,21 +18,6 @@ COLUMNS = (
     free_text("TEXT", least=8),
 )
 NATURAL = (5, 5, 5, 5, 20)
-
-
-def widths(width: int | None, keeps_all: bool = False) -> Sequence[dict[int, int]]:
-    layout = lay_out(COLUMNS, NATURAL, width, keeps_all=keeps_all)
-    return [dict(part) for part in layout.parts]
-
-
-@pytest.mark.parametrize("width", [None, 48, 200])
-def test_table_that_fits(width: int | None) -> None:
-    assert widths(width) == [{0: 5, 1: 5, 2: 5, 3: 5, 4: 20}]
-
-
-def test_long_cells_become_shorter_first() -> None:
-    for width in range(36, 48):
-        assert widths(width) == [{0: 5, 1: 5, 2: 5, 3: 5, 4: width - 28}]
 
 
 @pytest.mark.parametrize(
@@ -57,22 +40,6 @@ def test_columns_of_least_worth_are_left_out(
     # All room is used, unless the text has as much as it needs.
     used = sum(part.values()) + 2 * (len(part) - 1)
     assert used == max(width, 15) or part[4] == 20
-
-
-def test_parts_of_a_table_of_which_nothing_is_left_out() -> None:
-    assert widths(22, keeps_all=True) == [
-        {0: 5, 1: 5, 2: 5},
-        {0: 5, 3: 5, 4: 8},
-    ]
-    columns = [replace(c, is_key=c.header in ("KEY", "TEXT")) for c in COLUMNS]
-    layout = lay_out(columns, NATURAL, 24, keeps_all=True)
-    assert [list(part) for part in layout.parts] == [[0, 1, 4], [0, 2, 4], [0, 3, 4]]
-
-
-def test_several_texts_share_the_room() -> None:
-    columns = [free_text(name, least=4) for name in "ABC"]
-    (part,) = lay_out(columns, (6, 30, 30), 34, keeps_all=False).parts
-    assert dict(part) == {0: 6, 1: 12, 2: 12}
 
 
 def printed(table: Table, width: int, full: bool = False) -> list[str]:
@@ -98,40 +65,11 @@ def test_narrow_table() -> None:
     ]
 
 
-def test_with_more_detail_nothing_is_left_out_or_cut() -> None:
-    assert printed(TABLE, 24, full=True) == [
-        "KEY        MID  LOW",
-        "key          1   22",
-        "xxxxxxxxx    1",
-        "",
-        "KEY        LAST",
-        "key         333",
-        "xxxxxxxxx",
-        "",
-        "KEY        TEXT",
-        "key        some words",
-        "           that are long",
-        "xxxxxxxxx",
-    ]
-
-
 def test_chosen_columns_are_all_shown() -> None:
     lines = printed(replace(TABLE, keeps_all=True), 24)
     assert lines[:2] == ["KEY        MID  LOW", "key          1   22"]
     assert lines[4:6] == ["KEY        LAST", "key         333"]
     assert lines[8:10] == ["KEY        TEXT", "key        some words t…"]
-
-
-def test_keys_alone_are_too_wide() -> None:
-    table = Table((Column("A"), Column("B")), [["x" * 8, "y" * 8]])
-    assert printed(table, 12) == ["A         B", "xxxxxxxx  y…"]
-
-
-def test_column_with_another_name() -> None:
-    legend = Column("[# a  = b]", worth=0, called="a bar")
-    table = Table((Column("A"), legend), [["x", "[##==  ]"]])
-    missing = printed(table, 12)[2:]
-    assert " ".join(missing).startswith("… left out: a bar: -v")
 
 
 def test_narrower_table() -> None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from msgspec.structs import replace
 
 from msatools.render.blocks import (
     Block,
@@ -111,36 +110,6 @@ def test_tree() -> None:
     ascii_lines = list(drawn([tree], Device(80)))
     assert ascii_lines[1] == "+-- a"
     assert ascii_lines[3].startswith("`-- long")
-
-
-@pytest.mark.parametrize(
-    ("colours", "line"),
-    [
-        (None, "ok bad"),
-        ("standard", "\x1b[32mok\x1b[0m \x1b[1;31mbad\x1b[0m"),
-        ("truecolor", "\x1b[32mok\x1b[0m \x1b[1;31mbad\x1b[0m"),
-    ],
-)
-def test_styles(colours: Colours | None, line: str) -> None:
-    block = text(Span("ok", "good"), " ", Span("bad  ", "bad"), "  ")
-    assert shown(block, 80, False, colours) == [line]
-    # In a coloured pipe as well.
-    assert list(drawn([block], Device(colours=colours))) == [line]
-
-
-@pytest.mark.parametrize(("done", "filled"), [(0, 0), (5, 10), (10, 20), (99, 20)])
-def test_bar(done: int, filled: int) -> None:
-    drawing = Drawing(Device(80, has_signs=True))
-    assert drawing.bar(done, 10) == "━" * filled
-    coloured = Drawing(Device(80, colours="256", has_signs=True)).bar(done, 10)
-    assert columns_of(CODE.sub("", coloured)) == 20
-
-
-def test_very_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 40,000 rows rich's table would take 18 s."""
-    monkeypatch.setattr(Drawing, "_drawn", None)
-    many = replace(TABLE, rows=[("1", "root", "1", "/", "init")] * 40_000, notes={})
-    assert len(shown(many, 80, False, "256")) == 40_001
 
 
 IMPORTED = """

@@ -434,20 +434,6 @@ def test_limits_of_a_group(
     assert printed(blocks(made))[2].endswith(f"  {name} 80 %") == shown
 
 
-def test_limit_of_a_group_is_the_nearest_that_it_matters_to() -> None:
-    near = limit("threads-max", 99, 100, 1)
-    far = limit("pids.max", 8, 10, 1, scope="/")
-    farther, unknown = limit("RLIMIT_NPROC", 2, 10, 1), limit("pid_max", None, 10, 1)
-    for made, end in (
-        ([near, farther, far, unknown], "  pids.max 80 %"),
-        # A limit of which the zombies use little is not shown.
-        ([replace(far, used=9, max=100)], "never waits for children"),
-        # One zombie of a hundred does not fill the limit; one of ten may.
-        ([replace(near, used=10, max=11)], "  threads-max 90 %"),
-    ):
-        assert printed(blocks(report([zombie(1)], limits=made)))[2].endswith(end)
-
-
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("verbose", [False, True])
 def test_text_of_a_dump_is_escaped(view: View, verbose: bool) -> None:
@@ -467,19 +453,6 @@ def test_text_of_a_dump_is_escaped(view: View, verbose: bool) -> None:
 def test_one_task_is_escaped() -> None:
     task = asked(1, "never-waits", comm=EVIL, parent_comm=EVIL)
     check_escaped(blocks(report([zombie(1, cgroup=EVIL)], asked=(task,))), 2)
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_views_fit_a_screen(view: View) -> None:
-    """Without ``-v``, however many zombies there are."""
-    made = replace(
-        crowd(2000, parents=500),
-        limits=tuple(limit("pids.max", 1, 2, 1, scope=f"/{n}") for n in range(200)),
-        heirs=tuple(heir(10 + n, 1) for n in range(500)),
-        leaks=tuple(leak(n, 1) for n in range(500)),
-        held=HeldMemory(bytes=1 << 20, each_bytes={"task_struct": 9792}),
-    )
-    assert len(printed(blocks(made, view=view))) <= 36
 
 
 def cost(count: int) -> int:

@@ -76,22 +76,6 @@ def test_of_a_program_that_writes_to_the_log() -> None:
     assert parse_ooms(lines, PAGE) == []
 
 
-def test_of_a_task_with_line_feeds_in_its_name() -> None:
-    (first, *rest) = log(CGROUP)
-    named = replace(first, text=first.text.replace("my eater", "a\nb: c"))
-    assert parse_ooms([named, *rest], PAGE)[0].comm == "a\nb: c"
-
-
-def test_absurd_numbers() -> None:
-    text = "a invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=" + "9" * 5000
-    assert parse_ooms(log(text), PAGE) == []
-
-
-def test_none() -> None:
-    text = "a: Out of memory: Killed process 1 (a)\nnothing\n"
-    assert parse_ooms(log(text), PAGE) == []
-
-
 GROUP_STAT = """\
 a invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0
 memory: usage 65536kB, limit 65536kB, failcnt 37

@@ -66,12 +66,6 @@ def test_ranges_count_with_what_is_allowed() -> None:
     assert read((5, 7), (7, 9), most=None) == "moved"
 
 
-def test_the_reading_that_holds_is_shown() -> None:
-    one = replace(MADE, left_value=4, right_value=5)
-    found = judge([one, replace(one, left_value=5), replace(one, left_value=6)])
-    assert (found.left_value, found.difference, found.reason) == (5, 0, None)
-
-
 def test_reasons() -> None:
     differs = replace(MADE, left_value=6, right_value=5)
     assert judge([differs]).reason == MADE.reason

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 from msatools import registry
-from msatools.cli.answers import checks_of
 from msatools.render.selfcheck.report import blocks, paste_lines
 from msatools.selfcheck.model import (
     KernelFacts,
@@ -17,7 +16,6 @@ from msatools.selfcheck.model import (
     Software,
     Verdict,
 )
-from tests.contract.units import misfits_of_units
 from tests.render.screens import check_screens, printed
 from tests.support.calls import CORE, GUEST, MADE, Ran, call
 from tests.support.golden import Golden
@@ -40,16 +38,6 @@ def test_status(name: str) -> None:
     ran = said(name, "--strict")
     assert (ran.status, ran.err) == (0, "")
     assert re.search(r"\n\d+ checks: \d+ ok(, \d+ not applicable)?\n", ran.out)
-
-
-@each
-def test_json(name: str) -> None:
-    found = said(name, "--json").json
-    assert list(misfits_of_units(found)) == []
-    assert found["schema"] == "msatools.selfcheck/1"
-    assert found["command"] == name
-    names = [check["name"] for check in found["checks"]]
-    assert len(names) == len({*names}) >= len(checks_of(registry.load(name)))
 
 
 @each

@@ -314,14 +314,6 @@ def test_split_btf(writer: Writer) -> None:
     assert made.find_function("own") is None
 
 
-def test_name_within_another_name(writer: Writer) -> None:
-    """Writers of BTF may keep a name as the tail of a longer one."""
-    writer.struct("long_name", 4, [])
-    whole = writer.strings.index(b"long_name")
-    writer.types += writer.words(whole + len("long_"), 4 << 24, 8)
-    assert sizeof(found(types(writer).find({TypeKind.STRUCT}, "name"))) == 8
-
-
 # What no compiler writes
 
 
@@ -372,12 +364,6 @@ def test_kind_not_known(writer: Writer, kind: int) -> None:
         Btf(writer.blob())
 
 
-def test_types_that_are_zeros(writer: Writer) -> None:
-    writer.types = bytes(24)
-    with pytest.raises(BtfError, match="type 1 is cut off"):
-        Btf(writer.blob())
-
-
 def test_more_members_than_there_were_bits_for(writer: Writer) -> None:
     """The length has 24 bits since Linux 7.1; there were 16."""
     values = [(f"V{number}", number) for number in range(70_000)]
@@ -386,16 +372,6 @@ def test_more_members_than_there_were_bits_for(writer: Writer) -> None:
     made = types(writer)
     assert len(made.type(enum).enumerators or ()) == 70_000
     assert made.find({TypeKind.INT}, "long") is made.type(after)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["int", "const int", "int *", "const int **", "const int * const", "struct s *"],
-)
-def test_declared_type(writer: Writer, text: str) -> None:
-    writer.struct("s", 4, [("x", INT, 0)])
-    made = types(writer).parse(text)
-    assert made.type_name().replace(" ", "") == text.replace(" ", "")
 
 
 def test_declared_types_in_the_spelling_of_either_compiler() -> None:

@@ -36,24 +36,6 @@ def test_containers(path: str) -> None:
         assert container_ids(path + below) == (ID,)
 
 
-def test_container_in_a_container() -> None:
-    path = f"/docker/{ID}/docker/{OTHER}/init"
-    assert container_ids(path) == (ID, OTHER)
-    assert container_path(path) == f"/docker/{ID}"
-
-
-OTHERS = (
-    *("/", "/user.slice/user-0.slice/session-1.scope", f"/a{ID}", f"/{ID}a"),
-    *(f"/{ID[:-1]}", f"/{ID.upper()}", f"/{ID}0"),
-)
-
-
-@pytest.mark.parametrize("path", OTHERS)
-def test_paths_without_a_container(path: str) -> None:
-    assert container_path(f"{path}/b") == f"{path}/b"
-    assert container_ids(f"{path}/b") == ()
-
-
 @pytest.mark.parametrize(
     ("path", "pattern", "expected"),
     [

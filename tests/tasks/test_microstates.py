@@ -56,11 +56,6 @@ def test_parts_of_a_life(case: str) -> None:
     assert made.lifetime_ns[0] == sum(parts) * MS
 
 
-def test_bound_of_latency() -> None:
-    assert life().latency_is_bound
-    assert not life(without=("sched_delayed",)).latency_is_bound
-
-
 def test_impossible_latency() -> None:
     """6.12 counts sleep as latency when a delayed task wakes up."""
     made = life(sum_exec_ns=4 * SECOND, run_delay_ns=9 * SECOND)
@@ -68,11 +63,3 @@ def test_impossible_latency() -> None:
     assert (made.impossible[0], made.missed_ns[0]) == (True, 3 * SECOND)
     made = life(sum_exec_ns=9 * SECOND, run_delay_ns=SECOND + BOUND_NS)
     assert (made.impossible[0], made.missed_ns[0]) == (False, BOUND_NS)
-
-
-@pytest.mark.parametrize(
-    ("utime", "stime", "user"), [(0, 0, 1000), (0, 7, 0), (7, 0, 1000)]
-)
-def test_few_ticks(utime: int, stime: int, user: int) -> None:
-    made = life(sum_exec_ns=SECOND, utime_ns=utime, stime_ns=stime)
-    assert shares(made)[0] == user

@@ -16,7 +16,6 @@ from msatools.tasks.identity import (
     UNKNOWN,
     Membership,
     TaskNamespaces,
-    read_cgroups,
     read_members,
     read_task_namespaces,
 )
@@ -120,13 +119,6 @@ def test_kernel_without_namespaces(name: str) -> None:
     assert (found.inodes["user"] != UNKNOWN).all()
     for kind in set(KINDS) - {"user"}:
         assert (found.inodes[kind] == UNKNOWN).all()
-
-
-def test_control_groups_are_those_that_tasks_see(name: str) -> None:
-    reader, table = tasks(name)
-    cgroups = read_cgroups(reader, table, LossLog())
-    for task, row in rows(table, name).items():
-        assert cgroups.path(row) == recorded(name)[task]["cgroup"], task
 
 
 def selected(name: str, **wanted: Any) -> set[str]:

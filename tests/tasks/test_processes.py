@@ -151,25 +151,6 @@ def test_dead_threads(dump: Read) -> None:
     assert dump.processes.dead_sum_exec_ns[row] > sum(task["used_ns"])
 
 
-def test_times_of_reaped_children(dump: Read) -> None:
-    task = dump.task("reaped")
-    row = dump.row(task["pid"])
-    reaped = dump.reaped
-    for column, seconds in zip(
-        (reaped.utime_ns, reaped.stime_ns), task["reaped_s"], strict=True
-    ):
-        # getrusage() rounds down to microseconds.
-        assert int(column[row]) // 1000 == round(seconds * 1e6)
-    assert reaped.nvcsw[row] + reaped.nivcsw[row] >= len(task["children_s"])
-
-
-def test_exit_codes_of_processes(dump: Read) -> None:
-    for name in ("zombie", "zombie-killed", "zombie-terminated"):
-        task = dump.task(name)
-        code = dump.processes.group_exit_code[dump.row(task["pid"])]
-        assert code == task["exit_code"], name
-
-
 def test_resident(dump: Read) -> None:
     """VmRSS is exact only in kernels with the backported fix, such as 6.12.117."""
     exact = dump.run.kernel.kernel.name == "6.12"
@@ -276,18 +257,6 @@ def test_pointers_to_nowhere() -> None:
     assert (found.processes.known & found.delays.has)[rest].all()
     for row in np.flatnonzero(rest).tolist():
         assert found.cgroups.path(row) == good.cgroups.path(row)
-
-
-def test_no_tasks() -> None:
-    good = read("memory-6.12")
-    nobody = good.table.only(np.zeros(len(good.table), np.bool_))
-    losses = LossLog()
-    identities, processes, memory, cgroups, delays, _ = parts_of(
-        good.reader, nobody, losses
-    )
-    columns = (identities.ppid, processes.known, memory.known, cgroups.index)
-    assert {len(column) for column in (*columns, delays.has)} == {0}
-    assert not losses.notes
 
 
 def test_percpu_parts_that_cannot_be_read() -> None:

@@ -2,8 +2,6 @@
 
 """Samples of threads are right, and reuse what has not changed since the last one."""
 
-import time
-
 import drgn
 import numpy as np
 import pytest
@@ -109,21 +107,6 @@ def test_threads_that_come_and_go(prog: drgn.Program) -> None:
     assert np.flatnonzero(made.born).tolist() == list(range(100))
     # No time has passed between the two.
     assert not made.lives.lifetime_ns.any()
-
-
-def test_duration_of_a_sample(prog: drgn.Program) -> None:
-    """The time includes reading the threads, during which others can be created."""
-    stepped = Stepped(prog)
-
-    def read(_: LossLog) -> TaskTable:
-        time.sleep(0.02)
-        return stepped.table
-
-    sampler = Sampler(stepped.reader, stepped.losses, read=read)
-    for _ in range(2):
-        begun = time.monotonic_ns()
-        sample = sampler.sample()
-        assert 20_000_000 <= sample.took_ns <= time.monotonic_ns() - begun
 
 
 def test_unused_stacks_are_dropped(

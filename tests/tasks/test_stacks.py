@@ -15,9 +15,9 @@ from msatools.kernel.report import LossLog
 from msatools.tasks import stacks
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from msatools.tasks.text import MAX_FRAMES, Base, End, Orc, OrcKind, Rule
-from tests.support.dumps import BUSY, TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 from tests.support.overlay import lose, put
-from tests.tasks.sleepers import USER_SPACE, Tasks, by_drgn, collect, known, tasks_of
+from tests.tasks.sleepers import USER_SPACE, Tasks, by_drgn, collect, tasks_of
 
 NEWEST = "memory-6.12"
 STACK_BYTES = 16384
@@ -50,17 +50,6 @@ def test_every_stack_is_drgns(tasks: Tasks) -> None:
         deep += len(addresses) > 3
     assert found.asked == 0
     assert deep > 10
-
-
-def test_single_stack_is_as_among_many(tasks_btf: Tasks) -> None:
-    many = collect(tasks_btf)
-    collector = StackCollector(Reader(tasks_btf.prog), LossLog())
-    for row in each_stack(many):
-        one = slice(row, row + 1)
-        found = collector.collect(
-            tasks_btf.tasks[one], tasks_btf.stacks[one], tasks_btf.pointers[one]
-        )
-        assert found[0] == many[row]
 
 
 def test_exceptions_in_the_kernel(busy: Tasks) -> None:
@@ -105,14 +94,6 @@ def test_names_are_drgns(tasks_btf: Tasks) -> None:
             ours = found.names(found[row])
             # At the start of a section of the text, drgn can name its boundary symbol.
             assert names in (ours, tuple(map(BORDERS.get, ours, ours)))
-
-
-@pytest.mark.parametrize("name", BUSY)
-def test_names_are_the_same_with_debug_info(name: str) -> None:
-    btf, dwarf = (collect(known(name, types)) for types in TYPES)
-    assert [btf.names(stack) for stack in btf.unique] == [
-        dwarf.names(stack) for stack in dwarf.unique
-    ]
 
 
 def test_one_read_per_stack_and_one_object_per_distinct_stack(tasks_btf: Tasks) -> None:

@@ -12,7 +12,7 @@ from msatools.selfcheck.model import SelfCheck
 from msatools.selfcheck.model import Verdict as SelfVerdict
 from tests.truth import matrix
 from tests.truth.fact import Verdict
-from tests.truth.matrix import COMMANDS, Cell, Result
+from tests.truth.matrix import Cell, Result
 from tests.truth.tables import TABLES
 
 PLAIN, OTHER = Cell("plain", "6.12"), Cell("nokaslr", "6.12")
@@ -24,11 +24,6 @@ def test_all_dumps_of_all_cells_can_be_built() -> None:
     assert dumps <= {*lab.scenarios()}
     assert {cell.kernel for cell in cells} == {*KERNELS}
     assert {cell.machine for cell in cells} == {row.name for row in MACHINES}
-
-
-def test_plain_cells_have_the_other_scenarios_too() -> None:
-    assert {*PLAIN.dumps("memstat")} >= {"memory-6.12", "owners-6.12", "plain-6.12"}
-    assert [*OTHER.dumps("memstat")] == ["nokaslr-6.12"]
 
 
 def test_a_fact_applies_if_one_dump_has_recorded_it(
@@ -79,31 +74,3 @@ def test_checks_that_do_not_hold_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         f"nokaslr-6.12: pages {verdict}: 1 of walked, 2 of counted"
         for verdict in ("differs", "unknown")
     ]
-
-
-def test_a_command_that_ends_with_an_error_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def verdicts(table: str, dump: str) -> None:
-        raise OverflowError("too large")
-
-    monkeypatch.setattr(matrix, "verdicts", verdicts)
-    monkeypatch.setattr(matrix, "self_check", lambda *_: None)
-    for result in matrix.judge(OTHER, {}).values():
-        assert {*result.failed} == {"nokaslr-6.12: OverflowError: too large"}
-
-
-def test_page() -> None:
-    """It has figures, what explains them, why facts do not apply, what is untried."""
-    good = {name: Result(exact=1234) for name in COMMANDS}
-    other = {name: Result(exact=1) for name in COMMANDS}
-    other["memstat"] = Result(5, 2, ["x"], {"counters": 2}, {"process": "not recorded"})
-    text = matrix.page({PLAIN: good, OTHER: other}, {"6.12": "6.12.117-cloud"})
-    lines = text.splitlines()
-    assert "- 6.12: 6.12.117-cloud" in lines
-    (row,) = (line for line in lines if line.startswith("| nokaslr-6.12 |"))
-    assert "| 5 exact, 2 explained, **1 failed** |" in row
-    assert "| 1,234 exact |" in next(line for line in lines if "| plain-6.12 |" in line)
-    assert any(line.startswith("- msa-memstat, counters (2): a CPU") for line in lines)
-    assert "- msa-memstat, process: not recorded (nokaslr-6.12)." in lines
-    assert "la57off-6.12" in lines[lines.index("## Not tried") + 2]

@@ -18,7 +18,6 @@ from msatools.zombies.verdicts import MAX_THREADS, read_doing
 from tests.support.overlay import lose, put
 from tests.zombies.dumps import Dump, Facts, read_dump, verdicts_of
 
-MANY = 20_000
 PARENT_READS, THREAD_READS = 40, 4
 """Maximum reads for a dead task and its parent, and for each thread of the parent.
 ``-p`` may take 100, mostly for the rest."""
@@ -215,13 +214,6 @@ def test_single_zombie(dump: Dump) -> None:
         assert found == verdict, pid
         assert reads <= PARENT_READS + THREAD_READS * count, pid
     assert len(done) > 40
-
-
-@pytest.mark.long
-def test_single_zombie_of_many() -> None:
-    many = read_dump("manytasks-6.12")
-    _, reads, _ = alone(many, many.pids[MANY // 2])
-    assert reads <= PARENT_READS
 
 
 def doing(dump: Dump) -> dict[str, tuple[ParentThread, ...]]:

@@ -7,7 +7,6 @@ import pytest
 from drgn import Object, Program
 
 from msatools.kernel.report import LossLog
-from msatools.tasks.sampler import AgeBound
 from msatools.zombies.parents import UNKNOWN, zombie_rows
 from msatools.zombies.verdicts import verdicts
 from tests.support.overlay import lose, put
@@ -16,17 +15,6 @@ from tests.zombies.dumps import Dump, read_dump
 MANY = 20_000
 SPACE = 4026531836
 """The initial PID namespace (PROC_PID_INIT_INO)."""
-
-
-def test_all_dead_tasks(dump: Dump) -> None:
-    assert sorted(dump.pids) == sorted(dump.recorded)
-    leaders = {one["pid"] for one in dump.workload["zombies"]}
-    leads = dump.dead.leads.tolist()
-    assert {p for p, lead in zip(dump.pids, leads, strict=True) if lead} == leaders
-    assert set(dump.dead.age_bound.tolist()) == {AgeBound.ESTIMATE}
-    assert dump.parents
-    assert not dump.losses.notes
-    assert not dump.losses.coverage
 
 
 def test_living_threads(dump: Dump) -> None:

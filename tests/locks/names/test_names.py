@@ -23,7 +23,6 @@ from msatools.kernel.report import LossLog
 from msatools.locks import wait_queues
 from msatools.locks.context import BlockedTask
 from msatools.locks.described import process_of
-from msatools.locks.file_locks import request as file_lock_request
 from msatools.locks.names import LockNames, Name
 from msatools.locks.places import Slabs, Variables, lock_places
 from msatools.locks.report import Lock, LockTypeName
@@ -92,18 +91,6 @@ def dump(tasks: Seen) -> Iterator[Dump]:
 # --- kernel locks that tasks wait for
 
 
-def test_locks_of_a_directory(dump: Dump) -> None:
-    inode = dump.truth("directory-make")["inode"]
-    for name in ("directory-make", "directory-rename", "directory-read"):
-        found = dump.name(name)
-        assert found.name == "i_rwsem of /mnt/slow/busy"
-        assert found.path == "/mnt/slow/busy"
-        assert found.inode == inode
-        assert found.cache == "ext4_inode_cache"
-        lookup = dump.truth("directory-lookup")
-        assert found.device == f"{lookup['name']} {lookup['device']}"
-
-
 def test_file_system_is_named_by_its_root(dump: Dump) -> None:
     found = dump.name("rename-mutex")
     assert (found.name, found.path) == ("s_vfs_rename_mutex of /mnt/slow", "/mnt/slow")
@@ -138,21 +125,6 @@ def test_pipe(dump: Dump) -> None:
 
 
 # --- data, bits and queues
-
-
-def test_folios_of_files(dump: Dump) -> None:
-    for name, path in (
-        ("file-read", "/mnt/slow/read"),
-        ("fault-data", "/mnt/slow/fault-data"),
-        ("fault-text", "/mnt/slow/fault-text"),
-    ):
-        on = dump.truth(name)
-        assert dump.name_of(name, wait_queues.folio_request) == Name(
-            name=f"folio 0 of {path}",
-            path=path,
-            inode=on["inode"],
-            device=f"{on['name']} {on['device']}",
-        )
 
 
 def test_folios_of_a_device_and_of_swap(dump: Dump) -> None:
@@ -195,22 +167,6 @@ def test_state_of_an_inode(dump: Dump) -> None:
         assert (found.name, found.inode) == ("i_state of /mnt/slow/busy", inode)
 
 
-def test_journal(dump: Dump) -> None:
-    found, on = (
-        dump.name_of("file-fsync", wait_queues.wait_queue_request),
-        dump.truth("file-read"),
-    )
-    assert found.name == f"j_wait_done_commit of {on['name']}"
-    assert found.device == f"{on['name']} {on['device']}"
-
-
-def test_file_locks(dump: Dump) -> None:
-    for name in ("flock", "posix-lock", "ofd-lock"):
-        found = dump.name_of(name, file_lock_request)
-        assert found.name == found.path == f"/run/{name}"
-        assert found.inode == dump.truth(name)["inode"]
-
-
 def test_lock_on_a_stack(dump: Dump) -> None:
     for task in list(for_each_task(dump.prog))[::200]:
         if not task.stack:
@@ -221,29 +177,6 @@ def test_lock_on_a_stack(dump: Dump) -> None:
 
 
 # --- futexes
-
-
-def test_futexes_in_memory(dump: Dump) -> None:
-    for server in dump.seen.run.workload["servers"].values():
-        tid = server["workers"][0]
-        case = dump.case(tid)
-        (request,) = futex_requests(dump.context, case)
-        found = dump.names.name(request.lock, [case])
-        assert found.pid == dump.seen.table["tgid"][case.row]
-        assert found.path == "/lab/server"
-        mm = find_task(dump.prog, tid).mm
-        address = request.lock.address or 0
-        offset = offset_in_file(mm, address)
-        assert found.name == f"condition variable in /lab/server+{offset:#x}"
-
-
-def offset_in_file(mm: drgn.Object, address: int) -> int:
-    """Return the file offset of a mapped address, by drgn's walk of the mappings."""
-    for vma in for_each_vma(mm):
-        if vma.vm_start <= address < vma.vm_end:
-            start = vma.vm_pgoff.value_() * 4096
-            return int(start + address - vma.vm_start.value_())
-    raise LookupError(address)
 
 
 def test_futexes_on_heap_and_stack(dump: Dump) -> None:

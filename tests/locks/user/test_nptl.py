@@ -138,14 +138,6 @@ def test_mutexes(memory: Memory, kind: Kind) -> None:
     assert c_library.glibc_mutex(data, not shared) is None
 
 
-def test_mutex_without_an_owner(memory: Memory) -> None:
-    for kind in KINDS.values():
-        make_mutex(memory, kind)
-        data = memory.read(memory.address, MUTEX_BYTES)
-        assert c_library.glibc_mutex(data, True) is None
-        assert c_library.glibc_mutex(data, False) is None
-
-
 @pytest.mark.parametrize(
     ("word", "value"),
     [
@@ -485,13 +477,6 @@ def test_words_of_a_condition(made: Condition, change: Any, fits: bool) -> None:
 )
 def test_words_of_one_layout_only(wrong: Condition) -> None:
     assert not wrong.is_one()
-
-
-def test_memory_without_a_condition() -> None:
-    for byte in range(256):
-        data = bytes([byte]) * CONDITION_BYTES
-        for newer in (False, True):
-            assert not c_library.condition(data, newer, (1, 0), None)
 
 
 def test_semaphores(memory: Memory) -> None:

@@ -170,20 +170,6 @@ def end(text: str) -> str | None:
     return f"{'.'.join(map(str, octets))}:{int(port, 16)}"
 
 
-def test_paths(dump: Seen) -> None:
-    for name, path in {
-        "file-read": "/mnt/slow/read",
-        "execute": "/mnt/slow/program",
-        "fault-text": "/mnt/slow/fault-text",
-        "directory-read": "/mnt/slow/busy",
-        "flock": "/run/flock",
-        "fifo-open": "/run/fifo",
-        "mq-send": "/send",
-        "rename-mutex": "/mnt/slow",
-    }.items():
-        assert dump.on(name).path == path
-
-
 def test_running_tasks_have_no_target(dump: Seen) -> None:
     running = np.isin(
         dump.now.classes, (TaskClass.USR, TaskClass.SYS, TaskClass.LAT, TaskClass.ZMB)
@@ -191,19 +177,6 @@ def test_running_tasks_have_no_target(dump: Seen) -> None:
     rows = np.flatnonzero(running).tolist()
     assert len(rows) > 8
     assert all(dump.ons[row] is None for row in rows)
-
-
-def test_stopped_by_a_signal(dump: Seen) -> None:
-    assert dump.on("stopped") == WaitTarget(kind="stop", signals=(19,))
-
-
-def test_targets_are_in_the_order_of_rows(dump: Seen) -> None:
-    rows = np.array([dump.row(name) for name in ("wait4", "pipe-read", "futex-wait")])
-    found = Explainer(dump.reader).explain(
-        dump.table, dump.now, dump.clocks, dump.losses, rows=rows
-    )
-    assert [on.kind for on in found if on] == ["child", "pipe", "futex"]
-    assert found == [dump.ons[row] for row in rows.tolist()]
 
 
 def test_nothing_is_lost(dump: Seen) -> None:
