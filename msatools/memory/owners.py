@@ -661,6 +661,9 @@ class ScanContext(Struct, frozen=True):
     owners: Owners
     losses: LossLog
     page_size: int
+    read_all: bool = False
+    """Whether to read the inside of free blocks: see :mod:`msatools.memory.stream`."""
+
     verbose: bool = False
     """Whether views list what has no pages, too."""
 
