@@ -30,7 +30,7 @@ from msatools.memory.owners import OwnedPages
 from msatools.memory.sums import ScanResult, add_sums
 from msatools.program.formats import Elf, Extent, parse_elf, reader_of
 from msatools.program.linear import VmallocTables, direct_map, page_tables
-from msatools.selfdesc.find import find_variable
+from msatools.selfdesc.find import find_symbol
 
 _LEAST_ORDER = 8
 """Free blocks from this order on are skipped: two system calls take as long as reading
@@ -127,10 +127,10 @@ def _apart(elf: Elf) -> list[Extent]:
 def _least_order(prog: drgn.Program) -> int:
     """Return the least order of free blocks whose inside need not be read."""
     try:
-        poisoned = find_variable(prog, "num_poisoned_pages").counter.value_()
-    except MissingError:
-        return _LEAST_ORDER  # CONFIG_MEMORY_FAILURE=n
-    except UNREADABLE:
+        # An atomic_long_t in every kernel.
+        poisoned = prog.read_u64(find_symbol(prog, "num_poisoned_pages").address)
+    except (MissingError, *UNREADABLE):
+        # A kernel without CONFIG_MEMORY_FAILURE looks the same as a lost symbol.
         return 0
     return 0 if poisoned else _LEAST_ORDER
 
@@ -209,8 +209,8 @@ class FileScan:
             "first_run": self._runs.firsts,
             "run_offset": self._runs.offsets,
             "run_bytes": self._runs.bytes,
-            "owned": owned.pfns,
-            "owned_codes": owned.codes,
+            "owned": np.ascontiguousarray(owned.pfns),
+            "owned_codes": np.ascontiguousarray(owned.codes),
         }
         step, device = self._step, layout.device_zone
         space = self._reader.once("space for blocks", lambda: _space(step, layout.size))

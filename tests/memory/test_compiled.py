@@ -38,6 +38,7 @@ from msatools.memory.sums import ScanResult, add_block
 from msatools.model import values
 from msatools.program import linear
 from msatools.program.linear import DirectMap
+from msatools.selfdesc.find import find_symbol
 from tests.support.dumps import open_dump
 
 from .madepages import ADDRESS, Pages, open_demo, type_word
@@ -255,16 +256,17 @@ def test_file_is_not_read(prog: Program, monkeypatch: pytest.MonkeyPatch) -> Non
     assert stream.dump_file(Reader(prog)) is None
 
 
-def test_poisoned_pages(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("types", ["dwarf", "btf"])
+def test_poisoned_pages(run: lab.Run, types: str) -> None:
     """Then the inside of free blocks is read, too."""
-
-    class Poisoned:
-        counter = drgn.Object(prog, "long", 1)
-
-    monkeypatch.setattr(stream, "find_variable", lambda prog, name: Poisoned)
-    file = stream.dump_file(Reader(prog))
-    assert file is not None
-    assert not file.least_order
+    prog = open_dump(run.name, types)
+    assert stream._least_order(prog)
+    poisoned = find_symbol(prog, "num_poisoned_pages").address
+    copy = Program(prog.platform)
+    copy.add_memory_segment(poisoned, 8, lambda *_: (1).to_bytes(8, "little"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "find_symbol", lambda *_: find_symbol(prog, *_[1:]))
+        assert not stream._least_order(copy)
 
 
 needs_compiler = pytest.mark.skipif(
