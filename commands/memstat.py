@@ -91,6 +91,7 @@ def _start(
             memory_map=args.map is not None,
             workers=args.workers,
             verbose=args.verbose,
+            read_all=args.strict,
             progress=progress,
         )
 

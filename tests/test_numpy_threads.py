@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""No command has a thread, but those that Dask starts for msa-fleet."""
+"""No command has a thread, but those that Dask starts for msa-fleet; nor numpy.ma."""
 
 import os
 import subprocess
@@ -44,6 +44,26 @@ atexit.register(count)
 from msatools.console import fleet
 sys.exit(fleet())
 """
+
+
+MASKED = """
+import atexit, sys
+atexit.register(lambda: print("numpy.ma" in sys.modules, file=sys.stderr))
+from msatools import console
+sys.exit(getattr(console, sys.argv.pop(1))())
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masked_arrays_are_not_imported(name: str) -> None:
+    """np.unique() and np.isin() may import them, which takes some 10 ms."""
+    done = subprocess.run(
+        [sys.executable, "-c", MASKED, name, *words_of(name), CORE],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "False\n"
 
 
 def traced(*words: str | Path, **env: str) -> list[Traced]:

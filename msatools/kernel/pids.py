@@ -340,7 +340,8 @@ def read_pid_namespaces(
     found: dict[int, PidNamespace] = {}
     level = distinct(addresses)
     for _ in range(MAX_LEVEL + 1):
-        level = level[(level != 0) & ~np.isin(level, list(found))]
+        known = np.array([0, *found], np.uint64)
+        level = level[~np.isin(level, known, assume_unique=True)]
         if not len(level):
             break
         read = read_structs(reader, "struct pid_namespace", _NAMESPACE, level, losses)

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from msatools.errors import LOST
+from msatools.kernel.reader import distinct
 from msatools.kernel.report import Loss
 from msatools.kernel.slab import (
     SlabCache,
@@ -99,7 +100,7 @@ class SlabSamples:
         if not self._parts:
             return np.empty(0, np.int64)
         caches, pfns = np.concatenate(self._parts, axis=1)
-        mine = np.unique(pfns[caches == np.uint64(cache)]).astype(np.int64)
+        mine = distinct(pfns[caches == np.uint64(cache)]).astype(np.int64)
         rows = np.linspace(0, len(mine) - 1, min(SAMPLE, len(mine))).astype(np.int64)
         return mine[rows]
 

@@ -57,18 +57,23 @@ _CLASSES = {
     "excluded": PageClass.EXCLUDED,
 }
 
+BLOCKS_HELD = 4
+"""Blocks whose results there is room for, even if each page has some of its own."""
+
 _ROOM: dict[str, tuple[type[np.generic], int]] = {
     "mapping": (np.uint64, 1),
     "codes": (np.uint8, 1),
     "heads": (np.uint32, 1),
+    "runs": (np.uint32, 1),
     "notable": (np.int64, 1),
     "zeros": (np.int64, 1),
     "tails": (np.int64, 2),
     "tail_heads": (np.int64, 2),
+    "tail_runs": (np.int64, 6),
     "scratch_codes": (np.uint8, 1),
     "scratch": (np.uint64, 1),
-    "cache_mappings": (np.uint64, 1),
-    "cache_pages": (np.int64, 1),
+    "cache_mappings": (np.uint64, BLOCKS_HELD),
+    "cache_pages": (np.int64, BLOCKS_HELD),
 }
 """Arrays of ``struct scan``: type of an element, and elements for each page."""
 
@@ -110,7 +115,12 @@ class _Scan(ctypes.Structure):
         *_words("pfn", "address", "flags_or", "flags_and"),
         *_pointers("mapping", "codes", "heads"),
         *_pointers("notable", "zeros", "tails", "tail_heads"),
-        *_numbers("notables", "zeroes", "ntails", "nfakes", "own_mapping"),
+        *_numbers("notables", "zeroes", "ntails", "nfakes"),
+        *_pointers("tail_runs"),
+        *_numbers("ntail_runs"),
+        *_numbers("own_mapping", "swappable"),
+        *_pointers("runs"),
+        *_numbers("nruns", "next_run"),
         *_pointers("scratch_codes", "scratch"),
         *_numbers("far_low", "far_high"),
         *_words("far_code", "far_mapping"),
@@ -121,10 +131,32 @@ class _Scan(ctypes.Structure):
     )
 
 
+class Stream(ctypes.Structure):
+    """``struct stream``."""
+
+    _fields_ = (
+        *_numbers("fd"),
+        *_pointers("pfns", "addresses", "pages", "first_run"),
+        *_pointers("run_offset", "run_bytes"),
+        *_numbers("next"),
+        *_pointers("buffer", "owned", "owned_codes"),
+        *_numbers("nowned"),
+        *_words("rings", "zone_shift", "zone_mask", "device_zone", "kernel_start"),
+        *_words("least_order"),
+        *_numbers("lru"),
+        *_words("key"),
+        *_numbers("done", "left", "reads", "bytes"),
+        *_numbers("room", "candidates", "nentries"),
+        *_pointers("nexts", "prevs", "nodes", "rooms", "candidate_codes"),
+        *_pointers("entries", "orphans"),
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Load the compiled C file; ``None`` if it was not built or does not match."""
-    version = ctypes.sizeof(_Layout) << 16 | ctypes.sizeof(_Scan)
+    sizes = [ctypes.sizeof(struct) for struct in (_Layout, _Scan, Stream)]
+    version = sizes[0] << 32 | sizes[1] << 16 | sizes[2]
     loaded = native.load(_LIBRARY, "msa_size", version)
     if loaded is None:
         return None
@@ -141,6 +173,8 @@ def library() -> ctypes.CDLL | None:
     loaded.msa_settle.restype = None
     loaded.msa_sum.argtypes = (scan, ctypes.c_int64, ctypes.c_int64)
     loaded.msa_sum.restype = None
+    loaded.msa_stream.argtypes = (scan, ctypes.POINTER(Stream), ctypes.c_int64)
+    loaded.msa_stream.restype = None
     return loaded
 
 
@@ -237,6 +271,8 @@ class Compiled:
             name: np.zeros(times * pages, dtype)
             for name, (dtype, times) in _ROOM.items()
         }
+        self._arrays["heads"][:] = np.arange(pages)
+        self._scan.ntail_runs = 0
         for name, array in self._arrays.items():
             setattr(self._scan, name, array.ctypes.data)
 
@@ -307,6 +343,20 @@ class Compiled:
     def sums(self, first: int, end: int) -> BlockSums:
         """Sum up pages of the last block by their current classes."""
         self._library.msa_sum(self._here, first, end)
+        return self._sums()
+
+    def stream(self, stream: Stream, end: int, pages: int) -> BlockSums:
+        """
+        Scan blocks of a file in one call, up to block *end*, and sum them up.
+
+        :param pages: Most pages of a block.
+        """
+        if pages > self._room:
+            self._make_room(pages)
+        self._library.msa_stream(self._here, ctypes.byref(stream), end)
+        return self._sums()
+
+    def _sums(self) -> BlockSums:
         scan, arrays = self._scan, self._arrays
         return BlockSums(
             counts=self._counts,

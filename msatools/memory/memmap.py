@@ -518,11 +518,16 @@ def _state_of_offline(reader: Reader, layout: PageLayout, address: int) -> State
     return "device" if zone == device else "offline"
 
 
+def chunk_pages(layout: PageLayout) -> int:
+    """Return the pages of a chunk: a power of two, to which chunks are aligned."""
+    return 1 << (CHUNK_BYTES // layout.size).bit_length() - 1
+
+
 def read_chunks(
     reader: Reader, layout: PageLayout, ranges: Sequence[MemmapRange]
 ) -> Iterator[Chunk]:
     """Read the struct pages of the ranges, :data:`CHUNK_BYTES` at a time."""
-    step = 1 << (CHUNK_BYTES // layout.size).bit_length() - 1
+    step = chunk_pages(layout)
     bulk = BulkReader.of(reader)
     for part in ranges:
         for first in range(0, part.pages, step):

@@ -237,6 +237,7 @@ def collect_memstat(
     frag: bool = False,
     memory_map: bool = False,
     verbose: bool = False,
+    read_all: bool = False,
     progress: Progress | None = None,
 ) -> MemstatReport:
     """
@@ -263,6 +264,8 @@ def collect_memstat(
     :param memory_map: Whether to make a map of memory.
     :param verbose: Whether to list the callers of vmalloc, and slab caches without
         slabs.
+    :param read_all: Whether to read the struct pages inside large free blocks of a
+        whole dump, too, which cannot have another class unless they are damaged.
     :param progress: Called now and then with pages done and pages in all.
     :raises MissingError: if the types lack what describes physical memory
     :raises TargetError: if the program is not a kernel, or has no types
@@ -290,6 +293,7 @@ def collect_memstat(
             owners=owners,
             losses=losses,
             page_size=find_variable(prog, "PAGE_SIZE").value_(),
+            read_all=read_all,
             verbose=verbose,
         )
         needed = dict.fromkeys((*by, *(("slab", "vmalloc") if leaks else ())))

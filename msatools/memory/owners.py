@@ -414,11 +414,10 @@ class OwnerSearch:
 
         :param pfns: The page, and the head of its compound page.
         """
-        wanted = np.array(pfns, np.uint64)
         looked = 0
         while True:
             for code, owned in self.owners.owned[looked:]:
-                if np.isin(wanted, owned).any():
+                if any((owned == np.uint64(pfn)).any() for pfn in pfns):
                     return code
             looked = len(self.owners.owned)
             if next(self._claims, _NO_MORE) is _NO_MORE:
@@ -661,6 +660,9 @@ class ScanContext(Struct, frozen=True):
     owners: Owners
     losses: LossLog
     page_size: int
+    read_all: bool = False
+    """Whether to read the inside of free blocks: see :mod:`msatools.memory.stream`."""
+
     verbose: bool = False
     """Whether views list what has no pages, too."""
 

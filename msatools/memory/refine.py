@@ -548,7 +548,8 @@ class FinalClasses:
         block.codes[pages] = np.repeat(classes, lengths)
 
     def _classes_of(self, mappings: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
-        unknown = np.setdiff1d(mappings, self._mappings)
+        unknown = distinct(mappings)
+        unknown = unknown[~np.isin(unknown, self._mappings, assume_unique=True)]
         if len(unknown):
             indices = np.searchsorted(self._mappings, unknown)
             classes = self._cache.of(unknown)

@@ -40,6 +40,7 @@ from msatools.memory.refine import (
     settle_cache,
     settle_pcp,
 )
+from msatools.memory.stream import FileScan, dump_file
 from msatools.memory.sums import Finals, ScanResult, add_block, settle_swapcache
 from msatools.program.live import open_again
 
@@ -61,6 +62,7 @@ def scan(
     observers: Sequence[Observer] = (),
     finals: Finals | None = None,
     result: ScanResult | None = None,
+    read_all: bool = False,
 ) -> ScanResult:
     """
     Classify every struct page of the ranges.
@@ -72,23 +74,34 @@ def scan(
     :param finals: Resolves the final classes before pages are counted and observed; the
         result then has no candidates and no mappings.
     :param result: Result of the ranges before: these are added to it.
+    :param read_all: Whether to read the inside of free blocks, too: :mod:`.stream`.
     """
     total = sum(part.pages for part in ranges)
     done = 0
+
+    def advance(pages: int) -> None:
+        nonlocal done
+        done += pages
+        if progress is not None:
+            progress(done, total)
+
     before = reader.reads - (finals.reads if finals is not None else 0)
     far_heads = FarHeadReader(reader, layout)
     result = ScanResult() if result is None else result
     compiled = _compiled(reader, layout)
-    for chunk in read_chunks(reader, layout, ranges):
+    chunks = read_chunks(reader, layout, ranges)
+    if compiled and finals is None and not observers:
+        streamed = FileScan.of(reader, layout, ranges, compiled)
+        if streamed is not None:
+            chunks = streamed.rest(owned, result, advance, read_all)
+    for chunk in chunks:
         block = (compiled.classify if compiled else classify)(
             chunk.data, chunk.pfn, chunk.address, layout, far_heads, chunk.gaps
         )
         add_block(result, block, owned, finals, compiled)
         for observer in observers:
             observer.observe(block)
-        done += len(block)
-        if progress is not None:
-            progress(done, total)
+        advance(len(block))
     result.heads_unreadable += far_heads.unreadable
     result.memmap_reads += reader.reads - before
     if finals is not None:
@@ -101,6 +114,7 @@ def prepare(reader: Reader, layout: PageLayout) -> None:
     """Make the caches that all parts of a scan share, before workers are forked."""
     BulkReader.of(reader)
     _compiled(reader, layout)
+    dump_file(reader)
 
 
 def _compiled(reader: Reader, layout: PageLayout) -> Compiled | None:
@@ -447,6 +461,8 @@ def scan_parts(
     observers: Sequence[Observer] = (),
     finals: Finals | None = None,
     workers: int = 1,
+    *,
+    read_all: bool = False,
 ) -> Scanned:
     """
     Classify every struct page of the ranges: see :func:`scan`.
@@ -464,7 +480,17 @@ def scan_parts(
         result: ScanResult | None = None,
     ) -> ScanResult:
         part = parts[number]
-        return scan(reader, layout, part, owned, within, part_observers, finals, result)
+        return scan(
+            reader,
+            layout,
+            part,
+            owned,
+            within,
+            part_observers,
+            finals,
+            result,
+            read_all,
+        )
 
     if workers > 1:
         prepare(reader, layout)
@@ -618,6 +644,7 @@ def _scan(
         observers,
         finals,
         workers,
+        read_all=context.read_all,
     )
     scanned.result.scan_ns = time.monotonic_ns() - began_ns
     if watch is not None:

@@ -29,7 +29,7 @@ from msatools.memory.classify import (
     node_zone_keys,
     where,
 )
-from msatools.memory.compiled import Compiled
+from msatools.memory.compiled import BlockSums, Compiled
 from msatools.memory.model import ScanChanges
 from msatools.memory.owners import OwnedPages
 from msatools.selfdesc.find import (
@@ -441,16 +441,25 @@ def _add_compiled(
     nameless = 0
     for first, end, key in runs:
         sums = compiled.sums(first, end)
-        _add_key(result, key, sums.counts[:NCLASSES])
-        if cached and len(sums.pages):
-            zones = np.full(len(sums.pages), key, np.int64)
-            result.cache.add(sums.mappings, zones, sums.pages)
-        result.anon_unmapped += sums.anon_unmapped
-        result.anon_swapcache += sums.anon_swapcache
-        result.shmem_swapcache += sums.shmem_swapcache
+        add_sums(result, sums, key, cached)
         nameless += sums.nameless
     if nameless:
         _add_nameless(result, block, keys)
+
+
+def add_sums(result: ScanResult, sums: BlockSums, key: int, cached: bool) -> None:
+    """
+    Add the sums over pages of one node and zone.
+
+    :param cached: Whether the mappings of the page cache are added, too.
+    """
+    _add_key(result, key, sums.counts[:NCLASSES])
+    if cached and len(sums.pages):
+        zones = np.full(len(sums.pages), key, np.int64)
+        result.cache.add(sums.mappings, zones, sums.pages)
+    result.anon_unmapped += sums.anon_unmapped
+    result.anon_swapcache += sums.anon_swapcache
+    result.shmem_swapcache += sums.shmem_swapcache
 
 
 def _mark_device(block: Block, keys: int | npt.NDArray[np.int64]) -> None:

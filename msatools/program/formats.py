@@ -101,6 +101,9 @@ class Extent(Struct, frozen=True):
     address: int = 0
     """``p_paddr``, or ``sh_addr``."""
 
+    memory: int = 0
+    """Size of a segment in memory, in bytes."""
+
 
 class Elf(Struct, frozen=True):
     """The headers of an ELF file."""
@@ -122,6 +125,13 @@ class Elf(Struct, frozen=True):
     def has_physical(self) -> bool:
         """Whether a segment has a physical address: programs have none."""
         return any(each.address for each in self.loads)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether memory of a segment was left out of the file."""
+        return any(
+            each.kind == _PT_LOAD and each.memory > each.size for each in self.segments
+        )
 
     @property
     def end(self) -> int:
@@ -163,15 +173,15 @@ def parse_elf(read: ReadAt) -> Elf:
         shnum = shnum or many_sections
         phnum = many_segments if phnum == _PN_XNUM else phnum
 
-    segment = struct.Struct(byteorder + ("I4xQ8xQQ" if is_64 else "II4xII"))
+    segment = struct.Struct(byteorder + ("I4xQ8xQQQ" if is_64 else "II4xIII"))
     section = struct.Struct(byteorder + ("4xI8xQQQ" if is_64 else "4xI4xIII"))
     return Elf(
         is_core=e_type == _ET_CORE,
         is_64=is_64,
         byteorder=byteorder,
         segments=tuple(
-            Extent(kind, offset, size, address)
-            for kind, offset, address, size in _table(
+            Extent(kind, offset, size, address, memory)
+            for kind, offset, address, size, memory in _table(
                 read, phoff, phentsize, phnum, segment
             )
         ),
@@ -225,7 +235,7 @@ def build_id(read: ReadAt, elf: Elf) -> bytes | None:
 
 def _table(
     read: ReadAt, offset: int, entry_size: int, count: int, layout: struct.Struct
-) -> Iterator[tuple[int, int, int, int]]:
+) -> Iterator[tuple[int, ...]]:
     if not count:
         return
     if entry_size < layout.size:
@@ -234,8 +244,7 @@ def _table(
         raise DamagedDataError(f"an ELF file with a table of {count:,} entries")
     data = read_exactly(read, offset, entry_size * count)
     for index in range(count):
-        first, second, third, fourth = layout.unpack_from(data, index * entry_size)
-        yield first, second, third, fourth
+        yield layout.unpack_from(data, index * entry_size)
 
 
 def _parse_notes(data: bytes, byteorder: str) -> Iterator[ElfNote]:

@@ -445,7 +445,8 @@ def _group_limits(
     level = np.fromiter(dead, np.uint64, len(dead))
     parents: dict[int, int] = {}
     for _ in range(MAX_DEPTH):
-        level = level[(level != 0) & ~np.isin(level, list(parents))]
+        known = np.array([0, *parents], np.uint64)
+        level = level[~np.isin(level, known, assume_unique=True)]
         if not len(level):
             break
         read = read_structs(reader, type_, _GROUP, level, losses)
@@ -541,7 +542,8 @@ class _Alone:
         """Return the different addresses of such objects in a column of the table."""
         addresses = self._tasks[column]
         dead = distinct(addresses[self._dead])
-        alone = dead[(dead != 0) & ~np.isin(dead, addresses[self._living])]
+        living = distinct(addresses[self._living])
+        alone = dead[(dead != 0) & ~np.isin(dead, living, assume_unique=True)]
         found: Addresses = alone.astype(np.uint64)
         return found
 

@@ -198,7 +198,9 @@ class _Family:
         """Read the PID namespaces of some tasks at once."""
         pids = self._tasks["thread_pid"][rows].astype(np.uint64)
         innermost, _ = innermost_numbers(self._reader, pids, self._losses)
-        new = np.setdiff1d(innermost, np.array([*self._spaces], np.uint64))
+        new = distinct(innermost)
+        known = np.array([*self._spaces], np.uint64)
+        new = new[~np.isin(new, known, assume_unique=True)]
         self._spaces |= read_pid_namespaces(self._reader, new, self._losses)
         self._innermost |= dict(zip(rows, innermost.tolist(), strict=True))
 

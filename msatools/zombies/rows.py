@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.tasks.identity import TaskCgroups, Users, comm_text
@@ -200,7 +200,7 @@ def read_survivors(
     part = TaskTable(tasks.records[rows], tasks.columns)
     stuck = loads(part) & ((part["state"] & WAKEKILL) == 0)
     stuck &= age_ns[rows] >= BRIEF_NS
-    signals = np.unique(part["signal"].astype(np.uint64))
+    signals = distinct(part["signal"].astype(np.uint64))
     read = read_structs(
         reader, "struct signal_struct", {"flags": ("flags",)}, signals, losses
     )

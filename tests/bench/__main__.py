@@ -3,10 +3,13 @@
 """How fast msatools is, beside its peers, each on one dump in one run.
 
 Timings of a shared machine mean little, so each round times every contender in
-turn, and what counts are the ratios of the medians.
+turn, and what counts are the ratios of the medians. The rows in which a peer is ahead
+are printed first.
 """
 
 import argparse
+import contextlib
+import io
 import resource
 import sys
 from pathlib import Path
@@ -32,6 +35,7 @@ from tests.bench import (
     workers,
     zombies,
 )
+from tests.bench.timing import print_behind
 
 
 def main() -> int:
@@ -46,6 +50,19 @@ def main() -> int:
     )
     args = parser.parse_args()
     run = lab.build(args.scenario)
+    report = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(report):
+            _compare_all(run, args)
+    finally:
+        print_behind()
+        print()
+        print(report.getvalue(), end="")
+    return 0
+
+
+def _compare_all(run: lab.Run, args: argparse.Namespace) -> None:
+    """Run each benchmark; all of what they print is shown at the end."""
     assert run.elf is not None
     first_answer.compare(args.rounds)
     print()
@@ -83,7 +100,6 @@ def main() -> int:
     fleet.compare()
     print()
     live.compare()
-    return 0
 
 
 if __name__ == "__main__":

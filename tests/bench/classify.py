@@ -28,7 +28,7 @@ from msatools.model import values
 from msatools.native import SWITCH
 from tests.bench.pages import Kernel, Stream, open_kernel
 from tests.bench.process import run_process
-from tests.bench.timing import medians
+from tests.bench.timing import beside, medians
 from tests.bench.workers import in_turn, repeated
 from tests.bench.workers import scan_with as scan_parts_with
 
@@ -41,6 +41,8 @@ STREAM = "streaming read of the file"
 READS = "drgn's reads of it"
 NUMPY = "scan by numpy"
 COMPILED = "scan, compiled"
+READ_ALL = "scan, compiled, free blocks too"
+"""As with ``--strict``: what is inside free blocks is read as well."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ def compare_on(scenario: str, rounds: int) -> Rates:
     assert run.elf is not None
     kernel = open_kernel(run.elf, run.vmlinux)
     rates = measure(kernel, run.vmlinux, rounds)
+    for ours in {COMPILED, READ_ALL} & rates.page_s.keys():
+        seconds = rates.page_s[ours], rates.page_s[STREAM]
+        beside(f"{ours}, {scenario}", STREAM, *seconds)
     free = 100 * rates.free_pages / rates.pages
     print(f"{scenario}, {rates.pages:,} pages, {free:.0f} % free")
     for name, seconds in rates.page_s.items():
@@ -94,10 +99,11 @@ def measure(kernel: Kernel, vmlinux: Path, rounds: int) -> Rates:
         MEMORY: array_of_all(kernel).sum,
         STREAM: Stream(kernel).read,
         READS: partial(read_all, kernel),
-        NUMPY: scan_with(kernel, "numpy"),
+        NUMPY: scan_with(kernel, "no"),
     }
     if library() is not None:
-        works[COMPILED] = scan_with(kernel, "compiled")
+        works[COMPILED] = scan_with(kernel, "yes")
+        works[READ_ALL] = scan_with(kernel, "yes", read_all=True)
     result = list(works.values())[-1]()
     assert isinstance(result, ScanResult)
     contenders = {name: (work, kernel.pages) for name, work in works.items()}
@@ -122,13 +128,17 @@ def read_all(kernel: Kernel) -> None:
         pass
 
 
-def scan_with(kernel: Kernel, classifier: str) -> Callable[[], ScanResult]:
-    """Make a scan by one of both ways; a reader keeps to the one that it began with."""
+def scan_with(
+    kernel: Kernel, native: str, *, read_all: bool = False
+) -> Callable[[], ScanResult]:
+    """Make a scan with numpy or the part in C; a reader keeps to its first one."""
     reader = Reader(kernel.prog)
 
     def run() -> ScanResult:
-        with mock.patch.dict(os.environ, {SWITCH: classifier}):
-            return scan(reader, kernel.layout, kernel.ranges, kernel.owned)
+        with mock.patch.dict(os.environ, {SWITCH: native}):
+            return scan(
+                reader, kernel.layout, kernel.ranges, kernel.owned, read_all=read_all
+            )
 
     return run
 

@@ -25,7 +25,7 @@ from fixtures.lab.possiblecpus import MANY_ONLINE, ONLINE, POSSIBLE
 from msatools.cpus.cpus import Cpus, CpusOptions
 from msatools.program import TargetSpec, open_target
 from tests.bench.process import run_process
-from tests.bench.timing import Contender, medians
+from tests.bench.timing import Contender, beside, medians
 
 KERNELS = ("6.1", "6.12")
 ALL = "msa-cpus"
@@ -107,6 +107,7 @@ def compare_processes(rounds: int) -> None:
         print(f"A PROCESS TAKES, {run.release}: seconds of CPU, start and opening too")
         for name, seconds in took.items():
             print(f"{name:38}{seconds:12.3f}")
+        beside(f"{ALL}, {run.release}", name, took[ALL], took[name])
         print(f"{'times as long as msa-cpus':38}{took[name] / took[ALL]:10.1f} x")
         print()
 

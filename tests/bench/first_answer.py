@@ -17,6 +17,7 @@ from fixtures import lab
 from fixtures.demo import DEMOS
 from msatools.registry import NAMES
 from tests.bench.process import run_process
+from tests.bench.timing import beside
 
 KERNEL = "6.12"
 LIMIT_S = 0.35
@@ -84,6 +85,7 @@ def _beside(dump: Path, vmlinux: Path, rounds: int) -> None:
     print(f"\n{f'BESIDE %crash, {dump.name}, CPU':40}{'ours':>10}{'%crash':>10}")
     for peer, name in PEERS.items():
         took = seconds[name], seconds[peer]
+        beside(f"msa-{name}, {dump.name}", f"%crash {peer}", *took)
         row = f"msa-{name}, {peer}"
         print(f"{row:40}{took[0]:10.3f}{took[1]:10.3f}{took[0] / took[1]:8.2f} x")
 

@@ -8,7 +8,7 @@ from msatools.kernel.report import LossLog
 from msatools.memory.classes import page_layout
 from msatools.memory.memmap import CHUNK_BYTES, BulkReader, memmap_ranges
 from msatools.program import TargetSpec, open_target
-from tests.bench.timing import medians
+from tests.bench.timing import beside, medians
 
 FORMATS = ("kdump-zlib", "kdump-lzo", "kdump-snappy", "kdump-zstd", "kdump-raw")
 
@@ -23,6 +23,7 @@ def compare(run: lab.Run, rounds: int) -> None:
     print(f"{'FORMAT':16}{'libkdumpfile':>14}{'in bulk':>14}{'ratio':>8}")
     for format in FORMATS:
         theirs, ours = _time(run, format, rounds)
+        beside(f"the memmap of {format}", "libkdumpfile", ours, theirs)
         print(
             f"{format:16}{_PAGE / theirs / 1e9:9.2f} GB/s{_PAGE / ours / 1e9:9.2f} GB/s"
             f"{theirs / ours:6.2f} x"

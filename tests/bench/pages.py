@@ -20,14 +20,14 @@ from drgn.helpers.linux.mm import (
     for_each_page,
 )
 
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import PAGE, Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.classes import PageLayout, page_layout
 from msatools.memory.memmap import CHUNK_BYTES, MemmapRange, memmap_ranges
 from msatools.memory.owners import OwnedPages, collect_owners
 from msatools.memory.scan import scan
 from msatools.program import TargetSpec, open_target
-from tests.bench.timing import medians
+from tests.bench.timing import beside, medians
 from tests.support.elf import file_offset, load_segments
 
 HELPER_PAGES = 20_000
@@ -159,9 +159,18 @@ def file_extents(kernel: Kernel) -> list[tuple[int, int]]:
     for part in kernel.ranges:
         for at in range(0, part.pages * kernel.layout.size, CHUNK_BYTES):
             size = min(CHUNK_BYTES, part.pages * kernel.layout.size - at)
-            # The boot memmap is mapped by pages of 2 MiB.
-            offset = file_offset(kernel.prog, segments, part.address + at)
-            extents.append((offset, size))
+            # Usually it is mapped by pages of 2 MiB. Where huge pages of hugetlb have
+            # given back struct pages (HVO), it is by pages of 4 KiB, in any order.
+            offsets = [
+                file_offset(kernel.prog, segments, part.address + at + page)
+                for page in range(0, size, PAGE)
+            ]
+            first = 0
+            for index in range(1, len(offsets) + 1):
+                if index == len(offsets) or offsets[index] != offsets[index - 1] + PAGE:
+                    length = min((index - first) * PAGE, size - first * PAGE)
+                    extents.append((offsets[first], length))
+                    first = index
     return extents
 
 
@@ -173,6 +182,8 @@ def print_pages(kernel: Kernel, per_page: dict[str, float]) -> None:
     sections = len({part.section for part in kernel.ranges})
     print(f"{'PAGE BY PAGE':34}{'Mpages/s':>10}{'scan is':>12}")
     for name, seconds in per_page.items():
+        if seconds != ours:
+            beside("msa-memstat's scan", name, ours, seconds)
         ratio = (
             f"{seconds / ours:.1f} x" if seconds > ours else f"1/{ours / seconds:.1f}"
         )

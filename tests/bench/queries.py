@@ -14,7 +14,7 @@ import msatools
 from fixtures import lab
 from fixtures.lab.guest.asking import read_proc
 from fixtures.lab.inside import RESULTS
-from tests.bench.timing import Contender, medians
+from tests.bench.timing import Contender, beside, medians
 
 KERNELS = ("6.1", "6.12")
 SCENARIO = "tasks-6.12"
@@ -60,4 +60,6 @@ def compare(rounds: int) -> None:
 def _print(seconds: dict[str, float]) -> None:
     for name, each in seconds.items():
         ratio = each / seconds["/proc"]
+        if name != "/proc":
+            beside(f"msatools.{name}()", "/proc", each, seconds["/proc"])
         print(f"{name:34}{1e6 * each:10.0f} us   {ratio:5.2f} x /proc")

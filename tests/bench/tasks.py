@@ -28,7 +28,7 @@ from msatools.tasks.sampler import TaskState, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.bench.process import Usage, run_process
-from tests.bench.timing import medians
+from tests.bench.timing import beside, medians
 
 KERNELS = ("6.1", "6.12")
 PEER_TASKS = 2_000
@@ -152,6 +152,8 @@ def compare_one(release: str, path: Path, vmlinux: Path, rounds: int) -> None:
         (tell, tell),
         (tell_peer, tell),
     ):
+        if name != base:
+            beside(base, name, took[base], took[name])
         ratio = "" if name == base else f"{took[name] / took[base]:.0f} x"
         print(f"{name:44}{1e6 * took[name]:10.1f}{ratio:>10}")
     same = sum(

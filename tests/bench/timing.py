@@ -11,9 +11,38 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 Contender = tuple[Callable[[], object], int]
 """What to do, and how many things it does it for."""
+
+
+class Beside(NamedTuple):
+    """A row of ours, beside a peer's."""
+
+    ours: str
+    peer: str
+    times: float
+    """How many times as long as the peer ours takes."""
+
+
+compared: list[Beside] = []
+"""The rows of all benchmarks that have a peer."""
+
+
+def beside(ours: str, peer: str, our_seconds: float, peer_seconds: float) -> None:
+    """Note what ours and a peer take for the same."""
+    compared.append(Beside(ours, peer, our_seconds / peer_seconds))
+
+
+def print_behind() -> None:
+    """Print the rows in which a peer is ahead, the worst first."""
+    behind = [row for row in compared if row.times > 1]
+    behind.sort(key=lambda row: row.times, reverse=True)
+    head = f"A PEER IS AHEAD IN {len(behind)} OF {len(compared)} ROWS"
+    print(f"{head:72}{'takes':>9}")
+    for row in behind:
+        print(f"{f'{row.ours}, beside {row.peer}':72}{row.times:7.2f} x")
 
 
 def medians(

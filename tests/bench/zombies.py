@@ -18,7 +18,7 @@ from fixtures.lab.inside import RESULTS
 from msatools.program import TargetSpec, open_target
 from msatools.zombies.model import ZombiesOptions
 from msatools.zombies.zombies import Zombies
-from tests.bench.timing import medians
+from tests.bench.timing import beside, medians
 
 KERNELS = ("6.1", "6.12")
 IN_A_ROW = 20
@@ -57,6 +57,7 @@ def compare_one(run: lab.Run, path: Path, rounds: int) -> None:
     tasks = every.report(_quiet).coverage["tasks"]
     head = f"20,000 ZOMBIES OF {tasks:,} TASKS, {run.release}"
     print(f"{head:56}{'ms':>10}{'ratio':>12}")
+    beside(f"{report}, {run.release}", walk, took[report], took[walk])
     print(f"{walk:56}{1e3 * took[walk]:10.1f}")
     print(f"{report:56}{1e3 * took[report]:10.1f}{took[report] / took[walk]:10.2f} x")
     print(
@@ -84,6 +85,10 @@ def compare_with_ps(run: lab.Run) -> None:
         f"{report}, the first": msa["report_seconds"][:1],
         f"{report} after it": msa["report_seconds"][1:],
     }
+    ours, *_ = reversed(rows)
+    for peer in list(rows)[:2]:
+        times = (statistics.median(rows[row]) for row in (ours, peer))
+        beside(ours, peer, *times)
     for row, seconds in rows.items():
         print(f"{row:56}{1e3 * statistics.median(seconds):10.1f} ms")
 

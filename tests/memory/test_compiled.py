@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import ModuleSpec
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from fixtures import lab
 from fixtures.demo import DEMOS
 from msatools import native
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory import compiled, memmap
+from msatools.memory import compiled, memmap, stream
 from msatools.memory.classes import HugetlbMark, PageClass, PageLayout, page_layout
-from msatools.memory.classify import Block
-from msatools.memory.memmap import MemmapRange, memmap_ranges
+from msatools.memory.classify import Block, classify
+from msatools.memory.memmap import MemmapRange, chunk_pages, memmap_ranges
 from msatools.memory.owners import OwnedPages, collect_owners
-from msatools.memory.scan import scan
-from msatools.memory.sums import ScanResult
+from msatools.memory.scan import FarHeadReader, scan
+from msatools.memory.sums import ScanResult, add_block
 from msatools.model import values
+from msatools.program import linear
+from msatools.program.linear import DirectMap
+from msatools.selfdesc.find import find_symbol
+from tests.support.dumps import open_dump
 
 from .madepages import ADDRESS, Pages, open_demo, type_word
 
@@ -114,6 +120,153 @@ def both_scans(prog: Program) -> Digests:
         return scan(Reader(prog), layout, ranges, owned, observers=[seen]), seen
 
     return assert_same(do_scan)[1]
+
+
+@cache
+def scanned_from_file(name: str) -> tuple[Program, OwnedPages, list[MemmapRange]]:
+    """Open an ELF dump whose memmap can be read from the file, in blocks."""
+    prog = open_dump(name, "dwarf")
+    reader, losses = Reader(prog), LossLog()
+    layout = page_layout(prog)
+    ranges = memmap_ranges(reader, layout, losses)
+    owned = collect_owners(reader, layout, ranges, losses).pages()
+    step = chunk_pages(layout)
+    blocks = [
+        part._replace(
+            pfn=part.pfn + first,
+            pages=min(step, part.pages - first),
+            address=part.address + first * layout.size,
+        )
+        for part in ranges
+        for first in range(0, part.pages, step)
+    ]
+    return prog, owned, blocks
+
+
+def test_each_block_from_the_file(run: lab.Run) -> None:
+    """Blocks scanned in one call are as numpy has them, read wholly or not."""
+    if compiled.library() is None:
+        pytest.skip("it is not compiled: see test_it_is_built()")
+    prog, owned, blocks = scanned_from_file(run.name)
+    reader, layout = Reader(prog), page_layout(prog)
+    file = stream.dump_file(reader)
+    assert file is not None
+    assert file.least_order
+    bytes_read = []
+    for block in blocks:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(native.SWITCH, "no")
+            expected = comparable(scan(Reader(prog), layout, [block], owned))
+        for read_all in (True, False):
+            before = reader.bytes
+            found = scan(reader, layout, [block], owned, read_all=read_all)
+            bytes_read.append(reader.bytes - before)
+            reads = {"memmap_reads": expected["memmap_reads"]}
+            assert comparable(found) | reads == expected, block
+    # Most memory of this machine is free.
+    assert sum(bytes_read[::2]) > 2 * sum(bytes_read[1::2])
+
+
+def test_all_blocks_from_the_file(run: lab.Run) -> None:
+    """One call has several blocks, and ends where a zone does."""
+    prog, owned, blocks = scanned_from_file(run.name)
+    layout, reader = page_layout(prog), Reader(prog)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(native.SWITCH, "no")
+        expected = comparable(scan(Reader(prog), layout, blocks, owned))
+    done: list[int] = []
+    found = scan(
+        reader, layout, blocks, owned, progress=lambda pages, total: done.append(pages)
+    )
+    reads = {"memmap_reads": expected["memmap_reads"]}
+    assert comparable(found) | reads == expected
+    assert done == sorted(done)
+    assert done[-1] == sum(block.pages for block in blocks)
+
+
+def test_damaged_block_from_a_file(run: lab.Run, tmp_path: Path) -> None:
+    """Also damaged struct pages are as numpy has them, if all are read."""
+    if compiled.library() is None:
+        pytest.skip("it is not compiled: see test_it_is_built()")
+    prog, owned, blocks = scanned_from_file(run.name)
+    layout = page_layout(prog)
+    native_scan = compiled.compiled_classifier(layout)
+    whole = stream.dump_file(Reader(prog))
+    assert native_scan is not None
+    assert whole is not None
+
+    def classes(block: MemmapRange) -> int:
+        result = scan(Reader(prog), layout, [block], owned)
+        # One of several zones is left to Python.
+        return int(np.count_nonzero(result.totals())) * (len(result.counts) == 1)
+
+    block = max((part._replace(pages=2048) for part in blocks), key=classes)
+    sound = Reader(prog).read(block.address, block.pages * layout.size)
+    first = int(whole.tables.frames(block.address, 1)[0])
+    path = tmp_path / "block"
+    added = 0
+
+    @settings(max_examples=100)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        nonlocal added
+        pages = bytearray(sound)
+        for _ in range(data.draw(st.integers(1, 12))):
+            at = data.draw(st.integers(0, block.pages - 1)) * layout.size
+            member = data.draw(st.sampled_from(MEMBERS))
+            words = st.integers(0, (1 << 64) - 1) | st.integers(0, 21) | st.just(0)
+            near = st.integers(0, block.pages - 1).map(
+                lambda page: block.address + page * layout.size | 1
+            )
+            word = data.draw(words | near).to_bytes(8, "little")
+            at += getattr(layout, member)
+            pages[at : at + 8] = word
+        path.write_bytes(pages)
+        with path.open("rb", buffering=0) as file:
+            assert isinstance(file, FileIO)
+            dump = whole._replace(
+                file=file,
+                starts=np.array([first]),
+                ends=np.array([first + len(pages) // 4096]),
+                shifts=np.array([-first * 4096]),
+            )
+            scan_of = stream.FileScan(Reader(prog), layout, [block], native_scan, dump)
+            found = ScanResult()
+            if list(scan_of.rest(owned, found, lambda count: None, read_all=True)):
+                return  # left to Python, which reads the dump
+        added += 1
+        expected = ScanResult()
+        far = FarHeadReader(Reader(prog), layout)
+        args = bytes(pages), block.pfn, block.address, layout, far
+        add_block(expected, classify(*args), owned, None, None)
+        assert comparable(found) == comparable(expected)
+
+    check()
+    assert added > 20
+
+
+MEMBERS = ("flags", "compound_head", "mapping", "private", "mapcount", "lru")
+
+
+def test_file_is_not_read(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is laid over the dump's memory is not in its file."""
+    assert stream.dump_file(Reader(prog)) is not None
+    nowhere = DirectMap()
+    monkeypatch.setitem(prog.cache, linear._DIRECT_MAP, nowhere)
+    assert stream.dump_file(Reader(prog)) is None
+
+
+@pytest.mark.parametrize("types", ["dwarf", "btf"])
+def test_poisoned_pages(run: lab.Run, types: str) -> None:
+    """Then the inside of free blocks is read, too."""
+    prog = open_dump(run.name, types)
+    assert stream._least_order(prog)
+    poisoned = find_symbol(prog, "num_poisoned_pages").address
+    copy = Program(prog.platform)
+    copy.add_memory_segment(poisoned, 8, lambda *_: (1).to_bytes(8, "little"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "find_symbol", lambda *_: find_symbol(prog, *_[1:]))
+        assert not stream._least_order(copy)
 
 
 needs_compiler = pytest.mark.skipif(
