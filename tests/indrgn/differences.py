@@ -18,6 +18,7 @@ LOCALS = "local variables"
 FILE = "the path of vmlinux"
 LABELS = "names of frames in assembly: labels, not functions"
 PANIC = "panic() above __crash_kexec()"
+MODULES = "more: symbols of modules, which debug info of the kernel alone has not"
 NAMES = "which of several symbols at an address"
 LENGTH = "[0] or []"
 RECORDS = (
@@ -109,6 +110,20 @@ def _names(prog: Program, text: str) -> str:
     return _SYMBOL.sub(address, text)
 
 
+def _modules(prog: Program, text: str) -> str:
+    """Put addresses in the place of modules' symbols."""
+    (kernel,) = prog.main_module().address_ranges or ((0, 0),)
+
+    def address(match: re.Match[str]) -> str:
+        try:
+            place: int = prog.symbol(match[1]).address + int(match[2] or "0", 0)
+        except LookupError:
+            return match[0]
+        return match[0] if kernel[0] <= place < kernel[1] else f"{place:x}"
+
+    return _SYMBOL.sub(address, text)
+
+
 def _length(prog: Program, text: str) -> str:
     return text.replace(" [0])", " [])")
 
@@ -120,6 +135,7 @@ DIFFERENCES = (
     Difference(LOCALS, _locals, "bt -V"),
     Difference(LINES, _lines),
     Difference(FILE, _file, "sys"),
+    Difference(MODULES, _modules),
     Difference(NAMES, _names),
     Difference(LENGTH, _length),
 )
@@ -141,7 +157,7 @@ def between(pair: Pair, line: str, dwarf: Said, btf: Said) -> list[str]:
         return [SYMBOLS]
     is_arm64 = pair.btf.platform.arch == Architecture.AARCH64
     if is_arm64 and re.search(r"\bbt\b", line) and "help" not in line:
-        return _between_records(line, dwarf.out, btf.out)
+        return between_records(line, dwarf.out, btf.out)
     if line.startswith("bt -d"):
         return _between_stacks(dwarf.out, btf.out)
     expected, found, names = dwarf.out, btf.out, []
@@ -158,7 +174,7 @@ def between(pair: Pair, line: str, dwarf: Said, btf: Said) -> list[str]:
     raise AssertionError(f"{line}:\n{_first(expected, found)}")
 
 
-def _between_records(line: str, dwarf: str, btf: str) -> list[str]:
+def between_records(line: str, dwarf: str, btf: str) -> list[str]:
     """Compare what frame records have of most frames: return addresses.
 
     In drgn's style frames have names alone. The first can be that of a section, which
@@ -171,7 +187,8 @@ def _between_records(line: str, dwarf: str, btf: str) -> list[str]:
         )
     else:
         expected, found = (
-            re.findall(r"#\d+ .* at ([0-9a-f]{16})\b", text) for text in (dwarf, btf)
+            re.findall(r"# ?\d+ .* at (?:0x)?([0-9a-f]{16})\b", text)
+            for text in (dwarf, btf)
         )
     assert len(found) > 2
     rest = iter(expected)
