@@ -3,6 +3,7 @@
 """Commands at drgn's prompt (``%command``), and ``msa drgn`` and ``msa crash``."""
 
 import argparse
+import builtins
 import contextlib
 import runpy
 import sys
@@ -31,7 +32,7 @@ from msatools.cli.options import (
     UsageError,
     parse_words,
 )
-from msatools.cli.output import OutputClosed, OutputError, output
+from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.errors import fault_of
 from msatools.program import TargetError, describe
 from msatools.render.blocks import escape
@@ -71,6 +72,7 @@ def run_in_drgn(
     :raises TargetError: if the program is not a kernel, or has no types
     """
     _show_as_text(Presented)
+    _fit_to_terminal()
     try:
         return _run(command, prog, argv)
     except Exception as error:
@@ -189,6 +191,26 @@ def _show_as_text(kind: type) -> None:
     display_str = getattr(sys.modules.get("drgn.cli"), "display_str", None)
     if display_str is not None and kind not in _SHOWN_AS_TEXT:
         _SHOWN_AS_TEXT.add(display_str(kind))
+
+
+def _fit_to_terminal() -> None:
+    """Have drgn's prompt draw reports as their commands do, as wide as the terminal."""
+    original = sys.displayhook
+    if original is not getattr(sys.modules.get("drgn.cli"), "_displayhook", None):
+        return
+
+    def display(value: object) -> None:
+        if not (isinstance(value, Presented) and is_terminal(sys.stdout)):
+            original(value)
+            return
+        from msatools.presentation import blocks
+        from msatools.render import show
+
+        with contextlib.suppress(OutputClosed), output() as out:
+            show(blocks(value), out)
+        vars(builtins)["_"] = value
+
+    sys.displayhook = display
 
 
 # --- msa drgn and msa crash: sessions of drgn on any target that msatools opens.

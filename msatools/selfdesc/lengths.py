@@ -67,16 +67,16 @@ def max_swapfiles(
     :param arrays: Variables that have so many elements, and the bytes of each element.
     :param is_exclusive: Whether the kernel has PG_anon_exclusive.
     """
+    rooms = [(symbol, size, room_of(prog, symbols, symbol)) for symbol, size in arrays]
+    known = [each for each in rooms if each[2]]
+    if not known or lost_symbols(symbols):
+        return None
     possible = _possible_swapfiles(prog, symbols, is_exclusive)
-    for symbol, size in arrays:
-        room = room_of(prog, symbols, symbol)
-        if not room:
-            continue
+    for symbol, size, room in known:
         following = symbol.address + room
-        # Padding is less than the alignment of what follows, if nothing else is lost.
+        # Padding is less than the alignment of what follows.
         alignment = following & -following
-        least = 0 if lost_symbols(symbols) else room - alignment + 1
-        possible = {each for each in possible if least <= each * size <= room}
+        possible = {each for each in possible if room - alignment < each * size <= room}
     return possible.pop() if len(possible) == 1 else None
 
 
