@@ -29,6 +29,7 @@ from msatools.program.raw_memory import (
 )
 from msatools.selfdesc.find import ask
 from msatools.selfdesc.kallsyms import load_symbols
+from msatools.standby import standby_of
 
 # --- Which physical address of a guest lies where in a file that does not say.
 #
@@ -232,6 +233,18 @@ def program_of(kernel: FoundKernel) -> Program:
     return ask(Program, Platform(kernel.arch), vmcoreinfo=kernel.text)
 
 
+def _set_kernel(prog: Program, kernel: FoundKernel) -> None:
+    """Make a program that of a kernel, of which few pages can be read yet.
+
+    A session's plugins are called. Ours must not load types meanwhile: it would warn of
+    modules that cannot be read.
+    """
+    ask(prog.set_linux_kernel_custom, kernel.text, False)
+    standby = standby_of(prog)
+    if standby is not None:
+        standby.stand_down()
+
+
 def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
     """Return when a kernel booted, in seconds of its wall clock since 1970.
 
@@ -251,7 +264,7 @@ def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
     try:
         prog = program_of(kernel)
         prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
-        ask(prog.set_linux_kernel_custom, kernel.text, False)
+        _set_kernel(prog, kernel)
         load_btf(prog, modules=False)
         now_ns = ask(ktime_get_coarse_real_ns, prog).value_()
         up_ns = ask(ktime_get_coarse_boottime_ns, prog).value_()
@@ -271,7 +284,7 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
     """
     prog = program_of(kernel)
     prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
-    ask(prog.set_linux_kernel_custom, kernel.text, False)
+    _set_kernel(prog, kernel)
     start = kernel.symbol("_stext") & -(1 << 21)
     image = start - kernel.image_offset
 

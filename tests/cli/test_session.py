@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures import lab
+from tests.program.raw import writers
 from tests.support.calls import CORE
 from tests.support.paused import paused
 from tests.support.terminal import Terminal
@@ -69,6 +70,18 @@ def test_dump_that_drgn_does_not_open(run_612: lab.Run) -> None:
     """QEMU's kdumps name no architecture."""
     done = msa("crash", run_612.dump("qemu-kdump-zlib"), "p", "init_task.pid")
     assert done.stdout == "init_task.pid = (pid_t)0\n"
+
+
+def test_raw_memory(run_612: lab.Run, tmp_path: Path) -> None:
+    """Nothing is loaded, nor warned of, while the kernel in it is searched for."""
+    image = writers.lime(run_612.elf, tmp_path / "image")
+    code = "print(find_task(1).comm, len({m.name for m in prog.modules()}) > 3)"
+    done = msa("drgn", image, "-e", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == '(char [16])"python3" True\n'
+    done = msa("crash", image, "bt", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "schedule at" in done.stdout
 
 
 @pytest.mark.long

@@ -53,8 +53,8 @@ class Found:
 def main(runs: Sequence[str], lines: Sequence[str], peer: Path | None) -> None:
     """Compare on each run, and write the page, which lists the runs so far."""
     found: dict[str, Found] = {}
-    # Spawned: drgn has threads, which a fork would not take along.
-    context = multiprocessing.get_context("spawn")
+    # Forked, as functions of __main__ have no other name; this one opens no dump.
+    context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(mp_context=context) as pool:
         work = {pool.submit(compare, run, lines, peer): run for run in runs}
         for done in as_completed(work):
