@@ -5,6 +5,7 @@
 import argparse
 import builtins
 import contextlib
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -277,18 +278,29 @@ def _parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     rest = "COMMAND" if name == "crash" else "SCRIPT [ARG...]"
     add("rest", nargs=argparse.REMAINDER, metavar=f"[TARGET] [{rest}]")
     args = parser.parse_args(argv)
-    named = [each for each in (args.core, args.qemu) if each is not None]
-    if len(named) + args.kernel > 1:
+    named = _named(args)
+    if not named and args.rest:
+        target, *args.rest = args.rest
+        # A crash command has options of its own.
+        if name == "drgn" and args.rest[:1] and args.rest[0].startswith("-"):
+            args = parser.parse_args(args.rest, args)
+        named = [target, *_named(args)]
+        args.core = target
+    if len(named) > 1:
         raise UsageError("two targets are named; name one")
+    if name == "drgn" and args.code is None and args.rest:
+        script = args.rest[0]
+        if not os.path.exists(script):
+            raise UsageError(f"{escape(script)}: no such script")
     if args.types == "btf" and (args.vmlinux is not None or args.debuginfod):
         raise UsageError("--types btf: asks for no debug info")
-    if not named and not args.kernel and args.rest:
-        args.core, *args.rest = args.rest
-    if name == "drgn" and args.rest[:1] == ["-e"]:
-        if len(args.rest) < 2 or args.code is not None:
-            raise UsageError("-e: expected one argument, the code")
-        _, args.code, *args.rest = args.rest
     return args
+
+
+def _named(args: argparse.Namespace) -> list[str]:
+    """Return the targets that options name."""
+    named = [each for each in (args.core, args.qemu) if each is not None]
+    return [*named, "/proc/kcore"] if args.kernel else named
 
 
 def _open(args: argparse.Namespace) -> "Opened":

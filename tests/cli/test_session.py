@@ -33,6 +33,13 @@ def test_code(words: tuple[str, ...]) -> None:
     assert done.stdout == "(pid_t)0 (pid_t)1 msatools\n"
 
 
+def test_options_after_the_target(run_612: lab.Run) -> None:
+    words = ["-s", run_612.vmlinux, "-e", "print(prog['schedule'].address_of_() > 0)"]
+    assert msa("drgn", run_612.kept, *words).stdout == "True\n"
+    done = msa("drgn", CORE, "--types", "btf", "-e", "print(1)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
 def test_command_of_ours_as_code() -> None:
     done = msa("drgn", CORE, "-e", "%memstat | head -2")
     assert done.stdout.splitlines()[1].startswith("CLASS")
@@ -118,7 +125,9 @@ def test_guest_and_debug_info(run_612: lab.Run, tmp_path: Path) -> None:
             2,
             "msa drgn: two targets are named; name one; see",
         ),
-        (("drgn", "x", "-e"), 2, "msa drgn: -e: expected one argument, "),
+        (("drgn", "x", "-k"), 2, "msa drgn: two targets are named; name one; see"),
+        (("drgn", "x", "-e"), 2, "msa drgn: argument -e: expected one argument; "),
+        (("drgn", "x", "none.py"), 2, "msa drgn: none.py: no such script; "),
         (
             ("crash", "--types", "btf", "-s", "v", "x"),
             2,
