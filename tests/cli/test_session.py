@@ -34,7 +34,7 @@ def test_code(words: tuple[str, ...]) -> None:
 
 
 def test_options_after_the_target(run_612: lab.Run) -> None:
-    words = ["-s", run_612.vmlinux, "-e", "print(prog['schedule'].address_of_() > 0)"]
+    words = ["-s", run_612.vmlinux, "-e", "print(prog['schedule'].address_ > 0)"]
     assert msa("drgn", run_612.kept, *words).stdout == "True\n"
     done = msa("drgn", CORE, "--types", "btf", "-e", "print(1)")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
