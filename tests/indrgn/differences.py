@@ -177,12 +177,11 @@ def between(pair: Pair, line: str, dwarf: Said, btf: Said) -> list[str]:
 def between_records(line: str, dwarf: str, btf: str) -> list[str]:
     """Compare what frame records have of most frames: return addresses.
 
-    In drgn's style frames have names alone. The first can be that of a section, which
-    begins there; clones of functions have a suffix.
+    In drgn's style frames have names alone; clones of functions have a suffix.
     """
     if line.startswith("bt -d"):
         expected, found = (
-            [name.partition(".")[0] for name in re.findall(r"#\d+ (\S+)", text)][1:]
+            [name.partition(".")[0] for name in re.findall(r"#\d+ (\S+)", text)]
             for text in (dwarf, btf)
         )
     else:
