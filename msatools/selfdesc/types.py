@@ -594,6 +594,10 @@ whose next one is 64 KiB away or farther (MAX_SYMBOL_LENGTH), as is that of hsta
 1,024 nodes."""
 
 
+_MOST_SHOWN = 4
+"""Addresses of a name that an error shows."""
+
+
 class UntypedError(UncertainNameError):
     """A symbol exists, but its type is not certain."""
 
@@ -632,8 +636,13 @@ class Objects:
         symbols = self.symbols(self.prog, name, None, False)
         if not symbols:
             return None
-        if len({symbol.address for symbol in symbols}) > 1:
-            raise AmbiguousError(f"the kernel has {len(symbols)} symbols {name}")
+        places = sorted({symbol.address for symbol in symbols})
+        if len(places) > 1:
+            shown = " or ".join(map(hex, places[:_MOST_SHOWN]))
+            raise AmbiguousError(
+                f"the kernel has {len(symbols)} symbols {name}: load the kernel's "
+                f"debug info (-s), or name one: Object(prog, TYPE, address={shown})"
+            )
         symbol = symbols[0]
         # BTF has few variables, but finding a function indexes all functions.
         found = self.types.find_variable(name)
