@@ -19,6 +19,7 @@ FILE = "the path of vmlinux"
 LABELS = "names of frames in assembly: labels, not functions"
 PANIC = "panic() above __crash_kexec()"
 MODULES = "more: symbols of modules, which debug info of the kernel alone has not"
+SIZES = "symbols of 64 KiB and more, whose end kallsyms does not say"
 NAMES = "which of several symbols at an address"
 LENGTH = "[0] or []"
 RECORDS = (
@@ -87,7 +88,8 @@ def _panic(prog: Program, text: str) -> str:
 
 def _labels(prog: Program, text: str) -> str:
     """Leave out the names of frames of which DWARF describes no function."""
-    return re.sub(r"(?<=\] )(?:entry_|secondary_|common_)\S+(?= at )", "", text)
+    name = r"(?:entry_|secondary_|common_)"
+    return re.sub(rf"(?<=\] ){name}\S+(?= at )|\b{name}\w+\+\d+", "", text)
 
 
 def _file(prog: Program, text: str) -> str:
@@ -124,6 +126,20 @@ def _modules(prog: Program, text: str) -> str:
     return _SYMBOL.sub(address, text)
 
 
+def _sizes(prog: Program, text: str) -> str:
+    """Put addresses in the place of large symbols; drgn takes 64 KiB for a gap."""
+
+    def address(match: re.Match[str]) -> str:
+        try:
+            symbol = prog.symbol(match[1])
+        except LookupError:
+            return match[0]
+        is_large = symbol.size >= 1 << 16
+        return f"{symbol.address + int(match[2] or '0', 0):x}" if is_large else match[0]
+
+    return _SYMBOL.sub(address, text)
+
+
 def _length(prog: Program, text: str) -> str:
     return text.replace(" [0])", " [])")
 
@@ -136,6 +152,7 @@ DIFFERENCES = (
     Difference(LINES, _lines),
     Difference(FILE, _file, "sys"),
     Difference(MODULES, _modules),
+    Difference(SIZES, _sizes),
     Difference(NAMES, _names),
     Difference(LENGTH, _length),
 )
