@@ -97,6 +97,18 @@ def _file(prog: Program, text: str) -> str:
     return re.sub(r"^ *KERNEL: .*\n", "", text, flags=re.M)
 
 
+def _replaced(text: str, address: Callable[[re.Match[str]], str]) -> str:
+    """Replace what may be symbols; each is looked up once, as many are no symbol."""
+    known: dict[str, str] = {}
+
+    def once(match: re.Match[str]) -> str:
+        if match[0] not in known:
+            known[match[0]] = address(match)
+        return known[match[0]]
+
+    return _SYMBOL.sub(once, text)
+
+
 def _names(prog: Program, text: str) -> str:
     """Put addresses in the place of symbols."""
 
@@ -110,7 +122,7 @@ def _names(prog: Program, text: str) -> str:
             return match[0]
         return f"{symbols[0].address + offset:x}"
 
-    return _SYMBOL.sub(address, text)
+    return _replaced(text, address)
 
 
 def _modules(prog: Program, text: str) -> str:
@@ -124,7 +136,7 @@ def _modules(prog: Program, text: str) -> str:
             return match[0]
         return match[0] if kernel[0] <= place < kernel[1] else f"{place:x}"
 
-    return _SYMBOL.sub(address, text)
+    return _replaced(text, address)
 
 
 def _sizes(prog: Program, text: str) -> str:
@@ -138,7 +150,7 @@ def _sizes(prog: Program, text: str) -> str:
         is_large = symbol.size >= 1 << 16
         return f"{symbol.address + int(match[2] or '0', 0):x}" if is_large else match[0]
 
-    return _SYMBOL.sub(address, text)
+    return _replaced(text, address)
 
 
 def _length(prog: Program, text: str) -> str:
