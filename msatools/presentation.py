@@ -65,11 +65,11 @@ def _spans(line: plain.Line) -> Iterator[str]:
 
 def _lines(report: Any) -> Iterator[plain.Line]:
     """Yield the lines, in which what is not printable is escaped."""
-    for block in _blocks(report):
+    for block in blocks(report):
         yield from plain.lines(block)
 
 
-def _blocks(report: Any) -> Iterable[Block]:
+def blocks(report: Any) -> Iterable[Block]:
     """Return what the command that makes such reports prints without options."""
     from msatools.memory.diff import MemstatDiff
     from msatools.render import header

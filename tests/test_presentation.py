@@ -2,12 +2,15 @@
 
 """Reports in programs, at prompts and in notebooks."""
 
+import builtins
 import io
 import json
 import re
+import sys
 from html import unescape
 from typing import Any
 
+import drgn.cli
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
@@ -106,6 +109,36 @@ def test_text_is_what_the_command_prints(report: Any) -> None:
     pretty = Printer()
     report._repr_pretty_(pretty, False)
     assert pretty.written.splitlines() == lines
+
+
+class Terminal(io.StringIO):
+    """A terminal, which has the size that the environment says."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_prompt_draws_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value at drgn's prompt is what its command prints there."""
+    monkeypatch.setattr(sys, "displayhook", drgn.cli._displayhook)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "30")
+    found = reported("memstat")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    sys.displayhook(found)
+    assert builtins.__dict__["_"] is found
+    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 60 < max(map(len, str(found).splitlines()))
+    assert any(" checks: " in line for line in lines)
+    # Others are drgn's, and so is what is written to a file.
+    sys.displayhook(5)
+    assert terminal.getvalue().endswith("5\n")
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    sys.displayhook(found)
+    assert out.getvalue() == f"{found}\n"
 
 
 class Printer:

@@ -3,10 +3,13 @@
 """Commands at drgn's prompt (``%command``), and ``msa drgn`` and ``msa crash``."""
 
 import argparse
+import builtins
 import contextlib
+import os
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic
 
 from drgn import Program, ProgramFlags
@@ -31,7 +34,7 @@ from msatools.cli.options import (
     UsageError,
     parse_words,
 )
-from msatools.cli.output import OutputClosed, OutputError, output
+from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.errors import fault_of
 from msatools.program import TargetError, describe
 from msatools.render.blocks import escape
@@ -71,6 +74,7 @@ def run_in_drgn(
     :raises TargetError: if the program is not a kernel, or has no types
     """
     _show_as_text(Presented)
+    _fit_to_terminal()
     try:
         return _run(command, prog, argv)
     except Exception as error:
@@ -191,6 +195,27 @@ def _show_as_text(kind: type) -> None:
         _SHOWN_AS_TEXT.add(display_str(kind))
 
 
+def _fit_to_terminal() -> None:
+    """Have drgn's prompt draw reports as their commands do, as wide as the terminal."""
+    original = sys.displayhook
+    if original is not getattr(sys.modules.get("drgn.cli"), "_displayhook", None):
+        return
+
+    def display(value: object) -> None:
+        if not (isinstance(value, Presented) and is_terminal(sys.stdout)):
+            original(value)
+            return
+        from msatools.render import show
+
+        # By name: it stands above, as it knows all commands.
+        presentation: Any = import_module("msatools.presentation")
+        with contextlib.suppress(OutputClosed), output() as out:
+            show(presentation.blocks(value), out)
+        vars(builtins)["_"] = value
+
+    sys.displayhook = display
+
+
 # --- msa drgn and msa crash: sessions of drgn on any target that msatools opens.
 #
 # drgn loads its plugins when the target is opened, msatools among them; so the session
@@ -253,18 +278,29 @@ def _parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     rest = "COMMAND" if name == "crash" else "SCRIPT [ARG...]"
     add("rest", nargs=argparse.REMAINDER, metavar=f"[TARGET] [{rest}]")
     args = parser.parse_args(argv)
-    named = [each for each in (args.core, args.qemu) if each is not None]
-    if len(named) + args.kernel > 1:
+    named = _named(args)
+    if not named and args.rest:
+        target, *args.rest = args.rest
+        # A crash command has options of its own.
+        if name == "drgn" and args.rest[:1] and args.rest[0].startswith("-"):
+            args = parser.parse_args(args.rest, args)
+        named = [target, *_named(args)]
+        args.core = target
+    if len(named) > 1:
         raise UsageError("two targets are named; name one")
+    if name == "drgn" and args.code is None and args.rest:
+        script = args.rest[0]
+        if not os.path.exists(script):
+            raise UsageError(f"{escape(script)}: no such script")
     if args.types == "btf" and (args.vmlinux is not None or args.debuginfod):
         raise UsageError("--types btf: asks for no debug info")
-    if not named and not args.kernel and args.rest:
-        args.core, *args.rest = args.rest
-    if name == "drgn" and args.rest[:1] == ["-e"]:
-        if len(args.rest) < 2 or args.code is not None:
-            raise UsageError("-e: expected one argument, the code")
-        _, args.code, *args.rest = args.rest
     return args
+
+
+def _named(args: argparse.Namespace) -> list[str]:
+    """Return the targets that options name."""
+    named = [each for each in (args.core, args.qemu) if each is not None]
+    return [*named, "/proc/kcore"] if args.kernel else named
 
 
 def _open(args: argparse.Namespace) -> "Opened":

@@ -273,13 +273,11 @@ def _with_others(
 ) -> list[drgn.Symbol]:
     """Return symbols, and the others at their address if one of them is no variable.
 
-    kallsyms has no sizes: the last symbol at an address is taken to extend to the next
-    one.
+    kallsyms has no sizes: with drgn's own index the last symbol at an address alone is
+    taken to extend to the next one.
     """
-    if not any(map(_is_no_variable, found)):
+    if isinstance(finder, SymbolTable) or not any(map(_is_no_variable, found)):
         return found
-    if isinstance(finder, SymbolTable):
-        return finder.before(found[0].address)[0]
     addresses = {symbol.address for symbol in found}
     symbols = finder(prog, None, None, False)
     return [symbol for symbol in symbols if symbol.address in addresses]

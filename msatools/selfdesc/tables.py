@@ -141,6 +141,9 @@ def at(array: npt.NDArray[Any]) -> int:
 _MAX_SIZE = 0x10000
 """Distance to the next symbol from which a symbol's size is unknown; as in drgn."""
 
+_MAX_ALIASES = 64
+"""Symbols at one address beyond which their size is unknown; kernels have a dozen."""
+
 # Letters as in nm(1); lower-case ones are usually local, but not always.
 _KINDS = {
     **dict.fromkeys("bcdgrv", SymbolKind.OBJECT),
@@ -195,7 +198,7 @@ class SymbolTable:
     def before(self, address: int) -> tuple[list[Symbol], int | None]:
         """Find the symbols with the highest start address up to *address*.
 
-        Other lookups by address find no symbol that is large, or shares its address.
+        Other lookups by address find no symbol that is large.
 
         :return: All symbols that start there, which may be none, and the start of the
             next symbol, ``None`` if there is no next.
@@ -213,9 +216,14 @@ class SymbolTable:
             return self._rows_of(name)
         if address is None:
             return range(len(self._addresses))
-        # Of several symbols at one address only the last has a size.
-        after = int(np.searchsorted(self._addresses, np.uint64(address), "right"))
-        return range(after - 1, after) if after else ()
+        # The kernel's own backtraces have the first name of several at one address
+        # (kernel/kallsyms.c, get_symbol_pos()); scripts/kallsyms.c sorts them so that
+        # weak ones and those of the linker, such as __sched_text_start, come last.
+        addresses = self._addresses
+        after = int(np.searchsorted(addresses, np.uint64(address), "right"))
+        if not after:
+            return ()
+        return range(int(np.searchsorted(addresses, addresses[after - 1])), after)
 
     def _symbol(self, row: int) -> Symbol:
         start = int(self._starts[row])
@@ -223,9 +231,11 @@ class SymbolTable:
         letter, name = chr(self._text[start]), self._text[start + 1 : end]
         address = int(self._addresses[row])
         size = 0
-        if row + 1 < len(self._addresses):
-            distance = int(self._addresses[row + 1]) - address
-            size = distance if distance < _MAX_SIZE else 0
+        for following in self._addresses[row + 1 : row + _MAX_ALIASES]:
+            if following != address:
+                distance = int(following) - address
+                size = distance if distance < _MAX_SIZE else 0
+                break
         return Symbol(
             name.decode("ascii"),
             address,

@@ -7,12 +7,12 @@ A variable has the type that ``globals.txt`` declares, if the kernel bears it ou
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 
 from drgn import (
     Architecture,
-    FaultError,
     FindObjectFlags,
     Object,
     Program,
@@ -32,7 +32,13 @@ from msgspec import Struct
 from msatools.errors import MissingError, UncertainNameError
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind, MemberCounts, agree
 from msatools.selfdesc.find import find_type, member_of
-from msatools.selfdesc.tables import Symbols, SymbolTable
+from msatools.selfdesc.lengths import (
+    MAX_SWAPFILES,
+    counted,
+    max_swapfiles,
+    room_of,
+)
+from msatools.selfdesc.tables import Symbols
 from msatools.standby import NAME
 
 # --- drgn's types, created from BTF when needed.
@@ -445,7 +451,7 @@ class Declaration(Struct, frozen=True):
 
     lengths: tuple[str, ...] = ()
     """Array lengths, the outermost first: a number, an enumerator, ``type.member`` of
-    an array as long, ``*`` or ``32*`` for what its room says, or empty."""
+    an array as long, empty, or for what rooms say ``*``, ``32*``, ``MAX_SWAPFILES``."""
 
     condition: str = ""
     """A type, ``type.member``, enumerator or ``function()`` that must exist, or with
@@ -460,8 +466,13 @@ class Declaration(Struct, frozen=True):
         found = _COUNTED.fullmatch(self.lengths[0]) if self.lengths else None
         return int(found[1] or 1) if found else None
 
+    @property
+    def is_of_swapfiles(self) -> bool:
+        """Whether it is an array of MAX_SWAPFILES elements."""
+        return self.lengths[:1] == (MAX_SWAPFILES,)
+
     def resolve(self, types: BtfTypes) -> Type:
-        """Build the type from those of this kernel, without a length that is counted.
+        """Build the type from those of this kernel, without a length that rooms say.
 
         :raises MissingError: if the condition is not met, or the kernel lacks a part
         """
@@ -495,7 +506,7 @@ def _holds(types: BtfTypes, condition: str) -> bool:
 
 
 def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
-    if not length or _COUNTED.fullmatch(length):
+    if not length or length == MAX_SWAPFILES or _COUNTED.fullmatch(length):
         return ()
     if length.isdigit():
         return (int(length),)
@@ -583,6 +594,10 @@ whose next one is 64 KiB away or farther (MAX_SYMBOL_LENGTH), as is that of hsta
 1,024 nodes."""
 
 
+_MOST_SHOWN = 4
+"""Addresses of a name that an error shows."""
+
+
 class UntypedError(UncertainNameError):
     """A symbol exists, but its type is not certain."""
 
@@ -621,8 +636,13 @@ class Objects:
         symbols = self.symbols(self.prog, name, None, False)
         if not symbols:
             return None
-        if len({symbol.address for symbol in symbols}) > 1:
-            raise AmbiguousError(f"the kernel has {len(symbols)} symbols {name}")
+        places = sorted({symbol.address for symbol in symbols})
+        if len(places) > 1:
+            shown = " or ".join(map(hex, places[:_MOST_SHOWN]))
+            raise AmbiguousError(
+                f"the kernel has {len(symbols)} symbols {name}: load the kernel's "
+                f"debug info (-s), or name one: Object(prog, TYPE, address={shown})"
+            )
         symbol = symbols[0]
         # BTF has few variables, but finding a function indexes all functions.
         found = self.types.find_variable(name)
@@ -653,42 +673,41 @@ class Objects:
             except MissingError as error:
                 reasons.append(str(error))
                 continue
+            if declaration.is_of_swapfiles:
+                length = self._swapfiles
+                return self.prog.array_type(found.type, length) if length else found
             multiple = declaration.multiple
-            return found if multiple is None else self._counted(symbol, found, multiple)
+            if multiple is None:
+                return found
+            room = self._room(symbol)
+            return counted(self.prog, symbol, found, multiple, room)
         raise UntypedError(
             f"the type declared for {name} does not fit this kernel: "
             + "; ".join(reasons)
         )
 
-    def _counted(self, symbol: Symbol, array: Type, multiple: int) -> Type:
-        """Return an array with its length; without one if it cannot be read."""
-        size, room = sizeof(array.type), self._room(symbol)
-        if multiple > 1:
-            # What is left is padding, which is less than so many elements.
-            length = room // (size * multiple) * multiple
-            return self.prog.array_type(array.type, length) if length else array
-        try:
-            data = self.prog.read(symbol.address, room)
-        except FaultError:
-            return array
-        # What is no whole element is padding.
-        filled = len(data[: len(data) // size * size].rstrip(b"\0"))
-        if not filled:
-            return array
-        # A string ends with a NUL, which is a part of it.
-        length = min(filled + 1, room) if size == 1 else -(-filled // size)
-        return self.prog.array_type(array.type, length)
+    @cached_property
+    def _swapfiles(self) -> int | None:
+        """MAX_SWAPFILES; ``None`` if the kernel does not say it."""
+        arrays = []
+        for name, declarations in TABLE.items():
+            found = self.symbols(self.prog, name, None, False)
+            if len(found) != 1 or not declarations[0].is_of_swapfiles:
+                continue
+            for declaration in declarations:
+                with suppress(MissingError):
+                    element = declaration.resolve(self.types).type
+                    arrays.append((found[0], sizeof(element)))
+                    break
+        return max_swapfiles(
+            self.prog,
+            self.symbols,
+            arrays,
+            is_exclusive=self.types.find_constant("PG_anon_exclusive") is not None,
+        )
 
     def _room(self, symbol: Symbol) -> int:
-        """Return the bytes up to the next symbol; 0 if unknown."""
-        if isinstance(self.symbols, SymbolTable):
-            _, following = self.symbols.before(symbol.address)
-            return following - symbol.address if following is not None else 0
-        same_place = self.symbols(self.prog, None, symbol.address, False)
-        return max(
-            (other.size for other in same_place if other.address == symbol.address),
-            default=0,
-        )
+        return room_of(self.prog, self.symbols, symbol)
 
     def _check_alignment(self, name: str, symbol: Symbol, variable_type: Type) -> None:
         if symbol.address % _alignment(variable_type):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures import lab
+from tests.program.raw import writers
 from tests.support.calls import CORE
 from tests.support.paused import paused
 from tests.support.terminal import Terminal
@@ -30,6 +31,13 @@ def test_code(words: tuple[str, ...]) -> None:
     done = msa("drgn", *words, code, *rest)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "(pid_t)0 (pid_t)1 msatools\n"
+
+
+def test_options_after_the_target(run_612: lab.Run) -> None:
+    words = ["-s", run_612.vmlinux, "-e", "print(prog['schedule'].address_ > 0)"]
+    assert msa("drgn", run_612.kept, *words).stdout == "True\n"
+    done = msa("drgn", CORE, "--types", "btf", "-e", "print(1)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_command_of_ours_as_code() -> None:
@@ -71,6 +79,18 @@ def test_dump_that_drgn_does_not_open(run_612: lab.Run) -> None:
     assert done.stdout == "init_task.pid = (pid_t)0\n"
 
 
+def test_raw_memory(run_612: lab.Run, tmp_path: Path) -> None:
+    """Nothing is loaded, nor warned of, while the kernel in it is searched for."""
+    image = writers.lime(run_612.elf, tmp_path / "image")
+    code = "print(find_task(1).comm, len({m.name for m in prog.modules()}) > 3)"
+    done = msa("drgn", image, "-e", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == '(char [16])"python3" True\n'
+    done = msa("crash", image, "bt", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "schedule at" in done.stdout
+
+
 @pytest.mark.long
 def test_arm64() -> None:
     run = lab.build("plain-6.12arm64")
@@ -105,7 +125,9 @@ def test_guest_and_debug_info(run_612: lab.Run, tmp_path: Path) -> None:
             2,
             "msa drgn: two targets are named; name one; see",
         ),
-        (("drgn", "x", "-e"), 2, "msa drgn: -e: expected one argument, "),
+        (("drgn", "x", "-k"), 2, "msa drgn: two targets are named; name one; see"),
+        (("drgn", "x", "-e"), 2, "msa drgn: argument -e: expected one argument; "),
+        (("drgn", "x", "none.py"), 2, "msa drgn: none.py: no such script; "),
         (
             ("crash", "--types", "btf", "-s", "v", "x"),
             2,

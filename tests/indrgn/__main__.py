@@ -7,15 +7,18 @@ corelens if drgn-tools is at hand, and writes docs/in-drgn.md.
 """
 
 import argparse
+import multiprocessing
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 from fixtures import lab
 from tests.indrgn import corelens, crash, helpers
 from tests.indrgn.differences import between
-from tests.indrgn.pairs import open_pair
+from tests.indrgn.pairs import Pair, open_pair
 
 PAGE = Path(__file__).parents[2] / "docs" / "in-drgn.md"
 RUNS = (
@@ -35,38 +38,55 @@ lack follows. {lines} lines were tried on each dump.
 """
 
 
+@dataclass(frozen=True)
+class Found:
+    """What was compared on one dump."""
+
+    cells: Mapping[str, str]
+    """Of each crash command, how many lines are equal, and what others lack."""
+
+    share: helpers.Share
+    modules: Mapping[str, str]
+    """Of each module of corelens; empty without drgn-tools."""
+
+
 def main(runs: Sequence[str], lines: Sequence[str], peer: Path | None) -> None:
     """Compare on each run, and write the page, which lists the runs so far."""
-    rows: dict[str, dict[str, str]] = defaultdict(dict)
-    shares = {}
-    modules: dict[str, Mapping[str, str]] = {}
-    for run in runs:
-        made = lab.build(run)
-        pair = open_pair(made)
-        places = crash.fields(pair.dwarf)
-        equal: dict[str, int] = defaultdict(int)
-        lacking: dict[str, dict[str, None]] = defaultdict(dict)
-        for line in lines:
-            command = "*" if line[0] == "*" else line.split()[0]
-            dwarf, btf = (
-                crash.say(prog, line, places) for prog in (pair.dwarf, pair.btf)
-            )
-            try:
-                names = between(pair, line, dwarf, btf)
-            except AssertionError as error:
-                print(f"{run}: {error}", file=sys.stderr)
-                names = [f"**{line} differs**"]
-            equal[command] += not names
-            lacking[command].update(dict.fromkeys(names))
-        for command in equal:
-            words = [str(equal[command]), *lacking[command]]
-            rows[command][run] = "; ".join(words)
-        shares[run] = helpers.compare(pair)
-        if peer is not None:
-            modules[run] = corelens.compare(peer, made, pair)
-        head = HEAD.format(lines=len(lines))
-        parts = _commands([*shares], rows), _helpers(shares), _corelens(modules)
-        PAGE.write_text(head + "\n".join(parts))
+    found: dict[str, Found] = {}
+    # Forked, as functions of __main__ have no other name; this one opens no dump.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(mp_context=context) as pool:
+        work = {pool.submit(compare, run, lines, peer): run for run in runs}
+        for done in as_completed(work):
+            found[work[done]] = done.result()
+            ordered = {run: found[run] for run in runs if run in found}
+            head = HEAD.format(lines=len(lines))
+            PAGE.write_text(head + "\n".join(_parts(ordered)))
+
+
+def compare(run: str, lines: Sequence[str], peer: Path | None) -> Found:
+    """Compare on one run."""
+    made = lab.build(run)
+    pair = open_pair(made)
+    modules = {} if peer is None else corelens.compare(peer, made, pair)
+    return Found(_compare_commands(run, pair, lines), helpers.compare(pair), modules)
+
+
+def _compare_commands(run: str, pair: Pair, lines: Sequence[str]) -> dict[str, str]:
+    places = crash.fields(pair.dwarf)
+    equal: dict[str, int] = defaultdict(int)
+    lacking: dict[str, dict[str, None]] = defaultdict(dict)
+    for line in lines:
+        command = "*" if line[0] == "*" else line.split()[0]
+        dwarf, btf = (crash.say(prog, line, places) for prog in (pair.dwarf, pair.btf))
+        try:
+            names = between(pair, line, dwarf, btf)
+        except AssertionError as error:
+            print(f"{run}: {error}", file=sys.stderr)
+            names = [f"**{line} differs**"]
+        equal[command] += not names
+        lacking[command].update(dict.fromkeys(names))
+    return {name: "; ".join([str(equal[name]), *lacking[name]]) for name in equal}
 
 
 def renew_corelens(runs: Sequence[str], peer: Path) -> None:
@@ -79,19 +99,26 @@ def renew_corelens(runs: Sequence[str], peer: Path) -> None:
         PAGE.write_text(kept.rstrip("\n") + "\n\n" + _corelens(modules))
 
 
-def _commands(runs: list[str], rows: dict[str, dict[str, str]]) -> str:
+def _parts(found: Mapping[str, Found]) -> Iterator[str]:
+    yield _commands({run: each.cells for run, each in found.items()})
+    yield _helpers({run: each.share for run, each in found.items()})
+    yield _corelens({run: each.modules for run, each in found.items() if each.modules})
+
+
+def _commands(cells: Mapping[str, Mapping[str, str]]) -> str:
     lines = [
         "## Crash commands\n",
-        f"| %crash | {' | '.join(runs)} |",
-        f"|---|{'---|' * len(runs)}",
+        f"| %crash | {' | '.join(cells)} |",
+        f"|---|{'---|' * len(cells)}",
     ]
-    for command, cells in sorted(rows.items()):
+    for command in sorted(next(iter(cells.values()))):
         shown = "\\*" if command == "*" else command
-        lines.append(f"| {shown} | {' | '.join(cells[run] for run in runs)} |")
+        row = " | ".join(of_run[command] for of_run in cells.values())
+        lines.append(f"| {shown} | {row} |")
     return "\n".join(lines) + "\n"
 
 
-def _helpers(shares: dict[str, helpers.Share]) -> str:
+def _helpers(shares: Mapping[str, helpers.Share]) -> str:
     lines = [
         "## Helpers\n",
         "Functions of `drgn.helpers.linux` that were called on objects of the dump.",

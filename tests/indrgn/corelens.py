@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drgn import Architecture
+
 from fixtures import lab
 from fixtures.lab.cache import content_key, default_cache
 from tests.indrgn import differences
@@ -114,13 +116,14 @@ def _differences(
         return []
     if "could not find debuginfo for" in dwarf["out"]:
         return ["runs; with debug info it wants that of modules, too"]
+    if name == "lsmod" and _untyped(btf["out"]) == _untyped(dwarf["out"]):
+        return [differences.MODULES]
+    if name == "bt" and pair.btf.platform.arch == Architecture.AARCH64:
+        return differences.between_records(name, dwarf["out"], btf["out"])
     if name == "bt":
-        expected, seen = (_physical(each["out"]) for each in (dwarf, btf))
-        if expected == seen:
-            return [differences.INLINED, differences.LINES]
-        if _unnamed(expected) == _unnamed(seen):
-            names = differences.LABELS, differences.NAMES
-            return [differences.INLINED, differences.LINES, *names]
+        names = _between_stacks(dwarf["out"], btf["out"])
+        if names:
+            return names
     # The kind of a symbol is that of a section, where kallsyms says it.
     said = (
         Said(re.sub(r"\[(function|object) ", "[", each["out"]), "")
@@ -131,6 +134,11 @@ def _differences(
     except AssertionError as error:
         print(f"corelens {error}", file=sys.stderr)
         return ["**differs**"]
+
+
+def _untyped(text: str) -> list[str]:
+    """Leave out types of parameters that corelens takes from the name of a function."""
+    return re.sub(r"<\w+\?>|\bUNKNOWN\b", "?", text).split()
 
 
 def _physical(text: str) -> list[str]:
@@ -147,14 +155,43 @@ def _physical(text: str) -> list[str]:
     return lines
 
 
-def _unnamed(frames: list[str]) -> list[str]:
-    """Leave out the names of frames, and what DWARF has above a thread's first."""
-    named = (re.sub(r"^(\[\w+\] 0x\w+) \S+$", r"\1", frame) for frame in frames)
-    return [
-        frame
-        for frame in named
-        if frame != "[0] 0x0" and "continuing to previous stack" not in frame
-    ]
+def _between_stacks(dwarf: str, btf: str) -> list[str]:
+    """Return what stacks lack; empty if that has no name."""
+    names = [differences.INLINED, differences.LINES]
+    both = _physical(dwarf), _physical(btf)
+    for name, leave_out in (
+        (differences.LABELS, _unlabelled),
+        (differences.CLONES, _uncloned),
+        (differences.PANIC, _without_panic),
+    ):
+        if both[0] == both[1]:
+            break
+        left = leave_out(both[0]), leave_out(both[1])
+        names += [name] if left != both else []
+        both = left
+    return names if both[0] == both[1] else []
+
+
+def _uncloned(frames: list[str]) -> list[str]:
+    return [re.sub(r"\.(?:constprop|isra|part)\b\S*$", "", each) for each in frames]
+
+
+def _without_panic(frames: list[str]) -> list[str]:
+    return [frame for frame in frames if not frame.endswith(" panic")]
+
+
+def _unlabelled(frames: list[str]) -> list[str]:
+    """Leave out the names of labels, and what DWARF has above a thread's first.
+
+    That is a frame at 0, or in user mode the same one again.
+    """
+    kept: list[str] = []
+    for frame in frames:
+        left = re.sub(r" (?:entry_|secondary_|common_)\w+$", "", frame)
+        is_extra = left == "[0] 0x0 0x0" or "continuing to previous stack" in left
+        if not is_extra and (not left or [left] != kept[-1:]):
+            kept.append(left)
+    return kept
 
 
 def _short(error: str) -> str:

@@ -17,7 +17,10 @@ LINES = "source lines"
 LOCALS = "local variables"
 FILE = "the path of vmlinux"
 LABELS = "names of frames in assembly: labels, not functions"
+CLONES = "names of clones have their suffix, as .constprop.0"
 PANIC = "panic() above __crash_kexec()"
+MODULES = "more: symbols of modules, which debug info of the kernel alone has not"
+SIZES = "symbols of 64 KiB and more, whose end kallsyms does not say"
 NAMES = "which of several symbols at an address"
 LENGTH = "[0] or []"
 RECORDS = (
@@ -86,11 +89,24 @@ def _panic(prog: Program, text: str) -> str:
 
 def _labels(prog: Program, text: str) -> str:
     """Leave out the names of frames of which DWARF describes no function."""
-    return re.sub(r"(?<=\] )(?:entry_|secondary_|common_)\S+(?= at )", "", text)
+    name = r"(?:entry_|secondary_|common_)"
+    return re.sub(rf"(?<=\] ){name}\S+(?= at )|\b{name}\w+\+\d+", "", text)
 
 
 def _file(prog: Program, text: str) -> str:
     return re.sub(r"^ *KERNEL: .*\n", "", text, flags=re.M)
+
+
+def _replaced(text: str, address: Callable[[re.Match[str]], str]) -> str:
+    """Replace what may be symbols; each is looked up once, as many are no symbol."""
+    known: dict[str, str] = {}
+
+    def once(match: re.Match[str]) -> str:
+        if match[0] not in known:
+            known[match[0]] = address(match)
+        return known[match[0]]
+
+    return _SYMBOL.sub(once, text)
 
 
 def _names(prog: Program, text: str) -> str:
@@ -106,7 +122,35 @@ def _names(prog: Program, text: str) -> str:
             return match[0]
         return f"{symbols[0].address + offset:x}"
 
-    return _SYMBOL.sub(address, text)
+    return _replaced(text, address)
+
+
+def _modules(prog: Program, text: str) -> str:
+    """Put addresses in the place of modules' symbols."""
+    (kernel,) = prog.main_module().address_ranges or ((0, 0),)
+
+    def address(match: re.Match[str]) -> str:
+        try:
+            place: int = prog.symbol(match[1]).address + int(match[2] or "0", 0)
+        except LookupError:
+            return match[0]
+        return match[0] if kernel[0] <= place < kernel[1] else f"{place:x}"
+
+    return _replaced(text, address)
+
+
+def _sizes(prog: Program, text: str) -> str:
+    """Put addresses in the place of large symbols; drgn takes 64 KiB for a gap."""
+
+    def address(match: re.Match[str]) -> str:
+        try:
+            symbol = prog.symbol(match[1])
+        except LookupError:
+            return match[0]
+        is_large = symbol.size >= 1 << 16
+        return f"{symbol.address + int(match[2] or '0', 0):x}" if is_large else match[0]
+
+    return _replaced(text, address)
 
 
 def _length(prog: Program, text: str) -> str:
@@ -120,6 +164,8 @@ DIFFERENCES = (
     Difference(LOCALS, _locals, "bt -V"),
     Difference(LINES, _lines),
     Difference(FILE, _file, "sys"),
+    Difference(MODULES, _modules),
+    Difference(SIZES, _sizes),
     Difference(NAMES, _names),
     Difference(LENGTH, _length),
 )
@@ -141,7 +187,7 @@ def between(pair: Pair, line: str, dwarf: Said, btf: Said) -> list[str]:
         return [SYMBOLS]
     is_arm64 = pair.btf.platform.arch == Architecture.AARCH64
     if is_arm64 and re.search(r"\bbt\b", line) and "help" not in line:
-        return _between_records(line, dwarf.out, btf.out)
+        return between_records(line, dwarf.out, btf.out)
     if line.startswith("bt -d"):
         return _between_stacks(dwarf.out, btf.out)
     expected, found, names = dwarf.out, btf.out, []
@@ -158,20 +204,20 @@ def between(pair: Pair, line: str, dwarf: Said, btf: Said) -> list[str]:
     raise AssertionError(f"{line}:\n{_first(expected, found)}")
 
 
-def _between_records(line: str, dwarf: str, btf: str) -> list[str]:
+def between_records(line: str, dwarf: str, btf: str) -> list[str]:
     """Compare what frame records have of most frames: return addresses.
 
-    In drgn's style frames have names alone. The first can be that of a section, which
-    begins there; clones of functions have a suffix.
+    In drgn's style frames have names alone; clones of functions have a suffix.
     """
     if line.startswith("bt -d"):
         expected, found = (
-            [name.partition(".")[0] for name in re.findall(r"#\d+ (\S+)", text)][1:]
+            [name.partition(".")[0] for name in re.findall(r"#\d+ (\S+)", text)]
             for text in (dwarf, btf)
         )
     else:
         expected, found = (
-            re.findall(r"#\d+ .* at ([0-9a-f]{16})\b", text) for text in (dwarf, btf)
+            re.findall(r"# ?\d+ .* at (?:0x)?([0-9a-f]{16})\b", text)
+            for text in (dwarf, btf)
         )
     assert len(found) > 2
     rest = iter(expected)

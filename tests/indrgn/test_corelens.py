@@ -17,9 +17,6 @@ SAME_AT_LEAST = 30
 LACKING = {
     "cpuinfo": "the kernel has 2 symbols max_cstate",
     "sys": "the kernel has 2 symbols max_cstate",
-    **dict.fromkeys(
-        ("buddyinfo", "meminfo", "memstate", "numastat"), "swap_cgroup_ctrl []"
-    ),
 }
 """What modules lack on 6.12: BTF does not say it, and no rule does."""
 

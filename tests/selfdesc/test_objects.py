@@ -12,6 +12,7 @@ import pytest
 from drgn import FindObjectFlags, Program, Symbol, Type, TypeKind
 
 import msatools
+from msatools.selfdesc import lengths as rooms
 from msatools.selfdesc import types as declarations
 from msatools.selfdesc.btf import BtfKind
 from msatools.selfdesc.load import finders_of
@@ -274,6 +275,24 @@ def test_length_that_is_a_multiple(pair: Pair) -> None:
     """Features without a name are zeros, at the end of the tables, too."""
     for name in ("x86_cap_flags", "x86_bug_flags"):
         assert find_length(pair, name) == len(pair.dwarf[name])
+
+
+SWAP_ARRAYS = ("swap_info", "nr_swapper_spaces", "swap_cgroup_ctrl", "nr_zswap_trees")
+
+
+def test_length_that_rooms_and_functions_say(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MAX_SWAPFILES depends on the configuration; no array is longer than its room."""
+    there = [name for name in SWAP_ARRAYS if name in pair.dwarf]
+    lengths = {len(pair.dwarf[name]) for name in there}
+    assert len(there) >= 2
+    assert {find_length(pair, name) for name in there} == lengths
+    # With less to go by no length is made up.
+    for name, less in (("lost_symbols", lambda _: 1), ("room_of", lambda *_: 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(rooms, name, less)
+            assert find_length(pair, "swap_info") is None
 
 
 def find_length(pair: Pair, name: str) -> int | None:
