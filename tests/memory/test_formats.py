@@ -119,3 +119,22 @@ def test_dump_without_the_kernel_image(run: lab.Run, msa: Msa, tmp_path: Path) -
     assert done.stdout == ""
     assert done.stderr.startswith(f"msa-memstat: {cut}: cut off")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.long
+def test_cut_kdump_without_its_memmap(tmp_path: Path) -> None:
+    """What the kernel counted is left; without KASLR the kernel itself lies low."""
+    dump = lab.build("nokaslr-6.12").dump("qemu-kdump-zlib")
+    whole, data = collect(dump), dump.read_bytes()
+    path = tmp_path / "vmcore"
+    path.write_bytes(data[: len(data) * 4 // 5])
+    found = collect(path)
+    assert found.target.truncated
+    assert found.pages == 0
+    assert "no-struct-pages" in {note.code for note in found.notes}
+    kernel, left = (
+        {check.name: check.kernel_pages for check in report.checks}
+        for report in (whole, found)
+    )
+    for name in ("managed", "free.buddy", "user.anon", "cache", "kernel.slab"):
+        assert left[name] == kernel[name], name
