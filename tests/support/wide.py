@@ -84,7 +84,7 @@ ON_MORE = (
     r"program/test_open.py::test_description_of_a_program.*(kdump)",
     r"program/test_open.py::test_truncated_dump_is_marked_as_such\[(elf|.*0.5)",
     r"program/test_open.py::test_formats.*kdump-(lzo|zstd|snappy|raw)",
-    r"program/raw/test_formats.py::test_answers\[(virsh|avml)",
+    r"program/raw/test_formats.py::test_answers\[(virsh|avml|virtualbox)",
     r"test_faults.py::test_in_a_(rule|section)\[.*(Index|Type|ValueE|error[123])",
     r"test_options.py::test_no_option_is_ignored",
     r"truth/test_facts.py::test_facts\[.*-memory-6.1\]",
