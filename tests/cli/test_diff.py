@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drgn.commands import CommandArgumentError
+from drgn.commands import CommandArgumentError, run_command
 from msgspec.structs import replace
 
 from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.derived.options import options_of
+from msatools.reports.diff import ReportDiff
 from tests.contract.table import CPUS, MEMSTAT, PRSTAT, ROWS, Row
 from tests.support.calls import CORE, Ran, call, demo
 
@@ -197,6 +198,17 @@ def test_pages_of_recordings(tmp_path: Path) -> None:
     assert not any(each["delta_pages"] for each in ran.json["classes"])
     assert ran.json["by"]["slab"]
     assert not any(each["delta_pages"] for each in ran.json["by"]["slab"])
+
+
+def test_in_drgn(tmp_path: Path) -> None:
+    """It gives what it found."""
+    recording, file = tmp_path / "recording", tmp_path / "file"
+    run_command(demo().prog, f"cpus --record {recording}")
+    file.write_text(call(CPUS.command, "--json", CORE).out)
+    found = run_command(demo().prog, f"cpus --diff {file} {recording}")
+    assert isinstance(found, ReportDiff)
+    assert found.elapsed_ns == 0
+    assert not any(found.changes.values())
 
 
 def test_command_that_does_not_offer_it() -> None:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.memory.checks import RUN_PAGES, DriftSample, changed_pages
+from msatools.memory.checks import RUN_PAGES, DriftSample, changed_pages, sample_of
 from msatools.memory.classes import PageLayout
 from msatools.memory.classify import FarHead, classify
+from msatools.memory.memmap import MemmapRange
 
 from .madepages import ADDRESS, NODE_1, Pages
 
@@ -96,6 +97,21 @@ def test_part_of_a_folio_that_begins_before_the_run(before: Pages) -> None:
 
 
 # --- the sample of pages that are read again
+
+
+def parts(*spans: tuple[int, int]) -> list[MemmapRange]:
+    return [MemmapRange(0, "online", True, pfn, pages, 0) for pfn, pages in spans]
+
+
+def test_runs_are_whole_different_and_in_order() -> None:
+    pages = 1000 * RUN_PAGES
+    sample = sample_of(parts((0, RUN_PAGES // 2), (1 << 20, pages), (1 << 30, pages)))
+    starts = sample.starts.tolist()
+    assert len(starts) == 32
+    assert starts == sorted({*starts})
+    for start in starts:
+        (base,) = {b for b in (1 << 20, 1 << 30) if b <= start < b + pages}
+        assert (start - base) % RUN_PAGES == 0
 
 
 def test_sample_keeps_what_the_scan_read(layout: PageLayout) -> None:

@@ -521,3 +521,12 @@ def test_process_that_is_new(reused: bool) -> None:
     )
     assert cpu_ns(made) == [0, 5 * MS]
     assert made.nvcsw.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("unknown", [0, 1])
+def test_process_that_is_unknown_at_one_end(unknown: int) -> None:
+    """Without the sums at both ends, the difference is unknown."""
+    first, last = processes(1, sum_exec=[9]), processes(1, sum_exec=[SECOND])
+    (first, last)[unknown].known[:] = False
+    samples = snapshot(Thread(1)), snapshot(Thread(1).sleeps(1000))
+    assert cpu_ns(ended(samples[0], first, samples[1], last)) == [0]

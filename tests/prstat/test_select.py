@@ -12,9 +12,11 @@ import pytest
 from msatools.prstat.rows import TaskRows
 from msatools.prstat.select import (
     KEYS,
+    Selection,
     SortKey,
     order,
     parse_sort,
+    selected,
 )
 from msatools.render.prstat.columns import COLUMNS
 from msatools.tasks.accounting import PF_KTHREAD
@@ -60,6 +62,30 @@ def test_no_sort(word: str) -> None:
 def test_keys_are_columns(rows: TaskRows) -> None:
     assert set(KEYS) <= set(COLUMNS)
     assert set(KEYS) == set(VALUES)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pids"),
+    [
+        ({}, [3, 1, 2]),
+        ({"uids": (7, 0)}, [3, 1]),
+        ({"uids": ()}, []),
+        ({"kernel": True}, [1]),
+        ({"kernel": False}, [3, 2]),
+        ({"cpus": frozenset((1, 2, 9))}, [1, 2]),
+        ({"states": frozenset("D")}, [1]),
+        ({"states": frozenset("SD")}, [3, 1, 2]),
+        ({"classes": frozenset((TaskClass.LCK, TaskClass.NET))}, [3, 2]),
+        ({"min_age_ns": SECOND}, [3]),
+        ({"max_age_ns": SECOND}, [1, 2]),
+        ({"min_age_ns": 5 * SECOND, "max_age_ns": 5 * SECOND}, [3]),
+        ({"min_age_ns": SECOND, "max_age_ns": 4 * SECOND}, []),
+        ({"classes": frozenset((TaskClass.LCK,)), "cpus": frozenset((2,))}, [2]),
+    ],
+)
+def test_selected(rows: TaskRows, wanted: dict[str, Any], pids: list[int]) -> None:
+    found = rows.take(selected(rows, Selection(**wanted)))
+    assert [row.pid for row in found] == pids
 
 
 def pids(rows: TaskRows, *words: str) -> list[int]:

@@ -9,6 +9,7 @@ from msatools.render.blocks import (
     More,
     Span,
     Table,
+    Tree,
     term,
     text,
 )
@@ -42,6 +43,11 @@ def test_text_is_folded_and_keeps_its_styles() -> None:
     ]
     assert [line[-1].style for line in lines] == [STYLES["bad"]] * 2
     assert left_out == 0
+
+
+def test_trees_are_cut_and_not_folded() -> None:
+    lines, _ = fitted([Tree("root", (Tree("a long label"),))], 9, 9)
+    assert lines == ["root", "`-- a lo…"]
 
 
 def test_what_a_narrow_table_lacks_is_said_even_if_rows_are_cut() -> None:
