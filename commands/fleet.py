@@ -134,7 +134,7 @@ def _show(args: argparse.Namespace) -> int:
     from msatools.fleet.buckets import read_fleet
     from msatools.fleet.store import Results
     from msatools.render import show
-    from msatools.render.fleet.fleet import blocks
+    from msatools.render.fleet.fleet import fleet_blocks
     from msatools.reports import forms
 
     for option, value in (("--color", args.color != "auto"), ("-n", args.rows)):
@@ -147,7 +147,7 @@ def _show(args: argparse.Namespace) -> int:
     report = read_fleet(Results(args.results), _choice(args), with_reports=args.json)
 
     def shown() -> Iterator[Block]:
-        yield from blocks(
+        yield from fleet_blocks(
             report, name=args.results, rows=args.rows, verbose=args.verbose
         )
 

@@ -75,9 +75,9 @@ def _blocks(report: LocksReport, args: argparse.Namespace) -> Iterable[Block]:
         from msatools.render.locks.dot import digraph
 
         return digraph(report, verbose=args.verbose)
-    from msatools.render.locks.report import blocks
+    from msatools.render.locks.report import locks_blocks
 
-    return blocks(
+    return locks_blocks(
         report,
         view=args.view or args.by or "root",
         rows=args.rows,

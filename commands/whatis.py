@@ -56,9 +56,9 @@ def _start(
 
 
 def _blocks(report: WhatisReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.whatis.report import blocks
+    from msatools.render.whatis.report import whatis_blocks
 
-    return blocks(report, verbose=args.verbose)
+    return whatis_blocks(report, verbose=args.verbose)
 
 
 def _model() -> type[WhatisReport]:

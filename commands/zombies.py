@@ -70,9 +70,9 @@ def _start(
 
 
 def _blocks(report: ZombiesReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.zombies.report import blocks
+    from msatools.render.zombies.report import zombies_blocks
 
-    return blocks(
+    return zombies_blocks(
         report,
         view=args.view or args.by or "parent",
         rows=args.rows,

@@ -18,7 +18,7 @@ from drgn.helpers.linux.pid import find_task
 from msatools.cli.arguments import make_parser
 from msatools.cpus.cpus import CpusOptions, choose
 from msatools.program import Opened, TargetSpec, open_target
-from msatools.render.cpus.report import blocks
+from msatools.render.cpus.report import cpus_blocks as blocks
 from tests.contract.table import ROWS, Row
 from tests.cpus.madecpus import cpu, cpuset, report
 from tests.render.screens import printed

@@ -131,7 +131,7 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
     :raises UsageError: if the arguments select from reports that are not recordings
     :raises TargetError: if a file cannot be read, or holds no report of the command
     """
-    from msatools.render.header import blocks
+    from msatools.render.header import diff_blocks
     from msatools.reports.diff import compare
 
     if not all(is_recording(file) for file in args.diff):
@@ -148,7 +148,7 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
     found = compare(command.name, command.compared, pair, tuple(args.diff))
     return Answer(
         document=found,
-        blocks=blocks(found, getattr(args, "rows", None)),
+        blocks=diff_blocks(found, getattr(args, "rows", None)),
         incomplete=any(command.problems(head_of(report)) for report in pair),
     )
 
@@ -322,9 +322,9 @@ def checks_of(command: Command[Any]) -> "Sequence[Check]":
 
 
 def _blocks(report: SelfCheckReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.selfcheck.report import blocks
+    from msatools.render.selfcheck.report import selfcheck_blocks
 
-    return blocks(report, verbose=args.verbose)
+    return selfcheck_blocks(report, verbose=args.verbose)
 
 
 def _problems(report: SelfCheckReport) -> bool:

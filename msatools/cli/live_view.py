@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from msatools.legends import Legend
-from msatools.render.blocks import Block, Cell, Span, Table, text
+from msatools.render.blocks import Block, Cell, Span, Table, line
 
 KEYS = (
     ("left, right", "sort by the next column to that side"),
@@ -212,13 +212,13 @@ class LiveView:
 
     def help_blocks(self) -> Iterator[Block]:
         """Yield the keys, and what the names in the command's output mean."""
-        yield text(Span("Keys", "title"))
+        yield line(Span("Keys", "title"))
         for key, what in KEYS:
-            yield text(f"  {key:12}  {what}")
+            yield line(f"  {key:12}  {what}")
         if self._legend:
             from msatools.render.legend import legend_blocks
 
-            yield text()
+            yield line()
             yield from legend_blocks(self._legend)
 
     def shown(self, blocks: Sequence[Block]) -> tuple[list[Block], bool]:

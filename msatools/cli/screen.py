@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost, R
 from msatools.render import show
-from msatools.render.blocks import Block, Span, cut_line, text
+from msatools.render.blocks import Block, Span, cut_line, line
 from msatools.render.device import Device, terminal_size
 from msatools.reports import forms
 from msatools.reports.units import size
@@ -313,9 +313,9 @@ class Appended(Display[R]):
     def show_of(self, report: R, taken_s: float) -> None:
         """Show a sample taken at a time in seconds since 1970."""
         clock = time.strftime("%H:%M:%S", time.localtime(taken_s))
-        blocks: list[Block] = [text(clock), *self._blocks(report)]
+        blocks: list[Block] = [line(clock), *self._blocks(report)]
         if report.cost is not None:
-            blocks.append(text(Span(self._footer(report.cost), "dim")))
+            blocks.append(line(Span(self._footer(report.cost), "dim")))
         with output() as out:
             show(blocks, out, self._look(out))
 

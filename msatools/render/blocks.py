@@ -51,7 +51,7 @@ Cell = str | Span
 
 
 class Text(Struct, frozen=True):
-    """One line; made by :func:`text`, :func:`cut_line` or :func:`verbatim`."""
+    """One line; made by :func:`line`, :func:`cut_line` or :func:`verbatim`."""
 
     spans: tuple[Cell, ...]
 
@@ -60,7 +60,7 @@ class Text(Struct, frozen=True):
     lines; or its end is cut off, unless more detail is wanted; or nothing."""
 
 
-def text(*spans: Cell) -> Text:
+def line(*spans: Cell) -> Text:
     """Return a line of pieces of text; an empty line if there are none."""
     return Text(spans)
 
@@ -70,9 +70,9 @@ def cut_line(*spans: Cell) -> Text:
     return Text(spans, narrow="cut")
 
 
-def verbatim(line: str) -> Text:
+def verbatim(words: str) -> Text:
     """Return a line for another program."""
-    return Text((line,), narrow="keep")
+    return Text((words,), narrow="keep")
 
 
 Side = Literal["start", "end"]
@@ -130,7 +130,7 @@ class More(Struct, frozen=True):
             return ()
         it, s = ("it", "") if self.left == 1 else ("them", "s")
         words = Span(f"… {self.left:,} more {self.what}{s}", "dim")
-        return (text(words, advice(f"-n COUNT shows {it}")),)
+        return (line(words, advice(f"-n COUNT shows {it}")),)
 
 
 class Table(Struct, frozen=True):

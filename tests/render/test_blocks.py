@@ -8,7 +8,7 @@ import re
 import pytest
 
 from msatools.render import plain, show
-from msatools.render.blocks import Block, Column, Span, Table, Text, Tree, escape, text
+from msatools.render.blocks import Block, Column, Span, Table, Text, Tree, escape, line
 from tests.render.screens import check_screens
 from tests.support.golden import Golden
 
@@ -57,7 +57,7 @@ def test_golden(golden: Golden) -> None:
     screens: dict[str, list[Block]] = {
         "a table": [TABLE],
         "without rows": [Table(TABLE.columns, [])],
-        "text": [text("a ", Span("b", "bad")), text(), Text(("c",))],
+        "text": [line("a ", Span("b", "bad")), line(), Text(("c",))],
         "a tree": [tree],
     }
     check_screens(golden, "blocks", screens)
@@ -76,7 +76,7 @@ def without_styles(out: io.StringIO) -> str:
 
 @pytest.mark.usefixtures("colours")
 @pytest.mark.parametrize(
-    "block", [text(EVIL), Table((Column("X"),), [[EVIL]]), Tree(EVIL, (Tree(EVIL),))]
+    "block", [line(EVIL), Table((Column("X"),), [[EVIL]]), Tree(EVIL, (Tree(EVIL),))]
 )
 def test_data_cannot_reach_the_terminal(block: Block) -> None:
     for out in (io.StringIO(), FakeTerminal()):
@@ -90,7 +90,7 @@ def test_terminal_that_is_wide_differs_only_in_styles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    blocks = [TABLE, text(Span("x" * 200, "bad"))]
+    blocks = [TABLE, line(Span("x" * 200, "bad"))]
     out = FakeTerminal()
     show(blocks, out)
     assert "\x1b[32mok\x1b[0m" in out.getvalue()
@@ -115,7 +115,7 @@ def test_real_terminal() -> None:
     leader, follower = pty.openpty()
     # It has no size: 80x24 is assumed.
     with os.fdopen(follower, "w") as out:
-        show([text(Span("alarm", "bad"))], out)
+        show([line(Span("alarm", "bad"))], out)
     assert os.read(leader, 100) == b"\x1b[1;31malarm\x1b[0m\r\n"
     os.close(leader)
 

@@ -18,7 +18,7 @@ from msatools.render.blocks import (
     Tree,
     cut_line,
     free_text,
-    text,
+    line,
 )
 from msatools.render.device import Colours, Device
 from msatools.render.plain import columns_of
@@ -56,7 +56,7 @@ TABLE = Table(
         ("123", "root", "12K", "/usr/lib/a/path/of/some/length", "words of any length"),
         ("7",),
     ],
-    notes={2: [text("  a note")]},
+    notes={2: [line("  a note")]},
 )  # fmt: skip
 CODE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -84,7 +84,7 @@ def test_rich_draws_a_table_as_it_is_laid_out_beyond_some_rows(
 def test_hostile_names(name: str, width: int) -> None:
     """They are text, not markup, and no line is wider than the terminal."""
     table = Table((free_text("NAME"), Column("N")), [[name, "1"]])
-    for block in (table, Tree(name, (Tree(name),)), text(name), cut_line(name)):
+    for block in (table, Tree(name, (Tree(name),)), line(name), cut_line(name)):
         lines = shown(block, width, False, "truecolor")
         plain = [CODE.sub("", line) for line in lines]
         assert all(line.isprintable() for line in plain)
@@ -114,18 +114,18 @@ def test_tree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("colours", "line"),
+    ("colours", "drawn_line"),
     [
         (None, "ok bad"),
         ("standard", "\x1b[32mok\x1b[0m \x1b[1;31mbad\x1b[0m"),
         ("truecolor", "\x1b[32mok\x1b[0m \x1b[1;31mbad\x1b[0m"),
     ],
 )
-def test_styles(colours: Colours | None, line: str) -> None:
-    block = text(Span("ok", "good"), " ", Span("bad  ", "bad"), "  ")
-    assert shown(block, 80, False, colours) == [line]
+def test_styles(colours: Colours | None, drawn_line: str) -> None:
+    block = line(Span("ok", "good"), " ", Span("bad  ", "bad"), "  ")
+    assert shown(block, 80, False, colours) == [drawn_line]
     # In a coloured pipe as well.
-    assert list(drawn([block], Device(colours=colours))) == [line]
+    assert list(drawn([block], Device(colours=colours))) == [drawn_line]
 
 
 @pytest.mark.parametrize(("done", "filled"), [(0, 0), (5, 10), (10, 20), (99, 20)])

@@ -9,7 +9,8 @@ import pytest
 
 from msatools import registry
 from msatools.cli.answers import checks_of
-from msatools.render.selfcheck.report import blocks, paste_lines
+from msatools.render.selfcheck.report import paste_lines
+from msatools.render.selfcheck.report import selfcheck_blocks as blocks
 from msatools.selfcheck.model import (
     KernelFacts,
     SelfCheck,

@@ -26,10 +26,10 @@ from msatools.render.blocks import (
     Style,
     Text,
     advice,
+    line,
     plural,
     state_cell,
 )
-from msatools.render.blocks import text as line
 from msatools.render.header import header, losses, notes, times
 from msatools.render.locks.io import in_flight, under_root, workqueues
 from msatools.render.locks.tables import chains, contention, table
@@ -75,7 +75,7 @@ _LEGEND = (
 )
 
 
-def blocks(
+def locks_blocks(
     report: LocksReport,
     *,
     view: View = "root",

@@ -18,10 +18,10 @@ from msatools.render.blocks import (
     advice,
     cut_line,
     free_text,
+    line,
     plural,
     state_cell,
 )
-from msatools.render.blocks import text as line
 from msatools.render.locks.tree import (
     FEW_OWNERS,
     MARKS,

@@ -20,14 +20,13 @@ from msatools.render.blocks import (
     Tree,
     advice,
     free_text,
+    line,
     more,
     number_text,
     plural,
     state_cell,
-    text,
     user,
 )
-from msatools.render.blocks import text as line
 from msatools.render.header import header, losses, notes, times
 from msatools.render.zombies.words import (
     INITIAL_NAMESPACE,
@@ -298,7 +297,7 @@ def heirs_tree(
 ) -> Iterator[Block]:
     """Yield heirs, and below each the parents whose zombies it would inherit."""
     if not report.heirs:
-        yield text("Who would inherit them is not known.")
+        yield line("Who would inherit them is not known.")
         return
     counts: Counter[int] = Counter()
     for group in report.groups:
@@ -330,7 +329,7 @@ View = Literal["parent", "verdict", "cgroup", "user", "ns", "tree", "leaks"]
 _LEAKS = 20
 
 
-def blocks(
+def zombies_blocks(
     report: ZombiesReport,
     *,
     view: View = "parent",

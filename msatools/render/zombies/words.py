@@ -19,11 +19,11 @@ from msatools.render.blocks import (
     Text,
     advice,
     free_text,
+    line,
     plural,
     state_cell,
     user,
 )
-from msatools.render.blocks import text as line
 from msatools.reports.units import duration, signal_name
 from msatools.zombies.model import (
     Evidence,
