@@ -95,16 +95,17 @@ def _listed() -> Iterable[str]:
 
 
 def _bounds(args: argparse.Namespace) -> Bounds:
+    from msatools.cli.sandbox import MEMORY_BYTES, SECONDS
     from msatools.fleet import run
     from msatools.fleet.single import Bounds
 
     memory_bytes = args.memory
     if memory_bytes is None:
-        memory_bytes = run.MEMORY_BYTES
+        memory_bytes = MEMORY_BYTES
         if args.scheduler is None:
             workers = args.workers or run.cores()
             memory_bytes = min(memory_bytes, run.memory_for(workers))
-    seconds = run.SECONDS if args.timeout is None else -(-args.timeout // 10**9)
+    seconds = SECONDS if args.timeout is None else -(-args.timeout // 10**9)
     return Bounds(memory_bytes=memory_bytes, seconds=max(seconds, 1))
 
 

@@ -27,12 +27,6 @@ from msatools.fleet.store import Results
 # --- The Dask cluster that reads the dumps: one of this machine, or one that is there.
 
 
-MEMORY_BYTES = 4 << 30
-"""Most private memory to read one dump, as of ``--sandbox``."""
-
-SECONDS = 600
-"""Most time to read one dump."""
-
 CONNECT = "30s"
 """How long to wait for a scheduler, and between it and workers."""
 

@@ -4,7 +4,6 @@
 
 from collections.abc import Iterator, Mapping
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
@@ -136,11 +135,6 @@ class UserTables:
         self._tables: list[Words] = []
         self._swapped = 0
         self._is_whole = True
-
-    @staticmethod
-    def supported(prog: drgn.Program) -> bool:
-        """Return whether the format of this kernel's page tables is known."""
-        return table_format(prog) is not None
 
     def walk(self, tops: Addresses) -> Mapped:
         """
@@ -581,7 +575,7 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
 
 
 def _find_spaces(context: ScanContext) -> list[AddressSpace]:
-    if not UserTables.supported(context.prog):
+    if table_format(context.prog) is None:
         context.losses.note(
             "no-user-tables",
             "this architecture's page tables are not read: no process has any page",

@@ -52,6 +52,7 @@ from msatools.memory.owned_pages import (
     ring_pages,
     tracing_pages,
 )
+from msatools.program.arch import table_format
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_type,
@@ -490,7 +491,7 @@ def _claim_memmap(
 ) -> None:
     """Claim the memmap of hot-plugged memory; that of boot memory is reserved."""
     plugged = [part for part in ranges if not part.early]
-    if not plugged or not PageTables.supported(reader.prog):
+    if not plugged or table_format(reader.prog) is None:
         return
     # As the memmap of boot memory is: never given to the page allocator.
     owners.claim(PageClass.RESERVED, self_hosted_pages(reader, losses))
@@ -530,7 +531,7 @@ def _claim_direct_stacks(
 def _claim_percpu(
     owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
-    if PageTables.supported(reader.prog):
+    if table_format(reader.prog) is not None:
         owners.percpu = percpu_pages(reader, PageTables(reader, losses), losses)
         owners.claim(PageClass.PERCPU, np.array(owners.percpu.pfns, np.uint64))
 
@@ -538,7 +539,7 @@ def _claim_percpu(
 def _claim_page_tables(
     owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
-    if not PageTables.supported(reader.prog):
+    if table_format(reader.prog) is None:
         losses.note(
             "no-page-tables",
             "this architecture's page tables are not read: the kernel's own and "

@@ -20,6 +20,7 @@ from msatools.render.blocks import (
     line,
     verbatim,
 )
+from msatools.render.plain import cell_text
 
 # --- Prints legends: what was asked for with --why, or all that a report has (-v).
 
@@ -127,23 +128,19 @@ class _Found:
                 self._cells.setdefault(header, set())
             for row in islice(block.rows, _MOST_ROWS):
                 for header, cell in zip(headers, row, strict=False):
-                    self._cells[header].add(_text(cell).strip())
+                    self._cells[header].add(cell_text(cell).strip())
         elif isinstance(block, Items):
             for item in block.items:
                 for line in item:
                     self._add(line)
         elif isinstance(block, Tree):
-            self._words.update(_text(block.label).split())
+            self._words.update(cell_text(block.label).split())
             for child in block.children:
                 self._add(child)
         elif isinstance(block, Text):
-            words = "".join(map(_text, block.spans))
+            words = "".join(map(cell_text, block.spans))
             self._lines.append(words)
             self._words.update(words.split())
-
-
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text
 
 
 # --- Converts the documentation's Markdown to blocks, for msa help.

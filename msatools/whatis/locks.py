@@ -10,6 +10,7 @@ import numpy as np
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.report import Loss
+from msatools.locks.c_library import CONDITION_BYTES
 from msatools.locks.futexes import Waiter, find_futex, futex_queues, requested_futexes
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
 from msatools.locks.report import FutexKey, Holder, Lock, LockRow, LockTypeName
@@ -166,9 +167,6 @@ def _size(lookup: Lookup, row: LockRow) -> int:
 _WORD = 4
 """Bytes of a futex."""
 
-_CONDITION_BYTES = 48
-"""Size of the C library's ``pthread_cond_t``, which begins before its futexes."""
-
 
 def futex_at(lookup: Lookup, mm: int, address: int) -> LockThere | None:
     """Return the futex at an address of a process; ``None`` if no task waits for one.
@@ -184,7 +182,7 @@ def futex_at(lookup: Lookup, mm: int, address: int) -> LockThere | None:
             file = user_memory(context).shared_file(mm, word)
         for key, waiters in queues.items():
             there = _address(lookup, key, waiters[0], mm, file)
-            if there is None or not 0 <= there - word < _CONDITION_BYTES:
+            if there is None or not 0 <= there - word < CONDITION_BYTES:
                 continue
             for lock in _locks(lookup, waiters[0]):
                 start = there - _bytes_before(key, lock)
