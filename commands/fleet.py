@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import argument, rows, textfile
@@ -38,8 +39,6 @@ def _run(args: argparse.Namespace) -> int:
     from msatools.fleet.single import FleetError, require
 
     require(*_MODULES)
-    from functools import partial
-
     from msatools.cli.subcommands import FleetProgress
     from msatools.fleet.dumps import Told, find_dumps
     from msatools.fleet.run import Run, dashboard_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from msatools.cli.arguments import (
     Command,
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 
 def _types(word: str) -> Any:
-    from typing import get_args
-
     from msatools.locks.report import LockTypeName
 
     return frozenset(

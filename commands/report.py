@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import Command, Excluded, Recorded, argument, rows, textfile
@@ -63,8 +64,6 @@ def _check_html(path: str) -> None:
 
     :raises OutputError: if it cannot
     """
-    from importlib.util import find_spec
-
     from msatools.cli.output import OutputError, check_writable
 
     check_writable(path)

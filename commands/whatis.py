@@ -8,6 +8,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from msatools.cli.arguments import Command, Excluded, Operands, Recorded, argument
 from msatools.cli.options import UsageError
 from msatools.reports.presented import DiffRows
@@ -87,8 +89,6 @@ def _require(report: WhatisReport, args: argparse.Namespace) -> None:
 
 def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
     """Return the answers of a recording about the addresses that are named."""
-    from msgspec.structs import replace
-
     answers = {answer.asked: answer for answer in report.answers}
     return replace(report, answers=tuple(answers[word] for word in args.operands))
 

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import termios
 import time
@@ -30,8 +31,6 @@ from msatools.reports import forms
 from msatools.reports.units import size
 
 if TYPE_CHECKING:
-    import subprocess
-
     from rich.live import Live
 
     from msatools.cli.live_view import LiveView
@@ -97,9 +96,6 @@ def _command() -> str | None:
 
 def _run(command: str, text: str) -> bool:
     """Show a text by a pager; return whether it could be run."""
-    import subprocess
-    import termios
-
     modes = None
     with suppress(OSError, ValueError, termios.error):
         modes = termios.tcgetattr(sys.stdout.fileno())
@@ -130,9 +126,6 @@ def _ended_with_us(
 
     :param modes: The modes before the pager began; ``None`` if unknown.
     """
-    import subprocess
-    import termios
-
     try:
         yield
     except BaseException:
@@ -167,7 +160,7 @@ def _send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-# --- Display of samples, appended or redrawn in place, and keys.
+# --- the display
 
 
 def is_in_front(stream: TextIO | None) -> bool:
