@@ -28,7 +28,7 @@ from msatools.legends import Entry, Group, completable, find, legend_of
 from msatools.program import Target, TargetError
 from msatools.render.blocks import Block, escape
 from msatools.reports import forms
-from msatools.reports.diff import STDIN, ReportFile, Reports, head_of
+from msatools.reports.diff import STDIN, ReportFile, Reports, compare, head_of
 from msatools.reports.forms import dumps
 from msatools.reports.presented import Explained, Explanations
 from msatools.selfcheck.model import SelfCheckReport
@@ -132,7 +132,6 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
     :raises TargetError: if a file cannot be read, or holds no report of the command
     """
     from msatools.render.header import diff_blocks
-    from msatools.reports.diff import compare
 
     if not all(is_recording(file) for file in args.diff):
         _refuse_choosing(command, args)
@@ -232,8 +231,6 @@ def refuse_others(parser: ArgumentParser, args: Namespace, words: Words) -> None
 
     :raises UsageError: if there is something
     """
-    from msatools.cli.arguments import given_options
-
     for _, option in given_options(parser, args):
         if option not in _EXPLANATION_WITH:
             raise UsageError(f"{option}: no effect with --why, which explains names")

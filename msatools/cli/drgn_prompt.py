@@ -9,9 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
+import drgn.cli
 from drgn import Program, ProgramFlags
-from drgn.commands import CommandArgumentError, CommandError
+from drgn.commands import CommandArgumentError, CommandError, run_command
 
+import msatools
 from msatools.cli.arguments import Answer, Command, R, make_parser, refuse_excluded
 from msatools.cli.execution import (
     RunResult,
@@ -33,11 +35,11 @@ from msatools.cli.options import (
 )
 from msatools.cli.output import OutputClosed, OutputError, output
 from msatools.errors import fault_of
-from msatools.program import TargetError, describe
+from msatools.program import TargetError, TargetSpec, describe, open_target
 from msatools.render.blocks import escape
 from msatools.reports.forms import Document
 from msatools.reports.presented import Presented
-from msatools.selfdesc import is_served_by_btf
+from msatools.selfdesc import create_modules, is_served_by_btf
 
 if TYPE_CHECKING:
     from msatools.program import Opened
@@ -268,15 +270,6 @@ def _parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _open(args: argparse.Namespace) -> "Opened":
-    # Completion of commands is added to drgn's prompt if that is imported already.
-    import drgn.cli  # noqa: F401
-
-    from msatools.numpy_threads import one_thread
-
-    with one_thread():
-        from msatools.program import TargetSpec, open_target
-        from msatools.selfdesc import create_modules
-
     opened = open_target(
         TargetSpec(
             path=args.core,
@@ -291,8 +284,6 @@ def _open(args: argparse.Namespace) -> "Opened":
 
 
 def _drgn(opened: "Opened", code: str | None, words: list[str]) -> int:
-    import drgn.cli
-
     prog = opened.prog
     drgn.set_default_prog(prog)
     if code is not None:
@@ -310,8 +301,6 @@ def _drgn(opened: "Opened", code: str | None, words: list[str]) -> int:
             _globals(drgn.cli.default_globals(prog)),
         )
     else:
-        from msatools.render.blocks import escape
-
         target = opened.target
         line = escape(f"{target.release}  {target.path}  types: {target.types}")
         drgn.cli.run_interactive(
@@ -323,14 +312,10 @@ def _drgn(opened: "Opened", code: str | None, words: list[str]) -> int:
 
 
 def _globals(names: dict[str, Any]) -> dict[str, Any]:
-    import msatools
-
     return {**names, "msatools": msatools}
 
 
 def _crash(opened: "Opened", words: list[str]) -> int:
-    import drgn.cli
-
     drgn.set_default_prog(opened.prog)
     # As in drgn-crash.
     sys.displayhook = getattr(drgn.cli, "_displayhook", sys.displayhook)
@@ -339,10 +324,6 @@ def _crash(opened: "Opened", words: list[str]) -> int:
 
 
 def _run_command(opened: "Opened", line: str, names: dict[str, Any]) -> int:
-    from drgn.commands import run_command
-
-    from msatools.render.blocks import escape
-
     try:
         run_command(opened.prog, line, globals=names)
     except Exception as error:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from msatools.legends import Legend
 from msatools.render.blocks import Block, Cell, Span, Table, line
+from msatools.render.plain import cell_text, sort_order
 
 KEYS = (
     ("left, right", "sort by the next column to that side"),
@@ -242,8 +243,6 @@ class LiveView:
         """Return the rows that are shown, in their order."""
         if not (self._sort or self._filter or self._is_reversed):
             return range(len(table.rows))
-        from msatools.render.plain import cell_text, sort_order
-
         rows = self._rows.setdefault(id(table), [*table.rows])
         order: Sequence[int] = range(len(rows))
         if self._sort in self._headers:

@@ -58,9 +58,6 @@ def unsigned(data: bytes, offset: int, size: int) -> int:
     return int.from_bytes(data[offset : offset + size], "little")
 
 
-# --- Reads of memory in bulk, counted, and tolerant of missing parts.
-
-
 Addresses = npt.NDArray[np.uint64]
 """Addresses or other words of 64 bits."""
 

@@ -182,7 +182,7 @@ def spoils(key: str, live: bool) -> bool:
     return key in _STEADY_KEYS if live else is_loss(key)
 
 
-# --- What the reports of all commands have in common.
+# --- reports
 
 
 _LOGS = "msatools.logs"

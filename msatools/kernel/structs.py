@@ -29,9 +29,6 @@ from msatools.selfdesc.find import (
     offset_of,
 )
 
-# --- Members of many structures of one type, read in bulk.
-
-
 Booleans = npt.NDArray[np.bool_]
 
 

@@ -333,7 +333,7 @@ def _error(sums: _LockSums, looks: int) -> float:
     return math.sqrt(max(variance, 0) / looks)
 
 
-# --- Reports of the waits, locks and owners of one kernel: the session of msa-locks.
+# --- the session
 
 
 _COVERAGE = (

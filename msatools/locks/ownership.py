@@ -597,9 +597,7 @@ def _is_of_tty(snapshot: WaitSnapshot, want: Wanted) -> bool:
     )
 
 
-# --- Finds the owners of the locks of a snapshot: all evidence, brought together.
-#
-# msatools.locks.graph.owners weighs it.
+# --- all evidence, which msatools.locks.graph.owners weighs
 
 
 def find_owners(

@@ -602,10 +602,7 @@ class Workqueues(Struct, frozen=True, kw_only=True):
     """The kernel's own limit, after which a pool is stalled."""
 
 
-# --- Reports of msa-locks: waits, locks, owners, roots, and changes between two
-# reports.
-#
-# Plain data: a renderer prints it, JSON serialises it.
+# --- reports
 
 
 RootKind = Literal["task", "external", "cycle"]

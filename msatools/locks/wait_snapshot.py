@@ -327,7 +327,7 @@ def _file(on: WaitTarget) -> str | None:
 _NO_FILES = frozenset({"timer", "signals", "poll", "epoll", "futex", "lock"})
 
 
-# --- Snapshots of waits, locks and owners, from which reports are made.
+# --- snapshots
 
 
 BRIEF_NS = 1_000_000_000

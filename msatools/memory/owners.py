@@ -326,7 +326,7 @@ def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
     return np.concatenate(parts)
 
 
-# --- Finds the owners of pages whose struct page does not record an owner.
+# --- owners
 
 
 _CLAIM_BITS = 64 - PFN_BITS

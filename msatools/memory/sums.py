@@ -41,9 +41,6 @@ from msatools.selfdesc.find import (
     offset_of,
 )
 
-# --- Results of a scan of the memmap: only sums, so that memory use is bounded.
-
-
 _COMPACT_AT = 1 << 20
 
 

@@ -132,7 +132,7 @@ class PageAnswers:
         return None if address is None else self._slabs.cache_at(address)
 
 
-# --- Finds what lies at an address, from the most specific to the least.
+# --- the finder
 
 
 _AREA_CODES = PageClass.VMALLOC, PageClass.STACKS, PageClass.VMAP

@@ -24,8 +24,6 @@ from msatools.zombies.model import Heir, ParentThread, Zombie, ZombieGroup, endi
 from msatools.zombies.parents import GROUP_EXIT, NONE, UNKNOWN, Dead, Parents
 from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, advice, evidence
 
-# --- Rows of dead tasks, and groups by parent and verdict.
-
 
 class Found(Struct, frozen=True):
     """The data of some dead tasks; columns in their order."""

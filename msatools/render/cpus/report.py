@@ -104,7 +104,7 @@ def _numbers(rest: PlanRest) -> str:
     return ""
 
 
-# --- Renders the report of msa-cpus: processor sets, and the work of each CPU.
+# --- the report
 
 
 View = Literal["cpus", "irqs", "info", "sets", "stalls", "stacks"]

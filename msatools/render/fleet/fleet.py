@@ -30,9 +30,6 @@ from msatools.render.blocks import (
     plural,
 )
 
-# --- Renders the buckets of a fleet, its days, and what has no report.
-
-
 BINS = 28
 """Columns of a trend: days, or as many days each as are needed."""
 

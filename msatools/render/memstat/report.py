@@ -105,7 +105,7 @@ REST = (
 )
 
 
-# --- Renders memstat's report as tables.
+# --- the tables
 
 
 def memstat_blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:

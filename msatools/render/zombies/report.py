@@ -321,7 +321,7 @@ def heirs_tree(
     yield from more(len(ranked) - len(shown), "parent")
 
 
-# --- Renders the report of msa-zombies: parents that do not reap, causes and limits.
+# --- the report
 
 
 View = Literal["parent", "verdict", "cgroup", "user", "ns", "tree", "leaks"]

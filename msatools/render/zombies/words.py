@@ -32,9 +32,6 @@ from msatools.zombies.model import (
     ZombieGroup,
 )
 
-# --- Describes zombies, their parents and the causes in a few words.
-
-
 WHY: Mapping[str, str] = {entry.name: entry.meaning for entry in VERDICTS.entries}
 """Maps verdicts to their descriptions."""
 
