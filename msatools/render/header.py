@@ -79,6 +79,12 @@ def losses(report: Report) -> list[str]:
     ]
 
 
+def among_read(report: Report) -> str:
+    """Return a limit to "none": a broken list may hide all tasks; or nothing."""
+    lost = any(map(report.coverage.get, ("tasks_unreadable", "lists_broken")))
+    return " among the tasks that could be read" if lost else ""
+
+
 def notes(report: Report) -> Iterator[Text]:
     """Yield a line for each note of a report."""
     for note in report.notes:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import read_clocks
+from msatools.kernel.reader import MAX_ADDRESS
 from msatools.kernel.report import KernelSession, Progress
 from msatools.locks.places import SlabObject
 from msatools.memory.classes import CLASSES, PageClass
@@ -137,8 +138,6 @@ class PageAnswers:
 
 _AREA_CODES = PageClass.VMALLOC, PageClass.STACKS, PageClass.VMAP
 _IN_AREAS = tuple(CLASSES[code] for code in _AREA_CODES)
-_MAX_ADDRESS = (1 << 64) - 1
-
 _Facts = dict[str, Any]
 """Fields of an :class:`AddressAnswer`."""
 
@@ -199,7 +198,7 @@ class AddressFinder:
             start = self._symbol(asked.symbol or "")
             if start is None:
                 return None, {}
-            address = (start + asked.number) & _MAX_ADDRESS
+            address = (start + asked.number) & MAX_ADDRESS
         return address, self._of_virtual(address)
 
     def _symbol(self, name: str) -> int | None:

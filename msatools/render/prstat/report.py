@@ -40,7 +40,7 @@ from msatools.render.blocks import (
     user,
     verbatim,
 )
-from msatools.render.header import header, notes, times
+from msatools.render.header import among_read, header, notes, times
 from msatools.render.on import on_text, woken_words
 from msatools.render.prstat.columns import TaskContext, context, make_columns, write
 from msatools.reports.units import duration, duration_range, short_size
@@ -263,15 +263,9 @@ def _herd(herd: Herd, interval_ns: int | None) -> str:
     return "; ".join([words, *woken_words(herd, interval_ns)])
 
 
-_TASKS_LOST = ("tasks_unreadable", "lists_broken")
-
-
 def _nobody(report: PrstatReport) -> Text:
     """Return the line for a selection that matches no task."""
-    # A broken list may hide all of them.
-    left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
-    among = " among the tasks that could be read" if left_out else ""
-    return line(f"No task matches the selection{among}.")
+    return line(f"No task matches the selection{among_read(report)}.")
 
 
 _TITLES = {

@@ -27,7 +27,7 @@ from msatools.render.blocks import (
     state_cell,
     user,
 )
-from msatools.render.header import header, losses, notes, times
+from msatools.render.header import among_read, header, losses, notes, times
 from msatools.render.zombies.words import (
     INITIAL_NAMESPACE,
     WHY,
@@ -350,10 +350,7 @@ def zombies_blocks(
         yield from _leaks(report.leaks, rows, verbose)
     elif not report.zombies:
         asked = " matches the selection" if some else ""
-        # A broken list may hide all of them.
-        left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
-        among = " among the tasks that could be read" if left_out else ""
-        yield line(f"No zombie{asked}{among}.")
+        yield line(f"No zombie{asked}{among_read(report)}.")
     else:
         yield from _zombies(report, view, rows, verbose)
     yield from _changes(report)
@@ -404,9 +401,6 @@ def _changes(report: ZombiesReport) -> Iterator[Text]:
     verb = "was" if reaped == 1 else "were"
     words = f"{begun:,} began, {reaped:,} {verb} reaped"
     yield line(Span("Changes: ", "title"), words)
-
-
-_TASKS_LOST = ("tasks_unreadable", "lists_broken")
 
 
 def _foot(report: ZombiesReport, verbose: bool) -> Iterator[Text]:
