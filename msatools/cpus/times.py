@@ -19,6 +19,7 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     Booleans,
     Members,
+    Numbers,
     Structs,
     enumerators,
     find_offset,
@@ -35,10 +36,6 @@ from msatools.selfdesc.find import (
 from msatools.tasks.states import NICE_0
 
 # --- Per-CPU numbers, some of which may be unknown.
-
-
-Numbers = npt.NDArray[np.int64]
-"""One value a CPU."""
 
 
 class Counts(Struct, frozen=True):

@@ -19,6 +19,7 @@ from msatools.kernel.reader import Addresses, Reader, distinct, read_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     Members,
+    Numbers,
     Structs,
     WordArray,
     find_offset,
@@ -43,7 +44,6 @@ from msatools.selfdesc.find import (
 MAX_OPEN = 1 << 20
 """Maximum number of descriptors read of one table: NR_OPEN's default."""
 
-Numbers = npt.NDArray[np.int64]
 
 _TASK: Members = {"files": ("files",)}
 _HOLDER_TYPE = "struct files_struct"

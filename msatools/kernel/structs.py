@@ -30,6 +30,7 @@ from msatools.selfdesc.find import (
 )
 
 Booleans = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
 
 
 class WordArray(Struct, frozen=True):

@@ -16,6 +16,7 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     Booleans,
     Members,
+    Numbers,
     Structs,
     find_offset,
     read_structs,
@@ -58,8 +59,6 @@ from msatools.selfdesc.find import (
 # Removed groups stay among the children of their parent until the last reference to
 # them is gone, so that the tree has those as well that no page is charged to.
 
-
-Numbers = npt.NDArray[np.int64]
 
 UNKNOWN = -1
 

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import Numbers
 from msatools.memory.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.classify import Block
 from msatools.memory.model import PageGroup, ProcessGroup, largest_first
@@ -279,8 +280,6 @@ def _sorted(parts: list[Words]) -> Words:
 # A page that several map is divided among them as /proc/PID/smaps does for Pss: by the
 # page's mapcount (fs/proc/task_mmu.c, smaps_account()).
 
-
-Numbers = npt.NDArray[np.int64]
 
 PSS_SHIFT = 12
 """Shares are in units of 1/4096 byte, as in the kernel."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.kernel.structs import Booleans
+from msatools.kernel.structs import Booleans, Numbers
 from msatools.locks.report import WaitTarget
 from msatools.prstat.interval import WAITED, Ended, OffCpuByClass, lasting, within
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
@@ -35,7 +35,6 @@ from msatools.tasks.waits import TaskClass
 UNKNOWN = -(1 << 63)
 """An unknown value in a column of numbers."""
 
-Numbers = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 _NUMBERS = (

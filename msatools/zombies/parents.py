@@ -21,6 +21,7 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     NOT_FOUND,
     Booleans,
+    Numbers,
     find_rows,
     lose_many,
     read_bits,
@@ -53,7 +54,6 @@ from msatools.zombies.model import Disposition, Reaper
 
 UNKNOWN = -1
 
-Numbers = npt.NDArray[np.int64]
 
 # Bits of task_struct.exit_state (include/linux/sched.h); both while a tracer reaps it.
 _DEAD = 0x10
