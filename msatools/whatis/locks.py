@@ -13,7 +13,9 @@ from msatools.kernel.report import Loss
 from msatools.locks.c_library import CONDITION_BYTES
 from msatools.locks.futexes import Waiter, find_futex, futex_queues, requested_futexes
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
+from msatools.locks.locks import collect_locks
 from msatools.locks.report import FutexKey, Holder, Lock, LockRow, LockTypeName
+from msatools.locks.report_builder import LocksOptions
 from msatools.locks.user_locks import futex_requests
 from msatools.locks.user_memory import SharedFile, user_memory
 from msatools.program import TargetError
@@ -119,10 +121,6 @@ class WaitedLocks:
         tasks = _linked_tasks(self._lookup, start)
         if not tasks:
             return ()
-        # It is rarely asked for, and slow to import.
-        from msatools.locks.locks import collect_locks
-        from msatools.locks.report_builder import LocksOptions
-
         try:
             # Idle tasks have no PID, and wait for no lock.
             pids = [pid for task in tasks if (pid := self._lookup.task(task).pid)]

@@ -13,6 +13,7 @@ from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import MAX_ADDRESS
 from msatools.kernel.report import KernelSession, Progress
+from msatools.locks.locks import collect_locks
 from msatools.locks.places import SlabObject
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.program.linear import KERNEL_HALF, kernel_start
@@ -498,8 +499,6 @@ class Whatis(KernelSession[WhatisReport, WhatisOptions]):
 
         The waits of all tasks are read for it.
         """
-        # It is rarely asked for, and slow to import.
-        from msatools.locks.locks import collect_locks
 
         ranges = [_extent(answer) for answer in answers]
         for row in collect_locks(self._prog, target=self._target).locks:
