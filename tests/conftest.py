@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fixtures import lab
+from tests.support.usage import free_programs
 
 Msa = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -70,8 +71,7 @@ def live_guest() -> Iterator[lab.Live]:
 @pytest.fixture
 def live_qmp(live_guest: lab.Live) -> str:
     """The QMP socket of the running guest; it accepts one client at a time."""
-    # An earlier test's program, not collected yet, can still hold the socket.
-    gc.collect()
+    free_programs()
     return str(live_guest.qmp)
 
 

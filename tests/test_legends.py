@@ -49,7 +49,7 @@ LABELS = [row.label for _, rows in GROUPS for row in rows] + [row.label for row 
         ("prstat", [*TaskClass.__members__, *LETTERS, "~", "<", ">", "-"]),
         ("locks", [*TaskClass.__members__, *LETTERS, *get_args(LockTypeName)]),
         ("locks", ["=", "~", "?", "exact", "likely", "evidence", "R", "W"]),
-        ("memstat", [*CLASSES.values(), *LABELS, "ok", "UNEXPLAINED"]),
+        ("memstat", [*CLASSES.values(), *LABELS, "ok", "UNEXPLAINED", "(torn)"]),
         ("cpus", [*get_args(State), *get_args(SetKind)]),
         ("zombies", [*get_args(Verdict), *LETTERS]),
         ("report", [*get_args(Severity), *get_args(VerdictConfidence)]),

@@ -277,9 +277,10 @@ def _without_turn(known: Known) -> Iterator[Diagnostic]:
             f"{_longest(late)}; {_task(current)}{_weight(current)} runs{beside}",
             cpus=(queue.cpu,),
             advice=None,
+            # Of one the text says how long.
             evidence=tuple(
                 f"{_task(each)} has waited for {_seconds(each.wait_ns)}"
-                for each in late[:_NAMED]
+                for each in (late[:_NAMED] if len(late) > 1 else ())
             ),
         )
 
@@ -519,7 +520,7 @@ def _disabled(known: Known) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 code="irq-disabled",
                 text=f"irq {irq.irq} {irq.name} is disabled, after "
-                f"{_count(irq.total, 'interrupt')}: what waits for its device waits "
+                f"{_count(irq.total, 'interrupt')}: tasks that need its device wait "
                 "until it is enabled",
                 cpus=irq.effective,
                 advice=None,

@@ -15,7 +15,8 @@ from msatools.registry import GROUPS, NAMES, load, load_group
 
 _TARGET = (
     "TARGET is a crash dump (a vmcore in ELF format, or as makedumpfile and QEMU write "
-    "them), /proc/kcore, or a recording made with --record. Without a TARGET, the "
+    "them), any other file with the memory of a Linux guest, /proc/kcore, or a "
+    "recording made with --record. Without a TARGET, the "
     "running kernel is read, for which you need to be root. Dumps need no debug info: "
     "the kernel's own BTF is used if none is found."
 )
@@ -135,27 +136,46 @@ def _front_page(commands: list[Command[Any]], groups: list[CommandGroup]) -> str
         *_head("msa", "look into a Linux kernel: a crash dump, or the running one"),
         *_section("SYNOPSIS"),
         ".B msa",
+        _escape("[OPTION...] [TARGET]"),
+        ".br",
+        ".B msa",
         _escape("COMMAND [OPTION...] [TARGET] [INTERVAL [COUNT]]"),
         ".br",
         ".B msa help",
         _escape("[TOPIC]"),
         ".br",
+        ".B msa drgn",
+        _escape("TARGET [SCRIPT]"),
+        ".br",
+        ".B msa crash",
+        _escape("TARGET [COMMAND]"),
+        ".br",
         ".B msa",
         _escape("--help | --version"),
         *_section("DESCRIPTION"),
-        _escape("msa COMMAND is msa-COMMAND, which has a manual page of its own."),
+        _escape("msa vmcore is msa-report vmcore: what happened, and what is wrong."),
+        *_paragraph("msa COMMAND is msa-COMMAND, which has a manual page of its own."),
         *_paragraph(
             "msa help lists guides, such as it-hangs, and other pages; msa help TOPIC "
             "shows one."
+        ),
+        *_paragraph(
+            "msa drgn opens drgn's prompt on TARGET, or runs a script there; msa crash "
+            "opens the prompt of drgn's crash commands, or runs one of them."
         ),
         *_paragraph(_TARGET),
         *_section("COMMANDS"),
         *_list(listed),
         *_section("EXAMPLES"),
         *_list(
-            (f"msa {command.name} {words}".rstrip(), what)
-            for command in commands
-            for words, what in command.examples[:1]
+            [
+                ("msa vmcore", "what happened to a kernel that died"),
+                *(
+                    (f"msa {command.name} {words}".rstrip(), what)
+                    for command in commands
+                    for words, what in command.examples[:1]
+                ),
+            ]
         ),
         *_tail(f"msa-{name}" for name in (*NAMES, *GROUPS)),
     )

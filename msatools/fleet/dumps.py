@@ -19,11 +19,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import msatools
-from msatools.errors import DamagedDataError
+from msatools.errors import DamagedDataError, NotSupportedError
 from msatools.fleet.single import NO_REPORT, FleetError, Outcome, parse_report
 from msatools.program import formats
-from msatools.program.dumpfile import HEAD_BYTES, MEMORY_MAGICS, recognize
+from msatools.program.dumpfile import (
+    HEAD_BYTES,
+    MEMORY_MAGICS,
+    VMWARE_MAGICS,
+    recognize,
+)
 from msatools.program.formats import SUB_HEADER_BYTES, common
+from msatools.program.raw_formats import vmware_ranges
 from msatools.program.raw_memory import FileMemory, MemoryRange, Words, find_words
 
 # --- The dumps that arguments name: files, folders, patterns, and a list.
@@ -162,6 +168,8 @@ def _what_else(name: str, path: str) -> str | None:
             start = file.read(HEAD_BYTES)
     except OSError:
         return None
+    if start.startswith(VMWARE_MAGICS) and not _has_vmware_memory(path):
+        return "a state of a VMware guest without its memory"
     # Programs and modules are ELF files as well.
     is_core = start.startswith(_ELF) and start[16:18] == _ET_CORE
     if is_core or start.startswith((_KDUMP, _FLATTENED, *MEMORY_MAGICS)):
@@ -170,6 +178,16 @@ def _what_else(name: str, path: str) -> str | None:
     if found is not None:
         return found.what
     return None if _has_kernel(path) else NO_DUMP
+
+
+def _has_vmware_memory(path: str) -> bool:
+    try:
+        with formats.opened(path) as read:
+            return bool(vmware_ranges(read))
+    except NotSupportedError:
+        return True  # the line that refuses it says why
+    except (DamagedDataError, EOFError, OSError):
+        return False
 
 
 def _has_kernel(path: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct
 
 from msatools.registry import GROUPS, NAMES, load, load_group
-from msatools.render.blocks import Block, Span, line
+from msatools.render.blocks import Block, Span, line, term
 
 # --- Finds the pages of the documentation: guides, and a page or more a command.
 
@@ -118,7 +118,7 @@ def topic_list() -> Iterator[Block]:
             yield line()
             yield line(Span(kind, "title"))
             for name, about in names.items():
-                yield line(f"  {name:{width}}  {about}")
+                yield term(name, width, about)
 
 
 def topic_blocks(topic: str) -> Iterator[Block]:

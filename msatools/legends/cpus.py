@@ -122,7 +122,7 @@ STALLS = Group(
         Entry("WATCHDOG", "how long ago the watchdog ran there"),
         Entry("PREEMPT", "preempt count: 0 if it may switch tasks"),
         Entry("SOFTIRQ", "count of softirqs disabled or in progress"),
-        Entry("WAIT", "how long tasks have waited for it"),
+        Entry("WAIT", "tasks that wait for the CPU"),
         Entry("DOES", "where its task is"),
         Entry("ASKED-BY", "CPU that asked for the call"),
         Entry("LATE", "how long ago the timer was due"),

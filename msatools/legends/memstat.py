@@ -39,6 +39,12 @@ DIFFS = Group(
             "One of the two is wrong: the kernel miscounts, pages changed during the "
             "scan, or a driver's pages look like the class.",
         ),
+        Entry(
+            "(torn)",
+            "they differ, and the file was written while the guest ran",
+            "Its pages and its counters are of different moments, as other structures "
+            "in it show: the counter and the row can both be right, each for its own.",
+        ),
         Entry("- (lost)", "the kernel's counter could not be read"),
     ),
     ("DIFF",),
@@ -239,6 +245,8 @@ VIEWS = Group(
         Entry("CLASSES", "the classes with most of its pages"),
         Entry("DYING", "removed control group that its memory keeps alive"),
         Entry("SWAP", "on swap, of this owner"),
+        Entry("SLAB", "objects in slabs that the group is charged for; - if removed"),
+        Entry("PERCPU", "per-CPU memory that the group is charged for; - if removed"),
         Entry("RSS", "as Rss of /proc/PID/smaps_rollup, without hugetlb"),
         Entry("PSS", "as Pss: shared pages divided among those who map them"),
         Entry("ANON", "as Anonymous"),

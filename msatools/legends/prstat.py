@@ -67,9 +67,9 @@ COLUMNS = Group(
         Entry(
             "FOR",
             "how long it has been in NOW",
-            "Since it left the CPU (se.exec_start) or joined the run queue. < that "
-            "time is lost: the last time it came to the CPU serves. ~ of zombies, by a "
-            "clock that may have lagged.",
+            "Since it left the CPU (se.exec_start) or joined the run queue. < is an "
+            "upper bound, since it last came to the CPU: when it left is lost. ~ is an "
+            "estimate, of zombies: their clock may have lagged.",
         ),
         Entry(
             "ON",

@@ -50,7 +50,7 @@ VERDICTS = Group(
         Entry(
             "memory-unreclaimable",
             "memory is low and most of it cannot be reclaimed",
-            "60 % of it; or the kernel itself has 40 %.",
+            "60 % of memory cannot; or the kernel itself has 40 % of it.",
         ),
         Entry(
             "cgroup-at-limit",
@@ -98,7 +98,11 @@ VERDICTS = Group(
             "tasks wait for one whose CPU quota is used up",
             "Of its control group, or its own as a deadline task.",
         ),
-        Entry("cpu-stalled", "a CPU has stood still for longer than the kernel allows"),
+        Entry(
+            "cpu-stalled",
+            "a CPU has stood still for longer than the kernel allows",
+            "For information from 2 s on, if it is less than that.",
+        ),
         Entry("cpu-starved", "runnable tasks do not get to run"),
         Entry("rcu-stalled", "an RCU grace period does not end"),
         Entry("cpu-storm", "a CPU is busy with tasklets, timers, packets, one worker"),

@@ -11,14 +11,17 @@ from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.files import cgroup_paths
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     Booleans,
     Members,
     Numbers,
     Structs,
+    constant,
     find_offset,
+    lose_many,
     read_structs,
 )
 from msatools.kernel.walks import list_nodes
@@ -51,8 +54,10 @@ from msatools.selfdesc.find import (
     find_constant,
     find_type,
     find_variable,
+    member_of,
     offset_of,
 )
+from msatools.tasks.text import kernel_symbol
 
 # --- All control groups of memory, and what their counters say (mm/page_counter.c).
 #
@@ -154,6 +159,123 @@ def _own(totals: Numbers, readable: npt.NDArray[np.bool_], parents: Numbers) -> 
     # The root is not charged for what is its own.
     own[0] = UNKNOWN
     return own
+
+
+class KernelBytes(Struct, frozen=True):
+    """Bytes charged to each group itself; :data:`UNKNOWN` for the root and removed
+    groups, whose charges are their parent's since then (memcg_reparent_objcgs())."""
+
+    slab: Numbers
+    percpu: Numbers
+
+
+_ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B", "MEMCG_PERCPU_B")
+_STATS: Members = {"stats": ("vmstats",), "parts": ("vmstats_percpu",)}
+_FLAGS: Members = {"flags": ("css.flags",)}
+_MOST_PARTS = 1 << 18
+"""Upper bound of the groups' parts on CPUs that are read, which takes a second."""
+
+
+def kernel_bytes(reader: Reader, tree: GroupTree, losses: LossLog) -> KernelBytes:
+    """Read what memory.stat has as ``slab`` and ``percpu``, without the groups below.
+
+    A group's count includes those below once they are flushed
+    (mem_cgroup_css_rstat_flush()). What is not yet is added here, as memory.stat would.
+
+    :raises MissingError: if the kernel has no such counts
+    """
+    prog = reader.prog
+    counts = _kernel_counts(reader, tree, losses)
+    if counts is None:
+        unknown = np.full(len(tree.addresses), UNKNOWN, np.int64)
+        return KernelBytes(unknown, unknown)
+    totals, pending, known = counts
+    flags = read_structs(reader, "struct mem_cgroup", _FLAGS, tree.addresses, losses)
+    online = flags["flags"] & np.uint64(constant(prog, "CSS_ONLINE")) != 0
+    known &= flags.readable
+    lose_many(losses, "struct memcg_vmstats", int(np.count_nonzero(~known)))
+    parents = tree.parents.tolist()
+    for row in range(len(parents) - 1, 0, -1):
+        pending[parents[row]] += pending[row]
+        known[parents[row]] &= known[row]
+    totals += pending
+    own = totals.copy()
+    below = np.flatnonzero((tree.parents >= 0) & online)
+    np.subtract.at(own, tree.parents[below], totals[below])
+    # Counts of a running kernel change one after the other.
+    own = np.maximum(own, 0)
+    own[~known | ~online] = UNKNOWN
+    # The root is not charged for what is its own.
+    own[0] = UNKNOWN
+    slab = np.where(own[:, 0] < 0, UNKNOWN, own[:, 0] + own[:, 1])
+    return KernelBytes(slab, own[:, 2])
+
+
+def _kernel_counts(
+    reader: Reader, tree: GroupTree, losses: LossLog
+) -> tuple[Numbers, Numbers, Booleans] | None:
+    """Return the counts of :data:`_ITEMS`, what is to be added to those of the group
+    and of all above it, and whether both could be read; ``None`` if too many are."""
+    prog = reader.prog
+    member = member_of(find_type(prog, "struct mem_cgroup"), "vmstats")
+    kind = member.type.unaliased_kind()
+    items = _item_offsets(reader)
+    inside = tree.addresses + np.uint64(member.offset)
+    if kind == drgn.TypeKind.ARRAY:
+        # Before 2d146aa3aa84 ("mm: memcontrol: switch to rstat") (in v5.13), a CPU adds
+        # some pages at a time to the group and to those above it.
+        totals, known = _longs(reader, inside, items)
+        return totals, np.zeros_like(totals), known
+    pointers = read_structs(reader, "struct mem_cgroup", _STATS, tree.addresses, losses)
+    # Not in the group itself since 410f8e82689e ("memcg: extract memcg_vmstats from
+    # struct mem_cgroup") (in v6.1).
+    is_inside = kind == drgn.TypeKind.STRUCT
+    stats = inside if is_inside else pointers["stats"].astype(np.uint64)
+    type_ = find_type(prog, "struct memcg_vmstats")
+    totals, known = _longs(reader, stats, items + offset_of(type_, "state"))
+    pending, readable = _longs(reader, stats, items + offset_of(type_, "state_pending"))
+    known &= readable & pointers.readable
+    type_ = find_type(prog, "struct memcg_vmstats_percpu")
+    now, before = (items + offset_of(type_, name) for name in ("state", "state_prev"))
+    percpu = read_percpu(reader, losses)
+    if len(percpu.offsets) * len(stats) > _MOST_PARTS:
+        text = "slab objects and per-CPU memory of control groups are not read"
+        losses.note("groups-many", f"{text}: there are too many")
+        return None
+    parts = pointers["parts"].astype(np.uint64)
+    for offset in percpu.offsets:
+        counted, readable = _longs(reader, parts + offset, now)
+        flushed, also = _longs(reader, parts + offset, before)
+        pending += counted - flushed
+        known &= readable & also
+    return totals, pending, known
+
+
+def _item_offsets(reader: Reader) -> npt.NDArray[np.uint64]:
+    """Return the offsets of :data:`_ITEMS` in the arrays of a group's counts."""
+    numbers = [constant(reader.prog, name) for name in _ITEMS]
+    try:
+        # Arrays have only what is used since ff48c71c26aa ("memcg: reduce memory for
+        # the lruvec and memcg stats") (in v6.10). The first is item 0.
+        table = kernel_symbol(reader.prog, "mem_cgroup_stats_index")
+    except MissingError:
+        pass
+    else:
+        rows = reader.read(table, max(numbers) + 1)
+        numbers = [rows[number] - rows[0] for number in numbers]
+    return np.array(numbers, np.uint64) * np.uint64(8)
+
+
+def _longs(
+    reader: Reader, addresses: Addresses, offsets: npt.NDArray[np.uint64]
+) -> tuple[Numbers, Booleans]:
+    """Read signed words of structures: a row each, and whether it is readable."""
+    places = (addresses[:, None] + offsets[None, :]).ravel()
+    records, readable = reader.read_records(places, 8)
+    shape = len(addresses), len(offsets)
+    values = column(records, 0).view(np.int64).reshape(shape)
+    whole: Booleans = np.all(readable.reshape(shape), axis=1)
+    return values.copy(), whole
 
 
 def is_unified(reader: Reader) -> bool:
@@ -380,6 +502,8 @@ class _Charges(Struct, frozen=True):
 
     memory: int | None = None
     swap: int | None = None
+    slab_bytes: int | None = None
+    percpu_bytes: int | None = None
 
 
 class CgroupView:
@@ -430,15 +554,27 @@ class CgroupView:
         except UNREADABLE as error:
             self._losses.lose(Loss.LISTS, f"cannot read control groups: {error}")
             return {}
+        kernel = self._kernel_bytes(tree)
+        columns = charges.memory, charges.swap, kernel.slab, kernel.percpu
         return {
-            address: _Charges(_known(memory), _known(swap))
-            for address, memory, swap in zip(
+            address: _Charges(*map(_known, values))
+            for address, *values in zip(
                 tree.addresses.tolist(),
-                charges.memory.tolist(),
-                charges.swap.tolist(),
+                *(numbers.tolist() for numbers in columns),
                 strict=True,
             )
         }
+
+    def _kernel_bytes(self, tree: GroupTree) -> KernelBytes:
+        try:
+            return kernel_bytes(self._reader, tree, self._losses)
+        except MissingError:
+            pass  # before v5.9, or CONFIG_MEMCG_KMEM=n
+        except UNREADABLE as error:
+            text = f"cannot read what control groups are charged: {error}"
+            self._losses.lose(Loss.LISTS, text)
+        unknown = np.full(len(tree.addresses), UNKNOWN, np.int64)
+        return KernelBytes(unknown, unknown)
 
     def _by_group(self, sums: TallySums) -> TallySums:
         """Convert sums by charge word to sums by ``struct mem_cgroup``."""
@@ -490,11 +626,12 @@ class CgroupView:
         if not without:
             return
         swapped = sum(group.swap_pages or 0 for group in empty) * self._page_size
-        on_swap = f", with {size(swapped)} on swap" if swapped else ""
+        on_swap = f", but {size(swapped)} on swap" if swapped else ""
         self._losses.note(
             "removed-cgroups",
-            f"{removed:,} removed control groups live on, {without:,} of them without "
-            f"a page of their own{on_swap}",
+            f"{removed:,} removed control groups still exist; {without:,} of them have "
+            f"no page of their own{on_swap}; their slab objects and per-CPU memory are "
+            "charged to their parents",
         )
 
     def _placeholder_groups(
@@ -511,7 +648,7 @@ class CgroupView:
                 self._losses.note(
                     "slab-charges",
                     f"{owner.pages:,} slab pages are charged to control groups object "
-                    "by object, which is not split up",
+                    "by object: they are one row here; SLAB has how much to each",
                 )
 
 
@@ -535,6 +672,8 @@ def _cgroup(
         dying=memcg.dying,
         swap_pages=charges.swap,
         charged_pages=charges.memory,
+        slab_bytes=charges.slab_bytes,
+        percpu_bytes=charges.percpu_bytes,
         pinned_by=tuple(pins.largest) if pins else None,
         files=pins.files if pins else None,
         mem_cgroup=Address(memcg.address),

@@ -141,20 +141,29 @@ def _nvme(
     :param queues: Addresses of all ``struct request_queue``, those for administration
         as well.
     """
+    # Looked up once and if needed: the types of a module take a millisecond.
+    controller, pci, known = None, None, False
     for address in sorted(queues):
         try:
             with drgn_lookups:
                 owned = drgn.Object(prog, "struct request_queue", address=address)
                 admin = owned.tag_set
-                if not admin or not admin.driver_data:
+                if not admin or not admin.driver_data or _has_disk(owned):
                     continue
+                if not known:
+                    known = True
+                    with suppress(MissingError):
+                        controller = driver_type(prog, "nvme_ctrl", "nvme_core")
+                    with suppress(MissingError):
+                        pci = driver_type(prog, "nvme_dev", "nvme")
                 data = int(admin.driver_data)
-                device = _nvme_device(prog, int(admin), data)
-                tags = (
-                    _nvme_set(prog, int(admin), data)
-                    if device is None
-                    else device.tagset
-                )
+                device = None if pci is None else _nvme_device(pci, int(admin), data)
+                if device is not None:
+                    tags = device.tagset
+                elif controller is not None:
+                    tags = _nvme_set(controller, int(admin), data)
+                else:
+                    continue
                 number = int(tags.nr_hw_queues)
                 if number > _MAX_QUEUES:
                     text = f"an NVMe device cannot have {number:,} queues"
@@ -166,27 +175,35 @@ def _nvme(
             continue  # what another driver has there
 
 
-def _nvme_set(prog: drgn.Program, admin: int, data: int) -> drgn.Object:
+def _has_disk(queue: drgn.Object) -> bool:
+    """Return whether it is known that a queue is a disk's, not for administration.
+
+    It knows its disk since d152c682f03c ("block: add an explicit ->disk backpointer to
+    the request_queue") (in v5.15).
+    """
+    return queue.type_.has_member("disk") and bool(queue.disk)
+
+
+def _nvme_set(type_: drgn.Type, admin: int, data: int) -> drgn.Object:
     """Return the ``struct blk_mq_tag_set`` for disks beside that for administration, of
     a controller that is not on PCI.
 
+    :param type_: That of ``struct nvme_ctrl``.
     :param data: What the latter has as ``driver_data``.
     :raises FaultError: if it is another driver's, which has other data there
     """
-    type_ = driver_type(prog, "nvme_ctrl", "nvme_core")
-    controller = drgn.Object(prog, type_, address=data)
+    controller = drgn.Object(type_.prog, type_, address=data)
     if int(controller.admin_tagset) != admin:
         raise drgn.FaultError("not of NVMe", data)
     return controller.tagset
 
 
-def _nvme_device(prog: drgn.Program, admin: int, data: int) -> drgn.Object | None:
+def _nvme_device(type_: drgn.Type, admin: int, data: int) -> drgn.Object | None:
     """Return the ``struct nvme_dev`` of a controller; ``None`` if it is not on PCI."""
     with suppress(*UNREADABLE, MissingError):
-        type_ = driver_type(prog, "nvme_dev", "nvme")
         # What the driver has there: the structure itself on 6.1, its part on 6.12.
         for start in (data, data - offset_of(type_, "ctrl")):
-            device = drgn.Object(prog, type_, address=start)
+            device = drgn.Object(type_.prog, type_, address=start)
             if int(device.admin_tagset.address_of_()) == admin:
                 return device
     return None

@@ -398,6 +398,14 @@ class CgroupGroup(PageGroup, frozen=True):
     """Pages that its counter has (``memory.current`` without the groups below it): also
     objects of slabs, per-CPU memory and sockets, and what CPUs charged ahead."""
 
+    slab_bytes: int | None = None
+    """Bytes of objects in slabs that are charged to it (``slab`` of ``memory.stat``
+    without the groups below it); unknown for the root and for removed groups, whose
+    objects are charged to the parent: they do not keep the group."""
+
+    percpu_bytes: int | None = None
+    """Bytes of per-CPU memory that are charged to it (``percpu``), likewise."""
+
     pinned_by: Annotated[tuple[PinningFile, ...] | None, DETAIL] = None
     """Files with the most page cache charged to a dying group."""
 

@@ -53,13 +53,21 @@ Pfns = npt.NDArray[np.uint64]
 NO_PFNS: Pfns = np.empty(0, np.uint64)
 
 
+_DIRECT_PAGES = "msatools.direct pages"
+"""Key of the program's cache."""
+
+
 def direct_pfns(prog: drgn.Program, addresses: Addresses | Sequence[int]) -> Pfns:
     """Return the pfns of addresses in the direct map; others are left out."""
     words = np.asarray(addresses, np.uint64)
-    start, end = np.uint64(page_address(prog, 0)), np.uint64(code_start(prog))
-    direct = words[(words >= start) & (words < end)]
-    shift = np.uint64(find_variable(prog, "PAGE_SHIFT").value_())
-    pfns: Pfns = direct - start >> shift
+    # drgn takes 50 us for them, and there are dozens of calls.
+    known: tuple[np.uint64, ...] | None = prog.cache.get(_DIRECT_PAGES)
+    if known is None:
+        shift = find_variable(prog, "PAGE_SHIFT").value_()
+        numbers = page_address(prog, 0), code_start(prog), shift
+        known = prog.cache[_DIRECT_PAGES] = tuple(map(np.uint64, numbers))
+    start, end, shift = known
+    pfns: Pfns = words[(words >= start) & (words < end)] - start >> shift
     return pfns
 
 

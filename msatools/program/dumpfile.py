@@ -6,8 +6,10 @@ For a file that is no dump which is read here: what it is, and what to do.
 """
 
 import os
+import re
 import shlex
 import stat
+import zlib
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
@@ -40,7 +42,13 @@ HEAD_BYTES = 0x10080
 """How much of a file :func:`recognize` needs."""
 
 
-MEMORY_MAGICS = (b"EMiL\1", b"EMiL\2", b"QEVM", b"LibvirtQemudSave")
+VMWARE_MAGICS = tuple(
+    magic.to_bytes(4, "little")
+    for magic in (0xBED2BED2, 0xBED3BED3, 0xBAD1BAD1, 0xBAD2BAD2)
+)
+"""A state of a VMware guest (``.vmss``, ``.vmsn``): whole, in part, and restored."""
+
+MEMORY_MAGICS = (b"EMiL\1", b"AVML\2", b"QEVM", b"LibvirtQemudSave", *VMWARE_MAGICS)
 """How files with memory begin that have headers: see
 :mod:`msatools.program.raw_formats`."""
 
@@ -59,15 +67,20 @@ QCOW2_REMEDY = (
     "name one that `savevm` wrote to; or have the guest dumped with `virsh dump "
     "--memory-only`"
 )
-_VMWARE = "name the .vmem beside it; without one, convert it with `vmss2core -N6`"
+VMWARE_REMEDY = "name the .vmem beside it; without one, convert it with `vmss2core -N6`"
 _DISK = "name a dump, or a file with the guest's memory"
+
+_COMPRESSED = "compressed"
+_UNPACK_TAR = "unpack it with `tar xf {path}`, and name the dump in it"
+_TAR_NAME = re.compile(r"\.(tar\.\w+|tgz|txz|tbz2?|tzst)$", re.IGNORECASE)
+"""Ends of names of compressed archives: what is inside is not decompressed to see."""
 
 _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     *(
         (
             signature,
             Foreign(
-                f"compressed with {name}",
+                f"{_COMPRESSED} with {name}",
                 f"decompress it first: `{name} -dc {{path}} > memory`",
             ),
         )
@@ -93,9 +106,22 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
             (b"\xed\xab\xee\xdb", "an rpm"),
         )
     ),
+    (
+        b"VMA\0",
+        Foreign(
+            "a backup by Proxmox (vzdump), which has disks, not memory",
+            "name the state of a snapshot with memory, or use dump-guest-memory in "
+            "`qm monitor`",
+        ),
+    ),
     (b"LibvirtQemudPart", Foreign("a guest that `virsh save` stored in part", _VIRSH)),
     (QCOW2, Foreign("a qcow2 disk image, not memory", QCOW2_REMEDY)),
+    (b"QED\0", Foreign("a QED disk image, not memory", _DISK)),
     (b"KDMV", Foreign("a VMware disk, not memory", _DISK)),
+    (b"# Disk DescriptorFile", Foreign("a VMware disk, not memory", _DISK)),
+    (b"conectix", Foreign("a Virtual PC disk (VHD), not memory", _DISK)),
+    (b"WithoutFreeSpace", Foreign("a Parallels disk, not memory", _DISK)),
+    (b"WithouFreSpacExt", Foreign("a Parallels disk, not memory", _DISK)),
     (b"vhdxfile", Foreign("a Hyper-V disk, not memory", _DISK)),
     (b"LUKS\xba\xbe", Foreign("an encrypted disk (LUKS), not memory", _DISK)),
     (b"XFSB", Foreign("a file system (XFS), not memory", _DISK)),
@@ -103,9 +129,9 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     *(
         (
             magic.to_bytes(4, "little"),
-            Foreign("a state of a VMware guest (vmss or vmsn)", _VMWARE),
+            Foreign("a state of a VMware guest of an old version", VMWARE_REMEDY),
         )
-        for magic in (0xBED2BED0, 0xBAD1BAD1, 0xBED2BED2, 0xBED3BED3)
+        for magic in (0xBED0BED0, 0xBED2BED0)
     ),
     (
         b"\x7fVirtualBox SavedState",
@@ -116,7 +142,7 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     ),
     *(
         (start, Foreign("a saved Xen domain", "dump it with `xl dump-core`"))
-        for start in (b"LinuxGuestRecord", b"Xen saved domain")
+        for start in (b"LinuxGuestRecord", b"Xen saved domain", b"libvirt-xml")
     ),
     (
         b"sadump\0\0",
@@ -127,7 +153,9 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
         b"\xa8\x19\x01\x73\x61\x8f\x23\xfd",
         Foreign("a stand-alone dump of s390", "only crash reads it, after zgetdump"),
     ),
+    # In the byte order of its machine.
     (b"\xed\x23\x8f\x61\x73\x01\x19\xa8", Foreign("a dump by LKCD", "use crash")),
+    (b"\xa8\x19\x01\x73\x61\x8f\x23\xed", Foreign("a dump by LKCD", "use crash")),
     (b"PAGEDU64", Foreign("a dump of Windows", "use WinDbg")),
     (b"PAGEDUMP", Foreign("a dump of 32-bit Windows", "use WinDbg")),
     (b"MDMP", Foreign("a minidump of a Windows program", "use WinDbg")),
@@ -153,17 +181,34 @@ _TEXTS: tuple[tuple[bytes, Foreign], ...] = (
 )
 """Starts of texts in small letters, after white space."""
 
+_SUSPENDED = (b"S1SUSPEND", b"S2SUSPEND", b"ULSUSPEND")
+"""What takes the place of a swap space's signature (kernel/power/swap.c; uswsusp)."""
+
+_HIBERNATED = Foreign(
+    "a machine that hibernated into its swap space, whose pages are out of order",
+    "resume the machine, and run the command there with -k",
+)
+
 _FURTHER: tuple[tuple[int, bytes, Foreign], ...] = (
-    (257, b"ustar", Foreign("a tar archive", "unpack it, and name the dump in it")),
+    (257, b"ustar", Foreign("a tar archive", _UNPACK_TAR)),
     (
         0x202,
         b"HdrS",
         Foreign("a kernel's boot image, not a dump", "name a vmcore"),
     ),
+    (0x40, b"\x7f\x10\xda\xbe", Foreign("a VirtualBox disk, not memory", _DISK)),
     (0x200, b"EFI PART", Foreign("a disk image (GPT), not memory", _DISK)),
     (0x1000, b"EFI PART", Foreign("a disk image (GPT), not memory", _DISK)),
     (0x218, b"LVM2 001", Foreign("a disk of LVM, not memory", _DISK)),
     (3, b"NTFS    ", Foreign("a file system (NTFS), not memory", _DISK)),
+    *(
+        (page - len(signature), signature, found)
+        for page in (0x1000, 0x4000, 0x10000)
+        for signature, found in (
+            (b"SWAPSPACE2", Foreign("swap space, not memory", _DISK)),
+            *((name.ljust(10, b"\0"), _HIBERNATED) for name in _SUSPENDED),
+        )
+    ),
     (0x8001, b"CD001", Foreign("a file system (ISO 9660), not memory", _DISK)),
     (0x10040, b"_BHRfS_M", Foreign("a file system (Btrfs), not memory", _DISK)),
 )
@@ -176,6 +221,10 @@ _MBR_MAGIC = 0x1FE, b"\x55\xaa"
 _MBR_ENTRIES = range(0x1BE, 0x1FE, 16)
 
 
+_ZLIB = b"\x38\x8d"
+"""How LiME's deflate begins: a window of 2 KiB, and the usual effort."""
+
+
 def recognize(head: bytes) -> Foreign | None:
     """Return what a file is by its first :data:`HEAD_BYTES`; ``None`` if unknown."""
     for signature, found in _AT_START:
@@ -184,11 +233,24 @@ def recognize(head: bytes) -> Foreign | None:
     for offset, signature, found in _FURTHER:
         if head.startswith(signature, offset):
             return found
+    if head.startswith(_ZLIB) and _starts_with(head, MEMORY_MAGICS[0][:4]):
+        return Foreign(
+            "an image by LiME that is compressed with zlib",
+            "decompress it first: `pigz -dc < {path} > memory`",
+        )
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     for start, found in _TEXTS:
         if text.startswith(start):
             return found
     return _disk(head)
+
+
+def _starts_with(head: bytes, magic: bytes) -> bool:
+    """Return whether what is compressed with zlib begins with some bytes."""
+    try:
+        return zlib.decompressobj().decompress(head, len(magic)) == magic
+    except zlib.error:
+        return False
 
 
 def _disk(head: bytes) -> Foreign | None:
@@ -213,6 +275,12 @@ def _disk(head: bytes) -> Foreign | None:
 _HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}
 """Maps names of ELF notes to who writes them."""
 
+
+_HYPER_V = ".vmrs", ".vsv"
+_PROCESSES = b"qemu-", b"cloud-hyperviso", b"firecracker", b"kvm\0"
+_NT_PRPSINFO = 3
+_PSINFO_NAME, _COMM = 40, 16
+"""``pr_fname`` of ``struct elf_prpsinfo`` (include/linux/elfcore.h), of 64 bits."""
 
 _OPENED = "msatools dump file"
 """Key of a program's cache."""
@@ -358,8 +426,10 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         ) from error
     except DamagedDataError as error:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
-    found = recognize(read(0, HEAD_BYTES))
+    found = recognize(read(0, HEAD_BYTES)) or _by_name(path)
     if found is not None and not _has_snapshot(path, magic, read):
+        if found.what.startswith(_COMPRESSED) and _TAR_NAME.search(path):
+            found = Foreign("a tar archive", _UNPACK_TAR)
         raise NotADumpError(
             path, found.what, found.what_to_do.replace("{path}", shlex.quote(path))
         )
@@ -374,6 +444,16 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         dump_level=None,
         machine=None,
         release=None,
+    )
+
+
+def _by_name(path: str) -> Foreign | None:
+    """Return what a file is that has no signature that is known."""
+    if os.path.splitext(path)[1].lower() not in _HYPER_V:
+        return None
+    return Foreign(
+        "a saved state of Hyper-V",
+        "have the guest dump itself by kdump, or take its memory from inside (avml)",
     )
 
 
@@ -403,10 +483,12 @@ def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
             "an ELF program or object, not a core",
             "name the dump, and this file with -s if it is the dump's vmlinux",
         )
-    names = {note.name for note in formats.notes(read, headers)}
+    notes = list(formats.notes(read, headers))
+    names = {note.name for note in notes}
     lacks_note = None
     if b"VMCOREINFO" not in names:
-        lacks_note = _without_vmcoreinfo(path, names)
+        lacks_note = _of_hypervisor(path, headers, notes)
+        lacks_note = lacks_note or _without_vmcoreinfo(path, names)
         if not headers.has_physical or not headers.is_64:
             raise lacks_note
     _check_machine(path, headers)
@@ -437,6 +519,31 @@ def _without_vmcoreinfo(path: str, names: Collection[bytes]) -> NotADumpError:
                 "only crash reads it, with the guest's vmlinux",
             )
     return NotADumpError(path, "a core of a program, not of a kernel", "name a vmcore")
+
+
+def _of_hypervisor(
+    path: str, headers: formats.Elf, notes: Collection[formats.ElfNote]
+) -> NotADumpError | None:
+    """Return the refusal of a core of a hypervisor's process; ``None`` for others."""
+    names = [
+        note.description[_PSINFO_NAME : _PSINFO_NAME + _COMM]
+        for note in notes
+        if note.name == b"CORE" and note.kind == _NT_PRPSINFO
+    ]
+    if headers.has_physical or not any(n.startswith(_PROCESSES) for n in names):
+        return None
+    # That of a guest has whole MiB; what QEMU translates code into (TCG) has not.
+    parts = [each for each in headers.loads if not each.size % _LEAST_MEMORY]
+    ram = max(parts, key=lambda each: each.size, default=None)
+    if ram is None:
+        return None
+    name = names[0].partition(b"\0")[0].decode("ascii", "backslashreplace")
+    take = f"tail -c +{ram.offset + 1} {shlex.quote(path)} | head -c {ram.size}"
+    return NotADumpError(
+        path,
+        f"a core of a hypervisor's process ({name}), not of its guest",
+        f"take its largest part, which is likely the guest's: `{take} > memory`",
+    )
 
 
 def _parse_flattened(path: str, read: ReadAt) -> DumpFile:

@@ -115,12 +115,10 @@ def _open(spec: TargetSpec, path: str) -> Opened:
             except NoTypesError as error:
                 if dump is None or not dump.damage:
                     raise
-                # What is missing may be why no types were found.
-                raise DamagedDumpError(
-                    path,
-                    f"{dump.damage}, and {error.why}",
-                    dump.remedy,
-                ) from error
+                # What is missing may be why no types were found; of a split dump it is.
+                lacks_parts = dump.missing_pfns is not None
+                why = dump.damage if lacks_parts else f"{dump.damage}, and {error.why}"
+                raise DamagedDumpError(path, why, dump.remedy) from error
             if dump is not None:
                 map_kernel(prog)
             return Opened(prog, describe_opened(prog, path, dump))

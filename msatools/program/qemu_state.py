@@ -442,7 +442,9 @@ class _Index:
             elif kind == _EOF and self._ram is not None:
                 return True
             else:
-                raise DamagedDataError("an unknown section", self._at)
+                raise DamagedDataError(
+                    "a stream of QEMU with an unknown section", self._at
+                )
 
     def _subsection(self, name: bytes) -> None:
         """Read a subsection of the configuration."""

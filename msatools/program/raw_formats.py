@@ -7,7 +7,7 @@ import shlex
 import struct
 import weakref
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -16,7 +16,12 @@ from drgn import FaultError
 
 from msatools.errors import DamagedDataError, NotSupportedError
 from msatools.program import formats, qemu_state
-from msatools.program.dumpfile import DumpFile, os_error
+from msatools.program.dumpfile import (
+    VMWARE_MAGICS,
+    VMWARE_REMEDY,
+    DumpFile,
+    os_error,
+)
 from msatools.program.formats import ReadAt, opened, read_exactly, reader_of
 from msatools.program.kdump_pages import KdumpPages, LeftToDrgnError
 from msatools.program.model import DamagedDumpError, NotADumpError
@@ -27,15 +32,15 @@ from msatools.program.raw_memory import FileMemory, Memory, MemoryRange, Ranges
 # Both have a header before each range (LiME's documentation; AVML's image.rs). AVML
 # compresses each range by snappy's framing format (framing_format.txt), whose chunks
 # hold 64 KiB at most, so that any of them can be read alone. The size of a range in the
-# file follows it.
+# file follows it. It writes ranges of 16 MiB, and none of those that are all zeros:
+# what it left out cannot be told from what is no RAM, and is not read.
 
 
 _HEADER = struct.Struct("<IIQQ8x")
 """Magic, version, the first and the last address."""
 
-MAGIC = 0x4C694D45
-LIME, AVML = 1, 2
-"""Versions of the header."""
+LIME, AVML = (0x4C694D45, 1), (0x4C4D5641, 2)
+"""Magic and version of the header; AVML writes LiME's if it does not compress."""
 
 _MOST_LIME_RANGES = 1 << 16
 _MOST_CHUNKS = 1 << 24
@@ -63,8 +68,8 @@ def open_forensic(path: str) -> Memory:
     with open(path, "rb", buffering=0) as file:
         size = os.lseek(file.fileno(), 0, os.SEEK_END)
         read = reader_of(file.fileno())
-        _, version, _, _ = _HEADER.unpack(read_exactly(read, 0, _HEADER.size))
-        if version == LIME:
+        magic, *_ = _HEADER.unpack(read_exactly(read, 0, _HEADER.size))
+        if magic == LIME[0]:
             return FileMemory("LiME", path, _lime_ranges(read, size))
         return CompressedMemory(path, *_chunks(read, size))
 
@@ -80,11 +85,11 @@ def _lime_ranges(read: ReadAt, size: int) -> list[MemoryRange]:
     return in_order(ranges)
 
 
-def _range(read: ReadAt, position: int, version: int) -> MemoryRange:
+def _range(read: ReadAt, position: int, kind: tuple[int, int]) -> MemoryRange:
     """Return the range whose header is at a position; its contents follow."""
     header = _HEADER.unpack(read_exactly(read, position, _HEADER.size))
-    magic, found, first, last = header
-    if magic != MAGIC or found != version or first > last or last >> 52:
+    *found, first, last = header
+    if (*found,) != kind or first > last or last >> 52:
         raise DamagedDataError("an image of memory with an impossible header", position)
     return MemoryRange(first, last + 1 - first, position + _HEADER.size)
 
@@ -262,10 +267,108 @@ class CompressedMemory(Memory):
         return data
 
 
+# --- States of a VMware guest (.vmss, .vmsn), which can have its memory.
+#
+# They have groups of values by name and index; a value can be a block of any size. The
+# group of the memory says which of its pages lie where, if there are holes (crash's
+# vmware_vmss.c). Most states leave the memory to a flat file beside them, the .vmem.
+
+
+_STATE = struct.Struct("<III")
+"""Magic, version, number of groups."""
+
+_GROUP = struct.Struct("<64sQQ")
+"""Name, offset and size of a group."""
+
+_TAG_BYTES = 2
+"""Bytes of the name, number of indices, and bytes of the value: 8, 2 and 6 bits."""
+
+_BLOCK = struct.Struct("<QQH")
+"""Bytes in the file and in memory, and those before the contents."""
+
+_PACKED_BLOCK, _PLAIN_BLOCK = 0x3E, 0x3F
+"""Sizes of values that stand for blocks, compressed and not."""
+
+_MOST_GROUPS, _MOST_VALUES, _MOST_REGIONS = 1 << 10, 1 << 16, 64
+_VMWARE_PAGE = 4096
+
+
+def vmware_ranges(read: ReadAt) -> list[MemoryRange]:
+    """Return where the memory of a VMware guest lies in its state; empty if nowhere.
+
+    :raises DamagedDataError: if the state makes no sense
+    :raises EOFError: if the file ends within its headers
+    :raises NotSupportedError: if its memory is compressed
+    """
+    _, _, count = _STATE.unpack(read_exactly(read, 0, _STATE.size))
+    if count > _MOST_GROUPS:
+        raise DamagedDataError("a state of a VMware guest with too many groups")
+    for number in range(count):
+        place = _STATE.size + number * _GROUP.size
+        name, start, _ = _GROUP.unpack(read_exactly(read, place, _GROUP.size))
+        if name.rstrip(b"\0") == b"memory":
+            values, block = _vmware_values(read, start)
+            return [] if block is None else _vmware_regions(values, block)
+    return []
+
+
+def _vmware_values(
+    read: ReadAt, position: int
+) -> tuple[dict[tuple[bytes, int], int], MemoryRange | None]:
+    """Return a group's values by name and first index, and its block of memory."""
+    values: dict[tuple[bytes, int], int] = {}
+    block = None
+    for _ in range(_MOST_VALUES):
+        data = read(position, _TAG_BYTES)
+        if len(data) < _TAG_BYTES and block is None:
+            raise EOFError("the file ends before its memory")
+        tag = int.from_bytes(data, "little")
+        if not tag:
+            return values, block
+        length, indices, size = tag >> 8, tag >> 6 & 3, tag & 0x3F
+        position += _TAG_BYTES
+        data = read_exactly(read, position, length + 4 * indices)
+        position += len(data)
+        name, index = data[:length], int.from_bytes(data[length:][:4], "little")
+        if size < _PACKED_BLOCK:
+            values[name, index] = int.from_bytes(
+                read_exactly(read, position, size), "little"
+            )
+        else:
+            size, _, padding = _BLOCK.unpack(read_exactly(read, position, _BLOCK.size))
+            position += _BLOCK.size + padding
+            if name == b"Memory" and tag & 0x3F == _PACKED_BLOCK:
+                raise NotSupportedError("compressed memory")
+            if name == b"Memory":
+                block = MemoryRange(0, size, position)
+        position += size
+    raise DamagedDataError("a state of a VMware guest with too many values", position)
+
+
+def _vmware_regions(
+    values: Mapping[tuple[bytes, int], int], block: MemoryRange
+) -> list[MemoryRange]:
+    count = values.get((b"regionsCount", 0), 0)
+    if not count:
+        return [block]
+    if count > _MOST_REGIONS:
+        raise DamagedDataError("a state of a VMware guest with too many regions")
+    ranges = []
+    for number in range(count):
+        start, size, place = (
+            values.get((name, number), 0) * _VMWARE_PAGE
+            for name in (b"regionPPN", b"regionSize", b"regionPageNum")
+        )
+        if not 0 < size <= block.size - place:
+            raise DamagedDataError("a region of an impossible size", block.offset)
+        ranges.append(MemoryRange(start, size, block.offset + place))
+    return in_order(ranges)
+
+
 # --- Which files hold memory, and how each is read.
 
 
-_LIME = MAGIC.to_bytes(4, "little")
+_FORENSIC = tuple(magic.to_bytes(4, "little") for magic, _ in (LIME, AVML))
 _LIBVIRT = b"LibvirtQemudSave"
 
 _MOST_KDUMP_RANGES = 1 << 20
@@ -347,7 +450,7 @@ class KdumpMemory(Memory):
 
 def _by_magic(path: str, read: ReadAt) -> Memory:
     magic = read(0, 16)
-    if magic.startswith(_LIME):
+    if magic.startswith(_FORENSIC):
         try:
             return open_forensic(path)
         except ImportError as error:
@@ -369,7 +472,24 @@ def _by_magic(path: str, read: ReadAt) -> Memory:
                 f"{command} > memory`",
             )
         return qemu_state.QemuState(path, start, "virsh save")
+    if magic.startswith(VMWARE_MAGICS):
+        return _vmware_memory(path, read)
     return FileMemory("raw memory", path, is_packed=True)
+
+
+def _vmware_memory(path: str, read: ReadAt) -> Memory:
+    try:
+        ranges = vmware_ranges(read)
+        why = "without its memory"
+    except NotSupportedError as error:
+        ranges, why = [], f"with {error}"
+    if not ranges:
+        raise NotADumpError(
+            path, f"a state of a VMware guest (vmss or vmsn) {why}", VMWARE_REMEDY
+        )
+    # A state without regions has no hole, or lacks its end, which has them.
+    is_packed = [each.start for each in ranges] == [0]
+    return FileMemory("VMware state", path, ranges, is_packed=is_packed)
 
 
 def elf_ranges(headers: formats.Elf) -> list[MemoryRange]:

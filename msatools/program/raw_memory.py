@@ -383,6 +383,10 @@ _NAMES_BYTES = _RELEASE + _UTS_FIELD
 
 _NAMES = ((0, _TEXT), (12, _NOTE))
 
+_SHIFTS = (0, 1024, 2048, 3072)
+"""Where pages can begin in a page of packed memory: firmware keeps whole KiB below 640
+KiB, which LiME's format=raw leaves out."""
+
 
 class FoundKernel(NamedTuple):
     """What a copy of VMCOREINFO says of its kernel."""
@@ -456,10 +460,13 @@ class FoundKernel(NamedTuple):
 
 def find_kernels(memory: Memory) -> list[FoundKernel]:
     """Search memory for VMCOREINFO; return those that differ, as they were found."""
-    wanted = [Words(offset, text) for offset, text in _NAMES]
+    places = [(shift, *name) for shift in _shifts(memory) for name in _NAMES]
+    wanted = [Words(shift + offset, text) for shift, offset, text in places]
     found: dict[bytes, FoundKernel] = {}
     copies = 0
-    for page, number in find_words(memory, wanted):
+    for address, index in find_words(memory, wanted):
+        shift, number, _ = places[index]
+        page = address + shift
         start = page + (_NOTE_BYTES if number else 0)
         try:
             # The note of the text may cross into the next page.
@@ -475,6 +482,10 @@ def find_kernels(memory: Memory) -> list[FoundKernel]:
         if len(found) >= _MOST_KERNELS or copies >= _MOST_COPIES:
             break
     return list(found.values())
+
+
+def _shifts(memory: Memory) -> Sequence[int]:
+    return _SHIFTS if memory.is_packed else _SHIFTS[:1]
 
 
 def parse_kernel(text: bytes) -> FoundKernel:
@@ -554,16 +565,18 @@ def find_names(memory: Memory, kernel: FoundKernel) -> Iterator[int]:
 
     It is at the same place of a page, wherever that page lies.
     """
-    within = kernel.uts_name % PAGE_BYTES
-    if within % 4:
+    if kernel.uts_name % 4:
         return
-    for page, _ in find_words(memory, [Words(within, _SYSNAME[:8])]):
+    places = [(kernel.uts_name + shift) % PAGE_BYTES for shift in _shifts(memory)]
+    wanted = [Words(place, _SYSNAME[:8]) for place in places]
+    for page, number in find_words(memory, wanted):
+        place = page + places[number]
         try:
-            name = memory.read(page + within, _NAMES_BYTES)
+            name = memory.read(place, _NAMES_BYTES)
         except FaultError:
             continue
         if kernel.is_named(name):
-            yield page + within
+            yield place
 
 
 # --- What memory holds in which no kernel was found: noise, zeros, or something else.

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""drgn programs of memory without the note that says where the kernel is.
+"""drgn programs of memory without the note that says where the kernel is."""
 
-Also which physical address lies where in a file that does not say.
-"""
-
+import struct
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
-from typing import NamedTuple
 
 from drgn import Architecture, Platform, Program
 from msgspec import Struct
@@ -17,36 +14,28 @@ from msgspec.structs import replace
 from msatools.errors import LOST, UNREADABLE, DamagedDataError
 from msatools.program.dumpfile import DumpFile, os_error, remember_dump
 from msatools.program.model import DamagedDumpError, NotADumpError, TargetError
+from msatools.program.raw_layout import (
+    LEAST_HOLE,
+    KernelFacts,
+    place_kernel,
+    settle_hole,
+)
 from msatools.program.raw_memory import (
     FoundKernel,
     Memory,
-    MemoryRange,
     PhysicalMemory,
     find_kernels,
-    find_names,
     parse_kernel,
     what_it_holds,
 )
 from msatools.selfdesc.find import ask
 from msatools.selfdesc.kallsyms import load_symbols
+from msatools.standby import standby_of
 
-# --- Which physical address of a guest lies where in a file that does not say.
-#
-# Hypervisors leave a hole below 4 GiB for devices, and write memory without it: QEMU's
-# memory-backend-file, Firecracker, Cloud Hypervisor and VMware each end the lower part
-# elsewhere. The kernel's image is at an address that VMCOREINFO gives. If that is above
-# 4 GiB, where it lies shows the hole; else the kernel's own counts of pages do.
+# --- What a kernel in such memory says of itself.
 
 
-HOLE_END = 4 << 30
-"""Where the hole of x86-64 ends."""
-
-_KNOWN_ENDS = tuple(
-    quarter << 28 for quarter in (12, 8, 13, 14, 15, 4, 11, 10, 6, 7, 9, 5, 3, 2, 1)
-)
-"""Where the memory below the hole ends, the usual first: QEMU's i440fx and VMware 3
-GiB, q35 2 GiB, Firecracker and Cloud Hypervisor 3.25 GiB, QEMU's if all of it fits
-there 3.5 GiB; others by ``max-ram-below-4g``."""
+_ALL_MEMORY = (1 << 64) - 1
 
 _IMAGE_BYTES = 1 << 30
 """KERNEL_IMAGE_SIZE, with KASLR."""
@@ -58,170 +47,17 @@ _MOST_TIME_S = 1 << 33
 _PAGE_SHIFT = 12
 _POINTER_BYTES = 8
 _BANNER_BYTES = 512
-_MOST_NAMES = 16
-_LOW_STEP = 1 << 20
-_NO_HOLE_BYTES = 2 << 30
-"""Memory that fits below the hole, wherever a hypervisor begins that by itself."""
+_DIRECT_MAP = 0xFFFF888000000000
+"""Where x86-64 has it without CONFIG_RANDOMIZE_MEMORY, with tables of four levels."""
 
-_SAME_BYTES = 1024
-"""What a crash adds to VMCOREINFO comes later."""
+_MEMBLOCK = struct.Struct("<16xQ8xQQ")
+"""``struct memblock``: number of ranges of memory, their total size, and where they
+are (include/linux/memblock.h)."""
 
-_NODE = ("node_start_pfn", "node_spanned_pages", "node_id")
+_MEMBLOCK_RANGE = struct.Struct("<QQ8x")
+_MOST_MEMBLOCK_RANGES = 1 << 12
+
 _MOST_NODES = 1024
-
-
-class KernelFacts(NamedTuple):
-    """What a kernel's own variables say; ``None`` for what it does not have."""
-
-    pages_end: int | None
-    """The physical address behind its last page (``max_pfn``)."""
-
-    text_at: int | None
-    """The physical address of VMCOREINFO (``vmcoreinfo_data``)."""
-
-    nodes: tuple[tuple[int, int], ...]
-    """The number of each node of memory, and where its ``struct pglist_data`` is."""
-
-    banner: str | None
-    """``linux_banner``."""
-
-
-def place_kernel(
-    physical: PhysicalMemory, kernel: FoundKernel, *, search: bool
-) -> bool:
-    """Find a placing of memory at which a kernel is where VMCOREINFO says.
-
-    :param search: Whether to search memory for it once more, if it lies at none of the
-        usual places.
-    :return: Whether there is one; *physical* then has it.
-    """
-    for pieces in _searched(physical, kernel) if search else _usual(physical, kernel):
-        physical.place(pieces)
-        if kernel.is_at(physical.read) and _is_reachable(physical, kernel):
-            return True
-    return False
-
-
-def _is_reachable(physical: PhysicalMemory, kernel: FoundKernel) -> bool:
-    # The page tables of riscv64 are left to drgn.
-    return kernel.arch == Architecture.RISCV64 or kernel.is_mapped(physical.read)
-
-
-def _usual(
-    physical: PhysicalMemory, kernel: FoundKernel
-) -> Iterator[Sequence[MemoryRange]]:
-    memory = physical.memory
-    yield [each._replace(offset=each.start) for each in memory.ranges]
-    if not memory.is_packed:
-        return
-    is_x86 = kernel.arch == Architecture.X86_64
-    if is_x86 and kernel.uts_name >= HOLE_END:
-        for end in _KNOWN_ENDS:
-            yield with_hole(memory.size, end)
-
-
-def _searched(
-    physical: PhysicalMemory, kernel: FoundKernel
-) -> Iterator[Sequence[MemoryRange]]:
-    memory = physical.memory
-    if not memory.is_packed:
-        return
-    is_x86 = kernel.arch == Architecture.X86_64
-    for count, position in enumerate(find_names(memory, kernel)):
-        shift = kernel.uts_name - position
-        if is_x86 and 0 < shift < HOLE_END <= kernel.uts_name:
-            yield with_hole(memory.size, HOLE_END - shift)
-        elif shift > 0:
-            # Memory that begins elsewhere than at 0.
-            yield [MemoryRange(shift, memory.size, 0)]
-        if count >= _MOST_NAMES:
-            return
-
-
-def with_hole(size: int, low_end: int) -> list[MemoryRange]:
-    """Return the placing of packed memory whose lower part ends at an address."""
-    if size <= low_end:
-        return [MemoryRange(0, size, 0)]
-    high = MemoryRange(HOLE_END, size - low_end, low_end)
-    return [MemoryRange(0, low_end, 0), high]
-
-
-def settle_hole(
-    physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts | None
-) -> bool | None:
-    """Place packed memory behind the hole, where the kernel says how much there is.
-
-    :param facts: ``None`` if they are lost.
-    :return: Whether the file has all memory of the kernel; ``None`` if it is not known
-        what lies behind the hole, so that what is read there would be wrong.
-    """
-    memory = physical.memory
-    if not memory.is_packed:
-        return True
-    is_settled = len(physical.pieces) > 1 or kernel.arch != Architecture.X86_64
-    end = facts.pages_end if facts else None
-    if facts is None or end is None:
-        return True if is_settled or memory.size <= _NO_HOLE_BYTES else None
-    if not is_settled and end > HOLE_END and memory.size < end:
-        before = physical.pieces
-        for low_end in _low_ends(memory.size, kernel, facts, end):
-            physical.place(with_hole(memory.size, low_end))
-            if _agrees(physical, kernel, facts):
-                break
-        else:
-            physical.place(before)
-            return None
-    return max(each.end for each in physical.pieces) >= end
-
-
-def _low_ends(
-    size: int, kernel: FoundKernel, facts: KernelFacts, end: int
-) -> Iterator[int]:
-    """Yield where the lower part of packed memory may end, the likeliest first."""
-    # The upper part ends where the file does, unless it was cut off.
-    found = [size - (end - HOLE_END)]
-    if facts.text_at is not None:
-        found += [HOLE_END - facts.text_at + each for each in kernel.copies]
-    for low_end in (*found, *_KNOWN_ENDS):
-        if 0 < low_end <= HOLE_END and low_end < size and not low_end % _LOW_STEP:
-            yield low_end
-
-
-def _agrees(physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts) -> bool:
-    """Return whether what the kernel points to lies where it says."""
-    try:
-        if facts.text_at is not None:
-            text = physical.read(facts.text_at, len(kernel.text))
-            if not text.startswith(kernel.text[:_SAME_BYTES]):
-                return False
-        return all(
-            _is_node(physical, kernel, facts, number, address)
-            for number, address in facts.nodes
-        )
-    except UNREADABLE:
-        return False
-
-
-def _is_node(
-    physical: PhysicalMemory,
-    kernel: FoundKernel,
-    facts: KernelFacts,
-    number: int,
-    address: int,
-) -> bool:
-    """Return whether a ``struct pglist_data`` can be at an address."""
-    places = [kernel.lines.get(f"OFFSET(pglist_data.{name})") for name in _NODE]
-    if facts.pages_end is None or None in places:
-        return True
-    try:
-        start, pages, own = (
-            int.from_bytes(physical.read(address + int(place or 0), size), "little")
-            for place, size in zip(places, (8, 8, 4), strict=True)
-        )
-    except UNREADABLE:
-        # A file that was cut off does not have it.
-        return True
-    return own == number and start + pages <= facts.pages_end >> _PAGE_SHIFT
 
 
 def program_of(kernel: FoundKernel) -> Program:
@@ -230,6 +66,21 @@ def program_of(kernel: FoundKernel) -> Program:
     :raises DamagedDataError: if drgn does not take its VMCOREINFO
     """
     return ask(Program, Platform(kernel.arch), vmcoreinfo=kernel.text)
+
+
+def _program_on(physical: PhysicalMemory, kernel: FoundKernel) -> Program:
+    """Return a program that reads memory of which the layout is not known for certain.
+
+    :raises DamagedDataError: if drgn does not take the kernel's VMCOREINFO
+    """
+    prog = program_of(kernel)
+    prog.add_memory_segment(0, _ALL_MEMORY, physical, True)
+    ask(prog.set_linux_kernel_custom, kernel.text, False)
+    # In a session of drgn, the plugin would load types from it and say so.
+    standby = standby_of(prog)
+    if standby is not None:
+        standby.stand_down()
+    return prog
 
 
 def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
@@ -249,9 +100,7 @@ def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
     from msatools.selfdesc import BtfError, NotSelfDescribedError, load_btf
 
     try:
-        prog = program_of(kernel)
-        prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
-        ask(prog.set_linux_kernel_custom, kernel.text, False)
+        prog = _program_on(physical, kernel)
         load_btf(prog, modules=False)
         now_ns = ask(ktime_get_coarse_real_ns, prog).value_()
         up_ns = ask(ktime_get_coarse_boottime_ns, prog).value_()
@@ -269,9 +118,7 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
     :return: ``None`` if its symbols cannot be read.
     :raises DamagedDataError: if drgn does not take its VMCOREINFO
     """
-    prog = program_of(kernel)
-    prog.add_memory_segment(0, (1 << 64) - 1, physical, True)
-    ask(prog.set_linux_kernel_custom, kernel.text, False)
+    prog = _program_on(physical, kernel)
     start = kernel.symbol("_stext") & -(1 << 21)
     image = start - kernel.image_offset
 
@@ -301,12 +148,29 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
             return None
         return data.partition(b"\0")[0].decode("ascii", "backslashreplace") or None
 
+    def ranges() -> tuple[tuple[int, int], ...]:
+        # x86 without CONFIG_MEMORY_HOTPLUG frees it: what is there then has no sum.
+        found = symbols(prog, "memblock", None, True)
+        try:
+            data = prog.read(found[0].address, _MEMBLOCK.size) if found else b""
+            count, total, start = _MEMBLOCK.unpack(data)
+            data = prog.read(start, min(count, _MOST_MEMBLOCK_RANGES) * 24)
+        except (*LOST, struct.error, ValueError):
+            return ()
+        each = [(base, base + size) for base, size in _MEMBLOCK_RANGE.iter_unpack(data)]
+        # The total has parts of pages that were cut off (memblock_trim_memory()).
+        less = total - sum(end - base for base, end in each)
+        is_sound = 0 <= less < max(len(each), 1) << _PAGE_SHIFT
+        return tuple(each) if is_sound and each == sorted(each) else ()
+
     pages, pointer = word("max_pfn"), word("vmcoreinfo_data")
-    base = word("page_offset_base") or 0
+    base, offset = _direct_map(kernel, word("page_offset_base"))
 
     def physical_of(address: int) -> int | None:
         # The direct map is at the start of the kernel's half.
-        return address - base if 0 < base <= address < base + (1 << 52) else None
+        if not base <= address < base + (1 << 52):
+            return None
+        return (address - base + offset) % (1 << 64)
 
     return KernelFacts(
         pages_end=pages << _PAGE_SHIFT if pages else None,
@@ -317,7 +181,25 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
             if (found := physical_of(address)) is not None
         ),
         banner=text("linux_banner"),
+        ram=ranges(),
     )
+
+
+def _direct_map(kernel: FoundKernel, base: int | None) -> tuple[int, int]:
+    """Return where the direct map begins, and the physical address that it begins with.
+
+    :param base: x86-64's ``page_offset_base``, if the kernel has it.
+    """
+    lines = kernel.lines
+    if kernel.arch == Architecture.AARCH64:
+        # PAGE_OFFSET is that of the largest addresses that the kernel was built for,
+        # and memstart_addr fits it (arch/arm64/include/asm/memory.h).
+        try:
+            bits = int(lines["NUMBER(VA_BITS)"])
+            return (1 << 64) - (1 << bits), int(lines["NUMBER(PHYS_OFFSET)"], 16)
+        except (KeyError, ValueError):
+            return 1 << 64, 0
+    return base or _DIRECT_MAP, 0
 
 
 def _node_addresses(prog: Program, kernel: FoundKernel) -> Iterator[tuple[int, int]]:
@@ -337,8 +219,6 @@ def _node_addresses(prog: Program, kernel: FoundKernel) -> Iterator[tuple[int, i
 
 # --- drgn programs of memory without the note that says where the kernel is.
 
-
-_ALL_MEMORY = (1 << 64) - 1
 
 _MOST_SEARCHED = 4
 """Kernels for which all memory is searched once more."""
@@ -383,9 +263,9 @@ def open_memory(
     if proven[chosen].is_whole is None:
         raise DamagedDumpError(
             path,
-            "its kernel does not say where the hole below 4 GiB begins: the end of the "
-            "file, or the kernel's symbols, are lost",
-            "copy the file again, or take a dump with headers",
+            "its kernel does not say which memory lies where: the end of the file, or "
+            "the kernel's symbols, are lost",
+            "copy the file again, or take a dump with headers (LiME: format=lime)",
         )
     dump = replace(
         dump,
@@ -429,7 +309,7 @@ def describe_memory(
     words += [
         f"hole at {before.end / (1 << 30):g} GiB"
         for before, after in pairwise(pieces)
-        if memory.is_packed and before.end < after.start
+        if memory.is_packed and after.start - before.end >= LEAST_HOLE
     ]
     where = kernel.symbol("_stext") - kernel.image_offset
     words.append(f"kernel found at {where:#x}")
@@ -475,8 +355,25 @@ def _proven(memory: Memory, found: Sequence[FoundKernel]) -> list[ProvenKernel]:
             if (each := _prove(memory, kernel, search=search)) is not None
         ]
         if proven:
-            return proven
+            return _without_damaged(proven)
     return []
+
+
+def _without_damaged(proven: Sequence[ProvenKernel]) -> list[ProvenKernel]:
+    """Return kernels, each once, as the best of its texts describes it.
+
+    A page with a copy may have been freed, and partly used for something else.
+    """
+    best: dict[int, ProvenKernel] = {}
+    for each in proven:
+        known = best.setdefault(each.kernel.uts_name, each)
+        if _knowledge(each) > _knowledge(known):
+            best[each.kernel.uts_name] = each
+    return list(best.values())
+
+
+def _knowledge(proven: ProvenKernel) -> tuple[bool, int]:
+    return proven.facts is not None, len(proven.kernel.copies)
 
 
 def _prove(memory: Memory, kernel: FoundKernel, *, search: bool) -> ProvenKernel | None:

@@ -32,6 +32,13 @@ _IN_CHANGE = 3
 release_task() has counted a thread before it is off its lists, and list_splice() has
 three links to set."""
 
+_MOST_NODES = 1 << 10
+_MOST_FREE = 5
+"""Nodes that are looked at of each list of free pages, its head among them."""
+
+_OF_A_LOCK = 2
+"""Broken links that the holder of a zone's lock leaves at most."""
+
 _THREAD_LISTS = ("thread_node", "children")
 _LISTS = ("tasks", "sibling", *_THREAD_LISTS)
 """Members of ``struct task_struct`` that link tasks under ``tasklist_lock``. The first
@@ -86,12 +93,15 @@ def count_torn(prog: Program) -> int:
         queues = _read_queues(prog)
     except LOST:
         return 0
-    listed = _broken_links(tasks)
+    listed = _broken_links(
+        {node: pair for task in tasks.values() for node, pair in task.links.items()}
+    )
     # A page of them may not be in the file.
     with suppress(*LOST):
         listed += _wrong_counts(prog, tasks) if is_whole else 0
     return (
         (listed if listed > _IN_CHANGE else 0)
+        + _wrong_free_lists(prog)
         + _wrong_tasks(tasks, queues)
         + _late_stamps(tasks, queues)
     )
@@ -200,9 +210,42 @@ def _read_queues(prog: Program) -> dict[int, _RunQueue]:
     return found
 
 
-def _broken_links(tasks: dict[int, _Task]) -> int:
+def _wrong_free_lists(prog: Program) -> int:
+    """Count the broken links between the first pages of the lists of free pages.
+
+    They are in the memmap, and change all the time where a guest does anything. Each is
+    under its zone's lock, whose one holder leaves two broken at most (list_splice()).
+    """
+    # They are slow to import, and few targets are memory alone.
+    from drgn.helpers.linux.mmzone import for_each_online_pgdat
+
+    zones = 0
+    links: dict[int, tuple[int, int]] = {}
+    with suppress(*LOST):
+        for pgdat in islice(ask_each(for_each_online_pgdat, prog), _MOST_NODES):
+            for zone in pgdat.node_zones:
+                if not zone.present_pages:
+                    continue
+                zones += 1
+                for area in zone.free_area:
+                    for head in area.free_list:
+                        _follow(prog, head.address_, links)
+    broken = _broken_links(links)
+    return broken if broken > _OF_A_LOCK * zones else 0
+
+
+def _follow(prog: Program, node: int, links: dict[int, tuple[int, int]]) -> None:
+    """Add the links of the first nodes of a list, by address."""
+    with suppress(*UNREADABLE):
+        for _ in range(_MOST_FREE):
+            if node in links:
+                break
+            links[node] = _LINKS.unpack(_read(prog, node, _LINKS.size))
+            node = links[node][0]
+
+
+def _broken_links(links: dict[int, tuple[int, int]]) -> int:
     """Count the nodes of lists whose next node has another one before it."""
-    links = {node: pair for task in tasks.values() for node, pair in task.links.items()}
     return sum(
         1
         for node, (following, _) in links.items()

@@ -3,6 +3,7 @@
 """Blocks of a report, independent of the output device, and cells in them."""
 
 import pwd
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
@@ -58,6 +59,15 @@ class Text(Struct, frozen=True):
     narrow: Literal["flow", "cut", "keep"] = "flow"
     """What becomes of a line that is wider than the terminal: it goes on in further
     lines; or its end is cut off, unless more detail is wanted; or nothing."""
+
+    hang: int | None = None
+    """Where the further lines begin, in columns; ``None`` for a little to the right."""
+
+
+def term(name: str, width: int, meaning: str) -> Text:
+    """Return a line of a list: a name in *width* columns, and what it means."""
+    words = f"  {name:{width}}  {meaning}"
+    return Text((words,), hang=len(words) - len(meaning))
 
 
 def line(*spans: Cell) -> Text:
@@ -123,13 +133,21 @@ class More(Struct, frozen=True):
     is_chosen: bool = False
     """Whether the user chose how many are shown; if not, the screen limits it."""
 
+    names: Sequence[str] = ()
+    """What those that are left out are called, if known; several may share a name."""
+
     @property
     def lines(self) -> tuple[Text, ...]:
         """The line about the rows that are left out, if there are any."""
         if self.left <= 0:
             return ()
         it, s = ("it", "") if self.left == 1 else ("them", "s")
-        words = Span(f"… {self.left:,} more {self.what}{s}", "dim")
+        named = ", ".join(
+            name if count == 1 else f"{count:,} {name}"
+            for name, count in Counter(self.names).items()
+        )
+        which = f" ({named})" if named else ""
+        words = Span(f"… {self.left:,} more {self.what}{s}{which}", "dim")
         return (line(words, advice(f"-n COUNT shows {it}")),)
 
 
@@ -158,6 +176,8 @@ class Items(Struct, frozen=True):
 
     items: Sequence[Sequence[Text]]
     more: More
+    names: Sequence[str] = ()
+    """What each item is called on the line about those that are left out, if at all."""
 
 
 class Chart(Struct, frozen=True):

@@ -18,6 +18,7 @@ from msatools.render.blocks import (
     Tree,
     free_text,
     line,
+    term,
     verbatim,
 )
 from msatools.render.plain import cell_text
@@ -58,7 +59,7 @@ def legend_blocks(legend: Legend) -> Iterator[Block]:
         yield line(Span(group.title, "title"))
         width = max(len(entry.name) for entry in group.entries)
         for entry in group.entries:
-            yield line(f"  {entry.name:{width}}  {entry.meaning}")
+            yield term(entry.name, width, entry.meaning)
 
 
 def with_key(blocks: Iterable[Block], legend: Legend) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 """Draws blocks on a terminal with rich, and fits them to its width and height."""
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, zip_longest
@@ -165,7 +166,7 @@ class Drawing:
         elif text.narrow == "cut" and not self._full:
             yield self.clipped(row)
         else:
-            yield from self._flowing(row)
+            yield from self._flowing(row, text.hang)
 
     def clipped(self, row: Row) -> Row:
         """Return a line without what is beyond the terminal's width."""
@@ -175,13 +176,15 @@ class Drawing:
         kept = len(cut(joined, self._width)) - len(_CUT)
         return [*self._slice(row, 0, kept), Segment(_CUT[: self._width], _DIM)]
 
-    def _flowing(self, row: Row) -> Iterator[Row]:
+    def _flowing(self, row: Row, indent: int | None = None) -> Iterator[Row]:
         """Yield a line that is too wide as several."""
         joined = _joined(row)
         if self._width is None or columns_of(joined) <= self._width:
             yield row
             return
         hang = joined[: len(joined) - len(joined.lstrip(" "))] + _HANG
+        if indent is not None:
+            hang = " " * indent
         if len(hang) > self._width - _NARROWEST:
             hang = ""
         further = self._width - len(hang)
@@ -392,7 +395,7 @@ def breaks(text: str, width: int, further: int) -> list[tuple[int, int]]:
     start, room = 0, width
     while columns_of(text[start:]) > room:
         fits = max(_fitting(text[start:], room), 1)
-        end = start + _end_of_words(text[start : start + fits + 1], fits)
+        end = start + _end_of_words(text[start:], fits)
         parts.append((start, end))
         start = end + len(text[end:]) - len(text[end:].lstrip(" "))
         room = further
@@ -408,7 +411,26 @@ def _end_of_words(text: str, fits: int) -> int:
     if gap > max(indent, fits // 2):
         return len(text[:gap].rstrip(" "))
     space = text.rfind(" ", 0, fits + 1)
+    if space > indent and _is_glued(text, space):
+        before = text.rfind(" ", 0, space)
+        space = before if before > indent else space
     return len(text[:space].rstrip(" ")) if space > indent else fits
+
+
+_UNIT = re.compile(r" ([KMGTPE]iB|%)(?!\w)")
+_NUMBERED = re.compile(r"(^|\W)(pid|CPU|irq)$")
+_ARGUMENT = re.compile(r" -n$")
+
+
+def _is_glued(text: str, space: int) -> bool:
+    """Return whether a space is between a number and its unit or what it numbers, or
+    between an option and its argument."""
+    if _UNIT.match(text, space):
+        return text[space - 1].isdigit()
+    before = text[:space]
+    if _ARGUMENT.search(before):
+        return True
+    return text[space + 1].isdigit() and _NUMBERED.search(before) is not None
 
 
 # --- Fits the blocks of a report to a terminal.
@@ -483,7 +505,7 @@ def _shortened(block: Block, most: int, drawing: Drawing) -> Block:
         ends = list(accumulate(_lengths(block, drawing)))
         fitting = max(sum(end <= most for end in ends), 1)
         left = max(block.more.left, 0) + len(block.items[fitting:])
-        more = replace(block.more, left=left)
+        more = replace(block.more, left=left, names=block.names[fitting:])
         return replace(block, items=block.items[:fitting], more=more)
     if isinstance(block, Table) and block.more is not None:
         left = max(block.more.left, 0) + len(block.rows[most:])

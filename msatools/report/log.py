@@ -602,7 +602,10 @@ _NOISE = re.compile(
     # Tables of the scheduler (kernel/sched/debug.c), of workqueues and of timers, which
     # sysrq and some watchdogs print.
     r">?[A-Z] .{1,16} +\d+ +-?\d+\.\d+ |S +task +PID|runnable tasks:|-{20}|"
-    r"(cfs|rt|dl)_rq\[|cpu#\d+|\.\w+ +: |Sched Debug Version|sysctl_sched|ktime +:|"
+    r"(cfs|rt|dl)_rq\[|cpu#\d+|\.[\w>.-]+ +: |Sched Debug Version|sysctl_sched|"
+    r"ktime +:|sched_clock_stable\(\) +: |"
+    # Details of a stall of RCU, by CPU (kernel/rcu/tree_stall.h): the verdict has them.
+    r"rcu: +(\d+-|\((detected by|t=))|rcu: .*[Ss]tack dump( where .*)?:$|"
     r"sched_clk +:|cpu_clk +:|jiffies +:|task:.{1,16} state:|"
     r"Showing (busy|all)|workqueue \S+: flags|pwq \d+: |pool \d+: |"
     r"(in-flight|pending|inactive|delayed|idle): |"

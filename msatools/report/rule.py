@@ -216,7 +216,9 @@ def root_text(root: Root) -> str:
         return f"{guess}{pid_text(root.pid, root.comm)}: {root.reason}"
     if root.kind == "cycle":
         return f"{tasks_text(((pid, None) for pid in root.waiters), 4)}: {root.reason}"
-    return root.reason
+    # Who or what is to wake such a task is in no table of the kernel.
+    is_unknown = root.external is None and root.reason.startswith("asleep in ")
+    return f"something unknown ({root.reason})" if is_unknown else root.reason
 
 
 def is_vfork(wait: Wait) -> bool:
@@ -411,7 +413,7 @@ class Kind(Struct, frozen=True):
 
 
 _MORE, _BARE = ("-v",), ("--unattributed",)
-_KERNEL: dict[str, tuple[str, tuple[str, ...]]] = {
+KERNEL_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "kernel.page_tables": ("page tables", ("--by", "process")),
     "kernel.stacks": ("kernel stacks", _MORE),
     "kernel.vmalloc": ("vmalloc", ("--by", "vmalloc")),
@@ -457,7 +459,7 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
     kinds.append(Kind("hugetlb pool", huge, False))
     kinds += (
         Kind(text, classes.get(name, 0), True, view)
-        for name, (text, view) in _KERNEL.items()
+        for name, (text, view) in KERNEL_KINDS.items()
     )
     return sorted((each for each in kinds if each.pages), key=lambda each: -each.pages)
 

@@ -13,6 +13,7 @@ from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, LoadGroup, PrstatReport
 from msatools.report.model import NextStep, ReportSection, TriageVerdict, command_line
 from msatools.report.rule import (
+    KERNEL_KINDS,
     ReportParts,
     count_text,
     pid_text,
@@ -35,6 +36,10 @@ _BESIDE = {
     "unreadable": "unreadable",
 }
 """Further parts of memory, where there are any. What is reserved was never managed."""
+
+_HELD = ("kernel.dmabuf", "kernel.rings")
+"""Memory of the kernel that programs hold, and no counter of the kernel has: it is
+named where it is large."""
 
 _LOAD_GROUPS = 3
 
@@ -76,17 +81,29 @@ def _memstat(report: MemstatReport) -> str:
     amounts = kinds_of_pages(report)
     whole = sum(amounts.values())
     for label, amount in amounts.items():
-        share = f" ({100 * amount / whole:.0f} %)" if whole else ""
+        held = _held(report, whole) if label == "kernel" else ""
+        share = f" ({100 * amount / whole:.0f} %{held})" if whole else ""
         words.append(f"{size(amount * report.target.page_size)} {label}{share}")
     wrong = [
         check.name
         for check in report.checks
         if check.difference and check.explained_by is None
     ]
-    checks = f"; unexplained: {', '.join(wrong)}" if wrong else ""
+    why = "differ in torn memory" if report.target.torn else "unexplained"
+    checks = f"; {why}: {', '.join(wrong)}" if wrong else ""
     total = size(whole * report.target.page_size)
     balloon = " with the balloon" if "balloon" in amounts else ""
     return f"{total}{balloon}: {', '.join(words)}{checks}"
+
+
+def _held(report: MemstatReport, whole: int) -> str:
+    """Return the kinds of :data:`_HELD` that are large, for a remark in brackets."""
+    pages = {each.name: each.pages for each in report.classes}
+    large = [name for name in _HELD if pages[name] >= _SOME * whole > 0]
+    return "".join(
+        f", {size(pages[name] * report.target.page_size)} of it {KERNEL_KINDS[name][0]}"
+        for name in large
+    )
 
 
 def kinds_of_pages(report: MemstatReport) -> dict[str, int]:
@@ -235,8 +252,8 @@ _WHY = {
     "hung-tasks": "what each hung task waits for in the end",
     "deadlock": "the tasks of the deadlock, with stacks",
     "possible-deadlock": "the tasks and locks, with stacks",
-    "io-stuck": "what is waited for, and by whom",
-    "frozen-filesystem": "who waits behind it",
+    "io-stuck": "each hung task's way to the device or server",
+    "frozen-filesystem": "who waits for the frozen file system",
     "lock-herd": "who is woken together, and by whom",
     "priority-inversion": "both tasks, with stacks",
     "cpu-stalled": "what each CPU does, and who waits for it",
@@ -247,10 +264,10 @@ _WHY = {
     "zombies": "why the parent does not reap",
     "pids-limit": "which limits are near, and who uses them up",
     "dump-damaged": "how much of memory is in the dump",
-    "stopped-owner": "who waits for it, and for which lock",
+    "stopped-owner": "who waits for the stopped tasks, and for which lock",
     "blocked-tasks": "each task's way to what it waits for in the end",
-    "kernel-memory": "whose it is",
-    "memory-unattributed": "what these pages point to",
+    "kernel-memory": "whose the kernel's memory is",
+    "memory-unattributed": "the pages without an owner, and what they point to",
     "counter-unexplained": "all counters beside what the scan found",
     "cpu-throttled": "who is throttled, by which group",
     "cpu-storm": "what each CPU does",
@@ -258,6 +275,15 @@ _WHY = {
     "irq-disabled": "interrupts, and which are disabled",
     "kernel-warnings": "the report with all notes",
 }
+
+
+_WHY_OF_VIEWS = {
+    "--io": "the I/O in flight of each disk, and since when",
+    "--workqueues": "pools of workers: what is pending, and who is busy",
+}
+"""What views of msa-locks show, whichever verdict leads there."""
+
+_RUN_QUEUES = "each CPU's run queue: who runs, and who waits"
 
 
 def next_steps(
@@ -270,7 +296,7 @@ def next_steps(
     steps: dict[str, str] = {}
     for verdict in verdicts:
         # The first is the worst.
-        steps.setdefault(verdict.see, _WHY.get(verdict.code, verdict.code))
+        steps.setdefault(verdict.see, _why(verdict))
     tools = {command.split(" ", 1)[0] for command in steps}
     for name, arguments, why in _hints(parts):
         # A view of memory adds to another one; of the others one page is enough.
@@ -287,6 +313,16 @@ def next_steps(
             steps.setdefault(command_line(parts.target, name, arguments), why)
     found = [NextStep(command=command, why=why) for command, why in steps.items()]
     return tuple(found[:MOST])
+
+
+def _why(verdict: TriageVerdict) -> str:
+    """Return what the command of a verdict shows."""
+    for words, why in _WHY_OF_VIEWS.items():
+        if verdict.see.endswith(f" {words}"):
+            return why
+    if verdict.code == "cpu-starved" and "--stalls" not in verdict.see:
+        return _RUN_QUEUES
+    return _WHY.get(verdict.code, verdict.code)
 
 
 def _covers(one: str, other: str) -> bool:
@@ -348,6 +384,9 @@ def _memory(parts: ReportParts) -> Iterator[Hint]:
     yield from hint(unattributed, _SOME / 2, "without an owner", "--unattributed")
     slab = pages["kernel.slab"]
     yield from hint(slab, _MUCH, "slab: which caches", "--by", "slab")
+    for name in _HELD:
+        what, view = KERNEL_KINDS[name]
+        yield from hint(pages[name], _SOME, f"{what}: whose", *view)
     vmalloc = pages["kernel.vmalloc"]
     yield from hint(vmalloc, _SOME, "vmalloc: whose", "--by", "vmalloc")
     tables = pages["kernel.page_tables"]

@@ -174,6 +174,7 @@ class Btf:
         self._functions_of: Callable[[str], list[int]] | None = None
         self._enumerators_of: Callable[[str], list[int]] | None = None
         self._enumerations: npt.NDArray[np.intp]
+        self._composed: bytes | None = None
 
     def kind(self, type_id: int) -> BtfKind:
         """Return the kind of a type."""
@@ -218,14 +219,22 @@ class Btf:
     def members(self, type_id: int) -> Iterator[Member]:
         """Decode the members of a STRUCT or UNION, in their order."""
         has_bit_fields = self._head(type_id)[1] >> 31
+        string, end = self._string, self.end_id
         for name, member_type, offset in self._entries(type_id, 3):
-            size = offset >> 24 if has_bit_fields else 0
-            yield Member(
-                self._string(name),
-                self._checked(member_type),
-                offset & 0xFFFFFF if has_bit_fields else offset,
-                size,
-            )
+            if member_type >= end:
+                self._checked(member_type)
+            if has_bit_fields:
+                yield Member(string(name), member_type, offset & 0xFFFFFF, offset >> 24)
+            else:
+                yield Member(string(name), member_type, offset, 0)
+
+    def may_have_members(self, type_id: int) -> bool:
+        """Return whether a type may be, or consist of, a STRUCT or UNION."""
+        if type_id < self.first_id and self.base:
+            return self.base.may_have_members(type_id)
+        if self._composed is None:
+            self._composed = _COMPOSED[self._types.kinds()].tobytes()
+        return bool(self._composed[self._position(type_id)]) if type_id else False
 
     def member_types(self, type_id: int) -> Sequence[int]:
         """Return the types of the members of a STRUCT or UNION, in their order.
@@ -249,8 +258,10 @@ class Btf:
                     self._string(name), _signed(low | high << 32, 64, signed)
                 )
         else:
+            string = self._string
             for name, value in self._entries(type_id, 2):
-                yield Enumerator(self._string(name), _signed(value, 32, signed))
+                negative = signed and value >> 31
+                yield Enumerator(string(name), value - (1 << 32) if negative else value)
 
     def is_value_told(self, type_id: int, value: int) -> bool:
         """Return whether the value of an enumerator is certain.
@@ -511,6 +522,9 @@ _TRANSPARENT = {
     BtfKind.TYPE_TAG,
 }
 _COMPOUND = {BtfKind.STRUCT, BtfKind.UNION}
+_COMPOSED = np.isin(np.arange(_KIND + 1), [*_TRANSPARENT, *_COMPOUND, BtfKind.ARRAY])
+"""Whether types of a kind may be, or consist of, a STRUCT or UNION."""
+
 _MAX_DEPTH = 32
 """Maximum nesting of types; C sources have about ten levels."""
 
@@ -594,7 +608,9 @@ class MemberCounts:
         part = None
         # An error is raised again where this member is looked at.
         with suppress(BtfError):
-            part = _compound_in(self._btf, member_type)
+            # Most members are pointers and integers.
+            if self._btf.may_have_members(member_type):
+                part = _compound_in(self._btf, member_type)
         self._parts[member_type] = part
         return part
 

@@ -30,7 +30,7 @@ from drgn import (
 from msgspec import Struct
 
 from msatools.errors import MissingError, UncertainNameError
-from msatools.selfdesc.btf import Btf, BtfError, BtfKind, Member, MemberCounts, agree
+from msatools.selfdesc.btf import Btf, BtfError, BtfKind, MemberCounts, agree
 from msatools.selfdesc.find import find_type, member_of
 from msatools.selfdesc.tables import Symbols, SymbolTable
 from msatools.standby import NAME
@@ -327,21 +327,21 @@ class BtfTypes:
         size = btf.size(type_id)
         self._member_counts.check(type_id)
         members = []
-        for member in btf.members(type_id):
-            if member.bit_offset > size * 8:
-                raise BtfError(f"{member.name} lies outside of type {type_id}")
-            members.append(self._member(member, size))
+        bit_fields, member_object = self._bit_fields, self._member_object
+        # A loop without calls: a report makes some thousands of members.
+        for name, member_type, bit_offset, bit_field_size in btf.members(type_id):
+            if bit_offset > size * 8:
+                raise BtfError(f"{name} lies outside of type {type_id}")
+            if not bit_field_size:
+                if member_type not in bit_fields:
+                    bit_fields[member_type] = self._bit_field(member_type)
+                more, bit_field_size = bit_fields[member_type]
+                bit_offset += more
+            found = partial(
+                member_object, member_type, bit_offset, bit_field_size, size
+            )
+            members.append(TypeMember(found, name or None, bit_offset))
         return make(btf.name(type_id) or None, size, members)
-
-    def _member(self, member: Member, room: int) -> TypeMember:
-        name, type_id, bit_offset, bit_field_size = member
-        if not bit_field_size:
-            if type_id not in self._bit_fields:
-                self._bit_fields[type_id] = self._bit_field(type_id)
-            more, bit_field_size = self._bit_fields[type_id]
-            bit_offset += more
-        make = partial(self._member_object, type_id, bit_offset, bit_field_size, room)
-        return TypeMember(make, name or None, bit_offset)
 
     def _bit_field(self, type_id: int) -> tuple[int, int]:
         """Return the offset and the size of the bit-field that a type is; 0 if none.

@@ -76,7 +76,8 @@ def test_the_front_door_lists_all_commands(tmp_path: Path) -> None:
             *((name, load_group(name)) for name in GROUPS),
         )
     )
-    assert f"COMMANDS {commands} EXAMPLES msa " in shown
+    assert f"COMMANDS {commands} EXAMPLES msa vmcore " in shown
+    assert "SYNOPSIS msa [OPTION...] [TARGET] msa COMMAND [" in shown
     assert shown.endswith(f"msatools {msatools.__version__} MSA(1)")
 
 

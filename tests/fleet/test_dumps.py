@@ -4,6 +4,7 @@
 
 import errno
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,19 @@ def test_folders_that_cannot_be_read(
 def test_a_name_may_have_the_signs_of_a_pattern(tree: Path) -> None:
     (tree / "a[1]").write_bytes(b"KDUMP   ")
     assert [*find_dumps(["a[1]"])] == ["a[1]"]
+
+
+def test_states_of_vmware(tree: Path) -> None:
+    """One without the memory lies beside a .vmem, which has it."""
+    group = struct.pack("<III64sQQ", 0xBED2BED2, 8, 1, b"memory", 92, 99)
+    block = struct.pack("<BB6sQQH", 63, 6, b"Memory", 4096, 4096, 0)
+    (tree / "a/with.vmss").write_bytes(group + block + bytes(4098))
+    (tree / "a/without.vmss").write_bytes(group + bytes(2))
+    (tree / "a/without.vmem").write_bytes(bytes(4096))
+    told: dict[str, str] = {}
+    found = [*find_dumps(["a"], (), Told(left_out=told.__setitem__))]
+    assert {"a/with.vmss", "a/without.vmem"} <= {*found}
+    assert "without its memory" in told["a/without.vmss"]
 
 
 def test_files_that_are_no_dumps_are_told(tree: Path) -> None:

@@ -7,7 +7,6 @@ is had and cleared before it is given back, so that it is right whenever it says
 task. The guest is stopped at any moment, looked at, and goes on.
 """
 
-import gc
 import struct
 import sys
 import time
@@ -24,6 +23,7 @@ from msatools.locks.report_builder import LocksOptions
 from msatools.program import TargetSpec, open_target
 from tests.support.kernellocks import QUEUES, Lock, owner
 from tests.support.terminal import Terminal
+from tests.support.usage import free_programs
 
 KERNELS = ("6.1", "6.12")
 
@@ -49,8 +49,7 @@ def race(request: pytest.FixtureRequest) -> Iterator[lab.Live]:
 
 
 def looking_at(race: lab.Live, *, dwarf: bool = False) -> tuple[Program, Locks]:
-    # A program of a test before may be garbage, and still hold the socket.
-    gc.collect()
+    free_programs()
     vmlinux = str(race.vmlinux) if dwarf else None
     types = "dwarf" if dwarf else "btf"
     opened = open_target(TargetSpec(qemu=str(race.qmp), types=types, vmlinux=vmlinux))
@@ -178,7 +177,7 @@ def test_nothing_is_told_of_who_does_not_rest(race: lab.Live) -> None:
 
 
 def test_key_that_ends_it(race: lab.Live) -> None:
-    gc.collect()
+    free_programs()
     msa_locks = Path(sys.executable).with_name("msa-locks")
     terminal = Terminal([msa_locks, "--qemu", race.qmp, "--types", "btf", "0.5"])
     terminal.read_until("live guest")

@@ -6,7 +6,6 @@ Inside, tasks said what they wait for (``fixtures/lab/guest/livelocks.py``): som
 the time, some from one report to the next, and some so briefly that no look can tell.
 """
 
-import gc
 import json
 import re
 import subprocess
@@ -25,6 +24,7 @@ from msatools.locks.locks import Locks
 from msatools.locks.report_builder import LocksOptions
 from msatools.program import TargetSpec, open_target
 from tests.locks.reports import LoggedReport
+from tests.support.usage import free_programs
 
 Report = dict[str, Any]
 
@@ -223,8 +223,7 @@ def stuck() -> Iterator[lab.Live]:
 
 
 def words_for(guest: lab.Live) -> list[str | Path]:
-    # A program of a test before may be garbage, and still hold the socket.
-    gc.collect()
+    free_programs()
     return [MSA_LOCKS, "--qemu", guest.qmp, "--types", "btf"]
 
 
@@ -241,7 +240,7 @@ def run(guest: lab.Live, *words: str) -> str:
 
 
 def looking_at(guest: lab.Live) -> Locks:
-    gc.collect()
+    free_programs()
     opened = open_target(TargetSpec(qemu=str(guest.qmp), types="btf"))
     return Locks(opened.prog, opened.target, LocksOptions())
 

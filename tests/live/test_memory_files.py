@@ -13,7 +13,7 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,30 +54,42 @@ MACHINES = {
     "4": Machine(4096, "pc", ", hole at 3 GiB", "4.0"),
     # Where no hypervisor ends it by itself.
     "5": Machine(5120, "pc,max-ram-below-4g=2600M", ", hole at 2.53906 GiB", "5.0"),
+    # Where Firecracker ended it until its version 1.14.
+    "6": Machine(
+        6144, "pc-i440fx-1.7,max-ram-below-4g=3328M", ", hole at 3.25 GiB", "6.0"
+    ),
     "16": Machine(16384, "pc", ", hole at 3 GiB", "16.0"),
 }
 
 
 @contextmanager
 def running(
-    folder: Path, machine: Machine, marker: bytes, init: Path | None = None
+    folder: Path,
+    machine: Machine,
+    marker: bytes,
+    init: Path | None = None,
+    *,
+    archive: Path | None = None,
+    arguments: Sequence[str] = (),
 ) -> Iterator[Qmp]:
     """Start a kernel with no root file system; give its control once it says so.
 
     :param init: The guest's first and only program.
+    :param archive: Its initramfs, without *init*.
+    :param arguments: More of QEMU's.
     """
     kernel = lab.build("memory-6.12").vmlinux.with_name("vmlinuz")
     console = folder / "console"
     size = f"size={machine.mib}M"
     backend = f"memory-backend-file,id=ram,{size},share=on,mem-path={folder}/ram"
     ours, theirs = socket.socketpair()
-    words = []
     if init is not None:
-        archive = cpio_entry("dev", 0o40755)
-        archive += cpio_entry("init", 0o100755, init.read_bytes())
-        archive += cpio_entry("TRAILER!!!", 0)
-        (folder / "initramfs").write_bytes(gzip.compress(archive))
-        words = ["-initrd", str(folder / "initramfs")]
+        data = cpio_entry("dev", 0o40755)
+        data += cpio_entry("init", 0o100755, init.read_bytes())
+        data += cpio_entry("TRAILER!!!", 0)
+        archive = folder / "initramfs"
+        archive.write_bytes(gzip.compress(data))
+    words = [] if archive is None else ["-initrd", str(archive)]
     with ours, theirs:
         command = [
             *(QEMU, "-accel", "tcg", "-machine", f"{machine.name},memory-backend=ram"),
@@ -87,17 +99,23 @@ def running(
             *("-serial", f"file:{console}"),
             *("-chardev", f"socket,id=control,fd={theirs.fileno()}"),
             *("-mon", "control,mode=control"),
+            *arguments,
         ]
         with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
             try:
                 qmp = Qmp(ours)
-                end_s = time.monotonic() + SECONDS
-                while not console.exists() or marker not in console.read_bytes():
-                    assert time.monotonic() < end_s, console.read_bytes()[-2000:]
-                    time.sleep(0.5)
+                wait_for(console, marker)
                 yield qmp
             finally:
                 process.kill()
+
+
+def wait_for(console: Path, marker: bytes) -> None:
+    """Return once a guest's console shows some words."""
+    end_s = time.monotonic() + SECONDS
+    while not console.exists() or marker not in console.read_bytes():
+        assert time.monotonic() < end_s, console.read_bytes()[-2000:]
+        time.sleep(0.5)
 
 
 @contextmanager

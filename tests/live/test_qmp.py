@@ -7,7 +7,6 @@ the tests go from one state of the guest to the next, in the order of this file.
 """
 
 import contextlib
-import gc
 import io
 import itertools
 import json
@@ -29,6 +28,7 @@ from fixtures.lab.guest.livecommands import NAMES
 from msatools.program import TargetSpec, open_target
 from tests.live.following import clocks_ns, gap_ns
 from tests.live.hang import control, hang, panic
+from tests.support.usage import free_programs
 
 KERNELS = ("6.1", "6.12")
 SCRIPTS = Path(sys.executable).parent
@@ -49,7 +49,7 @@ def guest(request: pytest.FixtureRequest) -> Iterator[lab.Live]:
 
 @pytest.fixture(scope="module")
 def symbols(guest: lab.Live) -> dict[str, int]:
-    gc.collect()
+    free_programs()
     prog = open_target(TargetSpec(qemu=str(guest.qmp), types="btf")).prog
     return {name: prog.symbol(name).address for name in POKED}
 
@@ -89,8 +89,7 @@ def process_stopped(guest: lab.Live) -> Iterator[int]:
 
 
 def line(guest: lab.Live, command: str, *words: object) -> list[str]:
-    # A program of a test before may be garbage, and still hold the socket.
-    gc.collect()
+    free_programs()
     more = ["-L"] if command == "prstat" else []
     which = ["--qemu", str(guest.qmp), "--types", "btf", "--json"]
     return [str(SCRIPTS / f"msa-{command}"), *which, *more, *map(str, words)]

@@ -6,7 +6,6 @@ The parents of some die, or reap them, between any two reads; others stay for ev
 parent gets more of them, no faster than it is known to (``fixtures/lab/guest/race.c``).
 """
 
-import gc
 import json
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from msatools.kernel.pids import NoSuchPidError
 from msatools.program import Opened, TargetSpec, open_target
 from msatools.zombies.model import ZombiesOptions, ZombiesReport
 from msatools.zombies.zombies import Zombies
+from tests.support.usage import free_programs
 
 LOOKS = 200
 INTERVALS = 3
@@ -39,8 +39,7 @@ def race() -> Iterator[lab.Live]:
 
 
 def opened(guest: lab.Live) -> Opened:
-    # A program of a test before may be garbage, and still hold the socket.
-    gc.collect()
+    free_programs()
     return open_target(TargetSpec(qemu=str(guest.qmp), types="btf"))
 
 
@@ -54,7 +53,7 @@ def look(session: Zombies) -> ZombiesReport:
 
 def run(guest: lab.Live, *words: str) -> list[dict[str, Any]]:
     """The reports of a command that succeeds and has nothing to complain of."""
-    gc.collect()
+    free_programs()
     done = subprocess.run(
         [MSA_ZOMBIES, "--qemu", guest.qmp, "--types", "btf", "--json", *words],
         capture_output=True,

@@ -74,7 +74,7 @@ def test_removed_groups_are_those_of_the_kernel(
     # From v7.0 on pages move to the parent, and those that have one alone are gone.
     assert len(dying) in (removed, removed + run.workload["many"])
     (note,) = [note.text for note in report.notes if note.code == "removed-cgroups"]
-    assert note.startswith(f"{len(dying):,} removed control groups live on")
+    assert note.startswith(f"{len(dying):,} removed control groups still exist")
     assert "on swap" in note
 
 
@@ -97,6 +97,26 @@ def test_groups_on_swap(run: lab.Run, cgroups: dict[str, CgroupGroup]) -> None:
         current = int(run.truth(f"sys/fs/cgroup/{path}/memory.current"))
         assert sum(g.charged_pages or 0 for g in below) * PAGE == current, path
     assert cgroups["/"].swap_pages is None
+
+
+def test_slab_objects_and_percpu_memory_of_groups(
+    run: lab.Run, report: MemstatReport, cgroups: dict[str, CgroupGroup]
+) -> None:
+    """Objects of a removed group are its parent's: they do not keep the group."""
+    for path in run.workload["cgroups"]:
+        stat = f"sys/fs/cgroup/{path}/memory.stat"
+        below = [g for name, g in cgroups.items() if name.startswith(f"/{path}")]
+        for name in ("slab", "percpu"):
+            own = [getattr(group, f"{name}_bytes") for group in below]
+            expected = number(run, stat, rf"^{name} (\d+)")
+            assert sum(filter(None, own)) == expected, (path, name)
+    assert cgroups["/leaving"].percpu_bytes or cgroups["/many"].slab_bytes
+    for group in cgroups.values():
+        is_known = not group.dying and group.name != "/"
+        assert (group.slab_bytes is not None) == is_known, group.name
+        assert (group.percpu_bytes is not None) == is_known, group.name
+    (note,) = [note.text for note in report.notes if note.code == "removed-cgroups"]
+    assert "charged to their parents" in note
 
 
 def test_swap_as_a_whole(run: lab.Run, report: MemstatReport) -> None:
@@ -260,7 +280,7 @@ def test_verdicts(run: lab.Run, report: MemstatReport) -> None:
     said = {code: x["text"] + " ".join(x["evidence"]) for code, x in found.items()}
     assert f"{run.workload['tables'][0]} tables-0 16.1 MiB" in said["page-tables"]
     assert "module heapmodule" in said["memory-leak"]
-    assert "to hm_done" in said["memory-leak"]
+    assert "targets: hm_done [heapmodule]" in said["memory-leak"]
     assert "control group /limited ran out of memory" in said["out-of-memory"]
     victim = f"killed pid {run.workload['victim']} victim"
     assert victim in said["out-of-memory"]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fixtures import lab
 from msatools.memory.breakdowns import VIEWS
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport, SlabGroup
+from msatools.memory.model import CgroupGroup, MemstatReport, SlabGroup
 
 from . import truth
 from .conftest import BY_OWNER
@@ -130,7 +130,30 @@ def test_removed_groups_without_pages(run: lab.Run, damaged: Patient) -> None:
     assert words[words.index("nr_dying_descendants") + 1] == "2"
     damaged.poke_member(damaged.prog["cgrp_dfl_root"].cgrp.nr_dying_descendants, 7)
     (note,) = (n for n in report_of(damaged.prog).notes if n.code == "removed-cgroups")
-    assert note.text.startswith("7 removed control groups live on, 5 of them")
+    assert note.text.startswith("7 removed control groups still exist; 5 of them")
+
+
+def test_counts_of_a_group_that_are_lost(
+    damaged: Patient, whole: MemstatReport
+) -> None:
+    """What slabs and per-CPU memory it has is unknown, and what those above it have."""
+
+    def charged(report: MemstatReport) -> dict[str, tuple[int | None, int | None]]:
+        groups = [g for g in view(report, "cgroup") if isinstance(g, CgroupGroup)]
+        return {g.name: (g.slab_bytes, g.percpu_bytes) for g in groups if g.mem_cgroup}
+
+    (web,) = (g for g in view(whole, "cgroup") if g.name == "/service/web")
+    assert isinstance(web, CgroupGroup)
+    assert web.mem_cgroup is not None
+    group = Object(damaged.prog, "struct mem_cgroup", address=web.mem_cgroup)
+    damaged.lose_only(group.vmstats.state)
+    before, report = charged(whole), report_of(damaged.prog)
+    after = charged(report)
+    assert report.coverage["memcg_vmstats_unreadable"] == 1
+    lost = {"/service/web", "/service"}
+    assert None not in {before[name][0] for name in lost}
+    assert {name for name in before if before[name] != after[name]} == lost
+    assert {after[name] for name in lost} == {(None, None)}
 
 
 def first_slab(run: lab.Run) -> int:

@@ -100,6 +100,7 @@ def test_what_is_there_is_read_without_a_part(
         assert target.format == "kdump lzo, 1 of several parts"
     else:
         assert "the part of the split dump with page frames" in error.why
+        assert "debug info" not in error.why
         assert error.what_to_do == "put all parts into one directory"
 
 

@@ -11,6 +11,7 @@ from msatools.render.blocks import (
     Table,
     Tree,
     line,
+    term,
 )
 from msatools.render.device import Device
 from msatools.render.terminal import STYLES, Drawing, drawn, fit
@@ -90,6 +91,19 @@ def test_items_without_room_are_counted(left: int) -> None:
     assert 0 < roots < 5
     more = 5 - roots + max(left, 0)
     assert lines[-1] == f"… {more} more roots: -n COUNT shows them"
+
+
+def test_lists_hang_below_what_a_name_means() -> None:
+    lines = [*drawn([term("name", 6, "what it means, at great length")], Device(34))]
+    assert lines == ["  name    what it means, at great", "          length"]
+
+
+def test_items_without_room_are_named() -> None:
+    items = [(line(f"verdict {n}"), *(line("fact") for _ in range(9))) for n in "abcd"]
+    block = Items(items, More("verdict"), ["deadlock", "io", "herd", "io"])
+    assert [*drawn([block], Device(80, 20))][-1] == (
+        "… 3 more verdicts (2 io, herd): -n COUNT shows them"
+    )
 
 
 @pytest.mark.parametrize("left", [-5, 2])

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import pytest
 
-from msatools.memory.model import DETAIL, PageGroup
+from msatools.memory.model import DETAIL, PageGroup, ProcessGroup
 from msatools.render import plain
+from msatools.render.device import Device
 from msatools.render.memstat.breakdowns import groups_table
+from msatools.render.terminal import drawn
 from tests.support.golden import Golden
 
 
@@ -50,6 +52,30 @@ def test_golden_tables(golden: Golden) -> None:
             ),
         ],
     )
+
+
+@pytest.mark.parametrize(("pages", "is_kept"), [(255, False), (256, True)])
+def test_much_swap_is_worth_more_than_shares_of_memory(
+    pages: int, is_kept: bool
+) -> None:
+    """A report that says who is on swap must not lack the column on 80 columns."""
+    group = ProcessGroup(
+        key="1",
+        name="a program with a name",
+        pages=2010,
+        classes=CLASSES,
+        pid=1,
+        rss_pages=1024,
+        pss_bytes=8 << 20,
+        anon_pages=1000,
+        private_pages=1000,
+        hugetlb_pages=0,
+        swap_pages=pages,
+        page_table_bytes=1 << 16,
+    )
+    header = next(drawn([groups_table("process", [group], 4096, None)], Device(70)))
+    assert (" SWAP " in header) == is_kept
+    assert (" ANON " in header) != is_kept
 
 
 @pytest.mark.parametrize("top", [1, 2, 3, 4, None])

@@ -5,7 +5,7 @@
 from msgspec.structs import replace
 
 from msatools.memory.classes import CLASSES
-from msatools.memory.model import MemstatReport, ScanChanges
+from msatools.memory.model import Check, MemstatReport, ScanChanges
 from msatools.render.memstat.report import memstat_blocks as blocks
 from tests.memory.madereports import TARGET, report
 from tests.render.screens import printed
@@ -50,3 +50,14 @@ def test_golden(golden: Golden) -> None:
     for title, made in reports.items():
         lines += [f"--- {title}", *(x for x in printed(blocks(made)) if "scanned" in x)]
     golden("memstatscan", lines)
+
+
+def test_torn_memory() -> None:
+    """What differs in it is said to be of different moments."""
+    wrong = Check("user.anon", 5, "NR_ANON_MAPPED", 9, -4, None)
+    for torn, words in ((0, "UNEXPLAINED"), (3, "(torn)")):
+        made = replace(DUMP, target=replace(TARGET, torn=torn), checks=(wrong,))
+        shown = "\n".join(printed(blocks(made)))
+        assert f"-4  {words}" in shown
+        assert ("the memory is torn" in shown) == bool(torn)
+        assert ("taken from a running guest?" in shown) == bool(torn)

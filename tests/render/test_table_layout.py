@@ -188,6 +188,13 @@ def test_cut(long: str, width: int, start: str, end: str) -> None:
         ("    indented words", 12, ["    indented", "words"]),
         ("    abcdefgh", 6, ["    ab", "cdefgh"]),
         ("日本 日本", 6, ["日本", "日本"]),
+        # A number stays with its unit, or with what it numbers.
+        ("user, 2 % of it", 7, ["user,", "2 % of", "it"]),
+        ("slab is 32.9 MiB", 14, ["slab is", "32.9 MiB"]),
+        ("waits for pid 49 sh", 14, ["waits for", "pid 49 sh"]),
+        ("verdicts: -n COUNT shows", 13, ["verdicts:", "-n COUNT", "shows"]),
+        # Words between numbers are no units.
+        ("of 12 MiBs", 6, ["of 12", "MiBs"]),
     ],
 )  # fmt: skip
 def test_breaks(line: str, width: int, parts: list[str]) -> None:

@@ -24,7 +24,9 @@ over: right as a warning, where the log has it."""
 LATE = frozenset({"io-stuck", "hung-tasks", "stopped-owner"})
 """What depends on how long the guest was busy otherwise: test_rules.py has each."""
 
-OBSERVED = frozenset({"blocked-tasks", "kernel-memory", "memory-unattributed"})
+OBSERVED = frozenset(
+    {"blocked-tasks", "cpu-stalled", "kernel-memory", "memory-unattributed"}
+)
 """Facts that are out of the ordinary: right beside any trouble, by their own measure,
 and wrong of a guest that has none. A counter that nothing explains is never right."""
 

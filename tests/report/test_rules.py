@@ -37,6 +37,7 @@ from msatools.report.rule import (
     ReportParts,
     VerdictRule,
     explained,
+    root_text,
     slab_groups,
     starved_roots,
     stopped_roots,
@@ -263,8 +264,8 @@ def test_what_a_parent_in_vfork_waits_for() -> None:
 
 def test_each_rule_is_true_to_its_form() -> None:
     # Stalls have two rules each: what stands still now, and what the log has, or who
-    # has no turn though nothing stands still.
-    assert max(Counter(rule.code for rule in RULES).values()) == 2
+    # has no turn though nothing stands still; and of CPUs, what is below the limits.
+    assert max(Counter(rule.code for rule in RULES).values()) == 3
     assert all({*rule.needs} <= {*names(ReportParts)} for rule in RULES)
     parts = parts_of("locks-6.12")
     for verdict in verdicts(RULES, parts):
@@ -375,6 +376,19 @@ def test_a_counter_that_nothing_explains() -> None:
         assert {*found} == ({"counter-unexplained"} if is_said else set())
 
 
+def test_a_counter_in_torn_memory() -> None:
+    """Memory that was copied while the kernel ran explains each difference."""
+    parts = parts_of("memory-6.12")
+    assert parts.memstat is not None
+    (first, *others) = parts.memstat.checks
+    wrong = replace(first, difference=2048, explained_by=None)
+    memstat = replace(parts.memstat, checks=(wrong, *others))
+    torn = replace(parts.target, torn=3)
+    (found,) = said(replace(parts, memstat=memstat, target=torn))["counter-unexplained"]
+    assert "the memory is torn" in found.evidence[0]
+    assert "no known reason" not in found.text
+
+
 def test_much_memory_without_an_owner() -> None:
     managed = parts_of("memory-6.12").memstat.managed_pages or 0  # type: ignore[union-attr]
     few, many = managed // 100, managed // 30
@@ -420,6 +434,16 @@ def steps_of(parts: ReportParts) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("name", ["kernel_dmabuf", "kernel_rings"])
+def test_what_programs_hold_of_the_kernel_is_named_if_large(name: str) -> None:
+    what = {"kernel_dmabuf": "dma-bufs", "kernel_rings": "rings of perf"}[name]
+    for pages, is_named in ((3000, False), (1 << 15, True)):
+        summary = section("memstat", with_pages(**{name: pages})).summary
+        assert summary is not None
+        assert (what in summary) == is_named, summary
+    assert re.search(rf" kernel \(\d+ %, 128\.0 MiB of it {what}.*\)", summary)
+
+
 def test_usual_steps_of_a_quiet_machine() -> None:
     expected = ["msa-memstat --by process", "msa-prstat -m", "msa-locks"]
     assert steps_of(parts_of("memory-6.12")) == expected
@@ -431,11 +455,21 @@ def test_steps_follow_from_the_summaries() -> None:
     assert steps_of(with_pages(cache_shmem=much))[0] == "msa-memstat --by fs,file"
     assert steps_of(with_pages(kernel_sockets=much))[0] == "msa-memstat --by file"
     assert steps_of(with_pages(kernel_vmalloc=much))[0] == "msa-memstat --by vmalloc"
+    few = managed // 18
+    assert steps_of(with_pages(kernel_dmabuf=few))[0] == "msa-memstat --by dmabuf"
     waiting = steps_of(aged(parts_of("lockmodule-6.12"), 1_000_000_000))
     assert waiting[0] == "msa-locks --stacks"
     state = replace(memory(1000 * MIB), removed_groups=30)
     groups = replace(parts_of("memory-6.12"), memory=state)
     assert steps_of(groups)[0] == "msa-memstat --by cgroup"
+
+
+@pytest.mark.parametrize("dump", ["zombies-6.12", "field-6.12", "tasks-6.12"])
+def test_each_step_has_its_own_reason(dump: str) -> None:
+    """Two lines with one reason do not say which of them to take."""
+    parts = parts_of(dump)
+    reasons = [step.why for step in next_steps(parts, verdicts(RULES, parts))]
+    assert len({*reasons}) == len(reasons) > 2
 
 
 def test_a_selection_shows_no_more_than_all() -> None:
@@ -728,6 +762,55 @@ def test_waiters_of_a_starved_task_are_no_hung_tasks_too() -> None:
     assert line.endswith("hog")
 
 
+def test_what_is_below_the_limits_of_a_stall_is_no_all_clear() -> None:
+    """Threads of the kernel do not leave their CPUs; the dump comes seconds later."""
+    parts = parts_of("cpulock-6.12")
+    found = said(parts)["cpu-stalled"]
+    lines = [line for each in found for line in (each.text, *each.evidence)]
+    for name in ("cm-irqs-off", "cm-preempt-off", "cm-softirq-off"):
+        assert any(f" {name}" in line for line in lines)
+    first, *_ = steps_of(parts)
+    assert first.startswith("msa-cpus ")
+    assert " --stalls" in first
+    # One that turns as it should is not in it.
+    assert not any("hog-3-" in line for line in lines)
+
+
+def test_a_cpu_where_tasks_get_no_turn_is_said_once() -> None:
+    """It may have run one of them for seconds, too, when the dump is taken."""
+    parts = parts_of("fieldcpus-6.12")
+    assert parts.cpus is not None
+    (no_turn,) = (each for each in parts.cpus.findings if each.code == "no-turn")
+    held = replace(no_turn, code="not-switched", text="it has run one task")
+    queues = tuple(
+        replace(each, switched_ns=3_000_000_000) if each.cpu in held.cpus else each
+        for each in parts.cpus.run_queues
+    )
+    for findings, code in ((no_turn, held), "cpu-starved"), ((held,), "cpu-stalled"):
+        cpus = replace(parts.cpus, findings=findings, run_queues=queues, stalls=None)
+        found = said(replace(parts, cpus=cpus))
+        assert {"cpu-starved", "cpu-stalled"} & {*found} == {code}
+
+
+def test_stalls_behind_one_cpu_are_one_verdict() -> None:
+    parts = parts_of("stalls-locks-6.12")
+    assert parts.cpus is not None
+    assert parts.cpus.stalls is not None
+    stalls = [each for each in parts.cpus.stalls.found if each.over_limit]
+    of_cpus = [each for each in stalls if each.code == "cpu-stalled"]
+    found = said(parts)["cpu-stalled"]
+    causes = {each.culprit_cpu for each in of_cpus}
+    assert None not in causes
+    assert len(found) == len(causes) < len(of_cpus)
+    (holder,) = (each for each in found if " sm-own-lock is in " in each.text)
+    behind = [line for line in holder.evidence if line.startswith("behind it")]
+    # The owner's own text is certain; that of the waiter is not.
+    assert holder.confidence == "exact"
+    assert any("(circumstantial)" in line and "sm_spinlock" in line for line in behind)
+    said_of = [holder.text, *(line.partition(": ")[2] for line in behind)]
+    assert {*said_of} == {each.text for each in of_cpus if each.culprit_cpu == 1}
+
+
 def test_stall_without_a_cpu_explains_nobody() -> None:
     """RCU that one reader holds up is no reason why another task does not run."""
     parts = parts_of("fieldcalls-6.12")
@@ -811,9 +894,51 @@ def test_tables_of_the_scheduler_are_no_lines_that_matter() -> None:
     assert any(text.startswith(" S            task   PID") for text in printed)
     shown = last_lines(log)
     assert not any("kworker/" in line or "runnable tasks" in line for line in shown)
+    tables_of = (
+        "sched_clock_stable()                    : 1",
+        "  .curr->pid                     : 203",
+        "  .removed.load_avg              : 0",
+        "  .dl_bw->total_bw               : 104856",
+    )
+    rows = [replace(log[-1], level=3, text=each) for each in tables_of]
+    assert last_lines((*log, *rows)) == shown
     # What comes with them is kept.
     failed = replace(log[-1], level=3, text="Buffer I/O error on dev sda")
     assert last_lines((*log, failed))[-1].endswith("] Buffer I/O error on dev sda")
+
+
+def test_details_of_a_stall_of_rcu_are_no_lines_that_matter() -> None:
+    """They are the verdict's; that there was a stall is kept."""
+    (first, *_) = parts_of("workqueues-6.12").log
+    texts = (
+        "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+        "rcu: \t3-...!: (0 ticks this GP) idle=da70/0/0x0 softirq=81/81 fqs=0",
+        "rcu: \t(detected by 0, t=3015 jiffies, g=-487, q=1 ncpus=4)",
+        "rcu: \t(t=3006 jiffies g=-467 q=3 ncpus=7)",
+        "rcu: rcu_preempt kthread starved for 3016 jiffies! g-487 f0x2",
+        "rcu: RCU grace-period kthread stack dump:",
+        "rcu: Stack dump where RCU GP kthread last ran:",
+    )
+    log = [replace(first, level=3, time_ns=1, text=text) for text in texts]
+    assert [line.partition("] ")[2] for line in last_lines(log)] == [texts[0], texts[4]]
+
+
+def test_what_nothing_wakes_is_something_unknown() -> None:
+    parts = parts_of("locks-6.12")
+    assert parts.locks is not None
+    root = next(each for each in parts.locks.roots if each.kind == "external")
+    asleep = replace(root, external=None, reason="asleep in some_function")
+    assert root_text(asleep) == "something unknown (asleep in some_function)"
+    # A FUSE server that sleeps is known.
+    served = next(each for each in parts.locks.roots if each.external == "fuse")
+    assert "unknown" not in root_text(served)
+
+
+def test_memory_that_cannot_be_reclaimed_is_said_once() -> None:
+    found = said(parts_of("crashes-oom-6.12"))
+    lines = [line for each in found.values() for v in each for line in v.evidence]
+    assert len([line for line in lines if line.startswith("reclaim cannot")]) == 1
+    assert len({*lines}) == len(lines)
 
 
 @pytest.mark.parametrize("dump", ["field-6.12", "locks-6.12"])
@@ -830,8 +955,8 @@ def test_first_page_has_each_code_and_explains_its_marks(dump: str) -> None:
     all_words = *words, "-n", "all"
     everything = call(load("report"), *all_words, opening=open_target).out
     assert all(f"  {verdict['text']}\n" in everything for verdict in found)
-    assert "… in short" in page
-    assert "… in short" not in everything
+    assert ", in short" in page
+    assert ", in short" not in everything
     assert (
         "\n(likely) by a field that may be out of date; (circumstantial) " in everything
     )

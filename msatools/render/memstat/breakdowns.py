@@ -32,6 +32,14 @@ _NUMBERS = frozenset(("pid", "node"))
 
 _COMMON = frozenset(names(PageGroup))
 
+_BESIDE = ("hugetlb_pages", "swap_pages", "page_table_bytes")
+"""Memory that RSS and its like leave out."""
+
+_MUCH_BESIDE = 1 << 20
+_SHARE_BESIDE = 1 / 4
+"""Bytes of it in one row, and its ratio to the memory there, that make its column worth
+more than theirs."""
+
 
 def groups_table(
     by: str, groups: Sequence[PageGroup], page_size: int, top: int | None
@@ -46,6 +54,7 @@ def groups_table(
     groups = [group for group in groups if not _has_nothing(group)]
     shown = groups[:top]
     extra = dict(_extra_fields(groups))
+    beside = {name for name in _BESIDE if _is_much(groups, name, page_size)}
     rows = [_group_row(group, extra, page_size) for group in shown]
     rest = groups[len(shown) :]
     if rest:
@@ -57,11 +66,25 @@ def groups_table(
     columns = (
         Column("PAGES", "right"),
         Column("SIZE", "right", worth=1),
-        *(_extra_column(*field, -n) for n, field in enumerate(extra.items())),
+        *(
+            _extra_column(name, hint, 0 if name in beside else -n)
+            for n, (name, hint) in enumerate(extra.items())
+        ),
         free_text("CLASSES", worth=-3),
         Column(by.upper(), least=24, keeps="end", is_key=True),
     )
     return Table(columns, rows)
+
+
+def _is_much(groups: Iterable[PageGroup], name: str, page_size: int) -> bool:
+    """Return whether some row has much memory of a kind that is beside the others."""
+    unit = page_size if name.endswith("_pages") else 1
+    for group in groups:
+        amount = (getattr(group, name, None) or 0) * unit
+        present = (getattr(group, "rss_pages", None) or group.pages) * page_size
+        if amount >= max(_MUCH_BESIDE, _SHARE_BESIDE * present):
+            return True
+    return False
 
 
 def _has_nothing(group: PageGroup) -> bool:

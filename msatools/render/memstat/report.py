@@ -297,7 +297,8 @@ class _Lines:
         swapped = self._checks.get("swapcache")
         if swapped is not None and (swapped.walk_pages or swapped.difference):
             line = self._amount("(in the swap cache)", swapped.walk_pages)
-            yield (*line, swapped.counter, _difference(swapped))
+            torn = bool(self._report.target.torn)
+            yield (*line, swapped.counter, _difference(swapped, torn=torn))
         swap, free = self._report.swap_pages, self._report.swap_free_pages
         if swap and free is not None:
             page_size = self._report.target.page_size
@@ -342,7 +343,8 @@ class _Lines:
         line = self._amount(label, sum(self._pages[name] for name in names), change)
         if check is None:
             return line
-        return (*line, counter or check.counter, _difference(check))
+        torn = bool(self._report.target.torn)
+        return (*line, counter or check.counter, _difference(check, torn=torn))
 
     def _amount(self, label: Cell, pages: int, change: int = 0) -> tuple[Cell, ...]:
         share = ""
@@ -354,7 +356,7 @@ class _Lines:
         return (label, f"{pages:,}", f"{change:+,}" if change else "0", *amount)
 
 
-def _difference(check: Check) -> Cell:
+def _difference(check: Check, *, torn: bool) -> Cell:
     if check.difference is None:
         return Span("- (lost)", "warn")
     if not check.difference:
@@ -362,6 +364,8 @@ def _difference(check: Check) -> Cell:
     amount = f"{check.difference:+,}"
     if check.explained_by is not None:
         return f"{amount}  {check.explained_by}"
+    if torn:
+        return Span(f"{amount}  (torn)", "bad")
     return Span(f"{amount}  UNEXPLAINED", "bad")
 
 
@@ -378,7 +382,10 @@ def _verdict(report: MemstatReport) -> Iterator[Cell]:
         yield f", {explained} explained"
     if lost:
         yield Span(f", {lost} without the kernel's figure", "warn")
-    if unexplained:
+    if unexplained and report.target.torn:
+        why = "the memory is torn: pages and counters are of different moments"
+        yield Span(f", {unexplained} not, as {why}", "bad")
+    elif unexplained:
         yield Span(f", {unexplained} UNEXPLAINED", "bad")
 
 

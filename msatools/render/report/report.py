@@ -189,10 +189,12 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
         return
     full, short = page_parts([verdict.code for verdict in found], rows or VERDICTS)
     more = More("verdict", is_chosen=rows is not None)
-    yield Items([[*_verdict(found[index])] for index in full], more)
+    codes = [found[index].code for index in full]
+    yield Items([[*_verdict(found[index])] for index in full], more, codes)
     if short:
-        how = advice(f"-n {len(found)} shows them in full")
-        yield line(Span("… in short", "dim"), how)
+        others = plural(len(found) - len(full), "further verdict")
+        how = advice(f"-n {len(found)} shows all in full")
+        yield line(Span(f"… {others}, in short", "dim"), how)
     for alike in short:
         yield _in_short([found[index] for index in alike])
     yield from _marks(report)

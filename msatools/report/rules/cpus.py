@@ -26,6 +26,7 @@ from msatools.locks.report import Root
 from msatools.report.log import Cause, Event, faulting
 from msatools.report.model import Severity, VerdictConfidence
 from msatools.report.rule import (
+    DOUBTS,
     ReportParts,
     VerdictRule,
     ago,
@@ -38,7 +39,7 @@ from msatools.report.rule import (
     throttled_tasks,
     waits_for_text,
 )
-from msatools.reports.units import duration
+from msatools.reports.units import duration, ranges
 
 # --- Rules that tell findings of msa-cpus.
 
@@ -94,6 +95,8 @@ _RECENT_NS = 60_000_000_000
 class _PresentStall(Struct, frozen=True):
     stall: Stall
     parts: ReportParts
+    behind: list[Stall]
+    """What stands still because of the same CPU."""
 
 
 def present_stalls(code: StallCode) -> VerdictRule[_PresentStall]:
@@ -101,9 +104,7 @@ def present_stalls(code: StallCode) -> VerdictRule[_PresentStall]:
     return VerdictRule(
         code=code,
         needs=("cpus",),
-        when=lambda parts: (
-            _PresentStall(stall, parts) for stall in _stalls_of(parts, code)
-        ),
+        when=lambda parts: _joined_stalls(parts, code),
         severity="critical",
         confidence=lambda subject: subject.stall.confidence,
         words=lambda subject: subject.stall.text,
@@ -121,13 +122,35 @@ def _stalls_of(parts: ReportParts, code: str) -> Iterator[Stall]:
         )
 
 
+def _joined_stalls(parts: ReportParts, code: str) -> Iterator[_PresentStall]:
+    """Yield what stands still, the worst first, and all that one CPU holds up as one.
+
+    The stall of that CPU itself comes first of those, if it is one.
+    """
+    found = [*_stalls_of(parts, code)]
+    while found:
+        culprit = found[0].culprit_cpu
+        alike = [each for each in found if each.culprit_cpu == culprit]
+        if culprit is None:
+            alike = found[:1]
+        # Sorting keeps the order of the others.
+        first, *behind = sorted(alike, key=lambda each: each.cpus != (culprit,))
+        yield _PresentStall(first, parts, behind)
+        found = [each for each in found if each not in alike]
+
+
 def _stall_evidence(subject: _PresentStall) -> Iterator[str]:
     stall, parts = subject.stall, subject.parts
-    since = "unknown" if stall.for_ns is None else duration(stall.for_ns)
-    waiting = f"; {count_text(stall.waiting, 'task')} waiting" if stall.waiting else ""
-    yield f"for {since}; the limit is {duration(stall.limit_ns)}{waiting}"
-    yield from stall.chain[:_MOST_LINES]
-    yield from behind_starved(parts, lambda task: not task.throttled, stall.cpus)
+    yield f"this is called a stall from {duration(stall.limit_ns)} on"
+    chain = [each for each in stall.chain if each.partition(": ")[2] not in stall.text]
+    yield from chain[:_MOST_LINES]
+    for other in subject.behind[:_MOST_LINES]:
+        doubt = DOUBTS[other.confidence]
+        yield f"behind it{f' ({doubt})' if doubt else ''}: {other.text}"
+    if left := len(subject.behind[_MOST_LINES:]):
+        yield f"… {count_text(left, 'more stall')} behind it"
+    cpus = {cpu for each in (stall, *subject.behind) for cpu in each.cpus}
+    yield from behind_starved(parts, lambda task: not task.throttled, cpus)
 
 
 def behind_starved(
@@ -236,11 +259,94 @@ def _stalls_evidence(subject: LoggedStalls) -> Iterator[str]:
 
 
 # --- A CPU takes no interrupts, or does not switch to tasks that wait for it.
+#
+# Below the limits of a stall this is for information: a page without it would be a
+# false all-clear, as msa-cpus itself reports it.
+
+
+_A_WHILE_NS = 2_000_000_000
+"""Many turns of other tasks."""
+
+
+class _HeldCpus(Struct, frozen=True):
+    """CPUs that stand still for less than the limits of a stall."""
+
+    found: list[Diagnostic]
+    held_ns: dict[int, int]
+    """For how long each of them has, by its number."""
+
+
+def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
+    assert parts.cpus is not None
+    # Who waits there for a turn is a verdict of its own.
+    named = {cpu for each in _found(parts, "no-turn") for cpu in each.cpus}
+    queues = {
+        queue.cpu: queue for queue in parts.cpus.run_queues if queue.cpu not in named
+    }
+    found, held_ns = [], dict[int, int]()
+    for each in parts.cpus.findings:
+        ages = {
+            cpu: age_ns
+            for cpu in each.cpus
+            if cpu in queues and (age_ns := _held_for(each, queues[cpu])) >= _A_WHILE_NS
+        }
+        if ages:
+            found.append(each)
+            for cpu, age_ns in ages.items():
+                held_ns[cpu] = max(age_ns, held_ns.get(cpu, 0))
+    if found:
+        yield _HeldCpus(found, held_ns)
+
+
+def _held_for(found: Diagnostic, queue: RunQueue) -> int:
+    """Return for how long a CPU has stood still, in the way that msa-cpus has found; 0
+    if that is something else, or not known."""
+    if found.code == "not-ticked":
+        return queue.ticked_ns or 0
+    if found.code == "not-switched":
+        return queue.switched_ns or 0
+    if found.code == "starving-tasks":
+        waits = (
+            task.wait_ns or 0
+            for task in queue.waiting
+            if not task.throttled and task.wait_bound == "exact"
+        )
+        return max(waits, default=0)
+    return 0
+
+
+def _held_cpus_words(subject: _HeldCpus) -> str:
+    if len(subject.found) == 1:
+        return subject.found[0].text
+    longest = max(subject.held_ns.values())
+    return (
+        f"cpu{ranges(subject.held_ns)}: no interrupts, or no turn for tasks that wait, "
+        f"for up to {duration(longest)}, which is below the limits of a stall"
+    )
+
+
+def _held_cpus_evidence(subject: _HeldCpus) -> Iterator[str]:
+    if len(subject.found) == 1:
+        yield "this is below the limits of a stall"
+        return
+    yield from (each.text for each in subject.found[:_MOST_LINES])
+    if left := len(subject.found[_MOST_LINES:]):
+        yield f"… {left:,} more"
 
 
 CPU_STALLED: tuple[VerdictRule[Any], ...] = (
     present_stalls("cpu-stalled"),
     logged_stalls("cpu-stalled", ("soft-lockup", "hard-lockup")),
+    VerdictRule(
+        code="cpu-stalled",
+        needs=("cpus",),
+        when=_when_held,
+        severity="info",
+        confidence="exact",
+        words=_held_cpus_words,
+        evidence=_held_cpus_evidence,
+        see=lambda subject: ("cpus", "--stalls", "-v"),
+    ),
 )
 
 

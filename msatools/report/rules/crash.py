@@ -353,6 +353,8 @@ def _dump_damaged_evidence(subject: _Damage) -> Iterator[str]:
     bad = subject.parts.target.bad_descriptors
     if bad:
         yield f"{bad:,} pages are not in the file, or have impossible sizes"
+    if subject.parts.target.torn:
+        yield "the memory was copied while the kernel ran on: it is of many moments"
     for key, count in subject.losses.items():
         yield f"{key.replace('_', ' ')}: {count:,}"
     for part, why in subject.parts.errors.items():
@@ -500,9 +502,11 @@ def _uninterruptible(parts: ReportParts) -> Iterator[_Uninterruptible]:
 
 def _uninterruptible_text(subject: _Uninterruptible) -> str:
     count, oldest = len(subject.waits), subject.waits[0]
-    have = "has" if count == 1 else "have"
+    if count == 1:
+        who = pid_text(oldest.pid, oldest.comm)
+        return f"{who} has been in state D for {duration(oldest.age_ns)}"
     return (
-        f"{count_text(count, 'task')} {have} been in state D for "
+        f"{count_text(count, 'task')} have been in state D for "
         f"{duration(_A_WHILE_NS)} or longer; the longest is "
         f"{pid_text(oldest.pid, oldest.comm)}, {duration(oldest.age_ns)}"
     )
@@ -512,7 +516,7 @@ def _uninterruptible_evidence(subject: _Uninterruptible) -> Iterator[str]:
     lines = [*roots_of(subject.locks, subject.waits)]
     yield from lines[:_SHOWN]
     if left := len(lines[_SHOWN:]):
-        yield f"… {left:,} more that tasks wait for"
+        yield f"… {left:,} more roots of waits"
 
 
 # --- memory
@@ -583,19 +587,21 @@ def _unattributed_text(subject: _Unattributed) -> str:
     )
 
 
-def _unexplained(parts: ReportParts) -> Iterator[Check]:
+def _unexplained(parts: ReportParts) -> Iterator[tuple[Check, bool]]:
     assert parts.memstat is not None
     for check in parts.memstat.checks:
         if check.difference and check.explained_by is None:
-            yield check
+            yield check, bool(parts.target.torn)
 
 
-def _unexplained_text(check: Check) -> str:
-    return (
+def _unexplained_text(found: tuple[Check, bool]) -> str:
+    check, is_torn = found
+    text = (
         f"{check.name}: the scan found {check.walk_pages:,} pages, the kernel's "
         f"counter {check.counter} says {check.kernel_pages or 0:,} "
-        f"({check.difference or 0:+,}), and no known reason explains it"
+        f"({check.difference or 0:+,})"
     )
+    return text if is_torn else f"{text}, and no known reason explains it"
 
 
 OBSERVATIONS: tuple[VerdictRule[Any], ...] = (
@@ -648,9 +654,11 @@ OBSERVATIONS: tuple[VerdictRule[Any], ...] = (
         severity="info",
         confidence="exact",
         words=_unexplained_text,
-        evidence=lambda check: (
-            "damage, a race with a running kernel, or a fault of msatools",
+        evidence=lambda found: (
+            "the memory is torn: pages and counters are of different moments"
+            if found[1]
+            else "damage, a race with a running kernel, or a fault of msatools",
         ),
-        see=lambda check: ("memstat", "-v"),
+        see=lambda found: ("memstat", "-v"),
     ),
 )

@@ -28,6 +28,7 @@ from msatools.report.rule import (
     VerdictRule,
     ago,
     count_text,
+    judge,
     kinds_text,
     pid_text,
     slab_groups,
@@ -149,7 +150,12 @@ def _out_of_memory_evidence(subject: _MemoryShortage) -> Iterator[str]:
         yield f"killed {pid_text(each.pid, each.comm)}{amount}"
     for each in subject.alive[:_HOLDERS]:
         yield f"{pid_text(each.pid, each.comm)} waits: {waits_text(parts, each.pid)}"
-    if subject.is_fatal and last.constraint != "cgroup":
+    # Where memory cannot be reclaimed the verdict on that has them.
+    if (
+        subject.is_fatal
+        and last.constraint != "cgroup"
+        and not any(True for _ in judge(MEMORY_UNRECLAIMABLE, parts))
+    ):
         yield from kinds_text(parts)
 
 
@@ -393,10 +399,11 @@ def _memory_leak_evidence(subject: _Leak) -> Iterator[str]:
     if cache.objects_in_use is not None:
         yield f"{cache.objects_in_use:,} objects of {cache.bytes_each} bytes are in use"
     share = 100 * (cache.module_share or 0)
-    yield f"{share:.0f} % of the objects read contain a pointer into it"
+    yield f"{share:.0f} % of the objects read contain a pointer into the module"
     words = [word for word in cache.words or () if word.owner == cache.module]
     if words:
-        yield f"to {', '.join(word.name for word in words[:_MEMORY_LEAK_SHOWN])}"
+        names = ", ".join(word.name for word in words[:_MEMORY_LEAK_SHOWN])
+        yield f"the most frequent targets: {names}"
 
 
 MEMORY_LEAK = VerdictRule(
@@ -503,7 +510,7 @@ def _memory_poisoned_words(subject: _Poisoned) -> str:
 
 
 def _memory_poisoned_evidence(subject: _Poisoned) -> Iterator[str]:
-    yield "num_poisoned_pages: after errors of the hardware, or for a test"
+    yield "counted by num_poisoned_pages: hardware errors, or injected for a test"
     tasks = dict.fromkeys(
         (int(found["pid"]), found["comm"])
         for record in subject.parts.log
@@ -629,8 +636,8 @@ DYING_CGROUPS = VerdictRule(
     confidence="exact",
     words=_dying_cgroups_words,
     evidence=lambda subject: (
-        "page cache, files on tmpfs, swap, sockets or kernel objects that are charged "
-        "to a removed group keep it until they are freed",
+        "page cache, files on tmpfs, swap or sockets that are charged to a removed "
+        "group keep it until they are freed",
     ),
     see=lambda subject: ("memstat", "--by", "cgroup"),
 )

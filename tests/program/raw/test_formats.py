@@ -5,24 +5,30 @@
 import os
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 from drgn import FaultError
 
 from fixtures import lab
 from msatools.program import TargetSpec, open_target
-from msatools.program.model import DamagedDumpError, NotADumpError
+from msatools.program.model import DamagedDumpError, NotADumpError, TargetError
 from msatools.program.raw_memory import FileMemory
 from tests.program.raw import writers
 from tests.program.raw.answers import answers
 
 NAMED = "memstat", "prstat", "zombies"
+SECONDS = 10
 WRITERS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "lime": (writers.lime, "LiME, 2.0 GiB, kernel"),
-    "avml": (writers.avml, "AVML, snappy, 2.0 GiB, kernel"),
+    "raw": (writers.ranges_alone, "raw memory, 2.0 GiB, hole at 0.999"),
+    "avml": (writers.avml, "AVML, snappy, "),
+    "virtualbox": (writers.virtualbox, "ELF without a note, 2.0 GiB, kernel"),
+    "vmware": (writers.vmware, "VMware state, 2.0 GiB, kernel"),
     "migration": (writers.migration, "QEMU migration, 2.0 GiB, hole at 1 GiB, kernel"),
     "savevm": (
         partial(writers.savevm, names=("old", "new")),
@@ -69,7 +75,7 @@ def test_answers(dump: Path, folder: Path, expected: object, name: str) -> None:
     memory.unlink()
 
 
-@pytest.mark.parametrize("name", ["lime", "avml", "migration"])
+@pytest.mark.parametrize("name", ["lime", "avml", "migration", "vmware"])
 def test_cut_off(dump: Path, folder: Path, name: str) -> None:
     """What is gone is lost; it does not read as zeros."""
     memory = WRITERS[name][0](dump, folder / name)
@@ -104,6 +110,21 @@ def test_virsh_save_that_is_compressed(tmp_path: Path) -> None:
     with pytest.raises(NotADumpError, match="compressed with xz") as raised:
         open_target(TargetSpec(path=str(path)))
     assert f"`tail -c +103 '{path}' | xz -d > memory`" in raised.value.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"apart": True}, "without its memory"), ({"kind": 62}, "compressed memory")],
+)
+def test_vmware_states_that_are_not_read(
+    dump: Path, folder: Path, options: dict[str, int], words: str
+) -> None:
+    """The line says what to do."""
+    path = writers.vmware(dump, folder / "state", **options)
+    with pytest.raises(NotADumpError, match=f"VMware guest .* {words}") as raised:
+        open_target(TargetSpec(path=str(path)))
+    assert "name the .vmem beside it" in raised.value.what_to_do
+    path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +203,7 @@ def test_disk_images_that_are_not_read(tmp_path: Path, name: str) -> None:
 
 
 LIME = struct.Struct("<IIQQQ")
-MAGIC = 0x4C694D45
+MAGIC, AVML = 0x4C694D45, 0x4C4D5641
 BAD = {
     "overlap": LIME.pack(MAGIC, 1, 0, 15, 0)
     + bytes(16)
@@ -191,11 +212,17 @@ BAD = {
     "backwards": LIME.pack(MAGIC, 1, 16, 8, 0) + bytes(64),
     "far": LIME.pack(MAGIC, 1, 0, (1 << 64) - 1, 0) + bytes(64),
     "no magic": LIME.pack(MAGIC, 1, 0, 15, 0) + bytes(16) + bytes(32),
-    "no stream": LIME.pack(MAGIC, 2, 0, 4095, 0) + b"\xff\6\0\0sNaPpX" + bytes(99),
-    "bomb": LIME.pack(MAGIC, 2, 0, 4095, 0)
+    "no stream": LIME.pack(AVML, 2, 0, 4095, 0) + b"\xff\6\0\0sNaPpX" + bytes(99),
+    "bomb": LIME.pack(AVML, 2, 0, 4095, 0)
     + struct.pack("<II", 0x00 | 9 << 8, 0)
     + b"\xff\xff\xff\xff\x0f"
     + bytes(99),
+    "many groups": struct.pack("<III", 0xBED2BED2, 8, 1 << 20) + bytes(99),
+    "no regions": struct.pack("<III64sQQ", 0xBED2BED2, 8, 1, b"memory", 92, 99)
+    + struct.pack("<BB12sI", 4, 12, b"regionsCount", 2)
+    + struct.pack("<BB6sQQH", 63, 6, b"Memory", 4096, 4096, 0)
+    + bytes(8192),
+    "cut off": struct.pack("<III64sQQ", 0xBED2BED2, 8, 1, b"memory", 1 << 60, 99),
     "large block": b"QEVM"
     + struct.pack(">IBI", 3, 1, 2)
     + b"\3ram"
@@ -211,6 +238,46 @@ def test_headers_that_make_no_sense(tmp_path: Path, name: str) -> None:
     path.write_bytes(BAD[name])
     with pytest.raises(DamagedDumpError):
         open_target(TargetSpec(path=str(path)))
+
+
+MUTATED = {
+    "lime": writers.lime,
+    "avml": writers.avml,
+    "vmware": writers.vmware,
+    "migration": writers.migration,
+    "savevm": writers.savevm,
+}
+MUTANTS = 100
+HEADERS = 700
+
+
+@pytest.mark.parametrize("name", MUTATED)
+def test_damaged_headers(tmp_path: Path, name: str) -> None:
+    """Whatever their bytes are, a file without a kernel costs one line."""
+    chance = Random(name)
+    memory = b"NTOSKRNL" * (1 << 17)
+    head = struct.pack("<HHIQQQIHHHHHH", 4, 62, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    load = struct.pack("<IIQQQQQQ", 1, 6, 4096, 0, 0, len(memory), len(memory), 1)
+    elf = tmp_path / "elf"
+    front = b"\x7fELF\2\1\1".ljust(16, b"\0") + head + load
+    elf.write_bytes(front.ljust(4096, b"\0") + memory)
+    path = MUTATED[name](elf, tmp_path / "memory")
+    whole = path.read_bytes()
+    for _ in range(MUTANTS):
+        data = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            place = chance.randrange(4, min(HEADERS, len(data)))
+            size = chance.choice((1, 2, 4, 8))
+            data[place : place + size] = chance.choice(
+                (chance.randbytes(size), b"\xff" * size, bytes(size))
+            )
+        if not chance.randrange(10):
+            del data[chance.randrange(4, len(data)) :]
+        path.write_bytes(data)
+        began = time.monotonic()
+        with pytest.raises(TargetError):
+            open_target(TargetSpec(path=str(path)))
+        assert time.monotonic() - began < SECONDS
 
 
 def test_a_chunk_that_is_damaged(dump: Path, folder: Path) -> None:

@@ -10,19 +10,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import drgn
 import pytest
 from msgspec.structs import replace
 
 from fixtures import lab
 from msatools.program import TargetError, TargetSpec, describe, open_target
 from msatools.program.model import DamagedDumpError, NotADumpError
+from msatools.program.raw_layout import place_kernel, settle_hole, with_holes
 from msatools.program.raw_memory import (
     FileMemory,
     MemoryRange,
     PhysicalMemory,
     find_kernels,
 )
-from msatools.program.raw_program import boot_time, place_kernel, settle_hole
+from msatools.program.raw_program import boot_time, kernel_facts
 from msatools.report.model import command_line
 from tests.program.raw import writers
 from tests.program.raw.answers import answers
@@ -126,6 +128,69 @@ def test_symbols_that_are_lost(run_612: lab.Run, folder: Path) -> None:
     assert settle_hole(physical, kernel, None) is None
 
 
+MAPS = {
+    # Of q35 without NUMA; firmware keeps some of the lower part.
+    "q35": (6, 0, [(0, 2 * GIB - 65536), (4 * GIB, 8 * GIB)], [(0, 2), (4, 4)]),
+    "Firecracker": (
+        300,
+        0,
+        [(1, 3 * GIB), (4 * GIB, 256 * GIB), (512 * GIB, 557 * GIB)],
+        [(0, 3), (4, 252), (512, 45)],
+    ),
+    "older Firecracker": (
+        5,
+        0,
+        [(1, 3.25 * GIB), (4 * GIB, 5.75 * GIB)],
+        [(0, 3.25), (4, 1.75)],
+    ),
+    "Cloud Hypervisor, arm64": (
+        6,
+        1,
+        [(GIB, 4 * GIB - (64 << 20)), (4 * GIB, 7 * GIB + (64 << 20))],
+        [(1, 2.9375), (4, 3.0625)],
+    ),
+    # memmap=1G!5G: the gap from 5 to 6 GiB is in the file.
+    "taken by an option": (
+        6,
+        0,
+        [(0, 3 * GIB), (4 * GIB, 5 * GIB), (6 * GIB, 7 * GIB)],
+        [(0, 3), (4, 3)],
+    ),
+    "of another size": (7, 0, [(0, 3 * GIB), (4 * GIB, 7 * GIB)], None),
+    "without a hole": (4, 0, [(0, 4 * GIB)], None),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_holes_by_the_map_of_the_kernel(name: str) -> None:
+    """The file's size says which gaps in the map are holes."""
+    size, start, ram, expected = MAPS[name]
+    ranges = [(int(first), int(last)) for first, last in ram]
+    found = with_holes(size * GIB, start * GIB, ranges, ranges[-1][1])
+    places = [[(each.start / GIB, each.size / GIB) for each in one] for one in found]
+    assert places[:1] == ([] if expected is None else [expected])
+    for one in with_holes(size * GIB, start * GIB, ranges, ranges[-1][1]):
+        assert sum(each.size for each in one) == size * GIB
+        assert [each.offset for each in one] == [
+            sum(each.size for each in one[:index]) for index in range(len(one))
+        ]
+
+
+@pytest.mark.kernels
+def test_a_map_alone(guest: Path, folder: Path) -> None:
+    """Where nothing else is known of the hole, the kernel's map settles it."""
+    memory = writers.packed(guest, folder / "map")
+    physical = PhysicalMemory(FileMemory("raw memory", str(memory), is_packed=True))
+    (kernel,) = find_kernels(physical.memory)
+    assert place_kernel(physical, kernel, search=False)
+    facts = kernel_facts(physical, kernel)
+    assert facts is not None
+    assert [end for _, end in facts.ram if end > GIB][-1] == 5 * GIB
+    places = [*with_holes(2 * GIB, 0, facts.ram, 5 * GIB)]
+    assert places == [[MemoryRange(0, GIB, 0), MemoryRange(4 * GIB, GIB, GIB)]]
+    memory.unlink()
+
+
 @pytest.mark.kernels
 def test_cut_off(guest: Path, folder: Path) -> None:
     """What the file does not have is lost, and not read as zeros."""
@@ -160,17 +225,38 @@ def test_kernel_by_number(run_612: lab.Run, folder: Path, number: int) -> None:
         open_target(spec)
 
 
+def _text(run: lab.Run) -> bytes:
+    """Return a guest's VMCOREINFO, by the note that QEMU has put in the dump."""
+    prog = drgn.Program()
+    prog.set_core_dump(run.dump("elf"))
+    return bytes(prog["VMCOREINFO"].string_())
+
+
+def _wipe_names(memory: Path, kept: int | None = None) -> None:
+    """Make all that could be VMCOREINFO illegible, in pages of any use.
+
+    A page that was freed and partly overwritten has a part of it, too.
+
+    :param kept: Position of the page that is left alone.
+    """
+    word = b"OSRELEASE="
+    data = FileMemory("raw memory", str(memory))
+    with memory.open("r+b") as file:
+        for start, end in data.filled():
+            page = data.read(start, end - start)
+            for found in re.finditer(word, page):
+                position = start + found.start()
+                if position & -4096 != kept:
+                    file.seek(position)
+                    file.write(bytes(len(word)))
+
+
 def test_vmcoreinfo_of_a_file(run_612: lab.Run, folder: Path) -> None:
     """VMCOREINFO that was kept elsewhere serves, even if memory's own is lost."""
     memory = writers.packed(run_612.dump("elf"), folder / "named")
     note = folder / "note"
-    with memory.open("r+b") as file:
-        data = FileMemory("raw memory", str(memory))
-        copies = list(_copies(data))
-        note.write_bytes(copies[0][1])
-        for position, _ in copies:
-            file.seek(position)
-            file.write(bytes(4096))
+    note.write_bytes(_text(run_612))
+    _wipe_names(memory)
     with pytest.raises(NotADumpError, match="no Linux kernel"):
         open_target(TargetSpec(path=str(memory), types="btf"))
     spec = TargetSpec(path=str(memory), types="btf", vmcoreinfo=str(note))
@@ -180,33 +266,36 @@ def test_vmcoreinfo_of_a_file(run_612: lab.Run, folder: Path) -> None:
         open_target(spec)
 
 
-def _copies(memory: FileMemory) -> list[tuple[int, bytes]]:
-    found = []
-    for start, end in memory.filled():
-        for address in range(start, end, 4096):
-            page = memory.read(address, 4096)
-            if b"OSRELEASE=" in page[:64]:
-                found.append((address, page[page.index(b"OSREL") :].rstrip(b"\0")))
-    return found
-
-
 def test_stale_copies_do_not_count(run_612: lab.Run, folder: Path) -> None:
     """The text of another boot is there, in a page that is found first."""
     memory = writers.packed(run_612.dump("elf"), folder / "stale")
-    text = _copies(FileMemory("raw memory", str(memory)))[0][1]
+    text = _text(run_612)
     moved = text.replace(b"NUMBER(phys_base)=", b"NUMBER(phys_base)=1")
+    assert moved != text
+    stale = 16 << 20
     with memory.open("r+b") as file:
-        file.seek(16 << 20)
+        file.seek(stale)
         file.write(moved.ljust(4096, b"\0"))
     target = open_target(TargetSpec(path=str(memory), types="btf")).target
     assert target.release == run_612.release
-    assert "kernel 1 of" not in target.format
-    with memory.open("r+b") as file:
-        for position, _ in _copies(FileMemory("raw memory", str(memory)))[1:]:
-            file.seek(position)
-            file.write(bytes(64))
+    assert "with the most memory" not in target.format
+    _wipe_names(memory, kept=stale)
     with pytest.raises(DamagedDumpError, match="is not where its VMCOREINFO says"):
         open_target(TargetSpec(path=str(memory), types="btf"))
+
+
+def test_damaged_copies_are_no_kernels(run_612: lab.Run, folder: Path) -> None:
+    """A page was freed, and what leads to the symbols is overwritten."""
+    memory = writers.packed(run_612.dump("elf"), folder / "damaged")
+    text = _text(run_612)
+    damaged = re.sub(rb"SYMBOL\(kallsyms_\w+", lambda found: b"?" * len(found[0]), text)
+    assert damaged != text
+    with memory.open("r+b") as file:
+        file.seek(16 << 20)
+        file.write(damaged.ljust(4096, b"\0"))
+    target = open_target(TargetSpec(path=str(memory), types="btf")).target
+    assert target.release == run_612.release
+    assert "with the most memory" not in target.format
 
 
 def test_several_kernels(run_612: lab.Run, folder: Path) -> None:

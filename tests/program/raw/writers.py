@@ -108,18 +108,128 @@ def lime(dump: Path, out: Path) -> Path:
     return out
 
 
+def ranges_alone(dump: Path, out: Path) -> Path:
+    """Write what LiME's format=raw has: the ranges of System RAM alone.
+
+    Firmware keeps the first page, the last KiB below 640 KiB, the BIOS, and the end of
+    the lower part (arch/x86/kernel/e820.c; /proc/iomem of the lab's guests).
+    """
+    lower, *upper = ram_of(dump)
+    assert lower.start == 0
+    first, low, kept = (0x1000, 0x9FC00), 0x100000, 0x29000
+    position = 0
+    with out.open("wb") as file:
+        for start, end in (first, (low, lower.size - kept)):
+            _write(dump, Ram(start, end - start, lower.offset + start), file, position)
+            position += end - start
+        for ram in upper:
+            _write(dump, ram, file, position)
+            position += ram.size
+        file.truncate(position)
+    return out
+
+
+def virtualbox(dump: Path, out: Path) -> Path:
+    """Write what ``VBoxManage debugvm dumpvmcore`` has: notes of its own, and RAM.
+
+    There are a note of the machine and one of each CPU, none of them as in other cores.
+    """
+    all_ram = ram_of(dump)
+    notes = b""
+    for name, kind, size in ((b"VBCORE", 0xB00, 20), (b"VBCPU", 0xB01, 1024)):
+        head = struct.pack("<III", len(name) + 1, size, kind)
+        notes += head + name.ljust(8, b"\0") + struct.pack("<I", 0xC01AC0DE)
+        notes += bytes(size - 4)
+    count = 1 + len(all_ram)
+    position = 64 + 56 * count
+    header = b"\x7fELF\2\1\1".ljust(16, b"\0")
+    header += struct.pack(
+        "<HHIQQQIHHHHHH", 4, 62, 1, 0, 64, 0, 0, 64, 56, count, 0, 0, 0
+    )
+    header += struct.pack("<IIQQQQQQ", 4, 4, position, 0, 0, len(notes), len(notes), 0)
+    position = -(-(position + len(notes)) // 4096) * 4096
+    places = []
+    for ram in all_ram:
+        fields = position, ram.start, ram.start, ram.size, ram.size, 4096
+        header += struct.pack("<IIQQQQQQ", 1, 7, *fields)
+        places.append((ram, position))
+        position += ram.size
+    with out.open("wb") as file:
+        file.write(header + notes)
+        for ram, place in places:
+            _write(dump, ram, file, place)
+        file.truncate(position)
+    return out
+
+
 def avml(dump: Path, out: Path) -> Path:
-    """Write what AVML has: ranges of some MiB, each a stream of snappy's frames."""
+    """Write what AVML has: ranges of some MiB, each a stream of snappy's frames.
+
+    Ranges that are all zeros are left out.
+    """
     with out.open("wb") as file, dump.open("rb") as source:
         for ram in ram_of(dump):
             for start in range(0, ram.size, _AVML_BYTES):
                 size = min(_AVML_BYTES, ram.size - start)
                 source.seek(ram.offset + start)
-                stream = bytes(cramjam.snappy.compress(source.read(size)))
+                data = source.read(size)
+                if data.count(0) == size:
+                    continue
+                stream = bytes(cramjam.snappy.compress(data))
                 first = ram.start + start
                 last = first + size - 1
-                file.write(struct.pack("<IIQQQ", 0x4C694D45, 2, first, last, 0))
+                file.write(struct.pack("<4sIQQQ", b"AVML", 2, first, last, 0))
                 file.write(stream + struct.pack("<Q", len(stream)))
+    return out
+
+
+def _value(name: bytes, indices: tuple[int, ...], kind: int, data: bytes) -> bytes:
+    """Return a value of VMware's: its tag, name, indices and data."""
+    tag = struct.pack("<BB", len(indices) << 6 | kind, len(name))
+    return tag + name + struct.pack(f"<{len(indices)}I", *indices) + data
+
+
+def vmware(dump: Path, out: Path, *, kind: int = 63, apart: bool = False) -> Path:
+    """Write what a .vmss with the memory in it has: groups of values, one a block.
+
+    :param kind: The kind of the block of memory: 62 if it is compressed.
+    :param apart: Whether to leave the memory out, as if it were in a .vmem.
+    """
+    all_ram = ram_of(dump)
+    page, total = 4096, sum(ram.size for ram in all_ram)
+    cpu = _value(b"cpu:numVCPUs", (), 4, struct.pack("<I", 2))
+    cpu += _value(b"rip", (1,), 8, bytes(8))
+    cpu += _value(b"gpregs", (0,), 63, struct.pack("<QQH5x", 8, 8, 5) + bytes(8))
+    memory = _value(b"align_mask", (0, 3), 4, bytes(4))
+    memory += _value(b"regionsCount", (), 4, struct.pack("<I", len(all_ram)))
+    position = 0
+    for number, ram in enumerate(all_ram):
+        for name, value in (
+            (b"regionPageNum", position),
+            (b"regionPPN", ram.start),
+            (b"regionSize", ram.size),
+        ):
+            memory += _value(name, (number,), 4, struct.pack("<I", value // page))
+        position += ram.size
+    start = 12 + 2 * 80
+    place = start + len(cpu) + 2 + len(memory)
+    if not apart:
+        # The block begins at a multiple of a page.
+        before = place + 2 + 2 + len(b"Memory") + 4 + 18
+        block = struct.pack("<QQH", total, total, -before % page)
+        memory += _value(b"Memory", (0, 0), kind, block + bytes(-before % page))
+    with out.open("wb") as file:
+        file.write(struct.pack("<III", 0xBED2BED2, 8, 2))
+        file.write(struct.pack("<64sQQ", b"cpu", start, len(cpu) + 2))
+        file.write(struct.pack("<64sQQ", b"memory", start + len(cpu) + 2, total))
+        file.write(cpu + bytes(2) + memory)
+        position = file.tell()
+        for ram in () if apart else all_ram:
+            _write(dump, ram, file, position)
+            position += ram.size
+        file.truncate(position)
+        file.seek(position)
+        file.write(bytes(2))
     return out
 
 
