@@ -73,16 +73,10 @@ _SCHEDULER = ("__schedule", "schedule", "__switch_to")
 _Finder = Callable[[LockContext, BlockedTask], Iterator[int]]
 
 
-def _sleeper(case: BlockedTask) -> str:
-    """Return the innermost function that is not the scheduler's."""
-    names = (name.partition(".")[0] for name in case.names)
-    return next((name for name in names if not name.startswith(_SCHEDULER)), "")
-
-
 def _request(context: LockContext, case: BlockedTask) -> Request | None:
     """Return the wait of a task for its threads, or for the rest of its namespace."""
     signal = int(context.tasks["signal"][case.row])
-    sleeper = _sleeper(case)
+    sleeper = case.innermost(_SCHEDULER)
     if sleeper in URING or case.is_in(*_EXITS):
         lock, find = Lock("io_uring", signal), _of_ring
     elif case.is_in(NAMESPACE):

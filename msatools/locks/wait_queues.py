@@ -366,13 +366,7 @@ def wait_of(context: LockContext, case: BlockedTask) -> tuple[WaitEntry, Queue] 
 
 def by_caller(case: BlockedTask) -> str | None:
     """Describe what a task waits for, by the function that waits."""
-    return _BY_CALLER.get(_caller(case))
-
-
-def _caller(case: BlockedTask) -> str:
-    """Return the innermost function that is not one of those in which tasks wait."""
-    names = (name.partition(".")[0] for name in case.names)
-    return next((name for name in names if not name.startswith(_COMPLETION_WAYS)), "")
+    return _BY_CALLER.get(case.innermost(_COMPLETION_WAYS))
 
 
 def _is_asked_for(context: LockContext, case: BlockedTask) -> bool:
