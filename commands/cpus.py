@@ -72,9 +72,9 @@ def _start(
 
 
 def _blocks(report: CpusReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.cpus.report import blocks
+    from msatools.render.cpus.report import cpus_blocks
 
-    return blocks(
+    return cpus_blocks(
         report,
         view=args.view or "cpus",
         columns=args.columns,

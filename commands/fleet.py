@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import argument, rows, textfile
@@ -38,8 +39,6 @@ def _run(args: argparse.Namespace) -> int:
     from msatools.fleet.single import FleetError, require
 
     require(*_MODULES)
-    from functools import partial
-
     from msatools.cli.subcommands import FleetProgress
     from msatools.fleet.dumps import Told, find_dumps
     from msatools.fleet.run import Run, dashboard_of
@@ -95,16 +94,17 @@ def _listed() -> Iterable[str]:
 
 
 def _bounds(args: argparse.Namespace) -> Bounds:
+    from msatools.cli.sandbox import MEMORY_BYTES, SECONDS
     from msatools.fleet import run
     from msatools.fleet.single import Bounds
 
     memory_bytes = args.memory
     if memory_bytes is None:
-        memory_bytes = run.MEMORY_BYTES
+        memory_bytes = MEMORY_BYTES
         if args.scheduler is None:
             workers = args.workers or run.cores()
             memory_bytes = min(memory_bytes, run.memory_for(workers))
-    seconds = run.SECONDS if args.timeout is None else -(-args.timeout // 10**9)
+    seconds = SECONDS if args.timeout is None else -(-args.timeout // 10**9)
     return Bounds(memory_bytes=memory_bytes, seconds=max(seconds, 1))
 
 
@@ -134,7 +134,7 @@ def _show(args: argparse.Namespace) -> int:
     from msatools.fleet.buckets import read_fleet
     from msatools.fleet.store import Results
     from msatools.render import show
-    from msatools.render.fleet.fleet import blocks
+    from msatools.render.fleet.fleet import fleet_blocks
     from msatools.reports import forms
 
     for option, value in (("--color", args.color != "auto"), ("-n", args.rows)):
@@ -147,7 +147,7 @@ def _show(args: argparse.Namespace) -> int:
     report = read_fleet(Results(args.results), _choice(args), with_reports=args.json)
 
     def shown() -> Iterator[Block]:
-        yield from blocks(
+        yield from fleet_blocks(
             report, name=args.results, rows=args.rows, verbose=args.verbose
         )
 

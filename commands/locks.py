@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from msatools.cli.arguments import (
     Command,
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 
 def _types(word: str) -> Any:
-    from typing import get_args
-
     from msatools.locks.report import LockTypeName
 
     return frozenset(
@@ -75,9 +73,9 @@ def _blocks(report: LocksReport, args: argparse.Namespace) -> Iterable[Block]:
         from msatools.render.locks.dot import digraph
 
         return digraph(report, verbose=args.verbose)
-    from msatools.render.locks.report import blocks
+    from msatools.render.locks.report import locks_blocks
 
-    return blocks(
+    return locks_blocks(
         report,
         view=args.view or args.by or "root",
         rows=args.rows,

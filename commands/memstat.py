@@ -99,28 +99,28 @@ def _start(
 
 
 def _blocks(report: MemstatReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.blocks import text
-    from msatools.render.memstat.report import blocks
+    from msatools.render.blocks import line
+    from msatools.render.memstat.report import memstat_blocks
 
-    yield from blocks(report, args.rows)
+    yield from memstat_blocks(report, args.rows)
     if _has_map_file(args):
-        yield text(f"map written to {args.map}")
+        yield line(f"map written to {args.map}")
     elif report.map is not None:
-        from msatools.render.memstat import map
+        from msatools.render.memstat.map import map_blocks
 
-        yield from map.blocks(report.map, report.target.page_size)
+        yield from map_blocks(report.map, report.target.page_size)
 
 
 def _compare(args: argparse.Namespace) -> Answer:
     from msatools.cli.answers import load_pair
     from msatools.memory.diff import compare, load_snapshot, whole
-    from msatools.render.memstat.diff import blocks
+    from msatools.render.memstat.diff import memstat_diff_blocks
 
     before, after = load_pair(COMMAND, args.diff, whole, load_snapshot)
     found = compare(before, after, tuple(args.diff))
     return Answer(
         document=found,
-        blocks=blocks(found, args.rows),
+        blocks=memstat_diff_blocks(found, args.rows),
         incomplete=_problems(before) or _problems(after),
     )
 

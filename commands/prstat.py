@@ -169,11 +169,11 @@ def _start(
 
 
 def _blocks(report: PrstatReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.prstat.report import blocks, folded
+    from msatools.render.prstat.report import folded, prstat_blocks
 
     if args.folded is not None:
         return folded(report, args.folded, args.rows)
-    return blocks(
+    return prstat_blocks(
         report,
         microstates=args.microstates,
         columns=None if args.columns is None else tuple(args.columns),

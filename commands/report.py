@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import Command, Excluded, Recorded, argument, rows, textfile
@@ -45,15 +46,17 @@ def _start(
 
 
 def _blocks(report: TriageReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.blocks import text
-    from msatools.render.report.report import blocks, crash_text
+    from msatools.render.blocks import line
+    from msatools.render.report.report import crash_text, report_blocks
 
     if args.fingerprint:
-        yield text(crash_text(report))
+        yield line(crash_text(report))
         return
-    yield from blocks(report, rows=args.rows, verbose=args.verbose, full=args.full)
+    yield from report_blocks(
+        report, rows=args.rows, verbose=args.verbose, full=args.full
+    )
     if args.html is not None:
-        yield text(f"page written to {args.html}")
+        yield line(f"page written to {args.html}")
 
 
 def _check_html(path: str) -> None:
@@ -61,8 +64,6 @@ def _check_html(path: str) -> None:
 
     :raises OutputError: if it cannot
     """
-    from importlib.util import find_spec
-
     from msatools.cli.output import OutputError, check_writable
 
     check_writable(path)

@@ -8,6 +8,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from msatools.cli.arguments import Command, Excluded, Operands, Recorded, argument
 from msatools.cli.options import UsageError
 from msatools.reports.presented import DiffRows
@@ -56,9 +58,9 @@ def _start(
 
 
 def _blocks(report: WhatisReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.whatis.report import blocks
+    from msatools.render.whatis.report import whatis_blocks
 
-    return blocks(report, verbose=args.verbose)
+    return whatis_blocks(report, verbose=args.verbose)
 
 
 def _model() -> type[WhatisReport]:
@@ -87,8 +89,6 @@ def _require(report: WhatisReport, args: argparse.Namespace) -> None:
 
 def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
     """Return the answers of a recording about the addresses that are named."""
-    from msgspec.structs import replace
-
     answers = {answer.asked: answer for answer in report.answers}
     return replace(report, answers=tuple(answers[word] for word in args.operands))
 

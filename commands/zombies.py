@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+from msgspec.structs import replace
 
 from msatools.cli.arguments import (
     Command,
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 
 
 def _verdicts(word: str) -> Any:
-    from typing import get_args
-
     from msatools.zombies.model import Verdict
 
     return frozenset(known_names(word.lower().split(","), get_args(Verdict), "verdict"))
@@ -70,9 +70,9 @@ def _start(
 
 
 def _blocks(report: ZombiesReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.zombies.report import blocks
+    from msatools.render.zombies.report import zombies_blocks
 
-    return blocks(
+    return zombies_blocks(
         report,
         view=args.view or args.by or "parent",
         rows=args.rows,
@@ -116,8 +116,6 @@ def _model() -> type[ZombiesReport]:
 
 
 def _choose(report: ZombiesReport, args: argparse.Namespace) -> ZombiesReport:
-    from msgspec.structs import replace
-
     from msatools.zombies.model import choose
 
     if args.view == "leaks" and report.leaks is None:

@@ -21,6 +21,7 @@ from drgn import Object, Program
 
 from msatools.errors import LOST
 from msatools.kernel.clocks import read_clocks
+from msatools.kernel.pids import find_task
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.lock_types import holders_of, queue_of
@@ -396,8 +397,6 @@ def _task(prog: Program, address: int) -> Object:
 
 def _task_of(prog: Program, pid: int) -> Object | None:
     """Return the thread of an ID; ``None`` if it is gone, or cannot be read."""
-    from msatools.kernel.pids import find_task
-
     try:
         address = find_task(_lookup(prog).reader, pid)
     except LOST:

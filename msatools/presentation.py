@@ -72,18 +72,18 @@ def _lines(report: Any) -> Iterator[plain.Line]:
 def blocks(report: Any) -> Iterable[Block]:
     """Return what the command that makes such reports prints without options."""
     from msatools.memory.diff import MemstatDiff
-    from msatools.render import header
-    from msatools.render.memstat import diff as memstat_diff
-    from msatools.render.selfcheck import report as selfcheck
+    from msatools.render.header import diff_blocks
+    from msatools.render.memstat.diff import memstat_diff_blocks
+    from msatools.render.selfcheck.report import selfcheck_blocks
     from msatools.reports.diff import ReportDiff
     from msatools.selfcheck.model import SelfCheckReport
 
     if isinstance(report, ReportDiff):
-        return header.blocks(report, None)
+        return diff_blocks(report, None)
     if isinstance(report, MemstatDiff):
-        return memstat_diff.blocks(report, None)
+        return memstat_diff_blocks(report, None)
     if isinstance(report, SelfCheckReport):
-        return selfcheck.blocks(report, verbose=False)
+        return selfcheck_blocks(report, verbose=False)
     from msatools.cli.arguments import make_parser
     from msatools.registry import load
 

@@ -17,7 +17,7 @@ from msatools.legends import find, legend_of
 from msatools.locks.report import LockTypeName
 from msatools.memory.classes import CLASSES
 from msatools.registry import NAMES, load, load_group
-from msatools.render.blocks import Block, Column, Table, Text, text
+from msatools.render.blocks import Block, Column, Table, Text, line
 from msatools.render.legend import with_key
 from msatools.render.memstat.report import GROUPS, REST
 from msatools.report.model import Severity, VerdictConfidence
@@ -234,7 +234,7 @@ def test_key_has_what_the_report_has() -> None:
 
 def test_graph_has_no_key() -> None:
     assert lines_of([Text(("digraph {",), narrow="keep")], "locks") == []
-    assert lines_of([text("nothing")], "locks") == []
+    assert lines_of([line("nothing")], "locks") == []
 
 
 @pytest.mark.parametrize("name", ["cpus", "locks", "prstat"])

@@ -28,7 +28,7 @@ from msatools.legends import Entry, Group, completable, find, legend_of
 from msatools.program import Target, TargetError
 from msatools.render.blocks import Block, escape
 from msatools.reports import forms
-from msatools.reports.diff import STDIN, ReportFile, Reports, head_of
+from msatools.reports.diff import STDIN, ReportFile, Reports, compare, head_of
 from msatools.reports.forms import dumps
 from msatools.reports.presented import Explained, Explanations
 from msatools.selfcheck.model import SelfCheckReport
@@ -131,8 +131,7 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
     :raises UsageError: if the arguments select from reports that are not recordings
     :raises TargetError: if a file cannot be read, or holds no report of the command
     """
-    from msatools.render.header import blocks
-    from msatools.reports.diff import compare
+    from msatools.render.header import diff_blocks
 
     if not all(is_recording(file) for file in args.diff):
         _refuse_choosing(command, args)
@@ -148,7 +147,7 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
     found = compare(command.name, command.compared, pair, tuple(args.diff))
     return Answer(
         document=found,
-        blocks=blocks(found, getattr(args, "rows", None)),
+        blocks=diff_blocks(found, getattr(args, "rows", None)),
         incomplete=any(command.problems(head_of(report)) for report in pair),
     )
 
@@ -232,8 +231,6 @@ def refuse_others(parser: ArgumentParser, args: Namespace, words: Words) -> None
 
     :raises UsageError: if there is something
     """
-    from msatools.cli.arguments import given_options
-
     for _, option in given_options(parser, args):
         if option not in _EXPLANATION_WITH:
             raise UsageError(f"{option}: no effect with --why, which explains names")
@@ -322,9 +319,9 @@ def checks_of(command: Command[Any]) -> "Sequence[Check]":
 
 
 def _blocks(report: SelfCheckReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.selfcheck.report import blocks
+    from msatools.render.selfcheck.report import selfcheck_blocks
 
-    return blocks(report, verbose=args.verbose)
+    return selfcheck_blocks(report, verbose=args.verbose)
 
 
 def _problems(report: SelfCheckReport) -> bool:

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic
 
+import drgn.cli
 from drgn import Program, ProgramFlags
-from drgn.commands import CommandArgumentError, CommandError
+from drgn.commands import CommandArgumentError, CommandError, run_command
 
+import msatools
 from msatools.cli.arguments import Answer, Command, R, make_parser, refuse_excluded
 from msatools.cli.execution import (
     RunResult,
@@ -36,11 +38,11 @@ from msatools.cli.options import (
 )
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.errors import fault_of
-from msatools.program import TargetError, describe
+from msatools.program import TargetError, TargetSpec, describe, open_target
 from msatools.render.blocks import escape
 from msatools.reports.forms import Document
 from msatools.reports.presented import Presented
-from msatools.selfdesc import is_served_by_btf
+from msatools.selfdesc import create_modules, is_served_by_btf
 
 if TYPE_CHECKING:
     from msatools.program import Opened
@@ -304,15 +306,6 @@ def _named(args: argparse.Namespace) -> list[str]:
 
 
 def _open(args: argparse.Namespace) -> "Opened":
-    # Completion of commands is added to drgn's prompt if that is imported already.
-    import drgn.cli  # noqa: F401
-
-    from msatools.numpy_threads import one_thread
-
-    with one_thread():
-        from msatools.program import TargetSpec, open_target
-        from msatools.selfdesc import create_modules
-
     opened = open_target(
         TargetSpec(
             path=args.core,
@@ -327,8 +320,6 @@ def _open(args: argparse.Namespace) -> "Opened":
 
 
 def _drgn(opened: "Opened", code: str | None, words: list[str]) -> int:
-    import drgn.cli
-
     prog = opened.prog
     drgn.set_default_prog(prog)
     if code is not None:
@@ -346,8 +337,6 @@ def _drgn(opened: "Opened", code: str | None, words: list[str]) -> int:
             _globals(drgn.cli.default_globals(prog)),
         )
     else:
-        from msatools.render.blocks import escape
-
         target = opened.target
         line = escape(f"{target.release}  {target.path}  types: {target.types}")
         drgn.cli.run_interactive(
@@ -359,14 +348,10 @@ def _drgn(opened: "Opened", code: str | None, words: list[str]) -> int:
 
 
 def _globals(names: dict[str, Any]) -> dict[str, Any]:
-    import msatools
-
     return {**names, "msatools": msatools}
 
 
 def _crash(opened: "Opened", words: list[str]) -> int:
-    import drgn.cli
-
     drgn.set_default_prog(opened.prog)
     # As in drgn-crash.
     sys.displayhook = getattr(drgn.cli, "_displayhook", sys.displayhook)
@@ -375,10 +360,6 @@ def _crash(opened: "Opened", words: list[str]) -> int:
 
 
 def _run_command(opened: "Opened", line: str, names: dict[str, Any]) -> int:
-    from drgn.commands import run_command
-
-    from msatools.render.blocks import escape
-
     try:
         run_command(opened.prog, line, globals=names)
     except Exception as error:

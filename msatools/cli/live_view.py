@@ -11,7 +11,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from msatools.legends import Legend
-from msatools.render.blocks import Block, Cell, Span, Table, text
+from msatools.render.blocks import Block, Cell, Span, Table, line
+from msatools.render.plain import cell_text, sort_order
 
 KEYS = (
     ("left, right", "sort by the next column to that side"),
@@ -212,13 +213,13 @@ class LiveView:
 
     def help_blocks(self) -> Iterator[Block]:
         """Yield the keys, and what the names in the command's output mean."""
-        yield text(Span("Keys", "title"))
+        yield line(Span("Keys", "title"))
         for key, what in KEYS:
-            yield text(f"  {key:12}  {what}")
+            yield line(f"  {key:12}  {what}")
         if self._legend:
             from msatools.render.legend import legend_blocks
 
-            yield text()
+            yield line()
             yield from legend_blocks(self._legend)
 
     def shown(self, blocks: Sequence[Block]) -> tuple[list[Block], bool]:
@@ -242,8 +243,6 @@ class LiveView:
         """Return the rows that are shown, in their order."""
         if not (self._sort or self._filter or self._is_reversed):
             return range(len(table.rows))
-        from msatools.render.plain import cell_text, sort_order
-
         rows = self._rows.setdefault(id(table), [*table.rows])
         order: Sequence[int] = range(len(rows))
         if self._sort in self._headers:

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import Struct
@@ -394,8 +395,6 @@ def moment_ns(word: str) -> int:
     :return: ns since 1970.
     :raises argparse.ArgumentTypeError: if it is malformed
     """
-    from datetime import datetime, timezone
-
     if _DURATION.fullmatch(word):
         return time.time_ns() - duration_ns(word)
     try:

@@ -21,6 +21,7 @@ import msatools
 from msatools.cli.output import OutputError, check_writable, replace_file
 from msatools.errors import DamagedDataError
 from msatools.program.model import TargetError
+from msatools.reports import forms
 from msatools.reports.presented import Gauge
 
 # --- --textfile: gauges for the textfile collector of node_exporter.
@@ -143,10 +144,6 @@ class Recorder:
     """
 
     def __init__(self, path: str, command: str) -> None:
-        # The encoder is slow to import, and most runs record nothing.
-        from msatools.reports.forms import encode
-
-        self._encode = encode
         self._path = path
         self._is_empty = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -183,9 +180,9 @@ class Recorder:
         """
         try:
             if self._is_empty:
-                self._write(self._encode(self._header))
+                self._write(forms.encode(self._header))
             self._is_empty = False
-            self._write(self._encode(RecordedSample(time.time(), report)))
+            self._write(forms.encode(RecordedSample(time.time(), report)))
         except OSError as error:
             raise self._error(error) from error
 
@@ -249,8 +246,6 @@ class Recording:
         :param model: Class of the reports.
         :raises RecordingError: if one is damaged, or there is none
         """
-        from msatools.reports import forms
-
         sample_type = _sample_type(model)
         for line in self._lines:
             self._count += 1
@@ -302,8 +297,6 @@ class Recording:
         )
 
     def _read_header(self) -> Header:
-        from msatools.reports import forms
-
         line = next(self._lines, None)
         if line is None:
             raise RecordingError(self._path, "cut short", "record it again")

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import termios
 import time
@@ -24,14 +25,12 @@ from msgspec.structs import replace
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost, R
 from msatools.render import show
-from msatools.render.blocks import Block, Span, cut_line, text
+from msatools.render.blocks import Block, Span, cut_line, line
 from msatools.render.device import Device, terminal_size
 from msatools.reports import forms
 from msatools.reports.units import size
 
 if TYPE_CHECKING:
-    import subprocess
-
     from rich.live import Live
 
     from msatools.cli.live_view import LiveView
@@ -97,9 +96,6 @@ def _command() -> str | None:
 
 def _run(command: str, text: str) -> bool:
     """Show a text by a pager; return whether it could be run."""
-    import subprocess
-    import termios
-
     modes = None
     with suppress(OSError, ValueError, termios.error):
         modes = termios.tcgetattr(sys.stdout.fileno())
@@ -130,9 +126,6 @@ def _ended_with_us(
 
     :param modes: The modes before the pager began; ``None`` if unknown.
     """
-    import subprocess
-    import termios
-
     try:
         yield
     except BaseException:
@@ -167,7 +160,7 @@ def _send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-# --- Display of samples, appended or redrawn in place, and keys.
+# --- the display
 
 
 def is_in_front(stream: TextIO | None) -> bool:
@@ -313,9 +306,9 @@ class Appended(Display[R]):
     def show_of(self, report: R, taken_s: float) -> None:
         """Show a sample taken at a time in seconds since 1970."""
         clock = time.strftime("%H:%M:%S", time.localtime(taken_s))
-        blocks: list[Block] = [text(clock), *self._blocks(report)]
+        blocks: list[Block] = [line(clock), *self._blocks(report)]
         if report.cost is not None:
-            blocks.append(text(Span(self._footer(report.cost), "dim")))
+            blocks.append(line(Span(self._footer(report.cost), "dim")))
         with output() as out:
             show(blocks, out, self._look(out))
 

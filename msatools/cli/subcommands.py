@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from msgspec import Struct
 
+import msatools
 from msatools.cli.arguments import argument
 from msatools.cli.main import EXIT_DONE, failed
 from msatools.cli.options import (
@@ -164,8 +165,6 @@ def _chosen(group: CommandGroup, word: str) -> Subcommand:
     if word in ("-h", "--help"):
         raise Asked(_help(group))
     if word == "--version":
-        import msatools
-
         raise Asked(f"msa-{group.name} {msatools.__version__}\n")
     found = group.named(word)
     if found is None:

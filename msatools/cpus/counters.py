@@ -12,7 +12,6 @@ from msatools.cpus.model import Vector
 from msatools.cpus.times import (
     Counts,
     IdleState,
-    Numbers,
     Vtime,
     awake,
     believed,
@@ -43,6 +42,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import (
     Booleans,
     Members,
+    Numbers,
     Structs,
     enumerators,
     read_structs,

@@ -223,7 +223,7 @@ def _without_tasks(report: CpusReport) -> CpusReport:
     )
 
 
-# --- Collect reports of processor sets and per-CPU work of one kernel.
+# --- the session
 
 
 _COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")

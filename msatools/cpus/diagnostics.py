@@ -90,7 +90,7 @@ def busiest_cpu(
     )
 
 
-# --- Findings about the partitioning of CPUs, in one line each. Pure.
+# --- findings
 
 
 LONG_WAIT_NS = 1_000_000_000

@@ -26,7 +26,7 @@ from msatools.kernel.reader import Addresses, Reader, column, decode_string, rea
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Members, enumerators, lose_many, read_structs
 from msatools.selfdesc.find import find_type, find_variable, object_at, offset_of
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import IDENTITY, TaskTable
 
 # --- Topology of the CPUs: /sys/devices/system/cpu/cpuN/topology and node.
 
@@ -375,9 +375,6 @@ def _states(
     return tuple(state for state, does_hold in holds.items() if does_hold)
 
 
-_IDENTITY = ("address", "pid", "start_ns")
-
-
 def involuntary(
     tasks: TaskTable, cpus: npt.NDArray[np.int64], before: TaskTable | None = None
 ) -> Counts:
@@ -426,7 +423,7 @@ def _same(
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """Find the tasks that are in both tables: their rows in each."""
     now, then = (
-        np.rec.fromarrays([table[name] for name in _IDENTITY])
+        np.rec.fromarrays([table[name] for name in IDENTITY])
         for table in (tasks, before)
     )
     _, rows, rows_before = np.intersect1d(now, then, return_indices=True)

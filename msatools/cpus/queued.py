@@ -27,6 +27,7 @@ from msatools.kernel.structs import (
 )
 from msatools.kernel.walks import list_nodes, list_records, tree_records
 from msatools.selfdesc.find import find_type, find_variable, member_of, offset_of
+from msatools.tasks.states import MAX_RT_PRIO, UNLIMITED
 
 # --- The order in which the fair class would run its tasks (kernel/sched/fair.c).
 
@@ -245,7 +246,6 @@ def _signed(difference: int) -> int:
 # (kernel/sched/fair.c).
 
 
-_UNLIMITED = (1 << 64) - 1
 """RUNTIME_INF: the quota of a group without one."""
 
 _POINTER = 8
@@ -310,7 +310,7 @@ def _limited_queues(
 def _is_limited(group: int, quotas: dict[int, int], parents: dict[int, int]) -> bool:
     seen: set[int] = set()
     while group in quotas and group not in seen:
-        if quotas[group] != _UNLIMITED:
+        if quotas[group] != UNLIMITED:
             return True
         seen.add(group)
         group = parents[group]
@@ -332,9 +332,6 @@ def _elements(reader: Reader, array: int, percpu: PerCpu, losses: LossLog) -> Ad
 # trees of its groups. One walk finds all of them, including those of throttled groups,
 # which are in no tree. The list is not sorted: see read_fair, above.
 
-
-_PRIORITIES = 100
-"""MAX_RT_PRIO, the number of lists (include/linux/sched/prio.h)."""
 
 _REALTIME = WordArray(("rt.active.queue",))
 _RQ: Members = {
@@ -366,7 +363,7 @@ _NODES = {
 """The node of a task in the queue of each class."""
 
 _LIST_HEAD = 16
-_LIST_HEADS = _LIST_HEAD * np.arange(_PRIORITIES, dtype=np.uint64)
+_LIST_HEADS = _LIST_HEAD * np.arange(MAX_RT_PRIO, dtype=np.uint64)
 _TIME = struct.Struct("<Q")
 
 _MAX_GROUPS = 256
@@ -459,7 +456,7 @@ class _Walk:
             yield QueuedTask(address, "deadline")
         throttled = queues.has("rt_throttled") and bool(queues["rt_throttled"][row])
         lists = rq + (self._in_rq["realtime"] or 0)
-        heads = queues["realtime"][row].reshape(_PRIORITIES, 2)
+        heads = queues["realtime"][row].reshape(MAX_RT_PRIO, 2)
         for address in self._realtime(lists, heads, {lists}):
             yield QueuedTask(address, "realtime", throttled)
         if queues.has("fair"):
@@ -498,7 +495,7 @@ class _Walk:
         """Find realtime tasks, in the order of their priorities and lists.
 
         :param lists: Address of the list heads.
-        :param heads: The list heads, shape ``(_PRIORITIES, 2)``.
+        :param heads: The list heads, shape ``(MAX_RT_PRIO, 2)``.
         :param seen: Lists of the groups walked so far: in a damaged dump groups may
             form a loop.
         """
@@ -527,11 +524,11 @@ class _Walk:
 
     def _heads(self, lists: int) -> Addresses:
         try:
-            words = self._reader.words(lists, 2 * _PRIORITIES)
+            words = self._reader.words(lists, 2 * MAX_RT_PRIO)
         except UNREADABLE as error:
             self._losses.lose(Loss.QUEUED, f"cannot read realtime tasks: {error}")
-            words = np.zeros(2 * _PRIORITIES, np.uint64)
-        return words.reshape(_PRIORITIES, 2)
+            words = np.zeros(2 * MAX_RT_PRIO, np.uint64)
+        return words.reshape(MAX_RT_PRIO, 2)
 
     def _listed(self, rq: int, name: str, first: int) -> list[int]:
         head, in_task = self._in_rq[name], self._in_task[name]

@@ -154,7 +154,7 @@ def cpus_text(cpus: Sequence[int]) -> str:
     return f"cpu{ranges(sorted(cpus))}" if cpus else ""
 
 
-# --- Chains of waits between CPUs, from a CPU that stalls to what holds it up. Pure.
+# --- chains
 
 
 _WEIGHT: Mapping[Confidence, int] = {"exact": 0, "likely": 1, "evidence": 2}

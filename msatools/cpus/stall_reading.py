@@ -33,9 +33,6 @@ from msatools.tasks.preemption import PreemptCounts
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.text import KernelText
 
-# --- What is read of all CPUs to find stalls, and is cheap.
-
-
 _QUEUES: Members = {"current": ("curr",), "idle": ("idle",)}
 
 

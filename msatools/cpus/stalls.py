@@ -39,15 +39,12 @@ from msatools.program.model import Crash
 from msatools.selfdesc.find import find_type, offset_of
 from msatools.tasks.sampler import TaskState, collect_now
 from msatools.tasks.stacks import StackCollector
+from msatools.tasks.states import NOLOAD, UNINTERRUPTIBLE
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.unwind import stack_bytes
 
 _PREEMPTED = 1
 """KVM_VCPU_PREEMPTED (arch/x86/include/uapi/asm/kvm_para.h)"""
-
-_UNINTERRUPTIBLE = 0x2
-_NOT_IN_LOAD = 0x400
-"""TASK_UNINTERRUPTIBLE, and TASK_NOLOAD for threads without work."""
 
 
 def collect_stalls(
@@ -266,7 +263,7 @@ class _StallReader:
             task_reader = cpus.reader.once(TaskReader, lambda: TaskReader(cpus.reader))
             tasks = task_reader.read_all(cpus.losses)
             state = tasks["state"]
-            asleep = (state & _UNINTERRUPTIBLE != 0) & (state & _NOT_IN_LOAD == 0)
+            asleep = (state & UNINTERRUPTIBLE != 0) & (state & NOLOAD == 0)
             tasks = tasks.only(asleep)
             collector = StackCollector(cpus.reader, cpus.losses)
             now = collect_now(collector, cpus.reader.prog, tasks, cpus.clocks)

@@ -19,6 +19,7 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     Booleans,
     Members,
+    Numbers,
     Structs,
     enumerators,
     find_offset,
@@ -32,12 +33,9 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
+from msatools.tasks.states import NICE_0
 
 # --- Per-CPU numbers, some of which may be unknown.
-
-
-Numbers = npt.NDArray[np.int64]
-"""One value a CPU."""
 
 
 class Counts(Struct, frozen=True):
@@ -439,9 +437,6 @@ def _before(due: int, jiffies: Jiffies) -> int:
 # when the counters are read.
 
 
-_NICE_0 = 120
-"""Static priority of a task of nice 0 (include/linux/sched/prio.h)."""
-
 _ANY_CPU = (1 << 32) - 1
 """``vtime.cpu`` of a task that has not run yet."""
 
@@ -517,7 +512,7 @@ def uncounted_times(
     now = clocks.local_ns - _clock_offset(prog)
     start = np.minimum(tasks["start_ns"], MAX_PLAUSIBLE).astype(np.int64)
     since = np.maximum(now - start, 0)
-    nice = tasks["static_prio"] > _NICE_0
+    nice = tasks["static_prio"] > NICE_0
 
     def part(state: str, column: str | None, which: Booleans | None = None) -> Numbers:
         chosen = asked & (tasks["state"] == states[f"VTIME_{state}"])

@@ -15,9 +15,6 @@ from msatools.fleet.single import Bucket, FleetDump, FleetReport, FleetVerdict, 
 from msatools.fleet.store import Results
 from msatools.reports.presented import Gauge, single
 
-# --- The dumps in a folder of results, selected and put into buckets.
-
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 _DUMPS = """

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import dask
 from dask.system import cpu_count
 from distributed import Client, Future, LocalCluster
+from distributed.system import MEMORY_LIMIT
 from msgspec import Struct, field
 
 from msatools.fleet.dumps import VERSION, Identity, Result, identify, result_of, unknown
@@ -26,12 +27,6 @@ from msatools.fleet.store import Results
 
 # --- The Dask cluster that reads the dumps: one of this machine, or one that is there.
 
-
-MEMORY_BYTES = 4 << 30
-"""Most private memory to read one dump, as of ``--sandbox``."""
-
-SECONDS = 600
-"""Most time to read one dump."""
 
 CONNECT = "30s"
 """How long to wait for a scheduler, and between it and workers."""
@@ -57,8 +52,6 @@ def cores() -> int:
 
 def memory_for(workers: int) -> int:
     """Return the memory that one of *workers* on this machine may take, in bytes."""
-    from distributed.system import MEMORY_LIMIT
-
     # An eighth stays for this process, the scheduler and all else.
     return int(MEMORY_LIMIT * 7 // 8 // max(workers, 1))
 
@@ -180,7 +173,7 @@ def workers_of(client: Client) -> int:
     return sum(client.nthreads().values())
 
 
-# --- A run: a report of each dump on Dask's workers, stored as they come.
+# --- a run
 
 
 Report = Callable[[str], Outcome]

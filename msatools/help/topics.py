@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct
 
 from msatools.registry import GROUPS, NAMES, load, load_group
-from msatools.render.blocks import Block, Span, term, text
+from msatools.render.blocks import Block, Span, line, term
 
 # --- Finds the pages of the documentation: guides, and a page or more a command.
 
@@ -111,12 +111,12 @@ def _parts() -> Mapping[str, Mapping[str, str]]:
 
 def topic_list() -> Iterator[Block]:
     """Yield the list of all topics."""
-    yield text("USAGE: msa help TOPIC")
+    yield line("USAGE: msa help TOPIC")
     width = max(map(len, topics()))
     for kind, names in _parts().items():
         if names:
-            yield text()
-            yield text(Span(kind, "title"))
+            yield line()
+            yield line(Span(kind, "title"))
             for name, about in names.items():
                 yield term(name, width, about)
 
@@ -139,9 +139,9 @@ def _pages(name: str) -> Iterator[Block]:
 
     for page in pages_on(name):
         yield from markdown_blocks(page.text, _topic_of)
-        yield text()
+        yield line()
     if name in _COMMANDS:
-        yield text(f"All options: msa {name} --help")
+        yield line(f"All options: msa {name} --help")
 
 
 def _topic_of(link: str) -> str:
@@ -156,7 +156,7 @@ def _all_columns() -> Iterator[Block]:
 
     for number, name in enumerate(_COMMANDS):
         if number:
-            yield text()
-        yield text(Span(f"msa-{name}", "title"))
-        yield text()
+            yield line()
+        yield line(Span(f"msa-{name}", "title"))
+        yield line()
         yield from legend_blocks(legend_of(name))

@@ -19,6 +19,7 @@ from msatools.kernel.reader import Addresses, Reader, distinct, read_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     Members,
+    Numbers,
     Structs,
     WordArray,
     find_offset,
@@ -43,7 +44,6 @@ from msatools.selfdesc.find import (
 MAX_OPEN = 1 << 20
 """Maximum number of descriptors read of one table: NR_OPEN's default."""
 
-Numbers = npt.NDArray[np.int64]
 
 _TASK: Members = {"files": ("files",)}
 _HOLDER_TYPE = "struct files_struct"
@@ -340,10 +340,13 @@ _MAX_MOUNTS = 64
 """Maximum number of mounts of a file system that are read: the first one visible to
 programs comes early."""
 
+_MINOR_BITS = 20
+"""MINORBITS (include/linux/kdev_t.h)."""
+
 _ERR_PTRS = (1 << 64) - 4095
 """The lowest ERR_PTR (MAX_ERRNO)."""
 
-_NAME_MAX = 255
+NAME_MAX = 255
 _INLINE = ("d_shortname.string", "d_iname")
 """The buffer for short names within the entry. "dcache: back inline names with a
 struct-wrapped array of unsigned long" (in v6.14)"""
@@ -538,7 +541,7 @@ class Paths(Struct, dict=True):
             if not found.readable[row]:
                 self._entries[address] = None
                 continue
-            length = min(int(found["length"][row]), _NAME_MAX)
+            length = min(int(found["length"][row]), NAME_MAX)
             start = int(found["name"][row])
             if start == address + inline and length < found["inline"].itemsize:
                 name = bytes(found["inline"][row])[:length]
@@ -601,6 +604,11 @@ class _PathWalk:
 
 def _addresses(values: set[int]) -> Addresses:
     return np.array(sorted(values), np.uint64)
+
+
+def device_number(device: int) -> str:
+    """Return a ``dev_t`` as ``MAJOR:MINOR``."""
+    return f"{device >> _MINOR_BITS}:{device & (1 << _MINOR_BITS) - 1}"
 
 
 # --- Paths of control groups of the default hierarchy, as /proc/PID/cgroup shows them.
@@ -684,7 +692,7 @@ def _path(nodes: Nodes, node: int) -> str | None:
 
 def _name(reader: Reader, address: int, losses: LossLog) -> str | None:
     try:
-        return read_string(reader, address, _NAME_MAX)
+        return read_string(reader, address, NAME_MAX)
     except UNREADABLE as error:
         losses.lose(Loss.CGROUP_NAMES, f"cannot read a control group's name: {error}")
         return None

@@ -257,6 +257,16 @@ def _zone_diff(zone: drgn.Object, cpu: int) -> drgn.Object:
         return ask(per_cpu_ptr, zone.pageset, cpu).vm_stat_diff
 
 
+# --- The mapping of a page, and entries of swap.
+
+MAPPING_ANON = 0b01
+MAPPING_FLAGS = 0b11
+"""PAGE_MAPPING_ANON and PAGE_MAPPING_FLAGS (include/linux/page-flags.h)."""
+
+SWAP_TYPE_SHIFT = 58
+"""Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""
+
+
 # --- How much swap there is (mm/swapfile.c).
 
 
@@ -308,11 +318,6 @@ class PageTables:
         self._reader = reader
         self._losses = losses
         self._form = form
-
-    @staticmethod
-    def supported(prog: drgn.Program) -> bool:
-        """Return whether the format of this kernel's page tables is known."""
-        return table_format(prog) is not None
 
     def kernel_tables(self) -> set[int]:
         """

@@ -58,9 +58,6 @@ def unsigned(data: bytes, offset: int, size: int) -> int:
     return int.from_bytes(data[offset : offset + size], "little")
 
 
-# --- Reads of memory in bulk, counted, and tolerant of missing parts.
-
-
 Addresses = npt.NDArray[np.uint64]
 """Addresses or other words of 64 bits."""
 
@@ -89,7 +86,7 @@ WINDOW = PAGE
 MAX_WINDOWS = 1 << 11
 """Maximum number of windows kept: 8 MiB."""
 
-_MAX_ADDRESS = (1 << 64) - 1
+MAX_ADDRESS = (1 << 64) - 1
 MAX_READ = 1 << 28
 """Maximum bytes of a read, more than any structure or table in one piece has."""
 
@@ -148,7 +145,7 @@ def _memory_bytes(prog: drgn.Program) -> int:
     try:
         pages = int(ask(totalram_pages, prog))
     except LOST:
-        return _MAX_ADDRESS
+        return MAX_ADDRESS
     return pages * int(find_variable(prog, "PAGE_SIZE").value_())
 
 
@@ -189,8 +186,8 @@ class Reader:
         :raises drgn.FaultError: if any byte of the range cannot be read
         :raises OSError: if a remote target, such as a guest, is no longer reachable
         """
-        if not (0 <= address <= _MAX_ADDRESS and 0 <= size <= MAX_READ):
-            raise drgn.FaultError("no such range of memory", address & _MAX_ADDRESS)
+        if not (0 <= address <= MAX_ADDRESS and 0 <= size <= MAX_READ):
+            raise drgn.FaultError("no such range of memory", address & MAX_ADDRESS)
         self.reads += 1
         self.bytes += size
         offset = address - self._direct.start
@@ -517,7 +514,7 @@ def _spans(addresses: Addresses, sizes: Addresses) -> Iterator[_Spans]:
     if not len(addresses):
         return
     lasts = addresses + (sizes - np.uint64(1))
-    reach = np.minimum(lasts, np.uint64(_MAX_ADDRESS - _MAX_GAP)) + np.uint64(_MAX_GAP)
+    reach = np.minimum(lasts, np.uint64(MAX_ADDRESS - _MAX_GAP)) + np.uint64(_MAX_GAP)
     apart = addresses[1:] > reach[:-1]
     apart |= (addresses[1:] ^ addresses[:-1]) >= np.uint64(_MAX_SPAN)
     cuts = np.flatnonzero(apart) + 1

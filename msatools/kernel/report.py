@@ -31,32 +31,47 @@ from msatools.selfdesc import refusals
 # text. --strict uses the same keys, so that no loss is silent.
 
 
+_STEADY = True
+
+
 class Loss(str, Enum):
-    """A kind of loss; its value is its key in the coverage of reports."""
+    """A kind of loss; its value is its key in the coverage of reports.
+
+    A steady one makes a report of a running kernel incomplete, too. The others concern
+    tasks, files and pages, which may go away while they are read: that is not a loss.
+    """
+
+    is_steady: bool
+
+    def __new__(cls, key: str, is_steady: bool = False) -> "Loss":
+        """Return the member with a key."""
+        loss = str.__new__(cls, key)
+        loss._value_, loss.is_steady = key, is_steady
+        return loss
 
     # Of the dump's file.
     PAGE_DESCRIPTORS = "descriptors_bad"
     TORN = "torn"
 
     # Of the kernel itself, and of all commands.
-    ACCOUNTING = "accounting_unreadable"
-    CLOCKS = "clocks_unreadable"
-    COMMAND_LINE = "command_line_unreadable"
-    COUNTERS = "counters_unreadable"
+    ACCOUNTING = "accounting_unreadable", _STEADY
+    CLOCKS = "clocks_unreadable", _STEADY
+    COMMAND_LINE = "command_line_unreadable", _STEADY
+    COUNTERS = "counters_unreadable", _STEADY
     COUNTS = "counts_broken"
-    CPUS = "cpus_unreadable"
-    LISTS = "lists_broken"
-    LOAD = "load_unreadable"
-    LOG = "log_unreadable"
-    MASKS = "cpumasks_unreadable"
-    MODULES = "modules_unreadable"
+    CPUS = "cpus_unreadable", _STEADY
+    LISTS = "lists_broken", _STEADY
+    LOAD = "load_unreadable", _STEADY
+    LOG = "log_unreadable", _STEADY
+    MASKS = "cpumasks_unreadable", _STEADY
+    MODULES = "modules_unreadable", _STEADY
     NAMES = "names_unreadable"
-    NODES = "nodes_unreadable"
-    PARTS = "parts_lost"
-    SYMBOLS = "symbols_unreadable"
+    NODES = "nodes_unreadable", _STEADY
+    PARTS = "parts_lost", _STEADY
+    SYMBOLS = "symbols_unreadable", _STEADY
     TREES = "trees_broken"
-    TYPES = "types_unreadable"
-    UNWINDING = "unwind_tables_unreadable"
+    TYPES = "types_unreadable", _STEADY
+    UNWINDING = "unwind_tables_unreadable", _STEADY
 
     # Of tasks.
     CGROUP_NAMES = "cgroup_names_unreadable"
@@ -68,7 +83,7 @@ class Loss(str, Enum):
     SIZES = "sizes_unreadable"
     STACKS = "stacks_unreadable"
     STACKS_CUT = "stacks_incomplete"
-    TASKS = "tasks_unreadable"
+    TASKS = "tasks_unreadable", _STEADY
     WAITS = "waits_unreadable"
 
     # Of locks and who waits.
@@ -91,17 +106,17 @@ class Loss(str, Enum):
     HEIRS = "heirs_unreadable"
     HOLDERS = "holders_unreadable"
     LEAKS = "leaks_lost"
-    LIMITS = "limits_unreadable"
+    LIMITS = "limits_unreadable", _STEADY
     PARENTS_LOCKS = "locks_lost"
     SLABS = "slabs_unreadable"
-    VARIABLES = "variables_unreadable"
+    VARIABLES = "variables_unreadable", _STEADY
 
     # Of CPUs.
     AFFINITIES = "affinities_unreadable"
     DOMAINS = "root_domains_unreadable"
     HANDLERS = "handlers_broken"
-    HOTPLUG = "hotplug_unreadable"
-    IDLE_STATES = "idle_states_unreadable"
+    HOTPLUG = "hotplug_unreadable", _STEADY
+    IDLE_STATES = "idle_states_unreadable", _STEADY
     IRQS = "irqs_unreadable"
     IRQ_AFFINITY = "irq_affinity_unreadable"
     IRQ_COUNTS = "irq_counts_unreadable"
@@ -109,84 +124,44 @@ class Loss(str, Enum):
     PARTITIONS = "partitions_unknown"
     QUEUED = "queues_broken"
     QUEUES_DIFFER = "run_queues_differ"
-    RUN_QUEUES = "run_queues_unreadable"
-    TICKS = "ticks_unreadable"
-    TOPOLOGY = "topology_unreadable"
+    RUN_QUEUES = "run_queues_unreadable", _STEADY
+    TICKS = "ticks_unreadable", _STEADY
+    TOPOLOGY = "topology_unreadable", _STEADY
 
     # Of memory.
     ADDRESS_SPACES = "address_spaces_lost"
-    EXCLUDED = "excluded_pages"
+    EXCLUDED = "excluded_pages", _STEADY
     DMA = "dma_pages_lost"
     DMABUFS = "dmabufs_unreadable"
     FTRACE = "ftrace_pages_lost"
     GLOBALS = "tables_pages_lost"
-    HEADS = "heads_unreadable"
+    HEADS = "heads_unreadable", _STEADY
     INODES = "inodes_unreadable"
-    OWNERS = "owners_unreadable"
-    PAGE_BLOCKS = "pageblocks_unreadable"
+    OWNERS = "owners_unreadable", _STEADY
+    PAGE_BLOCKS = "pageblocks_unreadable", _STEADY
     MEMPOOLS = "mempools_unreadable"
     PAGE_OWNER = "page_owner_unreadable"
-    PAGE_TABLES = "page_tables_unreadable"
-    PAGES = "unreadable_pages"
-    PCP_LISTS = "pcp_lists_unreadable"
+    PAGE_TABLES = "page_tables_unreadable", _STEADY
+    PAGES = "unreadable_pages", _STEADY
+    PCP_LISTS = "pcp_lists_unreadable", _STEADY
     PCP_LISTS_CUT = "pcp_lists_broken"
     PIPES = "pipes_unreadable"
     REQUESTS = "requests_pages_lost"
     RINGS = "rings_unreadable"
-    SECTION_TABLE = "section_table_lost"
+    SECTION_TABLE = "section_table_lost", _STEADY
     SLAB_CACHES = "slab_caches_unreadable"
     SOCKETS = "sockets_unreadable"
     SOCKET_BUFFERS = "skbs_unreadable"
     USER_TABLES = "user_tables_unreadable"
     USER_TABLE_ENTRIES = "user_table_entries_broken"
-    VMALLOC = "vmalloc_areas_unreadable"
-    VMSTAT_CPUS = "vmstat_cpus_unreadable"
+    VMALLOC = "vmalloc_areas_unreadable", _STEADY
+    VMSTAT_CPUS = "vmstat_cpus_unreadable", _STEADY
 
-
-_STEADY = frozenset(
-    {
-        Loss.ACCOUNTING,
-        Loss.CLOCKS,
-        Loss.COMMAND_LINE,
-        Loss.COUNTERS,
-        Loss.CPUS,
-        Loss.EXCLUDED,
-        Loss.HEADS,
-        Loss.HOTPLUG,
-        Loss.IDLE_STATES,
-        Loss.LIMITS,
-        Loss.LISTS,
-        Loss.LOAD,
-        Loss.LOG,
-        Loss.MASKS,
-        Loss.MODULES,
-        Loss.NODES,
-        Loss.OWNERS,
-        Loss.PAGES,
-        Loss.PAGE_BLOCKS,
-        Loss.PAGE_TABLES,
-        Loss.PARTS,
-        Loss.PCP_LISTS,
-        Loss.RUN_QUEUES,
-        Loss.SECTION_TABLE,
-        Loss.SYMBOLS,
-        Loss.TASKS,
-        Loss.TICKS,
-        Loss.TOPOLOGY,
-        Loss.TYPES,
-        Loss.UNWINDING,
-        Loss.VARIABLES,
-        Loss.VMALLOC,
-        Loss.VMSTAT_CPUS,
-    }
-)
-"""Losses that make a report of a running kernel incomplete, too. The others concern
-tasks, files and pages, which may go away while they are read: that is not a loss."""
 
 _STRUCT = "struct "
 _UNREADABLE = "_unreadable"
 _KEYS = frozenset(loss.value for loss in Loss)
-_STEADY_KEYS = frozenset(loss.value for loss in _STEADY)
+_STEADY_KEYS = frozenset(loss.value for loss in Loss if loss.is_steady)
 
 
 def struct_key(type_name: str) -> str:
@@ -207,7 +182,7 @@ def spoils(key: str, live: bool) -> bool:
     return key in _STEADY_KEYS if live else is_loss(key)
 
 
-# --- What the reports of all commands have in common.
+# --- reports
 
 
 _LOGS = "msatools.logs"

@@ -29,10 +29,8 @@ from msatools.selfdesc.find import (
     offset_of,
 )
 
-# --- Members of many structures of one type, read in bulk.
-
-
 Booleans = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
 
 
 class WordArray(Struct, frozen=True):

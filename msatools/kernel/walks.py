@@ -25,9 +25,6 @@ from msatools.kernel.reader import (
 from msatools.kernel.report import Loss, LossLog
 from msatools.selfdesc.find import find_type, member_of, offset_of
 
-# --- Walks of the kernel's lists and red-black trees: bounded, and tolerant of damage.
-
-
 MAX_LIST = 16 << 20
 """Maximum number of entries, more than any list or tree of a kernel has; where memory
 cannot hold that many nodes, less."""
@@ -263,10 +260,7 @@ def _walks_broken(losses: LossLog, loss: Loss, name: str, why: str) -> None:
     losses.lose(loss, text, about=name)
 
 
-# --- Trees that map indices to pointers: XArrays and maple trees.
-#
-# Walks are bounded, and tolerant of damage: no node is read twice, and one that cannot
-# be read costs a note, and is left out with its subtree.
+# --- XArrays and maple trees: a node that cannot be read is left out with its subtree.
 
 
 MAX_NODES = 1 << 20

@@ -265,15 +265,12 @@ def vforked(
     """
     head = parent + context.layout.offset("task_struct", "children")
     sibling = context.layout.offset("task_struct", "sibling")
+    most = FEW_READS if context.alone else _MAX_CHILDREN
     # The youngest child is the last.
-    node = context.layout.word(head + 8)
-    for _ in range(FEW_READS if context.alone else _MAX_CHILDREN):
-        if node in (head, 0):
-            break
+    for node in context.layout.nodes(head, most, back=True):
         task = node - sibling
         if is_awaited(context.layout.member(task, "task_struct", "vfork_done")):
             return task
-        node = context.layout.word(node + 8)
     return None
 
 

@@ -247,6 +247,11 @@ class BlockedTask(Struct):
         """Return whether any of some functions is on the stack, with any suffix."""
         return any(name.partition(".")[0] in functions for name in self.names)
 
+    def innermost(self, without: tuple[str, ...]) -> str:
+        """Return the innermost function whose name begins with none of some words."""
+        names = (name.partition(".")[0] for name in self.names)
+        return next((name for name in names if not name.startswith(without)), "")
+
     @property
     def fd(self) -> int | None:
         """The first argument, as a file descriptor."""

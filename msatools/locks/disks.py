@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.clocks import Jiffies, read_jiffies
+from msatools.kernel.files import device_number
 from msatools.kernel.percpu import is_pointer
 from msatools.kernel.reader import U64, Addresses, read_string, unsigned
 from msatools.kernel.report import Loss, LossLog
@@ -65,7 +66,6 @@ _MAX_DEVICES = 1 << 16
 
 _MAX_BELOW = 1 << 12
 _LOOP_MAJOR, _MD_MAJOR = 7, 9
-_MINOR_BITS = 20
 
 
 class Disk(Struct, frozen=True):
@@ -117,7 +117,7 @@ class Disks:
         disks, parts = self._read
         whole = {disk.numbers: disk for disk in disks.values()}
         return whole | {
-            f"{number >> _MINOR_BITS}:{number & (1 << _MINOR_BITS) - 1}": disks[disk]
+            device_number(number): disks[disk]
             for disk, number, _ in parts.values()
             if disk in disks
         }

@@ -353,7 +353,7 @@ def asynchronous_io(context: LockContext) -> AsynchronousIo:
     return AsynchronousIo(context)
 
 
-# --- External waits: for devices, servers and frozen file systems.
+# --- external waits
 
 
 _OF_NOBODY: frozenset[LockTypeName] = frozenset(

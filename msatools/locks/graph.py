@@ -20,7 +20,7 @@ from graphlib import TopologicalSorter
 
 from msgspec import Struct
 
-from msatools.locks.report import Lock, OwnerConfidence
+from msatools.locks.report import SUREST_FIRST, Lock, OwnerConfidence
 
 # --- Owners of locks, by the lock itself and by stacks, with their confidence. Pure.
 
@@ -162,9 +162,6 @@ def _with_implied(
 
 Thing = Hashable
 """Something that tasks wait for: no task, or a lock with no known owner."""
-
-
-_ORDER: tuple[OwnerConfidence, ...] = ("exact", "likely", "evidence")
 
 
 class Edge(Struct, frozen=True):
@@ -330,7 +327,7 @@ class Graph:
             onward = [edge for edge in self.edges_of(task) if edge.owner not in seen]
             if not onward:
                 return edges
-            edge = min(onward, key=lambda edge: _ORDER.index(edge.confidence))
+            edge = min(onward, key=lambda edge: SUREST_FIRST.index(edge.confidence))
             edges.append(edge)
             task = edge.owner
             seen.add(task)
@@ -345,7 +342,7 @@ class Graph:
             for edge in self.edges_of(waiter)
             if edge.owner == owner
         }
-        return min(found, key=_ORDER.index, default=None)
+        return min(found, key=SUREST_FIRST.index, default=None)
 
     def _root(self, component: frozenset[int]) -> GraphRoot:
         direct = dict.fromkeys(

@@ -463,15 +463,11 @@ def _disks_of_btrfs(context: LockContext, info: int) -> Iterator[Disk]:
     layout = context.layout
     devices = layout.member(info, "btrfs_fs_info", "fs_devices")
     head = devices + layout.offset("btrfs_fs_devices", "devices")
-    node = layout.word(head)
-    for _ in range(_MAX_DEVICES):
-        if node in (0, head):
-            return
+    for node in layout.nodes(head, _MAX_DEVICES):
         device = node - layout.offset("btrfs_device", "dev_list")
         disk = _of_device(context, layout.member(device, "btrfs_device", "bdev"))
         if disk is not None:
             yield disk
-        node = layout.word(node)
 
 
 def _of_device(context: LockContext, device: int) -> Disk | None:

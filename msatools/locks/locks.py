@@ -42,7 +42,7 @@ from msatools.tasks.sampler import (
     share_of_samples,
 )
 from msatools.tasks.states import WAKING, asleep
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import IDENTITY, TaskTable
 from msatools.tasks.unwind import stack_bytes
 from msatools.tasks.waits import TaskClass
 
@@ -61,10 +61,8 @@ from msatools.tasks.waits import TaskClass
 # lock that the task waits for. So cycles are read twice: see unconfirmed.
 
 
-_IDENTITY = ("address", "pid", "start_ns")
-
 _SWITCHED = (
-    *_IDENTITY,
+    *IDENTITY,
     *("state", "on_cpu", "nvcsw", "nivcsw", "sp", "last_arrival_ns"),
 )
 """Columns of which some change when a task is switched.
@@ -94,7 +92,7 @@ def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapsh
         kept then.
     """
     rested = _in_both(_off_cpu(snapshot.tasks), _off_cpu(again), _SWITCHED)
-    there = _in_both(snapshot.tasks, again, _IDENTITY)
+    there = _in_both(snapshot.tasks, again, IDENTITY)
     addresses: list[int] = snapshot.tasks["address"].tolist()
     gone = {row for row in snapshot.blocked if addresses[row] not in rested}
 
@@ -333,7 +331,7 @@ def _error(sums: _LockSums, looks: int) -> float:
     return math.sqrt(max(variance, 0) / looks)
 
 
-# --- Reports of the waits, locks and owners of one kernel: the session of msa-locks.
+# --- the session
 
 
 _COVERAGE = (

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from msatools.errors import LOST, UNREADABLE
+from msatools.kernel.mm import MAPPING_ANON, MAPPING_FLAGS
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Loss
 from msatools.locks.context import FEW_READS, MAX_CANDIDATES, BlockedTask, LockContext
@@ -117,8 +118,6 @@ def _at(name: Name, offset: int) -> Name:
 # --- Names of locks, by the structure that contains them and by their waiters.
 
 
-_ANONYMOUS = 0b1
-_MAPPING_FLAGS = 0b11
 """Flags in ``folio.mapping``. That of an anonymous page points at its
 ``struct anon_vma``."""
 
@@ -332,7 +331,7 @@ def _folio(context: LockContext, address: int, cases: Sequence[BlockedTask]) -> 
     if host is not None:
         return of_inode(context, host.address, f"folio {index}")
     device = context.storage.swap_of_folio(address)
-    anonymous = mapping & _MAPPING_FLAGS == _ANONYMOUS
+    anonymous = mapping & MAPPING_FLAGS == MAPPING_ANON
     # A page that is being swapped in has no mapping yet.
     if not anonymous and device is None:
         return Name(name="folio")
@@ -340,7 +339,7 @@ def _folio(context: LockContext, address: int, cases: Sequence[BlockedTask]) -> 
     mms = {case.mm for case in cases if case.mm}
     mm = mms.pop() if len(mms) == 1 else None
     if mm is None and anonymous:
-        mm = lock_places(context).mm_of_anon_vma(mapping & ~_MAPPING_FLAGS)
+        mm = lock_places(context).mm_of_anon_vma(mapping & ~MAPPING_FLAGS)
     process = process_of(context, mm) if mm else None
     if process is None:
         return Name(name="anon folio", device=device)

@@ -23,7 +23,7 @@ from msatools.locks.names import find_lock_place
 from msatools.locks.places import LockPlace
 from msatools.locks.report import LockTypeName
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
-from msatools.program.arch import arch_of
+from msatools.program.arch import START_KERNEL_MAP, arch_of
 from msatools.program.linear import KERNEL_HALF
 from msatools.tasks.sampler import AgeBound
 from msatools.tasks.stacks import Stack
@@ -147,8 +147,6 @@ _ENTRIES = (
 _MAX_CODE = 1 << 16
 """Maximum number of bytes of a function to search."""
 
-_IMAGES = 0xFFFF_FFFF_8000_0000
-"""Where the kernel and its modules lie on x86-64: code has the low half of these."""
 
 _PADDING = 16
 """Some kernels call into the bytes before a function, or behind its first ones."""
@@ -185,7 +183,7 @@ def takes_variable(
 
     Only x86-64's ways to name the address of a variable are known.
     """
-    if address < _IMAGES or arch_of(context.reader.prog).has_frame_records:
+    if address < START_KERNEL_MAP or arch_of(context.reader.prog).has_frame_records:
         return False
     finder = _calls(context)
     takers = finder.entries(type_)
@@ -597,9 +595,7 @@ def _is_of_tty(snapshot: WaitSnapshot, want: Wanted) -> bool:
     )
 
 
-# --- Finds the owners of the locks of a snapshot: all evidence, brought together.
-#
-# msatools.locks.graph.owners weighs it.
+# --- all evidence, which msatools.locks.graph.owners weighs
 
 
 def find_owners(

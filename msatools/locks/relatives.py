@@ -24,6 +24,7 @@ from msatools.locks.context import (
     per_context,
 )
 from msatools.locks.report import Holder, Lock, OwnerConfidence, Request
+from msatools.locks.wait_queues import COMPLETION_WAITS
 from msatools.tasks.states import asleep
 
 # --- Waits for one's own threads, for io_uring's, and for the rest of a PID namespace.
@@ -68,21 +69,14 @@ _DUMPED = ("coredump_task_exit", "exit_mm", "do_exit")
 v5.16, which may be inlined."""
 
 _SCHEDULER = ("__schedule", "schedule", "__switch_to")
-_COMPLETIONS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
 
 _Finder = Callable[[LockContext, BlockedTask], Iterator[int]]
-
-
-def _sleeper(case: BlockedTask) -> str:
-    """Return the innermost function that is not the scheduler's."""
-    names = (name.partition(".")[0] for name in case.names)
-    return next((name for name in names if not name.startswith(_SCHEDULER)), "")
 
 
 def _request(context: LockContext, case: BlockedTask) -> Request | None:
     """Return the wait of a task for its threads, or for the rest of its namespace."""
     signal = int(context.tasks["signal"][case.row])
-    sleeper = _sleeper(case)
+    sleeper = case.innermost(_SCHEDULER)
     if sleeper in URING or case.is_in(*_EXITS):
         lock, find = Lock("io_uring", signal), _of_ring
     elif case.is_in(NAMESPACE):
@@ -107,7 +101,7 @@ def _request(context: LockContext, case: BlockedTask) -> Request | None:
 
 def _waits_to_dump(case: BlockedTask, sleeper: str) -> bool:
     """Return whether a task that dumps core waits for the others to stop."""
-    waits = sleeper in _DUMPER or sleeper.startswith(_COMPLETIONS)
+    waits = sleeper in _DUMPER or sleeper.startswith(COMPLETION_WAITS)
     return waits and case.is_in(*_DUMPER) and not case.is_in(*_HELPERS)
 
 

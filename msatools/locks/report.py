@@ -6,7 +6,7 @@ Also a lock, its waiters and its holders before names and owners are looked up.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -285,6 +285,8 @@ OwnerConfidence = Literal["exact", "likely", "evidence"]
 """``exact``: recorded by the lock, in a field that is right whenever it is set;
 ``likely``: recorded in a field that may be old (last reader, owner in user memory);
 ``evidence``: the lock's address is on the stack of a task that does not wait for it."""
+
+SUREST_FIRST: tuple[OwnerConfidence, ...] = get_args(OwnerConfidence)
 
 
 class Lock(Struct, frozen=True):
@@ -602,10 +604,7 @@ class Workqueues(Struct, frozen=True, kw_only=True):
     """The kernel's own limit, after which a pool is stalled."""
 
 
-# --- Reports of msa-locks: waits, locks, owners, roots, and changes between two
-# reports.
-#
-# Plain data: a renderer prints it, JSON serialises it.
+# --- reports
 
 
 RootKind = Literal["task", "external", "cycle"]

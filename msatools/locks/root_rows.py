@@ -96,7 +96,7 @@ def lock_id(snapshot: WaitSnapshot, want: Wanted, name: Name | None = None) -> s
     return f"{lock.type} inode {inode}+{key.file_offset or 0:#x}"
 
 
-# --- The roots of a snapshot: who or what keeps tasks waiting, and why.
+# --- the roots
 
 
 _WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)

@@ -12,6 +12,8 @@ import numpy as np
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.files import device_number
+from msatools.kernel.mm import MAPPING_ANON, MAPPING_FLAGS, SWAP_TYPE_SHIFT
 from msatools.kernel.reader import Addresses, read_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Members, WordArray, read_structs
@@ -26,10 +28,6 @@ _INODE = {
     "super_block": ("i_sb",),
     "number": ("i_ino",),
 }
-_MINOR_BITS = 20
-_MAPPING_FLAGS = 0b11
-_ANONYMOUS = 0b1
-_SWAP_TYPE_SHIFT = 58
 """``SWP_TYPE_SHIFT`` (linux/swapops.h): the type is in the top 5 of 63 bits."""
 
 _MAX_SUPER_BLOCKS = 1 << 16
@@ -180,7 +178,7 @@ class Storage:
 
     def _name_device(self, address: int) -> str:
         numbers = self._layout.member(address, "block_device", "bd_dev")
-        text = f"{numbers >> _MINOR_BITS}:{numbers & (1 << _MINOR_BITS) - 1}"
+        text = device_number(numbers)
         # "block: merge struct block_device and struct hd_struct" (in v5.11)
         if not self._layout.has("block_device", "bd_device.kobj.name"):
             name = self._disk_and_partition(address)
@@ -207,7 +205,7 @@ class Storage:
         :raises drgn.FaultError: if it cannot be read
         """
         mapping = self._layout.member(folio, self._page, "mapping")
-        if mapping < KERNEL_HALF or mapping & _MAPPING_FLAGS:
+        if mapping < KERNEL_HALF or mapping & MAPPING_FLAGS:
             return None
         host = self._layout.member(mapping, "address_space", "host")
         return self.inode(host) if host >= KERNEL_HALF else None
@@ -218,9 +216,9 @@ class Storage:
         :raises drgn.FaultError: if it cannot be read
         """
         mapping, entry = self._layout.members(folio, self._page, "mapping", "private")
-        if mapping and not mapping & _ANONYMOUS:
+        if mapping and not mapping & MAPPING_ANON:
             return None
-        swap_type = entry >> _SWAP_TYPE_SHIFT
+        swap_type = entry >> SWAP_TYPE_SHIFT
         if swap_type >= _MAX_SWAP_FILES or not entry:
             return None
         swaps = self._layout.symbol("swap_info")

@@ -16,7 +16,7 @@ from msatools.errors import UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.reader import PAGE, U32, U64, Addresses, Reader, decode_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import find_member, integer_format
-from msatools.program.arch import arch_of
+from msatools.program.arch import MODULES_END, arch_of
 from msatools.program.linear import KERNEL_HALF, code_start, kernel_start
 from msatools.selfdesc.find import find_constant, find_type, number, vmcoreinfo
 from msatools.tasks.text import kernel_symbol
@@ -26,9 +26,6 @@ from msatools.tasks.text import kernel_symbol
 
 _ERRORS = (1 << 64) - 4096
 """Where error codes begin that look like addresses (MAX_ERRNO)."""
-
-_END_OF_MODULES = 0xFFFF_FFFF_FF00_0000
-"""End of the code of modules on x86-64."""
 
 _MODULES = {
     "journal_s": "jbd2",
@@ -113,7 +110,7 @@ class Layout:
         On arm64 that of modules is not known.
         """
         start, end = self._image
-        return (low - start) % (1 << 32) < min(end, _END_OF_MODULES) - start
+        return (low - start) % (1 << 32) < min(end, MODULES_END) - start
 
     def offset(self, type_name: str, *members: str) -> int:
         """Return the offset of a member.
@@ -179,6 +176,22 @@ class Layout:
         return tuple(
             format_.unpack_from(data, offset)[0] for format_, offset in block.values
         )
+
+    def nodes(self, head: int, most: int, *, back: bool = False) -> Iterator[int]:
+        """Yield up to *most* nodes of a list, in order or from its end.
+
+        It neither finds nor notes damage: callers that look for one node check each.
+        :func:`msatools.kernel.walks.list_records` reads whole lists.
+
+        :raises drgn.FaultError: if a node cannot be read
+        """
+        link = 8 * back
+        node = self.word(head + link)
+        for _ in range(most):
+            if node in (0, head):
+                return
+            yield node
+            node = self.word(node + link)
 
     def text(self, address: int, type_name: str, *members: str) -> str:
         """Read an array of characters in a structure.

@@ -297,8 +297,8 @@ _IN_LOCKS = (
 """A task that sleeps in one of these functions waits for a lock, even if it is also on
 a wait queue."""
 
-_WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
-_COMPLETION_WAYS = (*_WAYS, "do_wait_for_common", "blk_wait_io", *_WAITS)
+COMPLETION_WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
+_COMPLETION_WAYS = (*_WAYS, "do_wait_for_common", "blk_wait_io", *COMPLETION_WAITS)
 """Functions in which tasks wait; the caller identifies the event."""
 
 # Descriptions of events, by the innermost function that is not one of those.
@@ -342,7 +342,7 @@ _BY_CALLER = {
 
 def is_completion(case: BlockedTask) -> bool:
     """Return whether a task waits for a completion."""
-    return any(name.startswith(_WAITS) for name in case.names)
+    return any(name.startswith(COMPLETION_WAITS) for name in case.names)
 
 
 def is_event(context: LockContext, case: BlockedTask) -> bool:
@@ -367,13 +367,7 @@ def wait_of(context: LockContext, case: BlockedTask) -> tuple[WaitEntry, Queue] 
 
 def by_caller(case: BlockedTask) -> str | None:
     """Describe what a task waits for, by the function that waits."""
-    return _BY_CALLER.get(_caller(case))
-
-
-def _caller(case: BlockedTask) -> str:
-    """Return the innermost function that is not one of those in which tasks wait."""
-    names = (name.partition(".")[0] for name in case.names)
-    return next((name for name in names if not name.startswith(_COMPLETION_WAYS)), "")
+    return _BY_CALLER.get(case.innermost(_COMPLETION_WAYS))
 
 
 def _is_asked_for(context: LockContext, case: BlockedTask) -> bool:

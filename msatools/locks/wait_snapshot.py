@@ -37,6 +37,7 @@ from msatools.tasks.identity import comm_text
 from msatools.tasks.sampler import TaskState
 from msatools.tasks.states import (
     MAX_RT_PRIO,
+    STOP_SIGNAL,
     TRAP_FREEZE,
     letters,
     policy_text,
@@ -51,8 +52,6 @@ from msatools.tasks.waits import TaskClass, function_text, is_thunk
 _EXIT_DEAD = 0x10
 """``EXIT_DEAD`` of ``task_struct.exit_state``: the task is being reaped."""
 
-_STOP_SIGNAL = 0xFFFF
-"""``JOBCTL_STOP_SIGMASK`` of ``task_struct.jobctl``."""
 
 _BELOW_WORK = "process_one_work"
 """The function that calls those of work items."""
@@ -219,7 +218,7 @@ def _stopped(context: LockContext, row: int) -> str:
         # The whole machine is frozen before it sleeps; version 1 has no such bit.
         by_group = jobctl & TRAP_FREEZE or not _all_frozen(context)
         return "frozen by its control group" if by_group else "frozen"
-    number = jobctl & _STOP_SIGNAL
+    number = jobctl & STOP_SIGNAL
     return f"stopped by {signal_name(number)}" if number else "stopped"
 
 
@@ -328,7 +327,7 @@ def _file(on: WaitTarget) -> str | None:
 _NO_FILES = frozenset({"timer", "signals", "poll", "epoll", "futex", "lock"})
 
 
-# --- Snapshots of waits, locks and owners, from which reports are made.
+# --- snapshots
 
 
 BRIEF_NS = 1_000_000_000

@@ -34,6 +34,7 @@ from msatools.locks.user_locks import condition_at
 from msatools.locks.user_memory import mapping_at
 from msatools.program.model import Address
 from msatools.tasks.sampler import TaskState
+from msatools.tasks.states import STOP_SIGNAL
 from msatools.tasks.syscalls import WaitOptsReader
 from msatools.tasks.table import TaskTable
 from msatools.tasks.unwind import Rows, stack_bytes
@@ -212,7 +213,6 @@ def _with_place(
 # --- Wait targets of tasks that wait for tasks, signals, messages or timers.
 
 
-_STOP_SIGNAL = 0xFFFF
 """``JOBCTL_STOP_SIGMASK``."""
 
 
@@ -293,7 +293,7 @@ def message(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 def stopped(context: LockContext, case: BlockedTask) -> WaitTarget:
     """Return the signal that stopped a task."""
-    number = int(context.tasks["jobctl"][case.row]) & _STOP_SIGNAL
+    number = int(context.tasks["jobctl"][case.row]) & STOP_SIGNAL
     return WaitTarget(kind="stop", signals=(number,) if number else None)
 
 

@@ -168,13 +168,9 @@ class WorkFlushes:
 
     def _head(self, node: int) -> int | None:
         """Find the list head of a list of work items: the node that is no work item."""
-        following = self._layout.word(node)
-        for _ in range(_MAX_WORK):
-            if following == node or following < KERNEL_HALF:
-                return None
+        for following in self._layout.nodes(node, _MAX_WORK):
             if not self._is_work(following):
-                return following
-            following = self._layout.word(following)
+                return following if following >= KERNEL_HALF else None
         return None
 
     def _item_before(self, node: int, barrier_function: int) -> WorkItem | None:
@@ -183,14 +179,12 @@ class WorkFlushes:
         :return: ``None`` if there are only barriers before it.
         """
         entry = self._layout.offset("work_struct", "entry")
-        previous = self._layout.word(node + 8)
-        for _ in range(_MAX_WORK):
-            if previous == node or not self._is_work(previous):
+        for previous in self._layout.nodes(node, _MAX_WORK, back=True):
+            if not self._is_work(previous):
                 return None
             item = self._pools.item(previous - entry)
             if item.function != barrier_function:
                 return item
-            previous = self._layout.word(previous + 8)
         return None
 
     def _is_work(self, node: int) -> bool:

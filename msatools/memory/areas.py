@@ -19,6 +19,7 @@ from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Members, read_structs, struct_layout
 from msatools.kernel.walks import list_columns, list_records
+from msatools.program.arch import table_format
 from msatools.program.linear import code_start, page_address
 from msatools.selfdesc.find import (
     ask,
@@ -164,7 +165,7 @@ def _mapped(areas: _Areas, reader: Reader, losses: LossLog) -> VmallocAreas:
     is more in a damaged dump the largest are lost.
     """
     prog = reader.prog
-    if not len(areas.start) or not PageTables.supported(prog):
+    if not len(areas.start) or table_format(prog) is None:
         return NO_AREAS
     tables = PageTables(reader, losses)
     memmap, size = vmemmap_base(prog), drgn.sizeof(find_type(prog, "struct page"))

@@ -17,6 +17,7 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     Booleans,
     Members,
+    Numbers,
     Structs,
     constant,
     find_offset,
@@ -63,8 +64,6 @@ from msatools.tasks.text import kernel_symbol
 # Removed groups stay among the children of their parent until the last reference to
 # them is gone, so that the tree has those as well that no page is charged to.
 
-
-Numbers = npt.NDArray[np.int64]
 
 UNKNOWN = -1
 

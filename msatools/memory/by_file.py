@@ -13,8 +13,8 @@ from drgn.helpers.linux.block import part_name
 from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, MissingError
-from msatools.kernel.files import Paths
-from msatools.kernel.mm import read_swap
+from msatools.kernel.files import NAME_MAX, Paths, device_number
+from msatools.kernel.mm import MAPPING_FLAGS, read_swap
 from msatools.kernel.reader import Addresses, Reader, decode_string, read_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Members, Structs, read_structs
@@ -57,8 +57,6 @@ from msatools.selfdesc.find import (
 MAX_PATHS = 10_000
 """Maximum number of files, the largest, to look paths up for: a read a directory."""
 
-_MINOR_BITS = 20
-_NAME_MAX = 255
 
 _MAPPING = {"host": ("host",)}
 _INODE = {
@@ -182,7 +180,7 @@ class CachedFiles:
                 continue
             self._file_systems[address] = FileSystem(
                 address=address,
-                number=_device_number(int(structs["device"][row])),
+                number=device_number(int(structs["device"][row])),
                 fstype=self._string(int(names[row])) or "?",
                 id=decode_string(bytes(structs["id"][row])),
                 has_device=int(structs["block_device"][row]) >= KERNEL_HALF,
@@ -190,7 +188,7 @@ class CachedFiles:
 
     def _string(self, address: int) -> str | None:
         try:
-            return read_string(self._reader, address, _NAME_MAX)
+            return read_string(self._reader, address, NAME_MAX)
         except UNREADABLE as error:
             self._losses.lose(
                 Loss.FILE_SYSTEMS, f"cannot read a file system's type: {error}"
@@ -318,10 +316,6 @@ class CachedFiles:
         return self._points[super_block]
 
 
-def _device_number(device: int) -> str:
-    return f"{device >> _MINOR_BITS}:{device & ((1 << _MINOR_BITS) - 1)}"
-
-
 # --- What file systems in memory have on swap (mm/shmem.c).
 #
 # Each inode counts its pages on swap; no counter sums them up.
@@ -393,8 +387,6 @@ SWAP_CACHE, _UNREADABLE = 1, 2
 _UNMOUNTED = {"bdev": "block devices", "tmpfs": "shared memory without a path"}
 """Maps the type of an internal file system of the kernel to its name."""
 
-_MAPPING_FLAGS = np.uint64(3)
-
 _CACHED = np.zeros(NCLASSES, np.bool_)
 _CACHED[
     [
@@ -425,7 +417,7 @@ def mapping_words(block: Block) -> Words:
     copy_to_tails(block, mappings)
     mappings[~_CACHED.take(block.codes)] = 0
     # Private pages of hugetlb are anonymous.
-    mappings[mappings & _MAPPING_FLAGS != 0] = 0
+    mappings[mappings & np.uint64(MAPPING_FLAGS) != 0] = 0
     mappings[_in_swap_cache(block)] = SWAP_CACHE
     return mappings
 

@@ -4,7 +4,6 @@
 
 from collections.abc import Iterator, Mapping
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
@@ -12,6 +11,7 @@ from msgspec import Struct, field
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import Numbers
 from msatools.memory.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.classify import Block
 from msatools.memory.model import PageGroup, ProcessGroup, largest_first
@@ -136,11 +136,6 @@ class UserTables:
         self._tables: list[Words] = []
         self._swapped = 0
         self._is_whole = True
-
-    @staticmethod
-    def supported(prog: drgn.Program) -> bool:
-        """Return whether the format of this kernel's page tables is known."""
-        return table_format(prog) is not None
 
     def walk(self, tops: Addresses) -> Mapped:
         """
@@ -285,8 +280,6 @@ def _sorted(parts: list[Words]) -> Words:
 # A page that several map is divided among them as /proc/PID/smaps does for Pss: by the
 # page's mapcount (fs/proc/task_mmu.c, smaps_account()).
 
-
-Numbers = npt.NDArray[np.int64]
 
 PSS_SHIFT = 12
 """Shares are in units of 1/4096 byte, as in the kernel."""
@@ -581,7 +574,7 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
 
 
 def _find_spaces(context: ScanContext) -> list[AddressSpace]:
-    if not UserTables.supported(context.prog):
+    if table_format(context.prog) is None:
         context.losses.note(
             "no-user-tables",
             "this architecture's page tables are not read: no process has any page",

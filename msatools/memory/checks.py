@@ -23,7 +23,7 @@ from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import Loss, LossLog
 from msatools.memory.classes import PageClass, PageLayout
 from msatools.memory.classes import PageClass as C
-from msatools.memory.classify import Block, FarHead, classify, where
+from msatools.memory.classify import Block, classify, no_far_head, where
 from msatools.memory.memmap import MemmapRange
 from msatools.memory.model import Check, ScanChanges
 from msatools.memory.owners import Owners
@@ -596,8 +596,9 @@ def changed_pages(
         large if outside. It is the new folio if the page is in one, else the old one,
         or the page itself.
     """
+    # Heads outside a run are compared only by index.
     then, now = (
-        classify(data, pfn, address, layout, _no_far_head) for data in (before, after)
+        classify(data, pfn, address, layout, no_far_head) for data in (before, after)
     )
     had, has = _heads(then), _heads(now)
     changed = (then.codes != now.codes) | (had != has)
@@ -621,8 +622,3 @@ def _heads(block: Block) -> npt.NDArray[np.intp]:
 def _referenced(block: Block) -> npt.NDArray[np.bool_]:
     """Return which pages have references; tails never have."""
     return block.counts >= np.uint64(1 << 32)
-
-
-def _no_far_head(address: int) -> FarHead:
-    """Return a placeholder: heads outside a run are compared only by index."""
-    return FarHead(PageClass.UNATTRIBUTED, 0)

@@ -47,6 +47,11 @@ FarHeads = Callable[[int], FarHead]
 """Function that looks up a head page outside the block by its address."""
 
 
+def no_far_head(address: int) -> FarHead:
+    """Return a head outside the block as unattributed."""
+    return FarHead(PageClass.UNATTRIBUTED, 0)
+
+
 class Block(Struct):
     """Consecutive struct pages, their classes, and columns of their members."""
 

@@ -19,6 +19,7 @@ from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.slab import read_cache, slab_cache_offset
+from msatools.kernel.structs import Numbers
 from msatools.memory.classes import PageClass, PageLayout
 from msatools.memory.model import PageWord
 from msatools.memory.owners import ScanContext
@@ -214,8 +215,6 @@ def _bounds(prog: drgn.Program, first: str, end: str) -> tuple[int, int]:
 # Hints are pointers: into a module, to a function or variable of the kernel, or into a
 # slab. A page without pointers may be text.
 
-
-Numbers = npt.NDArray[np.int64]
 
 _AT_ONCE = 256
 """Pages examined at once: 1 MiB."""

@@ -25,9 +25,6 @@ from msatools.memory.memmap import MemmapRange, pages_per_section
 from msatools.memory.owners import ScanContext
 from msatools.model import equal_but, hash_but
 
-# --- Physical memory in pfn order, in a bounded number of cells.
-
-
 OUTLINE_CELLS = 1 << 10
 """Maximum number of cells in JSON: some 400 KB if each has a dozen classes and differs
 from the next, as in the memory of a large machine."""

@@ -52,6 +52,7 @@ from msatools.memory.owned_pages import (
     ring_pages,
     tracing_pages,
 )
+from msatools.program.arch import table_format
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_type,
@@ -325,7 +326,7 @@ def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
     return np.concatenate(parts)
 
 
-# --- Finds the owners of pages whose struct page does not record an owner.
+# --- owners
 
 
 _CLAIM_BITS = 64 - PFN_BITS
@@ -489,7 +490,7 @@ def _claim_memmap(
 ) -> None:
     """Claim the memmap of hot-plugged memory; that of boot memory is reserved."""
     plugged = [part for part in ranges if not part.early]
-    if not plugged or not PageTables.supported(reader.prog):
+    if not plugged or table_format(reader.prog) is None:
         return
     # As the memmap of boot memory is: never given to the page allocator.
     owners.claim(PageClass.RESERVED, self_hosted_pages(reader, losses))
@@ -529,7 +530,7 @@ def _claim_direct_stacks(
 def _claim_percpu(
     owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
-    if PageTables.supported(reader.prog):
+    if table_format(reader.prog) is not None:
         owners.percpu = percpu_pages(reader, PageTables(reader, losses), losses)
         owners.claim(PageClass.PERCPU, np.array(owners.percpu.pfns, np.uint64))
 
@@ -537,7 +538,7 @@ def _claim_percpu(
 def _claim_page_tables(
     owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
-    if not PageTables.supported(reader.prog):
+    if table_format(reader.prog) is None:
         losses.note(
             "no-page-tables",
             "this architecture's page tables are not read: the kernel's own and "

@@ -8,7 +8,6 @@ each page while a scan goes on.
 
 import itertools
 import stat
-import struct
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
@@ -23,7 +22,7 @@ from msgspec import Struct
 from msatools.errors import UNREADABLE, MissingMemberError
 from msatools.kernel.mm import Zone, pmd_order, vmemmap_base
 from msatools.kernel.percpu import possible_cpus
-from msatools.kernel.reader import Reader, column, distinct, unsigned
+from msatools.kernel.reader import LIST_HEAD, Reader, column, distinct, unsigned
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import constant
 from msatools.kernel.walks import list_words, tree_records
@@ -59,7 +58,6 @@ from msatools.selfdesc.find import (
 # (mm/page_alloc.c); /proc/meminfo has no row for them either.
 
 
-_LIST_HEAD = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""
 
 _MAX_LISTED = 1 << 26
@@ -290,7 +288,7 @@ def listed_pages(reader: Reader, layout: PageLayout, pcp: PcpLists) -> ListedPag
                 if rest or pfn < 0 or pfn in orders or pfn % (1 << pcp_list.order):
                     break
                 try:
-                    links = _LIST_HEAD.unpack(reader.read_near(node, _LIST_HEAD.size))
+                    links = LIST_HEAD.unpack(reader.read_near(node, LIST_HEAD.size))
                 except UNREADABLE:
                     break
                 orders[pfn] = pcp_list.order

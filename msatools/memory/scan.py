@@ -28,7 +28,14 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Loss, LossLog, Progress
 from msatools.memory.checks import Watch
 from msatools.memory.classes import PageClass, PageLayout
-from msatools.memory.classify import FarHead, FreeLinks, Observer, classify, free_links
+from msatools.memory.classify import (
+    FarHead,
+    FreeLinks,
+    Observer,
+    classify,
+    free_links,
+    no_far_head,
+)
 from msatools.memory.compiled import Compiled, compiled_classifier
 from msatools.memory.memmap import BulkReader, MemmapRange, read_chunks
 from msatools.memory.owners import OwnedPages, ScanContext
@@ -155,12 +162,8 @@ class FarHeadReader:
             self.unreadable += 1
             return FarHead(PageClass.UNATTRIBUTED, 0)
         # If damage makes this head a tail of another one, that is not followed.
-        block = classify(data, 0, address, self._layout, _no_further)
+        block = classify(data, 0, address, self._layout, no_far_head)
         return FarHead(int(block.codes[0]), int(block.mapping[0]))
-
-
-def _no_further(address: int) -> FarHead:
-    return FarHead(PageClass.UNATTRIBUTED, 0)
 
 
 # --- Distributes work to forked processes, and returns the results in order.

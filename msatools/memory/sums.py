@@ -14,6 +14,7 @@ from drgn.helpers.linux.swap import for_each_swap_info
 from msgspec import Struct, field
 
 from msatools.errors import LOST
+from msatools.kernel.mm import SWAP_TYPE_SHIFT
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_nodes, xarray_values
@@ -39,9 +40,6 @@ from msatools.selfdesc.find import (
     find_variable,
     offset_of,
 )
-
-# --- Results of a scan of the memmap: only sums, so that memory use is bounded.
-
 
 _COMPACT_AT = 1 << 20
 
@@ -232,9 +230,6 @@ class ScanResult(Struct):
 # --- Finds out whether swap cache pages without a mapping are anonymous or shmem.
 
 
-_SWAP_TYPE_SHIFT = 58
-"""Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""
-
 _SWAP_HAS_CACHE = 0x40
 _SWAP_MAP_SHMEM = 0xBF
 """The use count of an entry that shmem owns (linux/swap.h)."""
@@ -274,7 +269,7 @@ class SwapMarks(Struct, frozen=True):
 
     def have(self, entries: Addresses) -> npt.NDArray[np.bool_]:
         """Return which entries belong to shared memory."""
-        shift = np.uint64(_SWAP_TYPE_SHIFT)
+        shift = np.uint64(SWAP_TYPE_SHIFT)
         devices, index = np.unique(entries >> shift, return_inverse=True)
         maps = [self.maps.get(device, 0) for device in devices.tolist()]
         bases = np.array(maps, np.uint64)[index]

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.reader import Reader, bit, distinct
 from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import Numbers
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.classify import Block, node_zone_keys, where
 from msatools.memory.content_hints import Contents, Hints, SymbolNames, distinct_hints
@@ -344,8 +345,6 @@ def _pageowner_layout(prog: drgn.Program) -> _OwnerLayout | None:
 #
 # This finds leaks of drivers that take pages directly from the page allocator.
 
-
-Numbers = npt.NDArray[np.int64]
 
 MAX_KEPT = 1 << 22
 """Maximum number of pages to keep, 16 GiB: 18 bytes each, and some 60 while they are

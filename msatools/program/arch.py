@@ -414,7 +414,7 @@ _VMALLOC_TIB = {4: 32, 5: 12800}
 """Size of the vmalloc area by number of levels (VMALLOC_SIZE_TB_L4 and _L5)."""
 
 _MODULES = 0xFFFF_FFFF_A000_0000
-_MODULES_END = 0xFFFF_FFFF_FF00_0000
+MODULES_END = 0xFFFF_FFFF_FF00_0000
 
 
 class X86(Arch):
@@ -462,7 +462,7 @@ class X86(Arch):
         return Piece.read(start, size, 0)
 
     def paged(self, prog: Program, form: TableFormat) -> Iterator[tuple[int, int]]:
-        yield _MODULES, _MODULES_END - _MODULES
+        yield _MODULES, MODULES_END - _MODULES
         with suppress(*LOST):
             # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
             size = (_VMALLOC_TIB[form.levels] << 40) - 1

@@ -15,6 +15,8 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn import ModuleFileStatus, Object, Program, ProgramFlags
+from drgn.helpers.linux.printk import get_printk_records
+from drgn.helpers.linux.sched import cpu_curr
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
@@ -557,9 +559,6 @@ def crash_of(prog: Program) -> Crash | None:
 def _crashed_task(prog: Program, cpu: int) -> Object | None:
     try:
         if prog.flags & ProgramFlags.IS_LIVE:
-            # The helpers are slow to import, and few targets are crashes.
-            from drgn.helpers.linux.sched import cpu_curr
-
             return ask(cpu_curr, prog, cpu)
         return ask(prog.crashed_thread).object
     except LOST:
@@ -601,9 +600,6 @@ def _panic_message(prog: Program) -> str | None:
 
 def _old_messages(prog: Program) -> list[str]:
     """Return the messages of a kernel before v5.10; none if they cannot be read."""
-    # The helpers are slow to import, and few targets are so old.
-    from drgn.helpers.linux.printk import get_printk_records
-
     try:
         records = ask(get_printk_records, prog)
     except LOST:

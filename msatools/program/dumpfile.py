@@ -269,7 +269,7 @@ def _disk(head: bytes) -> Foreign | None:
     return Foreign("a disk image (MBR), not memory", _DISK)
 
 
-# --- Headers of a dump file, read before drgn opens it.
+# --- headers
 
 
 _HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}

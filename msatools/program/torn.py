@@ -17,6 +17,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from drgn import Program
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn.helpers.linux.percpu import per_cpu
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.program.linear import KERNEL_HALF
@@ -197,10 +199,6 @@ class _TaskReader:
 
 def _read_queues(prog: Program) -> dict[int, _RunQueue]:
     """Return the run queue of each CPU that can ever be online."""
-    # They are slow to import, and few targets are memory alone.
-    from drgn.helpers.linux.cpumask import for_each_possible_cpu
-    from drgn.helpers.linux.percpu import per_cpu
-
     queues = find_variable(prog, "runqueues")
     type_ = find_type(prog, "struct rq")
     places = [offset_of(type_, name) for name in ("curr", "clock", "clock_task")]

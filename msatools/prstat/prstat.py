@@ -157,7 +157,7 @@ def _has(
     )
 
 
-# --- Collect reports of what all tasks are doing, and where their time went.
+# --- the session
 
 
 _COVERAGE = (

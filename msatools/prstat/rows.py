@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.kernel.structs import Booleans
+from msatools.kernel.structs import Booleans, Numbers
 from msatools.locks.report import WaitTarget
 from msatools.prstat.interval import WAITED, Ended, OffCpuByClass, lasting, within
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
@@ -28,17 +28,13 @@ from msatools.tasks.accounting import (
 )
 from msatools.tasks.identity import Identities, TaskCgroups, TaskNamespaces, comm_text
 from msatools.tasks.sampler import AgeBound, TaskState
-from msatools.tasks.states import letters, loads
+from msatools.tasks.states import MAX_RT_PRIO, NICE_0, letters, loads
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 from msatools.tasks.waits import TaskClass
 
 UNKNOWN = -(1 << 63)
 """An unknown value in a column of numbers."""
 
-MAX_RT_PRIO = 100
-DEFAULT_PRIO = 120
-
-Numbers = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 _NUMBERS = (
@@ -415,7 +411,7 @@ def _thread_columns(threads: Threads, spent: Spent) -> Columns:
         "threads": _known(processes.nr_threads, processes.known),
         "state": letters(tasks),
         "pri": tasks["prio"].astype(np.int64) - MAX_RT_PRIO,
-        "nice": tasks["static_prio"].astype(np.int64) - DEFAULT_PRIO,
+        "nice": tasks["static_prio"].astype(np.int64) - NICE_0,
         "cpu": tasks["cpu"].astype(np.int64),
         "size_bytes": _known(memory.size_bytes, has_no_mm | memory.known),
         "rss_bytes": _known(memory.rss_bytes, has_no_mm | memory.rss_known),

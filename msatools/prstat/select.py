@@ -26,9 +26,6 @@ from msatools.tasks.identity import (
 )
 from msatools.tasks.waits import TaskClass
 
-# --- Select and sort rows. Pure.
-
-
 Indices = npt.NDArray[np.intp]
 _Key = Callable[[TaskRows], npt.NDArray[Any]]
 

@@ -32,8 +32,8 @@ from msatools.tasks.waits import TaskClass
 
 
 SCHED_DEADLINE = 6
-_SUMS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns")
-_STAMPS = ("sleep_start_ns", "block_start_ns")
+SLEEP_SUMS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns")
+SLEEP_STAMPS = ("sleep_start_ns", "block_start_ns")
 
 
 class SplitColumn(Struct, frozen=True):
@@ -125,10 +125,10 @@ def sleeps(
 
     :param in_iowait: whether each thread's current sleep is I/O wait
     """
-    if not all(map(tasks.has, (*_SUMS, *_STAMPS))):
+    if not all(map(tasks.has, (*SLEEP_SUMS, *SLEEP_STAMPS))):
         nothing = _where(np.zeros(len(tasks), np.int64), np.zeros(len(tasks), np.bool_))
         return Sleeps(nothing, nothing, nothing)
-    total, block, iowait = (tasks[column].astype(np.int64) for column in _SUMS)
+    total, block, iowait = (tasks[column].astype(np.int64) for column in SLEEP_SUMS)
     # If switched off meanwhile, the sums are right but incomplete.
     known = (total != 0) | bool(accounting.schedstats)
     blocks = asleep(tasks) & ((tasks["state"] & UNINTERRUPTIBLE) != 0)
@@ -257,9 +257,11 @@ def _covered_since_start(
     if not accounting.schedstats or clocks.monotonic_offset_ns is None:
         return covered
     sleeps = asleep(tasks)
-    stamps = np.concatenate([tasks[column][sleeps] for column in _STAMPS])
+    stamps = np.concatenate([tasks[column][sleeps] for column in SLEEP_STAMPS])
     # A stamp older than the last time on the CPU is of an earlier sleep.
-    last_ran = np.tile(tasks["exec_start_ns"][sleeps], len(_STAMPS)).astype(np.int64)
+    last_ran = np.tile(tasks["exec_start_ns"][sleeps], len(SLEEP_STAMPS)).astype(
+        np.int64
+    )
     stamps = stamps.astype(np.int64)
     valid = stamps[(stamps != 0) & (stamps >= last_ran - bound_of(accounting))]
     if not len(valid):

@@ -52,7 +52,7 @@ Cell = str | Span
 
 
 class Text(Struct, frozen=True):
-    """One line; made by :func:`text`, :func:`cut_line` or :func:`verbatim`."""
+    """One line; made by :func:`line`, :func:`cut_line` or :func:`verbatim`."""
 
     spans: tuple[Cell, ...]
 
@@ -70,7 +70,7 @@ def term(name: str, width: int, meaning: str) -> Text:
     return Text((words,), hang=len(words) - len(meaning))
 
 
-def text(*spans: Cell) -> Text:
+def line(*spans: Cell) -> Text:
     """Return a line of pieces of text; an empty line if there are none."""
     return Text(spans)
 
@@ -80,9 +80,9 @@ def cut_line(*spans: Cell) -> Text:
     return Text(spans, narrow="cut")
 
 
-def verbatim(line: str) -> Text:
+def verbatim(words: str) -> Text:
     """Return a line for another program."""
-    return Text((line,), narrow="keep")
+    return Text((words,), narrow="keep")
 
 
 Side = Literal["start", "end"]
@@ -148,7 +148,7 @@ class More(Struct, frozen=True):
         )
         which = f" ({named})" if named else ""
         words = Span(f"… {self.left:,} more {self.what}{s}{which}", "dim")
-        return (text(words, advice(f"-n COUNT shows {it}")),)
+        return (line(words, advice(f"-n COUNT shows {it}")),)
 
 
 class Table(Struct, frozen=True):

@@ -15,8 +15,8 @@ from msatools.render.blocks import (
     Table,
     Text,
     free_text,
+    line,
     plural,
-    text,
 )
 from msatools.reports.diff import Moment, ReportDiff, RowChange, Side, Value
 from msatools.reports.units import duration, size
@@ -42,18 +42,18 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
     words = [target.release, taken_from(target), f"types: {target.types}"]
     if facts:
         words.append(", ".join(facts))
-    yield text(Span("  ".join(words), "title"))
+    yield line(Span("  ".join(words), "title"))
     if verbose:
         for source in target.sources:
-            yield text(Span(f"types of {source.module}: {_origin(source)}"))
-        yield text(Span("types of other modules: not asked for"))
+            yield line(Span(f"types of {source.module}: {_origin(source)}"))
+        yield line(Span("types of other modules: not asked for"))
     if target.truncated:
-        yield text(Span(f"truncated: {_what_is_missing(target)}", "bad"))
+        yield line(Span(f"truncated: {_what_is_missing(target)}", "bad"))
     if target.torn:
         torn = plural(target.torn, "contradiction")
-        yield text(Span(f"{torn}: taken from a running guest?", "bad"))
+        yield line(Span(f"{torn}: taken from a running guest?", "bad"))
     if target.crash is not None:
-        yield text(Span(_crash(target.crash), "bad"))
+        yield line(Span(_crash(target.crash), "bad"))
 
 
 def _what_is_missing(target: Target) -> str:
@@ -79,10 +79,16 @@ def losses(report: Report) -> list[str]:
     ]
 
 
+def among_read(report: Report) -> str:
+    """Return a limit to "none": a broken list may hide all tasks; or nothing."""
+    lost = any(map(report.coverage.get, ("tasks_unreadable", "lists_broken")))
+    return " among the tasks that could be read" if lost else ""
+
+
 def notes(report: Report) -> Iterator[Text]:
     """Yield a line for each note of a report."""
     for note in report.notes:
-        yield text(Span(f"note: {note.text}", "warn"))
+        yield line(Span(f"note: {note.text}", "warn"))
 
 
 def _origin(source: Source) -> str:
@@ -117,7 +123,7 @@ ROWS = 20
 _MARKS = {"came": "+", "gone": "-", "changed": ""}
 
 
-def blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
+def diff_blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
     """
     Yield the blocks of ``--diff``.
 
@@ -132,13 +138,13 @@ def blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
     sides = (diff.before, diff.after)
     yield Table(columns, [(side.file, *moment(side)) for side in sides])
     if diff.elapsed_ns is not None:
-        yield text(f"{duration(diff.elapsed_ns)} from one to the other")
+        yield line(f"{duration(diff.elapsed_ns)} from one to the other")
     for note in diff.notes:
-        yield text(Span(f"note: {note.text}", "warn"))
+        yield line(Span(f"note: {note.text}", "warn"))
     yield from _notes(sides)
     for name, changes in diff.changes.items():
-        yield text()
-        yield text(Span(f"Changes in {name}", "title"), f"  {_sum(changes)}")
+        yield line()
+        yield line(Span(f"Changes in {name}", "title"), f"  {_sum(changes)}")
         if changes:
             shown = changes[: rows or ROWS]
             left = len(changes) - len(shown)
@@ -158,7 +164,7 @@ def moment(side: Moment) -> tuple[Cell, ...]:
 def _notes(sides: Sequence[Side]) -> Iterator[Block]:
     for which, side in zip(("first", "second"), sides, strict=True):
         for note in side.notes:
-            yield text(Span(f"note of the {which}: {note.text}", "warn"))
+            yield line(Span(f"note of the {which}: {note.text}", "warn"))
 
 
 def _sum(changes: Sequence[RowChange]) -> str:

@@ -17,10 +17,11 @@ from msatools.render.blocks import (
     Text,
     Tree,
     free_text,
+    line,
     term,
-    text,
     verbatim,
 )
+from msatools.render.plain import cell_text
 
 # --- Prints legends: what was asked for with --why, or all that a report has (-v).
 
@@ -46,16 +47,16 @@ def why_lines(name: str, kind: str, words: str, bound: str = "exact") -> Iterato
     :param kind: What it is the name of; empty if that is plain.
     """
     about = "".join(f"  {each}" for each in (kind, _BOUNDS[bound]) if each)
-    yield text(Span(name, "title"), Span(about, "dim"))
-    yield text(f"  {words}")
+    yield line(Span(name, "title"), Span(about, "dim"))
+    yield line(f"  {words}")
 
 
 def legend_blocks(legend: Legend) -> Iterator[Block]:
     """Yield a whole legend, a line for each name."""
     for number, group in enumerate(legend):
         if number:
-            yield text()
-        yield text(Span(group.title, "title"))
+            yield line()
+        yield line(Span(group.title, "title"))
         width = max(len(entry.name) for entry in group.entries)
         for entry in group.entries:
             yield term(entry.name, width, entry.meaning)
@@ -73,7 +74,7 @@ def with_key(blocks: Iterable[Block], legend: Legend) -> Iterator[Block]:
     found = _Found(shown)
     lines = [_key_line(group, found.entries(group)) for group in legend]
     if any(lines):
-        yield text()
+        yield line()
     yield from filter(None, lines)
 
 
@@ -84,7 +85,7 @@ def _key_line(group: Group, entries: Sequence[Entry]) -> Text | None:
     for entry in entries:
         end = "" if entry is entries[-1] else ";"
         spans += [f"  {entry.name}: ", Span(f"{entry.meaning}{end}", "dim")]
-    return text(*spans)
+    return line(*spans)
 
 
 class _Found:
@@ -128,23 +129,19 @@ class _Found:
                 self._cells.setdefault(header, set())
             for row in islice(block.rows, _MOST_ROWS):
                 for header, cell in zip(headers, row, strict=False):
-                    self._cells[header].add(_text(cell).strip())
+                    self._cells[header].add(cell_text(cell).strip())
         elif isinstance(block, Items):
             for item in block.items:
                 for line in item:
                     self._add(line)
         elif isinstance(block, Tree):
-            self._words.update(_text(block.label).split())
+            self._words.update(cell_text(block.label).split())
             for child in block.children:
                 self._add(child)
         elif isinstance(block, Text):
-            words = "".join(map(_text, block.spans))
+            words = "".join(map(cell_text, block.spans))
             self._lines.append(words)
             self._words.update(words.split())
-
-
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text
 
 
 # --- Converts the documentation's Markdown to blocks, for msa help.
@@ -181,38 +178,38 @@ def markdown_blocks(page: str, topic_of: Callable[[str], str]) -> Iterator[Block
             words = _inline(" ".join(paragraph), topic_of)
             further = "  " if _ITEM.match(words) else ""
             yield from map(
-                text, textwrap.wrap(words, PAGE_WIDTH, subsequent_indent=further)
+                line, textwrap.wrap(words, PAGE_WIDTH, subsequent_indent=further)
             )
             paragraph.clear()
 
-    for line in lines:
-        if line.startswith("```"):
+    for source in lines:
+        if source.startswith("```"):
             yield from flush()
             for code in lines:
                 if code.startswith("```"):
                     break
                 yield verbatim(f"    {code}".rstrip())
-        elif line.startswith("|"):
+        elif source.startswith("|"):
             yield from flush()
-            rows = [line]
+            rows = [source]
             for row in lines:
                 if not row.startswith("|"):
                     break
                 rows.append(row)
             yield _table(rows, topic_of)
-            yield text()
-        elif line.startswith("#"):
+            yield line()
+        elif source.startswith("#"):
             yield from flush()
-            yield text(Span(line.lstrip("# "), "title"))
-        elif line.startswith("<!--") or not line.strip():
+            yield line(Span(source.lstrip("# "), "title"))
+        elif source.startswith("<!--") or not source.strip():
             yield from flush()
-            if not line.strip():
-                yield text()
-        elif _ITEM.match(line):
+            if not source.strip():
+                yield line()
+        elif _ITEM.match(source):
             yield from flush()
-            paragraph.append(line)
+            paragraph.append(source)
         else:
-            paragraph.append(line.strip())
+            paragraph.append(source.strip())
     yield from flush()
 
 

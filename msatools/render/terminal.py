@@ -343,7 +343,7 @@ def _left_out(table: Table, layout: TableLayout) -> Iterator[blocks.Text]:
     names = ", ".join(column.called or column.header for column in columns)
     it = "it" if len(columns) == 1 else "them"
     how = blocks.advice(f"-v or a wider terminal shows {it}")
-    yield blocks.text(Span(f"… left out: {names}", "dim"), how)
+    yield blocks.line(Span(f"… left out: {names}", "dim"), how)
 
 
 # --- the widths of text, by rich's tables

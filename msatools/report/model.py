@@ -63,7 +63,7 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     """Whether the dump is read outside of the sandbox for want of seccomp."""
 
 
-# --- The report of msa-report: what happened, what is wrong, and what to look at next.
+# --- the report
 
 
 Severity = Literal["critical", "warning", "info"]

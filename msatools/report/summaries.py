@@ -23,9 +23,6 @@ from msatools.report.rule import (
 from msatools.reports.units import duration, size
 from msatools.zombies.model import ZombiesReport
 
-# --- What each command says, in one line. Pure.
-
-
 _KINDS = {
     "free": ("free.",),
     "user": ("user.",),

@@ -9,9 +9,6 @@ from msgspec import Struct
 
 from msatools.kernel.report import Report
 
-# --- The report of --self-check. Plain data, to be rendered as text or JSON.
-
-
 Verdict = Literal["ok", "moved", "differs", "unknown", "not-applicable"]
 """``ok``: the numbers agree, or their difference is allowed. ``moved``: they differ,
 but changed between readings of a running kernel by more than that. ``differs``: the

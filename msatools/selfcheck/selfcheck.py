@@ -26,7 +26,6 @@ from msatools.kernel.report import (
 )
 from msatools.locks.locks import collect_locks
 from msatools.locks.report import LocksReport
-from msatools.memory.by_process import UserTables
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.program.arch import table_format
@@ -74,7 +73,7 @@ class ReportSet:
     @cached_property
     def memstat(self) -> MemstatReport:
         """The report of msa-memstat, with those of :data:`BY` that it can make."""
-        has_tables = UserTables.supported(self.prog)
+        has_tables = table_format(self.prog) is not None
         by = [each for each in BY if has_tables or each != "process"]
         return self.collected(
             lambda: collect_memstat(self.prog, target=self.target, by=by)

@@ -19,14 +19,11 @@ from msatools.selfcheck.model import Comparison
 from msatools.selfcheck.selfcheck import ReportSet
 from msatools.selfdesc.find import ask, find_symbol, find_type, find_variable
 from msatools.tasks.stacks import StackCollector, ask_drgn
+from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 from msatools.tasks.unwind import saved_registers
 
 # --- Checks of tasks: whether the commands, the kernel's counts and its lists agree.
-
-
-_UNINTERRUPTIBLE = 2
-"""TASK_UNINTERRUPTIBLE (include/linux/sched.h)."""
 
 
 def same_tasks(reports: ReportSet) -> Iterator[Comparison]:
@@ -279,7 +276,7 @@ def _delayed(reports: ReportSet) -> int:
     tasks = reports.tasks
     if not tasks.has("sched_delayed"):
         return 0
-    asleep: npt.NDArray[np.bool_] = (tasks["state"] & _UNINTERRUPTIBLE) != 0
+    asleep: npt.NDArray[np.bool_] = (tasks["state"] & UNINTERRUPTIBLE) != 0
     return int(np.count_nonzero(asleep & (tasks["sched_delayed"] != 0)))
 
 

@@ -564,7 +564,7 @@ def has_debug_info(main: MainModule) -> bool:
     return bool(main.debug_file_status == ModuleFileStatus.HAVE)
 
 
-# --- Loading of a program's types and symbols from the kernel itself.
+# --- loading
 
 
 _SYS_BTF = "/sys/kernel/btf/vmlinux"

@@ -29,6 +29,7 @@ from msatools.kernel.structs import (
     NOT_FOUND,
     Booleans,
     Members,
+    Numbers,
     Structs,
     constant,
     find_rows,
@@ -41,7 +42,6 @@ from msatools.tasks.table import PF_KTHREAD, PF_WQ_WORKER, TaskReader, TaskTable
 
 UNKNOWN = -1
 
-Numbers = npt.NDArray[np.int64]
 
 _IDENTITY_CRED = {"uid": ("uid.val",), "euid": ("euid.val",)}
 _TASK = {"tgid": ("tgid",)}

@@ -42,13 +42,13 @@ TRACED = 0x8
 WAKEKILL = 0x100
 """``TASK_WAKEKILL``: a fatal signal ends the sleep."""
 WAKING = 0x200
-_NOLOAD = 0x400
+NOLOAD = 0x400
 _RTLOCK_WAIT = 0x1000
 FROZEN = 0x8000
 """``TASK_FROZEN``: a sleep that allows it is frozen without a wake-up (v6.1)."""
 
-TRAP_FREEZE = 1 << 23
-"""``JOBCTL_TRAP_FREEZE`` (include/linux/sched/jobctl.h)."""
+STOP_SIGNAL, TRAP_FREEZE = 0xFFFF, 1 << 23
+"""``JOBCTL_STOP_SIGMASK`` and ``JOBCTL_TRAP_FREEZE`` (include/linux/sched/jobctl.h)."""
 
 _PF_FROZEN = 0x0001_0000
 """A bit of ``task_struct.flags``."""
@@ -70,7 +70,7 @@ def letters(tasks: TaskTable) -> Letters:
     state = state | tasks["exit_state"].astype(np.uint32)
     state = np.where(state & (_RTLOCK_WAIT | FROZEN), UNINTERRUPTIBLE, state)
     result: Letters = _BY_STATE[state & (len(_BY_STATE) - 1)]
-    idle = UNINTERRUPTIBLE | _NOLOAD
+    idle = UNINTERRUPTIBLE | NOLOAD
     result[(state & idle) == idle] = "I"
     return result
 
@@ -92,7 +92,7 @@ def loads(tasks: TaskTable) -> Booleans:
     """
     state = tasks["state"]
     counted: Booleans = (state & UNINTERRUPTIBLE) != 0
-    counted &= (state & (_NOLOAD | FROZEN)) == 0
+    counted &= (state & (NOLOAD | FROZEN)) == 0
     return counted
 
 
@@ -151,7 +151,7 @@ NICE_0 = 120
 _MAX_DEPTH = 64
 """Maximum number of nested control groups."""
 
-_UNLIMITED = (1 << 64) - 1
+UNLIMITED = (1 << 64) - 1
 """RUNTIME_INF: the quota of a group without one."""
 
 Rows = npt.NDArray[np.intp]
@@ -296,7 +296,7 @@ def _by_group(
         (path,) = cgroup_paths(reader, cgroup, losses)
         limit = group.cfs_bandwidth
         quota, period = int(limit.quota), int(limit.period)
-        of = "" if quota == _UNLIMITED else f" ({_limit(quota, period)})"
+        of = "" if quota == UNLIMITED else f" ({_limit(quota, period)})"
         since = int(queue.throttled_clock)
         return Throttle(
             text=f"throttled by the quota of {path or 'its control group'}{of}",

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msatools.errors import UNREADABLE, DamagedDataError
 from msatools.kernel.reader import U32, U64, Addresses, Reader, column
 from msatools.kernel.report import Loss, LossLog
-from msatools.kernel.structs import Booleans, lose_many
+from msatools.kernel.structs import Booleans, Numbers, lose_many
 from msatools.kernel.walks import list_records
 from msatools.selfdesc.find import find_constant, find_type, offset_of
 from msatools.tasks.table import PF_KTHREAD, TaskTable
@@ -31,7 +31,6 @@ from msatools.tasks.unwind import StackMemory
 NO_CALL = -1
 """The task entered the kernel by an exception, not by a system call."""
 
-Numbers = npt.NDArray[np.int64]
 
 _USER_CS, _USER_CS32 = 0x33, 0x23
 _X86_ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")

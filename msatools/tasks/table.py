@@ -27,6 +27,9 @@ from msatools.selfdesc.find import find_type, find_variable, offset_of
 Records = npt.NDArray[np.void]
 """A structured array, one record a thread."""
 
+IDENTITY = ("address", "pid", "start_ns")
+"""Columns that together no two tasks have in common."""
+
 PF_EXITING = 0x4
 PF_KTHREAD = 0x00200000
 """A bit of ``flags``: a kernel thread."""

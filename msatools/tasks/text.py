@@ -26,6 +26,7 @@ from msatools.kernel.code import (
 from msatools.kernel.mm import PageTables
 from msatools.kernel.reader import Reader, read_string
 from msatools.kernel.report import Loss, LossLog
+from msatools.program.arch import table_format
 from msatools.selfdesc.find import find_symbol, find_type, member_of, object_at
 from msatools.selfdesc.load import (
     LoadedModule,
@@ -220,7 +221,7 @@ class UnloadedModules:
         self._area = module_area(reader.prog)
         self._text = KernelText(reader, losses)
         self._tables: PageTables | None = None
-        if PageTables.supported(reader.prog):
+        if table_format(reader.prog) is not None:
             self._tables = PageTables(reader, LossLog())
         self._known: dict[int, str | None] = {}
 

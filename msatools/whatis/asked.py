@@ -10,9 +10,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-# --- Addresses as users write or paste them; nothing here needs a kernel.
-
-
 Space = Literal["kernel", "physical", "pfn", "user", "symbol"]
 
 _HEX = r"(?:0[xX])?[0-9a-fA-F]{1,16}"

@@ -10,9 +10,12 @@ import numpy as np
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.report import Loss
+from msatools.locks.c_library import CONDITION_BYTES
 from msatools.locks.futexes import Waiter, find_futex, futex_queues, requested_futexes
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
+from msatools.locks.locks import collect_locks
 from msatools.locks.report import FutexKey, Holder, Lock, LockRow, LockTypeName
+from msatools.locks.report_builder import LocksOptions
 from msatools.locks.user_locks import futex_requests
 from msatools.locks.user_memory import SharedFile, user_memory
 from msatools.program import TargetError
@@ -118,10 +121,6 @@ class WaitedLocks:
         tasks = _linked_tasks(self._lookup, start)
         if not tasks:
             return ()
-        # It is rarely asked for, and slow to import.
-        from msatools.locks.locks import collect_locks
-        from msatools.locks.report_builder import LocksOptions
-
         try:
             # Idle tasks have no PID, and wait for no lock.
             pids = [pid for task in tasks if (pid := self._lookup.task(task).pid)]
@@ -166,9 +165,6 @@ def _size(lookup: Lookup, row: LockRow) -> int:
 _WORD = 4
 """Bytes of a futex."""
 
-_CONDITION_BYTES = 48
-"""Size of the C library's ``pthread_cond_t``, which begins before its futexes."""
-
 
 def futex_at(lookup: Lookup, mm: int, address: int) -> LockThere | None:
     """Return the futex at an address of a process; ``None`` if no task waits for one.
@@ -184,7 +180,7 @@ def futex_at(lookup: Lookup, mm: int, address: int) -> LockThere | None:
             file = user_memory(context).shared_file(mm, word)
         for key, waiters in queues.items():
             there = _address(lookup, key, waiters[0], mm, file)
-            if there is None or not 0 <= there - word < _CONDITION_BYTES:
+            if there is None or not 0 <= there - word < CONDITION_BYTES:
                 continue
             for lock in _locks(lookup, waiters[0]):
                 start = there - _bytes_before(key, lock)

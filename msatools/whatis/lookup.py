@@ -15,7 +15,7 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.files import Paths
 from msatools.kernel.mm import PageTables
 from msatools.kernel.percpu import read_percpu
-from msatools.kernel.reader import Addresses, Reader, read_string
+from msatools.kernel.reader import MAX_ADDRESS, Addresses, Reader, read_string
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.locks.context import LockContext
@@ -403,7 +403,6 @@ _NOT_FREED = tuple(
         PageClass.HWPOISON,
     )
 )
-_MAX_ADDRESS = (1 << 64) - 1
 
 
 class KernelMap:
@@ -436,7 +435,7 @@ class KernelMap:
         moved = arch_of(self._prog).image_offset(self._prog)
         if moved is None:
             return None
-        address = (physical + moved) & _MAX_ADDRESS
+        address = (physical + moved) & MAX_ADDRESS
         start, end = self.image
         return address if start <= address < end else None
 

@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
-from msatools.kernel.mm import online_nodes, populated_zones
-from msatools.kernel.reader import Addresses
+from msatools.kernel.mm import MAPPING_FLAGS, online_nodes, populated_zones
+from msatools.kernel.reader import Addresses, unsigned
 from msatools.kernel.report import Loss
 from msatools.kernel.structs import find_offset
 from msatools.memory.by_cgroup import Memcgs
@@ -35,8 +35,6 @@ _BLOCK = 1 << 10
 x86-64, and the largest compound page but for huge pages of 1 GiB."""
 
 _GAP_BYTES = 4096
-_MAPPING_FLAGS = 0b11
-"""PAGE_MAPPING_FLAGS (include/linux/page-flags.h)."""
 
 _CACHED = (PageClass.FILE, PageClass.EXEC, PageClass.SHMEM, PageClass.BLOCKDEV)
 _IN_FILES = (*_CACHED, PageClass.USER_HUGETLB)
@@ -122,7 +120,7 @@ class Pages:
     def file(self, page: PageFound) -> CachedFile | None:
         """Return the file that a page caches a part of; ``None`` if of none."""
         # An anonymous page, as of hugetlb, has flags in its mapping.
-        is_file = page.mapping >= KERNEL_HALF and not page.mapping & _MAPPING_FLAGS
+        is_file = page.mapping >= KERNEL_HALF and not page.mapping & MAPPING_FLAGS
         if page.code not in _IN_FILES or not is_file:
             return None
         (file,) = self._files.files(np.array([page.mapping], np.uint64))
@@ -246,14 +244,11 @@ class Pages:
             self._losses.lose(Loss.HEADS, f"cannot read the head of a page: {error}")
             return 0, None, 0, 0
 
-        def word(offset: int, size: int = 8) -> int:
-            return int.from_bytes(data[offset : offset + size], "little")
-
         return (
-            word(layout.flags),
-            word(layout.refcount, 4),
-            word(layout.mapping),
-            word(self._index_offset),
+            unsigned(data, layout.flags, 8),
+            unsigned(data, layout.refcount, 4),
+            unsigned(data, layout.mapping, 8),
+            unsigned(data, self._index_offset, 8),
         )
 
     @cached_property

@@ -14,6 +14,7 @@ from drgn.helpers.linux.mm import vma_name
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingMemberError
+from msatools.kernel.mm import MAPPING_ANON, MAPPING_FLAGS
 from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.reader import U64, decode_string
 from msatools.kernel.report import Loss
@@ -107,8 +108,7 @@ MAX_MAPPERS = 16
 _MAX_TRIED = 1 << 10
 """Mappings whose page tables are read for one page: some 0.1 s."""
 
-_FLAGS = 0b11
-_ANONYMOUS, _KSM = 0b01, 0b11
+_KSM = 0b11
 _MAPPERS_VMA = ("vm_start", "vm_end", "vm_mm")
 _KSM_ITEMS = ("ksm_rmap_item", "rmap_item")
 _KSM_NODES = ("ksm_stable_node", "stable_node")
@@ -152,12 +152,12 @@ class Mappers:
 
     def _places(self, page: PageFound) -> Iterator[_Place]:
         """Yield where a page may be mapped."""
-        pointer, flags = page.mapping & ~_FLAGS, page.mapping & _FLAGS
+        pointer, flags = page.mapping & ~MAPPING_FLAGS, page.mapping & MAPPING_FLAGS
         if pointer < KERNEL_HALF:
             return
         if page.code == PageClass.KSM or flags == _KSM:
             yield from self._of_ksm(pointer)
-        elif flags == _ANONYMOUS:
+        elif flags == MAPPING_ANON:
             vmas = self._anonymous(pointer)
             yield from self._within(vmas, page, self._anonymous_offset)
         elif not flags:

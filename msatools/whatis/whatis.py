@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import read_clocks
+from msatools.kernel.reader import MAX_ADDRESS
 from msatools.kernel.report import KernelSession, Progress
+from msatools.locks.locks import collect_locks
 from msatools.locks.places import SlabObject
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.program.linear import KERNEL_HALF, kernel_start
@@ -132,13 +134,11 @@ class PageAnswers:
         return None if address is None else self._slabs.cache_at(address)
 
 
-# --- Finds what lies at an address, from the most specific to the least.
+# --- the finder
 
 
 _AREA_CODES = PageClass.VMALLOC, PageClass.STACKS, PageClass.VMAP
 _IN_AREAS = tuple(CLASSES[code] for code in _AREA_CODES)
-_MAX_ADDRESS = (1 << 64) - 1
-
 _Facts = dict[str, Any]
 """Fields of an :class:`AddressAnswer`."""
 
@@ -199,7 +199,7 @@ class AddressFinder:
             start = self._symbol(asked.symbol or "")
             if start is None:
                 return None, {}
-            address = (start + asked.number) & _MAX_ADDRESS
+            address = (start + asked.number) & MAX_ADDRESS
         return address, self._of_virtual(address)
 
     def _symbol(self, name: str) -> int | None:
@@ -499,8 +499,6 @@ class Whatis(KernelSession[WhatisReport, WhatisOptions]):
 
         The waits of all tasks are read for it.
         """
-        # It is rarely asked for, and slow to import.
-        from msatools.locks.locks import collect_locks
 
         ranges = [_extent(answer) for answer in answers]
         for row in collect_locks(self._prog, target=self._target).locks:

@@ -24,6 +24,7 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.slab import SlabCache
 from msatools.kernel.structs import (
     Booleans,
+    Numbers,
     Structs,
     find_offset,
     find_rows,
@@ -299,7 +300,6 @@ _WITHOUT_PIDS = frozenset(
 )
 """Classes of waits that hold no reference to a process."""
 
-Numbers = npt.NDArray[np.int64]
 Found = Iterator[tuple[int, str]]
 """Index of a wanted ``struct pid``, and the kind of its holder."""
 

@@ -37,11 +37,6 @@ def ending(exit_code: int) -> str:
     return signal_name(number) + (" (core)" if exit_code & _CORE else "")
 
 
-# --- The report of msa-zombies: dead tasks, why they are not reaped, and what they use.
-#
-# Plain data, to be rendered as text or JSON.
-
-
 Verdict = Literal[
     "leader-exited",
     "being-reaped",

@@ -21,6 +21,7 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     NOT_FOUND,
     Booleans,
+    Numbers,
     find_rows,
     lose_many,
     read_bits,
@@ -53,14 +54,13 @@ from msatools.zombies.model import Disposition, Reaper
 
 UNKNOWN = -1
 
-Numbers = npt.NDArray[np.int64]
 
 # Bits of task_struct.exit_state (include/linux/sched.h); both while a tracer reaps it.
 _DEAD = 0x10
 _ZOMBIE = 0x20
 
-_GROUP_EXIT = 0x4
-"""``SIGNAL_GROUP_EXIT``, a bit of ``signal_struct.flags``."""
+GROUP_EXIT = 0x4
+"""``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``: exit_group(), or a fatal signal."""
 
 _ZOMBIE_PROCESS = {
     "live": ("live.counter",),
@@ -157,7 +157,7 @@ def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, losses: LossLog) -> 
     counts = read_structs(
         reader, "struct signal_struct", _ZOMBIE_PROCESS, process, losses
     )
-    whole = counts.readable & ((counts["flags"] & _GROUP_EXIT) != 0)
+    whole = counts.readable & ((counts["flags"] & GROUP_EXIT) != 0)
     thread_pid = part["thread_pid"].astype(np.uint64)
     namespace, ns_pid = read_numbers(reader, thread_pid, losses)
     known = counts.readable

@@ -19,7 +19,7 @@ from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_EXITING, TaskTable
 from msatools.tasks.unwind import Rows
 from msatools.zombies.model import Heir, HeldNamespace, ZombieGroup
-from msatools.zombies.parents import Dead
+from msatools.zombies.parents import SIGCHLD, Dead
 
 # --- Find the process that would inherit the dead children of a parent that ends.
 #
@@ -28,7 +28,6 @@ from msatools.zombies.parents import Dead
 # a subreaper (PR_SET_CHILD_SUBREAPER), else to init of the namespace.
 
 
-_SIGCHLD = 17
 _IGNORE = 1
 _NO_CHILD_WAIT = 2
 """``SA_NOCLDWAIT``."""
@@ -167,7 +166,7 @@ class _Family:
         task = object_at(self._prog, "struct task_struct", address)
         if not task.sighand:
             return False
-        action = task.sighand.action[_SIGCHLD - 1].sa
+        action = task.sighand.action[SIGCHLD - 1].sa
         ignores = action.sa_handler.value_() == _IGNORE
         return ignores or bool(action.sa_flags.value_() & _NO_CHILD_WAIT)
 

@@ -21,10 +21,8 @@ from msatools.tasks.states import WAKEKILL, loads
 from msatools.tasks.table import TaskTable
 from msatools.tasks.unwind import Rows
 from msatools.zombies.model import Heir, ParentThread, Zombie, ZombieGroup, ending
-from msatools.zombies.parents import NONE, UNKNOWN, Dead, Parents
+from msatools.zombies.parents import GROUP_EXIT, NONE, UNKNOWN, Dead, Parents
 from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, advice, evidence
-
-# --- Rows of dead tasks, and groups by parent and verdict.
 
 
 class Found(Struct, frozen=True):
@@ -169,10 +167,6 @@ def _known(value: "np.int64") -> int | None:
 # --- Dead first threads of processes: what keeps the other threads alive.
 
 
-_GROUP_EXIT = 0x4
-"""``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``: exit_group(), or a fatal signal."""
-
-
 class Survivors(Struct, frozen=True):
     """The living threads of processes whose first thread has ended."""
 
@@ -205,7 +199,7 @@ def read_survivors(
         reader, "struct signal_struct", {"flags": ("flags",)}, signals, losses
     )
     ending = len(signals) > 0 and bool(
-        (read.readable & ((read["flags"] & _GROUP_EXIT) != 0)).all()
+        (read.readable & ((read["flags"] & GROUP_EXIT) != 0)).all()
     )
     order = np.argsort(-age_ns[rows][stuck], kind="stable")
     return Survivors(tuple(part["pid"][stuck][order].tolist()), ending)

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 
 import drgn
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.errors import DamagedDataError, MissingError
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.slab import MAX_OBJECT, SlabCache, slab_caches, slab_type
-from msatools.kernel.structs import lose_many
+from msatools.kernel.structs import Numbers, lose_many
 from msatools.memory.classes import page_layout
 from msatools.memory.memmap import memmap_ranges, read_chunks
 from msatools.program.linear import page_address
@@ -29,8 +28,6 @@ _MAX_SEARCHED = 1 << 32
 """Maximum number of bytes of slabs that are searched: some four seconds."""
 
 _MAX_OBJECTS = (1 << 15) - 1
-
-Numbers = npt.NDArray[np.int64]
 
 
 class SlabPages(Struct, frozen=True):

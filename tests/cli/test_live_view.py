@@ -12,7 +12,7 @@ from msatools.cli.live_view import KEYS, LiveView, split_keys
 from msatools.cli.main import run_console
 from msatools.legends import legend_of
 from msatools.registry import load
-from msatools.render.blocks import Block, Column, Table, Text, text
+from msatools.render.blocks import Block, Column, Table, Text, line
 from tests.support.calls import GUEST, open_demo
 from tests.support.terminal import PATIENCE_SECONDS, Terminal
 
@@ -31,13 +31,13 @@ TABLE = Table(
     (Column("PID"), Column("RSS"), Column("COMMAND")),
     [("1", "2.0M", "init"), ("7", "-", "idle"), ("12", "900K", "sshd"),
      ("30", "1.1G", "Java")],
-    notes={3: [text("    a note")]},
+    notes={3: [line("    a note")]},
 )  # fmt: skip
 SMALL = Table((Column("SET"),), [("default",)])
 
 
 def pids(view: LiveView) -> list[str]:
-    blocks, has_rows = view.shown([text("head"), SMALL, TABLE])
+    blocks, has_rows = view.shown([line("head"), SMALL, TABLE])
     assert has_rows
     assert blocks[1] is SMALL
     (table,) = (b for b in blocks if isinstance(b, Table) and b is not SMALL)
@@ -140,7 +140,7 @@ def test_pause_quit_and_help() -> None:
 
 def test_page_without_a_table() -> None:
     view = LiveView()
-    blocks: list[Block] = [text("one"), text("two")]
+    blocks: list[Block] = [line("one"), line("two")]
     assert view.shown(blocks) == (blocks, False)
     assert not view.press(RIGHT)
     assert view.shown(blocks) == (blocks, False)

@@ -24,7 +24,7 @@ from msatools.cli.screen import Keys
 from msatools.errors import DamagedDataError, MissingError
 from msatools.program import Opened, TargetSpec
 from msatools.program.live import MovedError
-from msatools.render.blocks import text
+from msatools.render.blocks import line
 from msatools.selfdesc import BtfError
 from tests.support.calls import MADE, Ran, call, end, open_nothing, start
 from tests.support.probe import (
@@ -194,7 +194,7 @@ def test_no_standard_output(
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_letters_that_the_encoding_lacks(errors: str) -> None:
     """A name in a dump may have any; Python's locale C has the second handler."""
-    shown = replace(COMMAND, blocks=lambda *_: [text("é")])
+    shown = replace(COMMAND, blocks=lambda *_: [line("é")])
 
     def encode() -> None:
         sys.stdout.reconfigure(encoding="ascii", errors=errors)

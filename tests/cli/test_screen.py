@@ -20,7 +20,7 @@ from msatools.cli.arguments import rows
 from msatools.cli.screen import footer
 from msatools.errors import EXIT_FAULT
 from msatools.kernel.report import Cost
-from msatools.render.blocks import Block, Tree, text
+from msatools.render.blocks import Block, Tree, line
 from tests.support.probe import COMMAND, GUEST, ProbeReport, on_terminal
 from tests.support.terminal import Terminal
 
@@ -114,12 +114,12 @@ def test_rows_for_a_screen() -> None:
     command = replace(
         COMMAND,
         arguments=(*COMMAND.arguments, rows("rows")),
-        blocks=lambda _, args: [text(f"rows {args.rows}")],
+        blocks=lambda _, args: [line(f"rows {args.rows}")],
     )
-    for words, line in (((), "rows 10000"), (("-n", "7"), "rows 7")):
+    for words, shown in (((), "rows 10000"), (("-n", "7"), "rows 7")):
         terminal = on_terminal(*GUEST, "0.05", "1", *words, command=command)
         assert terminal.end() == 0
-        assert left(terminal)[0] == line
+        assert left(terminal)[0] == shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

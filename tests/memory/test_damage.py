@@ -21,7 +21,7 @@ from msatools.memory.classes import page_layout
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.render.blocks import Table
-from msatools.render.memstat.report import blocks
+from msatools.render.memstat.report import memstat_blocks as blocks
 
 from .damage import Patient, struct_page, to_damage
 from .sums import check_of, pages_of

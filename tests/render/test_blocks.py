@@ -6,7 +6,7 @@ import re
 import pytest
 
 from msatools.render import show
-from msatools.render.blocks import Block, Column, Span, Table, Text, Tree, escape, text
+from msatools.render.blocks import Block, Column, Span, Table, Text, Tree, escape, line
 from tests.render.screens import check_screens
 from tests.support.golden import Golden
 
@@ -55,7 +55,7 @@ def test_golden(golden: Golden) -> None:
     screens: dict[str, list[Block]] = {
         "a table": [TABLE],
         "without rows": [Table(TABLE.columns, [])],
-        "text": [text("a ", Span("b", "bad")), text(), Text(("c",))],
+        "text": [line("a ", Span("b", "bad")), line(), Text(("c",))],
         "a tree": [tree],
     }
     check_screens(golden, "blocks", screens)
@@ -74,7 +74,7 @@ def without_styles(out: io.StringIO) -> str:
 
 @pytest.mark.usefixtures("colours")
 @pytest.mark.parametrize(
-    "block", [text(EVIL), Table((Column("X"),), [[EVIL]]), Tree(EVIL, (Tree(EVIL),))]
+    "block", [line(EVIL), Table((Column("X"),), [[EVIL]]), Tree(EVIL, (Tree(EVIL),))]
 )
 def test_data_cannot_reach_the_terminal(block: Block) -> None:
     for out in (io.StringIO(), FakeTerminal()):

@@ -13,7 +13,8 @@ from msatools.kernel.report import Note
 from msatools.model import names
 from msatools.program.model import Crash
 from msatools.render.cpus.columns import amount, percent
-from msatools.render.cpus.report import View, blocks
+from msatools.render.cpus.report import View
+from msatools.render.cpus.report import cpus_blocks as blocks
 from tests.cpus.madecpus import (
     NOTHING,
     bound,

@@ -14,7 +14,7 @@ from typing import TextIO
 import pytest
 
 from msatools.render import show
-from msatools.render.blocks import Span, text
+from msatools.render.blocks import Span, line
 from msatools.render.device import Colour, Colours, Device, device_of
 
 
@@ -103,5 +103,5 @@ def test_pipe_has_no_width_unless_it_is_coloured(
 def test_styles(colours: Colours | None, printed: str) -> None:
     out = io.StringIO()
     blanks = Span("  ", "title")
-    show([text(Span("a", "bad"), " b ", blanks)], out, Device(colours=colours))
+    show([line(Span("a", "bad"), " b ", blanks)], out, Device(colours=colours))
     assert out.getvalue() == printed

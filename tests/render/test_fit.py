@@ -10,8 +10,8 @@ from msatools.render.blocks import (
     Span,
     Table,
     Tree,
+    line,
     term,
-    text,
 )
 from msatools.render.device import Device
 from msatools.render.terminal import STYLES, Drawing, drawn, fit
@@ -28,14 +28,14 @@ def fitted(blocks: list[Block], width: int, height: int) -> tuple[list[str], int
 
 
 def test_longest_block_is_cut() -> None:
-    blocks = [text("head"), table(2), table(10), text("foot")]
+    blocks = [line("head"), table(2), table(10), line("foot")]
     lines, left_out = fitted(blocks, 80, 9)
     assert lines == ["head", "N", "0", "1", "N", "0", "1", "2", "foot"]
     assert left_out == 7
 
 
 def test_text_is_folded_and_keeps_its_styles() -> None:
-    spans = text("abcd", Span("efghij", "bad"))
+    spans = line("abcd", Span("efghij", "bad"))
     lines, left_out = fit([spans], Drawing(Device(5, colours="256")), 9)
     assert [[piece.text for piece in line] for line in lines] == [
         ["abcd", "e"],
@@ -53,7 +53,7 @@ def test_trees_are_cut_and_not_folded() -> None:
 def test_what_a_narrow_table_lacks_is_said_even_if_rows_are_cut() -> None:
     columns = (Column("A"), Column("B", worth=0))
     wide = Table(columns, [["x" * 30, "y" * 30]] * 9)
-    lines, left_out = fitted([text("head"), wide, text("foot")], 50, 6)
+    lines, left_out = fitted([line("head"), wide, line("foot")], 50, 6)
     assert lines == [
         *("head", "A", "x" * 30, "x" * 30),
         "… left out: B: -v or a wider terminal shows it",
@@ -65,7 +65,7 @@ def test_what_a_narrow_table_lacks_is_said_even_if_rows_are_cut() -> None:
 @pytest.mark.parametrize("left", [-5, 0, 2])
 def test_items_without_room_are_counted(left: int) -> None:
     """Also if there was room for more of them than there are."""
-    items = [(text(f"root {n}"), *(text("task") for _ in range(9))) for n in range(5)]
+    items = [(line(f"root {n}"), *(line("task") for _ in range(9))) for n in range(5)]
     lines = list(drawn([Items(items, More("root", left))], Device(80, 24)))
     roots = sum(line.startswith("root") for line in lines)
     assert 0 < roots < 5
@@ -79,7 +79,7 @@ def test_lists_hang_below_what_a_name_means() -> None:
 
 
 def test_items_without_room_are_named() -> None:
-    items = [(text(f"verdict {n}"), *(text("fact") for _ in range(9))) for n in "abcd"]
+    items = [(line(f"verdict {n}"), *(line("fact") for _ in range(9))) for n in "abcd"]
     block = Items(items, More("verdict"), ["deadlock", "io", "herd", "io"])
     assert [*drawn([block], Device(80, 20))][-1] == (
         "… 3 more verdicts (2 io, herd): -n COUNT shows them"

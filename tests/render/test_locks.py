@@ -23,7 +23,8 @@ from msatools.locks.report import (
     Waker,
 )
 from msatools.program.model import Address
-from msatools.render.locks.report import View, blocks
+from msatools.render.locks.report import View
+from msatools.render.locks.report import locks_blocks as blocks
 from tests.locks.madelocks import SECOND, deadlock, lock, owner, report, root, wait
 from tests.render.screens import EVIL, Screens, check_escaped, check_screens, printed
 from tests.support.cost import calls

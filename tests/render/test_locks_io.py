@@ -20,7 +20,7 @@ from msatools.locks.report import (
     Workqueues,
 )
 from msatools.program.model import Address
-from msatools.render.locks.report import blocks
+from msatools.render.locks.report import locks_blocks as blocks
 from tests.locks.madelocks import SECOND, report, root, wait
 from tests.render.screens import EVIL, Screens, check_escaped, check_screens
 from tests.support.golden import Golden

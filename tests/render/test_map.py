@@ -47,7 +47,7 @@ def memory_of(
 
 
 def chart(memory: MemoryMap) -> list[str]:
-    charts = [b for b in map.blocks(memory, PAGE) if isinstance(b, Chart)]
+    charts = [b for b in map.map_blocks(memory, PAGE) if isinstance(b, Chart)]
     lines = itertools.chain.from_iterable(plain.lines(b) for b in charts)
     return ["".join(span.text for span in line).rstrip() for line in lines]
 
@@ -104,7 +104,7 @@ def test_zones_in_many_pieces_share_a_band(step: int, label: str) -> None:
 def test_no_memory() -> None:
     memory = memory_of([], [])
     assert bands(memory, 64) == ()
-    assert list(map.blocks(memory, PAGE))
+    assert list(map.map_blocks(memory, PAGE))
     assert svg(map_picture.picture(memory, PAGE, "6.1"))
 
 

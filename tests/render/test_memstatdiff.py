@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from msatools.kernel.report import Note
 from msatools.memory.diff import MemstatDiff, compare
-from msatools.render.memstat.diff import blocks
+from msatools.render.memstat.diff import memstat_diff_blocks as blocks
 from tests.memory.madereports import PAGE, SECOND, TARGET, check, group, report
 from tests.render.screens import EVIL, check_escaped, printed
 from tests.support.golden import Golden

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from msatools.memory.classes import CLASSES
 from msatools.memory.model import Check, MemstatReport, ScanChanges
-from msatools.render.memstat.report import blocks
+from msatools.render.memstat.report import memstat_blocks as blocks
 from tests.memory.madereports import TARGET, report
 from tests.render.screens import printed
 from tests.support.golden import Golden

@@ -31,7 +31,8 @@ from msatools.prstat.model import (
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import Span, share
 from msatools.render.prstat.columns import COLUMNS, TaskContext, write
-from msatools.render.prstat.report import blocks, folded
+from msatools.render.prstat.report import folded
+from msatools.render.prstat.report import prstat_blocks as blocks
 from tests.locks.madelocks import SECOND, TARGET
 from tests.render.screens import Screens, check_screens, printed
 from tests.support.golden import Golden

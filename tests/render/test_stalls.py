@@ -10,7 +10,7 @@ from msatools.cpus.model import CrossCall, OverdueTimer, Stalls, StopMachine
 from msatools.cpus.stall_chains import StallEvidence
 from msatools.cpus.stall_findings import find_stalls
 from msatools.render.blocks import Block, Table
-from msatools.render.cpus.report import blocks
+from msatools.render.cpus.report import cpus_blocks as blocks
 from tests.cpus.madecpus import cpu, report
 from tests.cpus.stalls.made import (
     LIMITS,

@@ -5,7 +5,7 @@
 import pytest
 from msgspec.structs import replace
 
-from msatools.render.blocks import Column, Span, Table, free_text, text
+from msatools.render.blocks import Column, Span, Table, free_text, line
 from msatools.render.device import Device
 from msatools.render.plain import columns_of, lay_out
 from msatools.render.terminal import breaks, cut, drawn
@@ -81,7 +81,7 @@ def test_narrower_table() -> None:
 
 
 def test_notes_are_below_their_rows() -> None:
-    table = replace(TABLE, notes={0: (text("  a note of so very many words"),)})
+    table = replace(TABLE, notes={0: (line("  a note of so very many words"),)})
     lines = printed(table, 30)
     assert lines[2:4] == ["  a note of so very many words", "xxxxxxxxx    1"]
     lines = printed(table, 29)

@@ -17,7 +17,7 @@ from msatools.render.blocks import (
     Tree,
     cut_line,
     free_text,
-    text,
+    line,
 )
 from msatools.render.device import Colours, Device
 from msatools.render.plain import columns_of
@@ -55,7 +55,7 @@ TABLE = Table(
         ("123", "root", "12K", "/usr/lib/a/path/of/some/length", "words of any length"),
         ("7",),
     ],
-    notes={2: [text("  a note")]},
+    notes={2: [line("  a note")]},
 )  # fmt: skip
 CODE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -83,7 +83,7 @@ def test_rich_draws_a_table_as_it_is_laid_out_beyond_some_rows(
 def test_hostile_names(name: str, width: int) -> None:
     """They are text, not markup, and no line is wider than the terminal."""
     table = Table((free_text("NAME"), Column("N")), [[name, "1"]])
-    for block in (table, Tree(name, (Tree(name),)), text(name), cut_line(name)):
+    for block in (table, Tree(name, (Tree(name),)), line(name), cut_line(name)):
         lines = shown(block, width, False, "truecolor")
         plain = [CODE.sub("", line) for line in lines]
         assert all(line.isprintable() for line in plain)

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from msatools.kernel.report import Note
 from msatools.program.model import Address
 from msatools.render.blocks import Block
-from msatools.render.zombies.report import View, blocks
+from msatools.render.zombies.report import View
+from msatools.render.zombies.report import zombies_blocks as blocks
 from msatools.render.zombies.words import WHY
 from msatools.zombies.model import (
     HeldMemory,

@@ -20,7 +20,7 @@ from fixtures import lab
 from msatools.kernel.report import Note
 from msatools.locks.report import LocksReport
 from msatools.program.model import Source
-from msatools.render.blocks import Block, Column, Table, advice, free_text, text
+from msatools.render.blocks import Block, Column, Table, advice, free_text, line
 from msatools.render.locks.tree import MARKS
 from msatools.render.report.html import page, portable
 from msatools.render.report.html_blocks import (
@@ -426,18 +426,18 @@ def test_no_task_is_hung() -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     rows = [(f"{number}", "x" * 9000) for number in range(MAX_ROWS + 9)]
-    notes = {0: (text("  why", advice("-v shows more")),)}
+    notes = {0: (line("  why", advice("-v shows more")),)}
     columns = (Column("N", "right"), free_text("WORDS"))
 
     def made(verbose: bool) -> list[Block]:
         lines = [
-            text(f"… {n} more", advice("-v shows them")) for n in range(MAX_LINES * 2)
+            line(f"… {n} more", advice("-v shows them")) for n in range(MAX_LINES * 2)
         ]
         return [Table(columns, rows, notes=notes), *(lines if verbose else lines[:3])]
 
     # What a dump says is left as it is, if it looks like that.
     said = "task named: -v shows it"
-    (words,) = page_blocks(lambda _: [text(said, advice("-v shows it"))])
+    (words,) = page_blocks(lambda _: [line(said, advice("-v shows it"))])
     assert isinstance(words, PageText)
     assert [piece.text for piece in words.lines[0].pieces] == [said]
 
@@ -456,7 +456,7 @@ def test_what_is_left_out_is_counted() -> None:
 
 
 def test_lines_of_a_section_are_bounded() -> None:
-    blocks = page_blocks(lambda _: [text(f"line {n}") for n in range(MAX_LINES + 50)])
+    blocks = page_blocks(lambda _: [line(f"line {n}") for n in range(MAX_LINES + 50)])
     assert all(isinstance(block, PageText) for block in blocks)
     lines = [
         line for block in blocks if isinstance(block, PageText) for line in block.lines

@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from msatools import registry
-from msatools.render.selfcheck.report import blocks, paste_lines
+from msatools.render.selfcheck.report import paste_lines
+from msatools.render.selfcheck.report import selfcheck_blocks as blocks
 from msatools.selfcheck.model import (
     KernelFacts,
     SelfCheck,

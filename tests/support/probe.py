@@ -17,7 +17,7 @@ from msatools.cli.arguments import Command, Recorded, argument
 from msatools.cli.main import run_console
 from msatools.kernel.report import Progress, Report, Session
 from msatools.program import Target
-from msatools.render.blocks import Block, text
+from msatools.render.blocks import Block, line
 from tests.support.calls import Ran, end, open_nothing, start
 from tests.support.terminal import Terminal
 
@@ -92,8 +92,8 @@ def read_nothing(prog: Program) -> None:
 
 
 def blocks(report: ProbeReport, args: argparse.Namespace) -> Iterable[Block]:
-    for line in range(args.lines):
-        yield text(f"line {line} of report {report.number}")
+    for number in range(args.lines):
+        yield line(f"line {number} of report {report.number}")
 
 
 COMMAND = Command(

@@ -7,8 +7,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from msatools.cpus.model import Cpu, CpuSet, CpusReport, Diagnostic, State
-from msatools.render.blocks import NOT_KEPT, Cell, Column, Span, Style, Text, share
-from msatools.render.blocks import text as line
+from msatools.render.blocks import (
+    NOT_KEPT,
+    Cell,
+    Column,
+    Span,
+    Style,
+    Text,
+    line,
+    share,
+)
 from msatools.reports.units import count, ranges
 
 # --- Describes CPUs, sets and findings in a few words.

@@ -18,13 +18,12 @@ from msatools.render.blocks import (
     advice,
     cut_line,
     free_text,
+    line,
     number_text,
     plural,
     share,
-    text,
     verbatim,
 )
-from msatools.render.blocks import text as line
 from msatools.render.cpus.columns import (
     COLUMNS,
     CpuContext,
@@ -54,7 +53,7 @@ from msatools.reports.units import ranges
 __all__ = (
     "COLUMNS",
     "View",
-    "blocks",
+    "cpus_blocks",
 )
 
 # --- A plan to set CPUs apart: commands to copy, between comments of a shell.
@@ -72,11 +71,11 @@ def plan_lines(plan: CpuPlan) -> Iterator[Block]:
     head = f"# To set CPU {apart} apart, and leave {others} for all else; not run here"
     yield _whole(Span(head, "title"))
     for step in plan.steps:
-        yield text()
+        yield line()
         yield _whole(f"# {step.name}: {step.text}")
         for command in step.commands:
             yield verbatim(f"# {command}" if step.name == "boot" else command)
-    yield text()
+    yield line()
     yield _whole(Span(f"# What stays on {apart} all the same:", "title"))
     for rest in plan.stays:
         yield _whole(f"# - {rest.text}{_numbers(rest)}")
@@ -105,7 +104,7 @@ def _numbers(rest: PlanRest) -> str:
     return ""
 
 
-# --- Renders the report of msa-cpus: processor sets, and the work of each CPU.
+# --- the report
 
 
 View = Literal["cpus", "irqs", "info", "sets", "stalls", "stacks"]
@@ -114,7 +113,7 @@ _MANY = 128
 """Number of CPUs above which idle ones are summed up in a line."""
 
 
-def blocks(
+def cpus_blocks(
     report: CpusReport,
     *,
     view: View = "cpus",

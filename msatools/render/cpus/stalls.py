@@ -25,10 +25,10 @@ from msatools.render.blocks import (
     Table,
     advice,
     free_text,
+    line,
     number_text,
     plural,
 )
-from msatools.render.blocks import text as line
 from msatools.render.cpus.columns import INDENT, numbers_text
 from msatools.reports.units import duration
 from msatools.tasks.waits import function_text

@@ -32,10 +32,10 @@ from msatools.render.blocks import (
     advice,
     cut_line,
     free_text,
+    line,
     more,
     plural,
 )
-from msatools.render.blocks import text as line
 from msatools.render.cpus.columns import (
     INDENT,
     amount,

@@ -26,12 +26,9 @@ from msatools.render.blocks import (
     cut_line,
     escape,
     free_text,
+    line,
     plural,
-    text,
 )
-
-# --- Renders the buckets of a fleet, its days, and what has no report.
-
 
 BINS = 28
 """Columns of a trend: days, or as many days each as are needed."""
@@ -55,7 +52,7 @@ _COLUMNS = (
 )
 
 
-def blocks(
+def fleet_blocks(
     report: FleetReport,
     *,
     name: str,
@@ -68,10 +65,10 @@ def blocks(
     :param rows: Maximum number of rows of each table, if not the default.
     :param verbose: Whether all of each bucket is shown.
     """
-    yield text(Span(name, "title"), f"  {summary(report)}")
+    yield line(Span(name, "title"), f"  {summary(report)}")
     spans = _bins(report)
     if report.buckets:
-        yield text()
+        yield line()
         shown = report.buckets[:rows]
         more = More("bucket", len(report.buckets) - len(shown), rows is not None)
         yield Table(
@@ -212,7 +209,7 @@ def _days(report: FleetReport) -> Iterator[Block]:
         length = -(-_BAR * count // most)
         bar = Mark("#" * length, signs="█" * length)
         rows.append((day, f"{count:,}", bar))
-    yield text()
+    yield line()
     yield Table((Column("DAY"), Column("DUMPS", "right"), Column("")), rows)
 
 
@@ -223,19 +220,19 @@ def _outliers(report: FleetReport) -> Iterator[Block]:
     found = report.outliers
     if not found:
         return
-    yield text()
-    yield text(Span("OUTLIERS, bugs seen in one dump only", "title"))
+    yield line()
+    yield line(Span("OUTLIERS, bugs seen in one dump only", "title"))
     for bucket in found[:LOST]:
         yield cut_line(f"  {bucket.representative}  {bucket_text(bucket)}")
     if len(found) > LOST:
-        yield text(Span(f"  … {plural(len(found) - LOST, 'more outlier')}", "dim"))
+        yield line(Span(f"  … {plural(len(found) - LOST, 'more outlier')}", "dim"))
 
 
 def _lost(report: FleetReport, rows: int | None, verbose: bool) -> Iterator[Block]:
     found = report.lost
     if not found:
         return
-    yield text()
+    yield line()
     shown = found if verbose else found[: rows or LOST]
     more = More("failed dump", len(found) - len(shown), rows is not None)
     columns = Column("NO REPORT"), free_text("PATH", keeps="end"), free_text("WHY")
@@ -250,9 +247,9 @@ def _lost_row(dump: FleetDump) -> tuple[Cell, ...]:
 def _unread(report: FleetReport, verbose: bool) -> Iterator[Block]:
     shown = report.notes if verbose else report.notes[:LOST]
     for note in shown:
-        yield text(Span(f"note: {note.text}", "warn"))
+        yield line(Span(f"note: {note.text}", "warn"))
     if more := len(report.notes) - len(shown):
-        yield text(Span(f"note: {plural(more, 'more file')} cannot be read", "warn"))
+        yield line(Span(f"note: {plural(more, 'more file')} cannot be read", "warn"))
 
 
 # --- Renders the answer to a query, as a table or as JSON.

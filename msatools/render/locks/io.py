@@ -27,11 +27,11 @@ from msatools.render.blocks import (
     Table,
     advice,
     free_text,
+    line,
     number_text,
     plural,
     state_cell,
 )
-from msatools.render.blocks import text as line
 from msatools.reports.units import duration, ranges, size
 
 # --- Renders the I/O in flight: of all disks, or in a few lines under a root.

@@ -26,13 +26,13 @@ from msatools.render.blocks import (
     Style,
     Text,
     advice,
+    line,
     plural,
     state_cell,
 )
-from msatools.render.blocks import text as line
 from msatools.render.header import header, losses, notes, times
 from msatools.render.locks.io import in_flight, under_root, workqueues
-from msatools.render.locks.tables import chains, contention, table
+from msatools.render.locks.tables import HOPS, chains, contention, table
 from msatools.render.locks.tree import (
     FEW_OWNERS,
     MARKS,
@@ -58,7 +58,6 @@ _FEW_LINES = 3
 """Maximum lines of the trees without -v: of all roots, of one root, and of a root after
 all lines are used up. Together they are about a screenful."""
 
-_HOPS = 12
 _CROWDS = 4
 """Maximum number of crowds on one lock that are shown singly."""
 
@@ -75,7 +74,7 @@ _LEGEND = (
 )
 
 
-def blocks(
+def locks_blocks(
     report: LocksReport,
     *,
     view: View = "root",
@@ -148,14 +147,14 @@ def _deadlock(deadlock: Deadlock, graph: WaitGraph, verbose: bool) -> Iterator[T
         name = lock_id if lock is None else lock_text(lock)
         mark = _mark(lock, owner)
         hops.append(f"{pid} {mark}{name}{mark}>")
-    left = 0 if verbose else len(hops) - _HOPS
+    left = 0 if verbose else len(hops) - HOPS
     if left > 0:
-        hops[_HOPS:] = [f"… {left:,} more …"]
+        hops[HOPS:] = [f"… {left:,} more …"]
     hops.append(str(pids[0]) if pids else NOT_KEPT)
     title = "DEADLOCK  " if is_exact else "POSSIBLE DEADLOCK  "
     how = [advice("-v shows all", "  ")] if left > 0 else []
     yield line(Span(title, style), " ".join(hops), *how)
-    shown = pids if verbose else pids[:_HOPS]
+    shown = pids if verbose else pids[:HOPS]
     yield from WaitTree(graph, verbose).tasks(shown, depth=1)
 
 

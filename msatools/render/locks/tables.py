@@ -18,10 +18,10 @@ from msatools.render.blocks import (
     advice,
     cut_line,
     free_text,
+    line,
     plural,
     state_cell,
 )
-from msatools.render.blocks import text as line
 from msatools.render.locks.tree import (
     FEW_OWNERS,
     MARKS,
@@ -41,7 +41,7 @@ from msatools.reports.units import duration
 INTERVAL_ROWS = 20
 """Default number of rows or chains of a sample of an interval."""
 
-_HOPS = 12
+HOPS = 12
 _ALL_HOPS = 256
 
 
@@ -254,7 +254,7 @@ def _chain(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
         yield f" -> {doing_text(wait)}" + ("" if root is None else f": {root.reason}")
         return
     pid, seen = wait.pid, {wait.pid}
-    limit = _ALL_HOPS if verbose else _HOPS
+    limit = _ALL_HOPS if verbose else HOPS
     for hop, step in enumerate(graph.way(wait.pid)):
         if hop == limit:
             yield Span("  …", "dim")

@@ -8,7 +8,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from msatools.locks.report import LockRow, LocksReport, Owner, Root, Wait
+from msatools.locks.report import SUREST_FIRST, LockRow, LocksReport, Owner, Root, Wait
 from msatools.render.blocks import (
     BOUND_MARKS,
     NOT_KEPT,
@@ -31,12 +31,10 @@ from msatools.tasks.waits import function_text
 _IDLE = frozenset({"futex", "wait_queue"})
 """Types of locks that idle tasks wait on; they have no owner."""
 
-_SUREST_FIRST = ("exact", "likely", "evidence")
-
 
 def surest_first(owners: Iterable[Owner]) -> list[Owner]:
     """Return owners in the order of their confidence."""
-    return sorted(owners, key=lambda owner: _SUREST_FIRST.index(owner.confidence))
+    return sorted(owners, key=lambda owner: SUREST_FIRST.index(owner.confidence))
 
 
 class HeldLock(Struct, frozen=True):

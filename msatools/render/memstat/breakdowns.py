@@ -15,7 +15,7 @@ from msatools.memory.model import (
     UnattributedGroup,
 )
 from msatools.model import hints, marks, names
-from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, text
+from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, line
 from msatools.reports.units import size
 
 # --- Renders memstat's break-downs of the classes (--by) as tables.
@@ -206,8 +206,8 @@ def pins_table(
         free_text("REMOVED CGROUP", keeps="end"),
         free_text("FILE", keeps="end"),
     )
-    yield text()
-    yield text(Span("Removed control groups, by the files charged to them", "title"))
+    yield line()
+    yield line(Span("Removed control groups, by the files charged to them", "title"))
     yield Table(columns, rows)
 
 
@@ -234,26 +234,26 @@ _STATES = (
 
 def frag_blocks(frag: Frag, page_size: int) -> Iterator[Block]:
     """Yield the blocks that ``--frag`` adds to a report."""
-    yield text()
-    yield text(Span("Free blocks by order", "title"))
+    yield line()
+    yield line(Span("Free blocks by order", "title"))
     yield _free(frag.free, size(page_size << frag.huge_order))
-    yield text()
+    yield line()
     pageblock = size(page_size << frag.pageblock_order)
-    yield text(Span(f"Page blocks of {pageblock} by migrate type", "title"))
+    yield line(Span(f"Page blocks of {pageblock} by migrate type", "title"))
     yield _pageblocks(frag)
-    yield text()
-    yield text(Span("What keeps blocks from being free", "title"))
+    yield line()
+    yield line(Span("What keeps blocks from being free", "title"))
     yield _states(frag.sizes)
     for block_size in frag.sizes:
         if block_size.blocked_blocks:
-            yield text()
+            yield line()
             count, block = block_size.blocked_blocks, size(block_size.bytes)
             title = f"What is in the {count:,} blocked ones of {block}"
-            yield text(Span(title, "title"))
+            yield line(Span(title, "title"))
             yield _blockers(block_size)
     if any(block_size.needed for block_size in frag.sizes):
-        yield text()
-        yield text(Span("Blocks that would be free but for so many pages", "title"))
+        yield line()
+        yield line(Span("Blocks that would be free but for so many pages", "title"))
         yield _needed(frag.sizes)
 
 
@@ -412,10 +412,10 @@ def leak_blocks(leaks: Sequence[Leak], top: int | None) -> Iterator[Block]:
 
     :param top: Maximum number of rows.
     """
-    yield text()
-    yield text(Span("What modules have", "title"))
+    yield line()
+    yield line(Span("What modules have", "title"))
     if not leaks:
-        yield text("No allocation is known to be a module's.")
+        yield line("No allocation is known to be a module's.")
         return
     columns = (
         Column("SIZE", "right"),
@@ -464,8 +464,8 @@ def unattributed_blocks(
     """
     for name in dict.fromkeys(group.class_name for group in groups):
         mine = [group for group in groups if group.class_name == name]
-        yield text()
-        yield text(Span(_TITLES.get(name, name), "title"))
+        yield line()
+        yield line(Span(_TITLES.get(name, name), "title"))
         yield _table(mine, page_size, top)
         for number, group in enumerate(mine[:top], 1):
             yield from _allocation(group, number)
@@ -480,9 +480,9 @@ def _allocation(group: UnattributedGroup, number: int) -> Iterator[Block]:
         for thread in group.allocators
     )
     names = "" if group.gfp_names is None else f" ({'|'.join(group.gfp_names)})"
-    yield text(Span(f"Row {number} was allocated by {threads}", "title"))
-    yield text(f"  gfp {group.gfp_mask:#x}{names}")
-    yield text("  " + " < ".join(group.stack or ("its stack is lost",)))
+    yield line(Span(f"Row {number} was allocated by {threads}", "title"))
+    yield line(f"  gfp {group.gfp_mask:#x}{names}")
+    yield line("  " + " < ".join(group.stack or ("its stack is lost",)))
 
 
 def _table(

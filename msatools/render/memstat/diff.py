@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msatools.memory.diff import Change, CheckPair, GroupChange, MemstatDiff, PagesSide
 from msatools.memory.model import Check
-from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, text
+from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, line
 from msatools.render.header import moment
 from msatools.render.memstat.report import GROUPS, REST
 from msatools.reports.units import duration, size
@@ -15,7 +15,7 @@ _CLASSES = 3
 """Maximum number of changed classes to list for each group."""
 
 
-def blocks(diff: MemstatDiff, rows: int | None) -> Iterator[Block]:
+def memstat_diff_blocks(diff: MemstatDiff, rows: int | None) -> Iterator[Block]:
     """
     Yield the blocks of ``msa-memstat --diff``.
 
@@ -26,8 +26,8 @@ def blocks(diff: MemstatDiff, rows: int | None) -> Iterator[Block]:
     yield _classes(diff, amounts)
     yield from _checks(diff.checks)
     for name, groups in (diff.by or {}).items():
-        yield text()
-        yield text(Span(f"Changes by {name}", "title"))
+        yield line()
+        yield line(Span(f"Changes by {name}", "title"))
         yield from _groups(groups, amounts, rows)
 
 
@@ -42,12 +42,12 @@ def _head(diff: MemstatDiff) -> Iterator[Block]:
     sides = (diff.before, diff.after)
     yield Table(columns, [_side(side) for side in sides])
     if diff.elapsed_ns is not None:
-        yield text(f"{duration(diff.elapsed_ns)} from one to the other")
+        yield line(f"{duration(diff.elapsed_ns)} from one to the other")
     for note in diff.notes:
-        yield text(Span(f"note: {note.text}", "warn"))
+        yield line(Span(f"note: {note.text}", "warn"))
     for which, side in zip(("first", "second"), sides, strict=True):
         for note in side.notes:
-            yield text(Span(f"note of the {which}: {note.text}", "warn"))
+            yield line(Span(f"note of the {which}: {note.text}", "warn"))
 
 
 def _side(side: PagesSide) -> Sequence[Cell]:
@@ -145,7 +145,7 @@ def _checks(pairs: Sequence[CheckPair]) -> Iterator[Block]:
         for pair in pairs
         if any(c is not None and c.difference != 0 for c in (pair.before, pair.after))
     ]
-    yield text(f"{len(pairs)} checks: {len(pairs) - len(differing)} exact")
+    yield line(f"{len(pairs)} checks: {len(pairs) - len(differing)} exact")
     if not differing:
         return
     rows = [(p.name, _check(p.before), _check(p.after)) for p in differing]
@@ -179,7 +179,7 @@ def _groups(
     words = [f"{left:,} more that changed"] if left else []
     words += [f"{same:,} that did not"] if same else []
     if words:
-        yield text(", ".join(words))
+        yield line(", ".join(words))
 
 
 def _group(group: GroupChange, amounts: _Amounts) -> Sequence[Cell]:

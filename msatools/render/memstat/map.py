@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.map import Cells, MapPlace, MemoryMap
-from msatools.render.blocks import Block, Cell, Chart, Mark, Span, text
+from msatools.render.blocks import Block, Cell, Chart, Mark, Span, line
 from msatools.reports.units import size
 
 # --- Styles of the classes of pages on a map.
@@ -319,14 +319,14 @@ _NO_CELL = " "
 _Line = tuple[Cell, ...]
 
 
-def blocks(memory: MemoryMap, page_size: int) -> Iterator[Block]:
+def map_blocks(memory: MemoryMap, page_size: int) -> Iterator[Block]:
     """Yield a map and its legend."""
     memory = memory.at_most(COLUMNS * _ROWS)
     cell = size(memory.cell_pages * page_size)
-    yield text()
-    yield text(Span(f"Physical memory, {cell} a cell", "title"))
+    yield line()
+    yield line(Span(f"Physical memory, {cell} a cell", "title"))
     yield Chart(tuple(_lines(memory, page_size)))
-    yield text()
+    yield line()
     yield Chart(tuple(_legend(memory, page_size)))
 
 
@@ -386,12 +386,12 @@ def _legend(memory: MemoryMap, page_size: int) -> Iterator[_Line]:
     lines = legend(memory)
     names = max((len(line.name) for line in lines), default=0)
     pages = max((len(f"{line.pages:,}") for line in lines), default=0)
-    for line in lines:
-        amount = size(line.pages * page_size)
+    for each in lines:
+        amount = size(each.pages * page_size)
         yield (
-            *_sample(line),
-            f"  {line.name:<{names}}  {line.pages:>{pages},}  {amount:>10}"
-            f"  {100 * line.share:5.1f} %",
+            *_sample(each),
+            f"  {each.name:<{names}}  {each.pages:>{pages},}  {amount:>10}"
+            f"  {100 * each.share:5.1f} %",
         )
     yield (
         Span("a cell shows its largest class but free, paler if part is free: ", "dim"),

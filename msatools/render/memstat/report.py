@@ -15,7 +15,7 @@ from msatools.render.blocks import (
     Span,
     Table,
     free_text,
-    text,
+    line,
 )
 from msatools.render.header import header, notes
 from msatools.render.memstat import breakdowns
@@ -105,10 +105,10 @@ REST = (
 )
 
 
-# --- Renders memstat's report as tables.
+# --- the tables
 
 
-def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
+def memstat_blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
     """
     Yield the blocks of an ``msa-memstat`` report.
 
@@ -123,31 +123,31 @@ def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
         yield from _summary(report, verbose)
         yield from views
         if verbose:
-            yield text()
+            yield line()
             yield _classes(report) if report.pages else _counters(report)
     else:
         yield _classes(report) if report.pages else _counters(report)
         yield from _summary(report, verbose)
     if report.vmalloc is not None:
-        yield text()
-        yield text(Span("vmalloc by caller", "title"))
+        yield line()
+        yield line(Span("vmalloc by caller", "title"))
         yield _vmalloc(report.vmalloc, report.target.page_size, top)
 
 
 def _summary(report: MemstatReport, verbose: bool) -> Iterator[Block]:
     """Yield what the checks came to, and what the scan met."""
     if report.pages:
-        yield text(*_verdict(report))
+        yield line(*_verdict(report))
     if report.scan_ns is not None and (verbose or report.target.live):
-        yield text(Span(_scanned(report, report.scan_ns), "dim"))
+        yield line(Span(_scanned(report, report.scan_ns), "dim"))
     yield from notes(report)
 
 
 def _views(report: MemstatReport, top: int | None, verbose: bool) -> Iterator[Block]:
     """Yield the views that were asked for, besides the classes."""
     for name, groups in (report.by or {}).items():
-        yield text()
-        yield text(Span(f"Pages by {name}", "title"))
+        yield line()
+        yield line(Span(f"Pages by {name}", "title"))
         yield groups_table(name, groups, report.target.page_size, top)
         yield from pins_table(groups, top, verbose=verbose)
     if report.unattributed is not None:
@@ -158,8 +158,8 @@ def _views(report: MemstatReport, top: int | None, verbose: bool) -> Iterator[Bl
     if report.frag is not None:
         yield from breakdowns.frag_blocks(report.frag, report.target.page_size)
     if report.sections is not None:
-        yield text()
-        yield text(Span("Memory sections", "title"))
+        yield line()
+        yield line(Span("Memory sections", "title"))
         yield _sections(report.sections, top)
 
 
@@ -203,7 +203,7 @@ def _classes(report: MemstatReport) -> Table:
         for line, reason in zip(lines, reasons, strict=True)
     )
     notes = {
-        row: (text(Span(f"    {reason}", "dim")),)
+        row: (line(Span(f"    {reason}", "dim")),)
         for row, reason in enumerate(reasons)
         if reason is not None
     }

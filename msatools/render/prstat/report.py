@@ -34,13 +34,13 @@ from msatools.render.blocks import (
     advice,
     cut_line,
     free_text,
+    line,
     number_text,
     plural,
-    text,
     user,
     verbatim,
 )
-from msatools.render.header import header, notes, times
+from msatools.render.header import among_read, header, notes, times
 from msatools.render.on import on_text, woken_words
 from msatools.render.prstat.columns import TaskContext, context, make_columns, write
 from msatools.reports.units import duration, duration_range, short_size
@@ -71,7 +71,7 @@ def _no_stack(report: PrstatReport) -> str:
     return "No stack matches the selection."
 
 
-def blocks(
+def prstat_blocks(
     report: PrstatReport,
     *,
     microstates: bool = False,
@@ -98,7 +98,7 @@ def blocks(
         yield _states(report.states, rows)
     elif report.stacks is not None:
         if not report.stacks:
-            yield text(_no_stack(report))
+            yield line(_no_stack(report))
         stacks = [tuple(_stack(g, verbose)) for g in report.stacks[:rows]]
         more = _left(report.stacks, rows)
         yield Items(stacks, replace(more, is_chosen=more.is_chosen or verbose))
@@ -115,14 +115,14 @@ def blocks(
             keeps_all=columns is not None,
         )
         if microstates and columns is None:
-            yield text(Span(_LEGEND, "dim"), advice("--why COL says more", "; "))
+            yield line(Span(_LEGEND, "dim"), advice("--why COL says more", "; "))
         yield from _stuck(report, shown)
     if report.totals.threads:
         yield from _all_groups(report, rows)
         yield _total(report)
         yield _classes(report)
     for herd in report.herds:
-        yield text(Span(_herd(herd, report.interval_ns), "warn"))
+        yield line(Span(_herd(herd, report.interval_ns), "warn"))
     yield from notes(report)
 
 
@@ -136,7 +136,7 @@ def folded(
     """
     if not report.stacks:
         # Flame graph tools skip lines that do not end with a number.
-        yield text("# No stack matches the selection.")
+        yield line("# No stack matches the selection.")
     for group in (report.stacks or ())[:rows]:
         by_comm: dict[str, int] = {}
         for comm, age_ns in zip(group.comms, group.ages_ns, strict=True):
@@ -224,14 +224,14 @@ def _facts(report: PrstatReport) -> Iterator[str]:
 def _total(report: PrstatReport) -> Text:
     totals = report.totals
     states = ", ".join(f"{count:,} {name}" for name, count in totals.states.items())
-    line = f"Total: {plural(totals.processes, 'process', 'processes')}, "
-    line += plural(totals.threads, "thread")
+    words = f"Total: {plural(totals.processes, 'process', 'processes')}, "
+    words += plural(totals.threads, "thread")
     if states:
-        line += f" ({states})"
+        words += f" ({states})"
     if totals.load_averages is not None:
         averages = ", ".join(f"{value:.2f}" for value in totals.load_averages)
-        line += f", load averages: {averages}"
-    return text(Span(line, "title"))
+        words += f", load averages: {averages}"
+    return line(Span(words, "title"))
 
 
 def _stuck(report: PrstatReport, shown: Sequence[TaskRow]) -> Iterator[Text]:
@@ -240,12 +240,12 @@ def _stuck(report: PrstatReport, shown: Sequence[TaskRow]) -> Iterator[Text]:
     if report.target.live or count <= sum(row.state == "D" for row in shown):
         return
     words = f"{plural(count, 'thread')} in state D: -L --state D lists "
-    yield text(Span(words + ("it" if count == 1 else "them"), "warn"))
+    yield line(Span(words + ("it" if count == 1 else "them"), "warn"))
 
 
 def _classes(report: PrstatReport) -> Text:
     classes = report.totals.classes
-    return text(
+    return line(
         "Now: " + (", ".join(f"{n:,} {name}" for name, n in classes.items()) or "-")
     )
 
@@ -263,15 +263,9 @@ def _herd(herd: Herd, interval_ns: int | None) -> str:
     return "; ".join([words, *woken_words(herd, interval_ns)])
 
 
-_TASKS_LOST = ("tasks_unreadable", "lists_broken")
-
-
 def _nobody(report: PrstatReport) -> Text:
     """Return the line for a selection that matches no task."""
-    # A broken list may hide all of them.
-    left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
-    among = " among the tasks that could be read" if left_out else ""
-    return text(f"No task matches the selection{among}.")
+    return line(f"No task matches the selection{among_read(report)}.")
 
 
 _TITLES = {
@@ -362,7 +356,7 @@ def _groups(
 def _load(report: PrstatReport, load: Load, limit: int | None) -> Iterator[Block]:
     averages = report.totals.load_averages
     shown = " ".join(f"{v:.2f}" for v in averages) if averages else NOT_KEPT
-    yield text(
+    yield line(
         f"Load averages {shown}; now {load.runnable + load.uninterruptible}: "
         f"{load.runnable} running or runnable, {load.uninterruptible} in state D; "
         f"{plural(report.totals.cpus, 'CPU')} online"
@@ -436,10 +430,10 @@ def _stack(group: StackGroup, verbose: bool) -> Iterator[Text]:
     pids = " ".join(map(str, group.pids)) if verbose else _pids(group.pids)
     count = plural(len(group.pids), "thread")
     head = f"{count}  {group.task_class}  {ages}"
-    yield text(Span(head, "title"), f"  {names}: {pids}")
+    yield line(Span(head, "title"), f"  {names}: {pids}")
     for frame in group.frames:
         yield cut_line(f"    {frame}")
-    yield text()
+    yield line()
 
 
 def _why(reasons: Sequence[Why]) -> Iterator[Block]:

@@ -22,7 +22,7 @@ from msatools.program.model import Target
 from msatools.prstat.model import StackGroup
 from msatools.render.blocks import Block, Column, Table, Text, escape, free_text, plural
 from msatools.render.header import header, taken_from
-from msatools.render.memstat.picture import Picture, svg
+from msatools.render.memstat.picture import Picture, picture, svg
 from msatools.render.report.html_blocks import (
     TASK_CLASSES,
     HtmlTable,
@@ -414,8 +414,6 @@ def _pictures(report: TriageReport, name: str) -> Iterator[Picture]:
         and parts.memstat is not None
         and parts.memstat.map is not None
     ):
-        from msatools.render.memstat.picture import picture
-
         target = report.target
         yield picture(parts.memstat.map, target.page_size, target.release)
     elif name == "locks" and parts.locks is not None:

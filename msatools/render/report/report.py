@@ -21,8 +21,8 @@ from msatools.render.blocks import (
     Text,
     advice,
     cut_line,
+    line,
     plural,
-    text,
 )
 from msatools.render.header import header, notes
 from msatools.report.model import (
@@ -57,7 +57,7 @@ _MORE = advice("-v shows them")
 _STYLES: dict[Severity, Style] = {"critical": "bad", "warning": "warn", "info": "dim"}
 
 
-def blocks(
+def report_blocks(
     report: TriageReport,
     *,
     rows: int | None = None,
@@ -72,27 +72,26 @@ def blocks(
     """
     # The crash has its own lines.
     yield from header(replace(report.target, crash=None), verbose=verbose)
-    yield text(machine_text(report))
+    yield line(machine_text(report))
     if report.crash is not None:
         yield from _crash(report.crash, verbose)
     elif not report.target.live:
-        yield text(not_crashed_text(report))
+        yield line(not_crashed_text(report))
     yield from _verdicts(report, rows)
-    yield text()
+    yield line()
     for name, section in report.sections.items():
         yield from _section(name, section)
     if report.next:
-        yield text()
-        yield text(Span("NEXT", "title"))
+        yield line()
+        yield line(Span("NEXT", "title"))
         for step in report.next:
             # As one line, to be copied, however wide.
             words = f"  {step.command}", Span(f"   # {step.why}", "dim")
             yield Text(words, narrow="keep")
     if report.log:
-        yield text()
-        yield text(Span("LOG, the last lines that matter", "title"))
-        for line in report.log:
-            yield cut_line(f"  {line}")
+        yield line()
+        yield line(Span("LOG, the last lines that matter", "title"))
+        yield from (cut_line(f"  {logged}") for logged in report.log)
     yield from _notes(report, verbose)
     if full and report.parts is not None:
         yield from _full(report)
@@ -103,7 +102,7 @@ def _notes(report: TriageReport, verbose: bool) -> Iterator[Text]:
     shown = found if verbose else found[:_NOTES]
     yield from shown
     if left := len(found) - len(shown):
-        yield text(
+        yield line(
             Span(f"… {plural(left, 'more note')}", "dim"), advice("-v shows them")
         )
 
@@ -152,25 +151,25 @@ def _time_of_day(time_ns: int) -> str:
 
 
 def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
-    yield text(Span(f"CRASHED: {fault_text(crash)}", "bad"), f"  {who_text(crash)}")
+    yield line(Span(f"CRASHED: {fault_text(crash)}", "bad"), f"  {who_text(crash)}")
     if crash.message is not None:
-        yield text(f"  {crash.message}")
+        yield line(f"  {crash.message}")
     if gone := unloaded_text(crash):
-        yield text(f"  {gone}")
+        yield line(f"  {gone}")
     frames = [*frames_text(crash.frames)]
     shown = frames if verbose else frames[:_FRAMES]
     for frame in shown:
         yield cut_line(f"    {frame}")
     if left := len(frames) - len(shown):
-        yield text(
+        yield line(
             Span(f"    … {plural(left, 'more frame')}", "dim"), advice("-v shows them")
         )
-    yield text(Span(f"  fingerprint {crash.fingerprint}", "dim"))
+    yield line(Span(f"  fingerprint {crash.fingerprint}", "dim"))
     nested = crash.nested if verbose else crash.nested[:_NESTED]
     for fault in nested:
-        yield text(f"  {nested_text(fault)}")
+        yield line(f"  {nested_text(fault)}")
     if left := len(crash.nested) - len(nested):
-        yield text(
+        yield line(
             Span(f"  … {plural(left, 'more fault')}", "dim"), advice("-v shows them")
         )
 
@@ -183,10 +182,10 @@ def frames_text(frames: Sequence[str]) -> Iterator[str]:
 
 
 def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
-    yield text()
+    yield line()
     found = shown_verdicts(report)
     if not found:
-        yield text(no_verdict_text(report))
+        yield line(no_verdict_text(report))
         return
     full, short = page_parts([verdict.code for verdict in found], rows or VERDICTS)
     more = More("verdict", is_chosen=rows is not None)
@@ -195,7 +194,7 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     if short:
         others = plural(len(found) - len(full), "further verdict")
         how = advice(f"-n {len(found)} shows all in full")
-        yield text(Span(f"… {others}, in short", "dim"), how)
+        yield line(Span(f"… {others}, in short", "dim"), how)
     for alike in short:
         yield _in_short([found[index] for index in alike])
     yield from _marks(report)
@@ -251,7 +250,7 @@ def _marks(report: TriageReport) -> Iterator[Text]:
     if any(re.search(r"(^| )~\d", each) for each in texts):
         words.append("~ before a PID means likely")
     if words:
-        yield text(Span("; ".join(words), "dim"))
+        yield line(Span("; ".join(words), "dim"))
 
 
 def no_verdict_text(report: TriageReport) -> str:
@@ -282,16 +281,16 @@ def severity_text(verdict: TriageVerdict) -> str:
 
 def _verdict(verdict: TriageVerdict) -> Iterator[Text]:
     label = f"{severity_text(verdict)}: {verdict.code}"
-    yield text(Span(label, _STYLES[verdict.severity]), f"  {verdict.text}")
+    yield line(Span(label, _STYLES[verdict.severity]), f"  {verdict.text}")
     for fact in verdict.evidence:
-        yield text(f"    {fact}")
+        yield line(f"    {fact}")
 
 
 def _section(name: str, section: ReportSection) -> Iterator[Text]:
     if section.error is not None:
-        yield text(Span(f"{name}: {section.error}", "warn"))
+        yield line(Span(f"{name}: {section.error}", "warn"))
     else:
-        yield text(Span(f"{name}: ", "title"), section.summary or "-")
+        yield line(Span(f"{name}: ", "title"), section.summary or "-")
 
 
 def _full(report: TriageReport) -> Iterator[Block]:
@@ -299,8 +298,8 @@ def _full(report: TriageReport) -> Iterator[Block]:
     parts = report.parts
     assert parts is not None
     for name, page in pages(report):
-        yield text()
-        yield text(Span(f"--- msa-{name}", "title"))
+        yield line()
+        yield line(Span(f"--- msa-{name}", "title"))
         yield from page
 
 
@@ -312,25 +311,25 @@ def pages(
     :param verbose: Whether the pages have all details.
     """
     # What follows is in few reports, and slow to import.
-    from msatools.render.cpus.report import blocks as cpus
-    from msatools.render.locks.report import blocks as locks
-    from msatools.render.memstat.report import blocks as memstat
-    from msatools.render.prstat.report import blocks as prstat
-    from msatools.render.zombies.report import blocks as zombies
+    from msatools.render.cpus.report import cpus_blocks
+    from msatools.render.locks.report import locks_blocks
+    from msatools.render.memstat.report import memstat_blocks
+    from msatools.render.prstat.report import prstat_blocks
+    from msatools.render.zombies.report import zombies_blocks
 
     parts = report.parts
     if parts is None:
         return
     if parts.memstat is not None:
-        yield "memstat", memstat(replace(parts.memstat, by=None))
+        yield "memstat", memstat_blocks(replace(parts.memstat, by=None))
     if parts.prstat is not None:
-        yield "prstat", prstat(parts.prstat, rows=_PAGE, verbose=verbose)
+        yield "prstat", prstat_blocks(parts.prstat, rows=_PAGE, verbose=verbose)
     if parts.locks is not None:
-        yield "locks", locks(parts.locks, verbose=verbose)
+        yield "locks", locks_blocks(parts.locks, verbose=verbose)
     if parts.zombies is not None:
-        yield "zombies", zombies(parts.zombies, verbose=verbose)
+        yield "zombies", zombies_blocks(parts.zombies, verbose=verbose)
     if parts.cpus is not None:
-        yield "cpus", cpus(parts.cpus, verbose=verbose)
+        yield "cpus", cpus_blocks(parts.cpus, verbose=verbose)
 
 
 _PAGE = 20

@@ -14,8 +14,8 @@ from msatools.render.blocks import (
     Style,
     Table,
     free_text,
+    line,
     plural,
-    text,
 )
 from msatools.render.header import header, notes, taken_from
 from msatools.selfcheck.model import KernelFacts, SelfCheck, SelfCheckReport, Verdict
@@ -43,7 +43,9 @@ _BEGIN = "-- for a bug report: no names of hosts, tasks or files, and no address
 _END = "-- end --"
 
 
-def blocks(report: SelfCheckReport, *, verbose: bool = False) -> Iterator[Block]:
+def selfcheck_blocks(
+    report: SelfCheckReport, *, verbose: bool = False
+) -> Iterator[Block]:
     """Yield the blocks of a report: failed checks first, the paste block last.
 
     :param verbose: Whether to list checks that do not apply, too.
@@ -55,12 +57,11 @@ def blocks(report: SelfCheckReport, *, verbose: bool = False) -> Iterator[Block]
     shown = [c for c in checks if verbose or c.verdict != "not-applicable"]
     yield Table(_COLUMNS, [_row(check) for check in shown])
     yield from notes(report)
-    yield text(_summary(report))
-    yield text()
-    yield text(_BEGIN)
-    for line in paste_lines(report):
-        yield text(line)
-    yield text(_END)
+    yield line(_summary(report))
+    yield line()
+    yield line(_BEGIN)
+    yield from map(line, paste_lines(report))
+    yield line(_END)
 
 
 def paste_lines(report: SelfCheckReport) -> Iterator[str]:

@@ -20,7 +20,7 @@ _INDENT = 2
 _LABEL = 9
 
 
-def blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
+def whatis_blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
     """Yield the blocks of a report.
 
     :param verbose: Whether to show flags and reference counts of pages.

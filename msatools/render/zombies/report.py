@@ -20,15 +20,14 @@ from msatools.render.blocks import (
     Tree,
     advice,
     free_text,
+    line,
     more,
     number_text,
     plural,
     state_cell,
-    text,
     user,
 )
-from msatools.render.blocks import text as line
-from msatools.render.header import header, losses, notes, times
+from msatools.render.header import among_read, header, losses, notes, times
 from msatools.render.zombies.words import (
     INITIAL_NAMESPACE,
     WHY,
@@ -298,7 +297,7 @@ def heirs_tree(
 ) -> Iterator[Block]:
     """Yield heirs, and below each the parents whose zombies it would inherit."""
     if not report.heirs:
-        yield text("Who would inherit them is not known.")
+        yield line("Who would inherit them is not known.")
         return
     counts: Counter[int] = Counter()
     for group in report.groups:
@@ -322,7 +321,7 @@ def heirs_tree(
     yield from more(len(ranked) - len(shown), "parent")
 
 
-# --- Renders the report of msa-zombies: parents that do not reap, causes and limits.
+# --- the report
 
 
 View = Literal["parent", "verdict", "cgroup", "user", "ns", "tree", "leaks"]
@@ -330,7 +329,7 @@ View = Literal["parent", "verdict", "cgroup", "user", "ns", "tree", "leaks"]
 _LEAKS = 20
 
 
-def blocks(
+def zombies_blocks(
     report: ZombiesReport,
     *,
     view: View = "parent",
@@ -351,10 +350,7 @@ def blocks(
         yield from _leaks(report.leaks, rows, verbose)
     elif not report.zombies:
         asked = " matches the selection" if some else ""
-        # A broken list may hide all of them.
-        left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
-        among = " among the tasks that could be read" if left_out else ""
-        yield line(f"No zombie{asked}{among}.")
+        yield line(f"No zombie{asked}{among_read(report)}.")
     else:
         yield from _zombies(report, view, rows, verbose)
     yield from _changes(report)
@@ -405,9 +401,6 @@ def _changes(report: ZombiesReport) -> Iterator[Text]:
     verb = "was" if reaped == 1 else "were"
     words = f"{begun:,} began, {reaped:,} {verb} reaped"
     yield line(Span("Changes: ", "title"), words)
-
-
-_TASKS_LOST = ("tasks_unreadable", "lists_broken")
 
 
 def _foot(report: ZombiesReport, verbose: bool) -> Iterator[Text]:

@@ -19,11 +19,11 @@ from msatools.render.blocks import (
     Text,
     advice,
     free_text,
+    line,
     plural,
     state_cell,
     user,
 )
-from msatools.render.blocks import text as line
 from msatools.reports.units import duration, signal_name
 from msatools.zombies.model import (
     Evidence,
@@ -31,9 +31,6 @@ from msatools.zombies.model import (
     ParentThread,
     ZombieGroup,
 )
-
-# --- Describes zombies, their parents and the causes in a few words.
-
 
 WHY: Mapping[str, str] = {entry.name: entry.meaning for entry in VERDICTS.entries}
 """Maps verdicts to their descriptions."""
