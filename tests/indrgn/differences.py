@@ -20,6 +20,10 @@ LABELS = "names of frames in assembly: labels, not functions"
 CLONES = "names of clones have their suffix, as .constprop.0"
 PANIC = "panic() above __crash_kexec()"
 MODULES = "more: symbols of modules, which debug info of the kernel alone has not"
+MAPPINGS = (
+    "more: [vvar] and [vdso], as debug info of arm64 has functions 8 bytes behind "
+    "their symbols"
+)
 SIZES = "symbols of 64 KiB and more, whose end kallsyms does not say"
 NAMES = "which of several symbols at an address"
 LENGTH = "[0] or []"
@@ -153,6 +157,11 @@ def _sizes(prog: Program, text: str) -> str:
     return _replaced(text, address)
 
 
+def _mappings(prog: Program, text: str) -> str:
+    """Leave out names of special mappings, which drgn knows by a function's address."""
+    return re.sub(r"\[(?:vvar|vdso)\S*\]", "", text)
+
+
 def _length(prog: Program, text: str) -> str:
     return text.replace(" [0])", " [])")
 
@@ -164,6 +173,7 @@ DIFFERENCES = (
     Difference(LOCALS, _locals, "bt -V"),
     Difference(LINES, _lines),
     Difference(FILE, _file, "sys"),
+    Difference(MAPPINGS, _mappings, "vm"),
     Difference(MODULES, _modules),
     Difference(SIZES, _sizes),
     Difference(NAMES, _names),
