@@ -32,13 +32,13 @@ from msgspec import Struct
 from msatools.errors import MissingError, UncertainNameError
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind, MemberCounts, agree
 from msatools.selfdesc.find import find_type, member_of
-from msatools.selfdesc.lengths import (
+from msatools.selfdesc.tables import (
     MAX_SWAPFILES,
+    Symbols,
     counted,
     max_swapfiles,
     room_of,
 )
-from msatools.selfdesc.tables import Symbols
 from msatools.standby import NAME
 
 # --- drgn's types, created from BTF when needed.
