@@ -223,7 +223,18 @@ class SymbolTable:
         after = int(np.searchsorted(addresses, np.uint64(address), "right"))
         if not after:
             return ()
-        return range(int(np.searchsorted(addresses, addresses[after - 1])), after)
+        rows = range(int(np.searchsorted(addresses, addresses[after - 1])), after)
+        return rows if len(rows) == 1 else sorted(rows, key=self._unfitness)
+
+    def _unfitness(self, row: int) -> int:
+        """Return the length of a global name, and for local ones more than that.
+
+        So a name is the same as with debug info, where symbols of ELF have bindings.
+        """
+        start = int(self._starts[row])
+        if start == NONE or not chr(self._text[start]).isupper():
+            return NAME_LEN
+        return self._text.index(b"\0", start) - start
 
     def _symbol(self, row: int) -> Symbol:
         start = int(self._starts[row])

@@ -74,7 +74,8 @@ def test_symbols_are_those_of_drgn(
                 continue
             at_place = [fields(it) for it in found(prog, None, place, False)]
             last = [fields(it) for it in expected(prog, None, place, False)]
-            assert at_place[-1:] == last, hex(place)
+            assert {*last} <= {*at_place}, hex(place)
+            assert bool(last) == bool(at_place)
             assert len({it[1] for it in at_place}) <= 1
 
 
