@@ -85,7 +85,7 @@ def unsized(symbol: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def test_function_before_a_name_of_the_linker(prog: Program) -> None:
-    """The kernel's backtraces have the first of several names at an address."""
+    """A function has its own name, and not that of the section that it begins."""
     symbols = finders_of(prog).symbols
     several = 0
     for border in ("__sched_text_start", "__entry_text_start"):
