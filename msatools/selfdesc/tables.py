@@ -216,14 +216,26 @@ class SymbolTable:
             return self._rows_of(name)
         if address is None:
             return range(len(self._addresses))
-        # The kernel's own backtraces have the first name of several at one address
-        # (kernel/kallsyms.c, get_symbol_pos()); scripts/kallsyms.c sorts them so that
-        # weak ones and those of the linker, such as __sched_text_start, come last.
+        # The best name first: drgn takes the first of several at an address.
         addresses = self._addresses
         after = int(np.searchsorted(addresses, np.uint64(address), "right"))
         if not after:
             return ()
-        return range(int(np.searchsorted(addresses, addresses[after - 1])), after)
+        rows = range(int(np.searchsorted(addresses, addresses[after - 1])), after)
+        return rows if len(rows) == 1 else sorted(rows, key=self._unfitness)
+
+    def _unfitness(self, row: int) -> int:
+        """Return the length of a global name, and for local ones more than that.
+
+        So a name is the same as with debug info, where symbols of ELF have bindings.
+        """
+        start = int(self._starts[row])
+        if start == NONE or not chr(self._text[start]).isupper():
+            return NAME_LEN
+        end = self._text.index(b"\0", start)
+        # Borders of sections, as scripts/kallsyms.c knows them.
+        is_border = self._text[start + 1 : end].endswith((b"_start", b"_end"))
+        return NAME_LEN + 1 if is_border else end - start
 
     def _symbol(self, row: int) -> Symbol:
         start = int(self._starts[row])

@@ -74,7 +74,8 @@ def test_symbols_are_those_of_drgn(
                 continue
             at_place = [fields(it) for it in found(prog, None, place, False)]
             last = [fields(it) for it in expected(prog, None, place, False)]
-            assert at_place[-1:] == last, hex(place)
+            assert {*last} <= {*at_place}, hex(place)
+            assert bool(last) == bool(at_place)
             assert len({it[1] for it in at_place}) <= 1
 
 
@@ -84,7 +85,7 @@ def unsized(symbol: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def test_function_before_a_name_of_the_linker(prog: Program) -> None:
-    """The kernel's backtraces have the first of several names at an address."""
+    """A function has its own name, and not that of the section that it begins."""
     symbols = finders_of(prog).symbols
     several = 0
     for border in ("__sched_text_start", "__entry_text_start"):
