@@ -12,7 +12,7 @@ import pytest
 from drgn import FindObjectFlags, Program, Symbol, Type, TypeKind
 
 import msatools
-from msatools.selfdesc import lengths as rooms
+from msatools.selfdesc import tables as rooms
 from msatools.selfdesc import types as declarations
 from msatools.selfdesc.btf import BtfKind
 from msatools.selfdesc.load import finders_of
