@@ -162,6 +162,7 @@ def _between_stacks(dwarf: str, btf: str) -> list[str]:
     for name, leave_out in (
         (differences.LABELS, _unlabelled),
         (differences.CLONES, _uncloned),
+        (differences.NAMES, _unaliased),
         (differences.PANIC, _without_panic),
     ):
         if both[0] == both[1]:
@@ -174,6 +175,14 @@ def _between_stacks(dwarf: str, btf: str) -> list[str]:
 
 def _uncloned(frames: list[str]) -> list[str]:
     return [re.sub(r"\.(?:constprop|isra|part)\b\S*$", "", each) for each in frames]
+
+
+def _unaliased(frames: list[str]) -> list[str]:
+    """Give all names of a system call without arguments its one function.
+
+    They are aliases: arch/x86/include/asm/syscall_wrapper.h, SYSCALL_DEFINE0().
+    """
+    return [re.sub(r" __(?:do|x64|ia32)_sys_", " sys_", each) for each in frames]
 
 
 def _without_panic(frames: list[str]) -> list[str]:
