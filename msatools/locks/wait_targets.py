@@ -147,7 +147,10 @@ def as_conditions(
     :param least: Minimum number of waiters for which memory is read.
     """
     mms: list[int] = context.tasks["mm"].tolist()
-    words = [_word_of(mm, on) for mm, on in zip(mms, ons, strict=True)]
+    words = [
+        None if on is None else _word_of(mm, on)
+        for mm, on in zip(mms, ons, strict=True)
+    ]
     starts = {
         word: condition_at(context, *word)
         for word, count in Counter(words).items()
@@ -166,9 +169,9 @@ def as_conditions(
     return targets
 
 
-def _word_of(mm: int, on: WaitTarget | None) -> tuple[int, int] | None:
+def _word_of(mm: int, on: WaitTarget) -> tuple[int, int] | None:
     """Return the address space and the aligned address of a private futex."""
-    if not mm or on is None or on.kind != "futex":
+    if not mm or on.kind != "futex":
         return None
     if on.address is None or on.inode is not None:
         return None

@@ -374,11 +374,15 @@ class TaskReader:
         head = init + self._tasks
         what = "the list of processes"
         seen = {init}
+        signal, node = self._offsets["signal"], self._thread_node
         for leader, data in changing_list(
             self._reader, head, self._tasks, self.size, seen, what, losses
         ):
             yield leader, data
-            yield from self._other_threads(leader, data, seen, losses)
+            # Most processes have one thread: no walk is begun for them.
+            (threads,) = U64.unpack_from(data, signal)
+            if U64.unpack_from(data, node)[0] != threads + self._thread_head:
+                yield from self._other_threads(leader, data, seen, losses)
 
     def _other_threads(
         self, leader: int, data: bytes, seen: set[int], losses: LossLog
