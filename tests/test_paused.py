@@ -11,11 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fixtures import lab
 from msatools.cli.arguments import Command
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.locks.report import WaitTarget
+from msatools.locks.wait_targets import Explainer
 from msatools.program import Opened, TargetSpec, open_target
+from msatools.tasks.sampler import Sampler
+from msatools.tasks.waits import TaskClass
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ZOMBIES, Row
 from tests.support.calls import Ran, call
 from tests.support.paused import paused
@@ -140,3 +147,29 @@ def assert_at_rest(name: str, sample: dict[str, Any], dump: dict[str, Any]) -> N
     counted = [n for path, n in numbers(sample) if re.fullmatch(ZERO[name], path)]
     assert len(counted) >= 1
     assert not any(counted)
+
+
+def test_waits_that_stay_are_looked_for_once(tmp_path: Path) -> None:
+    """Those of sleepers by their own timers; anew once a sleeper has run."""
+    dump = lab.build("tasks-6.12").elf
+    assert dump
+    with paused(dump, tmp_path) as address:
+        reader = Reader(open_target(TargetSpec(qemu=address, types="btf")).prog)
+        sample = Sampler(reader, LossLog()).sample()
+        tasks, now, clocks = sample.tasks, sample.now, sample.clocks
+        rows = np.flatnonzero(now.classes == TaskClass.TMR)
+        explainer = Explainer(reader)
+
+        def explained() -> tuple[list[WaitTarget | None], int]:
+            before = reader.reads
+            found = explainer.explain(tasks, now, clocks, LossLog(), rows=rows)
+            return found, reader.reads - before
+
+        first, reads = explained()
+        assert len(first) > 1
+        assert reads >= len(rows)
+        again, few = explained()
+        assert again == first
+        assert few < len(rows)
+        tasks.records["nvcsw"][rows] += 1
+        assert explained() == (first, reads)

@@ -503,8 +503,7 @@ def maple_load(reader: Reader, root: int, index: int) -> int:
         if not part.is_node:
             is_here = part.first <= index <= part.last
             return part.entry if is_here and not part.entry & _LOW_BITS else 0
-        inside = (it for it in nodes.parts(part) if it.first <= index <= it.last)
-        part = next(inside, _Part(0, 0, _LAST, False))
+        part = nodes.part_at(part, index)
     raise DamagedDataError("a loop of nodes", part.entry)
 
 
@@ -526,15 +525,29 @@ class _MapleNodes:
 
         :raises UNREADABLE: if it cannot be read, or is of no known type
         """
-        type_ = node.entry >> _MAPLE_TYPE_SHIFT & _MAPLE_TYPE
-        if type_ not in self._types:
+        inner = _maple_type(node) != _MAPLE_LEAF
+        return [_Part(*slot, inner) for slot in self._slots(node)]
+
+    def part_at(self, node: _Part, index: int) -> _Part:
+        """Read the slot of a node that has an index; an empty part if none does.
+
+        :raises UNREADABLE: as :meth:`parts`
+        """
+        for child, first, last in self._slots(node):
+            if first <= index <= last:
+                return _Part(child, first, last, _maple_type(node) != _MAPLE_LEAF)
+        return _Part(0, 0, _LAST, False)
+
+    def _slots(self, node: _Part) -> Iterator[tuple[int, int, int]]:
+        shape = self._types.get(_maple_type(node))
+        if shape is None:
             raise DamagedDataError("a node of no known type", node.entry)
-        shape = self._types[type_]
         data = self._reader.read(node.entry & _MAPLE_NODE, shape.size)
-        return [
-            _Part(child, first, last, type_ != _MAPLE_LEAF)
-            for child, first, last in shape.slots(data, node.first, node.last)
-        ]
+        return shape.slots(data, node.first, node.last)
+
+
+def _maple_type(node: _Part) -> int:
+    return node.entry >> _MAPLE_TYPE_SHIFT & _MAPLE_TYPE
 
 
 def _maple_nodes(reader: Reader) -> _MapleNodes:

@@ -143,9 +143,12 @@ class Futexes:
             start = 8 * row - self._task
             if start < 0 or start + self._size > len(data):
                 continue
-            waiter = self.waiter(base + start, data[start : start + self._size])
+            # Most are something else.
             following, previous = LIST_HEAD.unpack_from(data, start + self._node)
-            linked = min(following, previous, waiter.lock) >= KERNEL_HALF
+            if min(following, previous) < KERNEL_HALF:
+                continue
+            waiter = self.waiter(base + start, data[start : start + self._size])
+            linked = waiter.lock >= KERNEL_HALF
             # For a file the word is the index of a page, otherwise its address.
             page_size = self._page_size
             aligned = waiter.key.of_inode or waiter.key.word % page_size == 0
@@ -418,9 +421,19 @@ def waiters_of(
     waiters = by_task.get(case.address, [])
     if not waiters:
         # Its chain is broken, or it was queued after that was read.
-        waiters, _ = _own_futexes(context, case)
+        found = _found_by_stack(context)
+        stack = case.address, case.stack.base
+        if stack not in found:
+            found[stack], _ = _own_futexes(context, case)
+        waiters = found[stack]
     # Several waiters are in an array, so addresses are in the order of the call.
     return sorted(waiters, key=lambda waiter: waiter.address), counts
+
+
+@per_context
+def _found_by_stack(context: LockContext) -> dict[tuple[int, int], list[Waiter]]:
+    """Waiters that were found on the stack of a task, by the task and its stack."""
+    return {}
 
 
 def _own_futexes(

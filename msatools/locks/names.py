@@ -13,7 +13,13 @@ from msatools.errors import LOST, UNREADABLE
 from msatools.kernel.mm import MAPPING_ANON, MAPPING_FLAGS
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Loss
-from msatools.locks.context import FEW_READS, MAX_CANDIDATES, BlockedTask, LockContext
+from msatools.locks.context import (
+    FEW_READS,
+    MAX_CANDIDATES,
+    BlockedTask,
+    LockContext,
+    per_context,
+)
 from msatools.locks.described import (
     Name,
     describe,
@@ -111,6 +117,11 @@ class FutexNames:
         return self._pids[mm]
 
 
+@per_context
+def _futex_names(context: LockContext) -> FutexNames:
+    return FutexNames(context)
+
+
 def _at(name: Name, offset: int) -> Name:
     return replace(name, name=f"{name.name}+{offset:#x}")
 
@@ -128,7 +139,7 @@ class LockNames:
     def __init__(self, context: LockContext) -> None:
         self._context = context
         self._names: dict[Lock, Name] = {}
-        self._futexes = FutexNames(context)
+        self._futexes = _futex_names(context)
 
     def name(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         """

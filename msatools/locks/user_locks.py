@@ -5,7 +5,8 @@
 What lock a futex belongs to is decided by the memory of the process.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 from msgspec import Struct
@@ -108,7 +109,8 @@ def condition_at(context: LockContext, mm: int, address: int) -> int | None:
     if key not in cache.conditions:
         start = None
         try:
-            start = _read_condition(context, mm, address, (0, 0), None)
+            read = partial(user_memory(context).read, mm)
+            start = _read_condition(read, address, (0, 0), None)
         except LOST as error:
             context.losses.lose(
                 Loss.WAITERS, f"cannot read a condition variable: {error}"
@@ -193,7 +195,7 @@ def _read_content(context: LockContext, waiter: Waiter) -> FutexContent:
         found = of_library[library] if library else None
         if found is not None:
             return found
-    return _condition(context, place, waiter.key) or FutexContent()
+    return _condition(context, place, words, waiter.key) or FutexContent()
 
 
 def _thread(
@@ -252,30 +254,28 @@ def _rwlock(
 
 
 def _condition(
-    context: LockContext, place: FutexPlace, key: FutexKey
+    context: LockContext, place: FutexPlace, words: _Words, key: FutexKey
 ) -> FutexContent | None:
     queued = [len(futex_queues(context).get(word, ())) for word in key.pair()]
     if context.live:
         # They were read at another time than its words are.
         queued = [0, 0]
-    start = _read_condition(
-        context, place.mm, place.address, (queued[0], queued[1]), key.shared
-    )
+    pair = queued[0], queued[1]
+    start = _read_condition(words.read, place.address, pair, key.shared)
     if not key.of_inode:
         _cache(context).add_condition(place.mm, place.address, start)
     return None if start is None else FutexContent(condition=place.address - start)
 
 
 def _read_condition(
-    context: LockContext,
-    mm: int,
+    read: Callable[[int, int], bytes | None],
     address: int,
     queued: tuple[int, int],
     shared: bool | None,
 ) -> int | None:
     """Return the start of the condition variable of a futex; ``None`` if not found."""
     for newer, start in enumerate(c_library.condition_starts(address)):
-        data = user_memory(context).read(mm, start, c_library.CONDITION_BYTES)
+        data = read(start, c_library.CONDITION_BYTES)
         if data is None:
             return None
         if c_library.condition(data, bool(newer), queued, shared):

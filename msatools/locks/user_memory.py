@@ -17,7 +17,7 @@ from msatools.kernel.walks import XArray, maple_entries, maple_load
 from msatools.locks.context import LockContext, per_context
 from msatools.locks.struct_reader import Layout, find_range
 from msatools.program.linear import KERNEL_HALF
-from msatools.selfdesc.find import ask, pointer_to
+from msatools.selfdesc.find import ask, find_type
 
 # --- The struct vm_area_struct of address spaces.
 #
@@ -262,7 +262,10 @@ class UserMemory:
         return SharedFile(start, end, offset, inode, sequence)
 
     def _read(self, mm: int, address: int, size: int) -> bytes:
-        space = pointer_to(self._prog, "struct mm_struct", mm)
+        # Finding a type by name costs as much as reading a page.
+        name = "struct mm_struct *"
+        type_ = self._layout.reader.once(name, lambda: find_type(self._prog, name))
+        space = drgn.Object(self._prog, type_, value=mm)
         parts = []
         for start, length in split_by_page(address, size, self._layout.page_size):
             try:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, MissingError
@@ -18,6 +19,7 @@ from msatools.locks.context import (
     FEW_READS,
     BlockedTask,
     LockContext,
+    ends_at,
     per_context,
     read_cases,
     signals_of,
@@ -29,7 +31,7 @@ from msatools.locks.futexes import Waiter, waiters_of
 from msatools.locks.kernel_locks import KernelLock
 from msatools.locks.names import find_lock_place
 from msatools.locks.report import CONDITION, FutexKey, WaitTarget
-from msatools.locks.struct_reader import Layout
+from msatools.locks.struct_reader import Layout, Timer
 from msatools.locks.user_locks import condition_at
 from msatools.locks.user_memory import mapping_at
 from msatools.program.model import Address
@@ -146,7 +148,10 @@ def as_conditions(
     :param least: Minimum number of waiters for which memory is read.
     """
     mms: list[int] = context.tasks["mm"].tolist()
-    words = [_word_of(mm, on) for mm, on in zip(mms, ons, strict=True)]
+    words = [
+        None if on is None else _word_of(mm, on)
+        for mm, on in zip(mms, ons, strict=True)
+    ]
     starts = {
         word: condition_at(context, *word)
         for word, count in Counter(words).items()
@@ -165,9 +170,9 @@ def as_conditions(
     return targets
 
 
-def _word_of(mm: int, on: WaitTarget | None) -> tuple[int, int] | None:
+def _word_of(mm: int, on: WaitTarget) -> tuple[int, int] | None:
     """Return the address space and the aligned address of a private futex."""
-    if not mm or on is None or on.kind != "futex":
+    if not mm or on.kind != "futex":
         return None
     if on.address is None or on.inode is not None:
         return None
@@ -339,11 +344,44 @@ _BY_CLASS: dict[TaskClass, Callable[[LockContext, BlockedTask], WaitTarget | Non
 }
 
 
+_FIXED = frozenset({"timer", "child", "signals", "msgqueue", "semaphore"})
+"""Kinds of targets that stay the same while a task sleeps, as they are by its own stack
+and the arguments of its system call. Owners, waiters and paths of files may change."""
+
+_OWN_CLASSES = (TaskClass.TMR, TaskClass.WAI, TaskClass.SIG, TaskClass.IPC)
+"""Classes of tasks that may have such a target."""
+
+_SLEEP = (
+    *("start_ns", "state", "on_cpu", "nvcsw", "nivcsw", "sp", "last_arrival_ns"),
+    "stack",
+)
+"""Columns of which some change if a task runs; the counters alone are not enough, as
+one that was woken counts no switch until it sleeps again."""
+
+
+class _Fixed(Struct, frozen=True):
+    """A target that stays while a task sleeps on."""
+
+    sleep: tuple[int, ...]
+    """The sleep, by the columns :data:`_SLEEP`."""
+
+    on: WaitTarget
+    timer: Timer | None
+
+
 class Explainer:
-    """Finds wait targets of tasks of one kernel; looks up types once."""
+    """Finds wait targets of tasks of one kernel; looks up types once.
+
+    On a running kernel, targets that stay the same while a task sleeps on are not
+    looked for again.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._layout = Layout(reader)
+        self._live = reader.is_live
+        self._fixed: dict[int, _Fixed] = {}
+        """Targets by the address of the task, on a running kernel."""
+
         self.stack_bytes = stack_bytes(reader.prog)
 
     def explain(
@@ -372,13 +410,68 @@ class Explainer:
         found: list[WaitTarget | None] = [None] * len(chosen)
         alike: dict[WaitTarget | None, WaitTarget | None] = {}
         waits = are_any(now.classes[chosen], [*_BY_CLASS])
+        sleeps = self._sleeps(tasks, now, chosen) if self._live else {}
+        for index, (address, sleep) in sleeps.items():
+            on = self._still(context, address, sleep)
+            if on is not None:
+                waits[index] = False
+                found[index] = alike.setdefault(on, on)
         asleep = np.flatnonzero(waits)
         cases = read_cases(context, now, chosen[asleep], self.stack_bytes)
         for index, case in zip(asleep.tolist(), cases, strict=True):
             on = wait_target(context, case)
             # Equal targets of many tasks are stored once.
             found[index] = alike.setdefault(on, on)
+            if index in sleeps and on is not None:
+                address, sleep = sleeps[index]
+                if on.kind in _FIXED and case.file is None:
+                    timer = None if on.expires_ns is None else case.stack.timer()
+                    self._fixed[address] = _Fixed(sleep, on, timer)
+        self._forget(tasks)
         return found
+
+    def _sleeps(
+        self, tasks: TaskTable, now: TaskState, chosen: Rows
+    ) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """Return address and sleep of tasks that may have a fixed target.
+
+        :return: Values by index in *chosen*.
+        """
+        own = np.flatnonzero(are_any(now.classes[chosen], _OWN_CLASSES))
+        rows = chosen[own]
+        names = [name for name in _SLEEP if tasks.has(name)]
+        sleeps = zip(*(tasks[name][rows].tolist() for name in names), strict=True)
+        addresses = tasks["address"][rows].tolist()
+        return dict(zip(own.tolist(), zip(addresses, sleeps, strict=True), strict=True))
+
+    def _still(
+        self, context: LockContext, address: int, sleep: tuple[int, ...]
+    ) -> WaitTarget | None:
+        """Return the fixed target of a task that sleeps on; ``None`` if not known.
+
+        It was found while the task slept, or ran later: then this is another sleep.
+        """
+        fixed = self._fixed.get(address)
+        if fixed is None or fixed.sleep != sleep:
+            return None
+        if fixed.timer is None:
+            return fixed.on
+        # The clock that the timer is by may have been set.
+        try:
+            ends = ends_at(context, fixed.timer.expires_ns, fixed.timer.base)
+        except UNREADABLE:
+            return None
+        return replace(fixed.on, **{"expires_ns": None, "left_ns": None, **ends})
+
+    def _forget(self, tasks: TaskTable) -> None:
+        """Forget tasks that have ended, if there are many."""
+        if len(self._fixed) > 2 * len(tasks):
+            there = set(tasks["address"].tolist())
+            self._fixed = {
+                address: fixed
+                for address, fixed in self._fixed.items()
+                if address in there
+            }
 
     def context(self, tasks: TaskTable, clocks: Clocks) -> LockContext:
         """Return a context of tasks whose losses are not reported."""

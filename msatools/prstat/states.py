@@ -179,10 +179,15 @@ def breakdown(
     )
 
 
+_ZERO = bytes(8)
+
+
 def _where(ns: Nanoseconds, known: Booleans) -> SplitColumn:
     if not known.any():
-        # Usually nothing is known: save the memory.
-        return SplitColumn(np.broadcast_to(np.int64(0), known.shape), known)
+        # Usually nothing is known: save the memory. np.broadcast_to() takes
+        # four times as long, for a dozen columns in each report.
+        zeros: Nanoseconds = np.ndarray(known.shape, np.int64, _ZERO, strides=(0,))
+        return SplitColumn(zeros, known)
     return SplitColumn(np.where(known, ns, 0), known)
 
 

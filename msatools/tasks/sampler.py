@@ -7,7 +7,7 @@ Each sample is as cheap as possible; threads of two samples are matched.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from msatools.errors import UNREADABLE
 from msatools.kernel.clocks import Clocks, Nanoseconds, read_clocks
 from msatools.kernel.code import stack_trace
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import LIST_HEAD, U64, Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import NOT_FOUND, Booleans, find_rows
 from msatools.program.arch import arch_of
@@ -30,7 +30,7 @@ from msatools.selfdesc.find import find_type, offset_of
 from msatools.tasks.accounting import BOUND_NS, Microstates, microstates
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from msatools.tasks.states import FROZEN, STOPPED, TRACED, WAKING, asleep
-from msatools.tasks.table import Records, TaskReader, TaskTable
+from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.text import End
 from msatools.tasks.unwind import StackMemory, saved_registers
 from msatools.tasks.waits import StackWait, TaskClass, are_any, classify
@@ -439,26 +439,45 @@ class Sampler:
         :return: The threads that still exist, their rows in the last sample, and which
             of them slept on while their stacks were read.
         """
-        stays = np.ones(len(tasks), np.bool_)
         settled = (row != NOBODY) | (tasks["exit_state"] != 0)
+        held: list[Rows] = []
+        switches: list[int] = []
+        again: list[tuple[int, bytes]] = []
+        # A thread that ended meanwhile is not counted as unreadable.
+        aside = LossLog()
         for part in _batches(tasks, np.flatnonzero(~settled)):
-            switches = self.collector.hold(tasks.records[part])
-            fresh, there = self._read_again(tasks, part)
-            stays[part[~there]] = False
-            rows = part[there]
-            tasks.records[rows] = fresh.records
-            settled[rows] = asleep(fresh) & (switches[there] == _switches(fresh))
+            addresses = tasks["address"][part].tolist()
+            stacks = tasks["stack"][part].tolist()
+            switches += self.collector.hold(addresses, stacks)
+            again += self.task_reader.read_each(addresses, aside)
+            held.append(part)
+        if not held:
+            return tasks, row, settled
+        # Decoding costs less for all of them at once.
+        rows = np.concatenate(held)
+        fresh, there = self._decoded_again(tasks, rows, again)
+        stays = np.ones(len(tasks), np.bool_)
+        stays[rows[~there]] = False
+        before = np.array(switches, np.int64)[there]
+        rows = rows[there]
+        tasks.records[rows] = fresh.records
+        settled[rows] = asleep(fresh) & (before == _switches(fresh))
         settled |= tasks["exit_state"] != 0
+        if stays.all():
+            return tasks, row, settled
         self._losses.coverage["tasks_gone"] += int(np.count_nonzero(~stays))
         return tasks.only(stays), row[stays], settled[stays]
 
-    def _read_again(self, tasks: TaskTable, rows: Rows) -> tuple[TaskTable, Booleans]:
-        """Read some threads again, and return which of *rows* still exist.
+    def _decoded_again(
+        self, tasks: TaskTable, rows: Rows, again: Sequence[tuple[int, bytes]]
+    ) -> tuple[TaskTable, Booleans]:
+        """Decode threads that were read again; return which of *rows* still exist.
 
         The memory of an ended thread may have been reused.
+
+        :param again: The threads of *rows* that could be read, in their order.
         """
-        # A thread that ended meanwhile is not counted as unreadable.
-        fresh = self.task_reader.read(tasks["address"][rows].tolist(), LossLog())
+        fresh = self.task_reader.table(again, LossLog())
         there = np.isin(tasks["address"][rows], fresh["address"])
         own = np.ones(len(fresh), np.bool_)
         for column in ("pid", "tgid", "start_ns"):
@@ -504,6 +523,10 @@ def _same(before: TaskTable, after: TaskTable) -> Booleans:
     return same
 
 
+_WORDS = {1: U64, 2: LIST_HEAD}
+"""Formats of so many 64-bit words."""
+
+
 class _Collector(StackCollector):
     """Collects stacks, also from memory read earlier by :meth:`hold`.
 
@@ -526,18 +549,24 @@ class _Collector(StackCollector):
         saved = arch_of(reader.prog).saved_registers if self.is_fast else ()
         self._saved = tuple(offset_of(task, name) for name in saved)
 
-    def hold(self, tasks: Records) -> Counts:
+    def hold(self, tasks: Sequence[int], stacks: Sequence[int]) -> list[int]:
         """Read the stacks of some threads, to be unwound later.
 
+        :param tasks: Addresses of their ``struct task_struct``.
+        :param stacks: ``task_struct.stack`` of each.
         :return: Number of context switches of each just before; -1 if unreadable.
         """
-        switches = np.full(len(tasks), -1, np.int64)
-        wanted = tasks["address"].tolist(), tasks["stack"].tolist()
-        for row, (address, stack) in enumerate(zip(*wanted, strict=True)):
+        switches = [-1] * len(tasks)
+        for row, (address, stack) in enumerate(zip(tasks, stacks, strict=True)):
             with contextlib.suppress(*UNREADABLE):
+                # Not numpy: for so few words its calls cost more than the reads.
                 switches[row] = sum(
-                    int(self._memory.words(address + offset, count).sum())
-                    for offset, count in self._counts
+                    sum(
+                        _WORDS[count].unpack(
+                            self._memory.read(address + start, 8 * count)
+                        )
+                    )
+                    for start, count in self._counts
                 )
                 if stack and self._saved:
                     self._hold_stack(stack, address)
@@ -546,12 +575,13 @@ class _Collector(StackCollector):
     def _hold_stack(self, stack: int, task: int) -> None:
         """Read a stack from its saved stack pointer on, if that is plausible."""
         first, end = min(self._saved), max(self._saved) + 8
-        words = self._memory.words(task + first, (end - first) // 8)
-        saved = words[[(offset - first) // 8 for offset in self._saved]]
-        pointer = int(saved[0])
+        data = self._memory.read(task + first, end - first)
+        saved = [U64.unpack_from(data, offset - first)[0] for offset in self._saved]
+        pointer = saved[0]
         size = stack + self.stack_bytes - pointer
         if pointer % 8 == 0 and 0 < size <= self.stack_bytes:
-            self._held[stack] = saved, self._memory.words(pointer, size // 8)
+            words = self._memory.words(pointer, size // 8)
+            self._held[stack] = np.array(saved, np.uint64), words
 
     def release(self) -> None:
         self._held = {}

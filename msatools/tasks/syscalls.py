@@ -242,7 +242,8 @@ def _x86(
         """Return which records have a code segment of user mode."""
         start = max(_X86_PADDINGS) - padding
         values = column(records, start + segment, 2)
-        valid: Booleans = readable & np.isin(values, (_USER_CS, _USER_CS32))
+        # Not np.isin(), which takes five times as long for some hundred tasks.
+        valid: Booleans = readable & ((values == _USER_CS) | (values == _USER_CS32))
         return valid
 
     # Take the padding that fits most threads.
@@ -255,8 +256,9 @@ def _x86(
         return column(records, start + offset_of(regs, name))
 
     arguments = np.stack([values(name) for name in _X86_ARGUMENTS], 1)
-    narrow = np.stack([values(name) for name in _X86_ARGUMENTS32], 1)
-    arguments[compat] = narrow[compat] & np.uint64(0xFFFF_FFFF)
+    if compat.any():
+        narrow = np.stack([values(name) for name in _X86_ARGUMENTS32], 1)
+        arguments[compat] = narrow[compat] & np.uint64(0xFFFF_FFFF)
     return Syscalls(
         known=known,
         number=np.where(known, values("orig_ax").astype(np.int64), NO_CALL),

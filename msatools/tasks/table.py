@@ -285,8 +285,24 @@ class TaskReader:
 
         Those that have ended meanwhile, on a running kernel, are left out, too.
         """
-        live = self._reader.is_live
-        return self._table(self._read_each(addresses, losses), losses, live)
+        return self.table(self.read_each(addresses, losses), losses)
+
+    def read_each(
+        self, addresses: Iterable[int], losses: LossLog
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield address and memory of the tasks at some addresses, as :meth:`read`.
+
+        :return: Input of :meth:`table`, which decodes many at once.
+        """
+        for address in addresses:
+            try:
+                yield address, self._reader.read(address, self.size)
+            except UNREADABLE as error:
+                losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
+
+    def table(self, tasks: Iterable[tuple[int, bytes]], losses: LossLog) -> TaskTable:
+        """Return the table of tasks that :meth:`read_each` has read."""
+        return self._table(iter(tasks), losses, self._reader.is_live)
 
     def read_one(self, address: int) -> Mapping[str, Any]:
         """Read one task, without the cost of a table.
@@ -323,7 +339,7 @@ class TaskReader:
         :param others: Called with the addresses and columns of the tasks read so far;
             returns addresses of threads whose processes are wanted, too.
         """
-        named = dict(self._read_each(addresses, losses))
+        named = dict(self.read_each(addresses, losses))
         columns = np.frombuffer(b"".join(named.values()), self._raw)
         walk = self._walk_processes(others([*named], columns), losses)
         more = (task for task in walk if task[0] not in named)
@@ -339,29 +355,20 @@ class TaskReader:
         self, addresses: Iterable[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
         seen: set[int] = set()
-        for address, data in self._read_each(addresses, losses):
+        for address, data in self.read_each(addresses, losses):
             if address in seen:
                 continue
             (leader,) = U64.unpack_from(data, self._offsets["group_leader"])
             if leader in seen:
                 continue
             if leader != address:
-                first = next(self._read_each([leader], losses), None)
+                first = next(self.read_each([leader], losses), None)
                 if first is None:
                     continue
                 _, data = first
             seen.add(leader)
             yield leader, data
             yield from self._other_threads(leader, data, seen, losses)
-
-    def _read_each(
-        self, addresses: Iterable[int], losses: LossLog
-    ) -> Iterator[tuple[int, bytes]]:
-        for address in addresses:
-            try:
-                yield address, self._reader.read(address, self.size)
-            except UNREADABLE as error:
-                losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
 
     def _walk(self, losses: LossLog) -> Iterator[tuple[int, bytes]]:
         """Read the leader of each process, and after each its other threads."""
@@ -370,11 +377,15 @@ class TaskReader:
         head = init + self._tasks
         what = "the list of processes"
         seen = {init}
+        signal, node = self._offsets["signal"], self._thread_node
         for leader, data in changing_list(
             self._reader, head, self._tasks, self.size, seen, what, losses
         ):
             yield leader, data
-            yield from self._other_threads(leader, data, seen, losses)
+            # Most processes have one thread: no walk is begun for them.
+            (threads,) = U64.unpack_from(data, signal)
+            if U64.unpack_from(data, node)[0] != threads + self._thread_head:
+                yield from self._other_threads(leader, data, seen, losses)
 
     def _other_threads(
         self, leader: int, data: bytes, seen: set[int], losses: LossLog

@@ -135,7 +135,9 @@ class Racing(Stepped):
     def __init__(self, prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(prog)
         monkeypatch.setattr(self.sampler, "_live", True)
-        monkeypatch.setattr(self.sampler.task_reader, "read", self._read_some)
+        reader = self.sampler.task_reader
+        monkeypatch.setattr(reader, "read_each", lambda addresses, losses: addresses)
+        monkeypatch.setattr(reader, "table", self._read_some)
         self.row = int(np.flatnonzero(self.table["comm"] == b"nanosleep")[0])
         """The row of a sleeping thread."""
 
