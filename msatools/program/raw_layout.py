@@ -324,12 +324,12 @@ def _is_node(
     address: int,
 ) -> bool:
     """Return whether a ``struct pglist_data`` can be at an address."""
-    places = [kernel.lines.get(f"OFFSET(pglist_data.{name})") for name in _NODE]
-    if facts.pages_end is None or None in places:
-        return True
     try:
+        places = [kernel.offset(f"pglist_data.{name}") for name in _NODE]
+        if facts.pages_end is None or None in places:
+            return True
         start, pages, own = (
-            int.from_bytes(physical.read(address + int(place or 0), size), "little")
+            int.from_bytes(physical.read(address + (place or 0), size), "little")
             for place, size in zip(places, (8, 8, 4), strict=True)
         )
     except UNREADABLE:

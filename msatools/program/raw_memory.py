@@ -414,8 +414,20 @@ class FoundKernel(NamedTuple):
         """Physical address of ``init_uts_ns.name``."""
         # Added by Linux kernel commit ca4a9241cc5e ("kdump: append uts_namespace.name
         # offset to VMCOREINFO") (in v5.11); before, a struct kref came first.
-        inner = int(self.lines.get("OFFSET(uts_namespace.name)", "4"))
-        return self.symbol("init_uts_ns") - self.image_offset + inner
+        inner = self.offset("uts_namespace.name")
+        start = self.symbol("init_uts_ns") - self.image_offset
+        return start + (4 if inner is None else inner)
+
+    def offset(self, name: str) -> int | None:
+        """Return the offset of a member, such as ``pglist_data.node_id``.
+
+        :return: ``None`` if VMCOREINFO does not have it
+        :raises DamagedDataError: if it is no number
+        """
+        text = self.lines.get(f"OFFSET({name})")
+        if text is not None and not (text.isascii() and text.isdecimal()):
+            raise DamagedDataError(f"VMCOREINFO: {name}={text}")
+        return None if text is None else int(text)
 
     def symbol(self, name: str) -> int:
         """Return the virtual address of a symbol.
@@ -423,9 +435,12 @@ class FoundKernel(NamedTuple):
         :raises DamagedDataError: if VMCOREINFO does not have it
         """
         try:
-            return int(self.lines[f"SYMBOL({name})"], 16)
+            address = int(self.lines[f"SYMBOL({name})"], 16)
         except (KeyError, ValueError):
             raise DamagedDataError(f"VMCOREINFO without {name}") from None
+        if not 0 <= address < 1 << 64:
+            raise DamagedDataError(f"VMCOREINFO with an impossible {name}")
+        return address
 
     def is_at(self, read: Read) -> bool:
         """Return whether memory has, where VMCOREINFO says, a kernel of this release.
@@ -501,6 +516,7 @@ def parse_kernel(text: bytes) -> FoundKernel:
     kernel = FoundKernel((), text, lines, arch, offset)
     for name in ("init_uts_ns", "swapper_pg_dir", "_stext"):
         kernel.symbol(name)
+    kernel.offset("uts_namespace.name")
     return kernel
 
 

@@ -176,8 +176,12 @@ class Items(Struct, frozen=True):
 
     items: Sequence[Sequence[Text]]
     more: More
-    names: Sequence[str] = ()
-    """What each item is called on the line about those that are left out, if at all."""
+    names: Sequence[Sequence[str]] = ()
+    """What each item has is called on the line about those that are left out, if at
+    all: an item may stand for several things."""
+
+    least: int = 1
+    """How many items are shown even if the screen has no room for them."""
 
 
 class Chart(Struct, frozen=True):

@@ -503,9 +503,11 @@ def _shortened(block: Block, most: int, drawing: Drawing) -> Block:
     """Return a block with at most so many rows, or lines of items; at least one."""
     if isinstance(block, Items):
         ends = list(accumulate(_lengths(block, drawing)))
-        fitting = max(sum(end <= most for end in ends), 1)
-        left = max(block.more.left, 0) + len(block.items[fitting:])
-        more = replace(block.more, left=left, names=block.names[fitting:])
+        fitting = max(sum(end <= most for end in ends), block.least)
+        names = [*chain.from_iterable(block.names[fitting:])]
+        count = len(names) if block.names else len(block.items[fitting:])
+        left = max(block.more.left, 0) + count
+        more = replace(block.more, left=left, names=names)
         return replace(block, items=block.items[:fitting], more=more)
     if isinstance(block, Table) and block.more is not None:
         left = max(block.more.left, 0) + len(block.rows[most:])

@@ -80,10 +80,24 @@ def test_lists_hang_below_what_a_name_means() -> None:
 
 def test_items_without_room_are_named() -> None:
     items = [(line(f"verdict {n}"), *(line("fact") for _ in range(9))) for n in "abcd"]
-    block = Items(items, More("verdict"), ["deadlock", "io", "herd", "io"])
+    block = Items(items, More("verdict"), [["deadlock"], ["io"], ["herd"], ["io"]])
     assert [*drawn([block], Device(80, 20))][-1] == (
         "… 3 more verdicts (2 io, herd): -n COUNT shows them"
     )
+    # An item may stand for several things.
+    block = Items(items, More("verdict"), [["deadlock"], ["io"], ["herd"], ["io", "a"]])
+    assert [*drawn([block], Device(80, 20))][-1] == (
+        "… 4 more verdicts (2 io, herd, a): -n COUNT shows them"
+    )
+
+
+@pytest.mark.parametrize(("least", "shown"), [(1, 1), (3, 3)])
+def test_some_items_need_no_room(least: int, shown: int) -> None:
+    items = [(line(f"verdict {n}"), *(line("fact") for _ in range(9))) for n in "abcd"]
+    block = Items(items, More("verdict"), least=least)
+    lines = [*drawn([block], Device(80, 20))]
+    assert sum(line.startswith("verdict") for line in lines) == shown
+    assert lines[-1].startswith(f"… {4 - shown} more verdict")
 
 
 @pytest.mark.parametrize("left", [-5, 2])

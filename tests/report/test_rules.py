@@ -19,7 +19,9 @@ from msatools.model import names
 from msatools.program import TargetSpec, open_target
 from msatools.program.description import LogRecord
 from msatools.registry import load
-from msatools.render.report.report import page_parts
+from msatools.render.device import Device
+from msatools.render.report.report import page_parts, report_blocks
+from msatools.render.terminal import drawn
 from msatools.report import rules
 from msatools.report.log import last_lines, parse_events
 from msatools.report.memory import (
@@ -861,6 +863,26 @@ def test_disabled_interrupt_of_a_disk_that_is_waited_for() -> None:
     # Alone it is good to know.
     (alone,) = said(replace(parts, locks=None))["irq-disabled"]
     assert alone.severity == "info"
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+def test_cpus_that_stop_for_another_are_told_once(kernel: str) -> None:
+    """They stand still for longer than the limits, and another CPU is to blame."""
+    stalls = said(parts_of(f"stalls-stop-{kernel}"))["cpu-stalled"]
+    assert [each.severity for each in stalls] == ["critical"]
+    (stall,) = stalls
+    assert any("stop_machine" in text for text in (stall.text, *stall.evidence))
+
+
+def test_small_screen_has_all_that_is_critical() -> None:
+    path = str(lab.build("stalls-locks-6.12").kept)
+    opened = open_target(TargetSpec(path=path, types="btf"))
+    report = collect_report(opened.prog, target=opened.target)
+    critical = [each for each in report.verdicts if each.severity == "critical"]
+    assert len(critical) > 2
+    page = "\n".join(drawn(report_blocks(report), Device(80, 24)))
+    heads = re.findall(r"^critical.*?: (\S+)  ", page, re.MULTILINE)
+    assert heads == [each.code for each in critical]
 
 
 def test_verdicts_beyond_those_in_full() -> None:

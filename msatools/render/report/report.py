@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 
 from msgspec.structs import replace
 
@@ -189,15 +189,26 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
         return
     full, short = page_parts([verdict.code for verdict in found], rows or VERDICTS)
     more = More("verdict", is_chosen=rows is not None)
-    codes = [found[index].code for index in full]
-    yield Items([[*_verdict(found[index])] for index in full], more, codes)
+    items = [[*_verdict(found[index])] for index in full]
+    names = [[found[index].code] for index in full]
     if short:
-        others = plural(len(found) - len(full), "further verdict")
-        how = advice(f"-n {len(found)} shows all in full")
-        yield line(Span(f"… {others}, in short", "dim"), how)
+        # The least of them: a screen without room for all others has none for these.
+        items.append([*_rest(found, len(full), short)])
+        names.append([found[index].code for index in sorted(chain(*short))])
+    critical = sum(found[index].severity == "critical" for index in full)
+    yield Items(items, more, names, max(critical, 1))
+    yield from _marks(report)
+
+
+def _rest(
+    found: Sequence[TriageVerdict], in_full: int, short: Sequence[Sequence[int]]
+) -> Iterator[Text]:
+    """Yield the lines of verdicts that are shown in short."""
+    others = plural(len(found) - in_full, "further verdict")
+    how = advice(f"-n {len(found)} shows all in full")
+    yield line(Span(f"… {others}, in short", "dim"), how)
     for alike in short:
         yield _in_short([found[index] for index in alike])
-    yield from _marks(report)
 
 
 def page_parts(codes: Sequence[str], most: int) -> tuple[list[int], list[list[int]]]:

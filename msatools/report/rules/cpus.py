@@ -278,8 +278,10 @@ class _HeldCpus(Struct, frozen=True):
 
 def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
     assert parts.cpus is not None
-    # Who waits there for a turn is a verdict of its own.
+    # Who waits there for a turn is a verdict of its own; so is what is over the limits,
+    # of which CPUs that stop for stop_machine() are a part.
     named = {cpu for each in _found(parts, "no-turn") for cpu in each.cpus}
+    named.update(cpu for each in _stalls_of(parts, "cpu-stalled") for cpu in each.cpus)
     queues = {
         queue.cpu: queue for queue in parts.cpus.run_queues if queue.cpu not in named
     }

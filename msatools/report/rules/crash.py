@@ -516,7 +516,7 @@ def _uninterruptible_evidence(subject: _Uninterruptible) -> Iterator[str]:
     lines = [*roots_of(subject.locks, subject.waits)]
     yield from lines[:_SHOWN]
     if left := len(lines[_SHOWN:]):
-        yield f"… {left:,} more roots of waits"
+        yield f"… {count_text(left, 'more root')} of waits"
 
 
 # --- memory

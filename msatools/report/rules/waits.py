@@ -247,7 +247,7 @@ def _hung_tasks_evidence(subject: _LongWaits) -> list[str]:
     lines = [*_roots(subject)]
     found = lines[:_ROOTS]
     if left := len(lines) - len(found):
-        found.append(f"… {left:,} more roots of waits")
+        found.append(f"… {count_text(left, 'more root')} of waits")
     if subject.waits and subject.parents:
         found.append(f"not counted: {_parents(subject)}")
     return found

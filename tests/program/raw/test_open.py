@@ -298,6 +298,21 @@ def test_damaged_copies_are_no_kernels(run_612: lab.Run, folder: Path) -> None:
     assert "with the most memory" not in target.format
 
 
+def test_words_of_copies_are_no_numbers(run_612: lab.Run, folder: Path) -> None:
+    """One is left out for what it says, and no fault of ours."""
+    memory = writers.packed(run_612.dump("elf"), folder / "words")
+    text = _text(run_612)
+    for word in (rb"OFFSET\(uts_namespace.name\)", rb"SYMBOL\(node_data\)"):
+        for value in (b"x", b"-1"):
+            damaged = re.sub(rb"\n(" + word + rb")=\w+", rb"\n\1=" + value, text)
+            assert damaged != text
+            with memory.open("r+b") as file:
+                file.seek(16 << 20)
+                file.write(damaged.ljust(4096, b"\0"))
+            target = open_target(TargetSpec(path=str(memory), types="btf")).target
+            assert target.release == run_612.release
+
+
 def test_several_kernels(run_612: lab.Run, folder: Path) -> None:
     """The lower part of a guest's memory is that of another one."""
     memory = writers.packed(run_612.dump("elf"), folder / "two")
