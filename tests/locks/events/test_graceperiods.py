@@ -11,8 +11,10 @@ import pytest
 
 from fixtures import lab
 from msatools.kernel.clocks import read_jiffies
+from msatools.locks.rcu import awaited_expedited
 from msatools.locks.report import LockRow, LocksReport, Root
 from tests.cpus.test_fieldcpus import json_of
+from tests.locks.io.test_inflight import context_of
 from tests.locks.reports import logged_report
 from tests.support.dumps import open_dump
 
@@ -141,6 +143,19 @@ def test_expedited_ones_are_one_chain(dump: str) -> None:
     for waiter in (*(known[each] for each in ("first", "second", "third")), worker):
         (root,) = roots_of(dump, waiter)
         assert root.pid == known["reader"]
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+def test_queue_behind_the_nodes_is_none_of_rcu(kernel: str) -> None:
+    """Queues of others lie where those of a larger array of nodes would."""
+    prog = open_dump(f"memory-{kernel}", "dwarf")
+    context = context_of(prog)
+    nodes = prog["rcu_state"].node
+    node = prog.type("struct rcu_node")
+    queue = nodes.address_ + node.member("exp_wq").offset
+    assert awaited_expedited(context, queue) is not None
+    for number in (len(nodes), 4095):
+        assert awaited_expedited(context, queue + number * node.size) is None
 
 
 def test_tasks_that_do_not_switch_hold_up_rcu_tasks(dump: str) -> None:
