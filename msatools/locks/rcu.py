@@ -280,6 +280,7 @@ _HOLDOUT: Members = {
     "holdout": ("rcu_tasks_holdout",),
     "then": ("rcu_tasks_nvcsw",),
     "switches": ("nvcsw",),
+    "in_user": ("rcu_tasks_idle_cpu",),
 }
 
 
@@ -443,6 +444,10 @@ def _holdouts(context: LockContext) -> list[int]:
     waits = (found["holdout"] != 0) & found.readable & (context.tasks["on_rq"] != 0)
     waits &= found["switches"] == found["then"]
     waits &= context.tasks["exit_state"] == 0
+    if found.has("in_user"):
+        # The CPU on which it is in user mode, where context tracking knows that
+        # (nohz_full=): it holds up nothing, and is taken off at the next look.
+        waits &= found["in_user"].astype(np.int32) < 0
     return [int(address) for address in addresses[waits].tolist()]
 
 

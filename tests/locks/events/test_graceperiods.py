@@ -8,15 +8,17 @@ from functools import cache
 from typing import Any
 
 import pytest
+from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
 from msatools.kernel.clocks import read_jiffies
-from msatools.locks.rcu import awaited_expedited
+from msatools.locks.rcu import _holdouts, awaited_expedited
 from msatools.locks.report import LockRow, LocksReport, Root
 from tests.cpus.test_fieldcpus import json_of
 from tests.locks.io.test_inflight import context_of
 from tests.locks.reports import logged_report
 from tests.support.dumps import open_dump
+from tests.support.overlay import overwrite
 
 KERNELS = ("6.1", "6.12", "7.x")
 
@@ -165,6 +167,18 @@ def test_tasks_that_do_not_switch_hold_up_rcu_tasks(dump: str) -> None:
     assert owners_of(dump, known["tasks"]) == owners
     text = "RCU Tasks grace period, held up by 2 tasks that have not switched"
     assert lock_of(dump, known["tasks"]).what == text
+
+
+def test_task_in_user_mode_does_not_hold_up_rcu_tasks() -> None:
+    """Where the kernel has noted that it is."""
+    name = "fieldgrace-6.12"
+    known = said(name)
+    prog = open_dump(name, "btf")
+    holdouts = set(_holdouts(context_of(prog)))
+    task = find_task(prog, known["spinner"])
+    assert task.value_() in holdouts
+    overwrite(task.rcu_tasks_idle_cpu, 3)
+    assert set(_holdouts(context_of(prog))) == holdouts - {task.value_()}
 
 
 def test_waiters_for_each_kind_of_grace_period(dump: str) -> None:
