@@ -12,8 +12,11 @@ from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
 from msatools.kernel.clocks import read_jiffies
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.locks.rcu import _holdouts, awaited_expedited
 from msatools.locks.report import LockRow, LocksReport, Root
+from msatools.report.log import read_log
 from tests.cpus.test_fieldcpus import json_of
 from tests.locks.io.test_inflight import context_of
 from tests.locks.reports import logged_report
@@ -230,6 +233,17 @@ def test_owner_is_a_throttled_realtime_task(dump: str) -> None:
 
 
 # --- a log that has lost what was before
+
+
+def test_damaged_number_of_a_message() -> None:
+    """Then it is not said how many were before it."""
+    prog = open_dump("fieldgrace-6.12", "btf")
+    ring = prog["prb"].desc_ring
+    before = next(iter(read_log(Reader(prog), LossLog())))
+    assert before.sequence > 1000
+    place = before.sequence % (1 << ring.count_bits.value_())
+    overwrite(ring.infos[place].seq, before.sequence + (1 << 40) + 1)
+    assert next(iter(read_log(Reader(prog), LossLog()))).sequence == 0
 
 
 def test_where_the_log_begins(dump: str) -> None:
