@@ -246,8 +246,6 @@ def _signed(difference: int) -> int:
 # (kernel/sched/fair.c).
 
 
-"""RUNTIME_INF: the quota of a group without one."""
-
 _POINTER = 8
 
 

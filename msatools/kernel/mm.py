@@ -261,7 +261,8 @@ def _zone_diff(zone: drgn.Object, cpu: int) -> drgn.Object:
 
 MAPPING_ANON = 0b01
 MAPPING_FLAGS = 0b11
-"""PAGE_MAPPING_ANON and PAGE_MAPPING_FLAGS (include/linux/page-flags.h)."""
+"""PAGE_MAPPING_ANON and PAGE_MAPPING_FLAGS (include/linux/page-flags.h). Without them
+the mapping of an anonymous page points at its ``struct anon_vma``."""
 
 SWAP_TYPE_SHIFT = 58
 """Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""

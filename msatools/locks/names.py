@@ -129,10 +129,6 @@ def _at(name: Name, offset: int) -> Name:
 # --- Names of locks, by the structure that contains them and by their waiters.
 
 
-"""Flags in ``folio.mapping``. That of an anonymous page points at its
-``struct anon_vma``."""
-
-
 class LockNames:
     """Finds names of locks, each once per context."""
 

@@ -269,9 +269,6 @@ _EXPEDITED = "expedited RCU grace period"
 _EXPEDITED_QUEUES = 4
 """Elements of ``rcu_node.exp_wq``."""
 
-_MAX_NODES = 4096
-"""Of NR_CPUS=65536 with nodes of 16 CPUs."""
-
 _FLAVOURS = {
     "rcu_tasks": "RCU Tasks",
     "rcu_tasks_rude": "RCU Tasks Rude",
@@ -283,6 +280,7 @@ _HOLDOUT: Members = {
     "holdout": ("rcu_tasks_holdout",),
     "then": ("rcu_tasks_nvcsw",),
     "switches": ("nvcsw",),
+    "in_user": ("rcu_tasks_idle_cpu",),
 }
 
 
@@ -343,12 +341,13 @@ def awaited_expedited(
     root = layout.symbol("rcu_state")
     if root is None or not layout.has("rcu_node", "exp_wq"):
         return None
-    # The nodes are the first member, and each has its queues in an array.
-    size, nodes = layout.size("rcu_node"), layout.offset("rcu_state", "node")
-    number, place = divmod(head - root - nodes, size)
+    # The nodes are an array before the levels, and each has its queues in an array.
+    # Behind it other queues of the kernel lie, which would fit as well.
+    first, end = (layout.offset("rcu_state", name) for name in ("node", "level"))
     start = layout.offset("rcu_node", "exp_wq")
     width = _EXPEDITED_QUEUES * layout.size("wait_queue_head")
-    is_node = 0 <= number < _MAX_NODES and start <= place < start + width
+    place = (head - root - first) % layout.size("rcu_node")
+    is_node = first <= head - root < end and start <= place < start + width
     if not is_node and head != expedited_queue(context):
         return None
     state = _state(context)
@@ -445,6 +444,10 @@ def _holdouts(context: LockContext) -> list[int]:
     waits = (found["holdout"] != 0) & found.readable & (context.tasks["on_rq"] != 0)
     waits &= found["switches"] == found["then"]
     waits &= context.tasks["exit_state"] == 0
+    if found.has("in_user"):
+        # The CPU on which it is in user mode, where context tracking knows that
+        # (nohz_full=): it holds up nothing, and is taken off at the next look.
+        waits &= found["in_user"].astype(np.int32) < 0
     return [int(address) for address in addresses[waits].tolist()]
 
 

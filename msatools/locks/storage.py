@@ -28,8 +28,6 @@ _INODE = {
     "super_block": ("i_sb",),
     "number": ("i_ino",),
 }
-"""``SWP_TYPE_SHIFT`` (linux/swapops.h): the type is in the top 5 of 63 bits."""
-
 _MAX_SUPER_BLOCKS = 1 << 16
 _MAX_SWAP_FILES = 1 << 5
 _MAX_RING = 128

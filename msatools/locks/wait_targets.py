@@ -218,9 +218,6 @@ def _with_place(
 # --- Wait targets of tasks that wait for tasks, signals, messages or timers.
 
 
-"""``JOBCTL_STOP_SIGMASK``."""
-
-
 def timer(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Return the timer that ends a sleep."""
     if case.file is not None:

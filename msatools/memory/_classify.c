@@ -785,7 +785,8 @@ static int add_block(struct scan *s, struct stream *st)
 		if (skipped < 0)
 			return 0;
 		compound_heads(s);
-		find_heads(s);
+		if (find_heads(s))
+			return 0;
 	}
 	msa_settle(s);
 	key = s->flags_or >> st->zone_shift;

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from msatools.errors import LOST, UNREADABLE, MissingError
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.files import cgroup_paths
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader, column
@@ -263,6 +263,8 @@ def _item_offsets(reader: Reader) -> npt.NDArray[np.uint64]:
     else:
         rows = reader.read(table, max(numbers) + 1)
         numbers = [rows[number] - rows[0] for number in numbers]
+        if len({0, *numbers}) != 1 + len(_ITEMS) or min(numbers) < 0:
+            raise DamagedDataError("impossible indices of counts", table)
     return np.array(numbers, np.uint64) * np.uint64(8)
 
 

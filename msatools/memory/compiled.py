@@ -191,11 +191,12 @@ def _within(layout: PageLayout) -> bool:
     mark, types = layout.hugetlb, layout.types
     ends = [getattr(layout, name) + 8 for name in _OFFSETS[:4]]
     ends += [getattr(layout, name) + 4 for name in _OFFSETS[4:]]
+    ends.append(layout.lru + 16)  # two pointers
     if mark is not None:
         ends.append(mark.offset + mark.size)
     return (
         max(ends) <= layout.size
-        and min(getattr(layout, name) for name in _OFFSETS) >= 0
+        and min(getattr(layout, name) for name in (*_OFFSETS, "lru")) >= 0
         and (mark is None or (mark.offset >= 0 and mark.size in (1, 8)))
         and 0 <= types.shift < 32
         and 0 <= types.mask < len(types.classes)

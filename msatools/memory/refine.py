@@ -58,8 +58,6 @@ from msatools.selfdesc.find import (
 # (mm/page_alloc.c); /proc/meminfo has no row for them either.
 
 
-"""``struct list_head``: next, previous."""
-
 _MAX_LISTED = 1 << 26
 """Maximum number of listed pages: an eighth of 2 TiB, more than CPUs keep."""
 

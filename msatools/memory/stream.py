@@ -179,10 +179,12 @@ class FileScan:
 
     def _is_right(self) -> bool:
         """Check that the first page from the file is the same as drgn's."""
-        if not self._runs.firsts[1]:
-            return True  # the first block is left to drgn
+        in_file = np.diff(self._runs.firsts).nonzero()[0]
+        if not len(in_file):
+            return False  # all blocks are left to drgn
         try:
-            expected: bytes = self._reader.prog.read(self._blocks[0].address, PAGE)
+            address = self._blocks[in_file[0]].address
+            expected: bytes = self._reader.prog.read(address, PAGE)
         except UNREADABLE:
             return False
         offset = int(self._runs.offsets[0])

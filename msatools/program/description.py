@@ -287,10 +287,11 @@ def log_records(
             lost += 1
             continue
         room -= end - start
-        caller = int(info["caller"])
+        caller, sequence = int(info["caller"]), int(info["sequence"])
         yield LogRecord(
             time_ns=int(info["time"]),
-            sequence=int(info["sequence"]),
+            # The place is that of the number (prb_reserve()), unless it is damaged.
+            sequence=0 if (sequence - int(ids[row])) % count else sequence,
             level=int(info["flags"]) >> level_bit & 7,
             text=bytes(data[start:end]).decode("utf-8", "backslashreplace"),
             tid=None if caller & _IS_CPU else caller,

@@ -359,8 +359,8 @@ def _vmware_regions(
             values.get((name, number), 0) * _VMWARE_PAGE
             for name in (b"regionPPN", b"regionSize", b"regionPageNum")
         )
-        if not 0 < size <= block.size - place:
-            raise DamagedDataError("a region of an impossible size", block.offset)
+        if not 0 < size <= block.size - place or (start + size) >> 52:
+            raise DamagedDataError("an impossible region", block.offset)
         ranges.append(MemoryRange(start, size, block.offset + place))
     return in_order(ranges)
 

@@ -430,7 +430,9 @@ def _is_glued(text: str, space: int) -> bool:
     before = text[:space]
     if _ARGUMENT.search(before):
         return True
-    return text[space + 1].isdigit() and _NUMBERED.search(before) is not None
+    # The space may be the last character.
+    following = text[space + 1 : space + 2]
+    return following.isdigit() and _NUMBERED.search(before) is not None
 
 
 # --- Fits the blocks of a report to a terminal.

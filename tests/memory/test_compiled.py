@@ -245,6 +245,48 @@ def test_damaged_block_from_a_file(run: lab.Run, tmp_path: Path) -> None:
     assert added > 20
 
 
+def test_tail_within_a_free_block(run: lab.Run, tmp_path: Path) -> None:
+    """A page that names one there as its head has the block read; a head elsewhere that
+    is found then is left to Python."""
+    if compiled.library() is None:
+        pytest.skip("it is not compiled: see test_it_is_built()")
+    prog, _, blocks = scanned_from_file(run.name)
+    layout = page_layout(prog)
+    native_scan = compiled.compiled_classifier(layout)
+    whole = stream.dump_file(Reader(prog))
+    assert native_scan is not None
+    assert whole is not None
+    block = next(part._replace(pages=2048) for part in blocks if part.pages >= 2048)
+    first = int(whole.tables.frames(block.address, 1)[0])
+
+    def scanned(head: int) -> tuple[ScanResult, int]:
+        """Scan the block with a tail of *head* within its free block of 512 pages."""
+        pages = Pages(layout, block.pages, flags=0)
+        pages.free(0, 9)
+        pages.put(slice(512), "refcount", 0)
+        pages.put(88, "compound_head", block.address + head * layout.size | 1)
+        pages.put(1000, "compound_head", block.address + 88 * layout.size | 1)
+        path = tmp_path / "block"
+        path.write_bytes(pages.data())
+        with path.open("rb", buffering=0) as file:
+            assert isinstance(file, FileIO)
+            dump = whole._replace(
+                file=file,
+                starts=np.array([first]),
+                ends=np.array([first + block.pages * layout.size // 4096]),
+                shifts=np.array([-first * 4096]),
+            )
+            scan_of = stream.FileScan(Reader(prog), layout, [block], native_scan, dump)
+            found = ScanResult()
+            rest = scan_of.rest(NOBODY, found, lambda count: None, read_all=False)
+            return found, len(list(rest))
+
+    near, left = scanned(head=999)
+    assert (near.pages(), left) == (block.pages, 0)
+    elsewhere, left = scanned(head=-(1 << 40))
+    assert (elsewhere.pages(), left) == (0, 1)
+
+
 MEMBERS = ("flags", "compound_head", "mapping", "private", "mapcount", "lru")
 
 
@@ -565,6 +607,7 @@ def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
         {"size": 48},
         {"flags": -8},
         {"refcount": 61},
+        {"lru": 56},
         {"hugetlb": HugetlbMark(60, 8, 1, 1)},
         {"hugetlb": HugetlbMark(0, 4, 1, 1)},
     ],

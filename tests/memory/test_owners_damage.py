@@ -16,6 +16,7 @@ from fixtures import lab
 from msatools.memory.breakdowns import VIEWS
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import CgroupGroup, MemstatReport, SlabGroup
+from msatools.tasks.text import kernel_symbol
 
 from . import truth
 from .conftest import BY_OWNER
@@ -154,6 +155,18 @@ def test_counts_of_a_group_that_are_lost(
     assert None not in {before[name][0] for name in lost}
     assert {name for name in before if before[name] != after[name]} == lost
     assert {after[name] for name in lost} == {(None, None)}
+
+
+@pytest.mark.parametrize("byte", [0, 0xFF])
+def test_impossible_indices_of_counts(damaged: Patient, byte: int) -> None:
+    """No count of a group is known, and the report goes on."""
+    table = kernel_symbol(damaged.prog, "mem_cgroup_stats_index")
+    for place in range(1 if byte else 256):
+        damaged.poke(table + place, byte, 1)
+    report = report_of(damaged.prog)
+    groups = [g for g in view(report, "cgroup") if isinstance(g, CgroupGroup)]
+    assert {(g.slab_bytes, g.percpu_bytes) for g in groups} == {(None, None)}
+    assert any("impossible indices" in note.text for note in report.notes)
 
 
 def first_slab(run: lab.Run) -> int:

@@ -133,6 +133,9 @@ def test_cut(long: str, width: int, start: str, end: str) -> None:
         ("verdicts: -n COUNT shows", 13, ["verdicts:", "-n COUNT", "shows"]),
         # Words between numbers are no units.
         ("of 12 MiBs", 6, ["of 12", "MiBs"]),
+        # A name out of a dump can end with a space, where the line ends.
+        ("waits for pid ", 13, ["waits for pid"]),
+        ("pid 7 sh ", 8, ["pid 7 sh"]),
     ],
 )  # fmt: skip
 def test_breaks(line: str, width: int, parts: list[str]) -> None:

@@ -275,17 +275,22 @@ class _HeldCpus(Struct, frozen=True):
     held_ns: dict[int, int]
     """For how long each of them has, by its number."""
 
+    are_below: bool
+    """Whether each is known to be below the limit of its kind."""
+
 
 def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
     assert parts.cpus is not None
-    # Who waits there for a turn is a verdict of its own; so is what is over the limits,
-    # of which CPUs that stop for stop_machine() are a part.
+    # Who waits there for a turn is a verdict of its own. So is a stall, also one of
+    # several CPUs, such as those that stopped and wait for another one (stop_machine).
     named = {cpu for each in _found(parts, "no-turn") for cpu in each.cpus}
-    named.update(cpu for each in _stalls_of(parts, "cpu-stalled") for cpu in each.cpus)
+    stalls = parts.cpus.stalls
+    if stalls is not None:
+        named |= {cpu for each in stalls.found if each.over_limit for cpu in each.cpus}
     queues = {
         queue.cpu: queue for queue in parts.cpus.run_queues if queue.cpu not in named
     }
-    found, held_ns = [], dict[int, int]()
+    found, held_ns, are_below = [], dict[int, int](), stalls is not None
     for each in parts.cpus.findings:
         ages = {
             cpu: age_ns
@@ -296,8 +301,12 @@ def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
             found.append(each)
             for cpu, age_ns in ages.items():
                 held_ns[cpu] = max(age_ns, held_ns.get(cpu, 0))
+            if stalls is not None:
+                limits, is_tick = stalls.limits, each.code == "not-ticked"
+                limit_ns = limits.no_tick_ns if is_tick else limits.no_switch_ns
+                are_below &= max(ages.values()) < limit_ns
     if found:
-        yield _HeldCpus(found, held_ns)
+        yield _HeldCpus(found, held_ns, are_below)
 
 
 def _held_for(found: Diagnostic, queue: RunQueue) -> int:
@@ -323,13 +332,15 @@ def _held_cpus_words(subject: _HeldCpus) -> str:
     longest = max(subject.held_ns.values())
     return (
         f"cpu{ranges(subject.held_ns)}: no interrupts, or no turn for tasks that wait, "
-        f"for up to {duration(longest)}, which is below the limits of a stall"
+        f"for up to {duration(longest)}"
+        + (", which is below the limits of a stall" if subject.are_below else "")
     )
 
 
 def _held_cpus_evidence(subject: _HeldCpus) -> Iterator[str]:
     if len(subject.found) == 1:
-        yield "this is below the limits of a stall"
+        if subject.are_below:
+            yield "this is below the limits of a stall"
         return
     yield from (each.text for each in subject.found[:_MOST_LINES])
     if left := len(subject.found[_MOST_LINES:]):

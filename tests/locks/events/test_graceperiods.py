@@ -8,13 +8,20 @@ from functools import cache
 from typing import Any
 
 import pytest
+from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
 from msatools.kernel.clocks import read_jiffies
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.locks.rcu import _holdouts, awaited_expedited
 from msatools.locks.report import LockRow, LocksReport, Root
+from msatools.report.log import read_log
 from tests.cpus.test_fieldcpus import json_of
+from tests.locks.io.test_inflight import context_of
 from tests.locks.reports import logged_report
 from tests.support.dumps import open_dump
+from tests.support.overlay import overwrite
 
 KERNELS = ("6.1", "6.12", "7.x")
 
@@ -143,6 +150,19 @@ def test_expedited_ones_are_one_chain(dump: str) -> None:
         assert root.pid == known["reader"]
 
 
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+def test_queue_behind_the_nodes_is_none_of_rcu(kernel: str) -> None:
+    """Queues of others lie where those of a larger array of nodes would."""
+    prog = open_dump(f"memory-{kernel}", "dwarf")
+    context = context_of(prog)
+    nodes = prog["rcu_state"].node
+    node = prog.type("struct rcu_node")
+    queue = nodes.address_ + node.member("exp_wq").offset
+    assert awaited_expedited(context, queue) is not None
+    for number in (len(nodes), 4095):
+        assert awaited_expedited(context, queue + number * node.size) is None
+
+
 def test_tasks_that_do_not_switch_hold_up_rcu_tasks(dump: str) -> None:
     """Both spin in the kernel, one of them with a mutex."""
     known = said(dump)
@@ -150,6 +170,18 @@ def test_tasks_that_do_not_switch_hold_up_rcu_tasks(dump: str) -> None:
     assert owners_of(dump, known["tasks"]) == owners
     text = "RCU Tasks grace period, held up by 2 tasks that have not switched"
     assert lock_of(dump, known["tasks"]).what == text
+
+
+def test_task_in_user_mode_does_not_hold_up_rcu_tasks() -> None:
+    """Where the kernel has noted that it is."""
+    name = "fieldgrace-6.12"
+    known = said(name)
+    prog = open_dump(name, "btf")
+    holdouts = set(_holdouts(context_of(prog)))
+    task = find_task(prog, known["spinner"])
+    assert task.value_() in holdouts
+    overwrite(task.rcu_tasks_idle_cpu, 3)
+    assert set(_holdouts(context_of(prog))) == holdouts - {task.value_()}
 
 
 def test_waiters_for_each_kind_of_grace_period(dump: str) -> None:
@@ -201,6 +233,17 @@ def test_owner_is_a_throttled_realtime_task(dump: str) -> None:
 
 
 # --- a log that has lost what was before
+
+
+def test_damaged_number_of_a_message() -> None:
+    """Then it is not said how many were before it."""
+    prog = open_dump("fieldgrace-6.12", "btf")
+    ring = prog["prb"].desc_ring
+    before = next(iter(read_log(Reader(prog), LossLog())))
+    assert before.sequence > 1000
+    place = before.sequence % (1 << ring.count_bits.value_())
+    overwrite(ring.infos[place].seq, before.sequence + (1 << 40) + 1)
+    assert next(iter(read_log(Reader(prog), LossLog()))).sequence == 0
 
 
 def test_where_the_log_begins(dump: str) -> None:

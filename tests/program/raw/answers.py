@@ -27,7 +27,7 @@ def answers(path: Path, *names: str) -> dict[str, Any]:
             del report["target"][key]
         for key in _OF_THE_RUN:
             report.pop(key, None)
-        # Of an ELF dump the inside of free blocks is not read.
-        report["coverage"].pop("bytes_read", None)
+        # Of an ELF dump not all of the memmap is read: see msatools.memory.stream.
+        del report["coverage"]["bytes_read"]
         found[row.name] = report
     return found

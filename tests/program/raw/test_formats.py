@@ -127,6 +127,20 @@ def test_vmware_states_that_are_not_read(
     path.unlink()
 
 
+def test_vmware_region_beyond_all_memory(tmp_path: Path) -> None:
+    """Numbers have up to 61 bytes there."""
+    path = tmp_path / "state"
+    values = writers.vmware_value(b"regionsCount", (), 4, struct.pack("<I", 1))
+    for name, value in ((b"regionPPN", 1 << 60), (b"regionSize", 1)):
+        values += writers.vmware_value(name, (0,), 8, struct.pack("<Q", value))
+    block = struct.pack("<QQH", 4096, 4096, 0) + bytes(4096)
+    values += writers.vmware_value(b"Memory", (0, 0), 63, block) + bytes(2)
+    head = struct.pack("<III64sQQ", 0xBED2BED2, 8, 1, b"memory", 92, len(values))
+    path.write_bytes(head + values)
+    with pytest.raises(TargetError, match="an impossible region"):
+        open_target(TargetSpec(path=str(path)))
+
+
 @pytest.mark.parametrize(
     ("flag", "name"), [(0x40, "XBZRLE"), (0x100, "compression"), (0x200, "multifd")]
 )

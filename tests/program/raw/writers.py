@@ -183,7 +183,9 @@ def avml(dump: Path, out: Path) -> Path:
     return out
 
 
-def _value(name: bytes, indices: tuple[int, ...], kind: int, data: bytes) -> bytes:
+def vmware_value(
+    name: bytes, indices: tuple[int, ...], kind: int, data: bytes
+) -> bytes:
     """Return a value of VMware's: its tag, name, indices and data."""
     tag = struct.pack("<BB", len(indices) << 6 | kind, len(name))
     return tag + name + struct.pack(f"<{len(indices)}I", *indices) + data
@@ -197,11 +199,11 @@ def vmware(dump: Path, out: Path, *, kind: int = 63, apart: bool = False) -> Pat
     """
     all_ram = ram_of(dump)
     page, total = 4096, sum(ram.size for ram in all_ram)
-    cpu = _value(b"cpu:numVCPUs", (), 4, struct.pack("<I", 2))
-    cpu += _value(b"rip", (1,), 8, bytes(8))
-    cpu += _value(b"gpregs", (0,), 63, struct.pack("<QQH5x", 8, 8, 5) + bytes(8))
-    memory = _value(b"align_mask", (0, 3), 4, bytes(4))
-    memory += _value(b"regionsCount", (), 4, struct.pack("<I", len(all_ram)))
+    cpu = vmware_value(b"cpu:numVCPUs", (), 4, struct.pack("<I", 2))
+    cpu += vmware_value(b"rip", (1,), 8, bytes(8))
+    cpu += vmware_value(b"gpregs", (0,), 63, struct.pack("<QQH5x", 8, 8, 5) + bytes(8))
+    memory = vmware_value(b"align_mask", (0, 3), 4, bytes(4))
+    memory += vmware_value(b"regionsCount", (), 4, struct.pack("<I", len(all_ram)))
     position = 0
     for number, ram in enumerate(all_ram):
         for name, value in (
@@ -209,7 +211,7 @@ def vmware(dump: Path, out: Path, *, kind: int = 63, apart: bool = False) -> Pat
             (b"regionPPN", ram.start),
             (b"regionSize", ram.size),
         ):
-            memory += _value(name, (number,), 4, struct.pack("<I", value // page))
+            memory += vmware_value(name, (number,), 4, struct.pack("<I", value // page))
         position += ram.size
     start = 12 + 2 * 80
     place = start + len(cpu) + 2 + len(memory)
@@ -217,7 +219,7 @@ def vmware(dump: Path, out: Path, *, kind: int = 63, apart: bool = False) -> Pat
         # The block begins at a multiple of a page.
         before = place + 2 + 2 + len(b"Memory") + 4 + 18
         block = struct.pack("<QQH", total, total, -before % page)
-        memory += _value(b"Memory", (0, 0), kind, block + bytes(-before % page))
+        memory += vmware_value(b"Memory", (0, 0), kind, block + bytes(-before % page))
     with out.open("wb") as file:
         file.write(struct.pack("<III", 0xBED2BED2, 8, 2))
         file.write(struct.pack("<64sQQ", b"cpu", start, len(cpu) + 2))
