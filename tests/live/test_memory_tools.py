@@ -4,7 +4,7 @@
 
 LiME and AVML read it from inside, while the guest runs on: what does not change in it
 is compared with QEMU's dump of the moment after. They come from Debian's archive and
-from crates.io; who has no cargo is not shown AVML.
+from crates.io; AVML takes minutes to build, so that its tests are long.
 """
 
 import gzip
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from fixtures.lab import headers, host
 from fixtures.lab.cache import content_key
 from fixtures.lab.image import cpio_entry, load_order
 from fixtures.lab.packages import Archive, Package, extract
-from msatools.program import Target
 from msatools.program.model import NotADumpError
 from tests.live.test_memory_files import (
     PANIC,
@@ -100,10 +99,8 @@ def lime(run: lab.Run) -> Path:
         return headers.build_module("lime", source, run.kernel, run.cache)
 
 
-def avml(run: lab.Run) -> Path | None:
-    """Return AVML, linked statically; ``None`` if there is no cargo to build it."""
-    if shutil.which("cargo") is None:
-        return None
+def avml(run: lab.Run) -> Path:
+    """Return AVML, linked statically."""
 
     def fill(directory: Path) -> None:
         command = ["cargo", "install", "avml", "--version", AVML_VERSION, "--locked"]
@@ -120,7 +117,7 @@ def avml(run: lab.Run) -> Path | None:
     return run.cache.entry("program", "avml", key, fill) / "bin/avml"
 
 
-def initramfs(run: lab.Run, names: list[str], tools: dict[str, Path]) -> bytes:
+def initramfs(run: lab.Run, names: Sequence[str], tools: dict[str, Path]) -> bytes:
     """Return what the guest boots from."""
     busybox = Archive(run.cache)
     (version,) = busybox.versions(["busybox-static"]).values()
@@ -143,18 +140,32 @@ def initramfs(run: lab.Run, names: list[str], tools: dict[str, Path]) -> bytes:
     return gzip.compress(bytes(archive), compresslevel=1)
 
 
+Written = dict[str, tuple[Path, Path]]
+"""Files by tools, each with QEMU's dump of the moment after."""
+
+
 @pytest.fixture(scope="module")
-def written(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, tuple[Path, Path]]]:
-    """Files by tools, each with QEMU's dump of the moment after."""
-    folder = tmp_path_factory.mktemp("tools")
+def by_lime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     run = lab.build("memory-6.12")
-    tools, names = {"lime.ko": lime(run)}, [*LIME_FORMATS]
-    program = avml(run)
-    if program is not None:
-        tools["avml"] = program
-        names += AVML_FORMATS
+    folder = tmp_path_factory.mktemp("lime")
+    yield write(run, folder, LIME_FORMATS, {"lime.ko": lime(run)})
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def by_avml(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    if shutil.which("cargo") is None:
+        pytest.skip("there is no cargo, which builds AVML")
+    run = lab.build("memory-6.12")
+    folder = tmp_path_factory.mktemp("avml")
+    yield write(run, folder, AVML_FORMATS, {"avml": avml(run)})
+    shutil.rmtree(folder)
+
+
+def write(
+    run: lab.Run, folder: Path, names: Sequence[str], tools: dict[str, Path]
+) -> Written:
+    """Have a guest written by tools, each with QEMU's dump of the moment after."""
     archive = folder / "archive"
     archive.write_bytes(initramfs(run, names, tools))
     disk = folder / "disk"
@@ -181,14 +192,7 @@ def written(
             subprocess.run(words, check=True, capture_output=True)
             files[name] = image, elf
             qmp.execute("cont")
-    yield files
-    shutil.rmtree(folder)
-
-
-def opened_as(written: dict[str, tuple[Path, Path]], name: str) -> Target:
-    if name not in written:
-        pytest.skip("there is no cargo, which builds AVML")
-    return opened(written[name][0])
+    return files
 
 
 def steady(path: Path) -> dict[str, Any]:
@@ -214,9 +218,21 @@ def steady(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", READ)
-def test_forensic_tools(written: dict[str, tuple[Path, Path]], name: str) -> None:
-    target = opened_as(written, name)
+@pytest.mark.parametrize("name", LIME_FORMATS[:3])
+def test_lime(by_lime: Written, name: str) -> None:
+    check(by_lime, name)
+
+
+@pytest.mark.live
+@pytest.mark.long
+@pytest.mark.parametrize("name", AVML_FORMATS)
+def test_avml(by_avml: Written, name: str) -> None:
+    check(by_avml, name)
+
+
+def check(written: Written, name: str) -> None:
+    """Check what is read of a file by what QEMU has of the same guest."""
+    target = opened(written[name][0])
     assert target.format.startswith(READ[name])
     assert not target.truncated
     image, elf = written[name]
@@ -235,9 +251,9 @@ def test_forensic_tools(written: dict[str, tuple[Path, Path]], name: str) -> Non
 
 
 @pytest.mark.live
-def test_compressed_by_lime(written: dict[str, tuple[Path, Path]]) -> None:
+def test_compressed_by_lime(by_lime: Written) -> None:
     """The command of the line that refuses it leads to a file that is read."""
-    image, _ = written["deflated"]
+    image, _ = by_lime["deflated"]
     with pytest.raises(NotADumpError, match="compressed with zlib") as raised:
         opened(image)
     assert f"`pigz -dc < {image} > memory`" in raised.value.what_to_do
