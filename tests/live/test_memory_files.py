@@ -54,10 +54,6 @@ MACHINES = {
     "4": Machine(4096, "pc", ", hole at 3 GiB", "4.0"),
     # Where no hypervisor ends it by itself.
     "5": Machine(5120, "pc,max-ram-below-4g=2600M", ", hole at 2.53906 GiB", "5.0"),
-    # Where Firecracker ended it until its version 1.14.
-    "6": Machine(
-        6144, "pc-i440fx-1.7,max-ram-below-4g=3328M", ", hole at 3.25 GiB", "6.0"
-    ),
     "16": Machine(16384, "pc", ", hole at 3 GiB", "16.0"),
 }
 
