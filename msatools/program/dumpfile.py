@@ -530,7 +530,8 @@ def _of_hypervisor(
         for note in notes
         if note.name == b"CORE" and note.kind == _NT_PRPSINFO
     ]
-    if headers.has_physical or not any(n.startswith(_PROCESSES) for n in names):
+    names = [name for name in names if name.startswith(_PROCESSES)]
+    if headers.has_physical or not names:
         return None
     # That of a guest has whole MiB; what QEMU translates code into (TCG) has not.
     parts = [each for each in headers.loads if not each.size % _LEAST_MEMORY]
