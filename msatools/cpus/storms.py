@@ -181,7 +181,8 @@ class WorkSources:
     def _called_by(self, cpu: int, callers: Sequence[str], own: str) -> int | None:
         """Return where the function is that one of *callers* calls on a CPU.
 
-        Unknown is whose return a thunk is, and who was interrupted before its call.
+        Unknown is whose return a thunk is, who was interrupted before its call, and
+        whose last act is to queue itself: such a tail call leaves no frame of it.
 
         :param own: Prefix of the caller's own functions, which are not meant.
         """
@@ -197,7 +198,8 @@ class WorkSources:
         if not place:
             return None  # between two it is in the caller itself
         called = names[place - 1]
-        is_own = called.startswith((own, *ENTRIES)) or is_thunk(called)
+        is_own = called.lstrip("_").startswith(own) or called.startswith(ENTRIES)
+        is_own = is_own or is_thunk(called)
         if names[place] in _BY_POINTER and self._stacks.called(stack.pcs[place]):
             is_own = True
         return None if is_own else stack.pcs[place - 1]

@@ -237,6 +237,22 @@ def test_caller_within_a_caller() -> None:
     assert sources.call(cpu) is None
 
 
+def test_tasklet_that_ends_by_queueing_itself() -> None:
+    """Its tail call to __tasklet_schedule() leaves no frame of the tasklet."""
+    dump = "fieldcpus-6.12"
+    reader, losses = Reader(tables.open_dump(dump, "btf")), LossLog()
+    text = KernelText(reader, losses)
+    sources = WorkSources(reader, read_percpu(reader, losses), text, losses)
+    cpu = workload(dump)["cpus"]["free"]
+    caller = "tasklet_action_common.isra.0"
+    function = kernel_symbol(reader.prog, "__tasklet_schedule")
+    sources._read[cpu] = CpuStack(("__tasklet_schedule", caller), (function, 0))
+    assert sources.tasklet(cpu) is None
+    function = kernel_symbol(reader.prog, "wake_up_var")
+    sources._read[cpu] = CpuStack(("wake_up_var", caller), (function, 0))
+    assert sources.tasklet(cpu) == function
+
+
 @cache
 def calls_in(dump: str, function: str) -> dict[str, int]:
     """The functions that one calls, with a return address of each call."""
