@@ -27,10 +27,11 @@ from msatools.memory.breakdowns import Tally, TallyOwner, TallySums, copy_to_tai
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, Words, where
 from msatools.memory.content_hints import Contents
-from msatools.memory.device_pages import DmaBuf, dma_bufs
+from msatools.memory.dma_bufs import DmaBuf, dma_bufs, holders_of
 from msatools.memory.model import (
     NO_OWNER,
     REST,
+    BufferHolder,
     DmaBufGroup,
     PageGroup,
     PageWord,
@@ -407,6 +408,7 @@ class DmaBufView:
         reader, losses = context.reader, context.losses
         files = context.owners.files(reader, losses)
         self._buffers = dma_bufs(reader, context.layout, files, losses)
+        self._holders = holders_of(reader, self._buffers, losses)
         parts = [np.empty(0, np.uint64), *(each.pages for each in self._buffers)]
         lengths = [len(buffer.pages) for buffer in self._buffers]
         numbers = np.repeat(np.arange(1, len(lengths) + 1, dtype=np.uint64), lengths)
@@ -424,11 +426,17 @@ class DmaBufView:
         for number, buffer in enumerate(self._buffers, 1):
             owner = by_number.get(number)
             pages, classes = (0, {}) if owner is None else (owner.pages, owner.classes)
-            groups.append(_group(buffer, pages, classes))
+            holders = self._holders.get(buffer.address)
+            groups.append(_group(buffer, holders, pages, classes))
         return largest_first(unique_keys(groups))
 
 
-def _group(buffer: DmaBuf, pages: int, classes: dict[str, int]) -> DmaBufGroup:
+def _group(
+    buffer: DmaBuf,
+    holders: tuple[BufferHolder, ...] | None,
+    pages: int,
+    classes: dict[str, int],
+) -> DmaBufGroup:
     words = buffer.exporter, buffer.name
     return DmaBufGroup(
         key=str(buffer.inode),
@@ -438,6 +446,7 @@ def _group(buffer: DmaBuf, pages: int, classes: dict[str, int]) -> DmaBufGroup:
         exporter=buffer.exporter,
         size_bytes=buffer.bytes,
         references=buffer.references,
+        holders=holders,
         label=buffer.name,
         dma_buf=buffer.address,
     )

@@ -453,6 +453,18 @@ class VmallocGroup(PageGroup, frozen=True):
     """The module of that function; ``None`` for the kernel's own."""
 
 
+class BufferHolder(Struct, frozen=True):
+    """A process that keeps a dma-buf."""
+
+    pid: int
+    comm: str
+    how: str
+    """``mapped``, or its descriptor: ``fd 5``."""
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.comm} ({self.how})"
+
+
 class DmaBufGroup(PageGroup, frozen=True):
     """The pages of one dma-buf, whether they are its own or a file's that it pins.
 
@@ -466,6 +478,10 @@ class DmaBufGroup(PageGroup, frozen=True):
     size_bytes: int | None = None
     references: int | None = None
     """References to its file, by open files, mappings and devices."""
+
+    holders: tuple[BufferHolder, ...] | None = None
+    """Processes that have it open or mapped; null where it is no buffer. Those of
+    devices, and of descriptors in flight, are not found: see the references."""
 
     label: Annotated[str | None, DETAIL] = None
     """The name that a program gave it (DMA_BUF_SET_NAME)."""

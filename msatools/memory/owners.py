@@ -41,7 +41,8 @@ from msatools.memory.areas import (
     vmalloc_areas,
 )
 from msatools.memory.classes import PageClass, PageLayout
-from msatools.memory.device_pages import dma_bufs, dma_pages, request_pages
+from msatools.memory.device_pages import dma_pages, request_pages
+from msatools.memory.dma_bufs import dma_bufs
 from msatools.memory.global_pages import global_pages
 from msatools.memory.memmap import MemmapRange, pages_per_section
 from msatools.memory.owned_pages import (

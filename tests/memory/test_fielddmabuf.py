@@ -14,7 +14,7 @@ from msatools.kernel.files import OpenFiles
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.classes import page_layout
-from msatools.memory.device_pages import DmaBuf, dma_bufs
+from msatools.memory.dma_bufs import DmaBuf, dma_bufs
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import DmaBufGroup, MemstatReport
 from msatools.memory.owned_pages import _captures, driver_type
@@ -92,6 +92,17 @@ def test_dma_bufs_are_those_of_bufinfo(
         name: (group.size_bytes, group.references, group.exporter, group.key)
         for name, group in buffers.items()
     }
+
+
+def test_who_holds_them(run: lab.Run, buffers: dict[str, DmaBufGroup]) -> None:
+    """One is an open file, one is mapped and no open file, one a part of a memfd."""
+    pids = {made["name"]: made["pid"] for made in run.workload["processes"]}
+    makers = {"open": "heap_open", "mapped": "heap_mapped", "pinned": "pinned"}
+    for name, group in buffers.items():
+        assert group.holders is not None
+        (holder,) = group.holders
+        assert (holder.pid, holder.comm) == (pids[makers[name]], makers[name])
+        assert (holder.how == "mapped") == (name == "mapped")
 
 
 def test_all_their_pages_are_known(
