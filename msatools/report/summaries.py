@@ -221,12 +221,16 @@ Hint = tuple[str, tuple[str, ...], str]
 """A command's name, its arguments after the target, and what it shows."""
 
 _USUAL = (
-    ("memstat", ("--by", "process"), "where the memory is, and whose"),
-    ("prstat", ("-m",), "what each process does, and where its time went"),
-    ("locks", (), "who waits for whom"),
-    ("cpus", ("-v",), "what each CPU does, and who waits for it"),
+    ("memstat", ("--by", "process"), "if memory is short: where it is, and whose"),
+    (
+        "prstat",
+        ("-m",),
+        "if it is slow: what each process does, and where its time went",
+    ),
+    ("locks", (), "if it hangs: who waits for whom"),
+    ("cpus", ("-v",), "if a CPU is busy: what it does, and who waits for it"),
 )
-"""What is worth a look anyway."""
+"""What is worth a look by the symptom, where too little was found to go by."""
 
 _MUCH = 0.10
 """Share of managed memory that makes a kind of memory worth a view of its own."""
