@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How right msa-report's verdicts are, over all dumps of the lab that are cached.
+"""How right msa-report's verdicts are, over all dumps of the lab.
+
+``python -m tests.bench.verdicts`` takes those that are cached; with ``--build`` all,
+and each is judged as soon as it is built: the cache need not have room for all at once.
 
 Precision: of the codes said, the share that is right. Recall: of the codes that had to
 be said, the share that was said. Led: of the dumps in which something is wrong, the
@@ -8,6 +11,7 @@ share whose first page has all of it, with the words that name the cause: in ful
 short below them.
 """
 
+import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,13 +23,20 @@ from tests.report.expected import SCENARIOS, Expected
 from tests.report.judged import judged, judged_dumps, report_of
 
 
-def compare() -> None:
-    """Print precision and recall, of all verdicts and of critical ones."""
+def compare(*, build: bool = False) -> None:
+    """Print precision and recall, of all verdicts and of critical ones.
+
+    :param build: Whether to build the dumps that are not cached.
+    """
     names = judged_dumps()
-    dumps = [name for name in names if lab.cached(name)]
     sums: Counter[str] = Counter()
-    led, troubled = 0, 0
-    for dump in dumps:
+    dumps, led, troubled = 0, 0, 0
+    for dump in names:
+        if build:
+            lab.build(dump)
+        elif not lab.cached(dump):
+            continue
+        dumps += 1
         found = judged(dump)
         sums["said"] += len(found.said)
         sums["right"] += len(found.right)
@@ -51,7 +62,7 @@ def compare() -> None:
         ]
         for line in wrong:
             print(f"  {dump}: {line}")
-    print(f"verdicts of {len(dumps)} dumps of {len(names)}")
+    print(f"verdicts of {dumps} dumps of {len(names)}")
     print(f"  led      {_share(led, troubled)} ({led} of {troubled} dumps in trouble)")
     for label, prefix in (("all", ""), ("critical", "critical ")):
         said, right = sums[f"{prefix}said"], sums[f"{prefix}right"]
@@ -85,4 +96,6 @@ def _share(part: int, whole: int) -> str:
 
 
 if __name__ == "__main__":
-    compare()
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.verdicts")
+    parser.add_argument("--build", action="store_true", help="build what is not cached")
+    compare(build=parser.parse_args().build)
