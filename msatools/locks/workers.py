@@ -571,19 +571,25 @@ class WorkDelays:
         return Delay(reached, _holders(workers, exact=len(workers) == 1))
 
     def _on(self, part: PoolQueue) -> Iterator[Worker]:
-        """Yield the workers that execute work items which count for ``max_active``."""
+        """Yield the workers that execute work items which count for ``max_active``.
+
+        A rescuer is one of its pool's workers, too, while it is attached to it.
+        """
         pools, queue = self._pools, self._pools.queue(part.queue)
         if queue.flags & _WQ_UNBOUND:
             parts = {each.address: each for each in pools.parts(queue)}
         else:
             parts = {part.address: part}
+        found: dict[int, Worker] = {}
         for address in dict.fromkeys(each.pool for each in parts.values()):
             for worker in pools.workers(pools.pools[address]):
-                if worker.work and worker.pwq in parts:
-                    yield worker
+                found[worker.address] = worker
         rescuer = self._rescuer(queue.rescuer)
-        if rescuer is not None and rescuer.work and rescuer.pwq in parts:
-            yield rescuer
+        if rescuer is not None:
+            found[rescuer.address] = rescuer
+        for worker in found.values():
+            if worker.work and worker.pwq in parts:
+                yield worker
 
     def _rescuer(self, address: int) -> Worker | None:
         if address < KERNEL_HALF:

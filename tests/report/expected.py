@@ -24,6 +24,9 @@ over: right as a warning, where the log has it."""
 LATE = frozenset({"io-stuck", "hung-tasks", "stopped-owner"})
 """What depends on how long the guest was busy otherwise: test_rules.py has each."""
 
+LATE_CRITICAL = LATE | {"frozen-filesystem"}
+"""What is critical once it has lasted for long."""
+
 OBSERVED = frozenset(
     {"blocked-tasks", "cpu-stalled", "kernel-memory", "memory-unattributed"}
 )
@@ -40,6 +43,8 @@ class Died:
     """The faulting function; ``None`` if that is chance."""
 
     module: str | None = None
+    or_function: str | None = None
+    """That of a second CPU that stands still, too, if the log may have its stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +103,10 @@ _BEHIND = _codes("cpu-stalled", "cpu-starved", "rcu-stalled", "workqueue-stalled
 """What else stands still behind a CPU that does, or a lock, if that lasts."""
 
 
-def _stall(cause: Cause, function: str, *codes: str, words: str) -> Expected:
-    died = Died(cause=cause, function=function, module="stallmodule")
+def _stall(
+    cause: Cause, function: str, *codes: str, words: str, other: str | None = None
+) -> Expected:
+    died = Died(cause=cause, function=function, module="stallmodule", or_function=other)
     return Expected(
         died=died,
         critical=_codes(*codes),
@@ -189,7 +196,9 @@ SCENARIOS: Mapping[str, Expected] = {
         "hard-lockup", "sm_spin_on", "cpu-stalled", words="sm-own-lock"
     ),
     "watchdogs-rcu": _stall(
-        "rcu-stall", "sm_want_lock", "rcu-stalled", words="sm-own-lock"
+        *("rcu-stall", "sm_want_lock", "rcu-stalled"),
+        words="sm-own-lock",
+        other="sm_spin_on",
     ),
     "watchdogs-hung": _stall(
         "hung-task", "sm_want_mutex", "hung-tasks", words="sm-own-mutex"
@@ -306,8 +315,9 @@ SCENARIOS: Mapping[str, Expected] = {
     ),
     "workqueues": Expected(
         critical=_codes("deadlock", "cpu-starved"),
-        # Of cpu-storm: a worker spins.
-        may=LATE | _codes("workqueue-stalled", "cpu-stalled", "cpu-storm"),
+        # A worker spins; v7.3 warns of delayed work for a CPU that is offline.
+        may=LATE
+        | _codes("workqueue-stalled", "cpu-stalled", "cpu-storm", "kernel-warnings"),
         critical_may=_codes("workqueue-stalled", "cpu-stalled"),
         words={"cpu-starved": "hog"},
     ),
@@ -349,7 +359,7 @@ assert {*CASES, *SAVED_CASES} == {
 
 FEW = (
     *("memory", "crash", "crashes-null", "crashes-nested", "crashes-oom-group"),
-    *("lockmodule", "locks"),
+    *("crashes-warn", "lockmodule", "locks"),
     *("field", "fieldcalls", "fieldcpus", "fieldgrace", "fieldio", "fieldpackets"),
     *("stalls-rcu", "workqueues", "inflight"),
 )

@@ -11,7 +11,7 @@ from typing import Any
 from fixtures import lab
 from tests.report.expected import (
     ENVIRONMENT,
-    LATE,
+    LATE_CRITICAL,
     OBSERVED,
     SCENARIOS,
     Expected,
@@ -63,13 +63,14 @@ def judged(dump: str) -> Judged:
     may = expected.must | expected.may | expected.critical | died | facts
     said_by_log = _said_by_log(verdicts)
     must_critical = expected.critical | died
+    # What lasts long enough is critical.
+    may_critical = must_critical | expected.critical_may | LATE_CRITICAL & may
     return Judged(
         said=said,
         right=said & (may | said_by_log),
         missed=(expected.must | must_critical) - said,
         critical_said=critical,
-        # What lasts long enough is critical.
-        critical_right=critical & (must_critical | expected.critical_may | LATE & may),
+        critical_right=critical & may_critical,
         critical_missed=must_critical - critical,
         failed=tuple(_failed(dump, report)),
     )
@@ -99,7 +100,8 @@ def _failed(dump: str, report: Mapping[str, Any]) -> Iterator[str]:
             yield f"cause {crash['cause']}, not {died.cause}"
         if died.function is not None:
             found = crash["function"], crash["module"]
-            if found != (died.function, died.module):
+            functions = died.function, died.or_function
+            if crash["function"] not in functions or crash["module"] != died.module:
                 yield f"in {found}, not {(died.function, died.module)}"
         if not crash["frames"]:
             yield "no stack"

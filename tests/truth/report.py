@@ -27,7 +27,7 @@ def cause(run: Run) -> Figures:
 def function(run: Run) -> Figures:
     died = SCENARIOS[case(run)].died
     assert died is not None
-    if died.function is None:
+    if died.function is None or died.or_function is not None:
         raise LookupError("the function is chance")
     return {"function": died.function, "module": died.module}
 

@@ -134,12 +134,16 @@ def _oops_when(parts: ReportParts) -> Iterator[_Oopses]:
     survived = [
         event
         for event in (parts.events if crash is None else before)
-        if event.cause in OOPSES
-        and not event.is_panic
-        and not (crash and (event.message, event.cause) == (crash.message, crash.cause))
+        if event.cause in OOPSES and not event.is_panic and not _is_told(event, crash)
     ]
     if survived:
         yield _Oopses(survived, parts, _left(parts, survived))
+
+
+def _is_told(event: Event, crash: CrashDetails | None) -> bool:
+    """Return whether an event is what the crash is told as."""
+    told = None if crash is None else (crash.message, crash.cause)
+    return (event.message, event.cause) == told
 
 
 def _left(parts: ReportParts, events: list[Event]) -> list[LockRow]:
@@ -249,7 +253,9 @@ def _kernel_warnings_when(parts: ReportParts) -> Iterator[_Warnings]:
     found = [
         event
         for event in parts.events
-        if event.cause == "warning" and not event.is_panic
+        if event.cause == "warning"
+        and not event.is_panic
+        and not _is_told(event, parts.crash)
     ]
     causes = {event.cause for event in parts.events}
     lost = [

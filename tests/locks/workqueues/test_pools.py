@@ -9,8 +9,10 @@ import re
 from typing import Any
 
 import pytest
-from drgn import Object, Program
+from drgn import Object, Program, cast
+from drgn.helpers.linux.kthread import to_kthread
 from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.pid import find_task
 from msgspec.structs import replace
 
 from fixtures import lab
@@ -113,6 +115,22 @@ def test_ordered_workqueue_that_flushes_itself(dump: LoggedReport) -> None:
     worker = cases(dump)["ordered"]["worker"]
     (deadlock,) = dump.report.deadlocks
     assert (deadlock.pids, deadlock.confidence) == ((worker,), "exact")
+
+
+def test_ordered_workqueue_whose_rescuer_flushes_it() -> None:
+    """As where no other worker could be made: it is one of its pool's workers, too."""
+    prog = open_dump(DUMP, "btf")
+    (case,) = [c for c in lab.build(DUMP).workload["cases"] if c["name"] == "ordered"]
+    task = find_task(prog, case["worker"])
+    worker = cast("struct worker *", to_kthread(task).data)
+    queue = worker.current_pwq.wq
+    put(
+        prog,
+        queue.rescuer.address_of_().value_(),
+        worker.value_().to_bytes(8, "little"),
+    )
+    (deadlock,) = collect_locks(prog).deadlocks
+    assert (deadlock.pids, deadlock.confidence) == ((case["worker"],), "exact")
 
 
 @pytest.mark.parametrize("name", DUMPS)
