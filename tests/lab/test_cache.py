@@ -115,8 +115,3 @@ def test_what_is_in_use_stays(cache: Cache) -> None:
     cache.release()
     assert cache.evict(0) == [entry]
     assert not entry.exists()
-
-
-def made(path: Path) -> Path:
-    path.touch()
-    return path
