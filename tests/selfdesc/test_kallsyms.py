@@ -9,7 +9,6 @@ import pytest
 from drgn import Object, Program, SymbolIndex
 
 from fixtures import lab
-from msatools.program import TargetSpec, open_target
 from msatools.selfdesc.find import vmcoreinfo
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from tests.selfdesc.conftest import Pair
@@ -106,13 +105,6 @@ def hide_names(prog: Program) -> None:
     prog.register_object_finder("hidden", find, enable_index=0)
 
 
-@pytest.fixture(scope="session")
-def places(pair: Pair) -> dict[str, int]:
-    """Where the tables are, from debug info's symbols."""
-    names = ("names", "num_syms", "markers", "token_table", "token_index", "offsets")
-    return {name: pair.dwarf.symbol(f"kallsyms_{name}").address for name in names}
-
-
 def test_symbols_are_those_of_the_vmlinux(pair: Pair) -> None:
     prog = opened(pair.run)
     index = load_symbols(prog)
@@ -133,46 +125,6 @@ def test_found_by_shape(run: lab.Run, format: str) -> None:
     hide_names(prog)
     assert "SYMBOL(kallsyms_names)" not in vmcoreinfo(prog)
     assert entries(load_symbols(prog), prog) == named
-
-
-def test_guest_that_runs(live_qmp: str, run_612: lab.Run) -> None:
-    prog = open_target(TargetSpec(qemu=live_qmp, vmlinux=str(run_612.vmlinux))).prog
-    named = entries(load_symbols(prog), prog)
-    assert (prog["init_task"].address_, "init_task") in named
-    hide_names(prog)
-    assert entries(load_symbols(prog), prog) == named
-
-
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize(
-    "table", ["names", "markers", "token_table", "token_index", "offsets", "num_syms"]
-)
-def test_damage_in_a_dump(
-    pair: Pair, places: dict[str, int], table: str, named: bool
-) -> None:
-    place = places[table]
-    sound = opened(pair.run)
-    whole = entries(load_symbols(sound), sound)
-    for what in (bytes(64), b"\xff" * 64):
-        prog = opened(pair.run, named=named)
-        overlay.put(
-            prog, place + (0x8000 if table in ("names", "offsets") else 0), what
-        )
-        if named and table in ("names", "markers"):
-            # A marker leads to each 256th name; names also lead to markers.
-            left = entries(load_symbols(prog), prog)
-            assert {*left} <= {*whole}
-            assert len(whole) - len(left) <= 2 * 256
-        else:
-            refused(prog)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_hole_in_a_dump(pair: Pair, places: dict[str, int], named: bool) -> None:
-    for table in ("names", "offsets", "token_table"):
-        prog = opened(pair.run, named=named)
-        overlay.lose_page(prog, places[table] + 0x400)
-        refused(prog)
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
