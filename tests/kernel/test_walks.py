@@ -144,15 +144,6 @@ def test_words_of_a_list(count: int, live: bool) -> None:
     assert after == [(1 << 64) - 1 - i for i in range(1, count + 1)]
 
 
-def test_words_that_cannot_be_read() -> None:
-    """The word of the last node is in the next page, which is missing."""
-    count = WINDOW // STEP
-    links = [(i + 1, i - 1) for i in range(count - 1)]
-    found, losses, _ = words(linked(*links, (0, count - 2)), STEP, holes=(1,))
-    assert len(found) == count - 2
-    assert losses.coverage["lists_broken"] == 1
-
-
 def test_nodes_in_more_windows_than_are_kept() -> None:
     count = 2 * MAX_WINDOWS
     data = bytearray((count + 1) * WINDOW)

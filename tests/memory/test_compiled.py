@@ -338,18 +338,6 @@ def test_switch(demo_prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(classified) >= 12
 
 
-def test_dump(prog: Program) -> None:
-    assert {
-        PageClass.FREE_BUDDY,
-        PageClass.ANON,
-        PageClass.FILE,
-        PageClass.SHMEM,
-        PageClass.USER_HUGETLB,
-        PageClass.SLAB,
-        PageClass.RESERVED,
-    } <= both_scans(prog).classes
-
-
 @pytest.fixture(scope="module", params=list(DEMOS))
 def demo_prog(request: pytest.FixtureRequest) -> Program:
     return open_demo(request.param)

@@ -8,9 +8,7 @@ from drgn import Program
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.breakdowns import copy_to_tails, far_heads
 from msatools.memory.by_cgroup import ChargeTally, Memcgs, charge_offset
-from msatools.memory.by_file import SWAP_CACHE, mapping_words
 from msatools.memory.classes import PageClass, page_layout
 from msatools.memory.classify import Block, FarHead
 
@@ -42,25 +40,6 @@ def block(prog: Program) -> Block:
         return FarHead(PageClass.USER_HUGETLB, FILE + 0x1000)
 
     return pages.block(0x1000, far_head)
-
-
-def test_tails_get_the_words_of_their_heads(block: Block) -> None:
-    words = np.arange(PAGES)
-    far = copy_to_tails(block, words)
-    assert words[16:20].tolist() == [16] * 4
-    assert words[20:].tolist() == list(range(20, PAGES))
-    assert sorted(far.tolist()) == list(range(8))
-    heads = {ADDRESS - 128 * block.layout.size}
-    assert set(far_heads(block, far).tolist()) == heads
-
-
-def test_mappings(block: Block) -> None:
-    mappings = mapping_words(block)
-    assert set(mappings[:8].tolist()) == {FILE + 0x1000}
-    assert set(mappings[16:20].tolist()) == {FILE}
-    assert mappings[32:34].tolist() == [0, SWAP_CACHE]
-    others = np.delete(mappings, [*range(8), *range(16, 20), 33])
-    assert not others.any()
 
 
 def test_charges(prog: Program, block: Block) -> None:

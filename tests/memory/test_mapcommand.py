@@ -9,14 +9,13 @@ from xml.etree import ElementTree
 import pytest
 from drgn import Program
 from drgn.commands import CommandError, run_command
-from msatools.commands.memstat import COMMAND
 from PIL import Image
 
 from fixtures.demo import DEMOS
 from msatools.cli.arguments import make_parser
 from msatools.cli.main import run_console
-
-from .asked import printed
+from msatools.commands.memstat import COMMAND
+from tests.support.prompt import printed
 
 
 @pytest.mark.parametrize(
@@ -60,9 +59,9 @@ def test_file_of_another_kind(words: str, capsys: pytest.CaptureFixture[str]) ->
 
 def test_files(prog: Program, tmp_path: Path) -> None:
     svg, png = tmp_path / "map.svg", tmp_path / "map.png"
-    text = printed(prog, "--map", svg)
+    text = printed(prog, "memstat", "--map", svg)
     assert text.splitlines()[-1] == f"map written to {svg}"
-    text = printed(prog, "--map", "--frag")
+    text = printed(prog, "memstat", "--map", "--frag")
     for words in (
         "Physical memory, 1.0 MiB a cell",
         "Node 1, zone Normal",
@@ -74,7 +73,7 @@ def test_files(prog: Program, tmp_path: Path) -> None:
         assert words in text
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     png.write_bytes(b"old")
-    assert json.loads(printed(prog, "--map", png, "--json"))["map"]["runs"]
+    assert json.loads(printed(prog, "memstat", "--map", png, "--json"))["map"]["runs"]
     assert Image.open(png).format == "PNG"
     assert {path.name for path in tmp_path.iterdir()} == {"map.svg", "map.png"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from msatools.memory import breakdowns as module
 from msatools.memory.breakdowns import OTHERS, Tally, TallySums, rank
-from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.classes import PageClass
 
 Words = npt.NDArray[np.uint64]
 
@@ -60,26 +60,3 @@ def test_too_many_owners_become_one() -> None:
     assert ranking.rest is not None
     assert ranking.rest.pages == len(words) - 100 - 99 - 98
     assert ranking.left_out is None
-
-
-def test_ranking() -> None:
-    tally = Tally()
-    words, codes = rows(7, 2000, 50)
-    tally.add(words, codes)
-    by_owner = Counter(words.tolist())
-    none = by_owner.pop(0)
-    ranking = rank(tally.sums(), 20)
-    listed = [owner for owner in ranking.owners if owner.word]
-    assert len(listed) == 20
-    assert [o.pages for o in listed] == [n for _, n in by_owner.most_common(20)]
-    (nobody,) = (owner for owner in ranking.owners if not owner.word)
-    assert nobody.pages == none
-    assert ranking.rest is not None
-    assert ranking.left_out == 29
-    total = sum(owner.pages for owner in ranking.owners) + ranking.rest.pages
-    assert total == len(words)
-    for owner in (*ranking.owners, ranking.rest):
-        assert sum(owner.classes.values()) == owner.pages
-    for owner in listed:
-        mine = Counter(codes[words == owner.word].tolist())
-        assert owner.classes == {CLASSES[code]: pages for code, pages in mine.items()}

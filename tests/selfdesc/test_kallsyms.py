@@ -27,16 +27,6 @@ KERNELS = {
     "6.12": Kernel(order="last", long=True),
     "6.15": Kernel(order="last", addresses="base", long=True),
     "7.0": Kernel(order="last", addresses="place", alignment=4, long=True),
-    "4.6 big": Kernel(alignment=8, marker_bytes=8, addresses="base", little=False),
-    "5.10 big": Kernel(addresses="base", little=False),
-    "7.0 big": Kernel(
-        order="last", addresses="place", alignment=4, long=True, little=False
-    ),
-    "4.6 32": Kernel(word=4, alignment=16, addresses="absolute"),
-    "5.10 32": Kernel(word=4, alignment=4, addresses="base"),
-    "5.10 32 big": Kernel(word=4, alignment=4, addresses="base", little=False),
-    "6.12 32": Kernel(word=4, alignment=4, addresses="base", order="last", long=True),
-    "7.0 32": Kernel(word=4, alignment=4, addresses="low", order="last", long=True),
 }
 NAMES = ("names", "num_syms", "token_table", "token_index")
 

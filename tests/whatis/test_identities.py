@@ -2,19 +2,14 @@
 
 """Addresses that drgn identifies with debug info: without, msa-whatis says the same."""
 
-import io
-import json
 from collections.abc import Callable, Iterable
-from contextlib import redirect_stdout
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from drgn import Program
-from msatools.commands.whatis import COMMAND
 
-from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.classes import CLASSES, PageClass, page_layout
@@ -23,6 +18,7 @@ from msatools.memory.memmap import memmap_ranges
 from msatools.memory.memstat import collect_memstat
 from msatools.whatis.processes import MAX_MAPPERS
 from tests.support.dumps import open_dump
+from tests.support.prompt import reported
 from tests.whatis import identities
 from tests.whatis.identities import PAGE
 
@@ -57,14 +53,7 @@ def plain(name: str) -> Program:
 
 @pytest.fixture(scope="module")
 def ask(plain: Program) -> Ask:
-    def asked(words: Iterable[str]) -> list[Any]:
-        out = io.StringIO()
-        with redirect_stdout(out):
-            run_in_drgn(COMMAND, plain, ["--json", *words])
-        found: list[Any] = json.loads(out.getvalue())["answers"]
-        return found
-
-    return asked
+    return lambda words: reported(plain, "whatis", *words)["answers"]
 
 
 @pytest.fixture
@@ -126,31 +115,6 @@ def test_guard_pages_of_stacks(prog: Program, ask: Ask, chance: Random) -> None:
         assert answer["kind"] == "stack"
         stack = answer["stack"]
         assert (stack["pid"], stack["where"]) == (task.pid, "guard"), answer
-
-
-def test_pages_of_stacks(prog: Program, ask: Ask, chance: Random) -> None:
-    """A physical address leads to where vmalloc maps the page."""
-    tasks = chance.sample(identities.tasks(prog), 50)
-    tasks = [task for task in tasks if task.stack]
-    places = [task.stack + chance.randrange(4 * PAGE) for task in tasks]
-    pfns = [identities.pfn_at(prog, place) for place in places]
-    words = (
-        f"phys:{pfn * PAGE + place % PAGE:x}"
-        for pfn, place in zip(pfns, places, strict=True)
-    )
-    for task, place, answer in zip(tasks, places, ask(words), strict=True):
-        assert answer["kind"] == "stack", answer
-        assert answer["stack"]["pid"] == task.pid
-        assert answer["stack"]["offset"] == place - task.stack
-
-
-def test_guard_pages_of_areas(prog: Program, ask: Ask) -> None:
-    callers = ("load_module", "execmem_alloc", "bpf_prog_alloc_no_stats")
-    areas = [area for area in identities.areas(prog) if area.caller in callers]
-    assert areas
-    for area, answer in zip(areas, ask(f"{a.end - 1:x}" for a in areas), strict=True):
-        assert answer["vmalloc"]["guard"] is True
-        assert int(answer["vmalloc"]["start"], 16) == area.start
 
 
 def test_linked_per_cpu_variables(prog: Program, ask: Ask) -> None:

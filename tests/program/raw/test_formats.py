@@ -23,6 +23,8 @@ from tests.program.raw.answers import answers
 
 NAMED = "memstat", "prstat", "zombies"
 SECONDS = 10
+"""CPU time, which does not depend on what else the machine does."""
+
 WRITERS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "lime": (writers.lime, "LiME, 2.0 GiB, kernel"),
     "raw": (writers.ranges_alone, "raw memory, 2.0 GiB, hole at 0.999"),
@@ -288,10 +290,10 @@ def test_damaged_headers(tmp_path: Path, name: str) -> None:
         if not chance.randrange(10):
             del data[chance.randrange(4, len(data)) :]
         path.write_bytes(data)
-        began = time.monotonic()
+        began = time.process_time()
         with pytest.raises(TargetError):
             open_target(TargetSpec(path=str(path)))
-        assert time.monotonic() - began < SECONDS
+        assert time.process_time() - began < SECONDS
 
 
 def test_a_chunk_that_is_damaged(dump: Path, folder: Path) -> None:
