@@ -82,16 +82,6 @@ def test_areas_are_those_of_vmallocinfo(
     assert callers <= {g.key for g in sums.view(report, "vmalloc")}
 
 
-def test_rings(field_run: lab.Run, pages: dict[str, int]) -> None:
-    made = field_run.workload
-    uring = made["io_uring"]
-    queue = 1 << (-(-uring["queue_bytes"] // PAGE) - 1).bit_length()
-    compound = uring["entries_pages"] + queue
-    rings = made["perf"] + made["packet"]
-    # Where they cannot be had in one piece, or from v6.14 on, they are mapped anew.
-    assert pages["kernel.rings"] in (rings, rings + compound)
-
-
 def test_pages_in_a_pipe_alone(field_run: lab.Run, pages: dict[str, int]) -> None:
     assert pages["kernel.pipes"] == field_run.workload["spliced"]
 

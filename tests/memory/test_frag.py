@@ -2,9 +2,6 @@
 
 """Fragmentation agrees with the classes and with the guest's page flags."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 from drgn import FaultError, Program
@@ -19,8 +16,6 @@ from msatools.memory.fragmentation import (
     MOVABLE,
     UNKNOWN_TYPE,
     Blocks,
-    MigrateTypes,
-    _unpack,
     fragmentation,
     migrate_types,
     unusable,
@@ -79,18 +74,6 @@ def test_sizes_sum_to_the_classes(
             assert huge.get(name, 0) == pages[name]
 
 
-def test_indices_equal_those_of_their_definition(frag: Frag) -> None:
-    for row in frag.free:
-        assert row.pages == sum(n << order for order, n in enumerate(row.blocks))
-        small = sum(n << order for order, n in enumerate(row.blocks[:9]))
-        assert row.unusable_permille == small * 1000 // row.pages
-        count = sum(row.blocks)
-        # mm/vmstat.c: how far an allocation of a huge page fails for fragmentation.
-        permille = 1000 - (1000 + row.pages * 1000 // PER_BLOCK) // count
-        expected = None if any(row.blocks[9:]) else permille
-        assert row.fragmentation_permille == expected
-
-
 @pytest.mark.parametrize(
     ("blocks", "unusable_permille", "fragmentation_permille"),
     [
@@ -145,19 +128,6 @@ def test_states_of_blocks() -> None:
     assert blocks.pages[PageClass.SLAB] == 4
     # The buckets of one page, and of five to eight.
     assert blocks.needed.nonzero()[0].tolist() == [0, 3]
-
-
-def test_migrate_types_of_page_blocks() -> None:
-    records = np.array([[0x21, 0x43]], np.uint8)
-    assert _unpack(records, 4).tolist() == [[1, 2, 3, 4]]
-    assert _unpack(records, 8).tolist() == [[0x21, 0x43]]
-    sections = np.array([3, 7])
-    matrix = np.arange(128, dtype=np.uint8).reshape(2, 64) % 5
-    types = MigrateTypes(9, {}, sections, matrix)
-    assert types.of(7 * 64 * PER_BLOCK + 2 * PER_BLOCK, 3).tolist() == [1, 2, 3]
-    assert types.of(8 * 64 * PER_BLOCK, 2).tolist() == [UNKNOWN_TYPE] * 2
-    assert copy.deepcopy(types) is types
-    assert len(pickle.loads(pickle.dumps(types)).sections) == 0
 
 
 def test_migrate_types_that_cannot_be_read(

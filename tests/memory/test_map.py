@@ -40,17 +40,6 @@ def test_cells_sum_to_the_classes(memory: MemoryMap, report: MemstatReport) -> N
     assert sums.sum() == report.pages
 
 
-def test_cells_cover_the_sections(memory: MemoryMap, report: MemstatReport) -> None:
-    assert report.sections is not None
-    assert memory.section_pages == SECTION
-    step = memory.cell_pages
-    assert len(memory.cells) == report.pages // step <= MAX_CELLS
-    expected = [
-        pfn for s in report.sections for pfn in range(s.pfn, s.pfn + s.pages, step)
-    ]
-    assert (memory.cells.numbers * step).tolist() == expected
-
-
 def test_cells_have_their_zones(memory: MemoryMap, report: MemstatReport) -> None:
     zones = {group.key: group.pages for group in view(report, "zone")}
     cells = memory.cells

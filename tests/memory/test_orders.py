@@ -15,7 +15,6 @@ from msatools.memory.classify import (
     Block,
     ByOrder,
     FarHead,
-    free_blocks,
 )
 from msatools.memory.model import MemstatReport
 
@@ -58,14 +57,6 @@ def by_order(*blocks: Block) -> dict[int, Counter[int]]:
         for order, row in enumerate(seen.total())
         if row.any()
     }
-
-
-def test_damaged_orders_of_free_blocks(pages: Pages) -> None:
-    pages.free(3, 5)
-    pages.free(64, 1 << 40)
-    pages.free(512, 10)
-    firsts, orders = free_blocks(block_of(pages))
-    assert (firsts.tolist(), orders.tolist()) == ([3, 64, 512], [0, 0, 0])
 
 
 def test_compound_page_larger_than_a_block(pages: Pages) -> None:

@@ -262,12 +262,6 @@ def test_any_number_of_workers_gives_the_same_report(
         assert collected(prog, workers, by) == one
 
 
-def test_nothing_is_read_twice(prog: Program) -> None:
-    """Without observers, each worker reads only its own part."""
-    coverages = [collect_memstat(prog, workers=n).coverage for n in (1, 2, 3)]
-    assert coverages[0] == coverages[1] == coverages[2]
-
-
 def test_report_is_complete_if_workers_are_killed(
     prog: Program, report: MemstatReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,19 +304,3 @@ def test_workers_by_default(flags: ProgramFlags, sections: int, default: int) ->
     ranges = [section(nr) for nr in range(sections)]
     assert parallel.workers_by_default(prog, ranges) == default
     assert parallel.can_share(prog) == (flags != LIVE)
-
-
-def test_each_worker_of_a_scan_opens_the_kernel_again(
-    prog: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def touch(opened: Program) -> None:
-        assert opened is prog
-        (tmp_path / str(os.getpid())).touch()
-
-    monkeypatch.setattr(parallel, "open_again", touch)
-    collect_memstat(prog, workers=1)
-    assert not [*tmp_path.iterdir()]
-    collect_memstat(prog, workers=2)
-    pids = {int(path.name) for path in tmp_path.iterdir()}
-    assert pids
-    assert os.getpid() not in pids

@@ -90,7 +90,7 @@ ON_MORE = (
     r"truth/test_facts.py::test_facts\[.*-memory-6.1\]",
     r"truth/test_facts.py::test_facts\[whatis-lockmodule",
     r"truth/test_facts.py::test_each_fact_is_recorded_by_some_dump",
-    r"whatis/test_identities.py::.*\[memory-6.1\]",
+    r"whatis/test_identities.py::.*memory-6.1[]-]",
     r"selfcheck/test_checks.py::test_demo_cores",
     r"whatis/test_waiters.py::test_each_lock_of_a_kernel_is_found_by_its_address",
 )
@@ -120,7 +120,7 @@ OF_LITTLE_YIELD = (
     "test_(bounds|paused|records|twice|unavailable)",
     "test_names.py::test_no_class_name_twice",
     "test_package.py::",
-    "whatis/test_identities.py::test_(frames|pages_of_files|tasks|slab_objects)",
+    r"whatis/test_identities.py::test_identities\[.*(frames|file_pages|tasks|slab_ob)",
     "report/test_report.py::test_(panic_that_a_program|command_lines_can)",
     "zombies/test_cost",
     "zombies/test_leaks.py::test_nothing_else_leaks",
