@@ -14,20 +14,6 @@ from msatools.kernel.reader import Reader, fault_reason
 
 from .memory import BASE, reader_of
 
-DATA = bytes(i * 7 & 0xFF for i in range(1024))
-
-
-@pytest.mark.parametrize("holes", [{0}, {15}, {3, 4}, {0, 7, 15}, set(range(16))])
-def test_every_hole_is_found_and_nothing_else_lost(holes: set[int]) -> None:
-    reader = reader_of(DATA, holes)
-    data, gaps = reader.read_around_gaps(BASE, len(DATA), 64)
-    assert sorted(gap.offset for gap in gaps) == [64 * hole for hole in sorted(holes)]
-    for block in range(16):
-        part = slice(64 * block, 64 * (block + 1))
-        assert data[part] == (bytes(64) if block in holes else DATA[part])
-    # A binary search: a few reads for each hole, and at most one for each block.
-    assert reader.reads <= 2 * 16
-
 
 @pytest.mark.parametrize(
     ("text", "reason"),
@@ -39,14 +25,6 @@ def test_every_hole_is_found_and_nothing_else_lost(holes: set[int]) -> None:
 )
 def test_reason(text: str, reason: str) -> None:
     assert fault_reason(FaultError(text, 0)) == reason
-
-
-def test_nearby_records_take_one_read() -> None:
-    reader = reader_of(DATA)
-    addresses = np.array([BASE, BASE + 100, BASE + 500, BASE + 1000], np.uint64)
-    _, readable = reader.read_records(addresses, 16)
-    assert readable.all()
-    assert reader.reads == 1
 
 
 LARGE = random.Random(1).randbytes(1 << 21)
@@ -118,14 +96,6 @@ def test_array_past_the_last_address_affects_no_other(count: int) -> None:
     fits = count == 1 << 15
     assert readable.tolist() == [True, fits, True]
     assert len(words) == len(rows) == 9 + count * fits
-
-
-def test_nearby_arrays_take_one_read() -> None:
-    reader = reader_of(LARGE)
-    addresses = np.array([BASE, BASE + 800, BASE + 900], np.uint64)
-    _, _, readable = reader.read_arrays(addresses, np.array([100, 2, 1], np.uint64))
-    assert readable.all()
-    assert reader.reads == 1
 
 
 @pytest.mark.parametrize("hole", [None, 1])

@@ -9,13 +9,10 @@ from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
 from msatools.memory.by_process import (
-    SPACE_BITS,
-    Mapped,
-    MappedPages,
     _whole_pages,
     mapcounts,
 )
-from msatools.memory.classes import PageClass, PageLayout
+from msatools.memory.classes import PageLayout
 from msatools.memory.classify import Block
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport, ProcessGroup
@@ -227,28 +224,6 @@ def test_mapcounts_of_a_huge_page(layout: PageLayout, mapping: int) -> None:
     assert set(counts) == {2}
 
 
-def test_mapcounts_of_typed_and_unmapped_pages(layout: PageLayout) -> None:
-    own = [0] * HUGE_PAGES
-    own[3] = 1 - (1 << 24)  # a page type instead of a count
-    block = huge_page(layout, ANON_MAPPING, own, 0, False)
-    assert set(mapcounts(block).tolist()) == {0}
-
-
-@pytest.mark.parametrize("gone", [0, 7, HUGE_PAGES - 1])
-def test_huge_page_with_a_page_of_another_class(layout: PageLayout, gone: int) -> None:
-    """On a running kernel it can be split during the scan."""
-    block = huge_page(layout, ANON_MAPPING, [0] * HUGE_PAGES, 1, False)
-    block.codes[gone] = PageClass.FREE_BUDDY
-    key = HUGE_PAGES << SPACE_BITS
-    none = np.empty(0, np.uint64)
-    large = ((HUGE_PAGES, np.array([key], np.uint64)),)
-    seen = MappedPages(Mapped(none, large, none, np.ones(1, np.bool_), None), PAGE)
-    seen.observe(block)
-    keys, values = seen.sums.compact()
-    found = dict(zip(keys.tolist(), values[0].tolist(), strict=True))
-    assert found == {PageClass.ANON: HUGE_PAGES - 1, PageClass.FREE_BUDDY: 1}
-
-
 def test_rounding_keeps_the_sum() -> None:
     codes = np.array([5, 5, 5, 8, 8])
     shares = np.array([667, 667, 666, 2500, 100])
@@ -257,8 +232,3 @@ def test_rounding_keeps_the_sum() -> None:
     assert pages[:3].sum() == 2
     assert pages.tolist()[3:] == [3, 0]
     assert (np.abs(pages * 1000 - shares) < 1000).all()
-
-
-def test_rounding_gives_a_fraction_to_nobody() -> None:
-    pages = _whole_pages(np.array([5, 5]), np.array([300, 200]), 1000)
-    assert pages.tolist() == [0, 0]  # the unowned half page is larger than either share

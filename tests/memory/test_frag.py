@@ -4,20 +4,13 @@
 
 import numpy as np
 import pytest
-from drgn import FaultError, Program
 
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import LossLog
-from msatools.memory import fragmentation as pageblocks
 from msatools.memory.breakdowns import SectionGroup
 from msatools.memory.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.classify import Counts
 from msatools.memory.fragmentation import (
     MOVABLE,
-    UNKNOWN_TYPE,
-    Blocks,
     fragmentation,
-    migrate_types,
     unusable,
 )
 from msatools.memory.model import BlockSize, Frag, MemstatReport
@@ -100,52 +93,6 @@ def block(**pages: int) -> Counts:
         counts[codes[name]] = count
     counts[PageClass.FREE_BUDDY] += PER_BLOCK - counts.sum()
     return counts
-
-
-def test_states_of_blocks() -> None:
-    blocks = Blocks(PER_BLOCK)
-    rows = [
-        (block(), PER_BLOCK),
-        (block(pcp=1), PER_BLOCK),
-        (block(anon=5, file=500), PER_BLOCK),
-        (block(anon=512), 1),
-        (block(slab=1), PER_BLOCK),
-        (block(slab=3, reserved=4, anon=9), PER_BLOCK),
-        (block(excluded=1), PER_BLOCK),
-    ]
-    counts = np.array([row for row, _ in rows])
-    blocks.add(counts[:3], np.array([heads for _, heads in rows[:3]]))
-    later = Blocks(PER_BLOCK)
-    later.add(counts[3:], np.array([heads for _, heads in rows[3:]]))
-    blocks.merge(later)
-    whole, free, movable, blocked, partial = blocks.states.tolist()
-    assert (whole, free, movable, blocked, partial) == (1, 1, 2, 2, 1)
-    assert blocks.moved == 505
-    assert blocks.having[PageClass.SLAB] == 2
-    assert blocks.having[PageClass.RESERVED] == 1
-    assert blocks.alone[PageClass.SLAB] == 1
-    assert blocks.alone.sum() == 1
-    assert blocks.pages[PageClass.SLAB] == 4
-    # The buckets of one page, and of five to eight.
-    assert blocks.needed.nonzero()[0].tolist() == [0, 3]
-
-
-def test_migrate_types_that_cannot_be_read(
-    prog: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lost(*_: object) -> None:
-        raise FaultError("lost", 0)
-
-    monkeypatch.setattr(pageblocks, "section_usages", lost)
-    losses = LossLog()
-    types = migrate_types(Reader(prog), 10, losses)
-    assert types.of(0, 3).tolist() == [UNKNOWN_TYPE] * 3
-    assert losses.lost["pageblocks_unreadable"] == 1
-    monkeypatch.setattr(pageblocks, "section_usages", lambda *_: {2: 8})
-    losses = LossLog()
-    types = migrate_types(Reader(prog), 10, losses)
-    assert types.of(2 * 64 * PER_BLOCK, 3).tolist() == [UNKNOWN_TYPE] * 3
-    assert losses.coverage["pageblocks_unreadable"] == 64
 
 
 def test_sections_sum_to_the_classes(

@@ -16,17 +16,11 @@ from drgn.helpers.linux.module import for_each_module
 
 from fixtures import lab
 from msatools.memory import unattributed
-from msatools.memory.classes import PageClass
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport, UnattributedGroup
 from msatools.memory.unattributed import (
-    NO_ORDER,
-    NOT_COMPOUND,
     OWNER,
-    TAIL,
-    Allocations,
     StackDepot,
-    allocations,
 )
 from msatools.render import show
 from msatools.render.memstat.breakdowns import unattributed_blocks
@@ -297,87 +291,3 @@ def test_lost_records_of_ftrace(damaged: Program) -> None:
     report = collected(damaged)
     assert any("ftrace" in note.text for note in report.notes)
     assert pages_of(report)["kernel.tracing"] < before - 100
-
-
-# --- Pure: blocks from pages
-
-
-Page = tuple[int, int, int]
-"""Page frame number, reference count, and order, NOT_COMPOUND or TAIL."""
-
-
-def array_of(*pages: Page, node: int = 0) -> npt.NDArray[np.void]:
-    rows = [
-        (pfn, refs, node, order, PageClass.UNATTRIBUTED) for pfn, refs, order in pages
-    ]
-    return np.array(rows, unattributed._PAGE)
-
-
-def block(pfn: int, order: int, refs: int = 1) -> list[Page]:
-    """Return the pages of an allocation that is not a compound page."""
-    tails = [(pfn + i, 0, NOT_COMPOUND) for i in range(1, 1 << order)]
-    return [(pfn, refs, NOT_COMPOUND), *tails]
-
-
-def compound(pfn: int, order: int) -> list[Page]:
-    return [(pfn, 1, order), *((pfn + i, 0, TAIL) for i in range(1, 1 << order))]
-
-
-def found(*pages: Page) -> list[tuple[int, int, int]]:
-    """Return first page, number of pages and order of each row."""
-    rows: Allocations = allocations(array_of(*pages))
-    return list(
-        zip(rows.pfn.tolist(), rows.pages.tolist(), rows.order.tolist(), strict=True)
-    )
-
-
-def alone(*pfns: int) -> list[Page]:
-    """Return pages with reference count 0."""
-    return [(pfn, 0, NOT_COMPOUND) for pfn in pfns]
-
-
-HELD_2, HELD_8 = [(2, 1, NOT_COMPOUND)], [(8, 1, NOT_COMPOUND)]
-FOUR = compound(8, 2)
-BLOCKS: dict[str, tuple[list[Page], list[tuple[int, int, int]]]] = {
-    "no pages": ([], []),
-    "single pages in a row are single": (
-        [*block(4, 0), *block(5, 0), *block(6, 0)],
-        [(4, 1, 0), (5, 1, 0), (6, 1, 0)],
-    ),
-    "the first page fits any order": (block(0, 3), [(0, 8, 3)]),
-    "a block is aligned to its size": (
-        HELD_2 + alone(3, 4, 5),
-        [(2, 2, 1), (4, 2, NO_ORDER)],
-    ),
-    "the rest of a run is not a block": (
-        HELD_8 + alone(9, 10),
-        [(8, 2, 1), (10, 1, NO_ORDER)],
-    ),
-    "pages without references are not a block": (
-        alone(8, 9, 11),
-        [(8, 2, NO_ORDER), (11, 1, NO_ORDER)],
-    ),
-    "compound pages have their own order": (
-        [*FOUR, *compound(12, 2), *block(16, 1)],
-        [(8, 4, 2), (12, 4, 2), (16, 2, 1)],
-    ),
-    "pages after a compound page are not part of it": (
-        compound(8, 1) + alone(10),
-        [(8, 2, 1), (10, 1, NO_ORDER)],
-    ),
-    "a tail alone is not a block": (
-        [*block(8, 0), (9, 0, TAIL)],
-        [(8, 1, 0), (9, 1, NO_ORDER)],
-    ),
-    "the last tail has another class": (FOUR[:3], [(8, 3, 2)]),
-    "a tail in between has another class": (
-        [*FOUR[:2], *FOUR[3:]],
-        [(8, 2, 2), (11, 1, NO_ORDER)],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BLOCKS)
-def test_blocks_from_pages(case: str) -> None:
-    pages, rows = BLOCKS[case]
-    assert found(*pages) == rows

@@ -153,16 +153,3 @@ def test_levels_and_encryption_from_vmcoreinfo(
 ) -> None:
     memory = Memory(info).put_chain(*tables, flags=flags)
     assert pages(memory.walk(1)[0]) == [(1000, 0)]
-
-
-def test_lost_tables_cost_the_entries_below_them() -> None:
-    memory = Memory()
-    memory.put(1, names(2))
-    memory.put(2, names(3), names(50))
-    memory.put(3, names(51), names(4))
-    memory.put(4, names(1000))
-    memory.put(70)
-    mapped, losses = memory.walk(1, 60, 70)
-    assert pages(mapped) == [(1000, 0)]
-    assert mapped.known.tolist() == [False, False, True]
-    assert losses.coverage["user_tables_unreadable"] == 3

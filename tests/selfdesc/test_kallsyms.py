@@ -14,7 +14,7 @@ from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from tests.selfdesc.conftest import Pair
 from tests.support import overlay
 
-from .kallsyms_encode import TEXT, TOKENS_START, Kernel, program
+from .kallsyms_encode import TOKENS_START, Kernel, program
 
 KERNELS = {
     "4.6": Kernel(alignment=256, marker_bytes=8, addresses="base"),
@@ -125,18 +125,6 @@ def test_found_in_made_kernel(kernel: Kernel) -> None:
         assert entries(load_symbols(prog), prog) == names_of(kernel)
 
 
-def test_holes_around_the_tables() -> None:
-    kernel = KERNELS["5.10"]
-    start = kernel.text + 0x345_000 + 0x678
-    data = bytes(kernel.memory(start))
-    # Before the tokens there is much more than in this small kernel.
-    page = (start & -4096) - 0x20000
-    lead, tail = bytes(start - page), bytes(-(start + len(data)) % 4096)
-    memory = {kernel.text: bytes(4096), page: lead + data + tail}
-    prog = unnamed(kernel, memory)
-    assert entries(load_symbols(prog), prog) == names_of(kernel)
-
-
 def test_two_tables() -> None:
     kernel = KERNELS["5.10"]
     start = kernel.text + TOKENS_START
@@ -149,24 +137,6 @@ def test_two_tables() -> None:
     assert "two tables" in refused(prog)
 
 
-def test_copies_of_the_letters_elsewhere() -> None:
-    kernel = KERNELS["5.10"]
-    tokens, _ = kernel.tokens()
-    start = kernel.text + TOKENS_START
-    data = tokens * 3 + bytes(-len(tokens) * 3 % 8)
-    tables = bytes(kernel.memory(start + len(data)))
-    memory = {kernel.text: bytes(TOKENS_START) + data + tables + bytes(0x10000)}
-    prog = unnamed(kernel, memory)
-    assert entries(load_symbols(prog), prog) == names_of(kernel)
-
-
-def test_nothing_but_letters() -> None:
-    kernel = KERNELS["5.10"]
-    tokens, _ = kernel.tokens()
-    memory = {kernel.text: tokens * 20_000}
-    assert "too many" in refused(unnamed(kernel, memory))
-
-
 @pytest.mark.parametrize("byte", [b"\0", b"\xff", b"0\0"])
 def test_no_tables(byte: bytes) -> None:
     kernel = Kernel()
@@ -176,16 +146,6 @@ def test_no_tables(byte: bytes) -> None:
 
 def test_no_memory() -> None:
     assert "that part of its memory is missing" in refused(unnamed(Kernel(), {}))
-
-
-@pytest.mark.parametrize("text", [0x1000, (1 << 64) - 0x3000])
-def test_end_of_memory(text: int) -> None:
-    kernel = Kernel(symbols=[(0, "T_stext"), *((0, "tsym_0123456789"),) * 600])
-    data = bytes(kernel.memory(text))
-    # All but the addresses, so that they would be before or after all memory.
-    data = data[kernel.place["num_syms"] - text :].ljust(0x3000, b"\0")
-    prog = program(kernel, {text: data}, f"SYMBOL(_stext)={text:x}\n")
-    refused(prog)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -252,15 +212,6 @@ def test_damage(
     kind: str, damage: Callable[[Kernel, bytearray], None], named: bool
 ) -> None:
     refused(made(KERNELS[kind], damage, named=named))
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_stext_elsewhere(named: bool) -> None:
-    kernel = Kernel()
-    prog = made(kernel, named=named)
-    note = vmcoreinfo_of(kernel, named=named).replace(f"{TEXT:x}", f"{TEXT + 4096:x}")
-    data = prog.read(kernel.text, TOKENS_START + 0x20000)
-    refused(program(kernel, {kernel.text: data}, note))
 
 
 def test_random_damage_is_refused_or_harmless() -> None:
