@@ -446,9 +446,13 @@ def memmaps(draw: st.DrawFn) -> Made:
     for name in draw(st.lists(st.sampled_from(sorted(members)), max_size=24)):
         place = draw(places)
         pages.put(slice(place, place + draw(lengths)), name, draw(members[name]))
-    swapped = draw(places)
-    pages.anon(swapped)
-    pages.flag_bits(swapped, layout.swapcache_bits * draw(st.integers(0, 1)))
+    # A page of the swap cache, anonymous or of shared memory, and one on no list.
+    swapped, bare = draw(places), Pages(layout, 1, flags=1 << layout.zone_shift)
+    pages.anon(swapped, draw(st.sampled_from([0, 1 << 40, (1 << 40) + 1])))
+    pages.flag_bits(swapped, layout.swapcache_bits)
+    bare.put(0, "refcount", 0)
+    bare.put(0, "lru", draw(members["lru"]))
+    pages.words[draw(places)] = bare.words[0]
     pfns = st.integers(FIRST_PFN - 3, FIRST_PFN + count + 3)
     owners = sorted(draw(st.dictionaries(pfns, st.sampled_from(OWNERS))).items())
     claimed = np.array(owners, np.uint64).reshape(-1, 2)

@@ -83,9 +83,12 @@ def test_truncated_dump_is_reported_as_such(
     # Keep the kernel image, wherever it is, and cut off the section table, which is at
     # the very end.
     last = prog.symbol("_end").address - 4096
-    kernel = file_offset(prog, load_segments(run.elf), last)
+    segments = load_segments(run.elf)
+    kernel = file_offset(prog, segments, last)
     size = run.elf.stat().st_size
     keep = min(max(int(size * part), kernel + (1 << 20)), size - (1 << 19))
+    if file_offset(prog, segments, prog["mem_section"].value_()) < keep:
+        pytest.skip("KASLR has put the kernel behind the section table")
     cut = tmp_path / "vmcore"
     subprocess.run(["cp", "--sparse=always", run.elf, cut], check=True)
     os.truncate(cut, keep)

@@ -16,9 +16,13 @@ from msatools.memory.model import MemstatReport
 from msatools.program import TargetSpec, formats, open_target
 from msatools.program.model import DamagedDumpError
 from tests.program.test_flattened import flatten
+from tests.support.dumps import kernel_at
 
 DUMP = "memory-6.12"
 DEMO = DEMOS["6.12"].core
+END = 5 << 30
+"""Where the guest's memory ends."""
+
 MARK = 16
 """Size of the mark of the end, in bytes."""
 
@@ -68,6 +72,8 @@ def test_within_a_piece_it_is_cut_off(
 
 
 def test_what_is_left_is_counted(tmp_path: Path, whole: MemstatReport) -> None:
+    if kernel_at(lab.build(DUMP).dump("elf")) > END - (128 << 20):
+        pytest.skip("KASLR has put the kernel into the part that is cut off")
     size = lab.build(DUMP).dump(_MAKEDUMPFILE).stat().st_size
     found = report_of(cut(tmp_path / "vmcore", _MAKEDUMPFILE, size // 100))
     assert found.target.truncated

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import drgn
 import pytest
 from msgspec.structs import replace
 
@@ -28,6 +27,7 @@ from msatools.program.raw_program import boot_time, kernel_facts
 from msatools.report.model import command_line
 from tests.program.raw import writers
 from tests.program.raw.answers import answers
+from tests.support.dumps import kernel_at, vmcoreinfo_of
 
 GIB = 1 << 30
 
@@ -196,7 +196,7 @@ def test_cut_off(guest: Path, folder: Path) -> None:
     """What the file does not have is lost, and not read as zeros."""
     memory = writers.packed(guest, folder / "cut")
     # KASLR may have put the kernel there: then only its last, unused part is cut off.
-    is_last = _kernel_at(guest) > 5 * GIB - (192 << 20)
+    is_last = kernel_at(guest) > 5 * GIB - (192 << 20)
     os.truncate(memory, 2 * GIB - ((1 if is_last else 64) << 20))
     prog, target = open_target(TargetSpec(path=str(memory), types="btf"))
     assert target.truncated
@@ -227,32 +227,15 @@ def test_kernel_by_number(run_612: lab.Run, folder: Path, number: int) -> None:
         open_target(spec)
 
 
-def _text(dump: Path) -> bytes:
-    """Return a guest's VMCOREINFO, by the note that QEMU has put in the dump."""
-    prog = drgn.Program()
-    prog.set_core_dump(dump)
-    return bytes(prog["VMCOREINFO"].string_())
-
-
-def _kernel_at(dump: Path) -> int:
-    """Return the physical address of the kernel, which KASLR decides."""
-    text = _text(dump)
-    base = re.search(rb"NUMBER\(phys_base\)=(-?\d+)", text)
-    start = re.search(rb"SYMBOL\(_stext\)=(\w+)", text)
-    assert base is not None
-    assert start is not None
-    return int(start[1], 16) - 0xFFFF_FFFF_8000_0000 + int(base[1])
-
-
 def _is_high(run: lab.Run) -> bool:
     """Return whether the kernel lies above the hole."""
-    return _kernel_at(run.dump("elf")) > 1 << 31
+    return kernel_at(run.dump("elf")) > 1 << 31
 
 
 def _with_copy(run: lab.Run, memory: Path, text: bytes) -> int:
     """Put a copy of VMCOREINFO into a page before the kernel; return the position."""
     # 16 MiB is the first place that the kernel may have.
-    place = 16 << 20 if _kernel_at(run.dump("elf")) > 16 << 20 else 15 << 20
+    place = 16 << 20 if kernel_at(run.dump("elf")) > 16 << 20 else 15 << 20
     with memory.open("r+b") as file:
         file.seek(place)
         file.write(text.ljust(4096, b"\0"))
@@ -282,7 +265,7 @@ def test_vmcoreinfo_of_a_file(run_612: lab.Run, folder: Path) -> None:
     """VMCOREINFO that was kept elsewhere serves, even if memory's own is lost."""
     memory = writers.packed(run_612.dump("elf"), folder / "named")
     note = folder / "note"
-    note.write_bytes(_text(run_612.dump("elf")))
+    note.write_bytes(vmcoreinfo_of(run_612.dump("elf")))
     _wipe_names(memory)
     with pytest.raises(NotADumpError, match="no Linux kernel"):
         open_target(TargetSpec(path=str(memory), types="btf"))
@@ -301,7 +284,7 @@ def test_vmcoreinfo_of_a_file(run_612: lab.Run, folder: Path) -> None:
 def test_stale_copies_do_not_count(run_612: lab.Run, folder: Path) -> None:
     """The text of another boot is there, in a page that is found first."""
     memory = writers.packed(run_612.dump("elf"), folder / "stale")
-    text = _text(run_612.dump("elf"))
+    text = vmcoreinfo_of(run_612.dump("elf"))
     moved = re.sub(rb"(NUMBER\(phys_base\)=)-?\d+", rb"\g<1>4096", text)
     assert moved != text
     stale = _with_copy(run_612, memory, moved)
@@ -320,7 +303,7 @@ def assert_one_kernel(run: lab.Run, memory: Path) -> None:
 def test_damaged_copies_are_no_kernels(run_612: lab.Run, folder: Path) -> None:
     """Each is left out for what it says or lacks, and no fault of ours."""
     memory = writers.packed(run_612.dump("elf"), folder / "damaged")
-    text = _text(run_612.dump("elf"))
+    text = vmcoreinfo_of(run_612.dump("elf"))
     # A page was freed, and what leads to the symbols is overwritten.
     copies = [re.sub(rb"SYMBOL\(kallsyms_\w+", lambda old: b"?" * len(old[0]), text)]
     for word in (rb"OFFSET\(uts_namespace.name\)", rb"SYMBOL\(node_data\)"):
