@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 from drgn import Program
-from drgn.commands import CommandError, run_command
 from PIL import Image
 
 from fixtures.demo import DEMOS
@@ -86,16 +85,3 @@ def test_file_that_cannot_be_written_is_one_line(
     assert run_console(COMMAND, ["--map", str(folder), str(DEMOS["6.12"].core)]) == 1
     error = f"msa-memstat: {folder}: a directory; name a file\n"
     assert capsys.readouterr() == ("", error)
-
-
-def test_inside_drgn(
-    prog: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "map.svg"
-    report = run_command(prog, f"memstat --frag --map {path}")
-    assert path.exists()
-    assert report.frag is not None
-    assert len(report.map.cells) == report.pages // report.map.cell_pages
-    assert f"map written to {path}" in capsys.readouterr().out
-    with pytest.raises(CommandError, match=r"%memstat: .*: no such directory"):
-        run_command(prog, f"memstat --map {tmp_path}/none/map.svg")

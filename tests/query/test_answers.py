@@ -3,6 +3,7 @@
 """What an answer prints of itself, and what a wrong question is told."""
 
 import pytest
+from msgspec.structs import replace
 
 import msatools
 from fixtures.demo import DEMOS
@@ -45,6 +46,12 @@ def test_a_kernel_says_which_it_is(kernel: Kernel) -> None:
     assert DEMO.name in text
     assert "6.12." in text
     assert len(text) <= 120
+
+
+def test_names_of_odd_characters_are_cut(kernel: Kernel) -> None:
+    text = repr(replace(kernel.thread(1), comm="\x1b" * 15))
+    assert len(text) <= 120
+    assert text.isprintable()
 
 
 def test_a_report_is_of_a_program() -> None:

@@ -21,7 +21,7 @@ from msatools.query.kernel import (
     NotThisMachineError,
     UnreadableTaskError,
 )
-from msatools.query.model import Now, Process, Thread
+from msatools.query.model import Now, Process, States, Thread, Timers
 from msatools.tasks.waits import TaskClass
 from tests.prstat.dumps import read_dump
 from tests.prstat.reports import on_dump, opened
@@ -153,6 +153,14 @@ def test_children() -> None:
         assert len(others) == 11
         assert all(time.reason and time.bound is None for time in others)
     assert used
+
+
+def test_names() -> None:
+    """The states of the report and of the API are the same, in the same order."""
+    states = reported(NAME, "-p", "1")
+    for family, model in (("gelato", Timers), ("solaris", States)):
+        names = [s["name"].lower() for s in states if s["family"] == family]
+        assert names == [*model._fields]
 
 
 def test_ended_threads() -> None:
