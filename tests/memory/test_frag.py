@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Fragmentation agrees with the classes and with the guest's page flags."""
+"""Fragmentation and orders agree with the classes and with the guest's page flags."""
+
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from msatools.memory.breakdowns import SectionGroup
-from msatools.memory.classes import CLASSES, NCLASSES, PageClass
-from msatools.memory.classify import Counts
+from fixtures import lab
+from msatools.memory.breakdowns import OrderGroup, SectionGroup
+from msatools.memory.classes import CLASSES
 from msatools.memory.fragmentation import (
     MOVABLE,
     fragmentation,
@@ -15,6 +18,7 @@ from msatools.memory.fragmentation import (
 )
 from msatools.memory.model import BlockSize, Frag, MemstatReport
 
+from . import truth
 from .sums import pages_of, summed, view
 
 PER_BLOCK = 512
@@ -86,15 +90,6 @@ def test_indices(
     assert fragmentation(blocks, 9) == fragmentation_permille
 
 
-def block(**pages: int) -> Counts:
-    codes = {name.partition(".")[2] or name: code for code, name in CLASSES.items()}
-    counts = np.zeros(NCLASSES, np.int64)
-    for name, count in pages.items():
-        counts[codes[name]] = count
-    counts[PageClass.FREE_BUDDY] += PER_BLOCK - counts.sum()
-    return counts
-
-
 def test_sections_sum_to_the_classes(
     cut_up: MemstatReport, report: MemstatReport
 ) -> None:
@@ -103,3 +98,45 @@ def test_sections_sum_to_the_classes(
     listed = [(str(s.nr), s.pages, s.node, s.zones) for s in report.sections]
     assert [(g.key, g.pages, g.node, g.zones) for g in groups] == listed
     assert summed(view(cut_up, "section")) == pages_of(report)
+
+
+# Memory by order
+
+
+def orders(cut_up: MemstatReport) -> dict[str, OrderGroup]:
+    groups = view(cut_up, "order")
+    found = {group.key: group for group in groups if isinstance(group, OrderGroup)}
+    assert len(found) == len(groups)
+    return found
+
+
+def test_orders_sum_to_the_classes(
+    cut_up: MemstatReport, report: MemstatReport
+) -> None:
+    assert cut_up.classes == report.classes
+    assert summed(view(cut_up, "order")) == pages_of(report)
+    for group in orders(cut_up).values():
+        if group.key == "-":
+            assert group.blocks is None
+            assert re.match("no order", group.name)
+        else:
+            assert group.blocks is not None
+            assert group.blocks << int(group.key) == group.pages
+
+
+def test_compound_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
+    flags = truth.page_flags(run)
+    heads = np.flatnonzero(truth.having(flags, "COMPOUND_HEAD"))
+    tails = truth.having(flags, "COMPOUND_TAIL")
+    # A head's tails end at the first page that is not a tail.
+    ends = np.flatnonzero(~tails)
+    sizes = ends[np.searchsorted(ends, heads, side="right")] - heads
+    expected: Counter[int] = Counter()
+    for size in sizes.tolist():
+        expected[size.bit_length() - 1] += size
+    found = {
+        int(key): group.pages - group.classes["free.buddy"] - group.classes["free.pcp"]
+        for key, group in orders(cut_up).items()
+        if key not in ("-", "0")
+    }
+    assert {order: pages for order, pages in found.items() if pages} == expected
