@@ -38,7 +38,7 @@ def test_every_thread_is_found(name: str) -> None:
         assert reader.reads - reads <= 7
 
 
-class Path:
+class PidPath:
     """The way through the tree of PIDs to a task that is in a leaf of three levels."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Path:
         return found, losses, reader.reads
 
 
-Change = Callable[[Path], None]
+Change = Callable[[PidPath], None]
 WITHOUT: dict[str, Change] = {
     "empty tree": lambda path: overwrite(path.head, 0),
     "a single entry, at index 0": lambda path: overwrite(path.head, path.pid.address_),
@@ -80,7 +80,7 @@ WITHOUT: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", WITHOUT)
 def test_tree_without_the_task(change: str) -> None:
-    path = Path()
+    path = PidPath()
     assert path.find()[0] == {path.number: path.task.address_}
     WITHOUT[change](path)
     found, losses, _ = path.find()
@@ -110,7 +110,7 @@ DAMAGE: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", DAMAGE)
 def test_damage_costs_a_note(change: str) -> None:
-    path = Path()
+    path = PidPath()
     DAMAGE[change](path)
     found, losses, reads = path.find()
     assert found == {}
@@ -122,7 +122,7 @@ def test_damage_costs_a_note(change: str) -> None:
 
 def test_pointer_above_the_last_level() -> None:
     """It covers all indices below (lib/xarray.c), as those of large folios do."""
-    path = Path()
+    path = PidPath()
     overwrite(path.slots[0], path.pid.address_)
     assert path.find()[0] == {path.number: path.task.address_}
 
