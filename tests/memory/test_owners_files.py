@@ -6,7 +6,7 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
-from msatools.memory import by_file
+from msatools.memory import breakdowns, by_file
 from msatools.memory import by_file as byfile
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import FileGroup, FileSystemGroup, MemstatReport
@@ -121,6 +121,20 @@ def test_too_many_files(
     assert rest.name == f"{len(before) - len(after) + 1} smaller files"
     gone = before.keys() - after.keys()
     assert rest.pages == sum(before[key] for key in gone) > 0
+
+
+@pytest.mark.parametrize("kind", ["file", "fs"])
+def test_more_files_than_are_counted_separately(
+    monkeypatch: pytest.MonkeyPatch, owners_prog: Program, kind: str
+) -> None:
+    monkeypatch.setattr(breakdowns, "_MOST_OWNERS", 16)
+    report = collect_memstat(owners_prog, by=(kind,))
+    groups = view(report, kind)
+    assert sum(group.pages for group in groups) == report.pages
+    (rest,) = (group for group in groups if group.key == "-rest")
+    assert rest.name == "smaller files"
+    assert rest.pages > 0
+    assert report.coverage["names_unreadable"] == 0
 
 
 def test_swap_cache_has_a_group_of_its_own(by_owner: MemstatReport) -> None:
