@@ -25,12 +25,11 @@ def image(
     release: bytes = b"6.12.0-test",
     vmcoreinfo: int = 1000,
     split: int = 0,
-    machine: bytes = b"x86_64",
 ) -> bytes:
     """Return a kdump of three pages: one of 100 bytes, two that share 50 bytes."""
     utsname = b"".join(
         field.ljust(65, b"\0")
-        for field in (b"Linux", b"host", release, b"#1", machine, b"")
+        for field in (b"Linux", b"host", release, b"#1", b"x86_64", b"")
     )
     header = b"KDUMP   " + struct.pack(order + "i", version) + utsname
     header = header.ljust(424 if word == 8 else 412, b"\0")

@@ -10,7 +10,6 @@ import pytest
 from msatools.program import TargetError, TargetSpec, open_target
 from msatools.program.dumpfile import read_dump_file
 from msatools.program.model import UnsupportedMachineError
-from tests.program.test_kdump import image
 
 EM_386, EM_PPC64, EM_S390, EM_ARM, EM_RISCV = 3, 21, 22, 40, 243
 
@@ -60,10 +59,21 @@ def test_elf_of_another_64_bit_machine(tmp_path: Path) -> None:
     assert read_dump_file(str(path)).kind == "elf"
 
 
+def kdump(order: str, word: int, machine: bytes = b"") -> bytes:
+    """The headers of a kdump, without pages."""
+    fields = (b"Linux", b"", b"", b"", machine, b"")
+    header = b"KDUMP   " + struct.pack(order + "i", 6)
+    header += b"".join(field.ljust(65, b"\0") for field in fields)
+    header = header.ljust(424 if word == 8 else 412, b"\0")
+    header += struct.pack(order + "Iiii20xi", 1, 4096, 1, 0, 1)
+    sub = struct.pack(order + "QiiQQQQ", 0, 1, 0, 0, 0, 5000, 1000)
+    return header.ljust(4096, b"\0") + sub.ljust(4096, b"\0")
+
+
 @pytest.mark.parametrize(("order", "word"), [("<", 4), (">", 8), (">", 4)])
 def test_kdump(tmp_path: Path, order: str, word: int) -> None:
     path = tmp_path / "vmcore"
-    path.write_bytes(image(order, word))
+    path.write_bytes(kdump(order, word))
     kind = "32-bit" if word == 4 else "big-endian"
     with pytest.raises(UnsupportedMachineError, match=f"a {kind} kernel"):
         read_dump_file(str(path))
@@ -71,6 +81,6 @@ def test_kdump(tmp_path: Path, order: str, word: int) -> None:
 
 def test_kdump_by_qemu_of_a_machine_without_a_name(tmp_path: Path) -> None:
     path = tmp_path / "vmcore"
-    path.write_bytes(image(machine=b"Unknown"))
+    path.write_bytes(kdump("<", 8, b"Unknown"))
     with pytest.raises(TargetError, match="dump the guest as ELF"):
         open_target(TargetSpec(path=str(path)))
