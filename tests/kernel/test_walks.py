@@ -2,6 +2,7 @@
 
 """Walks of lists and trees, intact and damaged."""
 
+import random
 from struct import pack
 
 import pytest
@@ -91,6 +92,19 @@ def nodes(
     return [(node - BASE) // STEP for node in found.tolist()], losses, reader
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 64, 65, 1000])
+def test_nodes_of_a_sound_list(count: int) -> None:
+    order = random.Random(count).sample(range(1, count + 1), count)
+    nexts = dict(zip([0, *order], [*order, 0], strict=True))
+    backs = {following: node for node, following in nexts.items()}
+    found, losses, reader = nodes(
+        linked(*((nexts[i], backs[i]) for i in range(count + 1)))
+    )
+    assert found == order
+    assert not losses.coverage
+    assert reader.reads == -(-STEP * (count + 1) // WINDOW)
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 1000])
 @pytest.mark.parametrize("back", [1, 2, 600])
 def test_nodes_of_a_loop_that_misses_the_head(count: int, back: int) -> None:
@@ -113,6 +127,32 @@ def words(
     return found.tolist(), losses, reader
 
 
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2, 200])
+def test_words_of_a_list(count: int, live: bool) -> None:
+    links = [(i + 1, i - 1) for i in range(count)]
+    data = bytearray(linked(*links, (0, count - 1)))
+    for i in range(count + 1):
+        data[STEP * i : STEP * i + 8] = pack("<Q", i)
+        data[STEP * i + 24 : STEP * i + 32] = pack("<Q", (1 << 64) - 1 - i)
+    before, losses, reader = words(bytes(data), 0, live=live)
+    assert before == [*range(1, count + 1)]
+    assert not losses.coverage
+    # On a running kernel, each word is read together with the link to the next node.
+    assert reader.reads == 1 + count if live else -(-STEP * (count + 1) // WINDOW)
+    after, _, _ = words(bytes(data), 24, live=live)
+    assert after == [(1 << 64) - 1 - i for i in range(1, count + 1)]
+
+
+def test_words_that_cannot_be_read() -> None:
+    """The word of the last node is in the next page, which is missing."""
+    count = WINDOW // STEP
+    links = [(i + 1, i - 1) for i in range(count - 1)]
+    found, losses, _ = words(linked(*links, (0, count - 2)), STEP, holes=(1,))
+    assert len(found) == count - 2
+    assert losses.coverage["lists_broken"] == 1
+
+
 def test_nodes_in_more_windows_than_are_kept() -> None:
     count = 2 * MAX_WINDOWS
     data = bytearray((count + 1) * WINDOW)
@@ -125,6 +165,17 @@ def test_nodes_in_more_windows_than_are_kept() -> None:
     words = list_words(reader, BASE, 0, 8, losses, "a list")
     assert words.tolist() == [BASE, *found.tolist()[:-1]]
     assert not losses.coverage
+
+
+@pytest.mark.parametrize("following", [0, 3, at(2) + 9])
+def test_nodes_before_an_invalid_pointer(following: int) -> None:
+    data = bytearray(list_of(1, 2, 0))
+    data[STEP + 8 : STEP + 16] = pack("<Q", following)
+    losses = LossLog()
+    reader = reader_of(bytes(data.ljust(WINDOW, b"\0")))
+    found = list_nodes(reader, at(0) + 8, losses, "a list")
+    assert found.tolist()[:1] == [at(1) + 8]
+    assert losses.coverage["lists_broken"] == 1
 
 
 def tree(*nodes: tuple[int, int]) -> bytes:

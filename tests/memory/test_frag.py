@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Fragmentation and orders agree with the classes and with the guest's page flags."""
+"""Fragmentation agrees with the classes and with the guest's page flags."""
 
-import re
-from collections import Counter
+import copy
+import pickle
 
 import numpy as np
 import pytest
+from drgn import FaultError, Program
 
-from fixtures import lab
-from msatools.memory.breakdowns import OrderGroup, SectionGroup
-from msatools.memory.classes import CLASSES
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.memory import fragmentation as pageblocks
+from msatools.memory.breakdowns import SectionGroup
+from msatools.memory.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.classify import Counts
 from msatools.memory.fragmentation import (
     MOVABLE,
+    UNKNOWN_TYPE,
+    Blocks,
+    MigrateTypes,
+    _unpack,
     fragmentation,
+    migrate_types,
     unusable,
 )
 from msatools.memory.model import BlockSize, Frag, MemstatReport
 
-from . import truth
 from .sums import pages_of, summed, view
 
 PER_BLOCK = 512
@@ -71,6 +79,18 @@ def test_sizes_sum_to_the_classes(
             assert huge.get(name, 0) == pages[name]
 
 
+def test_indices_equal_those_of_their_definition(frag: Frag) -> None:
+    for row in frag.free:
+        assert row.pages == sum(n << order for order, n in enumerate(row.blocks))
+        small = sum(n << order for order, n in enumerate(row.blocks[:9]))
+        assert row.unusable_permille == small * 1000 // row.pages
+        count = sum(row.blocks)
+        # mm/vmstat.c: how far an allocation of a huge page fails for fragmentation.
+        permille = 1000 - (1000 + row.pages * 1000 // PER_BLOCK) // count
+        expected = None if any(row.blocks[9:]) else permille
+        assert row.fragmentation_permille == expected
+
+
 @pytest.mark.parametrize(
     ("blocks", "unusable_permille", "fragmentation_permille"),
     [
@@ -90,6 +110,74 @@ def test_indices(
     assert fragmentation(blocks, 9) == fragmentation_permille
 
 
+def block(**pages: int) -> Counts:
+    codes = {name.partition(".")[2] or name: code for code, name in CLASSES.items()}
+    counts = np.zeros(NCLASSES, np.int64)
+    for name, count in pages.items():
+        counts[codes[name]] = count
+    counts[PageClass.FREE_BUDDY] += PER_BLOCK - counts.sum()
+    return counts
+
+
+def test_states_of_blocks() -> None:
+    blocks = Blocks(PER_BLOCK)
+    rows = [
+        (block(), PER_BLOCK),
+        (block(pcp=1), PER_BLOCK),
+        (block(anon=5, file=500), PER_BLOCK),
+        (block(anon=512), 1),
+        (block(slab=1), PER_BLOCK),
+        (block(slab=3, reserved=4, anon=9), PER_BLOCK),
+        (block(excluded=1), PER_BLOCK),
+    ]
+    counts = np.array([row for row, _ in rows])
+    blocks.add(counts[:3], np.array([heads for _, heads in rows[:3]]))
+    later = Blocks(PER_BLOCK)
+    later.add(counts[3:], np.array([heads for _, heads in rows[3:]]))
+    blocks.merge(later)
+    whole, free, movable, blocked, partial = blocks.states.tolist()
+    assert (whole, free, movable, blocked, partial) == (1, 1, 2, 2, 1)
+    assert blocks.moved == 505
+    assert blocks.having[PageClass.SLAB] == 2
+    assert blocks.having[PageClass.RESERVED] == 1
+    assert blocks.alone[PageClass.SLAB] == 1
+    assert blocks.alone.sum() == 1
+    assert blocks.pages[PageClass.SLAB] == 4
+    # The buckets of one page, and of five to eight.
+    assert blocks.needed.nonzero()[0].tolist() == [0, 3]
+
+
+def test_migrate_types_of_page_blocks() -> None:
+    records = np.array([[0x21, 0x43]], np.uint8)
+    assert _unpack(records, 4).tolist() == [[1, 2, 3, 4]]
+    assert _unpack(records, 8).tolist() == [[0x21, 0x43]]
+    sections = np.array([3, 7])
+    matrix = np.arange(128, dtype=np.uint8).reshape(2, 64) % 5
+    types = MigrateTypes(9, {}, sections, matrix)
+    assert types.of(7 * 64 * PER_BLOCK + 2 * PER_BLOCK, 3).tolist() == [1, 2, 3]
+    assert types.of(8 * 64 * PER_BLOCK, 2).tolist() == [UNKNOWN_TYPE] * 2
+    assert copy.deepcopy(types) is types
+    assert len(pickle.loads(pickle.dumps(types)).sections) == 0
+
+
+def test_migrate_types_that_cannot_be_read(
+    prog: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise FaultError("lost", 0)
+
+    monkeypatch.setattr(pageblocks, "section_usages", lost)
+    losses = LossLog()
+    types = migrate_types(Reader(prog), 10, losses)
+    assert types.of(0, 3).tolist() == [UNKNOWN_TYPE] * 3
+    assert losses.lost["pageblocks_unreadable"] == 1
+    monkeypatch.setattr(pageblocks, "section_usages", lambda *_: {2: 8})
+    losses = LossLog()
+    types = migrate_types(Reader(prog), 10, losses)
+    assert types.of(2 * 64 * PER_BLOCK, 3).tolist() == [UNKNOWN_TYPE] * 3
+    assert losses.coverage["pageblocks_unreadable"] == 64
+
+
 def test_sections_sum_to_the_classes(
     cut_up: MemstatReport, report: MemstatReport
 ) -> None:
@@ -98,45 +186,3 @@ def test_sections_sum_to_the_classes(
     listed = [(str(s.nr), s.pages, s.node, s.zones) for s in report.sections]
     assert [(g.key, g.pages, g.node, g.zones) for g in groups] == listed
     assert summed(view(cut_up, "section")) == pages_of(report)
-
-
-# Memory by order
-
-
-def orders(cut_up: MemstatReport) -> dict[str, OrderGroup]:
-    groups = view(cut_up, "order")
-    found = {group.key: group for group in groups if isinstance(group, OrderGroup)}
-    assert len(found) == len(groups)
-    return found
-
-
-def test_orders_sum_to_the_classes(
-    cut_up: MemstatReport, report: MemstatReport
-) -> None:
-    assert cut_up.classes == report.classes
-    assert summed(view(cut_up, "order")) == pages_of(report)
-    for group in orders(cut_up).values():
-        if group.key == "-":
-            assert group.blocks is None
-            assert re.match("no order", group.name)
-        else:
-            assert group.blocks is not None
-            assert group.blocks << int(group.key) == group.pages
-
-
-def test_compound_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
-    flags = truth.page_flags(run)
-    heads = np.flatnonzero(truth.having(flags, "COMPOUND_HEAD"))
-    tails = truth.having(flags, "COMPOUND_TAIL")
-    # A head's tails end at the first page that is not a tail.
-    ends = np.flatnonzero(~tails)
-    sizes = ends[np.searchsorted(ends, heads, side="right")] - heads
-    expected: Counter[int] = Counter()
-    for size in sizes.tolist():
-        expected[size.bit_length() - 1] += size
-    found = {
-        int(key): group.pages - group.classes["free.buddy"] - group.classes["free.pcp"]
-        for key, group in orders(cut_up).items()
-        if key not in ("-", "0")
-    }
-    assert {order: pages for order, pages in found.items() if pages} == expected
