@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from drgn import Architecture, FaultError, Platform, Program, ProgramFlags
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Reader, fault_reason
+from msatools.kernel.structs import struct_layout
+from tests.support.calls import demo
 
 from .memory import BASE, reader_of
 
@@ -151,3 +154,11 @@ def test_end_of_a_guest_is_not_a_fault(number: int, error: type[Exception]) -> N
     assert prog.flags & ProgramFlags.IS_LIVE
     with pytest.raises(error):
         failing(prog, number).read(BASE, 8)
+
+
+def test_bit_field_is_refused() -> None:
+    """Its column would have other members' bits."""
+    with pytest.raises(MissingError, match="bit field"):
+        struct_layout(
+            Reader(demo().prog), "struct task_struct", {"waits": ("in_iowait",)}
+        )

@@ -304,3 +304,19 @@ def test_workers_by_default(flags: ProgramFlags, sections: int, default: int) ->
     ranges = [section(nr) for nr in range(sections)]
     assert parallel.workers_by_default(prog, ranges) == default
     assert parallel.can_share(prog) == (flags != LIVE)
+
+
+def test_each_worker_of_a_scan_opens_the_kernel_again(
+    prog: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touch(opened: Program) -> None:
+        assert opened is prog
+        (tmp_path / str(os.getpid())).touch()
+
+    monkeypatch.setattr(parallel, "open_again", touch)
+    collect_memstat(prog, workers=1)
+    assert not [*tmp_path.iterdir()]
+    collect_memstat(prog, workers=2)
+    pids = {int(path.name) for path in tmp_path.iterdir()}
+    assert pids
+    assert os.getpid() not in pids
