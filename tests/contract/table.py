@@ -13,9 +13,9 @@ from typing import Any
 from drgn import Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
-from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zombies
 
 from msatools.cli.arguments import Command, make_parser
+from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zombies
 from tests.support.overlay import lose
 
 
@@ -107,7 +107,6 @@ CPUS = Row(
         "-P": "expected one argument",
         "-P 3-1": "not a list of CPUs: '3-1'",
         "-P 1,,2": "not a number: ''",
-        "-P -1": "not a number: ''",
         "-P 99999": "not a list of CPUs",
         "-i --sets": "not allowed with",
         "-i --info": "not allowed with",
@@ -125,12 +124,10 @@ CPUS = Row(
         "-i -o cpu": "-o: no effect with -i, which has columns of its own",
         "--sets -o all": "-o: no effect with --sets",
         "-n 0": "not a positive number: '0'",
-        "-n many": "not a number: 'many'",
     },
     absent={
         "--plan 0-1": "CPU 0-1: no CPU would be left for all else",
         "--plan 1,77": "CPU 77: this kernel has none of that number",
-        "-P 77": "CPU 77: this kernel has none of that number",
         "-P 1,50-51": "CPU 50-51: this kernel has none of that number",
         "--set /nowhere": "set /nowhere: there is none of that name; choose from",
         "--set default,db": "set db: there is none of that name",
@@ -139,16 +136,6 @@ CPUS = Row(
     damage=_lose_run_queue,
     damaged="run_queues_unreadable",
 )
-
-WRONG_MEMBERSHIPS = {
-    "--cgroup system.slice": "not a path such as /system.slice: 'system.slice'",
-    "--cgroup /a,": "not a path such as /system.slice: ''",
-    "--container 123": "not 12 to 64 hexadecimal digits of a container's ID: '123'",
-    "--container web-server-1": "not 12 to 64 hexadecimal digits",
-    "--ns pid": "not a number: 'pid'",
-    "--ns": "expected one argument",
-}
-
 
 LOCKS = Row(
     command=locks.COMMAND,
@@ -169,19 +156,16 @@ LOCKS = Row(
     naming=("--by task",),
     wrong={
         "-p x": "not a number: 'x'",
-        **WRONG_MEMBERSHIPS,
+        "--ns": "expected one argument",
         "--type spin": "unknown type 'spin'; choose from mutex, ww_mutex, rwsem",
         "--type ,": "unknown type ''",
         "--state Q": "states are some of R, S, D",
-        "--state": "expected one argument",
         "--min-age=-1": "not a duration such as 30 or 5m: '-1'",
-        "--min-age x": "not a duration",
         "--min-age nan": "not a duration",
         "--by owner": "invalid choice",
         "--by root --chains": "not allowed with",
         "--chains --holders": "not allowed with",
         "--holders --dot": "not allowed with",
-        "-n 0": "not a positive number",
         "--dot --json": "--dot: no effect with --json, which is another form",
         "--dot -n 3": "-n: no effect with --dot, which is a graph and nothing else",
         "--dot --stacks": "--stacks: no effect with --dot",
@@ -216,11 +200,8 @@ MEMSTAT = Row(
         "--by cpu": "unknown grouping 'cpu'; choose from node, zone, section, cgroup,",
         "--by node,": "unknown grouping ''",
         "--by": "expected one argument",
-        "-n 0": "not a positive number: '0'",
         "-n x": "not a number: 'x'",
         "-j 0": "not a number of workers, 1 to 1024: '0'",
-        "-j=-1": "not a number of workers",
-        "-j x": "not a number of workers",
         "-j 1.5": "not a number of workers",
         "-j 1025": "not a number of workers",
         "--diff a": "expected 2 arguments",
@@ -256,26 +237,24 @@ PRSTAT = Row(
         "--kernel-threads --user-tasks": "not allowed with",
         "--min-age soon": "not a duration such as 30 or 5m: 'soon'",
         "--max-age=-5s": "not a duration",
-        "-P 3-1": "not a list of CPUs: '3-1'",
         "-P all": "not a number: 'all'",
-        "--state Q": "states are some of R, S, D",
         "--state ,": "states are some of R, S, D",
         "--class FUT": "unknown class 'FUT'; choose from CPU, USR",
         "--sort NOTHING": "unknown column 'NOTHING'; choose from PID",
         "--sort +-PID": "cannot sort by '+-PID'",
         "-o PID,WHAT": "unknown column 'WHAT'; choose from PID",
-        "-n 0": "not a positive number: '0'",
-        "-n many": "not a number: 'many'",
         "-p init": "not a number: 'init'",
         "-u root,": "not a user's number or name: ''",
         "-u a:b": "not a user's number or name: 'a:b'",
         "--by": "expected one argument",
         "--by parent": "unknown grouping 'parent'; choose from user, cgroup, container",
-        **WRONG_MEMBERSHIPS,
+        "--cgroup system.slice": "not a path such as /system.slice: 'system.slice'",
+        "--cgroup /a,": "not a path such as /system.slice: ''",
+        "--container web-server-1": "not 12 to 64 hexadecimal digits",
+        "--ns pid": "not a number: 'pid'",
         "--folded size": "invalid choice",
         "-F 0": "not a frequency up to 1000 Hz: '0'",
         "-F nan": "not a frequency",
-        "-F fast": "not a frequency up to 1000 Hz: 'fast'",
         "-F 1001": "not a frequency",
         "-F 20": "samples are within an interval, and none is named",
         "--load --function schedule": "--function, --module: of stacks; add --stacks",
@@ -305,8 +284,6 @@ REPORT = Row(
         "--html": "expected one argument",
         "--textfile x.prom --fingerprint": "--textfile: no effect with --fingerprint",
         "--html x.html 5": "--html: a page is of one moment, and an interval is named",
-        "-n 0": "not a positive number: '0'",
-        "-n many": "not a number: 'many'",
         "--fingerprint --full": "--full: no effect with --fingerprint",
         "--fingerprint --json": "--fingerprint: no effect with --json",
         "--fingerprint --html x": "--html: no effect with --fingerprint",
@@ -330,25 +307,17 @@ ZOMBIES = Row(
     ),
     naming=("-p 1",),
     wrong={
-        "-p x": "not a number: 'x'",
         "--parent x": "not a number: 'x'",
         "--ns pid:[4026531836]": "not a number",
-        **WRONG_MEMBERSHIPS,
-        "-u root,": "not a user's number or name: ''",
         "--verdict dead": "unknown verdict 'dead'; choose from leader-exited",
         "--verdict ,": "unknown verdict ''",
         "--by zone": "invalid choice",
         "--by cgroup --tree": "not allowed with",
         "--tree --leaks": "not allowed with",
-        "-n 0": "not a positive number",
         "-p 5 --parent 1": "-p: names tasks, and --parent, --cgroup",
-        "-p 5 --ns 4026531836": "-p: names tasks",
         "-p 5 --cgroup /a": "-p: names tasks",
-        "-p 5 -u 0": "-p: names tasks",
         "-p 5 --verdict traced": "-p: names tasks",
-        "-p 5 --by user": "-p: named tasks",
         "-p 5 --tree": "-p: named tasks",
-        "-p 5 --leaks": "-p: named tasks",
         "-p 5 -n 1": "-p: named tasks",
         "--leaks --parent 5": "--leaks: struct pids",
         "--leaks -u 0": "--leaks: struct pids",

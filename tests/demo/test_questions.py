@@ -5,10 +5,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from fixtures.demo import QUESTIONS
-from fixtures.demo.check import DemoError, compare, differences
 from fixtures.demo.questions import command, comparable
 from msatools.registry import GROUPS
 
@@ -41,28 +38,3 @@ def options_of(name: str) -> Iterator[str]:
 def test_how_it_was_read_is_not_compared() -> None:
     report = {"target": {"path": "x"}, "coverage": {"reads": 1, "lost": 0}, "pages": 2}
     assert comparable(report) == {"coverage": {"lost": 0}, "pages": 2}
-
-
-@pytest.mark.parametrize(
-    ("expected", "found", "places"),
-    [
-        ({"a": 1}, {"a": 1}, []),
-        ({"a": 1}, {"a": 2}, ["/a: 1 became 2"]),
-        ({"a": 1}, {}, ["/a: 1 became '(nothing)'"]),
-        ({}, {"a": None}, ["/a: '(nothing)' became None"]),
-        ({"a": [1, 2]}, {"a": [1, 3]}, ["/a/1: 2 became 3"]),
-        ([1], [1, 2], [": [1] became [1, 2]"]),
-        ([{"a": 0}], [{"a": None}], ["/0/a: 0 became None"]),
-        ({"a": {}}, {"a": []}, ["/a: {} became []"]),
-    ],
-)
-def test_differences(expected: object, found: object, places: list[str]) -> None:
-    assert list(differences(expected, found)) == places
-
-
-def test_message_names_the_first_differences() -> None:
-    compare("it", [1, 2], [1, 2])
-    with pytest.raises(
-        DemoError, match=r"(?s)^it answers.*/0: 0 became 1.*and 5 more$"
-    ):
-        compare("it", [0] * 15, [1] * 15)

@@ -10,7 +10,6 @@ import pytest
 
 from msatools.derived.completions import completions
 from msatools.derived.options import Option, options_of, options_of_subcommand
-from msatools.help.topics import topics
 from msatools.registry import GROUPS, NAMES, load, load_group
 from tests.support.terminal import Terminal
 from tests.support.tools import need
@@ -81,26 +80,6 @@ def test_there_is_one_for_each_command() -> None:
     assert {*first.split()} == {"#compdef", *scripts}
 
 
-def test_options() -> None:
-    """Options are described by the parser itself."""
-    options = {
-        flag: each for each in options_of(load("memstat")) for flag in each.flags
-    }
-    by, types = options["--by"], options["--types"]
-    assert (by.value, by.names[:2], by.is_repeatable) == (
-        "names",
-        ("node", "zone"),
-        True,
-    )
-    assert (types.value, types.metavars) == ("choice", ("auto|dwarf|btf",))
-    assert (types.group, by.group) == ("TARGET", "OPTIONS")
-    assert options["--diff"].metavars == ("A", "B")
-    assert options["-s"].value == options["--diff"].value == "file"
-    assert options["--map"].value == "maybe file"
-    assert options["-j"].value == "other"
-    assert options["-h"] is options["--help"]
-
-
 # --- bash
 
 
@@ -155,12 +134,6 @@ def test_bash_after_an_equals_sign(share: Path, folder: Path) -> None:
         reply = bash_reply(share, folder, f"msa-memstat --by {last}")
         assert reply == found or len(reply) == found
     assert bash_reply(share, folder, "msa-memstat --by = zone,sl") == ["zone,slab"]
-
-
-def test_bash_offers_the_commands(share: Path, folder: Path) -> None:
-    offered = ["vmcore-1", *NAMES, *GROUPS, "help", "--help", "--version"]
-    assert bash_reply(share, folder, "msa ") == offered
-    assert bash_reply(share, folder, "msa help ") == [*topics()]
 
 
 @pytest.mark.parametrize("name", GROUPS)

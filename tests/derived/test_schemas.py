@@ -7,20 +7,17 @@ All output that the tests parse is checked against them: see tests/support/calls
 
 import keyword
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import fastjsonschema
 import pytest
-from msgspec import Struct, field
 
 import msatools
 from msatools.derived.schemas import file_name, schemas, text_of
-from msatools.kernel.report import ADDED
-from msatools.program.model import UNLISTED, Address
 from msatools.registry import NAMES, load
-from msatools.reports.schema import MEANINGS, Schema, field_docs, plain_text, schema_of
+from msatools.reports.schema import MEANINGS, Schema
 from tests.support.calls import CORE, call
 from tests.support.schemas import FOLDER, check_schema
 
@@ -90,98 +87,6 @@ def test_keys_are_names_of_fields() -> None:
     renamed = [key for text in sources for key in given.findall(text)]
     assert len(renamed) > 5
     assert all(map(keyword.iskeyword, renamed)), renamed
-
-
-# --- the generator
-
-
-class _Part(Struct, frozen=True):
-    """A part."""
-
-    ns: int
-
-
-class _Model(Struct, frozen=True, kw_only=True):
-    """A model."""
-
-    schema: ClassVar[str] = "x/1"
-
-    count: int | None
-    """How many; ``None`` if :class:`.elsewhere.Thing` says *so*."""
-
-    kind: str = field(name="class")
-    """Two lines
-    of text."""
-
-    where: Address
-    """Where."""
-
-    parts: tuple[_Part, ...] | None
-    """Its parts."""
-
-    flag: Annotated[bool | None, ADDED] = None
-    """A flag; ``None`` if not asked for."""
-
-    by_cpu: Mapping[int, float] = field(default_factory=dict)
-    """By CPU."""
-
-    hidden: Annotated[object, UNLISTED] = None
-
-
-def test_schema_of_a_model() -> None:
-    found = schema_of(_Model, "x/1", "a test")
-    properties = found.pop("properties")
-    assert found == {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "x/1: a test",
-        "description": "A model.",
-        "type": "object",
-        "required": ["schema", "count", "class", "where", "parts", "by_cpu"],
-        "$defs": {
-            "_Part": {
-                "description": "A part.",
-                "type": "object",
-                "properties": {"ns": {"type": "integer"}},
-                "required": ["ns"],
-            }
-        },
-    }
-    texts = {key: each.pop("description") for key, each in properties.items()}
-    assert texts == {
-        "schema": "Name and version of this schema.",
-        "count": "How many; null if Thing says so.",
-        "class": "Two lines of text.",
-        "where": "Where.",
-        "parts": "Its parts.",
-        "flag": "A flag; absent if not asked for.",
-        "by_cpu": "By CPU.",
-    }
-    assert properties == {
-        "schema": {"const": "x/1"},
-        "count": {"type": ["integer", "null"]},
-        "class": {"type": "string"},
-        "where": {"type": "string", "pattern": "^0x(0|[1-9a-f][0-9a-f]*)$"},
-        "parts": {
-            "anyOf": [
-                {"type": "array", "items": {"$ref": "#/$defs/_Part"}},
-                {"type": "null"},
-            ]
-        },
-        "flag": {"type": "boolean"},
-        "by_cpu": {
-            "type": "object",
-            "additionalProperties": {"type": "number"},
-            "propertyNames": {"pattern": "^-?[0-9]+$"},
-        },
-    }
-
-
-def test_docs_of_fields() -> None:
-    assert field_docs(_Part) == {}
-    assert field_docs(_Model)["where"] == "Where."
-    assert plain_text("a ``b``\n  *c*, :data:`~.d.e` (2 * 3 * 4)") == (
-        "a b c, e (2 * 3 * 4)"
-    )
 
 
 # --- the check

@@ -14,7 +14,7 @@ from msatools.kernel.code import CodeModules
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.selfdesc.load import LoadedModule
-from tests.support.dumps import IDLE, TYPES, open_dump
+from tests.support.dumps import IDLE, open_dump
 from tests.support.overlay import put
 
 NEWEST = "memory-6.12"
@@ -79,20 +79,6 @@ def test_symbols_are_drgns(prog: drgn.Program) -> None:
 
 def facts(symbol: drgn.Symbol) -> tuple[object, ...]:
     return symbol.name, symbol.address, symbol.size, symbol.kind, symbol.binding
-
-
-@pytest.mark.parametrize("types", TYPES)
-def test_few_reads(types: str) -> None:
-    prog = open_dump(NEWEST, types)
-    reader = Reader(prog)
-    (start, _), *_ = module_address_regions(next(iter(by_drgn(prog).values())))
-    found = CodeModules(reader, LossLog())
-    assert found.find(start)
-    reads = reader.reads
-    # At most: the sequence count, the root, all nodes, and the module.
-    assert reads <= 3 + 7 * len(by_drgn(prog))
-    assert found.find(start + 1) is found.find(start)
-    assert reader.reads == reads
 
 
 def test_walk_of_a_damaged_tree_ends() -> None:

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks found by PID are those of a walk of all tasks; also in trees made by hand."""
+"""Tasks found by PID are those of a walk of all tasks; also in damaged trees."""
 
-from collections.abc import Mapping
-from struct import pack
+from collections.abc import Callable
 
 import pytest
-from drgn import Object, Program
+from drgn import Object, Program, sizeof
+from drgn.helpers.linux.pid import find_pid
 
 from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.tasks.table import TaskReader
 from tests.support.dumps import open_dump
-from tests.support.madetypes import made_program, serve, struct
-from tests.support.overlay import lose, put
+from tests.support.overlay import lose, overwrite
 
 MANY = pytest.param("manytasks-6.12", marks=pytest.mark.long)
 DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", MANY)
+RETRY = 256 << 2 | 2
+"""An entry of include/linux/xarray.h for readers that meet a change."""
 
 
 @pytest.mark.parametrize("name", DUMPS)
@@ -28,7 +29,7 @@ def test_every_thread_is_found(name: str) -> None:
     assert len(addresses) == len(tasks) > 100
     # The numbers in between have no task, even if they are IDs of process groups.
     pids = [*range(-1, max(pid for pid in addresses if pid < 100_000) + 64)]
-    pids += addresses
+    pids += [*addresses, PID_MAX_LIMIT, 64**3 + 1]
     assert find_tasks(reader, pids, losses) == addresses
     assert not losses.notes
     for pid in (1, max(addresses)):
@@ -37,133 +38,101 @@ def test_every_thread_is_found(name: str) -> None:
         assert reader.reads - reads <= 7
 
 
-# A node has 64 slots, from byte 16.
-HEAD, ROOT, MIDDLE, LEAF, PID, TASK = (0x10_0000 + 0x1000 * i for i in range(6))
-NUMBER = 70 << 6 | 5
+class PidPath:
+    """The way through the tree of PIDs to a task that is in a leaf of three levels."""
+
+    def __init__(self) -> None:
+        self.prog = open_dump("tasks-6.12", "btf")
+        self.head = self.prog["init_pid_ns"].idr.idr_rt.xa_head
+        tasks = TaskReader(Reader(self.prog)).read_all(LossLog())
+        self.number = int(tasks["pid"].max())
+        self.nodes, self.slots, entry = [], [], self.head.value_()
+        while entry & 3 == 2:
+            node = Object(self.prog, "struct xa_node", address=entry - 2)
+            slot = node.slots[self.number >> node.shift.value_() & 63]
+            self.nodes.append(node)
+            self.slots.append(slot)
+            entry = slot.value_()
+        self.pid = find_pid(self.prog, self.number)[0]
+        assert entry == self.pid.address_
+        self.first = self.pid.tasks[0].first
+        link = self.prog.type("struct task_struct").member("pid_links").offset
+        start = self.first.value_() - link
+        self.task = Object(self.prog, "struct task_struct", address=start)
+
+    def find(self) -> tuple[dict[int, int], LossLog, int]:
+        reader, losses = Reader(self.prog), LossLog()
+        found = find_tasks(reader, [self.number], losses)
+        return found, losses, reader.reads
 
 
-def types() -> Program:
-    prog = made_program()
-    byte = prog.int_type("unsigned char", 1, False)
-    number = prog.int_type("int", 4, True)
-    pointer = prog.pointer_type(prog.void_type())
-    head = struct(prog, "hlist_head", 8, first=(pointer, 0))
-    links = prog.array_type(struct(prog, "hlist_node", 16, next=(pointer, 0)), 4)
-    numbers = prog.array_type(struct(prog, "upid", 16, nr=(number, 0)), 1)
-    tree = struct(prog, "xarray", 16, xa_head=(pointer, 8))
-    idr = struct(prog, "idr", 24, idr_rt=(tree, 0))
-    space = struct(prog, "pid_namespace", 32, idr=(idr, 8))
-    slots, tasks = prog.array_type(pointer, 64), prog.array_type(head, 4)
-    made = [
-        space,
-        tree,
-        struct(prog, "xa_node", 528, shift=(byte, 0), slots=(slots, 16)),
-        struct(prog, "pid", 128, tasks=(tasks, 16), numbers=(numbers, 96)),
-        struct(prog, "task_struct", 256, pid=(number, 8), pid_links=(links, 64)),
-    ]
-    serve(prog, made, {"init_pid_ns": Object(prog, space, address=HEAD)})
-    return prog
-
-
-def node(shift: int, **slots: int) -> bytes:
-    entries = [0] * 64
-    for name, entry in slots.items():
-        entries[int(name[1:])] = entry
-    return pack("<B15x64Q", shift, *entries)
-
-
-WHOLE = {
-    HEAD: pack("<4Q", 0, 0, ROOT | 2, 0),
-    ROOT: node(12, _1=MIDDLE | 2),
-    MIDDLE: node(6, _6=LEAF | 2),
-    LEAF: node(0, _5=PID),
-    PID: pack("<16xQ72xi28x", TASK + 64, NUMBER),
-    TASK: pack("<8xi244x", NUMBER),
+Change = Callable[[PidPath], None]
+WITHOUT: dict[str, Change] = {
+    "empty tree": lambda path: overwrite(path.head, 0),
+    "a single entry, at index 0": lambda path: overwrite(path.head, path.pid.address_),
+    "retry in place of the tree": lambda path: overwrite(path.head, RETRY),
+    "retry in place of a node": lambda path: overwrite(path.slots[0], RETRY),
+    "retry in place of a PID": lambda path: overwrite(path.slots[-1], RETRY),
+    "a value": lambda path: overwrite(path.slots[-1], path.pid.address_ | 1),
+    "ID of a process group alone": lambda path: overwrite(path.first, 0),
 }
 
 
-def find(
-    pid: int, changed: Mapping[int, bytes | None] | None = None
-) -> tuple[dict[int, int], LossLog, int]:
-    """Look a PID up in the tree ``WHOLE`` with some parts changed or missing."""
-    prog = types()
-    for start, data in {**WHOLE, **(changed or {})}.items():
-        if data is not None:
-            put(prog, start, data)
-    reader, losses = Reader(prog), LossLog()
-    found = find_tasks(reader, [pid], losses)
-    assert found or bool(losses.notes) == bool(losses.coverage["pids_unreadable"])
-    return found, losses, reader.reads
+@pytest.mark.parametrize("change", WITHOUT)
+def test_tree_without_the_task(change: str) -> None:
+    path = PidPath()
+    assert path.find()[0] == {path.number: path.task.address_}
+    WITHOUT[change](path)
+    found, losses, _ = path.find()
+    assert found == {}
+    assert not losses.notes
+
+
+def _lose(object_: Object) -> None:
+    lose(object_.prog_, object_.address_, min(sizeof(object_), 4096))
+
+
+DAMAGE: dict[str, Change] = {
+    "tree lost": lambda path: _lose(path.head),
+    "node lost": lambda path: _lose(path.nodes[0]),
+    "leaf lost": lambda path: _lose(path.nodes[-1]),
+    "PID lost": lambda path: _lose(path.pid),
+    "task lost": lambda path: _lose(path.task.pid),
+    "loop": lambda path: overwrite(path.slots[0], path.head.value_()),
+    "leaf of another level": lambda path: overwrite(path.nodes[-1].shift, 6),
+    "odd level": lambda path: overwrite(path.nodes[0].shift, 7),
+    "absurd level": lambda path: overwrite(path.nodes[0].shift, 255),
+    "PID of another number": lambda path: overwrite(path.pid.numbers[0].nr, 1),
+    "no pointer": lambda path: overwrite(path.first, 8),
+    "task of another number": lambda path: overwrite(path.task.pid, 1),
+}
+
+
+@pytest.mark.parametrize("change", DAMAGE)
+def test_damage_costs_a_note(change: str) -> None:
+    path = PidPath()
+    DAMAGE[change](path)
+    found, losses, reads = path.find()
+    assert found == {}
+    assert losses.coverage["pids_unreadable"] == 1
+    assert losses.lost == {"pids_unreadable": 1}
+    assert losses.notes
+    assert reads <= 7
 
 
 def test_pointer_above_the_last_level() -> None:
     """It covers all indices below (lib/xarray.c), as those of large folios do."""
-    assert find(NUMBER, {MIDDLE: node(6, _6=PID)})[0] == {NUMBER: TASK}
-
-
-def test_whole_tree() -> None:
-    found, losses, reads = find(NUMBER)
-    assert found == {NUMBER: TASK}
-    assert not losses.notes
-    assert reads == 6
-
-
-@pytest.mark.parametrize(
-    "pid",
-    [NUMBER + 1, NUMBER + 64, NUMBER - 4096, 64**3 + NUMBER, 1, 0, -1, PID_MAX_LIMIT],
-)
-def test_pid_without_a_task(pid: int) -> None:
-    found, losses, _ = find(pid)
-    assert found == {}
-    assert not losses.notes
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {HEAD: pack("<4Q", 0, 0, 0, 0)},  # empty
-        {HEAD: pack("<4Q", 0, 0, PID, 0)},  # a single entry, at index 0
-        {HEAD: pack("<4Q", 0, 0, 256 << 2 | 2, 0)},  # a retry entry
-        {MIDDLE: node(6, _6=256 << 2 | 2)},
-        {LEAF: node(0, _5=PID | 1)},
-        {LEAF: node(0, _5=256 << 2 | 2)},
-        # The ID of a process group or session only.
-        {PID: pack("<16xQ72xi28x", 0, NUMBER)},
-    ],
-)
-def test_tree_without_the_task(changed: dict[int, bytes]) -> None:
-    found, losses, _ = find(NUMBER, changed)
-    assert found == {}
-    assert not losses.notes
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        *({part: None} for part in WHOLE),
-        {MIDDLE: node(6, _6=MIDDLE | 2)},  # a loop
-        {ROOT: node(12, _1=ROOT | 2)},
-        {LEAF: node(6, _5=PID)},
-        {MIDDLE: node(7, _6=LEAF | 2)},
-        {ROOT: node(255, _0=MIDDLE | 2)},
-        {PID: pack("<16xQ72xi28x", TASK + 64, NUMBER + 1)},
-        {PID: pack("<16xQ72xi28x", 8, NUMBER)},
-        {TASK: pack("<8xi244x", NUMBER + 1)},
-    ],
-)
-def test_damage_costs_a_note(changed: dict[int, bytes | None]) -> None:
-    found, losses, reads = find(NUMBER, changed)
-    assert found == {}
-    assert losses.coverage["pids_unreadable"] == 1
-    assert losses.lost == {"pids_unreadable": 1}
-    assert reads <= 6
+    path = PidPath()
+    overwrite(path.slots[0], path.pid.address_)
+    assert path.find()[0] == {path.number: path.task.address_}
 
 
 def test_others_are_found_despite_damage() -> None:
-    prog = open_dump("memory-6.12", "btf")
+    prog: Program = open_dump("memory-6.12", "btf")
     reader, losses = Reader(prog), LossLog()
     whole = find_tasks(reader, [1, 2, 3], losses)
     lose(prog, whole[2], prog["task_struct_cachep"].object_size.value_())
-    assert find_tasks(reader, [1, 2, 3], losses).keys() >= {1}
-    assert 2 not in find_tasks(reader, [1, 2, 3], losses)
+    found = find_tasks(reader, [1, 2, 3], losses)
+    assert found.keys() >= {1}
+    assert 2 not in found
     assert losses.coverage["pids_unreadable"] >= 1

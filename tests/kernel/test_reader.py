@@ -10,23 +10,12 @@ import numpy as np
 import pytest
 from drgn import Architecture, FaultError, Platform, Program, ProgramFlags
 
+from msatools.errors import MissingError
 from msatools.kernel.reader import Reader, fault_reason
+from msatools.kernel.structs import struct_layout
+from tests.support.calls import demo
 
 from .memory import BASE, reader_of
-
-DATA = bytes(i * 7 & 0xFF for i in range(1024))
-
-
-@pytest.mark.parametrize("holes", [{0}, {15}, {3, 4}, {0, 7, 15}, set(range(16))])
-def test_every_hole_is_found_and_nothing_else_lost(holes: set[int]) -> None:
-    reader = reader_of(DATA, holes)
-    data, gaps = reader.read_around_gaps(BASE, len(DATA), 64)
-    assert sorted(gap.offset for gap in gaps) == [64 * hole for hole in sorted(holes)]
-    for block in range(16):
-        part = slice(64 * block, 64 * (block + 1))
-        assert data[part] == (bytes(64) if block in holes else DATA[part])
-    # A binary search: a few reads for each hole, and at most one for each block.
-    assert reader.reads <= 2 * 16
 
 
 @pytest.mark.parametrize(
@@ -39,14 +28,6 @@ def test_every_hole_is_found_and_nothing_else_lost(holes: set[int]) -> None:
 )
 def test_reason(text: str, reason: str) -> None:
     assert fault_reason(FaultError(text, 0)) == reason
-
-
-def test_nearby_records_take_one_read() -> None:
-    reader = reader_of(DATA)
-    addresses = np.array([BASE, BASE + 100, BASE + 500, BASE + 1000], np.uint64)
-    _, readable = reader.read_records(addresses, 16)
-    assert readable.all()
-    assert reader.reads == 1
 
 
 LARGE = random.Random(1).randbytes(1 << 21)
@@ -120,14 +101,6 @@ def test_array_past_the_last_address_affects_no_other(count: int) -> None:
     assert len(words) == len(rows) == 9 + count * fits
 
 
-def test_nearby_arrays_take_one_read() -> None:
-    reader = reader_of(LARGE)
-    addresses = np.array([BASE, BASE + 800, BASE + 900], np.uint64)
-    _, _, readable = reader.read_arrays(addresses, np.array([100, 2, 1], np.uint64))
-    assert readable.all()
-    assert reader.reads == 1
-
-
 @pytest.mark.parametrize("hole", [None, 1])
 @pytest.mark.parametrize("step", [8, 1])
 def test_words_near(hole: int | None, step: int) -> None:
@@ -181,3 +154,11 @@ def test_end_of_a_guest_is_not_a_fault(number: int, error: type[Exception]) -> N
     assert prog.flags & ProgramFlags.IS_LIVE
     with pytest.raises(error):
         failing(prog, number).read(BASE, 8)
+
+
+def test_bit_field_is_refused() -> None:
+    """Its column would have other members' bits."""
+    with pytest.raises(MissingError, match="bit field"):
+        struct_layout(
+            Reader(demo().prog), "struct task_struct", {"waits": ("in_iowait",)}
+        )

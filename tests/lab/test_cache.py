@@ -48,16 +48,6 @@ def test_key_tells_parts_files_and_their_order_apart(tmp_path: Path) -> None:
     assert content_key(["a", "b"], [one, two]) != keys[-1]
 
 
-def test_entry_is_filled_once(cache: Cache) -> None:
-    calls: list[Path] = []
-    for _ in range(2):
-        entry = cache.entry("run", "name", "key", calls.append)
-    assert len(calls) == 1
-    assert entry == cache.root / "run" / "name-key"
-    assert cache.find("run", "name", "key") == entry
-    assert cache.find("run", "name", "other") is None
-
-
 def test_failed_fill_leaves_nothing(cache: Cache) -> None:
     def fill(directory: Path) -> None:
         (directory / "half").write_text("half")
@@ -115,8 +105,3 @@ def test_what_is_in_use_stays(cache: Cache) -> None:
     cache.release()
     assert cache.evict(0) == [entry]
     assert not entry.exists()
-
-
-def made(path: Path) -> Path:
-    path.touch()
-    return path

@@ -29,6 +29,7 @@ from .sums import pages_of
 FLAGS = ("uptodate", "dirty", "lru", "active", "swapbacked", "unevictable")
 FLAGS += ("reserved", "mlocked")
 BY_OWNER = ("file", "fs", "cgroup", "slab", "vmalloc")
+FIELD_KERNELS = ("6.1", "6.12", "7.x")
 
 
 @dataclass
@@ -97,6 +98,17 @@ def owners_prog(owners_run: lab.Run) -> Program:
 @pytest.fixture(scope="session")
 def owners_report(owners_prog: Program) -> MemstatReport:
     return collect_memstat(owners_prog, by=BY_OWNER)
+
+
+@pytest.fixture(scope="module", params=FIELD_KERNELS)
+def field_run(request: pytest.FixtureRequest) -> lab.Run:
+    """The guest that the module names as ``SCENARIO``, on each kernel."""
+    return lab.build(f"{request.module.SCENARIO}-{request.param}")
+
+
+@pytest.fixture(scope="module")
+def field_prog(field_run: lab.Run) -> Program:
+    return open_dump(field_run.name, "btf")
 
 
 @dataclass

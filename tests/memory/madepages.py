@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from drgn import Program
+from drgn import Program, sizeof
 
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Gap
@@ -42,6 +42,13 @@ def open_demo(name: str) -> Program:
 def demo_layout(name: str) -> PageLayout:
     """Return the layout of struct page in a demo's kernel."""
     return page_layout(open_demo(name))
+
+
+def struct_page(prog: Program, pfn: int, member: str) -> int:
+    """Return the address of a member of a struct page of a dump."""
+    page = prog.type("struct page")
+    base: int = prog["vmemmap_base"].value_()
+    return base + pfn * sizeof(page) + page.member(member).offset
 
 
 class Pages:

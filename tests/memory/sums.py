@@ -4,6 +4,9 @@
 
 from msatools.memory.model import CgroupGroup, Check, MemstatReport, PageGroup
 
+MOST_UNATTRIBUTED = 0.003
+"""Largest share of managed memory that may be unattributed."""
+
 
 def view(report: MemstatReport, name: str) -> tuple[PageGroup, ...]:
     """Return the groups of a view that the report has."""

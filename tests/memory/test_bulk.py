@@ -66,11 +66,6 @@ def test_memmap_is_the_same(small: lab.Run, format: str) -> None:
     assert_same(open_dump(small.dump(format)))
 
 
-def test_memmap_of_huge_pages_is_the_same(run: lab.Run) -> None:
-    """With HVO, one page of the memmap is mapped many times."""
-    assert_same(open_dump(run.dump("kdump-lzo")))
-
-
 @pytest.mark.parametrize("format", ["elf", "elf-filtered"])
 def test_formats_that_are_left_to_drgn(small: lab.Run, format: str) -> None:
     reader = open_dump(small.dump(format))
@@ -81,15 +76,6 @@ def test_formats_that_are_left_to_drgn(small: lab.Run, format: str) -> None:
         reader.read(address, size),
         [],
     )
-
-
-@pytest.mark.parametrize(
-    ("skip", "size", "granule"), [(8, PAGE, PAGE), (0, 100, PAGE), (0, PAGE, 64)]
-)
-def test_parts_of_pages(reader: Reader, skip: int, size: int, granule: int) -> None:
-    address = pieces(reader)[0][0] + skip
-    data, gaps = BulkReader.of(reader).read_around_gaps(address, size, granule)
-    assert (data, gaps) == (reader.read(address, size), [])
 
 
 class Holes:

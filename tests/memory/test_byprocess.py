@@ -2,8 +2,6 @@
 
 """Memory by process agrees with each process's smaps_rollup."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from drgn import Program
@@ -11,18 +9,16 @@ from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
 from msatools.memory.by_process import (
-    SPACE_BITS,
-    Mapped,
-    MappedPages,
     _whole_pages,
     mapcounts,
 )
-from msatools.memory.classes import PageClass, PageLayout
+from msatools.memory.classes import PageLayout
 from msatools.memory.classify import Block
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport, ProcessGroup
+from tests.support.dumps import open_dump
+from tests.support.overlay import lose, lose_page, put
 
-from .damage import Patient, patient, to_damage
 from .madepages import Pages
 from .sums import check, view
 from .truth import kib, recorded_processes
@@ -44,7 +40,7 @@ def its_run(request: pytest.FixtureRequest, scenario: str) -> lab.Run:
 
 @pytest.fixture(scope="module")
 def its_report(its_run: lab.Run) -> MemstatReport:
-    prog = patient(its_run.name, "btf").prog
+    prog = open_dump(its_run.name, "btf")
     return collect_memstat(prog, by=("process",), workers=1)
 
 
@@ -80,7 +76,7 @@ def test_nothing_is_lost(its_report: MemstatReport) -> None:
 
 def test_pages_mapped_twice_are_divided(owners_run: lab.Run) -> None:
     """One process maps a whole file, another one a part of it."""
-    prog = patient(owners_run.name, "btf").prog
+    prog = open_dump(owners_run.name, "btf")
     found = processes(collect_memstat(prog, by=("process",)))
     pids = {p["name"]: p["pid"] for p in owners_run.workload["processes"]}
     whole, part = (
@@ -121,8 +117,8 @@ def tables(prog: Program, pid: int) -> list[Table]:
 
 
 @pytest.fixture
-def damaged(run_612: lab.Run) -> Iterator[Patient]:
-    yield from to_damage(run_612.name, "btf")
+def damaged(run_612: lab.Run) -> Program:
+    return open_dump(run_612.name, "btf")
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +136,11 @@ def by_process(prog: Program) -> tuple[dict[int, ProcessGroup], MemstatReport]:
 
 @pytest.mark.parametrize("level", range(LEVELS))
 def test_lost_table(
-    damaged: Patient, run_612: lab.Run, victim: int, level: int
+    damaged: Program, run_612: lab.Run, victim: int, level: int
 ) -> None:
-    table, _ = tables(damaged.prog, victim)[level]
-    damaged.lose(table, physical=True)
-    found, report = by_process(damaged.prog)
+    table, _ = tables(damaged, victim)[level]
+    lose(damaged, table, PAGE, physical=True)
+    found, report = by_process(damaged)
     assert report.coverage["user_tables_unreadable"] == 1
     assert any(note.code == "user-tables-unreadable" for note in report.notes)
     for pid in recorded_processes(run_612):
@@ -157,29 +153,29 @@ def test_lost_table(
 
 @pytest.fixture(scope="module")
 def whole(run_612: lab.Run) -> dict[int, ProcessGroup]:
-    return by_process(patient(run_612.name, "btf").prog)[0]
+    return by_process(open_dump(run_612.name, "btf"))[0]
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
 def test_entry_without_memory_or_for_its_own_table(
-    damaged: Patient, whole: dict[int, ProcessGroup], victim: int, level: int
+    damaged: Program, whole: dict[int, ProcessGroup], victim: int, level: int
 ) -> None:
     """The walk ends, and the figures of other processes are unchanged."""
-    table, entry = tables(damaged.prog, victim)[level]
+    table, entry = tables(damaged, victim)[level]
     for target, broken in ((ADDRESS, 1), (table, None)):
-        damaged.poke(entry, target | 1, physical=True)
-        after, report = by_process(damaged.prog)
+        put(damaged, entry, (target | 1).to_bytes(8, "little"), physical=True)
+        after, report = by_process(damaged)
         assert broken in (report.coverage["user_table_entries_broken"], None)
         for pid, group in whole.items():
             assert pid == victim or after[pid].rss_pages == group.rss_pages
 
 
-def test_lost_address_space(damaged: Patient, victim: int) -> None:
+def test_lost_address_space(damaged: Program, victim: int) -> None:
     """A process whose mm_struct cannot be read is not listed."""
-    start = find_task(damaged.prog, victim).mm.value_()
-    damaged.lose(start)
-    damaged.lose(start + PAGE)
-    found, report = by_process(damaged.prog)
+    start = find_task(damaged, victim).mm.value_()
+    lose_page(damaged, start)
+    lose_page(damaged, start + PAGE)
+    found, report = by_process(damaged)
     assert victim not in found
     assert any("mm_struct" in note.text for note in report.notes)
 
@@ -228,28 +224,6 @@ def test_mapcounts_of_a_huge_page(layout: PageLayout, mapping: int) -> None:
     assert set(counts) == {2}
 
 
-def test_mapcounts_of_typed_and_unmapped_pages(layout: PageLayout) -> None:
-    own = [0] * HUGE_PAGES
-    own[3] = 1 - (1 << 24)  # a page type instead of a count
-    block = huge_page(layout, ANON_MAPPING, own, 0, False)
-    assert set(mapcounts(block).tolist()) == {0}
-
-
-@pytest.mark.parametrize("gone", [0, 7, HUGE_PAGES - 1])
-def test_huge_page_with_a_page_of_another_class(layout: PageLayout, gone: int) -> None:
-    """On a running kernel it can be split during the scan."""
-    block = huge_page(layout, ANON_MAPPING, [0] * HUGE_PAGES, 1, False)
-    block.codes[gone] = PageClass.FREE_BUDDY
-    key = HUGE_PAGES << SPACE_BITS
-    none = np.empty(0, np.uint64)
-    large = ((HUGE_PAGES, np.array([key], np.uint64)),)
-    seen = MappedPages(Mapped(none, large, none, np.ones(1, np.bool_), None), PAGE)
-    seen.observe(block)
-    keys, values = seen.sums.compact()
-    found = dict(zip(keys.tolist(), values[0].tolist(), strict=True))
-    assert found == {PageClass.ANON: HUGE_PAGES - 1, PageClass.FREE_BUDDY: 1}
-
-
 def test_rounding_keeps_the_sum() -> None:
     codes = np.array([5, 5, 5, 8, 8])
     shares = np.array([667, 667, 666, 2500, 100])
@@ -258,8 +232,3 @@ def test_rounding_keeps_the_sum() -> None:
     assert pages[:3].sum() == 2
     assert pages.tolist()[3:] == [3, 0]
     assert (np.abs(pages * 1000 - shares) < 1000).all()
-
-
-def test_rounding_gives_a_fraction_to_nobody() -> None:
-    pages = _whole_pages(np.array([5, 5]), np.array([300, 200]), 1000)
-    assert pages.tolist() == [0, 0]  # the unowned half page is larger than either share

@@ -17,6 +17,7 @@ from typing import Any
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 import pytest
 from drgn import Program
 from hypothesis import given, settings
@@ -184,16 +185,39 @@ def test_all_blocks_from_the_file(run: lab.Run) -> None:
     assert done[-1] == sum(block.pages for block in blocks)
 
 
+def scanned_alone(
+    prog: Program, block: MemmapRange, path: Path, owned: OwnedPages, *, read_all: bool
+) -> tuple[ScanResult, int]:
+    """Scan a block as if its struct pages in the dump were those of a file.
+
+    :return: the result, and the number of blocks that are left to Python
+    """
+    layout = page_layout(prog)
+    native_scan = compiled.compiled_classifier(layout)
+    whole = stream.dump_file(Reader(prog))
+    assert native_scan is not None
+    assert whole is not None
+    first = int(whole.tables.frames(block.address, 1)[0])
+    with path.open("rb", buffering=0) as file:
+        assert isinstance(file, FileIO)
+        dump = whole._replace(
+            file=file,
+            starts=np.array([first]),
+            ends=np.array([first + block.pages * layout.size // 4096]),
+            shifts=np.array([-first * 4096]),
+        )
+        scan_of = stream.FileScan(Reader(prog), layout, [block], native_scan, dump)
+        found = ScanResult()
+        rest = scan_of.rest(owned, found, lambda count: None, read_all=read_all)
+        return found, len(list(rest))
+
+
 def test_damaged_block_from_a_file(run: lab.Run, tmp_path: Path) -> None:
     """Also damaged struct pages are as numpy has them, if all are read."""
     if compiled.library() is None:
         pytest.skip("it is not compiled: see test_it_is_built()")
     prog, owned, blocks = scanned_from_file(run.name)
     layout = page_layout(prog)
-    native_scan = compiled.compiled_classifier(layout)
-    whole = stream.dump_file(Reader(prog))
-    assert native_scan is not None
-    assert whole is not None
 
     def classes(block: MemmapRange) -> int:
         result = scan(Reader(prog), layout, [block], owned)
@@ -202,7 +226,6 @@ def test_damaged_block_from_a_file(run: lab.Run, tmp_path: Path) -> None:
 
     block = max((part._replace(pages=2048) for part in blocks), key=classes)
     sound = Reader(prog).read(block.address, block.pages * layout.size)
-    first = int(whole.tables.frames(block.address, 1)[0])
     path = tmp_path / "block"
     added = 0
 
@@ -222,18 +245,9 @@ def test_damaged_block_from_a_file(run: lab.Run, tmp_path: Path) -> None:
             at += getattr(layout, member)
             pages[at : at + 8] = word
         path.write_bytes(pages)
-        with path.open("rb", buffering=0) as file:
-            assert isinstance(file, FileIO)
-            dump = whole._replace(
-                file=file,
-                starts=np.array([first]),
-                ends=np.array([first + len(pages) // 4096]),
-                shifts=np.array([-first * 4096]),
-            )
-            scan_of = stream.FileScan(Reader(prog), layout, [block], native_scan, dump)
-            found = ScanResult()
-            if list(scan_of.rest(owned, found, lambda count: None, read_all=True)):
-                return  # left to Python, which reads the dump
+        found, left = scanned_alone(prog, block, path, owned, read_all=True)
+        if left:
+            return  # left to Python, which reads the dump
         added += 1
         expected = ScanResult()
         far = FarHeadReader(Reader(prog), layout)
@@ -252,12 +266,7 @@ def test_tail_within_a_free_block(run: lab.Run, tmp_path: Path) -> None:
         pytest.skip("it is not compiled: see test_it_is_built()")
     prog, _, blocks = scanned_from_file(run.name)
     layout = page_layout(prog)
-    native_scan = compiled.compiled_classifier(layout)
-    whole = stream.dump_file(Reader(prog))
-    assert native_scan is not None
-    assert whole is not None
     block = next(part._replace(pages=2048) for part in blocks if part.pages >= 2048)
-    first = int(whole.tables.frames(block.address, 1)[0])
 
     def scanned(head: int) -> tuple[ScanResult, int]:
         """Scan the block with a tail of *head* within its free block of 512 pages."""
@@ -268,18 +277,7 @@ def test_tail_within_a_free_block(run: lab.Run, tmp_path: Path) -> None:
         pages.put(1000, "compound_head", block.address + 88 * layout.size | 1)
         path = tmp_path / "block"
         path.write_bytes(pages.data())
-        with path.open("rb", buffering=0) as file:
-            assert isinstance(file, FileIO)
-            dump = whole._replace(
-                file=file,
-                starts=np.array([first]),
-                ends=np.array([first + block.pages * layout.size // 4096]),
-                shifts=np.array([-first * 4096]),
-            )
-            scan_of = stream.FileScan(Reader(prog), layout, [block], native_scan, dump)
-            found = ScanResult()
-            rest = scan_of.rest(NOBODY, found, lambda count: None, read_all=False)
-            return found, len(list(rest))
+        return scanned_alone(prog, block, path, NOBODY, read_all=False)
 
     near, left = scanned(head=999)
     assert (near.pages(), left) == (block.pages, 0)
@@ -336,18 +334,6 @@ def test_switch(demo_prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     # Only one of the two scans uses it.
     assert classified == [block["pfn"] for block in seen.blocks]
     assert len(classified) >= 12
-
-
-def test_dump(prog: Program) -> None:
-    assert {
-        PageClass.FREE_BUDDY,
-        PageClass.ANON,
-        PageClass.FILE,
-        PageClass.SHMEM,
-        PageClass.USER_HUGETLB,
-        PageClass.SLAB,
-        PageClass.RESERVED,
-    } <= both_scans(prog).classes
 
 
 @pytest.fixture(scope="module", params=list(DEMOS))
@@ -414,118 +400,65 @@ def layouts(name: str) -> dict[str, PageLayout]:
     }
 
 
-class Chance:
-    """Struct pages of a memmap with contents that hypothesis chooses."""
-
-    def __init__(self, draw: st.DrawFn, layout: PageLayout, pages: int) -> None:
-        self.draw = draw
-        self.layout = layout
-        self.count = pages
-        self.pages = Pages(layout, pages, flags=1 << layout.zone_shift)
-        bits = layout.bits
-        names = ("head", "reserved", "swapbacked", "hwpoison", "active", "lru")
-        some = [bits.get(name, 0) for name in names]
-        some += [layout.slab_bit, layout.swapcache_bits]
-        self.bits = st.sets(st.sampled_from(some)).map(sum)
-        self.members = self._members()
-
-    def _members(self) -> dict[str, st.SearchStrategy[int]]:
-        """Return strategies for a struct page's members, with likely and odd values."""
-        layout = self.layout
-        zones = st.integers(0, 5).map(lambda zone: zone << layout.zone_shift)
-        near = st.integers(-3, self.count + 3).map(self.pages.address)
-        masks = st.integers(6, 20).map(lambda shift: -(1 << shift))
-        anywhere = st.integers(0, (1 << 64) - 1)
-        codes = sorted({*layout.types.classes.tolist()} - {PageClass.UNATTRIBUTED})
-        typed = st.sampled_from([type_word(layout, code) for code in codes])
-        counts = st.sampled_from([-1, 0, 4, -2, 1 << 31])
-        return {
-            "flags": st.tuples(zones, self.bits).map(lambda pair: pair[0] | pair[1]),
-            "mapping": st.integers(1 << 40, (1 << 40) + 12) | st.just(0) | anywhere,
-            "compound_head": (near | masks).map(lambda word: word | 1) | anywhere,
-            "private": st.integers(0, 22) | anywhere,
-            "lru": near | st.just(0xFFFF_8880_0000_0000) | anywhere,
-            "mapcount": counts | typed,
-            "refcount": st.sampled_from([0, 1, 7]),
-            "entire_mapcount": counts,
-        }
-
-    def member(self, first: int, end: int) -> None:
-        name = self.draw(st.sampled_from(sorted(self.members)))
-        self.pages.put(slice(first, end), name, self.draw(self.members[name]))
-
-    def compound(self, first: int, end: int) -> None:
-        count = 1 << self.draw(st.integers(1, 9))
-        first = first // count * count
-        self.pages.compound(first, count)
-        if self.layout.compound_mask:
-            mask = -(1 << (count * self.layout.size - 1).bit_length()) | 1
-            tails = slice(first + 1, first + count)
-            self.pages.put(tails, "compound_head", mask)
-        for name in ("mapping", "mapcount", "refcount"):
-            self.pages.put(first, name, self.draw(self.members[name]))
-        self.pages.flag_bits(first, self.draw(self.bits))
-        mark, second = self.layout.hugetlb, slice(first + 1, first + 2)
-        if mark is not None and self.draw(st.booleans()):
-            self.pages.put_at(second, mark.offset, mark.size, mark.value)
-        if self.draw(st.booleans()):
-            # HVO: one page of struct pages is mapped repeatedly, with fake heads.
-            words, per_page = self.pages.words[first : first + count], 64
-            for start in range(per_page, len(words), per_page):
-                part = words[start : start + per_page]
-                part[:] = words[: len(part)]
-
-    def free(self, first: int, end: int) -> None:
-        order = self.draw(st.integers(0, 7) | st.sampled_from([9, 20, 21]))
-        self.pages.free(first, order)
-
-    def swapped(self, first: int, end: int) -> None:
-        """Make pages of the swap cache, anonymous or of shared memory."""
-        low_bits = self.draw(st.sampled_from([0, 1, 3]))
-        self.pages.anon(slice(first, end), (1 << 40) * self.draw(st.integers(0, 1)))
-        self.pages.words[first:end, self.layout.mapping // 8] |= np.uint64(low_bits)
-        self.pages.flag_bits(slice(first, end), self.layout.swapcache_bits)
-
-    def nothing(self, first: int, end: int) -> None:
-        self.pages.words[first:end] = 0
-
-    def garbage(self, first: int, end: int) -> None:
-        size = self.layout.size
-        noise = self.draw(st.binary(min_size=size, max_size=size))
-        self.pages.words[first:end] = np.frombuffer(noise, "<u8")
-
-    def claims(self) -> OwnedPages:
-        pfns = st.integers(FIRST_PFN - 3, FIRST_PFN + self.count + 3)
-        owners = self.draw(st.dictionaries(pfns, st.sampled_from(OWNERS)))
-        pairs = sorted(owners.items())
-        return OwnedPages(
-            np.array([pfn for pfn, _ in pairs], np.uint64),
-            np.array([code for _, code in pairs], np.uint8),
-        )
+@cache
+def real_words(name: str) -> npt.NDArray[np.uint64]:
+    """Return the struct pages at the start of a demo's first node, a row each."""
+    prog = open_demo(name)
+    layout = page_layout(prog)
+    part = memmap_ranges(Reader(prog), layout, LossLog())[0]
+    data = Reader(prog).read(part.address, PAGES * layout.size)
+    return np.frombuffer(data, "<u8").reshape(PAGES, -1)
 
 
+PAGES = 1 << 14
 OWNERS = (PageClass.VMALLOC, PageClass.PIPES, PageClass.FILE)
-MAKE = (
-    *[Chance.member] * 5,
-    *[Chance.compound] * 2,
-    *(Chance.free, Chance.swapped, Chance.nothing, Chance.garbage),
-)
 
 
 @st.composite
 def memmaps(draw: st.DrawFn) -> Made:
-    """Generate memmaps of a few blocks, with valid words in arbitrary combinations."""
+    """Generate memmaps of a real kernel with other words in places."""
     kernel = draw(st.sampled_from(list(DEMOS)))
     layout = layouts(kernel)[draw(st.sampled_from(sorted(layouts(kernel))))]
     step = draw(st.sampled_from([64, 128, 512]))
-    pages = draw(st.integers(1, 3 * step))
-    chance = Chance(draw, layout, pages)
-    places, lengths = st.integers(0, pages - 1), st.sampled_from([1, 2, 5, 16, 64, 300])
-    for make in draw(st.lists(st.sampled_from(MAKE), max_size=24)):
-        first = draw(places)
-        make(chance, first, first + draw(lengths))
-    lost = st.frozensets(st.integers(0, pages * layout.size // 4096), max_size=3)
-    return Made(layout, chance.pages.data(), chance.claims(), draw(lost), step)
+    count = draw(st.integers(1, 3 * step))
+    pages = Pages(layout, count)
+    real = real_words(kernel)
+    first = draw(st.integers(0, PAGES // 64 - 25)) * 64
+    pages.words[:, : real.shape[1]] = real[first : first + count]
+    bits = (*layout.bits.values(), layout.slab_bit, layout.swapcache_bits)
+    typed = [type_word(layout, code) for code in {*layout.types.classes.tolist()} - {0}]
+    near = st.integers(-3, count + 3).map(pages.address)
+    masks = st.integers(6, 20).map(lambda shift: -(1 << shift))
+    anywhere = st.integers(0, (1 << 64) - 1)
+    counts = st.sampled_from([-1, 0, 4, -2, 1 << 31])
+    zones = st.integers(0, 5).map(lambda zone: zone << layout.zone_shift)
+    members = {
+        "flags": st.builds(int.__or__, zones, st.sets(st.sampled_from(bits)).map(sum)),
+        "mapping": st.integers(1 << 40, (1 << 40) + 12) | st.just(0) | anywhere,
+        "compound_head": (near | masks).map(lambda word: word | 1) | anywhere,
+        "private": st.integers(0, 22) | anywhere,
+        "lru": near | st.just(0xFFFF_8880_0000_0000) | anywhere,
+        "mapcount": counts | st.sampled_from(typed),
+        "refcount": st.sampled_from([0, 1, 7]),
+        "entire_mapcount": counts,
+    }
+    places, lengths = st.integers(0, count - 1), st.sampled_from([1, 2, 5, 16, 64, 300])
+    for name in draw(st.lists(st.sampled_from(sorted(members)), max_size=24)):
+        place = draw(places)
+        pages.put(slice(place, place + draw(lengths)), name, draw(members[name]))
+    # A page of the swap cache, anonymous or of shared memory, and one on no list.
+    swapped, bare = draw(places), Pages(layout, 1, flags=1 << layout.zone_shift)
+    pages.anon(swapped, draw(st.sampled_from([0, 1 << 40, (1 << 40) + 1])))
+    pages.flag_bits(swapped, layout.swapcache_bits)
+    bare.put(0, "refcount", 0)
+    bare.put(0, "lru", draw(members["lru"]))
+    pages.words[draw(places)] = bare.words[0]
+    pfns = st.integers(FIRST_PFN - 3, FIRST_PFN + count + 3)
+    owners = sorted(draw(st.dictionaries(pfns, st.sampled_from(OWNERS))).items())
+    claimed = np.array(owners, np.uint64).reshape(-1, 2)
+    owned = OwnedPages(claimed[:, 0].copy(), claimed[:, 1].astype(np.uint8))
+    lost = st.frozensets(st.integers(0, count * layout.size // 4096), max_size=3)
+    return Made(layout, pages.data(), owned, draw(lost), step)
 
 
 def test_any_memmap() -> None:

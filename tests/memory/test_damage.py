@@ -2,7 +2,7 @@
 
 """A dump with a missing page or a wrong word gives a report that says so."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -12,8 +12,8 @@ from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.fs import for_each_file
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task, for_each_task
-from msatools.commands.memstat import COMMAND
 
+from msatools.commands.memstat import COMMAND
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory import memmap
@@ -22,19 +22,21 @@ from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.render.blocks import Table
 from msatools.render.memstat.report import memstat_blocks as blocks
+from tests.support.dumps import open_dump
+from tests.support.overlay import lose, lose_page, overwrite, put
 
-from .damage import Patient, struct_page, to_damage
+from .madepages import struct_page
 from .sums import check_of, pages_of
 
 
 @pytest.fixture
-def damaged() -> Iterator[Patient]:
-    yield from to_damage("memory-6.12")
+def damaged() -> Program:
+    return open_dump("memory-6.12", "btf")
 
 
-def damaged_report(damaged: Patient, **options: Any) -> MemstatReport:
+def damaged_report(damaged: Program, **options: Any) -> MemstatReport:
     """Return the report after checking that it has all pages and fails ``--strict``."""
-    report = collect_memstat(damaged.prog, **options)
+    report = collect_memstat(damaged, **options)
     assert_whole(report)
     assert COMMAND.problems(report)
     return report
@@ -63,9 +65,9 @@ LOST: dict[str, Callable[[Program], int]] = {
 
 
 @pytest.mark.parametrize("case", LOST)
-def test_lost_page(damaged: Patient, case: str) -> None:
-    damaged.lose(LOST[case](damaged.prog))
-    report = collect_memstat(damaged.prog)
+def test_lost_page(damaged: Program, case: str) -> None:
+    lose_page(damaged, LOST[case](damaged))
+    report = collect_memstat(damaged)
     assert sum(pages_of(report).values()) == report.pages > 0
     assert report.notes or COMMAND.problems(report)
     assert [c for c in report.checks if c.kernel_pages is not None]
@@ -83,13 +85,14 @@ POKED = {
 
 
 @pytest.mark.parametrize("case", POKED)
-def test_overwritten_word(damaged: Patient, case: str) -> None:
+def test_overwritten_word(damaged: Program, case: str) -> None:
     name, value = POKED[case]
     if name in ("compound_head", "mapping"):
-        damaged.poke(struct_page(damaged.prog, 0x110007, name), value)
+        word = value.to_bytes(8, "little")
+        put(damaged, struct_page(damaged, 0x110007, name), word)
     else:
-        damaged.poke_member(damaged.prog[name], value)
-    assert_whole(collect_memstat(damaged.prog))
+        overwrite(damaged[name], value)
+    assert_whole(collect_memstat(damaged))
 
 
 def init_process(prog: Program) -> Object:
@@ -105,12 +108,12 @@ def a_pipe(prog: Program) -> Object:
     return cast("struct pipe_inode_info *", file.private_data)
 
 
-def test_without_any_struct_page_the_kernel_has_its_counters(damaged: Patient) -> None:
-    prog = damaged.prog
+def test_without_any_struct_page_the_kernel_has_its_counters(damaged: Program) -> None:
+    prog = damaged
     whole = collect_memstat(prog)
     for part in memmap.memmap_ranges(Reader(prog), page_layout(prog), LossLog()):
-        damaged.lose_range(part.address, part.pages * sizeof(prog.type("struct page")))
-    damaged.lose(prog["mem_section"].value_())
+        lose(damaged, part.address, part.pages * sizeof(prog.type("struct page")))
+    lose_page(damaged, prog["mem_section"].value_())
     found = collect_memstat(prog)
     assert found.pages == 0
     assert "no-struct-pages" in {note.code for note in found.notes}
@@ -149,19 +152,19 @@ ABSURD: dict[str, tuple[Callable[[Program], Object], int, str]] = {
 
 
 @pytest.mark.parametrize("case", ABSURD)
-def test_absurd(damaged: Patient, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_absurd(damaged: Program, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     find, value, counted = ABSURD[case]
     # The guest's 5 GiB of addresses, and as many without memory.
     monkeypatch.setattr(memmap, "_MAX_PROBED_SECTIONS", 80)
-    damaged.poke_member(find(damaged.prog), value)
+    overwrite(find(damaged), value)
     coverage = damaged_report(damaged).coverage
     assert (coverage[counted], coverage["files_unreadable"]) == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["nr_vmap_nodes", "pcpu_nr_slots"])
 @pytest.mark.parametrize("count", [0, 0x7FFFFFFF])
-def test_absurd_number_of_lists(damaged: Patient, name: str, count: int) -> None:
-    damaged.poke_member(damaged.prog[name], count)
+def test_absurd_number_of_lists(damaged: Program, name: str, count: int) -> None:
+    overwrite(damaged[name], count)
     report = damaged_report(damaged)
     assert any("there cannot be" in note.text for note in report.notes)
 
@@ -169,19 +172,19 @@ def test_absurd_number_of_lists(damaged: Patient, name: str, count: int) -> None
 @pytest.mark.parametrize("views", [(), ("order", "zone")])
 @pytest.mark.parametrize("order", [2, 9])
 def test_list_of_blocks_with_single_pages(
-    damaged: Patient, order: int, views: tuple[str, ...]
+    damaged: Program, order: int, views: tuple[str, ...]
 ) -> None:
     """Single pages are not taken for blocks of the list's order."""
-    prog = damaged.prog
+    prog = damaged
     whole = collect_memstat(prog)
     zones = [prog["node_data"][0].node_zones[i] for i in (1, 2)]
     for zone, cpu in product(zones, for_each_possible_cpu(prog)):
         lists = per_cpu_ptr(zone.per_cpu_pageset, cpu).lists
         singles, blocks = lists[0], lists[3 * min(order, 4)]
         first, last = singles.next.value_(), singles.prev.value_()
-        damaged.poke_member(singles.next, 0)
-        damaged.poke_member(blocks.next, first)
-        damaged.poke_member(blocks.prev, last)
+        overwrite(singles.next, 0)
+        overwrite(blocks.next, first)
+        overwrite(blocks.prev, last)
     report = damaged_report(damaged, by=views)
     before, after = map(pages_of, (whole, report))
     assert after["free.pcp"] < before["free.pcp"]
@@ -192,15 +195,15 @@ def test_list_of_blocks_with_single_pages(
         assert sum(group.pages for group in groups) == report.pages
 
 
-def test_pageblock_bitmap_past_the_last_address(damaged: Patient) -> None:
-    table = damaged.prog["mem_section"][0].value_()
-    usage = damaged.prog.type("struct mem_section").member("usage").offset
-    damaged.poke(table + usage, (1 << 64) - 8)
+def test_pageblock_bitmap_past_the_last_address(damaged: Program) -> None:
+    table = damaged["mem_section"][0].value_()
+    usage = damaged.type("struct mem_section").member("usage").offset
+    put(damaged, table + usage, b"\xf8" + b"\xff" * 7)
     assert damaged_report(damaged, frag=True).coverage["pageblocks_unreadable"] > 0
 
 
-def test_incomplete_sum_of_block_devices_is_null(damaged: Patient) -> None:
-    damaged.poke_member(damaged.prog["blockdev_superblock"].s_inodes.next, 8)
+def test_incomplete_sum_of_block_devices_is_null(damaged: Program) -> None:
+    overwrite(damaged["blockdev_superblock"].s_inodes.next, 8)
     check = check_of(damaged_report(damaged), "cache.blockdev")
     assert check.walk_pages > 0
     assert check.kernel_pages is None

@@ -18,28 +18,20 @@ from msatools.memory.dma_bufs import DmaBuf, dma_bufs
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import DmaBufGroup, MemstatReport
 from msatools.memory.owned_pages import _captures, driver_type
-from msatools.program import TargetSpec, open_target
 from msatools.selfdesc.find import drgn_lookups, find_type
 from tests.support.dumps import open_dump
 from tests.support.overlay import overwrite
+from tests.support.prompt import printed
 
 from . import sums
-from .asked import printed
-from .shares import MOST, share_of
 
+SCENARIO = "fielddmabuf"
 PAGE = 4096
-KERNELS = ("6.1", "6.12", "7.x")
-
-
-@pytest.fixture(scope="module", params=KERNELS)
-def run(request: pytest.FixtureRequest) -> lab.Run:
-    return lab.build(f"fielddmabuf-{request.param}")
 
 
 @pytest.fixture(scope="module")
-def report(run: lab.Run) -> MemstatReport:
-    opened = open_target(TargetSpec(path=str(run.elf), types="btf"))
-    return collect_memstat(opened.prog, target=opened.target, by=("dmabuf",))
+def report(field_prog: Program) -> MemstatReport:
+    return collect_memstat(field_prog, by=("dmabuf",))
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +42,21 @@ def buffers(report: MemstatReport) -> dict[str, DmaBufGroup]:
     return {g.label: g for g in groups if isinstance(g, DmaBufGroup) and g.label}
 
 
-def bufinfo(run: lab.Run) -> dict[str, tuple[int, int, str, str]]:
+def bufinfo(field_run: lab.Run) -> dict[str, tuple[int, int, str, str]]:
     """Return size, references, exporter and inode of each dma-buf by its name."""
     line = re.compile(r"^(\d{8,})\t\w+\t\w+\t(\d+)\t(\S+)\t(\d+)\t(\S*)", re.M)
     return {
         name: (int(size), int(count), exporter, str(int(inode)))
-        for size, count, exporter, inode, name in line.findall(run.workload["bufinfo"])
+        for size, count, exporter, inode, name in line.findall(
+            field_run.workload["bufinfo"]
+        )
     }
 
 
-def test_every_sum_is_the_kernel_s(report: MemstatReport) -> None:
-    assert not [c for c in report.checks if c.difference and c.explained_by is None]
-    assert share_of(report) <= MOST
-    sums.check(report, "dmabuf")
-
-
-def test_rings_whose_files_are_closed(run: lab.Run, report: MemstatReport) -> None:
-    made = run.workload
+def test_rings_whose_files_are_closed(
+    field_run: lab.Run, report: MemstatReport
+) -> None:
+    made = field_run.workload
     uring = made["io_uring"]
     queue = 1 << (-(-uring["queue_bytes"] // PAGE) - 1).bit_length()
     rings = made["perf"] + made["packet"]
@@ -75,18 +65,15 @@ def test_rings_whose_files_are_closed(run: lab.Run, report: MemstatReport) -> No
     assert sums.pages_of(report)["kernel.rings"] in (rings, rings + compound)
 
 
-def test_no_ring_is_an_open_file(run: lab.Run) -> None:
-    """What the guest is to show: nothing leads to them by descriptors."""
-    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
-    files = OpenFiles(Reader(prog), LossLog())
-    assert not len(files.private_data(("perf_fops", "io_uring_fops")))
-
-
 def test_dma_bufs_are_those_of_bufinfo(
-    run: lab.Run, buffers: dict[str, DmaBufGroup]
+    field_run: lab.Run, report: MemstatReport, buffers: dict[str, DmaBufGroup]
 ) -> None:
-    told = bufinfo(run)
-    made = {**run.workload.get("heap", {}), **run.workload.get("udmabuf", {})}
+    sums.check(report, "dmabuf")
+    told = bufinfo(field_run)
+    made = {
+        **field_run.workload.get("heap", {}),
+        **field_run.workload.get("udmabuf", {}),
+    }
     assert {name: size for name, (size, *_) in told.items()} == made
     assert told == {
         name: (group.size_bytes, group.references, group.exporter, group.key)
@@ -106,51 +93,47 @@ def test_who_holds_them(run: lab.Run, buffers: dict[str, DmaBufGroup]) -> None:
 
 
 def test_all_their_pages_are_known(
-    run: lab.Run, report: MemstatReport, buffers: dict[str, DmaBufGroup]
+    field_run: lab.Run, report: MemstatReport, buffers: dict[str, DmaBufGroup]
 ) -> None:
-    heap = run.workload.get("heap", {})
+    heap = field_run.workload.get("heap", {})
     for name, size in heap.items():
         assert buffers[name].classes == {"kernel.dmabuf": size // PAGE}
-    for name, size in run.workload.get("udmabuf", {}).items():
+    for name, size in field_run.workload.get("udmabuf", {}).items():
         assert buffers[name].classes == {"cache.shmem": size // PAGE}
     assert sums.pages_of(report)["kernel.dmabuf"] == sum(heap.values()) // PAGE
 
 
-def test_the_table_and_the_view_name_them(run: lab.Run) -> None:
-    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
-    shown = printed(prog)
-    by = printed(prog, "--by", "dmabuf")
-    for name in run.workload.get("heap", {}):
+def test_the_table_and_the_view_name_them(
+    field_run: lab.Run, field_prog: Program
+) -> None:
+    by = printed(field_prog, "memstat", "--by", "dmabuf")
+    for name in field_run.workload.get("heap", {}):
         assert re.search(rf"^ .* system .*system {name}$", by, re.M)
-    assert ("dma-bufs" in shown) == ("heap" in run.workload)
+    shown = printed(field_prog, "memstat")
+    assert ("dma-bufs" in shown) == ("heap" in field_run.workload)
 
 
-def test_each_page_is_the_buffer_s(run: lab.Run) -> None:
+def test_each_page_is_the_buffer_s(field_run: lab.Run, field_prog: Program) -> None:
     """By what the guest wrote to them, and by its page tables."""
-    opened = open_target(TargetSpec(path=str(run.elf), types="btf"))
-    reader, losses = Reader(opened.prog), LossLog()
-    files, layout = OpenFiles(reader, losses), page_layout(opened.prog)
-    found = {
-        buffer.name: buffer.pages.tolist()
-        for buffer in dma_bufs(reader, layout, files, losses)
-    }
+    losses = LossLog()
+    found = {name: b.pages.tolist() for name, b in named(field_prog, losses).items()}
     assert not losses.lost
-    if "heap" in run.workload:
+    if "heap" in field_run.workload:
         words = [
-            int(reader.words(pfn * PAGE, 1, physical=True)[0])
+            int(Reader(field_prog).words(pfn * PAGE, 1, physical=True)[0])
             for pfn in found["mapped"]
         ]
-        mark = run.workload["mark"]
+        mark = field_run.workload["mark"]
         assert words == [mark | number for number in range(len(words))]
-    if "udmabuf" in run.workload:
-        assert found["pinned"] == run.pfns("pinned")
+    if "udmabuf" in field_run.workload:
+        assert found["pinned"] == field_run.pfns("pinned")
 
 
 DAMAGED = ("6.12", "7.x")
 """Kernels with the system heap and udmabuf."""
 
-SECONDS = 5
-"""Far more than a bounded read takes, and less than one of a TiB of pages."""
+SECONDS = 60
+"""Far more CPU time than a bounded read takes."""
 
 
 @pytest.fixture(params=DAMAGED)
@@ -175,10 +158,10 @@ def private(prog: Program, buffer: DmaBuf, tag: str, module: str) -> Object:
 
 @pytest.fixture
 def quick() -> Iterator[None]:
-    """Fail a test that takes as long as a read without bounds."""
-    start = time.monotonic()
+    """Fail a test that takes as long as a read without bounds, on any machine."""
+    start = time.process_time()
     yield
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
 
 
 @pytest.mark.parametrize("at", [0, 1])

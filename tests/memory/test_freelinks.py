@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory import scan
-from msatools.memory.classes import CLASSES, PageClass, PageLayout, page_layout
+from msatools.memory.classes import (
+    CLASSES,
+    NCLASSES,
+    PageClass,
+    PageLayout,
+    page_layout,
+)
 from msatools.memory.classify import (
     UNLISTED,
     FarHead,
@@ -31,11 +37,10 @@ from msatools.memory.refine import (
     listed_pages,
     settle_pcp,
 )
-from msatools.memory.sums import ScanResult
+from msatools.memory.sums import CachePages, FreeCandidates, ScanResult
 from tests.support.dumps import open_dump
 
 from .madepages import Pages
-from .madescans import scanned
 from .sums import pages_of
 
 FIRST, SIZE, PAGES = 0xFFFF_EA00_0000_0008, 64, 1000
@@ -116,11 +121,22 @@ LIST = PcpList(HEAD, GONE, GONE, order=0)
 def found(
     links: dict[int, tuple[int, int]], rooms: int = 1, code: int = CODE
 ) -> ScanResult:
-    """Make a scan result.
+    """Make a scan result with pages that can be on free lists.
 
     :param links: pfn -> next and previous list node
+    :param rooms: Pages of the largest block that can begin at each page.
     """
-    return scanned({node(pfn): pair for pfn, pair in links.items()}, rooms, code)
+    counts = np.zeros(NCLASSES, np.int64)
+    counts[code] = PAGES
+    nodes = np.array([node(pfn) for pfn in links], np.uint64)
+    nexts, prevs = np.array([*links.values()], np.uint64).T
+    candidates = FreeCandidates(
+        *([column] for column in (nodes, nexts, prevs)),
+        [np.full(len(links), code, np.uint8)],
+        [np.zeros(len(links), np.int64)],
+        [np.full(len(links), rooms, np.intp)],
+    )
+    return ScanResult({0: counts}, CachePages(), candidates)
 
 
 def pcp_pages(result: ScanResult, *lists: PcpList) -> int:

@@ -10,64 +10,10 @@ import pytest
 
 from msatools.kernel.reader import Reader
 from msatools.memory import refine
-from msatools.memory.classes import PageClass, PageLayout
-from msatools.memory.refine import PcpList, PcpLists, listed_pages, settle_pcp
-from msatools.memory.sums import ScanResult
+from msatools.memory.classes import PageLayout
+from msatools.memory.refine import PcpList, PcpLists, listed_pages
 from tests.support.madetypes import made_program
 from tests.support.overlay import put
-
-from .madescans import scanned
-
-HEAD = 1
-CODE = PageClass.UNATTRIBUTED
-
-
-def found_on(*lists: list[int]) -> ScanResult:
-    """Make a scan result.
-
-    :param lists: the nodes of each list in order, first the head
-    """
-    links = {
-        node: (after, before)
-        for nodes in lists
-        for before, node, after in zip(
-            nodes, nodes[1:], [*nodes[2:], nodes[0]], strict=False
-        )
-    }
-    return scanned(links, rooms=4)
-
-
-def settled(result: ScanResult, *lists: PcpList) -> tuple[int, int]:
-    pages, broken = settle_pcp(result, PcpLists([*lists], None))
-    assert result.totals()[PageClass.FREE_PCP] == pages
-    assert result.totals()[CODE] == 1000 - pages
-    return pages, broken
-
-
-@pytest.mark.parametrize(
-    ("nodes", "listed", "pages"),
-    [
-        ([10, 11, 12], PcpList(HEAD, 10, 12, order=2), (12, 0)),
-        # A page was added at the front after the scan; the walk starts at the end.
-        ([10, 11, 12, 13], PcpList(HEAD, 99, 13, order=0), (4, 0)),
-        # A page was removed at the front.
-        ([10, 11, 12, 13], PcpList(HEAD, 11, 13, order=0), (3, 0)),
-        # The blocks are smaller than the list's order.
-        ([10, 11, 12], PcpList(HEAD, 10, 12, order=3), (0, 1)),
-    ],
-)
-def test_list(nodes: list[int], listed: PcpList, pages: tuple[int, int]) -> None:
-    assert settled(found_on([HEAD, *nodes]), listed) == pages
-
-
-def test_list_with_a_missing_middle() -> None:
-    """The pages on both sides are found."""
-    result = found_on([HEAD, 10, 11, 50], [51, 12, 13])
-    # The second part ends at the head; its first node follows the missing part.
-    result.candidates.nexts[0][-1] = HEAD
-    result.candidates.nexts[0][2] = 60
-    assert settled(result, PcpList(HEAD, 10, 13, order=0)) == (5, 1)
-
 
 # The same lists, walked before the scan.
 

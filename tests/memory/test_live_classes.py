@@ -11,9 +11,9 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.memory.classes import PageClass, page_layout
 from msatools.memory.classify import where
 from msatools.memory.refine import FinalClasses, ListedPages
+from msatools.memory.sums import ScanResult
 
 from .madepages import Pages
-from .madescans import scanned
 
 PFN = 4096
 PAGES = 2048
@@ -36,7 +36,7 @@ def test_huge_page_on_a_per_cpu_list(prog: Program, in_use: int, found: int) -> 
 
 def test_losses_of_parts_add_up_by_mapping() -> None:
     """Two parts have pages of one file: the second one's losses replace none."""
-    first, second = scanned({1: (0, 0)}, 1), scanned({2: (0, 0)}, 1)
+    first, second = ScanResult(), ScanResult()
     first.losses = {0x10: LossLog(), 0x20: LossLog()}
     first.losses[0x10].lose(Loss.TREES, count=2)
     first.losses[0x20].lose(Loss.INODES)

@@ -8,15 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 from drgn import Program
-from drgn.commands import CommandError, run_command
-from msatools.commands.memstat import COMMAND
 from PIL import Image
 
 from fixtures.demo import DEMOS
 from msatools.cli.arguments import make_parser
 from msatools.cli.main import run_console
-
-from .asked import printed
+from msatools.commands.memstat import COMMAND
+from tests.support.prompt import printed
 
 
 @pytest.mark.parametrize(
@@ -60,9 +58,9 @@ def test_file_of_another_kind(words: str, capsys: pytest.CaptureFixture[str]) ->
 
 def test_files(prog: Program, tmp_path: Path) -> None:
     svg, png = tmp_path / "map.svg", tmp_path / "map.png"
-    text = printed(prog, "--map", svg)
+    text = printed(prog, "memstat", "--map", svg)
     assert text.splitlines()[-1] == f"map written to {svg}"
-    text = printed(prog, "--map", "--frag")
+    text = printed(prog, "memstat", "--map", "--frag")
     for words in (
         "Physical memory, 1.0 MiB a cell",
         "Node 1, zone Normal",
@@ -74,7 +72,7 @@ def test_files(prog: Program, tmp_path: Path) -> None:
         assert words in text
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     png.write_bytes(b"old")
-    assert json.loads(printed(prog, "--map", png, "--json"))["map"]["runs"]
+    assert json.loads(printed(prog, "memstat", "--map", png, "--json"))["map"]["runs"]
     assert Image.open(png).format == "PNG"
     assert {path.name for path in tmp_path.iterdir()} == {"map.svg", "map.png"}
 
@@ -87,16 +85,3 @@ def test_file_that_cannot_be_written_is_one_line(
     assert run_console(COMMAND, ["--map", str(folder), str(DEMOS["6.12"].core)]) == 1
     error = f"msa-memstat: {folder}: a directory; name a file\n"
     assert capsys.readouterr() == ("", error)
-
-
-def test_inside_drgn(
-    prog: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "map.svg"
-    report = run_command(prog, f"memstat --frag --map {path}")
-    assert path.exists()
-    assert report.frag is not None
-    assert len(report.map.cells) == report.pages // report.map.cell_pages
-    assert f"map written to {path}" in capsys.readouterr().out
-    with pytest.raises(CommandError, match=r"%memstat: .*: no such directory"):
-        run_command(prog, f"memstat --map {tmp_path}/none/map.svg")

@@ -10,9 +10,9 @@ from msatools.memory import breakdowns, by_file
 from msatools.memory import by_file as byfile
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import FileGroup, FileSystemGroup, MemstatReport
+from tests.support.prompt import printed
 
 from . import ownertruth
-from .asked import printed
 from .sums import check_of, view
 from .truth import cached_pages
 
@@ -151,6 +151,6 @@ def test_pages_of_hugetlb_have_a_file(run: lab.Run, by_owner: MemstatReport) -> 
 
 
 def test_names_are_escaped(owners_prog: Program) -> None:
-    text = printed(owners_prog, "--by", "file", "-n", 50)
+    text = printed(owners_prog, "memstat", "--by", "file", "-n", 50)
     assert "/mnt/data/od\\x1bd\\x0aname" in text
     assert "\x1b" not in text

@@ -276,12 +276,3 @@ def test_a_kernel_that_keeps_them(name: str) -> None:
     pages = sum(group.pages for group in known)
     assert pages > 0.9 * sum(group.pages for group in report.unattributed)
     assert not report.coverage.get("page_owner_unreadable")
-
-
-@pytest.mark.parametrize("name", ["memory-6.12debug"])
-def test_types_make_no_difference(name: str) -> None:
-    found = [
-        collect_memstat(open_dump(name, types), unattributed=True).unattributed
-        for types in ("btf", "dwarf")
-    ]
-    assert found[0] == found[1]

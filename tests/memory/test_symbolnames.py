@@ -2,8 +2,6 @@
 
 """Names of kernel addresses are the same with and without debug info."""
 
-from itertools import pairwise
-
 import drgn
 import pytest
 from drgn import Program, SymbolKind
@@ -47,16 +45,6 @@ def name(names: SymbolNames, address: int) -> str | None:
     return None if found is None else found.name
 
 
-@pytest.mark.parametrize("variable", ["hstates", "rcu_state", "init_task"])
-def test_addresses_inside_large_variables(
-    prog: Program, with_btf: SymbolNames, with_dwarf: SymbolNames, variable: str
-) -> None:
-    symbol = prog.symbol(variable)
-    for offset in (8, symbol.size // 2, symbol.size - 1):
-        for names in (with_btf, with_dwarf):
-            assert name(names, symbol.address + offset) == f"{variable}+{offset:#x}"
-
-
 def test_names_are_the_same(
     variables: list[drgn.Symbol], with_btf: SymbolNames, with_dwarf: SymbolNames
 ) -> None:
@@ -69,26 +57,6 @@ def test_names_are_the_same(
             assert found == name(with_dwarf, symbol.address + offset)
             named += found is not None
     assert named > 1_000
-
-
-def test_addresses_past_the_end_of_a_variable(
-    variables: list[drgn.Symbol], with_btf: SymbolNames, with_dwarf: SymbolNames
-) -> None:
-    """An address past the end of a variable has no name, or that in kallsyms."""
-    gaps = [
-        (symbol, symbol.address + symbol.size)
-        for symbol, following in pairwise(variables)
-        if symbol.address + symbol.size < following.address
-    ]
-    unnamed = 0
-    for symbol, end in gaps[::20]:
-        found = with_dwarf.name(end)
-        assert found is None or found.symbol != symbol.name
-        if found is None:
-            unnamed += 1
-        else:
-            assert found == with_btf.name(end)
-    assert unnamed > 100
 
 
 def test_string_constants_have_no_name(

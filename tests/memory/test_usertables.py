@@ -2,8 +2,6 @@
 
 """Page tables made by hand are walked: entries are decoded, damage is counted."""
 
-import pickle
-from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
@@ -113,13 +111,6 @@ def test_entry_of_the_lowest_level(entry: int, pfn: int | None) -> None:
     assert not +losses.coverage
 
 
-@pytest.mark.parametrize("entry", [names(END), names((1 << 40) - 1)])
-def test_entry_past_the_end_of_memory(entry: int) -> None:
-    mapped, losses = small(names(7), entry)
-    assert pages(mapped) == [(7, 0)]
-    assert losses.coverage["user_table_entries_broken"] == 1
-
-
 def test_only_entries_of_a_swap_device_are_swap() -> None:
     types = (0, 1, 2, 31)  # there are two devices; 31 is a marker or a migration entry
     offset = ~(5 << 9) & ((1 << 59) - 1) & ~0x1FF
@@ -149,42 +140,6 @@ def test_huge_page(level: int, flags: int, mapped: bool) -> None:
     assert not +losses.coverage
 
 
-@pytest.mark.parametrize("flags", [HUGE, HUGE | PROTNONE])
-def test_huge_page_that_is_being_split_or_is_protnone(flags: int) -> None:
-    memory = Memory().put_chain(1, 2, 3)
-    memory.put(3, absent(1024, flags))
-    first, end, _ = memory.walk(1)[0].large_within(0, END)
-    assert (first.tolist(), end.tolist()) == ([1024], [1536])
-
-
-def test_pages_within_a_range() -> None:
-    """A huge page that begins before or ends after the range is cut."""
-    memory = Memory()
-    memory.put(1, names(2))
-    memory.put(2, names(3), names(0, PRESENT | HUGE))
-    memory.put(3, names(512, PRESENT | HUGE), names(4))
-    memory.put(4, names(599), names(600), names(699), names(700))
-    mapped, _ = memory.walk(1, 1)
-    found, spaces = mapped.small_within(600, 100)
-    assert found.tolist() == [0, 0, 99, 99]
-    assert spaces.tolist() == [0, 1, 0, 1]
-    first, end, spaces = mapped.large_within(600, 1000)
-    assert sorted(zip(spaces, first, end, strict=True)) == [
-        *((0, 0, 424), (0, 0, 1000)),
-        *((1, 0, 424), (1, 0, 1000)),
-    ]
-    assert mapped.small_within(701, 100)[0].tolist() == []
-
-
-def test_kernel_half_is_not_walked() -> None:
-    memory = Memory()
-    memory.put(1, *[0] * 256, names(2))
-    mapped, losses = memory.walk(1)
-    assert pages(mapped) == []
-    assert 2 not in memory.reads
-    assert not +losses.coverage
-
-
 @pytest.mark.parametrize(
     ("info", "tables", "flags"),
     [
@@ -198,30 +153,3 @@ def test_levels_and_encryption_from_vmcoreinfo(
 ) -> None:
     memory = Memory(info).put_chain(*tables, flags=flags)
     assert pages(memory.walk(1)[0]) == [(1000, 0)]
-
-
-def test_lost_tables_cost_the_entries_below_them() -> None:
-    memory = Memory()
-    memory.put(1, names(2))
-    memory.put(2, names(3), names(50))
-    memory.put(3, names(51), names(4))
-    memory.put(4, names(1000))
-    memory.put(70)
-    mapped, losses = memory.walk(1, 60, 70)
-    assert pages(mapped) == [(1000, 0)]
-    assert mapped.known.tolist() == [False, False, True]
-    assert losses.coverage["user_tables_unreadable"] == 3
-
-
-def test_table_that_points_to_itself_is_read_once_per_level() -> None:
-    memory = Memory()
-    memory.put(1, *[names(1)] * 512)
-    mapped, _ = memory.walk(1)
-    assert memory.reads == [1] * 4
-    assert set(pages(mapped)) == {(1, 0)}
-
-
-def test_pickled_mappings_are_empty() -> None:
-    mapped, _ = small(names(1000))
-    assert deepcopy(mapped) is mapped
-    assert pages(pickle.loads(pickle.dumps(mapped))) == []

@@ -17,7 +17,6 @@ import pytest
 from drgn import Program, ProgramFlags
 
 from fixtures import lab
-from msatools.memory import scan as driver
 from msatools.memory import scan as parallel
 from msatools.memory.breakdowns import VIEWS
 from msatools.memory.memmap import MemmapRange
@@ -263,12 +262,6 @@ def test_any_number_of_workers_gives_the_same_report(
         assert collected(prog, workers, by) == one
 
 
-def test_nothing_is_read_twice(prog: Program) -> None:
-    """Without observers, each worker reads only its own part."""
-    coverages = [collect_memstat(prog, workers=n).coverage for n in (1, 2, 3)]
-    assert coverages[0] == coverages[1] == coverages[2]
-
-
 def test_report_is_complete_if_workers_are_killed(
     prog: Program, report: MemstatReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,22 +304,6 @@ def test_workers_by_default(flags: ProgramFlags, sections: int, default: int) ->
     ranges = [section(nr) for nr in range(sections)]
     assert parallel.workers_by_default(prog, ranges) == default
     assert parallel.can_share(prog) == (flags != LIVE)
-
-
-def test_dump_has_one_worker_per_cpu(
-    prog: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int | None] = []
-    shared = driver.scan_parts
-
-    def scan_parts(*args: Any, **options: Any) -> parallel.Scanned:
-        counts.append(args[-1])
-        return shared(*args, **options)
-
-    monkeypatch.setattr(driver, "scan_parts", scan_parts)
-    monkeypatch.setattr(parallel, "_PAGES_PER_WORKER", 1)
-    collect_memstat(prog)
-    assert counts == [CORES]
 
 
 def test_each_worker_of_a_scan_opens_the_kernel_again(

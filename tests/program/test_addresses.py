@@ -5,27 +5,10 @@
 import pytest
 from drgn import Architecture
 
-from fixtures import lab
-from msatools.program import TargetSpec, open_target
 from msatools.program.arch import architecture
-from msatools.program.linear import KERNEL_HALF, kernel_start
+from msatools.program.linear import KERNEL_HALF
 
 ARM64_52 = {"NUMBER(VA_BITS)": "52"}
-
-
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [
-        ("memory-6.12", 0xFF00_0000_0000_0000),
-        ("barepages-6.12", 0xFFFF_8000_0000_0000),
-    ],
-)
-def test_kernels_with_five_and_four_levels(name: str, start: int) -> None:
-    dump = lab.build(name).elf
-    prog = open_target(TargetSpec(path=str(dump), types="btf")).prog
-    assert kernel_start(prog) == start
-    assert start <= prog["page_offset_base"].value_()
-    assert start <= prog["vmemmap_base"].value_()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Page tables of arm64: in each shape by hand, and as drgn walks those of a kernel."""
+"""Page tables of arm64 and riscv64 by hand, and as drgn walks those of a kernel.
+
+The lab has no guests of riscv64.
+"""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,81 +14,109 @@ from drgn.helpers.linux.mm import follow_phys, for_each_vmap_area
 
 from fixtures import lab
 from msatools.program import TargetSpec, open_target
-from msatools.program.arch import Arm64, arm64_format
+from msatools.program.arch import (
+    Arm64,
+    Riscv64,
+    TableFormat,
+    arm64_format,
+    riscv64_format,
+)
 from msatools.program.linear import VmallocTables, map_linear, page_tables
 
-VALID, TABLE = 1, 2
 DUMPS = ("memory-6.12arm64", "memory-6.1arm64")
+RISCV = riscv64_format(48)
+RISCV_LINES = {"NUMBER(VA_BITS)": "48"}
 
 
 @pytest.mark.parametrize(
-    ("page_shift", "bits", "built", "shifts", "top"),
+    ("form", "shifts", "top"),
     [
-        (12, 39, 39, (30, 21, 12), 512),
-        (12, 48, 48, (39, 30, 21, 12), 512),
-        (12, 52, 52, (48, 39, 30, 21, 12), 16),
+        (arm64_format(12, 39, 39), (30, 21, 12), 512),
+        (arm64_format(12, 48, 48), (39, 30, 21, 12), 512),
+        (arm64_format(12, 52, 52), (48, 39, 30, 21, 12), 16),
         # Built for 52 bits on a CPU without FEAT_LPA2.
-        (12, 48, 52, (39, 30, 21, 12), 512),
-        (14, 47, 47, (36, 25, 14), 2048),
-        (14, 48, 48, (47, 36, 25, 14), 2),
-        (14, 52, 52, (47, 36, 25, 14), 32),
-        (14, 47, 52, (36, 25, 14), 2048),
-        (16, 42, 42, (29, 16), 8192),
-        (16, 48, 48, (42, 29, 16), 64),
-        (16, 52, 52, (42, 29, 16), 1024),
+        (arm64_format(12, 48, 52), (39, 30, 21, 12), 512),
+        (arm64_format(14, 47, 47), (36, 25, 14), 2048),
+        (arm64_format(14, 48, 48), (47, 36, 25, 14), 2),
+        (arm64_format(14, 52, 52), (47, 36, 25, 14), 32),
+        (arm64_format(14, 47, 52), (36, 25, 14), 2048),
+        (arm64_format(16, 42, 42), (29, 16), 8192),
+        (arm64_format(16, 48, 48), (42, 29, 16), 64),
+        (arm64_format(16, 52, 52), (42, 29, 16), 1024),
         # Without FEAT_LVA the table keeps its size (PTRS_PER_PGD).
-        (16, 48, 52, (42, 29, 16), 1024),
+        (arm64_format(16, 48, 52), (42, 29, 16), 1024),
+        (riscv64_format(39), (30, 21, 12), 512),
+        (RISCV, (39, 30, 21, 12), 512),
+        (riscv64_format(57), (48, 39, 30, 21, 12), 512),
     ],
 )
-def test_levels(
-    page_shift: int, bits: int, built: int, shifts: tuple[int, ...], top: int
-) -> None:
-    form = arm64_format(page_shift, bits, built)
+def test_levels(form: TableFormat, shifts: tuple[int, ...], top: int) -> None:
     assert form.shifts == shifts
     assert form.top_entries == top
 
 
 @pytest.mark.parametrize(
-    ("page_shift", "bits", "entry", "address"),
+    ("form", "entry", "address"),
     [
-        (12, 48, 0x0060_1234_5678_9F03, 0x1234_5678_9000),
+        (arm64_format(12, 48, 48), 0x0060_1234_5678_9F03, 0x1234_5678_9000),
         # Without FEAT_LPA2 these two bits are the shareability.
-        (12, 48, 0x0060_1234_5678_9303, 0x1234_5678_9000),
-        (12, 52, 0x0060_1234_5678_9303, 0xC_1234_5678_9000),
-        (12, 52, 0x0063_1234_5678_9003, 0x3_1234_5678_9000),
-        (14, 47, 0x0060_1234_5678_C303, 0x1234_5678_C000),
-        (14, 52, 0x0060_1234_5678_C303, 0xC_1234_5678_C000),
-        (16, 48, 0x0060_1234_5678_0303, 0x1234_5678_0000),
-        (16, 52, 0x0060_1234_5678_A303, 0xA_1234_5678_0000),
+        (arm64_format(12, 48, 48), 0x0060_1234_5678_9303, 0x1234_5678_9000),
+        (arm64_format(12, 52, 52), 0x0060_1234_5678_9303, 0xC_1234_5678_9000),
+        (arm64_format(12, 52, 52), 0x0063_1234_5678_9003, 0x3_1234_5678_9000),
+        (arm64_format(14, 47, 47), 0x0060_1234_5678_C303, 0x1234_5678_C000),
+        (arm64_format(14, 52, 52), 0x0060_1234_5678_C303, 0xC_1234_5678_C000),
+        (arm64_format(16, 48, 48), 0x0060_1234_5678_0303, 0x1234_5678_0000),
+        (arm64_format(16, 52, 52), 0x0060_1234_5678_A303, 0xA_1234_5678_0000),
+        # A table, and a page of memory that is read and written.
+        (RISCV, 0x2142_1401, 0x8508_5000),
+        (RISCV, 0x2142_14E7, 0x8508_5000),
+        # Bits of Svnapot and Svpbmt are not of the address.
+        (RISCV, 0xE000_0000_2142_14E7, 0x8508_5000),
+        (RISCV, 0x003F_FFFF_FFFF_FC01, 0x00FF_FFFF_FFFF_F000),
     ],
 )
-def test_address_in_an_entry(
-    page_shift: int, bits: int, entry: int, address: int
-) -> None:
-    assert arm64_format(page_shift, bits, bits).address(entry) == address
+def test_address_in_an_entry(form: TableFormat, entry: int, address: int) -> None:
+    assert form.address(entry) == address
+
+
+ARM64_BITS = {"table": 3, "page": 3, "block": 1, "absent": 0}
+READ, WRITE, EXECUTE = 2, 4, 8
+
+
+def riscv_bits(rights: int) -> dict[str, int]:
+    return {"table": 1, "page": 1 | rights, "block": 1 | rights, "absent": rights}
 
 
 @pytest.mark.parametrize(
-    ("page_shift", "bits", "level"),
-    [(12, 48, 1), (12, 48, 2), (12, 52, 1), (14, 47, 1), (16, 48, 1), (16, 42, 0)],
+    ("form", "bits", "level"),
+    [
+        *((arm64_format(12, 48, 48), ARM64_BITS, level) for level in (1, 2)),
+        (arm64_format(12, 52, 52), ARM64_BITS, 1),
+        (arm64_format(14, 47, 47), ARM64_BITS, 1),
+        (arm64_format(16, 48, 48), ARM64_BITS, 1),
+        (arm64_format(16, 42, 42), ARM64_BITS, 0),
+        (RISCV, riscv_bits(READ), 0),
+        (RISCV, riscv_bits(READ | WRITE), 1),
+        (RISCV, riscv_bits(EXECUTE), 2),
+    ],
 )
-def test_walk(page_shift: int, bits: int, level: int) -> None:
+def test_walk(form: TableFormat, bits: dict[str, int], level: int) -> None:
     """To a page, to memory that one entry above maps, and to nothing."""
-    form = arm64_format(page_shift, bits, bits)
     size = form.table_bytes
-    first = -(1 << bits) & (1 << 64) - 1
+    first = -form.top_entries << form.shifts[0] & (1 << 64) - 1
     address = first + (1 << form.shifts[level]) * 3 + 5 * size + 0x123
     memory: dict[int, bytearray] = {}
 
-    def put(table: int, shift: int, entry: int) -> None:
+    def put(table: int, shift: int, physical: int, kind: str) -> None:
         count = form.top_entries if shift == form.shifts[0] else form.entries
         index = (address >> shift) % count
         page = memory.setdefault(table, bytearray(size))
+        entry = (physical >> 2 if form is RISCV else physical) | bits[kind]
         page[8 * index : 8 * index + 8] = entry.to_bytes(8, "little")
 
     for number, shift in enumerate(form.shifts[:-1]):
-        put(number * size, shift, (number + 1) * size | VALID | TABLE)
-    put((form.levels - 1) * size, form.page_shift, 77 * size | VALID | TABLE)
+        put(number * size, shift, (number + 1) * size, "table")
+    put((form.levels - 1) * size, form.page_shift, 77 * size, "page")
 
     def read(at: int, count: int, physical: bool) -> bytes:
         assert physical
@@ -97,11 +128,19 @@ def test_walk(page_shift: int, bits: int, level: int) -> None:
 
     assert find() == (77 * size + 0x123, size - 0x123)
     shift = form.shifts[level]
-    put(level * size, shift, 9 << shift | VALID)
+    put(level * size, shift, 9 << shift, "block")
     within = address & (1 << shift) - 1
     assert find() == ((9 << shift) + within, (1 << shift) - within)
-    put(level * size, shift, 9 << shift)
+    put(level * size, shift, 9 << shift, "absent")
     assert find() is None
+
+
+def test_addresses_of_riscv64() -> None:
+    arch = Riscv64()
+    assert arch.address_bits(RISCV_LINES) == 47
+    # Modules (MODULES_VADDR) are above; the direct map is below.
+    start = arch.code_start(RISCV_LINES)
+    assert 0xFFFF_AF80_0000_0000 < start < 0xFFFF_FFFF_023A_0000
 
 
 @pytest.mark.parametrize(

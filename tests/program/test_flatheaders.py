@@ -2,15 +2,11 @@
 
 """Flattened kdumps without their end, as a stream that broke off leaves them."""
 
-import json
 import os
 import struct
 from pathlib import Path
 
 import pytest
-from drgn import Program
-from drgn.helpers.linux.cpumask import for_each_online_cpu
-from drgn.helpers.linux.sched import cpu_curr
 
 from fixtures import lab
 from fixtures.demo.catalog import DEMOS
@@ -19,11 +15,14 @@ from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.program import TargetSpec, formats, open_target
 from msatools.program.model import DamagedDumpError
-from tests.conftest import Msa
 from tests.program.test_flattened import flatten
+from tests.support.dumps import kernel_at
 
 DUMP = "memory-6.12"
 DEMO = DEMOS["6.12"].core
+END = 5 << 30
+"""Where the guest's memory ends."""
+
 MARK = 16
 """Size of the mark of the end, in bytes."""
 
@@ -73,6 +72,8 @@ def test_within_a_piece_it_is_cut_off(
 
 
 def test_what_is_left_is_counted(tmp_path: Path, whole: MemstatReport) -> None:
+    if kernel_at(lab.build(DUMP).dump("elf")) > END - (128 << 20):
+        pytest.skip("KASLR has put the kernel into the part that is cut off")
     size = lab.build(DUMP).dump(_MAKEDUMPFILE).stat().st_size
     found = report_of(cut(tmp_path / "vmcore", _MAKEDUMPFILE, size // 100))
     assert found.target.truncated
@@ -80,40 +81,6 @@ def test_what_is_left_is_counted(tmp_path: Path, whole: MemstatReport) -> None:
     assert whole.pages // 2 < found.pages <= whole.pages
     # What is missing explains each difference.
     assert not [x for x in found.checks if x.difference and x.explained_by is None]
-
-
-def test_in_a_sandbox(msa: Msa, tmp_path: Path) -> None:
-    """Where no file can be written."""
-    found, whole = (
-        json.loads(msa("--sandbox", path, "--json").stdout)
-        for path in (
-            cut(tmp_path / "vmcore", _MAKEDUMPFILE, 1),
-            lab.build(DUMP).dump(_MAKEDUMPFILE),
-        )
-    )
-    assert found["pages"]
-    for key in ("classes", "checks", "notes"):
-        assert found[key] == whole[key]
-
-
-def test_registers_of_cpus_are_there(tmp_path: Path) -> None:
-    """They are in notes, which libkdumpfile reads."""
-    found, whole = (
-        pcs_by_cpu(open_target(TargetSpec(path=str(path), types="btf")).prog)
-        for path in (
-            cut(tmp_path / "vmcore", _MAKEDUMPFILE, 1),
-            lab.build(DUMP).dump(_MAKEDUMPFILE),
-        )
-    )
-    assert found == whole
-    assert all(found.values())
-
-
-def pcs_by_cpu(prog: Program) -> dict[int, list[int]]:
-    return {
-        cpu: [frame.pc for frame in prog.stack_trace(cpu_curr(prog, cpu))]
-        for cpu in for_each_online_cpu(prog)
-    }
 
 
 def test_headers_that_are_cut_off(tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 """Linear mappings are read without page tables, with the same results."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.kernel.reader import Reader, fault_reason
-from msatools.program import arch, linear
+from msatools.program import arch
 from msatools.program.linear import map_linear
 from msatools.selfdesc import find
 from tests.program.plain import open_plain
@@ -46,16 +45,6 @@ def test_pieces_agree_with_the_page_tables(name: str, format: str) -> None:
     assert read > 400
 
 
-def test_names_and_types_are_the_same() -> None:
-    mapped = open_plain("memory-6.12")
-    map_linear(mapped)
-    for prog in (open_plain("memory-6.12"), mapped):
-        assert prog["init_task"].comm.string_() == b"swapper/0"
-        assert (
-            prog["init_task"].tasks.next.prev == prog["init_task"].tasks.address_of_()
-        )
-
-
 def test_piece_that_does_not_match_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong address in VMCOREINFO costs speed, not correctness."""
     number = find.vmcoreinfo_number
@@ -79,40 +68,6 @@ def test_fault_in_a_hole_has_the_virtual_address() -> None:
     with pytest.raises(FaultError) as caught:
         prog.read(hole, 8)
     assert caught.value.address == hole
-
-
-@pytest.mark.parametrize(("name", "format"), DUMPS)
-def test_readers_bypass_drgn_for_linear_memory(
-    name: str, format: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, mapped = open_plain(name, format), open_plain(name, format)
-    addresses: list[int] = []
-    reading = linear._reading
-
-    def counted(prog: Program, piece: linear.Piece) -> Callable[..., bytes]:
-        read = reading(prog, piece)
-
-        def record(address: int, count: int, offset: int, physical: bool) -> bytes:
-            addresses.append(address)
-            return read(address, count, offset, physical)
-
-        return record
-
-    monkeypatch.setattr(linear, "_reading", counted)
-    early = Reader(mapped)
-    memory = map_linear(mapped)[0]
-    addresses.clear()
-    first = plain["init_task"].tasks.next.value_()
-    assert 0 < first - memory.start < memory.size
-    for reader in (early, Reader(mapped)):
-        assert reader.read(first, 64) == plain.read(first, 64)
-        # drgn reads the kernel image, and ranges that end past the mapping.
-        image = plain["init_task"].address_
-        assert reader.read(image, 64) == plain.read(image, 64)
-        with pytest.raises(FaultError):
-            reader.read(memory.start + memory.size - 8, 16)
-    assert first not in addresses
-    assert addresses.count(image) == 2
 
 
 def test_readers_fault_at_the_virtual_address() -> None:

@@ -131,14 +131,6 @@ def test_events_are_read(watched: Watched) -> None:
     assert watched.ours.recv(100, socket.MSG_DONTWAIT) == b'{"ev'
 
 
-def test_line_without_its_beginning_is_left_in_the_socket(watched: Watched) -> None:
-    data = b'ent": "STOP"}\r\n{"event": "RESUME"}\r\n'
-    watched.qemu.sendall(data)
-    with live.qmp_steady(watched.prog):
-        pass
-    assert watched.ours.recv(100, socket.MSG_DONTWAIT) == data
-
-
 def report(prog: Program, error: Exception | None) -> None:
     """Make a report, which can raise an error."""
     with live.qmp_steady(prog):

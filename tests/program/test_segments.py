@@ -142,21 +142,6 @@ def test_memory_is_removed(path: Path, moved: int) -> None:
         assert page_at(prog, base + 16 * PAGE, physical) == 16
 
 
-def test_text_segment_is_not_used_for_physical_memory(path: Path) -> None:
-    """The segment of the kernel text has another physical address than its own."""
-    text = 0xFFFF_FFFF_8000_0000
-    prog = Program(Platform(Architecture.X86_64))
-    segments = Segments(str(path))
-    table = (
-        live.Segment(text, PAGE, PAGE, 9 * PAGE),
-        live.Segment(NOWHERE - PAGE, PAGE, NOWHERE, 9 * PAGE),
-        *segments.look(),
-    )
-    segments.look = lambda: table  # type: ignore[method-assign]
-    assert segments.refresh(prog)
-    assert page_at(prog, PAGE, physical=True) == 1
-
-
 def test_read_past_the_end_of_the_file(path: Path) -> None:
     prog = refreshed(path, RAM)
     with path.open("r+b") as file:
@@ -250,15 +235,3 @@ def test_open_files_are_opened_again(path_of_kcore: Path, tmp_path: Path) -> Non
         assert len(os.listdir("/proc/self/fd")) == before
         assert not os.get_inheritable(file.fileno())
         assert (file.read(), other.read()) == (b"kcore", b"her")
-
-
-def test_missing_open_file_raises(path_of_kcore: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        open_again(Program())
-
-
-def test_programs_of_other_files_open_nothing_again(path_of_kcore: Path) -> None:
-    path_of_kcore.unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "_is_kcore", lambda _: False)
-        open_again(Program())

@@ -5,7 +5,6 @@
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.list import list_for_each_entry
@@ -136,36 +135,6 @@ def test_frames_are_those_that_drgn_finds(name: str) -> None:
             assert found[index] == pfn, hex(first + index * PAGE)
             mapped += pfn >= 0
     assert mapped > 500
-
-
-def test_frames_by_tables_of_five_levels() -> None:
-    """A 4 KiB page, a 2 MiB page and unmapped addresses below a 5-level table."""
-    present, large = 1, 1 << 7
-    address = 0xFF_12_3456_789A_B000 | 0xFF << 56
-    entries = [address >> shift & 511 for shift in (48, 39, 30, 21, 12)]
-    memory = np.zeros((5, 512), np.uint64)
-    for level, index in enumerate(entries[:-1]):
-        memory[level, index] = (level + 1) * PAGE | present
-    memory[4] = (np.arange(512, dtype=np.uint64) + np.uint64(7000)) * np.uint64(PAGE)
-    memory[4, entries[4] :] |= np.uint64(present)
-    memory[3, entries[3] + 1] = (5 << 21) | present | large
-
-    def read(address: int, size: int, physical: bool) -> bytes:
-        assert physical
-        assert size == PAGE
-        return memory[address // PAGE].tobytes()
-
-    tables = VmallocTables(
-        SimpleNamespace(read=read), 0, x86_format((48, 39, 30, 21, 12))
-    )
-    first = address - 3 * PAGE
-    left = 512 - entries[4]
-    expected = [-1] * 3
-    expected += [7000 + entries[4] + i for i in range(left)]
-    expected += [(5 << 9) + i for i in range(512)]
-    expected += [-1] * 10
-    assert tables.frames(first, len(expected)).tolist() == expected
-    assert tables.translate(address)[0] == (7000 + entries[4]) * PAGE
 
 
 def test_frames_by_an_unreadable_table() -> None:

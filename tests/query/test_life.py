@@ -84,38 +84,6 @@ def test_as_by_arrays(
     compare(without, threads, accounting, clocks)
 
 
-REST = dict.fromkeys((n for n in (*COLUMNS, "last_arrival_ns", "swapin_ns")), 0) | {
-    "start_ns": 5 * SECOND,
-    "utime_ns": 1,
-    "irq_ns": None,
-    "in_iowait": False,
-    "state": 4,
-    "exec_start_ns": 6 * SECOND,
-}
-"""Stopped a second after its start."""
-
-
-@pytest.mark.parametrize("without", [(), NEW])
-@pytest.mark.parametrize("policy", [0, 6])
-@pytest.mark.parametrize("irq_time", [False, True])
-@pytest.mark.parametrize("irq_ns", [None, MS])
-@pytest.mark.parametrize(("stamp", "ran"), [(1, 1), (1, 3), (7, 7), (9, 1)])
-def test_stops(
-    without: tuple[str, ...],
-    policy: int,
-    irq_time: bool,
-    irq_ns: int | None,
-    stamp: int,
-    ran: int,
-) -> None:
-    """A stopped thread's time depends on how long others have slept."""
-    other = REST | {"state": 1, "start_ns": 0}
-    other |= {"sleep_start_ns": stamp * SECOND, "exec_start_ns": ran * SECOND}
-    threads = [REST | {"policy": policy, "irq_ns": irq_ns}, other]
-    accounting = Accounting(True, True, irq_time, False, True)
-    compare(without, threads, accounting, Clocks(NOW, 0, np.array([0])))
-
-
 def compare(
     without: tuple[str, ...],
     threads: list[Thread],

@@ -93,16 +93,6 @@ def test_all_hold(name: str, command: str) -> None:
             assert check.verdict == "ok", check
 
 
-@pytest.mark.parametrize("command", NAMES)
-@pytest.mark.parametrize("kernel", DEMOS)
-def test_demo_cores(kernel: str, command: str) -> None:
-    core = str(DEMOS[kernel].core)
-    report = checked(command, open_target(TargetSpec(path=core, types="btf")))
-    assert not report.has_failed
-    # These cores have what the commands read, and little else.
-    assert failed(report) <= {*UNWINDING, "memory.slabs"}
-
-
 @pytest.mark.parametrize("kernel", ["6.12"])
 def test_unwound_as_drgn_does(kernel: str) -> None:
     run = lab.build(f"tasks-{kernel}")

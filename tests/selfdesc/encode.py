@@ -13,20 +13,18 @@ class Writer:
     """A blob in the making; each method adds a type and gives its ID.
 
     :param order: ``<`` for little endian, ``>`` for big
-    :param base: the writer of the blob that this one builds upon
     """
 
-    def __init__(self, order: str = "<", base: "Writer | None" = None) -> None:
+    def __init__(self, order: str = "<") -> None:
         self.order = order
         self.types = b""
-        self.next_id = base.next_id if base else 1
-        self.base_strings = len(base.strings) if base else 0
-        self.strings = b"" if base else b"\0"
+        self.next_id = 1
+        self.strings = b"\0"
 
     def string(self, text: str) -> int:
         if not text:
             return 0
-        offset = self.base_strings + len(self.strings)
+        offset = len(self.strings)
         self.strings += text.encode() + b"\0"
         return offset
 

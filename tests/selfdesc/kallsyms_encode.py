@@ -11,7 +11,6 @@ from drgn import Architecture, Object, Platform, PlatformFlags, Program
 from tests.support.overlay import put
 
 TEXT = 0xFFFFFFFF81000000
-TEXT_32 = 0xC0100000
 PERCPU_END = 0x30000
 TOKENS_START = 0x20000
 """Where in the kernel's memory the tables are put, in bytes from _stext."""
@@ -23,8 +22,6 @@ MADE_UP = {1: "sym_", 2: "_of_", 0xFE: "underscore"}
 class Kernel:
     """What a kernel is like, as far as its tables depend on it."""
 
-    word: int = 8
-    little: bool = True
     alignment: int = 8
     marker_bytes: int = 4
     """And what num_syms takes."""
@@ -32,7 +29,7 @@ class Kernel:
     order: Literal["first", "last"] = "first"
     """Where addresses come: before all others (up to v6.3) or after them."""
 
-    addresses: Literal["base", "percpu", "absolute", "place", "low"] = "percpu"
+    addresses: Literal["base", "percpu", "absolute", "place"] = "percpu"
     seqs: bool = False
     long: bool = False
     symbols: list[tuple[int, str]] = field(default_factory=list)
@@ -42,15 +39,11 @@ class Kernel:
     """Where each table is, once the kernel is made."""
 
     def __post_init__(self) -> None:
-        self.text = TEXT if self.word == 8 else TEXT_32
+        self.text = TEXT
         self.symbols = self.symbols or symbols(self)
 
     def pack(self, code: str, *values: int) -> bytes:
-        return struct.pack(f"{'<' if self.little else '>'}{len(values)}{code}", *values)
-
-    @property
-    def pointer(self) -> str:
-        return "Q" if self.word == 8 else "I"
+        return struct.pack(f"<{len(values)}{code}", *values)
 
     def memory(self, start: int) -> bytearray:
         """Lay out the tables from an address on, and remember where each is."""
@@ -69,11 +62,11 @@ class Kernel:
             ("token_index", self.pack("H", *index)),
         ]
         if self.addresses == "absolute":
-            places = [("addresses", bytes(self.word * count))]
+            places = [("addresses", bytes(8 * count))]
         else:
             places = [("offsets", bytes(4 * count))]
             if self.addresses in ("base", "percpu"):
-                places.append(("relative_base", self.pack(self.pointer, base)))
+                places.append(("relative_base", self.pack("Q", base)))
         parts = places + before if self.order == "first" else before + places
 
         data = bytearray()
@@ -87,15 +80,14 @@ class Kernel:
     def put_addresses(self, data: bytearray, start: int, base: int) -> None:
         for number, (address, _) in enumerate(self.symbols):
             if self.addresses == "absolute":
-                place = self.place["addresses"] + self.word * number
-                packed = self.pack(self.pointer, address)
+                place = self.place["addresses"] + 8 * number
+                packed = self.pack("Q", address)
             else:
                 place = self.place["offsets"] + 4 * number
                 value = {
                     "base": address - base,
                     "percpu": base - 1 - address if address >= base else address,
                     "place": address - place,
-                    "low": address,
                 }[self.addresses]
                 packed = self.pack("I", value & 0xFFFFFFFF)
             data[place - start : place - start + len(packed)] = packed
@@ -141,11 +133,7 @@ def symbols(kernel: Kernel) -> list[tuple[int, str]]:
 
 def program(kernel: Kernel, memory: dict[int, bytes], vmcoreinfo: str) -> Program:
     """Make a program of nothing but some memory and a VMCOREINFO."""
-    flags = PlatformFlags(0)
-    if kernel.word == 8:
-        flags |= PlatformFlags.IS_64_BIT
-    if kernel.little:
-        flags |= PlatformFlags.IS_LITTLE_ENDIAN
+    flags = PlatformFlags.IS_64_BIT | PlatformFlags.IS_LITTLE_ENDIAN
     prog = Program(Platform(Architecture.UNKNOWN, flags))
     for start, data in memory.items():
         put(prog, start, bytes(data))

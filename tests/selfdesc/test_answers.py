@@ -6,14 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from drgn import FindObjectFlags, Object, Program
+from drgn import Program
 
 from msatools.memory.memstat import collect_memstat
 from msatools.program import TargetSpec, open_target
 from msatools.reports.forms import dumps
 from msatools.selfdesc import types
-from msatools.selfdesc.load import finders_of
-from msatools.selfdesc.types import Objects
 from tests.selfdesc.conftest import Pair
 
 
@@ -54,38 +52,3 @@ def test_what_is_refused_is_noted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -
     assert found == [0]
     texts = [note["text"] for note in report["notes"]]
     assert any("socket_file_ops is left out: nothing says" in t for t in texts)
-
-
-def names_asked_for(prog: Program, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Make a report, see what names it asks for, and that none of them is refused."""
-    asked: dict[str, str | None] = {}
-    find = Objects.find
-
-    def recording(self: Objects, name: str, flags: FindObjectFlags) -> Object | None:
-        try:
-            found = find(self, name, flags)
-        except LookupError as error:
-            asked[name] = str(error)
-            raise
-        asked.setdefault(name, None)
-        return found
-
-    monkeypatch.setattr(Objects, "find", recording)
-    assert finders_of(prog).is_serving
-    memstat(prog)
-    assert {name: error for name, error in asked.items() if error} == {}
-    return set(asked)
-
-
-def test_nothing_is_refused_meanwhile(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each name that is asked for is known, or the kernel does not have it."""
-    names = names_asked_for(pair.btf, monkeypatch)
-    assert {"init_task", "mem_section", "node_data"} <= names
-
-
-def test_nothing_is_refused_after_a_crash(
-    crash_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "panic_cpu" in names_asked_for(crash_pair.btf, monkeypatch)

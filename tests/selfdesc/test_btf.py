@@ -17,7 +17,7 @@ from msatools.selfdesc.btf import Btf, BtfError, BtfKind, agree, strip
 from msatools.selfdesc.types import AmbiguousError, BtfTypes, Declaration
 from tests.selfdesc.encode import VOID, Writer
 
-SIGNED, BOOL = 1, 4
+SIGNED = 1
 INT = 1
 """The first type of each writer."""
 ALL = {
@@ -62,35 +62,6 @@ def found(it: Found | None) -> Found:
     return it
 
 
-def check_types(made: BtfTypes, expected: dict[int, drgn.Type | None]) -> None:
-    """Check that types are what they are to be."""
-    for type_id, wanted in expected.items():
-        assert repr(made.type(type_id)) == repr(wanted)
-
-
-def test_numbers(writer: Writer) -> None:
-    char = writer.int("char", 1, SIGNED)
-    long = writer.int("unsigned long", 8)
-    boolean = writer.int("_Bool", 1, BOOL)
-    wide = writer.int("__int128", 16, SIGNED)
-    double = writer.float("double", 8)
-    made = types(writer)
-    prog, order = made.prog, made.btf.byteorder
-    expected: dict[int, drgn.Type | None] = {
-        char: prog.int_type("char", 1, True, order),
-        long: prog.int_type("unsigned long", 8, False, order),
-        boolean: prog.bool_type("_Bool", 1, order),
-        wide: prog.int_type("__int128", 16, True, order),
-        double: prog.float_type("double", 8, order),
-    }
-    check_types(made, expected)
-    check_types(made, {char: made.find({TypeKind.INT}, "char")})
-    check_types(made, {boolean: made.find({TypeKind.BOOL}, "_Bool")})
-    assert made.find({TypeKind.BOOL}, "char") is None
-    assert made.find({TypeKind.INT}, "_Bool") is None
-    assert made.find(ALL, "long") is None
-
-
 @pytest.mark.parametrize(
     ("architecture", "is_signed"),
     [(Architecture.X86_64, True), (Architecture.AARCH64, False)],
@@ -106,50 +77,6 @@ def test_sign_of_char_that_is_not_told(
         made = BtfTypes(Program(Platform(architecture)), Btf(writer.blob()))
         assert made.type(1).is_signed == expected
         assert made.type(2).is_signed
-
-
-def test_declarators(writer: Writer) -> None:
-    pointer = writer.ptr(INT)
-    void_pointer = writer.ptr(VOID)
-    array = writer.array(pointer, 7)
-    flexible = writer.array(INT, 0)
-    const = writer.const(writer.volatile(INT))
-    restricted = writer.restrict(pointer)
-    alias = writer.typedef("number", const)
-    tagged = writer.ptr(writer.type_tag("user", INT))
-    writer.decl_tag("note", alias)
-    made = types(writer)
-    prog, plain = made.prog, made.type(INT)
-    both = drgn.Qualifiers.CONST | drgn.Qualifiers.VOLATILE
-    expected: dict[int, drgn.Type | None] = {
-        pointer: prog.pointer_type(plain),
-        void_pointer: prog.pointer_type(prog.void_type()),
-        array: prog.array_type(made.type(pointer), 7),
-        flexible: prog.array_type(plain),
-        const: plain.qualified(both),
-        alias: prog.typedef_type("number", made.type(const)),
-        tagged: made.type(pointer),
-    }
-    check_types(made, expected)
-    assert made.type(restricted).qualifiers == drgn.Qualifiers.RESTRICT
-
-
-def test_struct_and_union(writer: Writer) -> None:
-    inner = writer.struct("", 4, [("a", INT, 0), ("b", INT, 0)], union=True)
-    outer = writer.struct("outer", 16, [("first", INT, 0), ("", inner, 64)])
-    itself = writer.next_id + 1
-    node = writer.struct("node", 8, [("next", itself, 0)])
-    assert writer.ptr(node) == itself
-    made = types(writer)
-    whole = found(made.find({TypeKind.STRUCT}, "outer"))
-    check_types(made, {outer: whole})
-    assert sizeof(whole) == 16
-    assert [(m.name, m.offset) for m in whole.members] == [("first", 0), (None, 8)]
-    assert whole.member("b").offset == 8
-    assert whole.members[1].type.kind == TypeKind.UNION
-    node_type = made.type(node)
-    assert repr(node_type.member("next").type.type) == repr(node_type)
-    assert made.find({TypeKind.UNION}, "outer") is None
 
 
 @pytest.mark.parametrize("flag", [True, False], ids=["flagged", "by the type"])
@@ -194,53 +121,6 @@ def test_constant_whose_value_is_not_told(writer: Writer) -> None:
     assert found(new.find_constant("ALL")).value_() == 0xFFFFFFFF
     with pytest.raises(AmbiguousError, match="value of LOW"):
         new.find_constant("LOW")
-
-
-def test_enums(writer: Writer) -> None:
-    small = writer.enum("small", [("A", 1)], size=1)
-    signed = writer.enum("signed", [("MINUS", -5)], flag=True)
-    wide = writer.enum64("wide", [("BIG", 1 << 40)])
-    negative = writer.enum64("negative", [("LOW", -(1 << 40))], flag=True)
-    later = writer.enum("later", [])
-    made = types(writer)
-    assert sizeof(made.type(small)) == 1
-    assert values(made.type(signed)) == [("MINUS", -5)]
-    assert values(made.type(wide)) == [("BIG", 1 << 40)]
-    assert made.type(wide).type.is_signed is False
-    assert values(made.type(negative)) == [("LOW", -(1 << 40))]
-    assert not made.type(later).is_complete()
-    assert found(made.find_constant("BIG")).value_() == 1 << 40
-    assert made.find_constant("NONE") is None
-
-
-def test_functions(writer: Writer) -> None:
-    text = writer.ptr(INT)
-    prototype = writer.proto(INT, [("format", text), ("", 0)])
-    writer.func("printk", prototype)
-    plain = writer.proto(VOID, [("count", INT)])
-    writer.func("plain", plain)
-    made = types(writer)
-    printk = found(made.find_function("printk"))
-    assert printk.is_variadic
-    assert [p.name for p in printk.parameters] == ["format"]
-    assert repr(printk.parameters[0].type) == repr(made.type(text))
-    assert repr(printk.type) == repr(made.type(INT))
-    other = found(made.find_function("plain"))
-    assert not other.is_variadic
-    assert repr(other.type) == repr(made.prog.void_type())
-    assert made.find_function("int") is None
-
-
-def test_variables(writer: Writer) -> None:
-    once = writer.var("once", INT)
-    twice = [writer.var("twice", INT), writer.var("twice", INT)]
-    places = [(variable, 8 * n, 4) for n, variable in enumerate([once, *twice])]
-    writer.datasec(".data..percpu", places)
-    made = types(writer)
-    assert repr(made.find_variable("once")) == repr(made.type(INT))
-    assert made.find_variable("never") is None
-    with pytest.raises(AmbiguousError, match="twice"):
-        made.find_variable("twice")
 
 
 def test_fwd_is_no_definition(writer: Writer) -> None:
@@ -298,20 +178,6 @@ def test_types_of_one_name_that_differ(writer: Writer) -> None:
             made.find({TypeKind.STRUCT}, name)
     with pytest.raises(AmbiguousError, match="constants X"):
         made.find_constant("X")
-
-
-def test_split_btf(writer: Writer) -> None:
-    writer.struct("shared", 4, [("x", INT, 0)])
-    module = Writer(writer.order, writer)
-    own = module.struct("own", 12, [("x", INT, 0), ("y", module.ptr(2), 32)])
-    base = types(writer)
-    made = BtfTypes(base.prog, Btf(module.blob(), base.btf), base.type)
-    type_ = found(made.find({TypeKind.STRUCT}, "own"))
-    check_types(made, {own: type_})
-    check_types(base, {INT: type_.member("x").type, 2: type_.member("y").type.type})
-    # What the kernel itself has is its own to find.
-    assert made.find({TypeKind.STRUCT}, "shared") is None
-    assert made.find_function("own") is None
 
 
 # What no compiler writes

@@ -5,11 +5,11 @@
 from dataclasses import replace
 
 import pytest
-from drgn import FaultError, Program
 
 from msatools.selfdesc.kallsyms import PAGE, NoSymbolsError, load_symbols
 from msatools.selfdesc.tables import lost_symbols
 from tests.selfdesc.test_kallsyms import KERNELS, entries, made, names_of
+from tests.support.overlay import lose, lose_page
 
 from .kallsyms_encode import Kernel
 
@@ -20,13 +20,6 @@ LARGE.symbols = sorted(
         *((LARGE.text + 0x700000 + 16 * at, f"d{'x' * 40}_{at}") for at in range(9000)),
     ]
 )
-
-
-def lose(prog: Program, address: int, size: int = PAGE) -> None:
-    def fault(at: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("lost", at)
-
-    prog.add_memory_segment(address, size, fault)
 
 
 def table_pages(kernel: Kernel) -> range:
@@ -52,7 +45,7 @@ def test_a_lost_page_takes_only_what_lay_on_it(kernel: Kernel) -> None:
     left = []
     for page in table_pages(kernel):
         prog = made(kernel, named=True)
-        lose(prog, page)
+        lose(prog, page, PAGE)
         try:
             index = load_symbols(prog)
         except NoSymbolsError:
@@ -64,14 +57,21 @@ def test_a_lost_page_takes_only_what_lay_on_it(kernel: Kernel) -> None:
     assert any(0 < count < len(kernel.symbols) for count in left)
 
 
-@pytest.mark.parametrize("table", ["names", "offsets"])
-def test_most_symbols_are_left(table: str) -> None:
+def clear(kernel: Kernel, data: bytearray) -> None:
+    """Make a page amid the names zeros."""
+    page = middle_of(LARGE, "names") - min(LARGE.place.values())
+    data[page : page + PAGE] = bytes(PAGE)
+
+
+@pytest.mark.parametrize("what", ["names", "offsets", "zeros"])
+def test_most_symbols_are_left(what: str) -> None:
     made(LARGE)
-    prog = made(LARGE, named=True)
-    lose(prog, middle_of(LARGE, table))
+    prog = made(LARGE, clear if what == "zeros" else None, named=True)
+    if what != "zeros":
+        lose(prog, middle_of(LARGE, what), PAGE)
     index = load_symbols(prog)
     # A page has 1,024 offsets, or some 90 names, and the rest of 256 behind them.
-    most = 1024 if table == "offsets" else PAGE // 40 + 256
+    most = 1024 if what == "offsets" else PAGE // 40 + 256
     assert 0 < lost_symbols(index) <= most
     assert set(entries(index, prog)) < set(names_of(LARGE))
 
@@ -82,7 +82,7 @@ def test_no_address_is_said_to_be_in_a_symbol_before_a_lost_one() -> None:
     sound = load_symbols(whole)
     for table in ("names", "offsets"):
         prog = made(LARGE, named=True)
-        lose(prog, middle_of(LARGE, table))
+        lose(prog, middle_of(LARGE, table), PAGE)
         index = load_symbols(prog)
         named = 0
         for address, _ in LARGE.symbols:
@@ -111,7 +111,7 @@ def test_lost_markers_and_names() -> None:
     made(LARGE)
     prog = made(LARGE, named=True)
     lose(prog, LARGE.place["names"] & -PAGE, 2 * PAGE)
-    lose(prog, LARGE.place["markers"] & -PAGE)
+    lose(prog, LARGE.place["markers"] & -PAGE, PAGE)
     with pytest.raises(NoSymbolsError, match="lost"):
         load_symbols(prog)
 
@@ -131,26 +131,12 @@ def test_damaged_names_take_those_up_to_the_next_marker() -> None:
     assert len(set(entries(index, prog)) - expected) <= 1
 
 
-def test_zeros_are_a_lost_page() -> None:
-    made(LARGE)
-
-    def clear(kernel: Kernel, data: bytearray) -> None:
-        start = min(LARGE.place.values())
-        page = middle_of(LARGE, "names") - start
-        data[page : page + PAGE] = bytes(PAGE)
-
-    prog = made(LARGE, clear, named=True)
-    index = load_symbols(prog)
-    assert 0 < lost_symbols(index) <= PAGE // 40 + 256
-    assert set(entries(index, prog)) < set(names_of(LARGE))
-
-
 def test_lost_offsets_of_a_symbol_that_is_needed() -> None:
     made(LARGE)
     row = next(
         row for row, (_, name) in enumerate(LARGE.symbols) if "init_task" in name
     )
     prog = made(LARGE, named=True)
-    lose(prog, LARGE.place["offsets"] + 4 * row & -PAGE)
+    lose_page(prog, LARGE.place["offsets"] + 4 * row)
     with pytest.raises(NoSymbolsError, match=r"symbols are lost, init_task among them"):
         load_symbols(prog)

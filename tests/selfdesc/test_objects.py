@@ -171,21 +171,27 @@ def find(pair: Pair, name: str) -> drgn.Object | None:
     return fresh(pair).find(name, FindObjectFlags.ANY)
 
 
-def test_undeclared(pair: Pair) -> None:
-    with pytest.raises(UntypedError, match="nothing says the type of loops_per_jiffy"):
-        find(pair, "loops_per_jiffy")
+REFUSED_TYPES = {
+    "": ("loops_per_jiffy", "nothing says the type of loops_per_jiffy"),
+    "struct no_such | init_task": ("init_task", "no_such"),
+    "struct task_struct | max_pfn": ("max_pfn", r"max_pfn has \d+ bytes, .* it \d"),
+    "int [NO_SUCH] | max_pfn": ("max_pfn", "NO_SUCH"),
+    "struct pglist_data *[struct kmem_cache.none] | node_data": (
+        *("node_data", "no member 'none'"),
+    ),
+    "int [struct kmem_cache.size] | max_pfn": ("max_pfn", "no array of a known length"),
+    "int | max_low_pfn | !schedule()": ("max_low_pfn", "not so that !schedule"),
+}
+"""Declaration -> a variable, and why it is refused."""
 
 
-def test_type_that_is_not_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(monkeypatch, "struct no_such | init_task")
-    with pytest.raises(UntypedError, match="no_such"):
-        find(pair, "init_task")
-
-
-def test_type_larger_than_its_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(monkeypatch, "struct task_struct | max_pfn")
-    with pytest.raises(UntypedError, match=r"max_pfn has \d+ bytes, .* gives it \d"):
-        find(pair, "max_pfn")
+@pytest.mark.parametrize("line", REFUSED_TYPES)
+def test_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    name, why = REFUSED_TYPES[line]
+    if line:
+        declare(monkeypatch, line)
+    with pytest.raises(UntypedError, match=why):
+        find(pair, name)
 
 
 def test_place_where_the_type_cannot_be(
@@ -214,67 +220,45 @@ def test_ambiguous_symbol(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         find(pair, twice)
 
 
-def test_first_line_that_holds_is_taken(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+FIRST = """
+int | max_pfn | struct no_such
+int | max_pfn | struct page.no_such
+int | max_pfn | NO_SUCH
+int | max_pfn | !struct page.flags
+unsigned long | max_pfn | struct page.flags
+char | max_pfn
+"""
+MADE_TYPES = {
+    FIRST: ("max_pfn", "unsigned long"),
+    "unsigned long [3] | avenrun": ("avenrun", "unsigned long [3]"),
+    # Nothing but zeros leaves the array without a length.
+    "unsigned long [*] | empty_zero_page": ("empty_zero_page", "unsigned long []"),
+    "long | max_pfn | schedule()": ("max_pfn", "long"),
+    "int | nr_threads | !no_such_function()": ("nr_threads", "int"),
+}
+"""Declarations, of which the first that holds is taken -> a variable, and its type."""
+
+
+@pytest.mark.parametrize("lines", MADE_TYPES)
+def test_types_of_lines(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: str
 ) -> None:
-    lines = (
-        "int | max_pfn | struct no_such",
-        "int | max_pfn | struct page.no_such",
-        "int | max_pfn | NO_SUCH",
-        "int | max_pfn | !struct page.flags",
-        "unsigned long | max_pfn | struct page.flags",
-        "char | max_pfn",
-    )
-    declare(monkeypatch, "\n".join(lines))
-    found = find(pair, "max_pfn")
+    name, type_name = MADE_TYPES[lines]
+    declare(monkeypatch, lines)
+    found = find(pair, name)
     assert found is not None
-    assert found.type_.type_name() == "unsigned long"
+    assert found.type_.type_name() == type_name
 
 
-def test_lengths(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(monkeypatch, "unsigned long [3] | avenrun\nint [NO_SUCH] | max_pfn")
-    found = find(pair, "avenrun")
-    assert found is not None
-    assert len(found) == 3
-    with pytest.raises(UntypedError, match="NO_SUCH"):
-        find(pair, "max_pfn")
+COUNTED = ("taint_flags", "node_data", "preferred_node_policy", "hstates")
+COUNTED += ("cpu_bit_bitmap", "x86_cap_flags", "x86_bug_flags")
+"""Arrays whose length is counted, or that of a member, or a multiple of one."""
 
 
-def test_length_that_is_counted(pair: Pair) -> None:
-    """drgn's tainted() walks it."""
-    found = find(pair, "taint_flags")
-    assert found is not None
-    assert len(found) == len(pair.dwarf["taint_flags"])
-
-
-def test_length_that_cannot_be_counted(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing but zeros leaves the array without a length."""
-    declare(monkeypatch, "unsigned long [*] | empty_zero_page")
-    found = find(pair, "empty_zero_page")
-    assert found is not None
-    assert found.type_.length is None
-
-
-def test_length_of_a_member(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("node_data", "preferred_node_policy", "hstates", "cpu_bit_bitmap"):
-        assert find_length(pair, name) == len(pair.dwarf[name])
-    declare(
-        monkeypatch,
-        "struct pglist_data *[struct kmem_cache.none] | node_data\n"
-        "int [struct kmem_cache.size] | max_pfn",
-    )
-    with pytest.raises(UntypedError, match="no member 'none'"):
-        find(pair, "node_data")
-    with pytest.raises(UntypedError, match="is no array of a known length"):
-        find(pair, "max_pfn")
-
-
-def test_length_that_is_a_multiple(pair: Pair) -> None:
+@pytest.mark.parametrize("name", COUNTED)
+def test_lengths(pair: Pair, name: str) -> None:
     """Features without a name are zeros, at the end of the tables, too."""
-    for name in ("x86_cap_flags", "x86_bug_flags"):
-        assert find_length(pair, name) == len(pair.dwarf[name])
+    assert find_length(pair, name) == len(pair.dwarf[name])
 
 
 SWAP_ARRAYS = ("swap_info", "nr_swapper_spaces", "swap_cgroup_ctrl", "nr_zswap_trees")
@@ -300,22 +284,6 @@ def find_length(pair: Pair, name: str) -> int | None:
     assert found is not None
     length: int | None = found.type_.length
     return length
-
-
-def test_condition_that_a_function_is_there(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    declare(
-        monkeypatch,
-        "long | max_pfn | schedule()\nint | max_low_pfn | !schedule()\n"
-        "int | nr_threads | !no_such_function()",
-    )
-    for name, size in (("max_pfn", 8), ("nr_threads", 4)):
-        found = find(pair, name)
-        assert found is not None
-        assert drgn.sizeof(found) == size
-    with pytest.raises(UntypedError, match="not so that !schedule"):
-        find(pair, "max_low_pfn")
 
 
 def test_symbol_of_no_kernel(pair: Pair) -> None:

@@ -52,12 +52,6 @@ def test_crash(crash_pair: Pair) -> None:
     assert len(of_btf) > 5
 
 
-def test_names_of_frames(pair: Pair) -> None:
-    for prog in (pair.dwarf, pair.btf):
-        (init,) = (t for t in for_each_task(prog) if t.pid == 1)
-        assert "schedule" in [frame.name for frame in prog.stack_trace(init)]
-
-
 def test_from_within_a_module(pair: Pair) -> None:
     """As if a task had just entered a module's function from where it sleeps."""
     for prog in (pair.dwarf, pair.btf):

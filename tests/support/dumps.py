@@ -2,8 +2,10 @@
 
 """Open the lab's dumps by name, with DWARF or BTF."""
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
 from drgn import Program
@@ -31,3 +33,20 @@ def open_dump(name: str, types: str) -> Program:
 def pairs(names: Iterable[str]) -> Iterator[object]:
     for name, types in product(names, TYPES):
         yield pytest.param((name, types), id=f"{name}-{types}")
+
+
+def vmcoreinfo_of(dump: Path) -> bytes:
+    """Return a guest's VMCOREINFO, by the note that QEMU has put in an ELF dump."""
+    prog = Program()
+    prog.set_core_dump(dump)
+    return bytes(prog["VMCOREINFO"].string_())
+
+
+def kernel_at(dump: Path) -> int:
+    """Return the physical address of an x86-64 kernel, which KASLR decides."""
+    text = vmcoreinfo_of(dump)
+    base = re.search(rb"NUMBER\(phys_base\)=(-?\d+)", text)
+    start = re.search(rb"SYMBOL\(_stext\)=(\w+)", text)
+    assert base is not None
+    assert start is not None
+    return int(start[1], 16) - 0xFFFF_FFFF_8000_0000 + int(base[1])

@@ -23,13 +23,13 @@ def lay_over(
     forget_direct_map(prog)
 
 
-def lose(prog: Program, address: int, size: int) -> None:
+def lose(prog: Program, address: int, size: int, physical: bool = False) -> None:
     """Make memory of a dump unreadable."""
 
     def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("lost in this test", address)
 
-    lay_over(prog, address, size, fault)
+    lay_over(prog, address, size, fault, physical)
 
 
 def lose_page(prog: Program, address: int) -> None:
@@ -37,13 +37,13 @@ def lose_page(prog: Program, address: int) -> None:
     lose(prog, address & -PAGE, PAGE)
 
 
-def put(prog: Program, address: int, data: bytes) -> None:
+def put(prog: Program, address: int, data: bytes, physical: bool = False) -> None:
     """Replace memory of a dump by other data."""
 
     def read(_: int, count: int, offset: int, physical: bool) -> bytes:
         return data[offset : offset + count]
 
-    lay_over(prog, address, len(data), read)
+    lay_over(prog, address, len(data), read, physical)
 
 
 def overwrite(member: Object, value: int) -> None:

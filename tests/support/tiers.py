@@ -47,7 +47,7 @@ SLOW = (
     *("tests/test_unavailable", "tests/test_faults", "tests/test_numpy_threads"),
     "tests/cli/test_recording",
     *("tests/derived/test_completions", "tests/docs/test_adding"),
-    *("tests/lab/test_bytecode", "tests/lab/test_store"),
+    "tests/lab/test_store",
     *("tests/docs/test_pages", "tests/render/test_widths", "tests/report/test_report"),
     *("tests/selfdesc/test_kallsyms", "tests/test_plugin", "tests/test_records"),
 )

@@ -2,13 +2,13 @@
 
 """Identities of addresses, found by drgn's helpers with debug info, object by object.
 
-Each function returns addresses that it knows the identity of, chosen at random.
+Each function yields addresses as msa-whatis is asked for them, and what it must answer.
 """
 
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import drgn
 from drgn import Object, Program, cast, sizeof
@@ -24,37 +24,39 @@ from drgn.helpers.linux.mm import (
     page_to_virt,
     pfn_to_page,
     vma_name,
-    vmalloc_to_page,
 )
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.slab import _get_slab_cache_helper, for_each_slab_cache
 
+from msatools.whatis.processes import MAX_MAPPERS
+
 PAGE = 4096
+COUNT = 100
+Known = tuple[str, Any]
+"""An address, and parts of the answer.
 
-
-class SlabTruth(NamedTuple):
-    """An object of a slab cache."""
-
-    address: int
-    cache: str
-    allocated: bool
+A value is compared; of a set the answer has one; a function is called with the answer.
+"""
 
 
 def text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def slab_objects(prog: Program, chance: Random, count: int) -> list[SlabTruth]:
-    """Return objects of slabs at random, half of them free, if so many are found.
+def some(chance: Random, found: list[Any], count: int = COUNT) -> list[Any]:
+    return chance.sample(found, min(count, len(found)))
+
+
+def slab_objects(prog: Program, chance: Random) -> Iterator[Known]:
+    """Yield objects of slabs at random, half of them free, if so many are found.
 
     drgn's walk of a cache reads all pages for each cache; this one walks single slabs.
     """
-    allocated: list[SlabTruth] = []
-    free: list[SlabTruth] = []
+    counts = {True: 0, False: 0}
     helpers: dict[int, Any] = {}
-    for _ in range(400 * count):
-        if min(len(allocated), len(free)) >= count // 2:
+    for _ in range(400 * COUNT):
+        if min(counts.values()) >= COUNT // 2:
             break
         try:
             page = pfn_to_page(prog, chance.randrange(int(prog["max_pfn"])))
@@ -78,10 +80,14 @@ def slab_objects(prog: Program, chance: Random, count: int) -> list[SlabTruth]:
         size = cache.size.value_()
         every = {first + number * size for number in range(slab.objects.value_())}
         name = text(cache.name.string_())
-        for found, some in ((allocated, used), (free, every - used)):
-            for each in chance.sample(sorted(some), min(2, len(some))):
-                found.append(SlabTruth(each, name, found is allocated))
-    return allocated[: count // 2] + free[: count // 2]
+        for allocated, objects in ((True, used), (False, every - used)):
+            wanted = min(2, COUNT // 2 - counts[allocated])
+            for each in some(chance, sorted(objects), wanted):
+                counts[allocated] += 1
+                slab_ = {"object": f"{each:#x}", "cache": name, "allocated": allocated}
+                # The smallest objects have 8 bytes.
+                yield f"{each + chance.randrange(8):#x}", {"slab": slab_}
+    assert all(counts.values())
 
 
 def _slab_pointer(prog: Program) -> drgn.Type:
@@ -98,43 +104,39 @@ def _padding(cache: Object) -> int:
         return 0
 
 
-class TaskTruth(NamedTuple):
-    """A task."""
-
-    address: int
-    pid: int
-    comm: str
-    stack: int
-
-
-def tasks(prog: Program) -> list[TaskTruth]:
-    return [
-        TaskTruth(
-            task.value_(),
-            task.pid.value_(),
-            text(task.comm.string_()),
-            task.stack.value_(),
-        )
-        for task in for_each_task(prog)
-    ]
+def tasks(prog: Program, chance: Random) -> Iterator[Known]:
+    for task in for_each_task(prog):
+        known = {
+            "pid": task.pid.value_(),
+            "comm": text(task.comm.string_()),
+            "address": f"{task.value_():#x}",
+        }
+        answer = {"kind": "task", "type": "struct task_struct", "task": known}
+        yield f"{task.value_() + chance.randrange(2000):#x}", answer
 
 
-class FrameTruth(NamedTuple):
-    """A frame of the stack of a task that does not run."""
+def stacks(prog: Program, chance: Random) -> Iterator[Known]:
+    """Yield places in stacks, and in the guard pages before them."""
+    size = prog["THREAD_SIZE"].value_()
+    for task in for_each_task(prog):
+        start, pid = task.stack.value_(), task.pid.value_()
+        if start:
+            inside = {"kind": "stack", "stack": {"pid": pid, "bytes": size}}
+            yield f"{start + chance.randrange(size):x}", inside
+            guard = {"kind": "stack", "stack": {"pid": pid, "where": "guard"}}
+            yield f"{start - 1 - chance.randrange(PAGE):x}", guard
 
-    pid: int
-    address: int
-    function: str
-    """As drgn's symbols name it, without suffixes of the compiler."""
 
+def frames(prog: Program, chance: Random) -> Iterator[Known]:
+    """Yield the ends of frames of tasks that do not run.
 
-def frames(prog: Program, found: list[TaskTruth]) -> Iterator[FrameTruth]:
-    """Yield the innermost byte of frames: each has a stack pointer of its own."""
-    for task in found:
-        if not task.stack:
-            continue
+    Without debug info, an address of arm64 is in one of two functions.
+    """
+    is_arm64 = prog.platform.arch == drgn.Architecture.AARCH64  # type: ignore[union-attr]
+    found = []
+    for task in for_each_task(prog):
         try:
-            trace = prog.stack_trace(Object(prog, "struct task_struct *", task.address))
+            trace = prog.stack_trace(task)
         except (ValueError, drgn.FaultError, LookupError):
             continue
         whole = [frame for frame in trace if not frame.is_inline]
@@ -144,26 +146,27 @@ def frames(prog: Program, found: list[TaskTruth]) -> Iterator[FrameTruth]:
                 name = prog.symbol(frame.pc - (not frame.interrupted)).name
             except LookupError:
                 continue
-            if task.stack <= start < end <= task.stack + 4 * PAGE:
-                yield FrameTruth(task.pid, start, name)
-                yield FrameTruth(task.pid, end - 1, name)
+            stack = task.stack.value_()
+            if stack and stack <= start < end <= stack + 4 * PAGE:
+                found += [(task.pid.value_(), at, name) for at in (start, end - 1)]
+    for pid, address, name in some(chance, found, 2 * COUNT):
+        stack = {"pid": pid, "where": "frame"}
+        if is_arm64:
+            yield (
+                f"{address:#x}",
+                lambda answer, name=name: (
+                    name
+                    in (answer["stack"]["function"], answer["stack"]["next_function"])
+                ),
+            )
+            continue
+        stack |= {"function": name, "next_function": None}
+        yield f"{address:#x}", {"stack": stack}
 
 
-def pfn_at(prog: Program, address: int) -> int:
-    """Return the page that an address of vmalloc is mapped to."""
-    page = vmalloc_to_page(prog, address)
-    return int(page_to_pfn(page).value_())
-
-
-class AreaTruth(NamedTuple):
-    """An area of vmalloc."""
-
-    start: int
-    end: int
-    caller: str | None
-
-
-def areas(prog: Program) -> Iterator[AreaTruth]:
+def areas(prog: Program, chance: Random) -> Iterator[Known]:
+    """Yield places in areas of vmalloc, but for the kernel's image on arm64."""
+    found = []
     for area in for_each_vmap_area(prog):
         caller = None
         if area.vm and area.vm.caller:
@@ -171,20 +174,21 @@ def areas(prog: Program) -> Iterator[AreaTruth]:
                 caller = prog.symbol(area.vm.caller.value_()).name
             except LookupError:
                 continue
-        yield AreaTruth(area.va_start.value_(), area.va_end.value_(), caller)
+        if caller != "paging_init":
+            found.append((area.va_start.value_(), area.va_end.value_(), caller))
+    assert len(found) > 100
+    for start, end, caller in some(chance, found):
+        area = {"start": f"{start:#x}", "bytes": end - start, "caller": caller}
+        yield f"{chance.randrange(start, end):x}", {"vmalloc": area}
+    guarded = ("load_module", "execmem_alloc", "bpf_prog_alloc_no_stats")
+    assert {caller for *_, caller in found} & {*guarded}
+    for start, end, caller in found:
+        if caller in guarded:
+            yield f"{end - 1:x}", {"vmalloc": {"guard": True, "start": f"{start:#x}"}}
 
 
-class PerCpuTruth(NamedTuple):
-    """A static per-CPU variable."""
-
-    name: str
-    address: int
-    cpu: int
-    others: frozenset[str]
-    """Names of all variables at its address."""
-
-
-def percpu_variables(prog: Program, chance: Random, count: int) -> list[PerCpuTruth]:
+def percpu_variables(prog: Program, chance: Random) -> Iterator[Known]:
+    """Yield static per-CPU variables; several may share an address."""
     start = prog.symbol("__per_cpu_start").address
     end = prog.symbol("__per_cpu_end").address
     symbols = [
@@ -195,64 +199,40 @@ def percpu_variables(prog: Program, chance: Random, count: int) -> list[PerCpuTr
         and symbol.kind == drgn.SymbolKind.OBJECT
     ]
     cpus = list(for_each_possible_cpu(prog))
-    found = []
-    for symbol in chance.sample(symbols, min(count, len(symbols))):
+    for symbol in some(chance, symbols):
         cpu = chance.choice(cpus)
         offset = prog["__per_cpu_offset"][cpu].value_()
         alike = {each.name for each in symbols if each.address == symbol.address}
-        found.append(
-            PerCpuTruth(
-                symbol.name,
-                (symbol.address + offset) % (1 << 64),
-                cpu,
-                frozenset(alike),
-            )
-        )
-    return found
+        place = {"cpu": cpu, "variable": alike, "offset": 0}
+        yield f"{(symbol.address + offset) % (1 << 64):#x}", {"percpu": place}
+    # What is in the kernel's image was copied for each CPU, and is none's.
+    place = {"variable": "runqueues", "cpu": None, "offset": 8}
+    linked = prog.symbol("runqueues").address
+    yield f"{linked + 8:#x}", {"kind": "percpu", "percpu": place}
 
 
-class AllocatedTruth(NamedTuple):
-    """Memory of the percpu allocator."""
-
-    address: int
-    cpu: int
-    pointer: int
-    least: int
-    """Bytes that it has at least."""
-
-
-def percpu_allocations(
-    prog: Program, chance: Random, count: int
-) -> list[AllocatedTruth]:
+def percpu_allocations(prog: Program, chance: Random) -> Iterator[Known]:
     found = []
     member = "cpu_slab"
     if not prog.type("struct kmem_cache").has_member(member):
         member = "cpu_sheaves"
     for cache in for_each_slab_cache(prog):
         pointer = cache.member_(member).read_()
-        if not pointer:
-            continue
-        size = sizeof(pointer.type_.type)
-        found += [
-            AllocatedTruth(
-                per_cpu_ptr(pointer, cpu).value_(), cpu, pointer.value_(), size
-            )
-            for cpu in for_each_online_cpu(prog)
-        ]
-    return chance.sample(found, min(count, len(found)))
+        if pointer:
+            found += [(pointer, cpu) for cpu in for_each_online_cpu(prog)]
+    for pointer, cpu in some(chance, found):
+        place = {
+            "cpu": cpu,
+            "pointer": f"{pointer.value_():#x}",
+            "offset": 0,
+            "allocated": True,
+            "bytes": range(sizeof(pointer.type_.type), 1 << 20),
+        }
+        yield f"{per_cpu_ptr(pointer, cpu).value_():#x}", {"percpu": place}
 
 
-class FilePageTruth(NamedTuple):
-    """A page of the page cache."""
-
-    pfn: int
-    inode: int
-    offset: int
-    path: str | None
-
-
-def file_pages(prog: Program, chance: Random, count: int) -> list[FilePageTruth]:
-    """Return pages of mapped files, found through the mappings of processes."""
+def file_pages(prog: Program, chance: Random) -> Iterator[Known]:
+    """Yield pages of mapped files, found through the mappings of processes."""
     inodes: dict[int, Object] = {}
     for task in for_each_task(prog):
         if not task.mm:
@@ -263,29 +243,18 @@ def file_pages(prog: Program, chance: Random, count: int) -> list[FilePageTruth]
                 inodes[inode.value_()] = inode
     found = []
     for inode in inodes.values():
-        name = inode_path(inode)
+        # That within the file system.
+        path = text(inode_path(inode) or b"")
         for index, page in islice(inode_for_each_page(inode), 2_000):
-            if page.value_() & 3:
-                continue
-            found.append(
-                FilePageTruth(
-                    page_to_pfn(page).value_(),
-                    inode.i_ino.value_(),
-                    int(index) * PAGE,
-                    text(name) if name else None,
-                )
-            )
-    return chance.sample(found, min(count, len(found)))
-
-
-class MappedTruth(NamedTuple):
-    """A page that a process maps."""
-
-    pid: int
-    address: int
-    pfn: int
-    mapping: str
-    anonymous: bool
+            if not page.value_() & 3:
+                found.append((page, inode.i_ino.value_(), int(index) * PAGE, path))
+    for page, number, offset, path in some(chance, found):
+        file = {
+            "inode": number,
+            "offset": offset,
+            "name": lambda name, path=path: name.endswith(path),
+        }
+        yield f"pfn:{page_to_pfn(page).value_()}", {"page": {"file": file}}
 
 
 def mapping_name(vma: drgn.Object) -> str:
@@ -296,9 +265,9 @@ def mapping_name(vma: drgn.Object) -> str:
     return text(vma_name(vma)) or "[anon]"
 
 
-def mapped_pages(prog: Program, chance: Random, count: int) -> list[MappedTruth]:
-    """Return pages that processes map, by walks of their page tables."""
-    found: list[MappedTruth] = []
+def mapped_pages(prog: Program, chance: Random) -> Iterator[Known]:
+    """Yield pages that processes map, by walks of their page tables."""
+    found: list[Known] = []
     seen = set()
     every = [task for task in for_each_task(prog) if task.mm]
     chance.shuffle(every)
@@ -309,20 +278,21 @@ def mapped_pages(prog: Program, chance: Random, count: int) -> list[MappedTruth]
         seen.add(mm)
         for vma in for_each_vma(task.mm):
             start, end = vma.vm_start.value_(), vma.vm_end.value_()
-            pages = range(start, end, PAGE)
-            for address in chance.sample(pages, min(3, len(pages))):
+            for address in some(chance, range(start, end, PAGE), 3):  # type: ignore[arg-type]
                 try:
                     pfn = follow_pfn(task.mm, address).value_()
-                    flags = pfn_to_page(prog, pfn).mapping.value_() & 3
+                    anonymous = pfn_to_page(prog, pfn).mapping.value_() & 3 == 1
                 except drgn.FaultError:
                     continue
-                found.append(
-                    MappedTruth(
-                        task.pid.value_(),
-                        address + chance.randrange(PAGE),
-                        pfn,
-                        mapping_name(vma),
-                        flags == 1,
+                # drgn does not name the last two, of arm64.
+                names = {mapping_name(vma), "[vdso]", "[vvar]"}
+                page: dict[str, Any] = {"pfn": pfn}
+                if anonymous:
+                    page["mappers"] = lambda mappers, address=address: (
+                        len(mappers) == MAX_MAPPERS
+                        or address in {int(each["address"], 16) for each in mappers}
                     )
-                )
-    return chance.sample(found, min(count, len(found)))
+                word = f"{task.pid.value_()}:{address + chance.randrange(PAGE):x}"
+                user = {"state": "mapped", "mapping": names}
+                found.append((word, {"user": user, "page": page}))
+    yield from some(chance, found)

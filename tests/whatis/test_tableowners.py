@@ -2,9 +2,6 @@
 
 """Page tables: whose they are, and what they map."""
 
-import io
-import json
-from contextlib import redirect_stdout
 from random import Random
 from typing import Any
 
@@ -13,9 +10,7 @@ import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.mm import follow_pfn
 from drgn.helpers.linux.pid import find_task
-from msatools.commands.whatis import COMMAND
 
-from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Loss, LossLog
@@ -26,6 +21,7 @@ from msatools.whatis.lookup import Lookup
 from msatools.whatis.pages import Pages
 from msatools.whatis.processes import TableOwners
 from tests.support.dumps import open_dump
+from tests.support.prompt import reported
 
 DUMPS = ["memory-6.12", "memory-6.1", "memory-6.12arm64"]
 COUNT = 150
@@ -52,10 +48,8 @@ def page_tables(prog: Program) -> list[int]:
 
 
 def ask(prog: Program, pfns: list[int]) -> list[Any]:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        run_in_drgn(COMMAND, prog, ["--json", *(f"pfn:{pfn}" for pfn in pfns)])
-    return [answer["page"] for answer in json.loads(out.getvalue())["answers"]]
+    answers = reported(prog, "whatis", *(f"pfn:{pfn}" for pfn in pfns))["answers"]
+    return [answer["page"] for answer in answers]
 
 
 @each_dump

@@ -2,23 +2,18 @@
 
 """Locks whose types BTF does not have, known by those who wait for them."""
 
-import io
-import json
-from contextlib import redirect_stdout
 from functools import cache
 from struct import pack
 from typing import Any
 
 import pytest
-from drgn import Program
 from drgn.helpers.linux.sched import idle_task
-from msatools.commands.whatis import COMMAND
 
-from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.locks.locks import collect_locks
 from msatools.locks.report import LockRow
 from tests.support import overlay
 from tests.support.dumps import open_dump
+from tests.support.prompt import reported
 
 DUMPS = ["locks-6.12", "locks-6.1", "locks-7.x", "locks-6.12arm64"]
 
@@ -26,14 +21,7 @@ pytestmark = pytest.mark.parametrize("dump", DUMPS)
 
 
 def ask(dump: str, *words: str) -> Any:
-    return ask_of(open_dump(dump, "btf"), *words)
-
-
-def ask_of(prog: Program, *words: str) -> Any:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        run_in_drgn(COMMAND, prog, ["--json", *words])
-    return json.loads(out.getvalue())
+    return reported(open_dump(dump, "btf"), "whatis", *words)
 
 
 @cache
@@ -74,7 +62,7 @@ def test_words_that_point_to_the_stack_of_an_idle_task(dump: str) -> None:
     start = prog.symbol("acct_on_mutex").address
     stack = idle_task(prog, 0).stack.value_()
     overlay.put(prog, start + 16, pack("<QQ", stack + 256, stack + 256))
-    asked = ask_of(prog, f"{start:x}")
+    asked = reported(prog, "whatis", f"{start:x}")
     assert (asked["locks"], asked["notes"]) == ([], [])
 
 

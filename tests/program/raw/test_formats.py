@@ -23,6 +23,8 @@ from tests.program.raw.answers import answers
 
 NAMED = "memstat", "prstat", "zombies"
 SECONDS = 10
+"""CPU time, which does not depend on what else the machine does."""
+
 WRITERS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "lime": (writers.lime, "LiME, 2.0 GiB, kernel"),
     "raw": (writers.ranges_alone, "raw memory, 2.0 GiB, hole at 0.999"),
@@ -141,21 +143,28 @@ def test_vmware_region_beyond_all_memory(tmp_path: Path) -> None:
         open_target(TargetSpec(path=str(path)))
 
 
+def stream(flag: int, before: bytes = b"") -> bytes:
+    """Return a stream of QEMU with a page of RAM, and sections before it."""
+    size = 1 << 20
+    return (
+        b"QEVM"
+        + struct.pack(">I", 3)
+        + before
+        + struct.pack(">BI", 1, 2)
+        + b"\3ram"
+        + struct.pack(">IIQ", 0, 4, size | 4)
+        + b"\6pc.ram"
+        + struct.pack(">QQ", size, flag)
+        + bytes(8192)
+    )
+
+
 @pytest.mark.parametrize(
     ("flag", "name"), [(0x40, "XBZRLE"), (0x100, "compression"), (0x200, "multifd")]
 )
 def test_streams_that_are_not_read(tmp_path: Path, flag: int, name: str) -> None:
     path = tmp_path / "stream"
-    path.write_bytes(
-        b"QEVM"
-        + struct.pack(">IBI", 3, 1, 2)
-        + b"\3ram"
-        + struct.pack(">II", 0, 4)
-        + struct.pack(">Q", 1 << 20 | 4)
-        + b"\6pc.ram"
-        + struct.pack(">QQ", 1 << 20, flag)
-        + bytes(8192)
-    )
+    path.write_bytes(stream(flag))
     with pytest.raises(NotADumpError, match=name):
         open_target(TargetSpec(path=str(path)))
 
@@ -172,21 +181,8 @@ def test_parts_of_the_configuration(tmp_path: Path, name: bytes, is_read: bool) 
     """Those that say nothing of pages are passed over; others are refused by name."""
     path = tmp_path / "stream"
     fields = struct.pack(">I", 12) if is_read else b"\0\0\0\1\x0amapped-ram"
-    path.write_bytes(
-        b"QEVM"
-        + struct.pack(">IBI", 3, 7, 4)
-        + b"virt"
-        + struct.pack(">BB", 5, len(name))
-        + name
-        + struct.pack(">I", 1)
-        + fields
-        + struct.pack(">BI", 1, 2)
-        + b"\3ram"
-        + struct.pack(">IIQ", 0, 4, 1 << 20 | 4)
-        + b"\6pc.ram"
-        + struct.pack(">QQ", 1 << 20, 0x10)
-        + bytes(8192)
-    )
+    part = struct.pack(">BB", 5, len(name)) + name + struct.pack(">I", 1) + fields
+    path.write_bytes(stream(0x10, struct.pack(">BI", 7, 4) + b"virt" + part))
     words = "no Linux kernel|encrypted|an unknown section|zeros" if is_read else None
     words = words or name.decode().rpartition("/")[2].replace("capabilities", "mapped")
     with pytest.raises((NotADumpError, DamagedDumpError), match=words):
@@ -288,10 +284,10 @@ def test_damaged_headers(tmp_path: Path, name: str) -> None:
         if not chance.randrange(10):
             del data[chance.randrange(4, len(data)) :]
         path.write_bytes(data)
-        began = time.monotonic()
+        began = time.process_time()
         with pytest.raises(TargetError):
             open_target(TargetSpec(path=str(path)))
-        assert time.monotonic() - began < SECONDS
+        assert time.process_time() - began < SECONDS
 
 
 def test_a_chunk_that_is_damaged(dump: Path, folder: Path) -> None:
