@@ -7,11 +7,11 @@ import os
 import pwd
 
 import pytest
+from msatools.commands.prstat import COMMAND
 from msgspec.structs import replace
 
 from msatools.cli.arguments import make_parser, membership, uids
 from msatools.cli.options import UsageError, parse_words, target_spec
-from msatools.commands.prstat import COMMAND
 from msatools.tasks.identity import Membership
 from tests.locks.madelocks import TARGET
 

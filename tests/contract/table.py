@@ -13,9 +13,9 @@ from typing import Any
 from drgn import Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
+from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zombies
 
 from msatools.cli.arguments import Command, make_parser
-from msatools.commands import cpus, locks, memstat, prstat, report, whatis, zombies
 from tests.support.overlay import lose
 
 

@@ -5,9 +5,9 @@
 from functools import cache
 
 import pytest
+from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.commands.cpus import COMMAND
 from msatools.cpus.model import CpusReport
 from msatools.program import Opened, TargetSpec, open_target
 from tests.cpus.madecpus import cpu, cpuset, irq, offline, processor, report

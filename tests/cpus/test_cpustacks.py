@@ -9,9 +9,9 @@ import drgn
 import pytest
 from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.percpu import per_cpu
+from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.commands.cpus import COMMAND
 from msatools.errors import MissingError
 from msatools.program import Opened, TargetSpec, open_target
 from msatools.program.linear import KERNEL_HALF

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from drgn import Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
-
 from msatools.commands.cpus import COMMAND
+
 from msatools.cpus.cpus import Cpus, CpusOptions, collect_cpus
 from msatools.cpus.model import CpusReport
 from msatools.cpus.sets import read_cpusets

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from drgn import Program
 from drgn.helpers.linux.pid import find_task
+from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
 from msatools.cli.drgn_prompt import run_in_drgn
-from msatools.commands.cpus import COMMAND
 from msatools.cpus.plan import mask
 from msatools.program import TargetError
 from tests.cpus.guests import KERNELS, Guest, numbers

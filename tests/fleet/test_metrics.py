@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-
 from msatools.commands.memstat import COMMAND as MEMSTAT
 from msatools.commands.report import COMMAND as REPORT
+from prometheus_client.parser import text_string_to_metric_families
+
 from msatools.fleet.buckets import Choice, gauges, read_fleet
 from msatools.fleet.dumps import result_of
 from msatools.memory.classes import CLASSES

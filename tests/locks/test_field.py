@@ -5,8 +5,8 @@
 from typing import Any
 
 import pytest
-
 from msatools.commands.zombies import COMMAND as ZOMBIES
+
 from msatools.locks.report import Root
 from msatools.program import Opened, TargetSpec, open_target
 from tests.locks.reports import LoggedReport, logged_report

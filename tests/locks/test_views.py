@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from drgn import Program
+from msatools.commands.locks import COMMAND
 
 from fixtures import lab
 from msatools.cli.drgn_prompt import run_in_drgn
-from msatools.commands.locks import COMMAND
 from tests.locks.seen import STOCK
 from tests.support.dumps import open_dump
 

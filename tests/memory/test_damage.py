@@ -12,8 +12,8 @@ from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.fs import for_each_file
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task, for_each_task
-
 from msatools.commands.memstat import COMMAND
+
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory import memmap

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from drgn import Program
 from drgn.commands import CommandArgumentError, CommandError, run_command
+from msatools.commands.memstat import COMMAND
 from msgspec.structs import replace
 
 from fixtures.demo import DEMOS
 from msatools.cli.main import run_console
-from msatools.commands.memstat import COMMAND
 from msatools.memory.breakdowns import VIEWS
 from msatools.memory.diff import GroupChange, MemstatDiff, compare, load_snapshot
 from msatools.memory.memstat import collect_memstat

@@ -81,9 +81,9 @@ def test_dma_bufs_are_those_of_bufinfo(
     }
 
 
-def test_who_holds_them(run: lab.Run, buffers: dict[str, DmaBufGroup]) -> None:
+def test_who_holds_them(field_run: lab.Run, buffers: dict[str, DmaBufGroup]) -> None:
     """One is an open file, one is mapped and no open file, one a part of a memfd."""
-    pids = {made["name"]: made["pid"] for made in run.workload["processes"]}
+    pids = {made["name"]: made["pid"] for made in field_run.workload["processes"]}
     makers = {"open": "heap_open", "mapped": "heap_mapped", "pinned": "pinned"}
     for name, group in buffers.items():
         assert group.holders is not None

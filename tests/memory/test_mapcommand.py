@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 from drgn import Program
+from msatools.commands.memstat import COMMAND
 from PIL import Image
 
 from fixtures.demo import DEMOS
 from msatools.cli.arguments import make_parser
 from msatools.cli.main import run_console
-from msatools.commands.memstat import COMMAND
 from tests.support.prompt import printed
 
 

@@ -10,10 +10,10 @@ from drgn import Object, Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task
 from drgn.helpers.linux.slab import slab_object_info
+from msatools.commands.memstat import COMMAND
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.commands.memstat import COMMAND
 from msatools.memory.breakdowns import VIEWS
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import CgroupGroup, MemstatReport, SlabGroup

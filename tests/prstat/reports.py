@@ -10,10 +10,10 @@ from functools import cache, cached_property
 from typing import Any
 
 from drgn import Program
+from msatools.commands.prstat import COMMAND
 
 from fixtures import lab
 from msatools.cli.drgn_prompt import run_in_drgn
-from msatools.commands.prstat import COMMAND
 from tests.support.dumps import open_dump
 
 MS = 1_000_000

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from drgn.helpers.linux.pid import find_task
+from msatools.commands.report import COMMAND
 from msgspec.structs import replace
 
 from fixtures import lab
-from msatools.commands.report import COMMAND
 from msatools.kernel.report import Note
 from msatools.locks.report import LocksReport
 from msatools.program.model import Source

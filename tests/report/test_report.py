@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from drgn import FaultError, offsetof, sizeof
 from drgn.helpers.linux.pid import find_task
+from msatools.commands.report import COMMAND
 
 from fixtures import lab
 from msatools.cli.sandbox import binding
-from msatools.commands.report import COMMAND
 from msatools.errors import DamagedDataError, MissingError
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog

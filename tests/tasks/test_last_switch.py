@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drgn.helpers.linux.mm import follow_phys
+from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.commands.cpus import COMMAND
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.program import TargetSpec, open_target

@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fixtures import lab
-from fixtures.lab import Run
-from msatools.cli.arguments import Command
-from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.commands.cpus import COMMAND as CPUS
 from msatools.commands.locks import COMMAND as LOCKS
 from msatools.commands.memstat import COMMAND as MEMSTAT
@@ -21,6 +17,11 @@ from msatools.commands.prstat import COMMAND as PRSTAT
 from msatools.commands.report import COMMAND as REPORT
 from msatools.commands.whatis import COMMAND as WHATIS
 from msatools.commands.zombies import COMMAND as ZOMBIES
+
+from fixtures import lab
+from fixtures.lab import Run
+from msatools.cli.arguments import Command
+from msatools.cli.drgn_prompt import run_in_drgn
 from tests.support.dumps import open_dump
 from tests.truth import (
     cpus,

@@ -5,6 +5,7 @@
 from typing import Any
 
 from msatools.commands.zombies import COMMAND
+
 from tests.support import commandline
 from tests.support.golden import Golden
 from tests.zombies.madezombies import heir, leak, report, zombie

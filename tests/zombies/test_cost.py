@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from msatools.commands.zombies import COMMAND
 
 from fixtures import lab
-from msatools.commands.zombies import COMMAND
 from tests.support.calls import CORE, call
 from tests.support.strace import MARKER, reads_of
 

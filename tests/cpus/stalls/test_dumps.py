@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 import pytest
+from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.commands.cpus import COMMAND
 from msatools.program import Opened, TargetSpec, open_target
 from tests.support.calls import call
 
