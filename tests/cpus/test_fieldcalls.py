@@ -72,9 +72,10 @@ def test_barrier_ends_at_who_keeps_the_thread_from_running(dump: str) -> None:
         assert root.pid == known["callbacks"]
         hog = f"which real-time task {known['hog']} hog has"
         assert root.reason == f"waits for CPU {hogged}, {hog}"
-    (found,) = verdicts(dump, "cpu-starved")
-    assert f"cpu{hogged} runs pid {known['hog']} hog (FIFO 50)" in found["text"]
-    assert str(known["callbacks"]) in found["text"]
+    hog = f"cpu{hogged} runs pid {known['hog']} hog (FIFO 50)"
+    texts = [each["text"] for each in verdicts(dump, "cpu-starved")]
+    (text,) = (text for text in texts if hog in text)
+    assert str(known["callbacks"]) in text
 
 
 def test_callbacks_that_wait_have_a_name(dump: str) -> None:
@@ -111,7 +112,10 @@ def test_calls_of_other_cpus_have_a_name(
     for storm in found:
         assert storm.cpu in pair
         assert storm.per_second == pytest.approx(rates[storm.cpu])
-        assert storm.function == "cm_called [callmodule]"
+    # The kernel can just have put a wake-up or a work before it.
+    names = {storm.function for storm in found}
+    own = [name for name in names if name.startswith("a wake-up") or "(irq" in name]
+    assert names - {*own} == {"cm_called [callmodule]"}
 
 
 def test_few_calls_are_no_storm(dump: str, monkeypatch: pytest.MonkeyPatch) -> None:

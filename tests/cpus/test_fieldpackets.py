@@ -2,6 +2,7 @@
 
 """Floods of packets, and a thread of RCU without its turn, by what the guest did."""
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from msatools.kernel.report import LossLog, quietly
 from msatools.program import describe
 from msatools.selfdesc.find import find_type, offset_of
 from msatools.tasks.text import KernelText
+from tests.cpus.guests import is_throttled
 from tests.cpus.test_fieldcalls import lock_of, waits
 from tests.cpus.test_fieldcpus import json_of, root_of, verdicts, workload
 from tests.support.dumps import open_dump
@@ -44,16 +46,19 @@ def storms_of(dump: str, kind: str) -> list[dict[str, Any]]:
 def test_flood_names_its_device(dump: str) -> None:
     """By /proc/softirqs that the guest read a moment before."""
     flood, known = workload(dump)["floods"][POLLED], waits(dump)
-    (found,) = storms_of(dump, "softirq")
-    assert found["cpu"] == flood["cpu"]
+    # Other CPUs poll, too, and some of them nearly as often.
+    cpu = flood["cpu"]
+    (found,) = (each for each in storms_of(dump, "softirq") if each["cpu"] == cpu)
     assert found["function"] == "veth_poll [veth]"
     assert found["device"] == flood["receiver"]
-    said = known["softirqs"][flood["cpu"]]
+    said = known["softirqs"][cpu]
     came = found["per_second"] * json_of("cpus", dump)["taken_at_ns"] / 1e9
     # The guest is dumped within a second or so.
     assert said <= came < 1.5 * said
     (verdict,) = (
-        each for each in verdicts(dump, "cpu-storm") if "NET_RX" in each["text"]
+        each
+        for each in verdicts(dump, "cpu-storm")
+        if re.match(rf"cpu{cpu} .* NET_RX", each["text"])
     )
     assert f"veth_poll [veth] polls {flood['receiver']}" in verdict["text"]
 
@@ -224,6 +229,8 @@ def test_barrier_ends_at_the_throttled_thread(dump: str) -> None:
     assert [owner["pid"] for owner in lock["owners"]] == [known["callbacks"]]
     root = root_of(dump, known["barrier"])
     assert root.pid == known["callbacks"]
+    if not is_throttled(tables.open_dump(dump, "btf"), known["callbacks"]):
+        pytest.skip("the quota had just begun anew, by chance")
     quota = "throttled by the quota of /limited (1ms each 1.0s)"
     assert root.reason == quota
     (verdict,) = verdicts(dump, "cpu-throttled")
@@ -236,6 +243,8 @@ def test_all_say_that_the_thread_is_throttled(dump: str) -> None:
     if not known["throttled"]:
         pytest.skip("this kernel throttles no kernel thread")
     pid = known["callbacks"]
+    if not is_throttled(tables.open_dump(dump, "btf"), pid):
+        pytest.skip("the quota had just begun anew, by chance")
     queues = json_of("cpus", dump, "-v")["run_queues"]
     ((waiting_cpu, waiting),) = (
         (each["cpu"], task)

@@ -17,9 +17,9 @@ from tests.support.calls import call
 SPINNING = "LAB-SPINNING "
 KERNELS = ("6.1", "6.12", "7.x")
 SECOND = 1_000_000_000
-SLOW_NS = 5 * SECOND
 TIMER_NS = SECOND // 2
 """The timer of a CPU without softirqs is due within this time from then on."""
+SLOW_NS = 5 * SECOND
 """By how much a time may be off: a busy host gives a guest's CPU no time for so long,
 and its last tick was before that."""
 
