@@ -3,7 +3,7 @@
 """The legends have whatever a command prints, and all that shows them has the same."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from drgn import ProgramFlags
@@ -246,24 +246,6 @@ def test_verbose_report_ends_with_the_key(name: str) -> None:
     for group in legend_of(name):
         assert f"\n{group.title}  " not in plain
     assert any(f"\n{group.title}  " in ran.out for group in legend_of(name))
-
-
-# --- manual pages
-
-
-def groups() -> list[Any]:
-    return [
-        pytest.param(name, group, id=f"{name}: {group.title}")
-        for name in NAMES
-        for group in legend_of(name)
-    ]
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_help_fits_80_columns(row: Row) -> None:
-    ran = call(row.command, "--help")
-    assert "\nEXAMPLES:\n" in ran.out
-    assert max(map(len, ran.out.splitlines())) <= 80
 
 
 def test_why_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:
