@@ -18,7 +18,6 @@ from msatools.locks.report import (
     LockChanges,
     LocksReport,
     OwnerSeen,
-    UserFrame,
     WaitTarget,
     Waker,
 )
@@ -26,7 +25,14 @@ from msatools.program.model import Address
 from msatools.render.locks.report import View
 from msatools.render.locks.report import locks_blocks as blocks
 from tests.locks.madelocks import SECOND, deadlock, lock, owner, report, root, wait
-from tests.render.screens import EVIL, Screens, check_escaped, check_screens, printed
+from tests.render.screens import (
+    EVIL,
+    FRAMES,
+    Screens,
+    check_escaped,
+    check_screens,
+    printed,
+)
 from tests.support.cost import calls
 from tests.support.golden import Golden
 
@@ -76,13 +82,6 @@ CYCLE = report(
         )
     ],
     deadlocks=[deadlock("163 164", ["mutex 0x1", "mutex 0x2"])],
-)
-
-
-FRAMES = (
-    UserFrame(function="wake\x1b", offset=28, module="herd\x1b", guess=False),
-    UserFrame(function="main", offset=7, module=None, guess=True),
-    UserFrame(function=None, offset=0x11C0, module="herd\x1b", guess=True),
 )
 
 

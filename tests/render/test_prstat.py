@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from msatools.kernel.clocks import Accounting
 from msatools.kernel.report import Note
-from msatools.locks.report import Herd, UserFrame, WaitTarget, Waker
+from msatools.locks.report import Herd, WaitTarget, Waker
 from msatools.program.model import Address
 from msatools.prstat.model import (
     Children,
@@ -34,7 +34,7 @@ from msatools.render.prstat.columns import COLUMNS, TaskContext, write
 from msatools.render.prstat.report import folded
 from msatools.render.prstat.report import prstat_blocks as blocks
 from tests.locks.madelocks import SECOND, TARGET
-from tests.render.screens import Screens, check_screens, printed
+from tests.render.screens import FRAMES, Screens, check_screens, printed
 from tests.support.golden import Golden
 
 MS = 1_000_000
@@ -103,13 +103,6 @@ ONS = {
     "unix": WaitTarget(kind="socket", inode=1, type="unix stream", local=PATH),
     "futex": WaitTarget(kind="futex", address=Address(0x4C80F0), waiters=50),
 }
-
-
-FRAMES = (
-    UserFrame(function="wake\x1b", offset=28, module="herd\x1b", guess=False),
-    UserFrame(function="main", offset=7, module=None, guess=True),
-    UserFrame(function=None, offset=0x11C0, module="herd\x1b", guess=True),
-)
 
 
 def row(**changes: Any) -> TaskRow:

@@ -11,7 +11,7 @@ import pytest
 from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.program import Opened, TargetSpec, open_target
+from msatools.program import open_target
 from tests.support.calls import call
 
 SPINNING = "LAB-SPINNING "
@@ -67,14 +67,16 @@ class Guest:
         return self.taken_ns - int(self.thread(name)["start_ns"])
 
 
+def reported(dump: str) -> dict[str, Any]:
+    words = (str(lab.build(dump).kept), "--types", "btf", "--stalls", "--json")
+    found: dict[str, Any] = call(COMMAND, *words, opening=open_target).json
+    return found
+
+
 @cache
 def guest(name: str, kernel: str) -> Guest:
     run = lab.build(f"{name}-{kernel}")
-
-    def opening(spec: TargetSpec) -> Opened:
-        return open_target(TargetSpec(path=str(run.kept), types="btf"))
-
-    report = call(COMMAND, "--stalls", "--json", opening=opening).json
+    report = reported(f"{name}-{kernel}")
     lines = (
         line.partition(SPINNING)[2]
         for line in run.console.splitlines()
@@ -252,12 +254,7 @@ QUIET = (
 @pytest.mark.parametrize("name", ["cpulock-6.1"])
 def test_timers_that_need_not_wake_a_cpu(name: str) -> None:
     """On an nohz_full CPU that runs a task in user mode, they may be late."""
-
-    def opening(spec: TargetSpec) -> Opened:
-        path = str(lab.build(name).kept)
-        return open_target(TargetSpec(path=path, types="btf"))
-
-    report = call(COMMAND, "--stalls", "--json", opening=opening).json
+    report = reported(name)
     assert [each for each in report["stalls"]["found"] if each["over_limit"]] == []
     tickless = 7
     assert tickless not in [each["cpu"] for each in report["stalls"]["timers"]]
@@ -266,12 +263,7 @@ def test_timers_that_need_not_wake_a_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", QUIET)
 def test_nothing_stalls_elsewhere(name: str) -> None:
     """Idle CPUs without ticks, hogs, and thousands of tasks are no stalls."""
-
-    def opening(spec: TargetSpec) -> Opened:
-        path = str(lab.build(name).kept)
-        return open_target(TargetSpec(path=path, types="btf"))
-
-    report = call(COMMAND, "--stalls", "--json", opening=opening).json
+    report = reported(name)
     # A panic takes the CPUs that it stops out of the online mask.
     assert all(cpu["online"] for cpu in report["cpus"])
     # A busy host lets a CPU stand for a moment.
