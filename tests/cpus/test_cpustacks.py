@@ -84,8 +84,9 @@ def test_without_orc(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MissingError("no tables")
 
     monkeypatch.setattr("msatools.tasks.stacks.Orc", lost)
-    idle = next(stack for stack in stacks("fieldcpus-6.12") if stack["pid"] == 0)
-    assert idle["frames"][-1] in ENDS, idle
+    idle = [stack for stack in stacks("fieldcpus-6.12") if stack["pid"] == 0]
+    # One of them may just be in an interrupt, beyond which it does not get.
+    assert any(stack["frames"][-1] in ENDS for stack in idle), idle
 
 
 ENDS = (
