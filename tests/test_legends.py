@@ -248,6 +248,13 @@ def test_verbose_report_ends_with_the_key(name: str) -> None:
     assert any(f"\n{group.title}  " in ran.out for group in legend_of(name))
 
 
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_help_fits_80_columns(row: Row) -> None:
+    ran = call(row.command, "--help")
+    assert "\nEXAMPLES:\n" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
 def test_why_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     group = load_group("fleet")
     assert run_group(group, ["--why", "trend"]) == 0

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Every command in the registry is answered by the demo, and tested."""
+"""Every command in the registry is installed, answered by the demo, and tested."""
 
 import re
+from importlib.metadata import distribution
 
 import pytest
 
@@ -12,6 +13,16 @@ from msatools.derived.schemas import schemas
 from msatools.program import open_target
 from tests.support.calls import call
 from tests.truth.tables import TABLES
+
+
+def test_scripts_are_the_commands() -> None:
+    installed = distribution("msatools").entry_points.select(group="console_scripts")
+    assert {script.name: script.value for script in installed} == {
+        "msa": "msatools.frontdoor:script"
+    } | {
+        f"msa-{name}": f"msatools.console:{name}"
+        for name in (*registry.NAMES, *registry.GROUPS)
+    }
 
 
 @pytest.mark.parametrize("kernel", DEMOS)
