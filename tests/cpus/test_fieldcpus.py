@@ -32,6 +32,7 @@ from msatools.tasks.text import KernelText, kernel_symbol
 from tests.cpus.damaged import borrowed, put_word
 from tests.cpus.guests import is_throttled
 from tests.locks.reports import logged_report
+from tests.support.dumps import spinning
 from tests.support.elf import (
     RIP_OFFSET,
     RSP_OFFSET,
@@ -55,15 +56,6 @@ def json_of(command: str, dump: str, *words: str) -> dict[str, Any]:
         prog = tables.open_dump(dump, "btf")
         run_in_drgn(tables.TABLES[command].command, prog, ("--json", *words))
     return dict(json.loads(out.getvalue()))
-
-
-@cache
-def spinning(name: str) -> dict[str, int]:
-    """Who waits for the CPU that goes offline, by the guest's console."""
-    console = lab.build(name).console
-    found = re.search(r"^LAB-SPINNING (\{.*\})", console, re.MULTILINE)
-    assert found is not None
-    return dict(json.loads(found[1]))
 
 
 @pytest.fixture(params=["fieldcpus-6.1", "fieldcpus-6.12", "fieldcpus-7.x"])
@@ -169,7 +161,7 @@ def test_tasks_without_a_turn(dump: str) -> None:
 
 
 def test_hotplug_is_one_chain(dump: str) -> None:
-    waits = spinning(dump)
+    waits = spinning(lab.build(dump))
     for waiter in ("offliner", "reader"):
         root = root_of(dump, waits[waiter])
         assert root.pid == waits["keeper"]

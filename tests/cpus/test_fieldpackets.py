@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fixtures import lab
 from msatools.cpus import storms
 from msatools.cpus.cpus import Cpus, CpusOptions, collect_cpus
 from msatools.cpus.cross_calls import read_calls
@@ -21,9 +22,9 @@ from msatools.program import describe
 from msatools.selfdesc.find import find_type, offset_of
 from msatools.tasks.text import KernelText
 from tests.cpus.guests import is_throttled
-from tests.cpus.test_fieldcalls import lock_of, waits
+from tests.cpus.test_fieldcalls import lock_of
 from tests.cpus.test_fieldcpus import json_of, root_of, verdicts, workload
-from tests.support.dumps import open_dump
+from tests.support.dumps import open_dump, spinning
 from tests.support.overlay import put
 from tests.truth import tables
 
@@ -45,7 +46,7 @@ def storms_of(dump: str, kind: str) -> list[dict[str, Any]]:
 
 def test_flood_names_its_device(dump: str) -> None:
     """By /proc/softirqs that the guest read a moment before."""
-    flood, known = workload(dump)["floods"][POLLED], waits(dump)
+    flood, known = workload(dump)["floods"][POLLED], spinning(lab.build(dump))
     # Other CPUs poll, too, and some of them nearly as often.
     cpu = flood["cpu"]
     (found,) = (each for each in storms_of(dump, "softirq") if each["cpu"] == cpu)
@@ -65,7 +66,7 @@ def test_flood_names_its_device(dump: str) -> None:
 
 def test_backlog_that_is_full(dump: str) -> None:
     """By /proc/net/softnet_stat that the guest read a moment before."""
-    flood, known = workload(dump)["floods"][STEERED], waits(dump)
+    flood, known = workload(dump)["floods"][STEERED], spinning(lab.build(dump))
     cpu = flood["cpu"]
     (found,) = storms_of(dump, "drop")
     assert found["cpu"] == cpu
@@ -218,7 +219,7 @@ def test_own_works_are_no_calls(
 
 
 def test_barrier_ends_at_the_throttled_thread(dump: str) -> None:
-    known = waits(dump)
+    known = spinning(lab.build(dump))
     if not known["throttled"]:
         # Since v6.18 a kernel thread never is, as it never goes back to user mode.
         assert known["freed"] == known["queued"]
@@ -239,7 +240,7 @@ def test_barrier_ends_at_the_throttled_thread(dump: str) -> None:
 
 
 def test_all_say_that_the_thread_is_throttled(dump: str) -> None:
-    known = waits(dump)
+    known = spinning(lab.build(dump))
     if not known["throttled"]:
         pytest.skip("this kernel throttles no kernel thread")
     pid = known["callbacks"]

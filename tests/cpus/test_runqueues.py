@@ -2,7 +2,6 @@
 
 """Running and waiting tasks agree with the guest's record and the kernel's queues."""
 
-import json
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -28,11 +27,10 @@ from msatools.tasks.accounting import bound_of
 from tests.cpus.damaged import lose, put, put_word
 from tests.cpus.guests import KERNELS, TICK_NS, is_changing
 from tests.cpus.queuedumps import Seen, all_of, look_at, seen
-from tests.support.dumps import open_dump
+from tests.support.dumps import open_dump, spinning
 from tests.support.elf import in_user_mode
 
 POLICIES = {0: "OTHER", 1: "FIFO", 2: "RR", 3: "BATCH", 5: "IDLE", 6: "DEADLINE"}
-SPINNING = "LAB-SPINNING "
 LIMITED = {"limited-0", "limited-1"}
 """The tasks of a group that is throttled most of the time."""
 
@@ -336,8 +334,7 @@ def test_exactly_the_cpu_with_interrupts_off_is_found(locked: Seen) -> None:
 
 def test_time_since_interrupts_are_off(locked: Seen) -> None:
     """The guest's thread saw a tick, then disabled interrupts: it has both times."""
-    (line,) = [x for x in locked.run.console.splitlines() if x.startswith(SPINNING)]
-    spin = json.loads(line.removeprefix(SPINNING))["cm-irqs-off"]
+    spin = spinning(locked.run)["cm-irqs-off"]
     queue = locked.queue("irqs-off")
     assert queue.ticked_ns is not None
     ticked = locked.ticks.latest_ns - queue.ticked_ns

@@ -2,7 +2,6 @@
 
 """Stalls that a module of the lab makes: each culprit right, and none made up."""
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,8 +12,8 @@ from msatools.commands.cpus import COMMAND
 from fixtures import lab
 from msatools.program import open_target
 from tests.support.calls import call
+from tests.support.dumps import spinning
 
-SPINNING = "LAB-SPINNING "
 KERNELS = ("6.1", "6.12", "7.x")
 SECOND = 1_000_000_000
 TIMER_NS = SECOND // 2
@@ -77,12 +76,7 @@ def reported(dump: str) -> dict[str, Any]:
 def guest(name: str, kernel: str) -> Guest:
     run = lab.build(f"{name}-{kernel}")
     report = reported(f"{name}-{kernel}")
-    lines = (
-        line.partition(SPINNING)[2]
-        for line in run.console.splitlines()
-        if SPINNING in line
-    )
-    said = json.loads(next(lines))
+    said = spinning(run)
     return Guest(run, report["stalls"], said, report["taken_at_ns"])
 
 
