@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from drgn import Program
 
 from fixtures import lab
 from msatools.cpus import storms
@@ -185,13 +186,29 @@ def test_names_of_calls(call: tuple[Any, Any, int | None], text: str | None) -> 
     assert call_text(queued) == text
 
 
+def queued_on(prog: Program, cpu: int) -> list[CrossCall]:
+    """Return what is queued for a CPU, its own works too."""
+    reader, losses = Reader(prog), LossLog()
+    text = KernelText(reader, losses)
+    percpu = read_percpu(reader, losses)
+    return [*read_calls(reader, percpu, (cpu,), {}, 0, text.name, losses)]
+
+
+def calls_by_cpu(prog: Program) -> dict[int, str]:
+    found = collect_cpus(prog).storms or ()
+    return {each.cpu: each.function for each in found if each.kind == "call"}
+
+
 def test_work_in_an_interrupt_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RCU asks a CPU without interrupts for a sign of life, by irq_work."""
+    """RCU asks a CPU without interrupts for a sign of life, by irq_work.
+
+    There can be wake-ups of tasks, too; what comes first is said.
+    """
     monkeypatch.setattr(storms, "CALLS_A_SECOND", 0)
-    dump = "stalls-locks-6.12"
-    found = collect_cpus(tables.open_dump(dump, "btf")).storms or ()
-    calls = {each.cpu: each.function for each in found if each.kind == "call"}
-    assert calls[1] == "rcu_iw_handler (irq_work)"
+    prog = tables.open_dump("stalls-locks-6.12", "btf")
+    texts = [call_text(each) for each in queued_on(prog, 1)]
+    assert "rcu_iw_handler (irq_work)" in texts
+    assert calls_by_cpu(prog)[1] in texts
 
 
 @pytest.mark.parametrize(("dump", "cpu"), [("nmi-6.12", 0), ("watchdogs-soft-6.12", 1)])
@@ -201,18 +218,9 @@ def test_own_works_are_no_calls(
     """What a CPU has put off to its own interrupt, no other CPU asks it for."""
     monkeypatch.setattr(storms, "CALLS_A_SECOND", 0)
     prog = tables.open_dump(dump, "btf")
-    reader, losses = Reader(prog), LossLog()
-    text = KernelText(reader, losses)
-    percpu = read_percpu(reader, losses)
-    queued = read_calls(reader, percpu, (cpu,), {}, 0, text.name, losses)
     own = "wake_up_klogd_work_func"
-    assert own in {each.function for each in queued}
-    called = [
-        (each.cpu, each.function)
-        for each in collect_cpus(prog).storms or ()
-        if each.kind == "call"
-    ]
-    assert (cpu, f"{own} (irq_work)") not in called
+    assert own in {each.function for each in queued_on(prog, cpu)}
+    assert calls_by_cpu(prog).get(cpu) != f"{own} (irq_work)"
 
 
 # --- RCU
