@@ -89,17 +89,6 @@ def test_no_command(
     assert ran == []
 
 
-def test_with_a_report_no_command_is_no_target(
-    ran: Ran, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A word that is no file is more likely a mistyped command."""
-    assert frontdoor.main(["memsat", "x"]) == 2
-    message = "msa: memsat: no such command or file; did you mean memstat?"
-    assert capsys.readouterr().err.startswith(message)
-    assert frontdoor.main(["memstat", "x"]) == 7
-    assert ran == [("memstat", ["x"])]
-
-
 def test_it_imports_nothing_slow() -> None:
     """Not before the command, which imports what it needs, runs."""
     code = """

@@ -3,7 +3,7 @@
 """The legends have whatever a command prints, and all that shows them has the same."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from drgn import ProgramFlags
@@ -246,17 +246,6 @@ def test_verbose_report_ends_with_the_key(name: str) -> None:
     for group in legend_of(name):
         assert f"\n{group.title}  " not in plain
     assert any(f"\n{group.title}  " in ran.out for group in legend_of(name))
-
-
-# --- manual pages
-
-
-def groups() -> list[Any]:
-    return [
-        pytest.param(name, group, id=f"{name}: {group.title}")
-        for name in NAMES
-        for group in legend_of(name)
-    ]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

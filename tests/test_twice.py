@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Failed tests of running guests are repeated, and builders of guests end with them."""
+"""Failed tests of running guests are repeated."""
 
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -71,75 +69,3 @@ def test_what_was_not_run_is_not_green(tmp_path: Path) -> None:
     status, lines = run_twice(tmp_path, TESTS, "-x")
     assert status == pytest.ExitCode.TESTS_FAILED
     assert lines[-1] == "not run at all: 2 tests"
-
-
-def test_interrupt_lets_fixtures_end(tmp_path: Path) -> None:
-    """Such a fixture can end a guest."""
-    begun, ended = tmp_path / "begun", tmp_path / "ended"
-    (tmp_path / "test_some.py").write_text(f"""
-import pathlib, pytest, time
-
-@pytest.fixture
-def guest():
-    yield
-    time.sleep(0.5)
-    pathlib.Path({str(ended)!r}).touch()
-
-def test_long(guest):
-    pathlib.Path({str(begun)!r}).touch()
-    time.sleep({PATIENCE_SECONDS})
-""")
-    process = twice(tmp_path)
-    wait_for(begun)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    assert ended.exists()
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-# --- builders of guests
-
-
-STUBBORN = """
-import pathlib, signal, sys, time
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-pathlib.Path(sys.argv[1]).touch()
-time.sleep(1000)
-"""
-
-
-def test_builder_dies_with_the_tests(tmp_path: Path) -> None:
-    """Even if the tests are killed."""
-    started, pid = tmp_path / "started", tmp_path / "pid"
-    program = f"""
-import pathlib, sys, time
-from tests.support import ahead
-command = [sys.executable, "-c", {STUBBORN!r}, {str(started)!r}]
-builder = ahead.start(command, pathlib.Path("/"))
-pathlib.Path({str(pid)!r}).write_text(str(builder.pid))
-time.sleep(1000)
-"""
-    tests = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
-    wait_for(started)
-    tests.kill()
-    tests.wait()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while is_running(int(pid.read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    # Its new parent may not reap it.
-    return not text.rpartition(") ")[2].startswith("Z")

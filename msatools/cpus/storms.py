@@ -83,7 +83,8 @@ class WorkSources:
         return self._called_by(cpu, _TASKLETS, "tasklet_")
 
     def timer(self, cpu: int) -> int | None:
-        """Return the function of the first timer to expire, if it is a module's.
+        """Return the function of the timer that runs, or of the first to expire, if it
+        is a module's.
 
         The kernel's own serve many: who sleeps for a while is at no fault.
         """
@@ -91,6 +92,8 @@ class WorkSources:
         kind = find_type(self._prog, "struct hrtimer")
         soonest: tuple[int, int] | None = None
         for base in bases.clock_base:
+            if base.running and not self._text.in_kernel(int(base.running.function)):
+                return int(base.running.function)  # it is queued again when it ends
             node = base.active.rb_root.rb_leftmost
             if not node:
                 continue

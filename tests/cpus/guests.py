@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from drgn import Object, Program
+from drgn.helpers.linux.cpumask import for_each_online_cpu
+from drgn.helpers.linux.percpu import per_cpu
+from drgn.helpers.linux.pid import find_task
+
 from fixtures import lab
 from msatools.cli.options import cpu_list
 
@@ -83,6 +88,44 @@ class Guest:
         pattern = r"^now at (\d+)"
         (now,) = re.findall(pattern, self.truth(f"clock/{clock}"), re.M)
         return int(now)
+
+
+def is_changing(queue: Object) -> bool:
+    """Return whether a CPU was stopped while it changed a ``struct rq``."""
+    name = "__lock" if queue.prog_.type("struct rq").has_member("__lock") else "lock"
+    return bool(queue.member_(name).raw_lock.val.counter)
+
+
+def excused(prog: Program) -> set[str]:
+    """Return codes of notes that are right if a CPU was stopped at that instruction."""
+    codes = set()
+    try:
+        keeper = prog.symbol("timekeeper_data")  # since v6.17
+    except LookupError:
+        keeper = prog.symbol("tk_core")
+    # The sequence is the first member (kernel/time/timekeeping.c).
+    if prog.read_u32(keeper.address) % 2:
+        codes.add("clocks-changing")
+    if any(
+        is_changing(per_cpu(prog["runqueues"], cpu))
+        for cpu in for_each_online_cpu(prog)
+    ):
+        codes.add("run-queue-differs")
+    return codes
+
+
+def is_throttled(prog: Program, pid: int) -> bool:
+    """Return whether a task may not run now: its group's quota begins anew each period.
+
+    :param pid: Thread ID of a task of the fair or the deadline class.
+    """
+    task = find_task(prog, pid)
+    if task.type_.type.has_member("throttled"):
+        # "sched/fair: Switch to task based throttle model" (in v6.18)
+        groups = task.throttled
+    else:
+        groups = task.se.cfs_rq.throttle_count
+    return bool(groups) or bool(task.dl.dl_throttled)
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from tests.cpus.damaged import lose, put, put_word
-from tests.cpus.guests import KERNELS, TICK_NS, Guest
+from tests.cpus.guests import KERNELS, TICK_NS, Guest, excused
 from tests.support.dumps import open_dump
 
 USER_TICK_NS = 10_000_000
@@ -40,11 +40,12 @@ TIMES = (
 """Times in the order of /proc/stat."""
 
 # Counted per timer of a CPU: its tick, and another one in between, such as a deadline.
-TIMED = {"LOC", "TIMER", "RCU", "HRTIMER"}
+# Machine checks are polled for every five minutes.
+TIMED = {"LOC", "MCP"}
 
 # Requested by other CPUs: an idle CPU can be asked to balance at each tick of another
 # CPU. A CPU without a tick requests its own (IWI).
-ASKED = {"CAL", "RES", "SCHED", "IWI"}
+ASKED = {"CAL", "RES", "IWI"}
 
 ByCpu = dict[int, int]
 
@@ -143,9 +144,10 @@ def dump(request: pytest.FixtureRequest) -> Seen:
 
 
 def test_nothing_is_lost(dump: Seen) -> None:
-    assert not dump.losses.notes
+    prog = with_debug_info(dump.run.name)
+    assert {code for code, _ in dump.losses.notes} <= excused(prog)
     assert not dump.losses.coverage
-    assert dump.cpus == list(for_each_possible_cpu(with_debug_info(dump.run.name)))
+    assert dump.cpus == list(for_each_possible_cpu(prog))
     for row in dump.rows.values():
         assert None not in row.values()
 
@@ -259,7 +261,7 @@ VECTORS = {
 def test_members_are_as_in_drgn(name: str) -> None:
     """Counters are compared member by member, with debug info."""
     prog, look = with_debug_info(name), seen(name, "btf")
-    assert not look.losses.notes
+    assert {code for code, _ in look.losses.notes} <= excused(prog)
     assert look.total("tlb") > 0
     vectors = {row.name: row.counts for row in look.counters.vector_rows()}
     softirqs = look.counters.softirq_rows()

@@ -13,7 +13,7 @@ from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
 from msatools.errors import MissingError
-from msatools.program import Opened, TargetSpec, open_target
+from msatools.program import open_target
 from msatools.program.linear import KERNEL_HALF
 from tests.support.calls import call
 from tests.truth import tables
@@ -38,14 +38,9 @@ DUMPS = (
 
 
 def stacks(dump: str) -> list[dict[str, Any]]:
-    path = str(lab.build(dump).kept)
-
-    def opening(_: TargetSpec) -> Opened:
-        return open_target(TargetSpec(path=path, types="btf"))
-
-    found: list[dict[str, Any]] = call(
-        COMMAND, "dump", "--stacks", "--json", opening=opening
-    ).json["stacks"]
+    words = (str(lab.build(dump).kept), "--types", "btf", "--stacks", "--json")
+    report = call(COMMAND, *words, opening=open_target).json
+    found: list[dict[str, Any]] = report["stacks"]
     return found
 
 
@@ -89,8 +84,9 @@ def test_without_orc(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MissingError("no tables")
 
     monkeypatch.setattr("msatools.tasks.stacks.Orc", lost)
-    idle = next(stack for stack in stacks("fieldcpus-6.12") if stack["pid"] == 0)
-    assert idle["frames"][-1] in ENDS, idle
+    idle = [stack for stack in stacks("fieldcpus-6.12") if stack["pid"] == 0]
+    # One of them may just be in an interrupt, beyond which it does not get.
+    assert any(stack["frames"][-1] in ENDS for stack in idle), idle
 
 
 ENDS = (

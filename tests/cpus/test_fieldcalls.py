@@ -2,9 +2,6 @@
 
 """Calls that CPUs make for others, and who waits for them, by what the guest did."""
 
-import json
-import re
-from functools import cache
 from typing import Any
 
 import pytest
@@ -13,16 +10,8 @@ from fixtures import lab
 from msatools.cpus import storms
 from msatools.cpus.cpus import CpusOptions, collect_cpus
 from tests.cpus.test_fieldcpus import json_of, root_of, verdicts, workload
+from tests.support.dumps import spinning
 from tests.truth import tables
-
-
-@cache
-def waits(name: str) -> dict[str, Any]:
-    """Who waits, by the guest's console."""
-    console = lab.build(name).console
-    found = re.search(r"^LAB-SPINNING (\{.*\})", console, re.MULTILINE)
-    assert found is not None
-    return dict(json.loads(found[1]))
 
 
 @pytest.fixture(params=["fieldcalls-6.1", "fieldcalls-6.12", "fieldcalls-7.x"])
@@ -41,7 +30,7 @@ def lock_of(dump: str, waiter: int) -> dict[str, Any]:
 
 def test_cpu_that_a_task_cannot_leave(dump: str) -> None:
     """Who takes a CPU down waits for the task, and others for that."""
-    known, gone = waits(dump), workload(dump)["cpus"]["gone"]
+    known, gone = spinning(lab.build(dump)), workload(dump)["cpus"]["gone"]
     for waiter in ("takedown", "offliner", "reader"):
         root = root_of(dump, known[waiter])
         assert root.pid == known["pinned"]
@@ -57,7 +46,7 @@ def test_cpu_that_a_task_cannot_leave(dump: str) -> None:
 
 
 def test_barrier_waits_for_the_thread_that_makes_callbacks(dump: str) -> None:
-    known, cpus = waits(dump), workload(dump)["cpus"]
+    known, cpus = spinning(lab.build(dump)), workload(dump)["cpus"]
     lock = lock_of(dump, known["barrier"])
     assert lock["what"] == f"RCU callbacks of CPU {cpus['callbacks']}"
     (owner,) = lock["owners"]
@@ -66,21 +55,22 @@ def test_barrier_waits_for_the_thread_that_makes_callbacks(dump: str) -> None:
 
 def test_barrier_ends_at_who_keeps_the_thread_from_running(dump: str) -> None:
     """The second one waits for the first one's mutex."""
-    known, hogged = waits(dump), workload(dump)["cpus"]["hogged"]
+    known, hogged = spinning(lab.build(dump)), workload(dump)["cpus"]["hogged"]
     for waiter in ("barrier", "second"):
         root = root_of(dump, known[waiter])
         assert root.pid == known["callbacks"]
         hog = f"which real-time task {known['hog']} hog has"
         assert root.reason == f"waits for CPU {hogged}, {hog}"
-    (found,) = verdicts(dump, "cpu-starved")
-    assert f"cpu{hogged} runs pid {known['hog']} hog (FIFO 50)" in found["text"]
-    assert str(known["callbacks"]) in found["text"]
+    hog = f"cpu{hogged} runs pid {known['hog']} hog (FIFO 50)"
+    texts = [each["text"] for each in verdicts(dump, "cpu-starved")]
+    (text,) = (text for text in texts if hog in text)
+    assert str(known["callbacks"]) in text
 
 
 def test_callbacks_that_wait_have_a_name(dump: str) -> None:
     storms = json_of("cpus", dump)["storms"]
     (found,) = (each for each in storms if each["kind"] == "callback")
-    busy = waits(dump)["busy"]
+    busy = spinning(lab.build(dump))["busy"]
     assert found["cpu"] == workload(dump)["cpus"]["callbacks"]
     assert found["function"] == "cm_freed [callmodule]"
     # Nobody made any of them; the kernel's own wait among them.
@@ -111,7 +101,10 @@ def test_calls_of_other_cpus_have_a_name(
     for storm in found:
         assert storm.cpu in pair
         assert storm.per_second == pytest.approx(rates[storm.cpu])
-        assert storm.function == "cm_called [callmodule]"
+    # The kernel can just have put a wake-up or a work before it.
+    names = {storm.function for storm in found}
+    own = [name for name in names if name.startswith("a wake-up") or "(irq" in name]
+    assert names - {*own} == {"cm_called [callmodule]"}
 
 
 def test_few_calls_are_no_storm(dump: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 """Running and waiting tasks agree with the guest's record and the kernel's queues."""
 
-import json
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -26,13 +25,12 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.tasks.accounting import bound_of
 from tests.cpus.damaged import lose, put, put_word
-from tests.cpus.guests import KERNELS, TICK_NS
+from tests.cpus.guests import KERNELS, TICK_NS, is_changing
 from tests.cpus.queuedumps import Seen, all_of, look_at, seen
-from tests.support.dumps import open_dump
+from tests.support.dumps import open_dump, spinning
 from tests.support.elf import in_user_mode
 
 POLICIES = {0: "OTHER", 1: "FIFO", 2: "RR", 3: "BATCH", 5: "IDLE", 6: "DEADLINE"}
-SPINNING = "LAB-SPINNING "
 LIMITED = {"limited-0", "limited-1"}
 """The tasks of a group that is throttled most of the time."""
 
@@ -205,14 +203,16 @@ def tasks_under(dump: Seen, entity: Object) -> list[int]:
 def test_fair_tasks_are_in_the_order_of_the_kernels_trees(dump: Seen) -> None:
     longest = 0
     for cpu in for_each_online_cpu(dump.prog):
-        queue = dump.by_cpu[cpu]
+        queue, rq = dump.by_cpu[cpu], dump.rq(cpu)
         found = [
             task.pid
             for task in queue.waiting
             if task.sched_class == "fair" and not task.throttled
         ]
-        assert found == runs_before(dump, dump.rq(cpu).cfs)
         longest = max(longest, len(found))
+        if is_changing(rq):
+            continue  # the task that it chose next is in no tree, the last one is
+        assert found == runs_before(dump, rq.cfs)
     assert longest >= 7
 
 
@@ -236,7 +236,9 @@ def test_current_task_is_that_of_the_run_queue(dump: Seen) -> None:
             assert queue.current.wait_bound == "exact"
         else:
             assert queue.current.sched_class == "idle"
-            assert (queue.running, queue.waiting) == (0, ())
+            # It can be on its way to a task that was just woken.
+            if not dump.rq(queue.cpu).nr_running:
+                assert (queue.running, queue.waiting) == (0, ())
 
 
 def test_lag_of_clocks(dump: Seen) -> None:
@@ -332,8 +334,7 @@ def test_exactly_the_cpu_with_interrupts_off_is_found(locked: Seen) -> None:
 
 def test_time_since_interrupts_are_off(locked: Seen) -> None:
     """The guest's thread saw a tick, then disabled interrupts: it has both times."""
-    (line,) = [x for x in locked.run.console.splitlines() if x.startswith(SPINNING)]
-    spin = json.loads(line.removeprefix(SPINNING))["cm-irqs-off"]
+    spin = spinning(locked.run)["cm-irqs-off"]
     queue = locked.queue("irqs-off")
     assert queue.ticked_ns is not None
     ticked = locked.ticks.latest_ns - queue.ticked_ns
@@ -446,7 +447,7 @@ def test_broken_list_costs_the_later_tasks(whole: Seen) -> None:
     size = whole.prog["task_struct_cachep"].object_size.value_()
     lose(whole.prog, listed[3].value_(), size)
     found = whole.again()
-    known = {task.pid.value_() for task in listed[:3]}
+    known = {task.pid.value_() for task in listed[:3] if not task.se.sched_delayed}
     assert known <= {task.pid for task in all_of(found.by_cpu[cpu])}
     # The running task is known from the run queue.
     assert len(all_of(found.by_cpu[cpu])) <= len(known) + 1
@@ -463,7 +464,7 @@ def test_loop_in_a_list_ends(whole: Seen) -> None:
     second = listed[1].se.group_node.address_of_().value_()
     put_word(listed[4].se.group_node.next, second)
     found = whole.again()
-    known = {task.pid.value_() for task in listed[:5]}
+    known = {task.pid.value_() for task in listed[:5] if not task.se.sched_delayed}
     current = whole.by_cpu[cpu].current
     assert current is not None
     assert {task.pid for task in all_of(found.by_cpu[cpu])} == known | {current.pid}
@@ -495,11 +496,13 @@ def test_entity_above_the_average_is_later(whole: Seen) -> None:
     """The average includes the running entity, which is not in the kernel's sums."""
     cpu = whole.cpu("fair")
     queue = whole.rq(cpu).cfs
+    if not queue.curr or is_changing(whole.rq(cpu)):
+        pytest.skip("the CPU was stopped in the scheduler, by chance")
     tree = queue.tasks_timeline.rb_root.address_of_()
-    # The entity with the earliest deadline: it is first if it is eligible.
-    entity, *others = rbtree_inorder_for_each_entry(
-        "struct sched_entity", tree, "run_node"
-    )
+    others = [*rbtree_inorder_for_each_entry("struct sched_entity", tree, "run_node")]
+    # The task with the earliest deadline: it is first if it is eligible.
+    entity = next(each for each in others if not each.sched_delayed)
+    others.remove(entity)
     first = container_of(entity, "struct task_struct", "se").pid.value_()
     zero = queue.zero_vruntime.value_()
     weights = [weight(other) for other in (entity, queue.curr, *others)]

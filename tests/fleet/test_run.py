@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,10 +20,9 @@ from msatools.fleet import run as cluster
 from msatools.fleet import run as run_module
 from msatools.fleet.buckets import Choice, read_fleet
 from msatools.fleet.run import CHANGES, MAX_TRIES, Progress, Report, Run, workers_of
-from msatools.fleet.single import Bounds, FleetError, Outcome, report_dump
+from msatools.fleet.single import Bounds, FleetError, Outcome
 from msatools.fleet.store import Results
 from tests.fleet import made
-from tests.fleet.program import PROGRAM, file_of, file_of_report
 
 
 @pytest.fixture(scope="module")
@@ -79,33 +77,6 @@ def test_a_copy_elsewhere_is_known(client: Client, tmp_path: Path) -> None:
         path.write_bytes(head)
     progress = run(client, results, [str(first), str(second)], made.by_name)
     assert (progress.finished, progress.skipped) == (1, 1)
-
-
-def test_what_a_dump_does_is_one_row(client: Client, tmp_path: Path) -> None:
-    """It hangs, takes memory, crashes; the others do not notice."""
-    results = made.results(tmp_path / "results")
-    for name, contents in {
-        "a": file_of_report(made.report("f1")),
-        "b": file_of("hang"),
-        "c": file_of("eat"),
-        "d": file_of("die", "SIGSEGV"),
-        "e": file_of("fail", "vmcore: damaged"),
-        "f": file_of_report(made.report("f1")),
-    }.items():
-        (tmp_path / name).write_text(contents)
-    paths = [str(tmp_path / name) for name in "abcdef"]
-    bounds = Bounds(memory_bytes=1 << 28, seconds=8)
-    run(client, results, paths, partial(report_dump, bounds=bounds, program=PROGRAM))
-    rows = made.asked(results, "SELECT path, state, error FROM dumps ORDER BY path")
-    found = {Path(str(path)).name: (state, error) for path, state, error in rows}
-    assert found == {
-        "a": ("done", None),
-        "b": ("timeout", "reading it took over 8 s"),
-        "c": ("failed", "MemoryError"),
-        "d": ("crashed", "reading it ended by SIGSEGV"),
-        "e": ("failed", "vmcore: damaged"),
-        "f": ("done", None),
-    }
 
 
 class Killer(threading.Thread):

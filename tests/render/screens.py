@@ -5,6 +5,7 @@
 import io
 from collections.abc import Iterable, Mapping
 
+from msatools.locks.report import UserFrame
 from msatools.render import plain, show
 from msatools.render.blocks import Block, Span
 from tests.support.golden import Golden
@@ -15,6 +16,13 @@ Screens = Mapping[str, Iterable[Block]]
 EVIL = "a\x1b[31m\u202eb\r\nc"
 """A name that a dump may contain; ``SAFE`` is how it has to be shown."""
 SAFE = r"a\x1b[31m\u202eb\x0d\x0ac"
+
+FRAMES = (
+    UserFrame(function="wake\x1b", offset=28, module="herd\x1b", guess=False),
+    UserFrame(function="main", offset=7, module=None, guess=True),
+    UserFrame(function=None, offset=0x11C0, module="herd\x1b", guess=True),
+)
+"""Of a task that wakes others."""
 
 
 def printed(blocks: Iterable[Block]) -> list[str]:

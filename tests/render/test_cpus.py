@@ -94,7 +94,6 @@ def heads() -> Screens:
         "load and time": blocks(
             replace(BOTH, load=(3.1, 2.884, 10), taken_at_ns=35_072_000_000)
         ),
-        "an interval": blocks(replace(ONE, interval_ns=5 * SECOND)),
         "of some CPUs, which does not say that no others are online": blocks(
             report([cpu(3)], coverage={"cpus": 256})
         ),
@@ -102,7 +101,6 @@ def heads() -> Screens:
             replace(BOTH, target=crash, run_queues=(queue(1, panicked=True),))
         ),
         **{f"trouble: {view}": blocks(troubled, view=view) for view in VIEWS},
-        "coverage is told if something is lost": blocks(whole),
         "or on request": blocks(whole, verbose=True),
     }
 
@@ -114,19 +112,11 @@ def sets() -> Screens:
     named = report([cpu(0, set=long)], [cpuset("default", []), cpuset(long, [0])])
     alone = report([cpu(0)], irqs=())
     return {
-        "with a limit, the default set is no table": blocks(
-            replace(alone, sets=(SETS[0], SETS[2]))
-        ),
         **{f"nor is it alone: {view}": blocks(alone, view=view) for view in VIEWS},
-        "all, some and no interrupts": blocks(
-            report([cpu(0)], [everywhere, some, cpuset("/b", [2])])
-        ),
         "what is not known to be all is not called so": blocks(
             report([cpu(0)], [everywhere, some], coverage={"cpus": 9})
         ),
-        "none at all": blocks(report([cpu(0)], [cpuset("/b", [2]), cpuset("/c", [3])])),
         "long names": blocks(named),
-        "long names, -v": blocks(named, verbose=True),
     }
 
 
@@ -147,8 +137,6 @@ def cpus() -> Screens:
     lost = ("usr_ns", "sys_ns", "irq_ns", "wt_ns", "idl_ns")
     unknown: list[dict[str, Any]] = [dict.fromkeys([name]) for name in lost]
     parts = cpu(0, **times(usr=50, nice=20, irq=50, softirq=40))
-    some_off = report([cpu(0), offline(1), offline(4), offline(5)])
-    kept = cpu(1, online=False, state=("off",))
     many = [cpu(n) for n in range(256)]
     many[7:12] = [
         cpu(7, state=ON, current=running(5), **times(usr=1, idl=99)),
@@ -158,14 +146,7 @@ def cpus() -> Screens:
         cpu(11, **{**NOTHING, "current": running()}),
     ]
     return {
-        "usual": blocks(BOTH),
-        "-v": blocks(BOTH, verbose=True),
-        "columns": blocks(BOTH, columns=("cpu", "csw", "current")),
         "all columns": blocks(report([cpu(0, icsw=1500, migr=3)]), columns=["all"]),
-        "reasons are of columns that were asked for": blocks(
-            ONE, columns=("cpu", "srw")
-        ),
-        "one that fits a narrow terminal": blocks(report(CPUS[:2])),
         "counts of an interval are of a second": blocks(
             report([counted], interval_ns=5 * SECOND)
         ),
@@ -195,20 +176,8 @@ def cpus() -> Screens:
             ),
             columns=("cpu", "state", "current"),
         ),
-        "idle is told where no column says so": blocks(ONE, columns=("cpu", "state")),
-        "a line for all that are offline": blocks(some_off),
-        "or rows": blocks(some_off, verbose=True),
-        "counts from before it went offline": blocks(
-            report([kept]), columns=("cpu", "state", "intr")
-        ),
-        "one that is offline, of many": blocks(
-            report([offline(4)], [], coverage={"cpus": 8})
-        ),
         "or alone": blocks(report([offline(4)], [])),
-        "one row": blocks(BOTH, rows=1),
-        "two rows": blocks(BOTH, rows=2),
         "of very many, those that do nothing are no rows": blocks(report(many)),
-        "none does anything": blocks(report([cpu(n) for n in range(200)])),
         "no CPU": blocks(report([], [])),
     }
 
@@ -258,15 +227,13 @@ def queues() -> Screens:
         # A clock less than 0.1 s late is normal.
         queue(20, lag_why=None, lag_ns=SECOND // 10 - 1, **late),
     )
-    every, off = report([cpu(0)], run_queues=made), queue(0, lag_why="interrupts off")
+    every = report([cpu(0)], run_queues=made)
     waiting = report([cpu(0)], run_queues=[queue(0, waiting=[queued(5)])])
     others: tuple[View, ...] = ("irqs", "info", "sets")
     return {
-        "on request": blocks(waiting),
         **{f"not in {v}": blocks(waiting, view=v, verbose=True) for v in others},
         "all": blocks(every, verbose=True),
         "five": blocks(every, verbose=True, rows=5),
-        "interrupts off": blocks(report([cpu(0)], run_queues=[off]), verbose=True),
     }
 
 
@@ -289,16 +256,6 @@ INTERRUPTS = report(
 def irqs() -> Screens:
     shown = partial(blocks, view="irqs")
     one = [cpu(0)]
-    uneven = dict.fromkeys(range(256), 1) | {21: 745}
-    many = report(
-        [cpu(n) for n in range(256)],
-        irqs=(
-            irq(44, uneven, name="eth0-rx", share=1.0),
-            irq(45, dict.fromkeys(range(200), 1), share=0.0),
-        ),
-        vectors=(vector("LOC", {3: 7} | uneven), vector("ERR", {}, total=1)),
-        softirqs=(vector("RCU", dict.fromkeys(range(17), 1)),),
-    )
     busy = {n: 123_456 + n for n in range(8)}
     wide = report(
         [cpu(n) for n in range(8)],
@@ -306,35 +263,21 @@ def irqs() -> Screens:
         vectors=(vector("CAL", busy, text="Function calls"),),
     )
     long = report(one, irqs=(irq(11, {0: 5}, name=", ".join(["ahci[0000:1f.2]"] * 4)),))
-    quiet = report(one, irqs=[irq(1, {}), irq(2, {})])
 
     def of(count: int, each: int) -> CpusReport:
         interrupt = irq(24, dict.fromkeys(range(count), each), name="eth")
         return report([cpu(n) for n in range(count)], irqs=(interrupt,))
 
     return {
-        "usual": shown(INTERRUPTS),
         "-v": shown(INTERRUPTS, verbose=True),
         "an interval": shown(replace(INTERRUPTS, interval_ns=10 * SECOND)),
-        "of some CPUs": shown(
-            replace(INTERRUPTS, cpus=(CPUS[1],), coverage={"cpus": 4})
-        ),
-        "not each CPU has room for a column: the one that takes most": shown(many),
         **{
             f"{count} CPUs, each {each}": shown(of(count, each))
             for count, each in ((9, 1), (9, 1234), (12, 1), (12, 12_345), (13, 1))
         },
         "eight that are busy are within 120 columns": shown(wide),
         "long names": shown(long),
-        "long names, -v": shown(long, verbose=True),
-        "one row": shown(INTERRUPTS, rows=1),
-        "those that came most often first, and by number": shown(
-            report(one, irqs=[irq(n, {0: n // 2}) for n in (24, 28, 29, 25)])
-        ),
-        "no interrupts": shown(report(one, irqs=())),
         "nobody looked": shown(ONE),
-        "none came": shown(quiet),
-        "none came, -v": shown(quiet, verbose=True),
     }
 
 
@@ -351,7 +294,6 @@ def info() -> Screens:
         tick_stopped=False,
         capacity=430,
     )
-    unnamed = replace(special, idle_state=None)
     eight = [cpu(n) for n in range(8)]
     plain = [processor(n, node=None, siblings=(n,)) for n in range(2)]
 
@@ -359,14 +301,8 @@ def info() -> Screens:
         return report([cpu(0, processor=processor(0, **what)), *eight[1:]])
 
     return {
-        "usual": shown(BOTH),
-        "three rows": shown(BOTH, rows=3),
         "what is special": shown(report([cpu(5, processor=special, state=ON), cpu(0)])),
-        "an idle state without a name": shown(report([cpu(5, processor=unnamed)])),
-        "places are counted": shown(report(eight)),
         "without nodes": shown(report([cpu(n, processor=plain[n]) for n in range(2)])),
-        "packages are not known": shown(lost(package=None)),
-        "cores are not known": shown(lost(siblings=())),
     }
 
 
@@ -425,7 +361,6 @@ def psrset() -> Screens:
     crowd = tasks(12, pinned, [bound(5, [1], "why")] * 11)
     crowded = report([cpu(0)], [cpuset("default", [0], tasks=crowd)])
     return {
-        "usual": shown(BOTH),
         "with tasks": shown(full),
         **{
             f"many numbers: {view}{' -v' * v}": blocks(numbers, view=view, verbose=v)
@@ -433,8 +368,6 @@ def psrset() -> Screens:
             for v in (False, True)
         },
         "many tasks": shown(crowded),
-        "three of them": shown(crowded, rows=3),
-        "all": shown(crowded, verbose=True),
     }
 
 

@@ -18,7 +18,6 @@ from msatools.locks.report import (
     LockChanges,
     LocksReport,
     OwnerSeen,
-    UserFrame,
     WaitTarget,
     Waker,
 )
@@ -26,7 +25,14 @@ from msatools.program.model import Address
 from msatools.render.locks.report import View
 from msatools.render.locks.report import locks_blocks as blocks
 from tests.locks.madelocks import SECOND, deadlock, lock, owner, report, root, wait
-from tests.render.screens import EVIL, Screens, check_escaped, check_screens, printed
+from tests.render.screens import (
+    EVIL,
+    FRAMES,
+    Screens,
+    check_escaped,
+    check_screens,
+    printed,
+)
 from tests.support.cost import calls
 from tests.support.golden import Golden
 
@@ -79,13 +85,6 @@ CYCLE = report(
 )
 
 
-FRAMES = (
-    UserFrame(function="wake\x1b", offset=28, module="herd\x1b", guess=False),
-    UserFrame(function="main", offset=7, module=None, guess=True),
-    UserFrame(function=None, offset=0x11C0, module="herd\x1b", guess=True),
-)
-
-
 def chain(length: int) -> LocksReport:
     """Task 2 waits for task 1, 3 for 2 and so on."""
     return report(
@@ -133,7 +132,6 @@ HOT = Contended(
 
 
 def heads() -> Screens:
-    later = replace(LIKELY, taken_at_ns=51_686_000_000, interval_ns=SECOND)
     coverage = {
         "tasks": 428,
         "tasks_scanned": 427,
@@ -146,7 +144,6 @@ def heads() -> Screens:
     }
     lost = replace(LIKELY, coverage=coverage, notes=(Note("lost", "one\x1b is lost"),))
     return {
-        "an interval": blocks(later),
         **{f"foot: {view}": blocks(lost, view=view) for view in VIEWS},
         **{
             f"nothing is blocked: {view}": blocks(report(), view=view) for view in VIEWS
@@ -165,7 +162,6 @@ def herds() -> Screens:
     many = replace(crowd(20), herds=(*nine, thunders))
     waker = Waker(pid=7, tgid=150, comm="waker\x1b", frames=FRAMES)
     asleep = replace(thunders, waker=waker)
-    awake = replace(asleep, lock="futex 9:0x8", woken=12)
     again = replace(asleep, confidence="confirmed", wakeups=1034, in_vain=0.978)
     met = replace(HOT, lock=again.lock, name="/lab/herd+0xbd368")
     thundered = replace(crowd(20), interval_ns=SECOND // 2, contention=(met,))
@@ -177,10 +173,8 @@ def herds() -> Screens:
             for confidence in get_args(Confidence)
         },
         "of a lock that a task has": blocks(replace(crowd(20), herds=(held,))),
-        "that is woken": blocks(replace(crowd(20), herds=(awake, asleep))),
         "that is woken again and again": blocks(replace(thundered, herds=(again,))),
         "those of which nothing says that they thunder are cut": blocks(many),
-        "all of them": blocks(many, verbose=True),
     }
 
 
@@ -190,14 +184,12 @@ def idle() -> Screens:
     waits = [wait(pid, "wait_queue 1", state="S") for pid in pids]
     made = report(waits, [lock("wait_queue 1", pids)], [nobody])
     stuck = replace(made, waits=(replace(waits[0], state="D"), *waits[1:]))
-    held = replace(made, locks=(*made.locks, lock("mutex 1", (50,), "=30")))
     workers = [wait(n, "futex 9:0x10", state="S") for n in range(20, 22)]
     either = wait(22, any_of=("futex 9:0x20", "futex 9:0x10"), state="S")
     lost = wait(3, why="its stack is lost", state="D")
     disk = wait(
         4, on=WaitTarget(kind="disk", path="/a", device="vda 254:0"), caller="fsync"
     )
-    both = [wait(5, "folio 1"), wait(6, "mutex 2", state="S", caller="here")]
     return {
         "what hangs on no root": blocks(
             report(
@@ -205,14 +197,8 @@ def idle() -> Screens:
                 [lock("futex 9:0x10", (20, 21, 22)), lock("futex 9:0x20", (22,))],
             )
         ),
-        "whoever is in D, or wants a lock, has something to do": blocks(
-            report(both, [lock("folio 1", (5,)), lock("mutex 2", (6,))])
-        ),
-        "many others": blocks(report([wait(n) for n in range(1, 9)])),
         "idle queues are no roots to look at": blocks(made),
-        "but with -v": blocks(made, verbose=True),
         "in D they do not idle": blocks(stuck),
-        "nor does who keeps others waiting": blocks(held),
     }
 
 
@@ -227,13 +213,11 @@ def roots() -> Screens:
         comm="srv",
         waiters=(2, 3),
     )
-    two = [wait(2, "mutex 1"), wait(3, "mutex 1")]
     many = [
         lock(f"mutex {n}", tuple(range(100 * n, 100 * n + 5)), "=1")
         for n in range(1, 9)
     ]
     waits = [wait(pid, each.id) for each in many for pid in each.waiters]
-    six = [lock(f"mutex {n}", (100 + n,), "=1") for n in range(6)]
     locks = [lock(f"mutex {n}", (100 + n,), f"={n}") for n in range(1, 15)]
     fourteen = report(
         [wait(each.waiters[0], each.id) for each in locks],
@@ -248,35 +232,6 @@ def roots() -> Screens:
     )
     return {
         "a reader that a server does not answer": blocks(LIKELY),
-        "with -v a lock is told by its name and its place": blocks(
-            LIKELY, verbose=True
-        ),
-        "columns are aligned by what is printed: what is escaped is longer": blocks(
-            report(
-                [
-                    wait(
-                        9, "mutex 1", comm="x\x1b", age_ns=SECOND // 1000, caller="here"
-                    ),
-                    wait(
-                        *(123456, "mutex 1"),
-                        comm="long-name",
-                        age_ns=90 * SECOND,
-                        caller="there",
-                    ),
-                    wait(77, "mutex 1", age_bound="upper", caller="where"),
-                ],
-                [lock("mutex 1", (9, 123456, 77), "=1")],
-                [root(1, (3, 0))],
-            )
-        ),
-        "roots are in the order of the report": blocks(
-            report(
-                [wait(3, "mutex 1"), wait(4, "mutex 2")],
-                [lock("mutex 1", (3,), "=1"), lock("mutex 2", (4,), "=2")],
-                [root(2, (1, 0)), root(1, (1, 0))],
-            )
-        ),
-        "waiters have what they have under them": blocks(chain(4)),
         "readers share a lock, told in full once under each root": blocks(
             report(
                 [wait(4, "rwsem 1"), wait(2, "mutex 9"), wait(3, "mutex 9")],
@@ -294,28 +249,11 @@ def roots() -> Screens:
                 [external(reason="vda 254:0", lock="folio 1", waiters=(2,))],
             )
         ),
-        "a lock that nobody has": blocks(
-            report(
-                two,
-                [lock("mutex 1", (2, 3))],
-                [external(reason="nobody", lock="mutex 1", waiters=(2, 3))],
-            )
-        ),
         "direct waiters that wait for no lock": blocks(
             report([wait(2, caller="do_wait")], [], [root(1, (1, 0), waiters=(2,))])
         ),
-        "long lists are cut": blocks(crowd(300)),
-        "not for a single one": blocks(crowd(6)),
-        "but keep those for whom others wait": blocks(more),
         "one root is not all there is to see": blocks(
             report(waits, many, [root(1, (len(waits), 0))])
-        ),
-        "many locks of one task": blocks(
-            report(
-                [wait(each.waiters[0], each.id) for each in six],
-                six,
-                [root(1, (6, 0))],
-            )
         ),
         "with -p, those in a queue that nobody asked for": blocks(
             report(
@@ -324,26 +262,11 @@ def roots() -> Screens:
                 [root(1, (4, 0))],
             )
         ),
-        "many roots": blocks(fourteen),
         **{f"{rows} of them": blocks(fourteen, rows=rows) for rows in (3, 13, 14)},
-        "all of them": blocks(fourteen, verbose=True),
     }
 
 
 def cycles() -> Screens:
-    possible = replace(
-        CYCLE,
-        locks=(
-            lock("mutex 0x1", (163, 165), "~164 =9", name="lm_a"),
-            lock("mutex 0x2", (164,), "?163"),
-        ),
-        deadlocks=(deadlock("163 164", ["mutex 0x1", "mutex 0x2"], exact=False),),
-    )
-    alone = report(
-        [wait(5, "mutex 0x1")],
-        [lock("mutex 0x1", (5,), "=5")],
-        deadlocks=[deadlock("5", ["mutex 0x1"])],
-    )
     pids = range(1, 31)
     large = report(
         [wait(n, f"mutex {n}") for n in pids],
@@ -356,10 +279,7 @@ def cycles() -> Screens:
     return {
         "a deadlock comes first": blocks(CYCLE),
         "its chains end where they have been": blocks(CYCLE, view="chains"),
-        "one that is possible": blocks(possible),
-        "of one": blocks(alone),
         "of many": blocks(large),
-        "of many, -v": blocks(large, verbose=True),
         "priority inversion": blocks(replace(CYCLE, inversions=(inversion,))),
     }
 
@@ -377,10 +297,7 @@ def intervals() -> Screens:
     return {
         "locks that are hot": blocks(contended),
         "all of many": blocks(replace(contended, contention=(HOT,) * 12), verbose=True),
-        "some of many": blocks(replace(contended, contention=(cold,) * 12)),
         "what has changed": blocks(changed),
-        "all that has": blocks(changed, verbose=True),
-        "a crowd that grows": blocks(made),
         "by lock": blocks(made, view="lock"),
     }
 
@@ -428,20 +345,12 @@ def tables() -> Screens:
         [root(1, (1, 0))],
     )
     asleep = report([*ends.waits, wait(8, caller="nap")], ends.locks)
-    readers = crowd(20, owners=" ".join(f"~{n}" for n in range(1, 8)))
-    by_lock = partial(blocks, view="lock")
     return {
-        "by lock": by_lock(LIKELY),
-        "with many owners and waiters": by_lock(readers),
-        "all of them": by_lock(readers, verbose=True),
         "by task": blocks(LIKELY, view="task"),
         "what else they wait for": blocks(others, view="task"),
         "holders": blocks(held, view="holders"),
-        "chains": blocks(LIKELY, view="chains"),
-        "chains of every end": blocks(ends, view="chains"),
         "of one who sleeps": blocks(asleep, view="chains"),
         "long ones are cut": blocks(chain(15), view="chains"),
-        "or not": blocks(chain(15), view="chains", verbose=True),
     }
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from msatools.kernel.clocks import Accounting
 from msatools.kernel.report import Note
-from msatools.locks.report import Herd, UserFrame, WaitTarget, Waker
+from msatools.locks.report import Herd, WaitTarget, Waker
 from msatools.program.model import Address
 from msatools.prstat.model import (
     Children,
@@ -34,7 +34,7 @@ from msatools.render.prstat.columns import COLUMNS, TaskContext, write
 from msatools.render.prstat.report import folded
 from msatools.render.prstat.report import prstat_blocks as blocks
 from tests.locks.madelocks import SECOND, TARGET
-from tests.render.screens import Screens, check_screens, printed
+from tests.render.screens import FRAMES, Screens, check_screens, printed
 from tests.support.golden import Golden
 
 MS = 1_000_000
@@ -105,13 +105,6 @@ ONS = {
 }
 
 
-FRAMES = (
-    UserFrame(function="wake\x1b", offset=28, module="herd\x1b", guess=False),
-    UserFrame(function="main", offset=7, module=None, guess=True),
-    UserFrame(function=None, offset=0x11C0, module="herd\x1b", guess=True),
-)
-
-
 def row(**changes: Any) -> TaskRow:
     return replace(ROW, **changes)
 
@@ -140,23 +133,16 @@ CELLS: dict[str, tuple[TaskRow, TaskContext]] = {
     "a thread": (ROW, ABOUT),
     "a process": (ROW, PROCESS),
     "a process, its threads not known": (row(threads=None), PROCESS),
-    "the first thread": (row(tgid=12), ABOUT),
     "nothing known": (row(**NOTHING, lifetime_ns=0, sleeps=0), ABOUT),
     "old": (row(lifetime_ns=117_200 * MS), ABOUT),
     "of the kernel": (row(kthread=True), ABOUT),
     "modes counted precisely": (ROW, replace(ABOUT, precise_cputime=True)),
-    "no time in the kernel": (row(system_ns=0), ABOUT),
     "latency a bound": (row(**UPPER), ABOUT),
-    "latency a bound, and hardly any": (row(latency_ns=1000, **UPPER), ABOUT),
     "age a bound": (row(class_age_bound="upper"), ABOUT),
     "age an estimate": (row(class_age_bound="estimate"), ABOUT),
     "a zombie": (row(zombie_ns=SECOND, state="Z"), ABOUT),
     "split": (row(breakdown=SPLIT), ABOUT),
     "split in part": (row(breakdown=PART), ABOUT),
-    "split by delays alone": (
-        row(breakdown=replace(SPLIT, sleep_ns=None, coverage=None)),
-        ABOUT,
-    ),
     "split of nothing": (
         row(breakdown=Split(0, 0, 0, 0, {}, 0.0), off_cpu_ns=1000),
         ABOUT,
@@ -318,28 +304,15 @@ def screens() -> Screens:
         "columns": blocks(REPORT, microstates=True, columns=("LIFE", "COMMAND")),
         "children": blocks(replace(REPORT, tasks=(row(children=Children(*range(6))),))),
         "groups": blocks(replace(REPORT, users=GROUPS, cgroups=(GROUPS[1],))),
-        "groups, the first": blocks(replace(REPORT, by={"comm": GROUPS}), rows=1),
         "groups by class": blocks(replace(REPORT, by={"class": CLASSES, "ns": GROUPS})),
         "groups by class, an interval": blocks(replace(one, by={"class": IN_CLASSES})),
         "nobody": blocks(replace(REPORT, tasks=(), totals=NOBODY, selects=True)),
-        "nobody that could be read": blocks(
-            replace(
-                REPORT,
-                tasks=(),
-                totals=NOBODY,
-                selects=True,
-                users=(),
-                coverage={"lists_broken": 1},
-            )
-        ),
         "microstates, an interval with a stop": blocks(stopped, microstates=True),
         "what is lost": blocks(replace(REPORT, totals=LOST, users=GROUPS, load=LOAD)),
         "herds and notes": blocks(replace(REPORT, herds=(HERD,), notes=(NOTE,))),
-        "a herd that was confirmed": blocks(replace(REPORT, herds=(confirmed,))),
         "a herd that is woken": blocks(replace(WITHIN, tasks=(), herds=(again,))),
         "why": blocks(replace(REPORT, why=WHY)),
         "load": blocks(load),
-        "load, the first": blocks(load, rows=1),
         "states": blocks(states),
         "stacks": blocks(stacks),
         "stacks in full": blocks(stacks, verbose=True),

@@ -123,7 +123,6 @@ HEIRS = (
     heir(12, 5, reaps=None, heir_comm=None),
     heir(1, None, reaps=None, why="the kernel panics without it"),
 )
-LEAKS = (leak(774, 1), leak(778, 1003, task=1, pidfd=2))
 
 
 def with_evidence() -> ZombiesReport:
@@ -131,19 +130,6 @@ def with_evidence() -> ZombiesReport:
     dead = [zombie(n, n) for n in range(1, len(EVIDENCE) + 1)]
     pairs = zip(dead, EVIDENCE.values(), strict=True)
     return report(dead, [group([one], evidence=its) for one, its in pairs])
-
-
-def belongings() -> list[Zombie]:
-    return [
-        zombie(
-            n,
-            uid=n,
-            cgroup=f"/box/{n}",
-            namespace=FIRST_NAMESPACE + n,
-            exit_code=11 | 0x80 if n else 2 << 8,
-        )
-        for n in range(5)
-    ]
 
 
 def strange() -> list[Zombie]:
@@ -202,7 +188,6 @@ CHANGED = replace(
     changes=ZombieChanges(begun=1200, reaped=1),
     groups=(replace(GROUPS[0], delta=1199), GROUPS[1]),
 )
-SHORT = [group([STUCK], evidence=evidence(root="I/O on dm-1 (suspended)"))]
 TRACED = zombie(1, verdict="traced", tracer=77)
 LED = zombie(1, verdict="leader-exited", threads=2)
 SIX_WAYS = report([zombie(n, exit_code=n << 8) for n in range(6)])
@@ -217,7 +202,6 @@ def groups() -> Screens:
     little = group(unknown, parent_state=None, advice="", exit_codes={})
     lost = replace(report(limits=LIMITS), coverage={"tasks_unreadable": 1})
     broken = replace(lost, coverage={"lists_broken": 1})
-    twenty = report([zombie(n, n) for n in range(1, 21)], limits=LIMITS)
     rest = [zombie(n, n, verdict="traced") for n in range(100, 120)]
     kinds = [zombie(n, verdict=kind) for n, kind in enumerate(get_args(Verdict))]
     escaped = zombie(1, 7, parent_comm=EVIL)
@@ -225,9 +209,6 @@ def groups() -> Screens:
         "two groups": blocks(BOTH),
         "-v": blocks(BOTH, verbose=True),
         "memory": blocks(replace(SIX_WAYS, held=HELD)),
-        "memory as a whole": blocks(
-            replace(SIX_WAYS, held=HeldMemory(bytes=5 << 20, each_bytes={}))
-        ),
         "a limit that was lowered": blocks(
             report([zombie(1)], limits=[limit("pid_max", 200, 100)])
         ),
@@ -238,22 +219,12 @@ def groups() -> Screens:
         "a tracer": blocks(
             report([TRACED], [group([TRACED], evidence=evidence(tracer=77))])
         ),
-        "room for a cause": blocks(report([STUCK], SHORT)),
         "of a leader, not its parent": blocks(report([LED], [led])),
-        "many belongings": blocks(report(belongings())),
-        "many belongings, -v": blocks(report(belongings()), verbose=True),
-        "many ways to end": blocks(SIX_WAYS),
-        "many ways to end, -v": blocks(SIX_WAYS, verbose=True),
         "little is known": blocks(report(unknown, [little])),
         "rows, -v": blocks(report(strange()), verbose=True),
         "every verdict": blocks(report(kinds), rows=20),
         "names that are escaped shift no column": blocks(report([escaped, *FARM])),
-        "only the largest are explained": blocks(twenty),
-        "or as many as were asked for": blocks(twenty, rows=19),
         "why of all, if not all are shown": blocks(report([*FARM, STUCK, *rest])),
-        "nothing is said of what is not known": blocks(
-            report([zombie(1)]), verbose=True
-        ),
         "four zombies": blocks(crowd(9), verbose=True, rows=4),
         "none among the tasks that could be read": blocks(lost),
         "or in lists that are whole": blocks(broken),
@@ -286,13 +257,11 @@ def feet() -> Screens:
     )
     return {
         **{view: blocks(made, view=view) for view in VIEWS},
-        "one read": blocks(report(reads=1)),
     }
 
 
 def in_full() -> Screens:
     return {
-        "in a line each": blocks(with_evidence(), rows=20),
         "in full": blocks(with_evidence(), verbose=True),
     }
 
@@ -328,16 +297,12 @@ def heirs_and_leaks() -> Screens:
         "no heirs": tree(replace(BOTH, heirs=())),
         "many heirs": tree(many),
         "many heirs, all": tree(many, rows=40),
-        "many heirs, -v": tree(many, verbose=True),
-        "leaks": leaks(replace(BOTH, leaks=LEAKS)),
         "no leaks": leaks(replace(BOTH, leaks=())),
-        "no zombies either": leaks(report(leaks=())),
         "leaks that cannot be told, which is not none": leaks(
             replace(BOTH, leaks=None)
         ),
         "many leaks": leaks(thirty),
         "many leaks, all": leaks(thirty, rows=30),
-        "many leaks, -v": leaks(thirty, verbose=True),
     }
 
 
@@ -350,7 +315,6 @@ def limits() -> Screens:
         text = printed([block])
         return text[0].startswith(("LIMIT", "…"))
 
-    nine = [limit("pids.max", n, 20, scope=f"/{n}") for n in range(10, 1, -1)]
     sorts = [
         *(limit("pids.max", 90 - n, 100, scope=f"/{n}") for n in range(9)),
         *(limit("RLIMIT_NPROC", 9, 100, scope=f"uid {n}") for n in range(9)),
@@ -359,9 +323,6 @@ def limits() -> Screens:
     ]
     little = [limit("pids.max", n, 100, scope=f"/{n}") for n in (10, 10, 9)]
     return {
-        "many": of(*nine),
-        "many, -v": of(*nine, verbose=True),
-        "more": of(*nine, *nine),
         "the nearest of each sort, and those that are filled to a part": of(*sorts),
         "of which little is used": of(*little),
         **{
@@ -380,7 +341,6 @@ def limits() -> Screens:
 def one_task() -> Screens:
     lost = {"tasks": 1, "parents_unreadable": 1}
     return {
-        "a zombie": blocks(one(zombie(34, exit_code=9, uid=1000, cgroup="/box"))),
         "-v": blocks(replace(one(zombie(34)), reads=57), verbose=True),
         "a thread lives": blocks(one(INNER)),
         "threads live": blocks(one(replace(INNER, threads=2))),

@@ -298,15 +298,24 @@ def test_log_of_one_text() -> None:
 
 def test_texts_in_another_order_than_their_messages() -> None:
     """A CPU that interrupts another takes a later message, and its text before."""
-    prog = opened("locks-6.12").prog
-    descs = prog["prb"].desc_ring
-    count = 1 << descs.count_bits.value_()
-    rows = np.frombuffer(prog.read(descs.descs.value_(), 24 * count), np.uint64)
-    begins = rows.reshape(-1, 3)[:, 1]
-    begins = begins[begins % 8 == 0]
-    assert (begins[1:] < begins[:-1]).any()
+    prog = open_target(TargetSpec(path=CORE, types="btf")).prog
+    whole = read_log(Reader(prog), LossLog())
+    descs, texts = prog["prb"].desc_ring, prog["prb"].text_data_ring
+    count, size = (1 << ring.value_() for ring in (descs.count_bits, texts.size_bits))
+    last = descs.head_id.counter.value_()
+    rows = [(last - back) % count for back in (2, 1)]
+    places = [descs.descs[row].text_blk_lpos for row in rows]
+    starts = [texts.data.value_() + place.begin.value_() % size for place in places]
+    lengths = [descs.infos[row].text_len.address_ for row in rows]
+    # Where each text is, the message that it says to be of, and its length.
+    for pair, length in (([p.address_ for p in places], 16), (starts, 8), (lengths, 2)):
+        data = [prog.read(at, length) for at in pair]
+        for at, other in zip(pair, data[::-1], strict=True):
+            overlay.put(prog, at, other)
     losses = LossLog()
-    assert len(read_log(Reader(prog), losses)) > 300
+    found = read_log(Reader(prog), losses)
+    assert [each.text for each in found[-3:-1]] == [whole[-2].text, whole[-3].text]
+    assert [*found[:-3], found[-1]] == [*whole[:-3], whole[-1]]
     assert not losses.lost["log_unreadable"]
 
 

@@ -74,6 +74,14 @@ def parts_of(dump: str) -> ReportParts:
     return report.parts
 
 
+def quiet_machine() -> ReportParts:
+    """Return the parts of a machine with nothing wrong, and no host that was busy.
+
+    The log has what the kernel reported of CPUs that such a host did not run.
+    """
+    return replace(parts_of("memory-6.12"), events=())
+
+
 def said(parts: ReportParts) -> dict[str, list[TriageVerdict]]:
     found: dict[str, list[TriageVerdict]] = {}
     for verdict in verdicts(RULES, parts):
@@ -327,7 +335,7 @@ def memory(
 )
 def test_low_memory(free: int, cached: int, severity: str | None) -> None:
     """Below a watermark, but with much to reclaim, is usual."""
-    parts = replace(parts_of("memory-6.12"), memory=memory(free, cached))
+    parts = replace(quiet_machine(), memory=memory(free, cached))
     found = said(parts).get("memory-low", [])
     assert [each.severity for each in found] == ([severity] if severity else [])
 
@@ -347,17 +355,17 @@ def test_group_at_its_limit(file_pages: int, ooms: int, is_said: bool) -> None:
         kills=ooms,
     )
     state = replace(memory(1000 * MIB), groups=(group,))
-    found = said(replace(parts_of("memory-6.12"), memory=state))
+    found = said(replace(quiet_machine(), memory=state))
     assert ("cgroup-at-limit" in found) == is_said
 
 
 def test_nothing_is_said_of_a_quiet_machine() -> None:
-    assert said(parts_of("memory-6.12")) == {}
+    assert said(quiet_machine()) == {}
 
 
 def with_pages(**pages: int) -> ReportParts:
     """Return a quiet machine with other numbers of pages in some classes."""
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     assert parts.memstat is not None
     classes = tuple(
         replace(each, pages=pages.get(each.name.replace(".", "_"), each.pages))
@@ -367,7 +375,7 @@ def with_pages(**pages: int) -> ReportParts:
 
 
 def test_a_counter_that_nothing_explains() -> None:
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     assert parts.memstat is not None
     (first, *others) = parts.memstat.checks
     wrong = replace(first, difference=2048, explained_by=None)
@@ -380,7 +388,7 @@ def test_a_counter_that_nothing_explains() -> None:
 
 def test_a_counter_in_torn_memory() -> None:
     """Memory that was copied while the kernel ran explains each difference."""
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     assert parts.memstat is not None
     (first, *others) = parts.memstat.checks
     wrong = replace(first, difference=2048, explained_by=None)
@@ -392,7 +400,7 @@ def test_a_counter_in_torn_memory() -> None:
 
 
 def test_much_memory_without_an_owner() -> None:
-    managed = parts_of("memory-6.12").memstat.managed_pages or 0  # type: ignore[union-attr]
+    managed = quiet_machine().memstat.managed_pages or 0  # type: ignore[union-attr]
     few, many = managed // 100, managed // 30
     assert "memory-unattributed" not in said(with_pages(kernel_unattributed=few))
     (found,) = said(with_pages(kernel_unattributed=many))["memory-unattributed"]
@@ -401,7 +409,7 @@ def test_much_memory_without_an_owner() -> None:
 
 
 def test_much_memory_of_the_kernel() -> None:
-    managed = parts_of("memory-6.12").memstat.managed_pages or 0  # type: ignore[union-attr]
+    managed = quiet_machine().memstat.managed_pages or 0  # type: ignore[union-attr]
     found = said(with_pages(kernel_page_tables=managed // 5))
     assert {*found} == {"kernel-memory", "page-tables"}
     assert found["kernel-memory"][0].see.endswith(" --by process")
@@ -448,11 +456,11 @@ def test_what_programs_hold_of_the_kernel_is_named_if_large(name: str) -> None:
 
 def test_usual_steps_of_a_quiet_machine() -> None:
     expected = ["msa-memstat --by process", "msa-prstat -m", "msa-locks"]
-    assert steps_of(parts_of("memory-6.12")) == expected
+    assert steps_of(quiet_machine()) == expected
 
 
 def test_steps_follow_from_the_summaries() -> None:
-    managed = parts_of("memory-6.12").memstat.managed_pages or 0  # type: ignore[union-attr]
+    managed = quiet_machine().memstat.managed_pages or 0  # type: ignore[union-attr]
     much = managed // 8
     assert steps_of(with_pages(cache_shmem=much))[0] == "msa-memstat --by fs,file"
     assert steps_of(with_pages(kernel_sockets=much))[0] == "msa-memstat --by file"
@@ -462,7 +470,7 @@ def test_steps_follow_from_the_summaries() -> None:
     waiting = steps_of(aged(parts_of("lockmodule-6.12"), 1_000_000_000))
     assert waiting[0] == "msa-locks --stacks"
     state = replace(memory(1000 * MIB), removed_groups=30)
-    groups = replace(parts_of("memory-6.12"), memory=state)
+    groups = replace(quiet_machine(), memory=state)
     assert steps_of(groups)[0] == "msa-memstat --by cgroup"
 
 
@@ -489,7 +497,7 @@ def test_a_step_that_shows_more_takes_the_place_of_another() -> None:
 
 
 def test_codes_that_cannot_be_tested() -> None:
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     assert untested(RULES, parts) == ()
     lost = untested(RULES, replace(parts, memstat=None))
     assert {"page-tables", "counter-unexplained"} <= {*lost}
@@ -511,7 +519,7 @@ def test_rules_are_sorted_by_severity() -> None:
         )
 
     rules = [rule("a", "info"), rule("b", "critical"), rule("c", "critical")]
-    found = verdicts(rules, parts_of("memory-6.12"))
+    found = verdicts(rules, quiet_machine())
     assert [each.code for each in found] == ["b", "c", "a"]
 
 
@@ -544,7 +552,7 @@ def with_interrupts(share: float) -> ReportParts:
 
     It takes nine tenths of the interrupts of devices.
     """
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     assert parts.cpus is not None
     first, second = parts.cpus.cpus
     busy = replace(second, irq_ns=int(share * 100), sys_ns=int(100 * (1 - share)))
@@ -577,7 +585,7 @@ KILLED_NS = 10_000_000_000
 
 def with_victim(killed_ns: int) -> ReportParts:
     """Return a machine whose PID 1 was killed for memory, and lives."""
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     assert parts.prstat is not None
     (task,) = (task for task in parts.prstat.tasks if task.pid == 1)
     victim = Victim(pid=1, comm=task.comm, time_ns=killed_ns, anon_bytes=None)
@@ -591,7 +599,7 @@ def test_victim_that_does_not_die() -> None:
 
 
 def test_victim_that_was_just_killed() -> None:
-    now = parts_of("memory-6.12").taken_at_ns
+    now = quiet_machine().taken_at_ns
     assert now is not None
     (verdict,) = said(with_victim(now - 1_000_000))["out-of-memory"]
     assert verdict.severity == "warning"
@@ -604,13 +612,13 @@ def test_later_process_with_the_number_of_a_victim() -> None:
 
 def test_killed_by_a_user() -> None:
     oom = OutOfMemory(KILLED_NS, comm="bash", order=-1)
-    (verdict,) = said(replace(parts_of("memory-6.12"), ooms=(oom,)))["out-of-memory"]
+    (verdict,) = said(replace(quiet_machine(), ooms=(oom,)))["out-of-memory"]
     assert "sysrq-f" in verdict.text
     assert "ran out" not in verdict.text
 
 
 def test_caches_that_can_be_reclaimed_are_no_culprits() -> None:
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     caches = slab_groups(parts.memstat)
     names = {caches[address].name for address in parts.reclaimable_caches}
     assert {"dentry", "inode_cache"} <= names
@@ -621,7 +629,7 @@ def test_caches_that_can_be_reclaimed_are_no_culprits() -> None:
 
 def test_locked_memory_counts_once() -> None:
     """Of tmpfs without swap all may be locked."""
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     assert parts.memory is not None
     assert parts.memstat is not None
     classes = {each.name: each.pages for each in parts.memstat.classes}
@@ -648,7 +656,7 @@ def with_limit(name: str, scope: str, used: int) -> ReportParts:
         zombies=0,
         first=True,
     )
-    return replace(parts_of("memory-6.12"), limits=(limit,))
+    return replace(quiet_machine(), limits=(limit,))
 
 
 @pytest.mark.parametrize(
@@ -672,7 +680,7 @@ def test_limit_without_zombies(
 
 def test_all_limits_are_read() -> None:
     """Those of control groups and users, and not of the dead alone."""
-    limits = parts_of("memory-6.12").limits
+    limits = quiet_machine().limits
     assert limits is not None
     names = {limit.name for limit in limits}
     assert {"threads-max", "pid_max", "RLIMIT_NPROC"} <= names
@@ -691,7 +699,7 @@ SOFT = "watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [a:12]"
 
 def with_logged_stall(*, is_read: bool) -> ReportParts:
     """A dump whose log reports a stall in its last second."""
-    parts = parts_of("memory-6.12")
+    parts = quiet_machine()
     assert parts.cpus is not None
     assert parts.taken_at_ns is not None
     record = LogRecord(parts.taken_at_ns - 1_000_000_000, 0, SOFT, None, 1)
@@ -714,7 +722,7 @@ def test_stall_that_was_logged(is_read: bool, severity: str) -> None:
 
 
 def test_dump_of_which_too_much_was_left_out() -> None:
-    parts = replace(parts_of("memory-6.12"), coverage={"lists_broken": 1})
+    parts = replace(quiet_machine(), coverage={"lists_broken": 1})
     filtered = replace(parts, target=replace(parts.target, dump_level=31))
     for each, is_said in ((parts, False), (filtered, True)):
         (verdict,) = said(each)["dump-damaged"]

@@ -2,10 +2,12 @@
 
 """Open the lab's dumps by name, with DWARF or BTF."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from drgn import Program
@@ -28,6 +30,17 @@ def open_dump(name: str, types: str) -> Program:
     vmlinux = str(run.vmlinux) if types == "dwarf" else None
     spec = TargetSpec(path=path, types=types, vmlinux=vmlinux)
     return open_target(spec).prog
+
+
+def spinning(run: lab.Run) -> dict[str, Any]:
+    """Return what a guest printed when all of it was in place, after its truth.
+
+    :raises LookupError: if it printed nothing
+    """
+    found = re.search(r"LAB-SPINNING (\{.*\})", run.console)
+    if found is None:
+        raise LookupError(f"{run.name} has nothing that is put in place")
+    return dict(json.loads(found[1]))
 
 
 def pairs(names: Iterable[str]) -> Iterator[object]:

@@ -44,7 +44,7 @@ _LARGE = ("manytasks", "manyfutexes")
 SLOW = (
     *("tests/fleet/", "tests/fuzz/", "tests/test_bounds", "tests/test_contract"),
     *("tests/test_options", "tests/test_package", "tests/test_twice"),
-    *("tests/test_unavailable", "tests/test_faults", "tests/test_numpy_threads"),
+    *("tests/test_faults", "tests/test_numpy_threads"),
     "tests/cli/test_recording",
     *("tests/derived/test_completions", "tests/docs/test_adding"),
     "tests/lab/test_store",

@@ -39,7 +39,6 @@ ON_MORE = (
     r"docs/test_pages.py::test_dump_has_the_forms_shown\[docs/commands/cpus-stalls",
     r".*\[.*stalls-stop",
     r"cpus/stalls/test_dumps.py::test_machine_that_does_not_stop",
-    r"fleet/test_run.py::test_what_a_dump_does_is_one_row",
     r"fuzz/test_types.py::test_types\[(large|overlap)",
     r"locks/names/test_names.py::test_(lockdep_keys|per_cpu_variable_with_dwarf)",
     r"locks/test_contention.py::test_all_locks_are_listed\[(tasks|locks)-",

@@ -2,13 +2,12 @@
 
 """Facts of msa-cpus --stalls: what the lab's module says of its threads."""
 
-import json
 from typing import Any
 
 from fixtures.lab import Run
+from tests.support.dumps import spinning
 from tests.truth.fact import Fact, Figures
 
-SPINNING = "LAB-SPINNING "
 OWN = ("own-lock", "irqs-off", "softirq-off", "syscall", "preempt-off", "in-interrupt")
 """Threads that are the cause of what their CPU does."""
 
@@ -16,18 +15,8 @@ OF_CPUS = ("no-tick", "no-switch")
 """Kinds of stalls of single CPUs."""
 
 
-def said(run: Run) -> dict[str, Any]:
-    """Return what the module printed once its threads were in place."""
-    for line in run.console.splitlines():
-        _, is_there, text = line.partition(SPINNING)
-        if is_there:
-            made: dict[str, Any] = json.loads(text)
-            return made
-    raise LookupError("no thread of this guest stalls")
-
-
 def threads(run: Run, *names: str) -> list[dict[str, Any]]:
-    return [each for each in said(run)["stalls"] if each["name"] in names]
+    return [each for each in spinning(run)["stalls"] if each["name"] in names]
 
 
 def causes(run: Run) -> Figures:

@@ -2,7 +2,6 @@
 
 """Stalls that a module of the lab makes: each culprit right, and none made up."""
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,15 +10,15 @@ import pytest
 from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
-from msatools.program import Opened, TargetSpec, open_target
+from msatools.program import open_target
 from tests.support.calls import call
+from tests.support.dumps import spinning
 
-SPINNING = "LAB-SPINNING "
 KERNELS = ("6.1", "6.12", "7.x")
 SECOND = 1_000_000_000
-SLOW_NS = 5 * SECOND
 TIMER_NS = SECOND // 2
 """The timer of a CPU without softirqs is due within this time from then on."""
+SLOW_NS = 5 * SECOND
 """By how much a time may be off: a busy host gives a guest's CPU no time for so long,
 and its last tick was before that."""
 
@@ -67,20 +66,17 @@ class Guest:
         return self.taken_ns - int(self.thread(name)["start_ns"])
 
 
+def reported(dump: str) -> dict[str, Any]:
+    words = (str(lab.build(dump).kept), "--types", "btf", "--stalls", "--json")
+    found: dict[str, Any] = call(COMMAND, *words, opening=open_target).json
+    return found
+
+
 @cache
 def guest(name: str, kernel: str) -> Guest:
     run = lab.build(f"{name}-{kernel}")
-
-    def opening(spec: TargetSpec) -> Opened:
-        return open_target(TargetSpec(path=str(run.kept), types="btf"))
-
-    report = call(COMMAND, "--stalls", "--json", opening=opening).json
-    lines = (
-        line.partition(SPINNING)[2]
-        for line in run.console.splitlines()
-        if SPINNING in line
-    )
-    said = json.loads(next(lines))
+    report = reported(f"{name}-{kernel}")
+    said = spinning(run)
     return Guest(run, report["stalls"], said, report["taken_at_ns"])
 
 
@@ -252,12 +248,7 @@ QUIET = (
 @pytest.mark.parametrize("name", ["cpulock-6.1"])
 def test_timers_that_need_not_wake_a_cpu(name: str) -> None:
     """On an nohz_full CPU that runs a task in user mode, they may be late."""
-
-    def opening(spec: TargetSpec) -> Opened:
-        path = str(lab.build(name).kept)
-        return open_target(TargetSpec(path=path, types="btf"))
-
-    report = call(COMMAND, "--stalls", "--json", opening=opening).json
+    report = reported(name)
     assert [each for each in report["stalls"]["found"] if each["over_limit"]] == []
     tickless = 7
     assert tickless not in [each["cpu"] for each in report["stalls"]["timers"]]
@@ -266,13 +257,12 @@ def test_timers_that_need_not_wake_a_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", QUIET)
 def test_nothing_stalls_elsewhere(name: str) -> None:
     """Idle CPUs without ticks, hogs, and thousands of tasks are no stalls."""
-
-    def opening(spec: TargetSpec) -> Opened:
-        path = str(lab.build(name).kept)
-        return open_target(TargetSpec(path=path, types="btf"))
-
-    report = call(COMMAND, "--stalls", "--json", opening=opening).json
+    report = reported(name)
     # A panic takes the CPUs that it stops out of the online mask.
     assert all(cpu["online"] for cpu in report["cpus"])
-    assert report["stalls"]["found"] == []
+    # A busy host lets a CPU stand for a moment.
+    found = report["stalls"]["found"]
+    assert not [
+        each for each in found if each["over_limit"] or each["for_ns"] >= SLOW_NS
+    ]
     assert [each for each in report["findings"] if "stalled" in each["code"]] == []

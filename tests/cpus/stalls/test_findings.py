@@ -109,16 +109,6 @@ def test_cpus_that_wait_for_each_other() -> None:
     assert found[0].chain[-1] == "cpu1 and cpu2 wait for each other"
 
 
-def test_cpu_that_does_not_switch() -> None:
-    stuck = queue(3, task(103, "task3", 25), [task(9, "migration/3", 22, "stop")])
-    stall = only(find_stalls(evidence(held(3), queues=[stuck])))
-    assert stall.text == (
-        "cpu3 has not switched for 25.0s: pid 103 task3 is in f with preemption off; "
-        "1 task waits"
-    )
-    assert stall.over_limit
-
-
 def test_throttled_tasks_do_not_wait() -> None:
     waits = [task(9, "limited", 60, throttled=True)]
     stuck = queue(3, task(103, "task3", 60), waits)
